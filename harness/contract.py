@@ -1,0 +1,196 @@
+"""All that an implementation may import: the canonical weights, the mask at hand, the module to extend and the plug.
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
+width. Query head h reads key/value head h // (H / G), as in grouped-query attention (https://arxiv.org/abs/2305.13245).
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import torch
+from torch import Tensor, nn
+
+from harness.mask import Causal, Mask, Padding
+from harness.records import Workload
+
+__all__ = [
+    "Attention",
+    "BoundMask",
+    "Causal",
+    "Implementation",
+    "Mask",
+    "Padding",
+    "Weights",
+    "Workload",
+    "nn",
+    "repeat_heads",
+]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Weights:
+    """The canonical weights of multi-head attention; every implementation packs them its own way.
+
+    query (H, K, D), key (G, K, D), value (G, V, D), out (D, H*V) or None where the module stops before it; biases
+    query_bias (H, K), key_bias (G, K), value_bias (G, V), out_bias (D,) or None.
+    """
+
+    query: Tensor
+    key: Tensor
+    value: Tensor
+    out: Tensor | None = None
+    query_bias: Tensor | None = None
+    key_bias: Tensor | None = None
+    value_bias: Tensor | None = None
+    out_bias: Tensor | None = None
+
+    def tensors(self) -> dict[str, Tensor]:
+        """Those that are not None, by name."""
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> "Weights":
+        """The same weights with `change` applied to each tensor."""
+        return Weights(**{name: change(tensor) for name, tensor in self.tensors().items()})
+
+    @property
+    def has_bias(self) -> bool:
+        """Whether the three input projections have biases (all do, or none)."""
+        return self.query_bias is not None
+
+
+class BoundMask:
+    """A mask at one batch size, query length and key length on one device.
+
+    Tensors are made at first use and kept, so that a call after the first pays nothing for them; they count as inputs.
+    """
+
+    def __init__(self, rule: Mask, sizes: tuple[int, int, int], device: torch.device | str) -> None:
+        """Bind `rule` to `sizes` (B, T, S)."""
+        self.rule = rule
+        self.sizes = sizes
+        self.device = torch.device(device)
+        table = rule.table(*sizes)
+        self._table = None if table is None else torch.from_numpy(table).to(self.device)
+
+    @property
+    def is_none(self) -> bool:
+        """Whether every key is visible."""
+        return type(self.rule) is Mask
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether this is exactly the causal mask aligned at the start (top-left)."""
+        return isinstance(self.rule, Causal)
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether the mask depends on batch row and key alone."""
+        return isinstance(self.rule, Padding)
+
+    @cached_property
+    def visible(self) -> Tensor | None:
+        """Boolean, True where visible, broadcastable to (B, H, T, S); None where every key is visible."""
+        return self.tile(slice(0, self.sizes[1]), slice(0, self.sizes[2]))
+
+    @cached_property
+    def hidden(self) -> Tensor | None:
+        """The opposite of `visible`."""
+        return None if self.visible is None else ~self.visible
+
+    def tile(self, queries: slice, keys: slice) -> Tensor | None:
+        """`visible` for some queries and keys, computed from the rule without the dense form."""
+        if self.is_none:
+            return None
+        batch = torch.arange(self.sizes[0], device=self.device)[:, None, None, None]
+        query = torch.arange(queries.start, queries.stop, device=self.device)[:, None]
+        key = torch.arange(keys.start, keys.stop, device=self.device)
+        seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
+        return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
+
+
+class Attention(nn.Module):
+    """Multi-head attention with the canonical weights; a subclass says how to attend.
+
+    Override `attend` alone, or, where the projections are the point, `make_layers`, `pack` and `project` together.
+    """
+
+    def __init__(self, weights: Weights) -> None:
+        """Take the sizes of `weights`, make the layers and load them."""
+        super().__init__()
+        self.num_heads, self.head_dim, self.embed_dim = weights.query.shape
+        self.num_kv_heads, self.value_dim, _ = weights.value.shape
+        self.has_bias = weights.has_bias
+        self.make_layers()
+        self.out: nn.Linear | None = None
+        if weights.out is not None:
+            width = self.num_heads * self.value_dim
+            self.out = nn.Linear(width, weights.out.shape[0], bias=weights.out_bias is not None)
+        self.to(device=weights.query.device, dtype=weights.query.dtype)
+        self.load_state_dict(self.pack(weights) | self.pack_out(weights))
+
+    def make_layers(self) -> None:
+        """Make the input projections; here one linear layer each for query, key and value."""
+        self.query = nn.Linear(self.embed_dim, self.num_heads * self.head_dim, bias=self.has_bias)
+        self.key = nn.Linear(self.embed_dim, self.num_kv_heads * self.head_dim, bias=self.has_bias)
+        self.value = nn.Linear(self.embed_dim, self.num_kv_heads * self.value_dim, bias=self.has_bias)
+
+    def pack(self, weights: Weights) -> dict[str, Tensor]:
+        """The input projections' state dict from the canonical weights, by differentiable steps only.
+
+        The check sends gradients back through this function, so that gradients of packed weights can be compared.
+        """
+        named = {name: tensor for name, tensor in weights.tensors().items() if not name.startswith("out")}
+        layers = {
+            f"{name.removesuffix('_bias')}.{'bias' if name.endswith('_bias') else 'weight'}": tensor
+            for name, tensor in named.items()
+        }
+        return {name: tensor.flatten(0, 1) for name, tensor in layers.items()}  # (H,K,D) -> (H*K,D), (H,K) -> (H*K,)
+
+    def pack_out(self, weights: Weights) -> dict[str, Tensor]:
+        """The output projection's state dict from the canonical weights; empty where there is none."""
+        named = {"out.weight": weights.out, "out.bias": weights.out_bias}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """(B, T, D), (B, S, D) -> query (B, H, T, K), key (B, G, S, K), value (B, G, S, V)."""
+        query = self.query(x).unflatten(-1, (self.num_heads, self.head_dim))  # (B,T,H*K) -> (B,T,H,K)
+        key = self.key(context).unflatten(-1, (self.num_kv_heads, self.head_dim))  # (B,S,G*K) -> (B,S,G,K)
+        value = self.value(context).unflatten(-1, (self.num_kv_heads, self.value_dim))  # (B,S,G*V) -> (B,S,G,V)
+        return query.transpose(1, 2), key.transpose(1, 2), value.transpose(1, 2)  # heads before tokens
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        raise NotImplementedError(f"{type(self).__name__} has no attend")
+
+    def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
+        """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D), or (B, T, H*V) without an output projection."""
+        query, key, value = self.project(x, x if context is None else context)
+        attended = self.attend(query, key, value, mask)  # (B,H,T,V)
+        merged = attended.transpose(1, 2).flatten(2)  # (B,H,T,V) -> (B,T,H*V)
+        return merged if self.out is None else self.out(merged)
+
+
+def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
+    """(B, G, S, K) -> (B, H, S, K): each key/value head repeated for the query heads that read it; itself if G == H."""
+    group_size = num_heads // tensor.shape[1]
+    return tensor if group_size == 1 else tensor.repeat_interleave(group_size, dim=1)
+
+
+def everything(workload: Workload) -> str | None:  # noqa: ARG001 - the signature of `unsupported`
+    """Support every workload: returns no reason against any."""
+    return None
+
+
+@dataclass(frozen=True, kw_only=True)
+class Implementation:
+    """What a plug holds: how to build the module from canonical weights, where the idea is from, what it cannot do.
+
+    `build` returns an `Attention`, or any module with `forward(x, context=None, *, mask)`; a module without `attend`
+    takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported.
+    """
+
+    build: Callable[[Weights], nn.Module]
+    source: str
+    unsupported: Callable[[Workload], str | None] = everything

@@ -1,0 +1,381 @@
+"""The data at the bottom: what was asked, what was seen and where. Knows nothing of torch.
+
+Every type is frozen and keyword-only; a journal line is one of the events at the end of this file as JSON, and
+`harness.store` folds events into records. Raw samples are stored; everything else is computed on read.
+"""
+
+import enum
+import hashlib
+import re
+from collections.abc import Iterator
+
+import msgspec
+
+from harness.mask import Mask, parse_mask
+
+SCHEMA = 1
+"""Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
+
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
+DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
+SCOPES = ("attention", "module")
+DEFAULT_HEAD_DIM = 64
+
+
+class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """One point of a sweep. A length, count or width given as 0 takes the value its comment names.
+
+    Raises:
+        ValueError: a value or a combination that no attention can have; the message says what is allowed.
+    """
+
+    batch_size: int = 1
+    seq_len: int = 512
+    kv_len: int = 0  # 0: as seq_len
+    num_heads: int = 8
+    num_kv_heads: int = 0  # 0: as num_heads
+    head_dim: int = 0  # 0: embed_dim / num_heads, or 64 where embed_dim is not given either
+    value_dim: int = 0  # 0: as head_dim
+    embed_dim: int = 0  # 0: num_heads * head_dim
+    dtype: str = "float32"
+    device: str = "cpu"
+    mask: str = "none"
+    dropout: float = 0.0
+    direction: str = "forward"
+    scope: str = "attention"
+    num_threads: int = 0  # 0: one for each physical core
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        """Check each axis, fill in the ones that follow from others, check the combination."""
+        for axis in ("batch_size", "seq_len", "num_heads"):
+            _require(getattr(self, axis) >= 1, axis, getattr(self, axis), "a whole number of at least 1")
+        for axis in ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed"):
+            _require(getattr(self, axis) >= 0, axis, getattr(self, axis), "a whole number of at least 0")
+        _require(self.dtype in DTYPES, "dtype", self.dtype, "one of " + ", ".join(DTYPES))
+        _require(self.direction in DIRECTIONS, "direction", self.direction, "one of " + ", ".join(DIRECTIONS))
+        _require(self.scope in SCOPES, "scope", self.scope, "one of " + ", ".join(SCOPES))
+        _require(bool(re.fullmatch(r"cpu|cuda(:\d+)?", self.device)), "device", self.device, "cpu, cuda or cuda:N")
+        _require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "a probability from 0 up to, not including, 1")
+        self._fill("kv_len", self.seq_len)
+        self._fill("num_kv_heads", self.num_heads)
+        self._fill("head_dim", self._head_dim())
+        self._fill("value_dim", self.head_dim)
+        self._fill("embed_dim", self.num_heads * self.head_dim)
+        if self.num_heads % self.num_kv_heads:
+            message = f"num_heads={self.num_heads} does not divide into num_kv_heads={self.num_kv_heads} equal groups"
+            raise ValueError(f"{message}; choose num_kv_heads among the divisors of num_heads")
+        mask = parse_mask(self.mask)
+        mask.check(self.batch_size, self.seq_len, self.kv_len)
+        msgspec.structs.force_setattr(self, "mask", str(mask))
+
+    def _fill(self, axis: str, value: int) -> None:
+        if getattr(self, axis) == 0:
+            msgspec.structs.force_setattr(self, axis, value)
+
+    def _head_dim(self) -> int:
+        if self.embed_dim == 0:
+            return DEFAULT_HEAD_DIM
+        if self.head_dim == 0 and self.embed_dim % self.num_heads:
+            message = f"embed_dim={self.embed_dim} does not divide into num_heads={self.num_heads} heads"
+            raise ValueError(f"{message}; choose num_heads among the divisors of embed_dim, or give head_dim")
+        return self.embed_dim // self.num_heads
+
+    @property
+    def id(self) -> str:
+        """A stable name, fit for a path: the leading axes always, the others only where they differ from the default."""
+        head = f"{self.scope}-{self.direction}-{self.device.replace(':', '')}-{self.dtype}"
+        sizes = f"b{self.batch_size}-t{self.seq_len}-h{self.num_heads}-k{self.head_dim}"
+        return "-".join([head, sizes, *self._unusual()])
+
+    def _unusual(self) -> Iterator[str]:
+        follows = (
+            ("s", self.kv_len, self.seq_len),
+            ("g", self.num_kv_heads, self.num_heads),
+            ("v", self.value_dim, self.head_dim),
+            ("d", self.embed_dim, self.num_heads * self.head_dim),
+            ("dropout", self.dropout, 0.0),
+            ("threads", self.num_threads, 0),
+            ("seed", self.seed, 0),
+        )
+        yield from (f"{letter}{value}" for letter, value, usual in follows if value != usual)
+        if self.mask != "none":
+            name = re.sub(r"[^a-z0-9_.]", "", self.mask.replace("(", ".").replace(",", "."))
+            yield name if len(name) <= 40 else f"{name[:24]}.{hashlib.sha256(self.mask.encode()).hexdigest()[:12]}"
+
+    @property
+    def mask_rule(self) -> Mask:
+        """The mask as data."""
+        return parse_mask(self.mask)
+
+    def axes(self) -> dict[str, int | float | str]:
+        """Every axis and its value, in the order of the fields."""
+        return msgspec.structs.asdict(self)
+
+
+def _require(holds: bool, axis: str, given: object, allowed: str) -> None:  # noqa: FBT001 - reads as an assertion
+    if not holds:
+        raise ValueError(f"{axis}={given} is not allowed: {axis} is {allowed}")
+
+
+class Status(enum.StrEnum):
+    """How a cell ended. Only an `ok` cell has a speed."""
+
+    ok = "ok"
+    disagrees = "disagrees"
+    unsupported = "unsupported"
+    fallback = "fallback"
+    out_of_memory = "out_of_memory"
+    timeout = "timeout"
+    crashed = "crashed"
+    error = "error"
+    invalid = "invalid"
+
+
+class Verdict(enum.StrEnum):
+    """What a comparison concluded."""
+
+    faster = "faster"
+    slower = "slower"
+    equivalent = "equivalent"
+    undecided = "undecided"
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """One observation and its place. `value` is per call, in the measurement's unit.
+
+    The place: epoch (process), visit, block and slot inside the block, and `start_s`, seconds since the worker began.
+    `num_faults` counts the minor page faults during the sample.
+    """
+
+    value: float
+    num_calls: int = 1
+    epoch: int = 0
+    visit: int = 0
+    block: int = 0
+    slot: int = 0
+    start_s: float = 0.0
+    num_faults: int = 0
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of one cell: every raw sample in time order."""
+
+    metric: str
+    unit: str
+    samples: tuple[Sample, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class TensorError(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one tensor (output or a gradient) is from the oracle, and how far it may be.
+
+    `error` is the largest absolute difference; None says that it is not finite. `allowed` is
+    2 * yardstick_error + rounding_band: see docs/method.md. `worst` is the index of the largest error.
+    """
+
+    tensor: str
+    error: float | None
+    allowed: float
+    yardstick_error: float
+    rounding_band: float
+    worst: tuple[int, ...]
+    expected: float
+    actual: float | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the error is finite and allowed."""
+        return self.error is not None and self.error <= self.allowed
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of input showed."""
+
+    probe: str
+    tensors: tuple[TensorError, ...]
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of the check: which oracle, which probes, each tensor's error, and a diagnosis where it fails."""
+
+    oracle: str
+    probes: tuple[ProbeResult, ...]
+    diagnosis: str = ""
+
+    def tensors(self) -> Iterator[tuple[str, TensorError]]:
+        """Every compared tensor with the name of its probe."""
+        for probe in self.probes:
+            for tensor in probe.tensors:
+                yield probe.probe, tensor
+
+    @property
+    def agrees(self) -> bool:
+        """True only if something was compared and everything compared agrees and nothing was diagnosed."""
+        compared = [tensor.agrees for _, tensor in self.tensors()]
+        return bool(compared) and all(compared) and not self.diagnosis
+
+    @property
+    def error_ratio(self) -> float | None:
+        """The largest error / allowed over all tensors; None where nothing was compared or an error is not finite."""
+        ratios = [
+            None if t.error is None else (t.error / t.allowed if t.allowed else float(t.error > 0) * 1e9)
+            for _, t in self.tensors()
+        ]
+        finite = [ratio for ratio in ratios if ratio is not None]
+        return max(finite) if finite and len(finite) == len(ratios) else None
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run took place. No host name and no path: those identify people, not machines."""
+
+    cpu: str
+    cpu_capability: str
+    num_physical_cores: int
+    num_logical_cores: int
+    memory_bytes: int
+    system: str
+    python: str
+    versions: dict[str, str]  # as loaded: torch, numpy, mkl, onednn, cuda, cudnn, attnbench
+    accelerator: str = ""
+    num_threads: int = 0
+    settings: dict[str, str] = msgspec.field(default_factory=dict)  # thread and malloc variables that are set
+    flags: dict[str, str] = msgspec.field(default_factory=dict)  # TF32, determinism, matmul precision
+    clocks: dict[str, str] = msgspec.field(default_factory=dict)  # governor, limits
+    load: float | None = None  # one-minute load average when the worker started
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hex digits over the fields that must match before times may be compared."""
+        must_match = msgspec.structs.asdict(self)
+        for varies in ("load", "clocks"):
+            del must_match[varies]
+        return hashlib.sha256(msgspec.json.encode(must_match, order="deterministic")).hexdigest()[:8]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything known of one cell. A record that is not `ok` carries no speed."""
+
+    schema: int = SCHEMA
+    run: str
+    time: str
+    commit: str
+    workload: Workload
+    implementation: str
+    environment: Environment | None
+    status: Status
+    message: str = ""
+    is_predicted: bool = False  # the status was foreseen and the cell not tried
+    agreement: Agreement | None = None
+    measurements: tuple[Measurement, ...] = ()
+
+    def measurement(self, metric: str) -> Measurement | None:
+        """The measurement of that metric, or None."""
+        return next((found for found in self.measurements if found.metric == metric), None)
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether the cell went wrong: neither ok, nor unsupported, nor foreseen to be out of reach."""
+        return self.status not in {Status.ok, Status.unsupported} and not self.is_predicted
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One implementation against the baseline on one workload: time ratio, 1.0 is equal, below 1.0 is faster."""
+
+    workload: Workload
+    implementation: str
+    baseline: str
+    metric: str
+    ratio: float
+    low: float | None  # None: too few visits for an interval
+    high: float | None
+    minimum_detectable_effect: float | None
+    verdict: Verdict
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a run was asked to do: enough to go on with it after a kill."""
+
+    sweep: str
+    workloads: tuple[Workload, ...]
+    implementations: tuple[str, ...]  # as given: a name, or path/to/file.py:Name
+    baseline: str
+    metrics: tuple[str, ...]
+    budget_s: float  # timing budget of the whole run
+    call_limit_s: float  # a cell whose single call is predicted to last longer is not tried
+    timeout_s: float  # a call that lasts longer is killed
+    memory_limit_bytes: int  # a cell predicted to need more is not tried; 0: three quarters of what is free
+    num_blocks: int = 4  # of one visit
+    num_epochs: int = 1
+    seed: int = 0
+
+
+class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
+    """First line of a journal."""
+
+    schema: int
+    run: str
+    time: str
+    commit: str
+    plan: Plan
+
+
+class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_started"):
+    """A fresh process took up the work; holds for every line until the next one of its kind."""
+
+    time: str
+    environment: Environment
+
+
+class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked"):
+    """The check of a cell ended: ok and worth measuring, or not ok with the reason."""
+
+    workload: str
+    implementation: str
+    status: Status
+    message: str = ""
+    is_predicted: bool = False
+    agreement: Agreement | None = None
+    check_s: float = 0.0
+
+
+class CellMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="cell_measured"):
+    """A metric with a pass of its own was read."""
+
+    workload: str
+    implementation: str
+    measurement: Measurement
+
+
+class CellFailed(msgspec.Struct, frozen=True, kw_only=True, tag="cell_failed"):
+    """A cell that had passed its check failed later; its samples no longer count."""
+
+    workload: str
+    implementation: str
+    status: Status
+    message: str
+
+
+class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finished"):
+    """A few blocks of one workload: the samples of each arm. An arm is an implementation, or the baseline's twin."""
+
+    workload: str
+    epoch: int
+    visit: int
+    arms: dict[str, tuple[Sample, ...]]
+
+
+class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished"):
+    """Last line of a journal that was not killed."""
+
+    time: str
+    elapsed_s: float
+
+
+Event = RunStarted | WorkerStarted | CellChecked | CellMeasured | CellFailed | VisitFinished | RunFinished
+
+
+def twin(baseline: str) -> str:
+    """The name of the baseline's second arm: the same code again, a free A/A check in each block."""
+    return f"{baseline} (twin)"

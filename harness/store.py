@@ -1,0 +1,212 @@
+"""The journal: one JSON line for each event, appended and synced as work finishes, and folded into records on read.
+
+A journal is data: it is decoded into typed events and never executed. A line cut short by a kill is dropped; any other
+damage is an error that names the line. Idea of joining run and report by files alone: https://asv.readthedocs.io.
+"""
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Self
+
+import msgspec
+
+from harness.records import (
+    SCHEMA,
+    Agreement,
+    CellChecked,
+    CellFailed,
+    CellMeasured,
+    Environment,
+    Event,
+    Measurement,
+    Plan,
+    Record,
+    RunFinished,
+    RunStarted,
+    Sample,
+    Status,
+    VisitFinished,
+    WorkerStarted,
+    twin,
+)
+
+JOURNAL = "journal.jsonl"
+_DECODER = msgspec.json.Decoder(Event)
+_ENCODER = msgspec.json.Encoder()
+
+
+class Journal:
+    """An open journal to append to. Use it as a context manager."""
+
+    def __init__(self, folder: Path) -> None:
+        """Open `folder`/journal.jsonl for appending, dropping a last line that a kill cut short.
+
+        Raises:
+            ValueError: the folder cannot be made or written.
+        """
+        self.path = folder / JOURNAL
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self._file: IO[bytes] = self.path.open("ab")
+        except OSError as error:
+            raise ValueError(
+                f"cannot write results to {folder}: {error.strerror}; choose another folder with --results"
+            ) from None
+        whole = self.path.read_bytes().rfind(b"\n") + 1
+        self._file.truncate(whole)
+
+    def append(self, event: Event) -> None:
+        """Write one event and wait until the disk has it."""
+        self._file.write(_ENCODER.encode(event) + b"\n")
+        self._file.flush()
+        os.fsync(self._file.fileno())
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """One run as read back: its plan, its records in the plan's order, and whether it came to its end."""
+
+    folder: Path
+    started: RunStarted
+    records: tuple[Record, ...]
+    elapsed_s: float | None  # None: killed, or still at work
+    num_visits: dict[str, int]  # by workload id
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.started.run
+
+    @property
+    def plan(self) -> Plan:
+        """What the run was asked to do."""
+        return self.started.plan
+
+
+@dataclass
+class _Cell:
+    """What the events have said of one cell so far."""
+
+    status: Status | None = None
+    message: str = ""
+    is_predicted: bool = False
+    agreement: Agreement | None = None
+    environment: Environment | None = None
+    time: str = ""
+    measured: dict[str, Measurement] = field(default_factory=dict)
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+
+
+def events(path: Path) -> Iterator[Event]:
+    """The events of a journal file, in order.
+
+    Raises:
+        ValueError: no such file, a damaged line, a newer schema, or not a journal at all.
+    """
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}; give a run's folder or its {JOURNAL}") from None
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was cut short
+        try:
+            event = _DECODER.decode(line)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path}, line {number}: not an event of a journal ({error})") from None
+        if isinstance(event, RunStarted) and event.schema > SCHEMA:
+            raise ValueError(f"{path} has schema {event.schema}, newer than {SCHEMA}: update attnbench to read it")
+        yield event
+
+
+def read(path: Path) -> Results:
+    """The run at `path`: its folder or its journal.
+
+    Raises:
+        ValueError: see `events`; or the journal does not begin with a run.
+    """
+    journal = path / JOURNAL if path.is_dir() or not path.suffix else path
+    found = list(events(journal))
+    if not found or not isinstance(found[0], RunStarted):
+        raise ValueError(f"{journal} holds no run: its first line is not run_started")
+    started = found[0]
+    finished = [event.elapsed_s for event in found if isinstance(event, RunFinished)]
+    visits: dict[str, int] = {}
+    for event in found:
+        if isinstance(event, VisitFinished):
+            visits[event.workload] = visits.get(event.workload, 0) + 1
+    records = tuple(_fold(started, found))
+    elapsed_s = sum(finished) if finished else None
+    return Results(folder=journal.parent, started=started, records=records, elapsed_s=elapsed_s, num_visits=visits)
+
+
+def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
+    """One record for each cell that the events have concluded, in the plan's order."""
+    cells: dict[tuple[str, str], _Cell] = {}
+    worker: WorkerStarted | None = None
+    for event in found:
+        match event:
+            case WorkerStarted():
+                worker = event
+            case CellChecked() | CellMeasured() | CellFailed():
+                _apply(event, cells.setdefault((event.workload, event.implementation), _Cell()), worker)
+            case VisitFinished():
+                _distribute(event, cells, started.plan.baseline)
+            case RunStarted() | RunFinished():
+                pass
+    workloads = {workload.id: workload for workload in started.plan.workloads}
+    order = {workload: place for place, workload in enumerate(workloads)}
+    for (workload, implementation), cell in sorted(cells.items(), key=lambda item: order.get(item[0][0], -1)):
+        if cell.status is None or workload not in workloads:
+            continue
+        yield Record(
+            run=started.run,
+            time=cell.time or started.time,
+            commit=started.commit,
+            workload=workloads[workload],
+            implementation=implementation,
+            environment=cell.environment,
+            status=cell.status,
+            message=cell.message,
+            is_predicted=cell.is_predicted,
+            agreement=cell.agreement,
+            measurements=tuple(_measurements(cell)) if cell.status is Status.ok else (),
+        )
+
+
+def _apply(event: CellChecked | CellMeasured | CellFailed, cell: _Cell, worker: WorkerStarted | None) -> None:
+    if isinstance(event, CellMeasured):
+        cell.measured[event.measurement.metric] = event.measurement
+        return
+    cell.status, cell.message = event.status, event.message
+    if isinstance(event, CellChecked):
+        cell.is_predicted, cell.agreement = event.is_predicted, event.agreement
+    if worker is not None:
+        cell.environment, cell.time = worker.environment, worker.time
+
+
+def _distribute(event: VisitFinished, cells: dict[tuple[str, str], _Cell], baseline: str) -> None:
+    """Give each arm's samples to its cell; the twin's go to the baseline's cell under a metric of their own."""
+    for arm, samples in event.arms.items():
+        owner, metric = (baseline, "latency_twin") if arm == twin(baseline) else (arm, "latency")
+        cell = cells.setdefault((event.workload, owner), _Cell())
+        cell.samples.setdefault(metric, []).extend(samples)
+
+
+def _measurements(cell: _Cell) -> Iterator[Measurement]:
+    for metric, samples in cell.samples.items():
+        yield Measurement(metric=metric, unit="s", samples=tuple(samples))
+    yield from cell.measured.values()
+
+
+def find_runs(results: Path) -> list[Path]:
+    """The run folders below `results`, oldest first: by name, which begins with the time."""
+    return sorted(journal.parent for journal in (results / "runs").glob(f"*/{JOURNAL}"))

@@ -1,0 +1,38 @@
+"""How numbers are shown: seconds, bytes, ratios and counts with their units, as tables of scales."""
+
+import math
+
+SCALES: dict[str, tuple[tuple[float, str], ...]] = {
+    "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
+    "bytes": ((2.0**40, "TiB"), (2.0**30, "GiB"), (2.0**20, "MiB"), (2.0**10, "KiB"), (1.0, "B")),
+    "flops": ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP")),
+}
+MISSING = "-"
+
+
+def scale_of(value: float, unit: str) -> tuple[float, str]:
+    """The (divisor, symbol) that shows `value`, given in `unit`, with one to three digits before the point.
+
+    A unit without a table is shown as it is: (1.0, unit).
+    """
+    scales = SCALES.get(unit, ((1.0, unit),))
+    for divisor, symbol in scales:
+        if abs(value) >= divisor:
+            return divisor, symbol
+    return scales[-1]
+
+
+def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
+    """`value` in the best scale of its unit, to `digits` significant digits; a missing value is "-", never blank."""
+    if value is None or not math.isfinite(value):
+        return MISSING
+    divisor, symbol = scale_of(value, unit)
+    return f"{significant(value / divisor, digits)} {symbol}".rstrip()
+
+
+def significant(value: float, digits: int) -> str:
+    """`value` to `digits` significant digits without an exponent: 1234.5 to 3 digits is "1234", 0.012345 is "0.0123"."""
+    if value == 0.0:
+        return "0"
+    decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
+    return f"{value:.{decimals}f}"
