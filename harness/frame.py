@@ -1,0 +1,142 @@
+"""Stored runs as tables for pandas: one tidy row for each cell, or one for each raw sample.
+
+pandas is imported inside the functions: it takes as long to import as a small run takes to read, and neither measuring
+nor comparing needs it. Missing is NaN or NA, never 0.
+"""
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from harness.compare import comparisons
+from harness.records import DTYPE_BYTES, Comparison, Measurement, Record, Workload
+from harness.stats import median_estimate
+from harness.store import JOURNAL, Results, find_runs, read
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+TEXTS = ("run", "commit", "time", "workload", "implementation", "status", "message", "verdict", "fingerprint")
+
+
+def load(*paths: Path | str) -> "pd.DataFrame":
+    """Every cell of the runs at `paths`: one row each, with its axes, status, time, ratio and measured metrics.
+
+    A path is a run's folder, its journal, or a results folder that holds runs/. Times are in seconds per call, sizes in
+    bytes; `latency_low_s`, `ratio_high` and their kin bound 95 % intervals. The baseline's own ratio is 1 by definition.
+
+    Raises:
+        ValueError: nothing can be read there; the message says what is wrong.
+    """
+    return frame(_results(paths))
+
+
+def frame(runs: Iterable[Results]) -> "pd.DataFrame":
+    """The same for runs already read."""
+    return _frame([row for results in runs for row in _cells(results)])
+
+
+def samples(*paths: Path | str) -> "pd.DataFrame":
+    """Every raw sample of every metric, in time order within its cell, with its place.
+
+    Raises:
+        ValueError: nothing can be read there; the message says what is wrong.
+    """
+    return _frame([row for results in _results(paths) for row in _samples(results)])
+
+
+def score_matrix_bytes(workload: Workload) -> int:
+    """What the textbook form needs for one score matrix: B * H * T * S numbers of the workload's dtype."""
+    num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
+    return num_scores * DTYPE_BYTES[workload.dtype]
+
+
+def runs_at(path: Path) -> list[Path]:
+    """The runs at a path: itself, or those below it.
+
+    Raises:
+        ValueError: there is no run.
+    """
+    if path.is_file() or (path / JOURNAL).is_file():
+        return [path]
+    found = find_runs(path) or sorted(journal.parent for journal in path.glob(f"*/{JOURNAL}"))
+    if not found:
+        allowed = f"a run's folder, its {JOURNAL}, or a results folder that holds runs/"
+        raise ValueError(f"{path} holds no run: give {allowed}")
+    return found
+
+
+def _results(paths: Iterable[Path | str]) -> list[Results]:
+    return [read(run) for path in paths for run in runs_at(Path(path))]
+
+
+def _frame(rows: list[dict[str, Any]]) -> "pd.DataFrame":
+    """The rows, with text columns that know NA whatever they hold, and numbers where there are only numbers."""
+    import pandas as pd
+
+    table = pd.DataFrame(rows)
+    present = [column for column in TEXTS if column in table.columns]
+    return table.astype(dict.fromkeys(present, "string"))
+
+
+def _cells(results: Results) -> Iterator[dict[str, Any]]:
+    compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
+    for record in results.records:
+        agreement = record.agreement
+        yield {
+            **_identity(record),
+            "status": str(record.status),
+            "message": record.message or None,
+            **_latency(record),
+            **_ratio(record, results.plan.baseline, compared.get((record.workload.id, record.implementation))),
+            "score_matrix_bytes": score_matrix_bytes(record.workload),
+            "error_ratio": _number(None if agreement is None else agreement.error_ratio),
+            "fingerprint": None if record.environment is None else record.environment.fingerprint,
+            **{_column(found): found.samples[0].value for found in record.measurements if len(found.samples) == 1},
+        }
+
+
+def _identity(record: Record) -> dict[str, Any]:
+    named = {"run": record.run, "commit": record.commit, "time": record.time, "workload": record.workload.id}
+    return {**named, "implementation": record.implementation, **record.workload.axes()}
+
+
+def _latency(record: Record) -> dict[str, Any]:
+    latency = record.measurement("latency")
+    found = median_estimate(latency.samples) if latency is not None and latency.samples else None
+    return {
+        "latency_s": _number(None if found is None else found.point),
+        "latency_low_s": _number(None if found is None else found.low),
+        "latency_high_s": _number(None if found is None else found.high),
+        "num_samples": 0 if found is None else found.num_samples,
+    }
+
+
+def _ratio(record: Record, baseline: str, comparison: Comparison | None) -> dict[str, Any]:
+    is_baseline = record.implementation == baseline and record.measurement("latency") is not None
+    own = 1.0 if is_baseline else None
+    return {
+        "ratio": _number(own if comparison is None else comparison.ratio),
+        "ratio_low": _number(None if comparison is None else comparison.low),
+        "ratio_high": _number(None if comparison is None else comparison.high),
+        "verdict": None if comparison is None else str(comparison.verdict),
+    }
+
+
+def _number(value: float | None) -> float:
+    return float("nan") if value is None else value
+
+
+def _column(measurement: Measurement) -> str:
+    """The metric with its unit at the end: peak_memory in bytes is `peak_memory_bytes`."""
+    unit = "".join(letter if letter.isalnum() else "_" for letter in measurement.unit.lower().replace("/", "_per_"))
+    return measurement.metric if not unit or measurement.metric.endswith(f"_{unit}") else f"{measurement.metric}_{unit}"
+
+
+def _samples(results: Results) -> Iterator[dict[str, Any]]:
+    for record in results.records:
+        identity = _identity(record)
+        for measurement in record.measurements:
+            named = {**identity, "metric": measurement.metric, "unit": measurement.unit}
+            for sample in measurement.samples:
+                yield {**named, **{field: getattr(sample, field) for field in sample.__struct_fields__}}

@@ -1,0 +1,179 @@
+"""The table that the summary, the page and the terminal share: one row for each cell, as raw values and as text."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from harness.compare import comparisons
+from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
+from harness.reports import words
+from harness.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
+from harness.store import Results
+from harness.units import MISSING, scale_of, show, significant
+
+COLUMNS = ("length", "implementation", "status", "time per call", "ratio", "verdict", "memory", "error", "notes")
+LEGEND = (
+    "Time per call is the median, with its 95 % interval in brackets; ratio is the time divided by the baseline's in "
+    "the same block: below 1 is faster. Memory is the peak of one call above its inputs. Error is the largest error "
+    "as a share of what is allowed: above 1 disagrees."
+)
+FEW_SAMPLES = 10
+HUGE = 1000.0
+FAULT_S = 0.25e-6
+"""About what one minor page fault costs; only decides whether their number is worth telling."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One cell: raw values, and `cells`, the text under each of COLUMNS, never blank."""
+
+    group: str
+    workload: Workload
+    implementation: str
+    status: Status
+    is_predicted: bool
+    is_baseline: bool
+    message: str
+    time: Estimate | None  # seconds per call
+    comparison: Comparison | None
+    peak_memory_bytes: float | None
+    error_ratio: float | None
+    doubts: tuple[str, ...]
+    cells: dict[str, str]
+
+    @property
+    def sort_key(self) -> tuple[int, int, float]:
+        """By length, then fastest first, then what has no time."""
+        return self.workload.seq_len, self.workload.kv_len, float("inf") if self.time is None else self.time.point
+
+
+def rows(results: Results) -> list[Row]:
+    """Every record as a row: groups in the order of the plan, inside a group by length and then fastest first."""
+    compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
+    made = [_row(record, results.plan.baseline, compared) for record in results.records]
+    order = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in made))}
+    return sorted(made, key=lambda row: (order[row.group], *row.sort_key))
+
+
+def groups(results: Results) -> dict[str, list[Row]]:
+    """The rows by their group's title, titles in the order of the plan."""
+    found: dict[str, list[Row]] = {}
+    for row in rows(results):
+        found.setdefault(row.group, []).append(row)
+    return found
+
+
+def span(point: float, low: float | None, high: float | None, unit: str = "") -> str:
+    """A point and its interval in one unit, with as many digits as the interval is worth: "1.23 ms (1.20 to 1.27)"."""
+    if low is None or high is None:
+        return show(point, unit)
+    divisor, symbol = scale_of(point, unit)
+    lead = 1 + math.floor(math.log10(point / divisor))
+    needed = 2 - math.ceil(math.log10((high - low) / 2 / point)) if high > low else 3
+    decimals = max(0, min(max(needed, 3), 5) - lead)
+    shown = [f"{value / divisor:.{decimals}f}" for value in (point, low, high)]
+    return f"{shown[0]} {symbol}".rstrip() + f" ({shown[1]} to {shown[2]})"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage: 0.0213 is "2.1 %"."""
+    return f"{significant(100 * share, 2)} %"
+
+
+def _row(record: Record, baseline: str, compared: dict[tuple[str, str], Comparison]) -> Row:
+    latency = record.measurement("latency")
+    memory = record.measurement("peak_memory")
+    comparison = compared.get((record.workload.id, record.implementation))
+    time = median_estimate(latency.samples) if latency is not None and latency.samples else None
+    peak = median(sample.value for sample in memory.samples) if memory is not None and memory.samples else None
+    is_baseline = record.implementation == baseline
+    doubts = tuple(_doubts(record, time))
+    texts = {
+        "length": words.length(record.workload),
+        "implementation": words.plain(record.implementation) or MISSING,
+        "status": f"{record.status} (predicted)" if record.is_predicted else str(record.status),
+        "time per call": MISSING if time is None else span(time.point, time.low, time.high, "s"),
+        "ratio": _ratio(comparison, is_baseline=is_baseline and time is not None),
+        "verdict": _verdict(comparison, is_baseline=is_baseline and time is not None, is_timed=time is not None),
+        "memory": show(peak, "bytes"),
+        "error": _error(record),
+        "notes": "; ".join(doubts) or _reason(record),
+    }
+    return Row(
+        group=words.title(record.workload),
+        workload=record.workload,
+        implementation=record.implementation,
+        status=record.status,
+        is_predicted=record.is_predicted,
+        is_baseline=is_baseline,
+        message=record.message,
+        time=time,
+        comparison=comparison,
+        peak_memory_bytes=peak,
+        error_ratio=None if record.agreement is None else record.agreement.error_ratio,
+        doubts=doubts,
+        cells=texts,
+    )
+
+
+def _reason(record: Record) -> str:
+    told = record.message or (record.agreement.diagnosis if record.agreement is not None else "")
+    return words.plain(told) or (MISSING if record.status is Status.ok else "no reason was recorded")
+
+
+def _ratio(comparison: Comparison | None, *, is_baseline: bool) -> str:
+    if comparison is None:
+        return "1" if is_baseline else MISSING
+    return span(comparison.ratio, comparison.low, comparison.high)
+
+
+def _verdict(comparison: Comparison | None, *, is_baseline: bool, is_timed: bool) -> str:
+    if comparison is None:
+        return "baseline" if is_baseline else ("no baseline" if is_timed else MISSING)
+    if comparison.verdict is not Verdict.undecided:
+        return str(comparison.verdict)
+    effect = comparison.minimum_detectable_effect
+    return "undecided (too few visits)" if effect is None else f"undecided (would see {percent(effect)})"
+
+
+def _error(record: Record) -> str:
+    if record.agreement is None:
+        return MISSING
+    ratio = record.agreement.error_ratio
+    if ratio is None:
+        return "not finite" if any(record.agreement.tensors()) else MISSING
+    return significant(ratio, 2) if ratio < HUGE else f"{ratio:.0e}"
+
+
+def _doubts(record: Record, time: Estimate | None) -> Iterator[str]:
+    """What a reader should hold against the numbers of an ok cell."""
+    if record.status is not Status.ok:
+        return
+    if record.message:
+        yield words.plain(record.message)
+    if time is None:
+        yield "agrees, not timed"
+        return
+    yield from _timing_doubts(record, time)
+    for measurement in record.measurements:
+        yield from map(words.plain, measurement.warnings)
+
+
+def _timing_doubts(record: Record, time: Estimate) -> Iterator[str]:
+    latency = record.measurement("latency")
+    assert latency is not None
+    if time.num_clusters < FEWEST_CLUSTERS:
+        yield f"{time.num_clusters} visit{'s' * (time.num_clusters > 1)}: too few for an interval"
+    if time.num_samples < FEW_SAMPLES:
+        yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
+    faults = median(_faults(sample) for sample in latency.samples)
+    if faults * FAULT_S > 0.05 * time.point:
+        yield f"{faults:,.0f} page faults a call"
+    if record.workload.device == "cpu" and record.workload.dtype in {"bfloat16", "float16"}:
+        capability = "" if record.environment is None else record.environment.cpu_capability.upper()
+        if capability and "AVX512" not in capability and "AMX" not in capability:
+            yield f"{record.workload.dtype} without AVX512 or AMX may run reference loops"
+
+
+def _faults(sample: Sample) -> float:
+    return sample.num_faults / max(1, sample.num_calls)

@@ -1,0 +1,210 @@
+"""A made-up but lifelike run, written through the real journal: what every report has to cope with, in one place."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from harness.records import (
+    SCHEMA,
+    Agreement,
+    CellChecked,
+    CellFailed,
+    CellMeasured,
+    Environment,
+    Event,
+    Measurement,
+    Plan,
+    ProbeResult,
+    RunFinished,
+    RunStarted,
+    Sample,
+    Status,
+    TensorError,
+    VisitFinished,
+    WorkerStarted,
+    Workload,
+    twin,
+)
+from harness.store import Journal, Results, read
+
+EVIL = "=cmd|'<script>alert(1)</script>`$x_{1}` --> *a* [b](http://c.example)\x1b[31m"
+REASON = "needs <b>a GPU</b> | see `docs`\nand $\\alpha$"
+SPEEDS = {  # time at T=512 in seconds, growth exponent, share of the score matrix held at the peak
+    "naive_loop": (60e-3, 2.0, 0.0),
+    "module_list": (4.1e-3, 1.7, 0.4),
+    "fused": (2.6e-3, 1.8, 2.0),
+    "einsum": (2.62e-3, 1.8, 2.0),
+    "bmm": (2.58e-3, 1.8, 2.0),
+    "chunked": (3.0e-3, 1.75, 0.0),
+    "sdpa": (1.3e-3, 1.6, 0.0),
+    "sdpa_math": (2.7e-3, 1.8, 3.0),
+    "sdpa_flash": (1.31e-3, 1.6, 0.0),
+    "torch_mha": (3.3e-3, 1.7, 2.0),
+    EVIL: (1.9e-3, 1.65, 1.0),
+}
+BASELINE = "sdpa"
+ENVIRONMENT = Environment(
+    cpu="Example CPU @ 2.00GHz",
+    cpu_capability="AVX2",
+    num_physical_cores=2,
+    num_logical_cores=4,
+    memory_bytes=8 * 2**30,
+    system="Linux x86_64",
+    python="3.11.9",
+    versions={"torch": "2.13.0", "numpy": "2.3.0", "attnbench": "0.1.0"},
+    num_threads=2,
+    load=0.2,
+)
+
+
+def workloads(**axes: tuple[int | str, ...]) -> tuple[Workload, ...]:
+    """Every combination of the given axes, lengths innermost."""
+    found: list[dict[str, int | str]] = [{}]
+    for axis, values in axes.items():
+        found = [{**point, axis: value} for point in found for value in values]
+    return tuple(Workload(**point) for point in found)  # type: ignore[arg-type]
+
+
+USUAL = workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 512, 2048))
+
+
+def write(
+    folder: Path,
+    points: tuple[Workload, ...] = USUAL,
+    names: tuple[str, ...] = tuple(SPEEDS),
+    *,
+    num_epochs: int = 3,
+    is_finished: bool = True,
+    slowdown: float = 1.0,
+) -> Results:
+    """Write the run's journal into `folder` and read it back; `slowdown` slows all but the baseline."""
+    plan = Plan(
+        sweep="example",
+        workloads=points,
+        implementations=names,
+        baseline=BASELINE,
+        metrics=("latency", "peak_memory"),
+        budget_s=60.0,
+        call_limit_s=5.0,
+        timeout_s=30.0,
+        memory_limit_bytes=0,
+        num_epochs=num_epochs,
+    )
+    with Journal(folder) as journal:
+        journal.append(
+            RunStarted(schema=SCHEMA, run=folder.name, time="2025-11-02T10:00:00+00:00", commit="1a2b3c4", plan=plan)
+        )
+        journal.append(WorkerStarted(time="2025-11-02T10:00:01+00:00", environment=ENVIRONMENT))
+        for event in _events(plan, slowdown):
+            journal.append(event)
+        if is_finished:
+            journal.append(RunFinished(time="2025-11-02T10:02:00+00:00", elapsed_s=119.0))
+    return read(folder)
+
+
+def status(workload: Workload, name: str) -> tuple[Status, str, bool]:
+    """How a cell of the made-up run ends: status, message, whether it was foreseen."""
+    if name == "naive_loop" and workload.seq_len >= 2048:
+        return Status.timeout, "one call is predicted to last 9.6 s, over the limit of 5 s", True
+    if name == "torch_mha" and workload.scope == "attention":
+        return Status.unsupported, REASON, False
+    if name == "module_list" and workload.mask == "causal" and workload.scope == "module":
+        return Status.disagrees, "your output equals the causal mask off by one; first differs at masked scores", False
+    if name == "sdpa_math" and workload.mask == "causal" and workload.seq_len >= 2048:
+        return Status.crashed, "the worker was killed by signal 9", False
+    return Status.ok, "", False
+
+
+def seconds(workload: Workload, name: str) -> float:
+    """The true time of one call."""
+    base, growth, _ = SPEEDS.get(name, (2e-3, 1.8, 1.0))
+    scope = 1.3 if workload.scope == "module" else 1.0
+    causal = 0.65 if workload.mask == "causal" and name in {"sdpa", "sdpa_flash", "chunked"} else 1.0
+    return base * scope * causal * (workload.seq_len / 512) ** growth
+
+
+def _events(plan: Plan, slowdown: float) -> Iterator[Event]:
+    rng = np.random.default_rng(7)
+    for workload in plan.workloads:
+        for name in plan.implementations:
+            found, message, is_predicted = status(workload, name)
+            agreement = _agreement(workload, found, rng) if found in {Status.ok, Status.disagrees} else None
+            checked = Status.ok if found is Status.crashed else found
+            yield CellChecked(
+                workload=workload.id,
+                implementation=name,
+                status=checked,
+                message=message if checked is found else "",
+                is_predicted=is_predicted,
+                agreement=agreement,
+            )
+    for epoch in range(plan.num_epochs):
+        for visit in range(2):
+            for workload in plan.workloads:
+                yield _visit(plan, workload, (epoch, visit), slowdown, rng)
+    for workload in plan.workloads:
+        for name in plan.implementations:
+            found, message, _ = status(workload, name)
+            if found is Status.crashed:
+                yield CellFailed(workload=workload.id, implementation=name, status=found, message=message)
+            elif found is Status.ok:
+                yield _memory(workload, name)
+
+
+def _visit(
+    plan: Plan, workload: Workload, place: tuple[int, int], slowdown: float, rng: np.random.Generator
+) -> VisitFinished:
+    live = [name for name in plan.implementations if status(workload, name)[0] in {Status.ok, Status.crashed}]
+    shared = rng.normal(0, 0.03)
+    arms: dict[str, list[Sample]] = {arm: [] for arm in [*live, twin(plan.baseline)]}
+    moods = {arm: rng.normal(0, 0.002) for arm in arms}
+    for block in range(plan.num_blocks):
+        mood = shared + rng.normal(0, 0.02)
+        for slot, arm in enumerate(rng.permutation(list(arms))):
+            name = plan.baseline if arm == twin(plan.baseline) else str(arm)
+            truth = seconds(workload, name) * (1.0 if name == plan.baseline else slowdown)
+            value = truth * float(np.exp(mood + moods[str(arm)] + rng.normal(0, 0.004)))
+            faults = 16384 if workload.seq_len >= 2048 and SPEEDS.get(name, (0, 0, 0))[2] >= 2 else 0
+            sample = Sample(value=value, epoch=place[0], visit=place[1], block=block, slot=slot, num_faults=faults)
+            arms[str(arm)].append(sample)
+    return VisitFinished(
+        workload=workload.id,
+        epoch=place[0],
+        visit=place[1],
+        arms={arm: tuple(samples) for arm, samples in arms.items()},
+    )
+
+
+def _memory(workload: Workload, name: str) -> CellMeasured:
+    output = workload.batch_size * workload.num_heads * workload.seq_len * workload.value_dim * 4
+    scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len * 4
+    peak = output + SPEEDS.get(name, (0, 0, 1.0))[2] * scores
+    measurement = Measurement(metric="peak_memory", unit="bytes", samples=(Sample(value=peak),))
+    return CellMeasured(workload=workload.id, implementation=name, measurement=measurement)
+
+
+def _agreement(workload: Workload, found: Status, rng: np.random.Generator) -> Agreement:
+    allowed = {"float32": 2e-6, "bfloat16": 1.6e-2}.get(workload.dtype, 2e-3)
+    largest = 40.0 if found is Status.disagrees else 0.9
+    probes = tuple(
+        ProbeResult(
+            probe=probe,
+            tensors=tuple(_tensor(tensor, allowed, allowed * float(rng.uniform(0.05, largest))) for tensor in tensors),
+        )
+        for probe, tensors in (("normal", ("output",)), ("needles", ("output", "grad_query")))
+    )
+    return Agreement(oracle="float64 loops", probes=probes, diagnosis="off by one" if largest > 1 else "")
+
+
+def _tensor(name: str, allowed: float, error: float) -> TensorError:
+    return TensorError(
+        tensor=name,
+        error=error,
+        allowed=allowed,
+        yardstick_error=allowed / 3,
+        rounding_band=allowed / 3,
+        worst=(0, 0, 1),
+        expected=0.5,
+        actual=0.5 + error,
+    )
