@@ -1,0 +1,72 @@
+"""Everything that is run on this project, as sessions: `nox` alone runs lint and tests, `nox --list` shows all."""
+
+from pathlib import Path
+
+import nox
+
+nox.needs_version = ">=2025.5.1"
+nox.options.default_venv_backend = "virtualenv"  # uv's resolver does not find every CPU build of torch that pip finds
+nox.options.reuse_venv = "yes"
+nox.options.error_on_external_run = True
+nox.options.sessions = ["lint", "tests"]
+
+RESULTS = Path("results")
+GROUPS = nox.project.load_toml("pyproject.toml")
+
+
+def install(session: nox.Session, *groups: str) -> None:
+    """The project itself, so that its code can be changed without another install, and dependency groups, as tested."""
+    needs = nox.project.dependency_groups(GROUPS, *groups)
+    session.install("-c", "constraints.txt", "-e", ".", *needs)
+
+
+@nox.session
+def lint(session: nox.Session) -> None:
+    """Check style, types, the direction of imports, and spelling.
+
+    The whole project is installed, torch included: without torch's own types, mypy would take every tensor and every
+    module for Any, and strictness would mean little in the very files that this project exists for.
+    """
+    install(session, "lint")
+    session.run("ruff", "check", ".")
+    session.run("ruff", "format", "--check", ".")
+    session.run("mypy")
+    session.run("lint-imports")
+    session.run("codespell")
+
+
+@nox.session
+def tests(session: nox.Session) -> None:
+    """Run the tests and report their coverage; arguments after -- go to pytest, which then runs without coverage."""
+    install(session, "test")
+    if session.posargs:
+        session.run("pytest", *session.posargs)
+        return
+    session.run("coverage", "erase")
+    session.run("coverage", "run", "-m", "pytest")
+    session.run("coverage", "combine", "--quiet")
+    session.run("coverage", "report")
+
+
+@nox.session
+def bench(session: nox.Session) -> None:
+    """Run the quick sweep, here on the CPU and on CUDA where there is one; arguments after -- replace its options."""
+    install(session)
+    found = set(RESULTS.glob("runs/*"))
+    try:
+        session.run("attnbench", "run", *(session.posargs or ["--sweep", "quick"]))
+    finally:
+        for run in sorted(set(RESULTS.glob("runs/*")) - found):
+            session.log(f"{run} holds the tables and plots:")
+            for plot in sorted(run.rglob("*.png")):
+                session.log(f"  {plot}")
+
+
+@nox.session
+def gallery(session: nox.Session) -> None:
+    """Run the quick sweep and renew from it what is committed: results/gallery and the figures in the README."""
+    install(session)
+    found = set(RESULTS.glob("runs/*"))
+    session.run("attnbench", "run", *(session.posargs or ["--sweep", "quick"]))
+    for run in sorted(set(RESULTS.glob("runs/*")) - found):
+        session.run("attnbench", "report", str(run), "--to", str(RESULTS / "gallery" / "quick"))
