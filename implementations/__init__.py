@@ -1,0 +1,1 @@
+"""One attention implementation per file: the stem is its name, `IMPLEMENTATION` the plug; none imports another."""

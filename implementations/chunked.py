@@ -1,0 +1,106 @@
+"""Attention in plain PyTorch whose memory grows with the length, not its square: tiles and an online softmax.
+
+A row of scores is never held whole. Each tile of keys updates the row's running maximum, its running sum of
+exponentials and its accumulated output, which are rescaled whenever the maximum grows. The backward pass keeps the
+row's logsumexp alone and makes the weights of each tile again.
+
+Source: M. Milakov and N. Gimelshein, https://arxiv.org/abs/1805.02867 (the softmax); M. N. Rabe and C. Staats,
+https://arxiv.org/abs/2112.05682 (the memory); T. Dao et al., https://arxiv.org/abs/2205.14135 (the backward pass).
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width; t and s are the
+queries and keys of one tile.
+"""
+
+import math
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from harness.contract import Attention, BoundMask, Implementation, repeat_heads
+
+TILE = 256
+"""Queries and keys in a tile: (H, t, s) scores of 8 heads in float32 are 2 MiB, about what a core's cache holds."""
+
+
+class Chunked(Attention):
+    """Attend tile by tile, in float32 at least."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        dtype = torch.promote_types(query.dtype, torch.float32)
+        key, value = (repeat_heads(tensor.to(dtype), query.shape[1]) for tensor in (key, value))  # -> (B,H,S,K)
+        scaled = query.to(dtype) / math.sqrt(query.shape[-1])
+        attended: Tensor = TiledAttention.apply(scaled, key, value, mask)  # type: ignore[no-untyped-call]
+        return attended.to(query.dtype)
+
+
+class TiledAttention(torch.autograd.Function):
+    """softmax(query @ key.T) @ value, forward and backward by tiles."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:  # noqa: ANN401
+        """Query (B, H, T, K) already scaled, key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+        output = query.new_empty(*query.shape[:-1], value.shape[-1])
+        logsumexp = query.new_empty(*query.shape[:-1], 1)
+        for rows in tiles(query.shape[-2]):
+            output[..., rows, :], logsumexp[..., rows, :] = attend_rows(query[..., rows, :], key, value, mask, rows)
+        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.mask = mask
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """The gradients of query, key and value."""
+        query, key, value, output, logsumexp = ctx.saved_tensors
+        grad_query, grad_key, grad_value = (torch.zeros_like(tensor) for tensor in (query, key, value))
+        correction = (grad_output * output).sum(dim=-1, keepdim=True)  # (B,H,T,V) -> (B,H,T,1)
+        for rows in tiles(query.shape[-2]):
+            row_query, row_grad = query[..., rows, :], grad_output[..., rows, :]
+            for keys, scores in score_tiles(row_query, key, ctx.mask, rows):
+                weights = scores.sub_(logsumexp[..., rows, :]).exp_()
+                grad_value[..., keys, :] += weights.transpose(-2, -1) @ row_grad  # (B,H,s,t) @ (B,H,t,V)
+                grad_weights = row_grad @ value[..., keys, :].transpose(-2, -1)  # (B,H,t,V) @ (B,H,V,s)
+                grad_scores = grad_weights.sub_(correction[..., rows, :]).mul_(weights)
+                grad_query[..., rows, :] += grad_scores @ key[..., keys, :]  # (B,H,t,s) @ (B,H,s,K)
+                grad_key[..., keys, :] += grad_scores.transpose(-2, -1) @ row_query  # (B,H,s,t) @ (B,H,t,K)
+        return grad_query, grad_key, grad_value, None
+
+
+def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, rows: slice) -> tuple[Tensor, Tensor]:
+    """Query (B, H, t, K), key (B, H, S, K), value (B, H, S, V) -> output (B, H, t, V), logsumexp (B, H, t, 1)."""
+    maximum = query.new_full((*query.shape[:-1], 1), torch.finfo(query.dtype).min)  # finite: -inf - -inf is NaN
+    total = torch.zeros_like(maximum)
+    output = query.new_zeros(*query.shape[:-1], value.shape[-1])
+    for keys, scores in score_tiles(query, key, mask, rows):
+        previous, maximum = maximum, torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))  # (B,H,t,1)
+        rescale = (previous - maximum).exp_()  # what was summed under the previous maximum
+        exponentials = scores.sub_(maximum).exp_()
+        total = total.mul_(rescale).add_(exponentials.sum(dim=-1, keepdim=True))  # (B,H,t,1)
+        output = output.mul_(rescale).add_(exponentials @ value[..., keys, :])  # (B,H,t,s) @ (B,H,s,V) -> (B,H,t,V)
+    return output.div_(total), maximum.add_(total.log())
+
+
+def score_tiles(query: Tensor, key: Tensor, mask: BoundMask, rows: slice) -> Iterator[tuple[slice, Tensor]]:
+    """Each tile of keys that some query of `rows` sees, with its scores (B, H, t, s), -inf where hidden."""
+    for keys in tiles(key.shape[-2]):
+        visible = mask.tile(rows, keys)
+        if visible is not None and not visible.any():
+            continue
+        scores = query @ key[..., keys, :].transpose(-2, -1)  # (B,H,t,K) @ (B,H,K,s) -> (B,H,t,s)
+        if visible is not None and not visible.all():
+            scores.masked_fill_(~visible, -torch.inf)
+        yield keys, scores
+
+
+def tiles(length: int) -> Iterator[slice]:
+    """0..length in slices of TILE, the last one shorter where it must be."""
+    return (slice(start, min(start + TILE, length)) for start in range(0, length, TILE))
+
+
+IMPLEMENTATION = Implementation(
+    build=Chunked, source="https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2112.05682"
+)

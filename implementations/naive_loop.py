@@ -1,0 +1,44 @@
+"""Attention as a tutorial explains it, word by word: one batch row, one head and one query token at a time.
+
+Source: S. Raschka, "Understanding and Coding Self-Attention, Multi-Head Attention, Cross-Attention, and
+Causal-Attention in LLMs", https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+import math
+
+import torch
+from torch import Tensor
+
+from harness.contract import Attention, BoundMask, Implementation
+
+
+class NaiveLoop(Attention):
+    """Three nested loops around the attention of a single token."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        batch_size, num_heads, query_len, _ = query.shape
+        group_size = num_heads // key.shape[1]  # query heads that read the same key/value head
+        hidden = torch.zeros((), dtype=torch.bool, device=query.device) if mask.hidden is None else mask.hidden
+        hidden = hidden.expand(batch_size, num_heads, query_len, key.shape[2])  # any -> (B,H,T,S)
+        tokens = [
+            attend_token(query[b, h, t], key[b, h // group_size], value[b, h // group_size], hidden[b, h, t])
+            for b in range(batch_size)
+            for h in range(num_heads)
+            for t in range(query_len)
+        ]
+        return torch.stack(tokens).view(batch_size, num_heads, query_len, -1)  # (B*H*T,V) -> (B,H,T,V)
+
+
+def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+    """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,) -> (V,)."""
+    scores = keys @ query / math.sqrt(len(query))  # (S,K) @ (K,) -> (S,)
+    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=0)  # over the keys
+    return weights @ values  # (S,) @ (S,V) -> (V,)
+
+
+IMPLEMENTATION = Implementation(
+    build=NaiveLoop, source="https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention"
+)

@@ -1,0 +1,58 @@
+"""`scaled_dot_product_attention` held to its FLASH_ATTENTION backend: tiles in fast memory, weights never stored.
+
+Source: T. Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135, by way of
+https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.contract import Attention, BoundMask, Implementation, Workload
+
+LARGEST_CUDA_HEAD_DIM = 256
+
+
+class SdpaFlash(Attention):
+    """One call, one backend; torch raises where the kernel cannot run, it never falls back."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=None if mask.is_causal else mask.visible,
+                is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the kernel refuses."""
+    if workload.value_dim != workload.head_dim:
+        return "the flash kernel needs value_dim == head_dim"
+    if workload.device.startswith("cuda"):
+        return unsupported_on_cuda(workload)
+    return "the flash kernel has no dropout on the CPU" if workload.dropout > 0 else None
+
+
+def unsupported_on_cuda(workload: Workload) -> str | None:
+    """What the kernel refuses on CUDA: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers."""
+    if workload.dtype not in {"bfloat16", "float16"}:
+        return "the flash kernel on CUDA needs dtype bfloat16 or float16"
+    if workload.mask not in {"none", "causal"}:
+        return "the flash kernel on CUDA takes no mask other than causal"
+    if workload.mask == "causal" and workload.kv_len != workload.seq_len:
+        return "the flash kernel on CUDA needs kv_len == seq_len under a causal mask"
+    if workload.head_dim > LARGEST_CUDA_HEAD_DIM:
+        return f"the flash kernel on CUDA needs head_dim <= {LARGEST_CUDA_HEAD_DIM}"
+    return None
+
+
+IMPLEMENTATION = Implementation(
+    build=SdpaFlash, source="https://arxiv.org/abs/2205.14135, as in torch", unsupported=unsupported
+)

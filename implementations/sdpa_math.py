@@ -1,0 +1,33 @@
+"""`scaled_dot_product_attention` held to its MATH backend: separate products and a softmax, with dense weights.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.contract import Attention, BoundMask, Implementation
+
+
+class SdpaMath(Attention):
+    """One call, one backend."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        with sdpa_kernel(SDPBackend.MATH):
+            return F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=None if mask.is_causal else mask.visible,
+                is_causal=mask.is_causal,  # aligned at the start (top-left)
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+
+
+IMPLEMENTATION = Implementation(
+    build=SdpaMath, source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"
+)

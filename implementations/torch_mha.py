@@ -1,0 +1,84 @@
+"""PyTorch's own module, `nn.MultiheadAttention`, loaded with the canonical weights: what a hand-made one is held to.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html
+
+Shapes: B batch, T query length, S key length, H heads, K head width, D embedding width = H*K.
+"""
+
+import torch
+from torch import Tensor
+
+from harness.contract import BoundMask, Implementation, Weights, Workload, nn
+
+
+class TorchMha(nn.Module):
+    """The module, and weights and masks translated into its terms; it has no entry after its projections."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Take the sizes of `weights` and load them.
+
+        Raises:
+            ValueError: `weights` has no output projection, or not H*K == D.
+        """
+        super().__init__()
+        num_heads, head_dim, embed_dim = weights.query.shape
+        if weights.out is None or num_heads * head_dim != embed_dim:
+            given = f"heads {num_heads} x {head_dim} over width {embed_dim}, out={weights.out is not None}"
+            raise ValueError(f"nn.MultiheadAttention needs H*K == D and an output projection; given: {given}")
+        self.attention = nn.MultiheadAttention(embed_dim, num_heads, batch_first=True)
+        if not weights.has_bias:
+            self.attention.register_parameter("in_proj_bias", None)
+        if weights.out_bias is None:
+            self.attention.out_proj.register_parameter("bias", None)
+        self.to(device=weights.query.device, dtype=weights.query.dtype)
+        self.load_state_dict(self.pack(weights) | self.pack_out(weights))
+
+    def pack(self, weights: Weights) -> dict[str, Tensor]:
+        """The input projection's state dict: queries, keys and values below one another."""
+        rows = torch.cat([weights.query, weights.key, weights.value]).flatten(0, 1)  # 3 times (H,K,D) -> (3*D,D)
+        if weights.query_bias is None or weights.key_bias is None or weights.value_bias is None:
+            return {"attention.in_proj_weight": rows}
+        biases = torch.cat([weights.query_bias, weights.key_bias, weights.value_bias]).flatten()  # -> (3*D,)
+        return {"attention.in_proj_weight": rows, "attention.in_proj_bias": biases}
+
+    def pack_out(self, weights: Weights) -> dict[str, Tensor]:
+        """The output projection's state dict."""
+        named = {"attention.out_proj.weight": weights.out, "attention.out_proj.bias": weights.out_bias}
+        return {name: tensor for name, tensor in named.items() if tensor is not None}
+
+    def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
+        """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D)."""
+        context = x if context is None else context
+        hidden, padding_mask, attention_mask = mask.hidden, None, None  # the module, too, says True where hidden
+        if hidden is not None and mask.is_padding:
+            padding_mask = hidden[:, 0, 0]  # (B,1,1,S) -> (B,S)
+        elif hidden is not None:
+            attention_mask = hidden[0, 0]  # (1,1,T,S) -> (T,S)
+        output: Tensor = self.attention(
+            query=x,
+            key=context,
+            value=context,
+            key_padding_mask=padding_mask,
+            attn_mask=attention_mask,
+            is_causal=mask.is_causal,
+            need_weights=False,
+        )[0]
+        return output
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the module has no argument for."""
+    if workload.scope == "attention":
+        return "nn.MultiheadAttention has no entry after its projections: use scope module"
+    if workload.num_kv_heads != workload.num_heads:
+        return "nn.MultiheadAttention needs num_kv_heads == num_heads"
+    if workload.num_heads * workload.head_dim != workload.embed_dim or workload.value_dim != workload.head_dim:
+        return "nn.MultiheadAttention needs head_dim == value_dim == embed_dim / num_heads"
+    return None
+
+
+IMPLEMENTATION = Implementation(
+    build=TorchMha,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
+    unsupported=unsupported,
+)

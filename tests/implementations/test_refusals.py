@@ -1,0 +1,81 @@
+"""What an implementation says that it cannot do, and that a forced backend is the one that ran."""
+
+import pytest
+import torch
+
+from harness.contract import BoundMask, Implementation, Weights, Workload
+from harness.plugins import plugs
+
+IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+
+
+def workload(**axes: object) -> Workload:
+    return Workload(**({"batch_size": 2, "seq_len": 6, "num_heads": 4, "head_dim": 8} | axes))
+
+
+def weights(point: Workload) -> Weights:
+    width, groups = point.embed_dim, point.num_kv_heads
+    return Weights(
+        query=torch.randn(point.num_heads, point.head_dim, width),
+        key=torch.randn(groups, point.head_dim, width),
+        value=torch.randn(groups, point.value_dim, width),
+        out=torch.randn(width, point.num_heads * point.value_dim),
+    )
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_what_has_no_attend_refuses_scope_attention_and_nothing_else_does(name: str) -> None:
+    point = workload()
+    module = IMPLEMENTATIONS[name].build(weights(point))
+    assert (IMPLEMENTATIONS[name].unsupported(point) is None) == hasattr(module, "attend")
+    assert IMPLEMENTATIONS[name].unsupported(workload(scope="module")) is None
+
+
+REFUSED = {
+    "module_list": [{"num_kv_heads": 2}],
+    "sdpa_flash": [
+        {"value_dim": 5},
+        {"dropout": 0.1},
+        {"device": "cuda", "dtype": "float32"},
+        {"device": "cuda", "dtype": "float16", "mask": "padding"},
+        {"device": "cuda", "dtype": "float16", "mask": "causal", "kv_len": 9},
+        {"device": "cuda", "dtype": "float16", "head_dim": 512},
+    ],
+    "torch_mha": [
+        {"scope": "attention"},
+        {"scope": "module", "num_kv_heads": 2},
+        {"scope": "module", "value_dim": 5},
+        {"scope": "module", "embed_dim": 16, "head_dim": 8},
+    ],
+}
+
+
+@pytest.mark.parametrize(("name", "axes"), [(name, axes) for name, refused in REFUSED.items() for axes in refused])
+def test_a_refusal_gives_its_reason_in_words(name: str, axes: dict[str, object]) -> None:
+    reason = IMPLEMENTATIONS[name].unsupported(workload(**axes))
+    assert reason is not None
+    assert " " in reason
+
+
+@pytest.mark.parametrize("mask", ["none", "causal"])
+def test_flash_takes_half_precision_on_cuda(mask: str) -> None:
+    point = workload(device="cuda", dtype="bfloat16", mask=mask)
+    assert IMPLEMENTATIONS["sdpa_flash"].unsupported(point) is None
+
+
+@pytest.mark.parametrize(
+    ("name", "kernel"), [("sdpa_flash", "flash_attention_for_cpu"), ("sdpa_math", "attention_math")]
+)
+@pytest.mark.parametrize("axes", [{}, {"mask": "causal", "kv_len": 9}, {"mask": "padding", "num_kv_heads": 2}])
+def test_a_forced_backend_is_the_one_that_runs(name: str, kernel: str, axes: dict[str, object]) -> None:
+    point = workload(**axes)
+    module = IMPLEMENTATIONS[name].build(weights(point))
+    query = torch.randn(2, 4, point.seq_len, 8)
+    key = torch.randn(2, point.num_kv_heads, point.kv_len, 8)
+    mask = BoundMask(point.mask_rule, (2, point.seq_len, point.kv_len), "cpu")
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+        module.attend(query, key, key, mask)
+    ran = {event.key for event in profile.key_averages()}
+    assert {key for key in ran if key.startswith("aten::_scaled_dot_product")} == {
+        f"aten::_scaled_dot_product_{kernel}"
+    }
