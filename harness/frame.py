@@ -9,13 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compare import comparisons
-from harness.records import DTYPE_BYTES, Comparison, Measurement, Record, Workload
+from harness.records import DTYPE_BYTES, Comparison, Measurement, Record, Sample, Workload
 from harness.stats import median_estimate
 from harness.store import JOURNAL, Results, find_runs, read
 
 if TYPE_CHECKING:
     import pandas as pd
 
+IDENTITY = ("run", "commit", "time", "workload", "implementation", *Workload.__struct_fields__)
+TIMES = ("latency_s", "latency_low_s", "latency_high_s", "num_samples", "ratio", "ratio_low", "ratio_high", "verdict")
+CELL_COLUMNS = (*IDENTITY, "status", "message", *TIMES, "score_matrix_bytes", "error_ratio", "fingerprint")
+"""Columns of `load` that are always there; one for each metric that was measured follows them."""
+SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 TEXTS = ("run", "commit", "time", "workload", "implementation", "status", "message", "verdict", "fingerprint")
 
 
@@ -33,7 +38,7 @@ def load(*paths: Path | str) -> "pd.DataFrame":
 
 def frame(runs: Iterable[Results]) -> "pd.DataFrame":
     """The same for runs already read."""
-    return _frame([row for results in runs for row in _cells(results)])
+    return _frame([row for results in runs for row in _cells(results)], CELL_COLUMNS)
 
 
 def samples(*paths: Path | str) -> "pd.DataFrame":
@@ -42,7 +47,7 @@ def samples(*paths: Path | str) -> "pd.DataFrame":
     Raises:
         ValueError: nothing can be read there; the message says what is wrong.
     """
-    return _frame([row for results in _results(paths) for row in _samples(results)])
+    return _frame([row for results in _results(paths) for row in _samples(results)], SAMPLE_COLUMNS)
 
 
 def score_matrix_bytes(workload: Workload) -> int:
@@ -70,11 +75,12 @@ def _results(paths: Iterable[Path | str]) -> list[Results]:
     return [read(run) for path in paths for run in runs_at(Path(path))]
 
 
-def _frame(rows: list[dict[str, Any]]) -> "pd.DataFrame":
-    """The rows, with text columns that know NA whatever they hold, and numbers where there are only numbers."""
+def _frame(rows: list[dict[str, Any]], columns: Iterable[str]) -> "pd.DataFrame":
+    """The rows under those columns and any others they have, with text columns that know NA whatever they hold."""
     import pandas as pd
 
-    table = pd.DataFrame(rows)
+    others = (column for row in rows for column in row)
+    table = pd.DataFrame(rows, columns=list(dict.fromkeys([*columns, *others])))
     present = [column for column in TEXTS if column in table.columns]
     return table.astype(dict.fromkeys(present, "string"))
 
@@ -92,7 +98,7 @@ def _cells(results: Results) -> Iterator[dict[str, Any]]:
             "score_matrix_bytes": score_matrix_bytes(record.workload),
             "error_ratio": _number(None if agreement is None else agreement.error_ratio),
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
-            **{_column(found): found.samples[0].value for found in record.measurements if len(found.samples) == 1},
+            **{_column(found): found.samples[0].value for found in _single(record)},
         }
 
 
@@ -127,6 +133,12 @@ def _number(value: float | None) -> float:
     return float("nan") if value is None else value
 
 
+def _single(record: Record) -> list[Measurement]:
+    """The metrics that are one number; time has columns of its own."""
+    others = (found for found in record.measurements if not found.metric.startswith("latency"))
+    return [found for found in others if len(found.samples) == 1]
+
+
 def _column(measurement: Measurement) -> str:
     """The metric with its unit at the end: peak_memory in bytes is `peak_memory_bytes`."""
     unit = "".join(letter if letter.isalnum() else "_" for letter in measurement.unit.lower().replace("/", "_per_"))
@@ -139,4 +151,4 @@ def _samples(results: Results) -> Iterator[dict[str, Any]]:
         for measurement in record.measurements:
             named = {**identity, "metric": measurement.metric, "unit": measurement.unit}
             for sample in measurement.samples:
-                yield {**named, **{field: getattr(sample, field) for field in sample.__struct_fields__}}
+                yield {**named, **{field: getattr(sample, field) for field in Sample.__struct_fields__}}

@@ -53,7 +53,7 @@ def shared(workloads: Iterable[Workload]) -> str:
 
 def varying(workload: Workload, axes: Iterable[str]) -> str:
     """The words of those axes only, for one panel among several."""
-    return _join({axis: word for axis, word in words(workload).items() if axis in set(axes)})
+    return " · ".join(word for axis, word in words(workload).items() if axis in set(axes))
 
 
 def varying_axes(workloads: Iterable[Workload]) -> set[str]:

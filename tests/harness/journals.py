@@ -121,7 +121,7 @@ def seconds(workload: Workload, name: str) -> float:
     base, growth, _ = SPEEDS.get(name, (2e-3, 1.8, 1.0))
     scope = 1.3 if workload.scope == "module" else 1.0
     causal = 0.65 if workload.mask == "causal" and name in {"sdpa", "sdpa_flash", "chunked"} else 1.0
-    return base * scope * causal * (workload.seq_len / 512) ** growth
+    return base * scope * causal * (workload.seq_len * workload.kv_len / 512**2) ** (growth / 2)
 
 
 def _events(plan: Plan, slowdown: float) -> Iterator[Event]:

@@ -1,0 +1,85 @@
+"""What the summary and the page tell besides the table: what was run, where, how far to trust it, what went wrong."""
+
+from collections import Counter
+
+from harness.compare import SMALLEST_EFFECT, margin, noise_floors
+from harness.records import Environment, Record
+from harness.reports import words
+from harness.reports.table import percent, span
+from harness.store import Results
+from harness.units import MISSING, show
+
+
+def facts(results: Results) -> dict[str, str]:
+    """What was asked and how it went, each under its name."""
+    plan, records = results.plan, results.records
+    counts = Counter(str(record.status) for record in records)
+    asked = len(plan.workloads) * len(plan.implementations)
+    visits = sum(results.num_visits.values())
+    return {
+        "run": words.plain(results.run),
+        "started": words.plain(results.started.time),
+        "commit": words.plain(results.started.commit) or MISSING,
+        "took": show(results.elapsed_s, "s") if results.elapsed_s is not None else "did not come to its end",
+        "sweep": words.plain(plan.sweep) or MISSING,
+        "baseline": words.plain(plan.baseline),
+        "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
+        "samples": f"{visits} visits of {plan.num_blocks} blocks, {_processes(plan.num_epochs)}",
+        "identical code": _floor(results),
+    }
+
+
+def environments(results: Results) -> dict[str, Environment]:
+    """The environments of the records, by fingerprint: more than one says that the machine changed during the run."""
+    found = [record.environment for record in results.records if record.environment is not None]
+    return {environment.fingerprint: environment for environment in found}
+
+
+def described(environment: Environment) -> dict[str, str]:
+    """An environment in words, each fact under its name."""
+    facts = {
+        "fingerprint": environment.fingerprint,
+        "processor": f"{environment.cpu} ({environment.cpu_capability})",
+        "cores": f"{environment.num_physical_cores} physical, {environment.num_logical_cores} logical",
+        "memory": show(environment.memory_bytes, "bytes"),
+        "accelerator": environment.accelerator or "none",
+        "system": environment.system,
+        "Python": environment.python,
+        "versions": _pairs(environment.versions),
+        "threads": str(environment.num_threads or MISSING),
+        "settings": _pairs(environment.settings),
+        "flags": _pairs(environment.flags),
+        "clocks": _pairs(environment.clocks),
+        "load at start": show(environment.load),
+    }
+    return {name: words.plain(text) for name, text in facts.items()}
+
+
+def findings(results: Results) -> list[str]:
+    """One line for each cell that went wrong."""
+    return [_finding(record) for record in results.records if record.is_finding]
+
+
+def _finding(record: Record) -> str:
+    where = f"{words.title(record.workload)}, length {words.length(record.workload)}"
+    reason = record.message or "no reason was recorded"
+    return words.plain(f"{record.implementation} {record.status} at {where}: {reason}")
+
+
+def _floor(results: Results) -> str:
+    """What the baseline against itself showed: the difference that this run would find between equals."""
+    floors = {workload: floor for workload, floor in noise_floors(results).items() if floor.low is not None}
+    if not floors:
+        return "too few visits to say how far two equal times lie apart"
+    widest = max(floors.values(), key=margin)
+    seen = span(widest.point, widest.low, widest.high)
+    told = f"the baseline against itself gave a ratio of {seen} where it was furthest from 1"
+    return f"{told}; differences below {percent(max(SMALLEST_EFFECT, margin(widest)))} are not called there"
+
+
+def _processes(count: int) -> str:
+    return f"{count} processes" if count > 1 else "1 process"
+
+
+def _pairs(told: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in told.items()) or "none"

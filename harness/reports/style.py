@@ -1,0 +1,122 @@
+"""How each implementation looks in every picture, the same everywhere and for ever, and how a figure becomes files.
+
+Colours are told apart with any kind of colour vision, and never alone: each name has a marker too, and names from
+outside are dashed. Source: Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/; Paul Tol, Colour
+schemes, https://personal.sron.nl/~pault/.
+"""
+
+import hashlib
+import io
+import re
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from harness.reports import Picture, words
+
+INK = "#222222"
+FAINT = "#d9d9d9"
+SETTINGS = {
+    "svg.hashsalt": "attnbench",
+    "svg.fonttype": "path",
+    "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.labelsize": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#888888",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+
+
+Marker = str | tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Colour, marker and line of one implementation.
+
+    Widths differ so that lines and markers that coincide lie in one another like rings: wide below, narrow on top.
+    """
+
+    colour: str
+    marker: Marker
+    line: str | tuple[int, tuple[int, ...]] = "-"
+    width: float
+
+    @property
+    def size(self) -> float:
+        """The marker's size in points."""
+        return 4.2 + 1.7 * self.width
+
+
+BUILT_IN = {
+    "naive_loop": Look(colour="#222222", marker="o", width=2.2),
+    "module_list": Look(colour="#D55E00", marker="s", width=2.0),
+    "fused": Look(colour="#0072B2", marker="^", width=4.6),
+    "einsum": Look(colour="#009E73", marker="D", width=2.8),
+    "bmm": Look(colour="#CC79A7", marker="v", width=0.9),
+    "chunked": Look(colour="#E69F00", marker="P", width=2.6),
+    "sdpa": Look(colour="#56B4E9", marker="X", width=4.4),
+    "sdpa_math": Look(colour="#882255", marker="<", width=1.8),
+    "sdpa_flash": Look(colour="#332288", marker=">", width=1.3),
+    "torch_mha": Look(colour="#777733", marker="p", width=3.2),
+}
+_COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#117733", "#994455", "#555555")
+_MARKERS: tuple[Marker, ...] = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
+_LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
+
+
+def look(name: str) -> Look:
+    """The look of an implementation: fixed for the built-in ones, drawn from a hash of the name for all others."""
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    digest = hashlib.sha256(name.encode(errors="replace")).digest()
+    return Look(
+        colour=_COLOURS[digest[0] % len(_COLOURS)],
+        marker=_MARKERS[digest[1] % len(_MARKERS)],
+        line=_LINES[digest[2] % len(_LINES)],
+        width=2.4,
+    )
+
+
+def label(name: str) -> str:
+    """A name as legends and axes show it: one line, not too long."""
+    return words.plain(name, limit=24) or "(no name)"
+
+
+def picture(figure: Figure, title: str, caption: str) -> Picture:
+    """The figure as SVG, the same bytes at every call, and as PNG."""
+    with mpl.rc_context(SETTINGS):
+        vector, raster = io.StringIO(), io.BytesIO()
+        figure.savefig(vector, format="svg", metadata={"Date": None, "Creator": None})
+        figure.savefig(raster, format="png", dpi=160, metadata={"Software": None})
+    text = vector.getvalue()
+    svg = re.sub(r"^.*?(?=<svg )", "", text, flags=re.DOTALL)  # without XML declaration and document type: fit for a page
+    return Picture(title=title, caption=caption, svg=svg, png=raster.getvalue())
+
+
+def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:
+    """Write each picture as stem.svg and stem.png, from the second on as stem_2 and so on."""
+    paths = []
+    for number, drawn in enumerate(pictures, start=1):
+        path = folder / (stem if number == 1 else f"{stem}_{number}")
+        vector, raster = path.with_suffix(".svg"), path.with_suffix(".png")
+        vector.write_text(drawn.svg, encoding="utf-8")
+        raster.write_bytes(drawn.png)
+        paths += [vector, raster]
+    return paths
