@@ -1,0 +1,171 @@
+"""Every fenced block of the documents does what it says, one after the other in a copy of the project.
+
+- `python` runs as a program of its own; with `# file: PATH` as first line it is saved there instead, and with
+  `# append to: PATH` it is added to that file. `toml` with `# file: PATH` is saved.
+- `diff` is applied.
+- `bash` runs; `attnbench` in it is the copy's, on small settings. A block that has a comment `# exits N` ends with
+  that exit code. Set-up commands (pip, nox, git, ...) stand in blocks of their own; they are not run but compared with
+  .ci/run and the sessions that exist.
+- `text`, `console` and `json` show output, and `mermaid` is drawn.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+DOCUMENTS = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
+SHOWN = {"text", "console", "json", "mermaid"}
+SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
+FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
+TIMEOUT_S = 240
+
+SMALL = """
+import runpy, sys
+arguments = sys.argv[1:]
+if arguments and arguments[0] in {"run", "check"} and "--help" not in arguments:
+    given = " ".join(arguments)
+    if "(" not in given.replace("band(", "").replace("sliding_window(", ""):  # lengths in a mask must fit the others
+        arguments += ["--set", "seq_len=16"]
+    arguments += ["--set", "head_dim=8"]
+    if arguments[0] == "run":
+        arguments += ["--budget", "1"]
+sys.argv = ["attnbench", *(argument for argument in arguments if argument != "--open")]
+runpy.run_module("harness", run_name="__main__", alter_sys=True)
+"""
+
+
+@dataclass(frozen=True)
+class Block:
+    document: str
+    line: int
+    language: str
+    text: str
+
+    def __str__(self) -> str:
+        return f"{self.document}:{self.line} ({self.language})\n{self.text}"
+
+    @property
+    def commands(self) -> list[str]:
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [line.strip() for line in lines if line.strip() and not line.strip().startswith("#")]
+
+    @property
+    def is_set_up(self) -> bool:
+        return self.language == "bash" and any(map(SET_UP.match, self.commands))
+
+    def target(self, kind: str) -> str | None:
+        found = re.match(rf"# {kind}: (\S+)\n", self.text)
+        return found[1] if found else None
+
+
+def blocks(document: str) -> list[Block]:
+    text = (ROOT / document).read_text(encoding="utf-8")
+    return [
+        Block(document, text.count("\n", 0, found.start()) + 1, found[1], found[2]) for found in FENCE.finditer(text)
+    ]
+
+
+def sessions() -> set[str]:
+    found = re.findall(r"@nox\.session.*\ndef (\w+)", (ROOT / "noxfile.py").read_text(encoding="utf-8"))
+    return set(found)
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_block_says_its_language(document: str) -> None:
+    known = {"bash", "python", "toml", "diff"} | SHOWN
+    unknown = [str(block) for block in blocks(document) if block.language not in known]
+    assert not unknown, f"a fence is followed by one of {sorted(known)}"
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_set_up_stands_in_blocks_of_its_own(document: str) -> None:
+    mixed = [
+        str(block)
+        for block in blocks(document)
+        if block.is_set_up and not all(SET_UP.match(command) for command in block.commands)
+    ]
+    assert not mixed
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_set_up_is_what_ci_runs(document: str) -> None:
+    run = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
+    tests = next(line for line in run if "nox -s tests" in line and not line.startswith("#"))
+    commands = [command for block in blocks(document) if block.is_set_up for command in block.commands]
+    assert tests in commands
+    for command in commands:
+        for named in re.findall(r"\bnox\b.* -s (\w+)", command):
+            assert named in sessions(), f"{command}: there is no session {named}"
+        if " && nox" in command:
+            assert command.split(" -s ")[0] == tests.split(" -s ")[0]
+
+
+@pytest.fixture
+def workplace(tmp_path: Path) -> Path:
+    """A copy of the packages, where `attnbench` is the copy's command line on small settings."""
+    for package in ("harness", "implementations"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    commands = tmp_path / ".commands"
+    commands.mkdir()
+    (commands / "small.py").write_text(SMALL, encoding="utf-8")
+    attnbench = commands / "attnbench"
+    attnbench.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{commands / "small.py"}" "$@"\n', encoding="utf-8")
+    attnbench.chmod(0o755)
+    return tmp_path
+
+
+@pytest.mark.parametrize("document", DOCUMENTS)
+def test_every_block_runs(document: str, workplace: Path) -> None:
+    for block in blocks(document):
+        if not block.is_set_up and block.language not in SHOWN:
+            follow(block, workplace)
+
+
+def follow(block: Block, workplace: Path) -> None:
+    saved, continued = block.target("file"), block.target("append to")
+    if saved is not None:
+        path = workplace / saved
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(block.text.split("\n", 1)[1], encoding="utf-8")
+    elif continued is not None:
+        with (workplace / continued).open("a", encoding="utf-8") as file:
+            file.write("\n\n" + block.text.split("\n", 1)[1])
+    elif block.language == "diff":
+        execute(block, workplace, ["git", "apply", "-C1", "-"], given=block.text)
+    elif block.language == "python":
+        execute(block, workplace, [sys.executable, "-W", "error", "-"], given=block.text)
+    elif block.language == "bash":
+        found = re.search(r"# exits (\d)", block.text)
+        execute(
+            block, workplace, ["bash", "-eu", "-o", "pipefail", "-c", block.text], exits=int(found[1]) if found else 0
+        )
+
+
+def execute(block: Block, workplace: Path, command: list[str], *, given: str = "", exits: int = 0) -> None:
+    path = os.pathsep.join([str(workplace / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
+    environment = os.environ | {
+        "PATH": path,
+        "PYTHONPATH": str(workplace),
+        "BROWSER": "true",
+        "MPLBACKEND": "agg",
+        "GIT_CEILING_DIRECTORIES": str(workplace.parent),
+    }
+    done = subprocess.run(
+        command,
+        cwd=workplace,
+        env=environment,
+        input=given,
+        capture_output=True,
+        text=True,
+        timeout=TIMEOUT_S,
+        check=False,
+    )
+    said = f"{block}\nexit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
+    assert done.returncode == exits, said
