@@ -28,7 +28,7 @@ def load(*paths: Path | str) -> "pd.DataFrame":
     """Every cell of the runs at `paths`: one row each, with its axes, status, time, ratio and measured metrics.
 
     A path is a run's folder, its journal, or a results folder that holds runs/. Times are in seconds per call, sizes in
-    bytes; `latency_low_s`, `ratio_high` and their kin bound 95 % intervals. The baseline's own ratio is 1 by definition.
+    bytes; `latency_low_s`, `ratio_high` and their kin bound 95 % intervals. The baseline's own ratio is 1.
 
     Raises:
         ValueError: nothing can be read there; the message says what is wrong.

@@ -17,7 +17,7 @@ class Picture:
     title: str
     caption: str  # what a reader must know beside it: what was not measured, what hollow markers mean
     svg: str
-    png: bytes
+    png: Callable[[], bytes]  # drawn when asked for: a page needs only the other
 
 
 @dataclass(frozen=True, kw_only=True)

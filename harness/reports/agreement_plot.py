@@ -31,7 +31,7 @@ def pictures(results: Results) -> list[Picture]:
     names = list(dict.fromkeys(record.implementation for record in results.records))
     shared = words.shared(record.workload for record in checked)
     width = 2.6 + 4.2 * len(dtypes)
-    notes = "\n".join(textwrap.wrap(" ".join([HOW, *_unchecked(results.records, names)]), int(width * 15)))
+    notes = "\n".join(textwrap.wrap(" ".join([HOW, *_unchecked(results.records, names)]), int(width * 17)))
     with mpl.rc_context(style.SETTINGS):
         height = 1.6 + 0.3 * len(names) + 0.17 * notes.count("\n")
         figure = Figure(figsize=(width, height), layout="constrained")
@@ -79,7 +79,7 @@ def _draw_dots(axes: Axes, place: int, name: str, shares: list[float | None]) ->
 
 
 def _shares(record: Record) -> list[float | None]:
-    """error / allowed of each tensor; None where the error is not finite."""
+    """Each tensor's error / allowed; None where the error is not finite."""
     if record.agreement is None:
         return []
     compared = [tensor for _, tensor in record.agreement.tensors()]

@@ -3,18 +3,19 @@
 from pathlib import Path
 
 from harness.frame import frame
-from harness.reports import Report
+from harness.reports import Report, words
 from harness.store import Results
 
-FORMULA_STARTS = ("=", "+", "-", "@", "\t", "\r", "\n")
+FORMULA_STARTS = ("=", "+", "-", "@")
 
 
 def guarded(text: str) -> str:
-    """Text that a spreadsheet would take for a formula, with an apostrophe before it that makes it text again.
+    """One line of text; what a spreadsheet would take for a formula has an apostrophe before it, which makes it text.
 
     Source: https://owasp.org/www-community/attacks/CSV_Injection.
     """
-    return f"'{text}" if text.lstrip(" ").startswith(FORMULA_STARTS) else text
+    line = words.plain(text)
+    return f"'{line}" if line.startswith(FORMULA_STARTS) else line
 
 
 def write(results: Results, folder: Path) -> list[Path]:

@@ -63,10 +63,10 @@ def _environments(results: Results) -> Iterator[str]:
     yield ""
     if len(found) != 1:
         yield "The machine changed during this run: times are not comparable." if found else "No environment is known."
-    for environment in found.values():
         yield ""
+    for environment in found.values():
         yield from _list(story.described(environment))
-    yield ""
+        yield ""
 
 
 def _list(told: dict[str, str]) -> Iterator[str]:

@@ -1,6 +1,7 @@
 """Peak memory of one call above its inputs against length, beside what theory says it must be."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
@@ -28,7 +29,7 @@ def _finish(axes: Axes, panel: Panel) -> None:
     queries = x if panel.axis == "seq_len" else np.full_like(x, workload.seq_len)
     keys = x if panel.axis == "kv_len" or is_square else np.full_like(x, workload.kv_len)
     heads = workload.batch_size * workload.num_heads * DTYPE_BYTES[workload.dtype]
-    faint = {"color": "#666666", "linewidth": 1.1, "zorder": 1.5}
+    faint: dict[str, Any] = {"color": "#666666", "linewidth": 1.1, "zorder": 1.5}
     axes.plot(x, 2 * heads * queries * keys, linestyle="--", label="2 x score matrix", **faint)
     axes.plot(x, heads * queries * keys, linestyle="-.", label="score matrix (B H T S)", **faint)
     axes.plot(x, heads * queries * workload.value_dim, linestyle=":", label="output (B H T V), linear", **faint)

@@ -1,4 +1,4 @@
-"""What the pictures over length share: one panel for each workload group, dodged lines, and a note on what is missing."""
+"""What the pictures over length share: a panel for each workload group, lines, a legend, a note on what is missing."""
 
 import math
 import textwrap
@@ -92,7 +92,8 @@ def _panels(table: Iterable[Row]) -> list[Panel]:
     for row in table:
         grouped.setdefault(row.group, []).append(row)
     for group, members in grouped.items():
-        is_decoding = len({row.workload.seq_len for row in members}) == 1 < len({row.workload.kv_len for row in members})
+        queries, keys = ({getattr(row.workload, axis) for row in members} for axis in words.LENGTHS)
+        is_decoding = len(queries) == 1 < len(keys)
         for row in members:
             fixed = row.workload.seq_len if is_decoding else row.workload.kv_len
             if not is_decoding and row.workload.kv_len == row.workload.seq_len:
@@ -130,7 +131,7 @@ def _picture(plot: Plot, panels: list[Panel]) -> Picture:
     num_rows = math.ceil(len(panels) / num_columns)
     width = 1.2 + 3.9 * num_columns + 2.4
     shared = words.shared(row.workload for panel in panels for row in panel.rows)
-    notes = "\n".join(textwrap.wrap(_notes(plot, panels, series), int(width * 15.5)))
+    notes = "\n".join(textwrap.wrap(_notes(plot, panels, series), int(width * 17.5)))
     with mpl.rc_context(style.SETTINGS):
         figure = Figure(figsize=(width, 1.0 + 3.2 * num_rows + 0.17 * notes.count("\n")), layout="constrained")
         grid = figure.subplots(num_rows, num_columns, squeeze=False, sharey=len(panels) > 1).ravel()
@@ -192,8 +193,7 @@ def _legend(figure: Figure, plot: Plot, panels: list[Panel], series: dict[str, l
         seen = style.look(name)
         growth = _growth(lines) if plot.is_steep else ""
         text = style.label(name) + (f"  ~{letter}^{growth}" if growth else "")
-        look = {"color": seen.colour, "marker": seen.marker, "linestyle": seen.line, "linewidth": seen.width}
-        handles.append(Line2D([], [], label=text, markersize=seen.size, mec="white", mew=0.6, **look))
+        handles.append(Line2D([], [], label=text, mec="white", mew=0.6, **seen.options))
     drawn: dict[str, Line2D] = {}
     for axes in figure.axes:
         drawn |= {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}

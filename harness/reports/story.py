@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from harness.compare import SMALLEST_EFFECT, margin, noise_floors
-from harness.records import Environment, Record
+from harness.compare import margin, noise_floors
+from harness.records import Environment
 from harness.reports import words
 from harness.reports.table import percent, span
 from harness.store import Results
@@ -56,14 +56,16 @@ def described(environment: Environment) -> dict[str, str]:
 
 
 def findings(results: Results) -> list[str]:
-    """One line for each cell that went wrong."""
-    return [_finding(record) for record in results.records if record.is_finding]
-
-
-def _finding(record: Record) -> str:
-    where = f"{words.title(record.workload)}, length {words.length(record.workload)}"
-    reason = record.message or "no reason was recorded"
-    return words.plain(f"{record.implementation} {record.status} at {where}: {reason}")
+    """What went wrong: one line for each implementation, group of workloads and reason, with the lengths."""
+    lengths: dict[tuple[str, str, str, str], list[str]] = {}
+    for record in (record for record in results.records if record.is_finding):
+        reason = record.message or "no reason was recorded"
+        key = (record.implementation, str(record.status), words.title(record.workload), reason)
+        lengths.setdefault(key, []).append(words.length(record.workload))
+    return [
+        words.plain(f"{name}: {status} at length {', '.join(found)} ({group}): {reason}")
+        for (name, status, group, reason), found in lengths.items()
+    ]
 
 
 def _floor(results: Results) -> str:
@@ -71,10 +73,12 @@ def _floor(results: Results) -> str:
     floors = {workload: floor for workload, floor in noise_floors(results).items() if floor.low is not None}
     if not floors:
         return "too few visits to say how far two equal times lie apart"
-    widest = max(floors.values(), key=margin)
-    seen = span(widest.point, widest.low, widest.high)
-    told = f"the baseline against itself gave a ratio of {seen} where it was furthest from 1"
-    return f"{told}; differences below {percent(max(SMALLEST_EFFECT, margin(widest)))} are not called there"
+    widest = max(floors, key=lambda workload: floors[workload].largest_log or 0.0)
+    floor = floors[widest]
+    seen = span(floor.point, floor.low, floor.high)
+    where = next(record.workload for record in results.records if record.workload.id == widest)
+    told = f"the baseline against itself gave {seen} at worst ({words.title(where)}, length {words.length(where)})"
+    return f"{told}; there, differences below {percent(margin(floor))} are not called"
 
 
 def _processes(count: int) -> str:

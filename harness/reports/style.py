@@ -10,6 +10,7 @@ import io
 import re
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
@@ -18,7 +19,7 @@ from harness.reports import Picture, words
 
 INK = "#222222"
 FAINT = "#d9d9d9"
-SETTINGS = {
+SETTINGS: Any = {  # any: the names that matplotlib knows differ between its versions
     "svg.hashsalt": "attnbench",
     "svg.fonttype": "path",
     "text.parse_math": False,
@@ -63,6 +64,12 @@ class Look:
         """The marker's size in points."""
         return 4.2 + 1.7 * self.width
 
+    @property
+    def options(self) -> dict[str, Any]:
+        """What matplotlib's lines take."""
+        line = {"color": self.colour, "linestyle": self.line, "linewidth": self.width}
+        return {**line, "marker": self.marker, "markersize": self.size}
+
 
 BUILT_IN = {
     "naive_loop": Look(colour="#222222", marker="o", width=2.2),
@@ -101,13 +108,25 @@ def label(name: str) -> str:
 
 def picture(figure: Figure, title: str, caption: str) -> Picture:
     """The figure as SVG, the same bytes at every call, and as PNG."""
+    vector = _rendered(figure, format="svg", metadata={"Date": None, "Creator": None})
+    return Picture(
+        title=title,
+        caption=caption,
+        svg=_fit_for_a_page(vector.decode()),
+        png=lambda: _rendered(figure, format="png", dpi=160, metadata={"Software": None}),
+    )
+
+
+def _rendered(figure: Figure, **options: Any) -> bytes:  # noqa: ANN401 - what savefig takes
+    file = io.BytesIO()
     with mpl.rc_context(SETTINGS):
-        vector, raster = io.StringIO(), io.BytesIO()
-        figure.savefig(vector, format="svg", metadata={"Date": None, "Creator": None})
-        figure.savefig(raster, format="png", dpi=160, metadata={"Software": None})
-    text = vector.getvalue()
-    svg = re.sub(r"^.*?(?=<svg )", "", text, flags=re.DOTALL)  # without XML declaration and document type: fit for a page
-    return Picture(title=title, caption=caption, svg=svg, png=raster.getvalue())
+        figure.savefig(file, **options)
+    return file.getvalue()
+
+
+def _fit_for_a_page(svg: str) -> str:
+    """The SVG without XML declaration, document type, comments and metadata."""
+    return re.sub(r"^.*?(?=<svg )|<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
 
 
 def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:
@@ -117,6 +136,6 @@ def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:
         path = folder / (stem if number == 1 else f"{stem}_{number}")
         vector, raster = path.with_suffix(".svg"), path.with_suffix(".png")
         vector.write_text(drawn.svg, encoding="utf-8")
-        raster.write_bytes(drawn.png)
+        raster.write_bytes(drawn.png())
         paths += [vector, raster]
     return paths
