@@ -150,7 +150,8 @@ def follow(block: Block, workplace: Path) -> None:
 
 def execute(block: Block, workplace: Path, command: list[str], *, given: str = "", exits: int = 0) -> None:
     path = os.pathsep.join([str(workplace / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
-    environment = os.environ | {
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # it is a copy
+    environment = inherited | {
         "PATH": path,
         "PYTHONPATH": str(workplace),
         "BROWSER": "true",
