@@ -72,14 +72,17 @@ class Mask:
         """The same idea, fit for any length: used when a cell is tried at a shorter length first."""
         return self
 
-    def dense(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.bool_]:
-        """The dense form (B, T, S), True where a key is visible."""
+    def dense(
+        self, batch_size: int, query_len: int, key_len: int, rows: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """The dense form (B, T, S), True where a key is visible; with `rows` (R,), of those queries alone (B, R, S)."""
+        chosen = np.arange(query_len) if rows is None else rows
         batch = np.arange(batch_size)[:, None, None]
-        query = np.arange(query_len)[None, :, None]
+        query = chosen[None, :, None]
         key = np.arange(key_len)[None, None, :]
         table = self.table(batch_size, query_len, key_len)
         seen = self.sees(batch, query, key, table, key_len - query_len)
-        return np.broadcast_to(seen, (batch_size, query_len, key_len))
+        return np.broadcast_to(seen, (batch_size, len(chosen), key_len))
 
 
 class Causal(Mask):

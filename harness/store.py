@@ -5,6 +5,7 @@ damage is an error that names the line. Idea of joining run and report by files 
 """
 
 import os
+import shutil
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -144,7 +145,7 @@ def read(path: Path) -> Results:
         if isinstance(event, VisitFinished):
             visits[event.workload] = visits.get(event.workload, 0) + 1
     records = tuple(_fold(started, found))
-    elapsed_s = sum(finished) if finished else None
+    elapsed_s = finished[-1] if finished else None
     return Results(folder=journal.parent, started=started, records=records, elapsed_s=elapsed_s, num_visits=visits)
 
 
@@ -210,3 +211,16 @@ def _measurements(cell: _Cell) -> Iterator[Measurement]:
 def find_runs(results: Path) -> list[Path]:
     """The run folders below `results`, oldest first: by name, which begins with the time."""
     return sorted(journal.parent for journal in (results / "runs").glob(f"*/{JOURNAL}"))
+
+
+def copy_journal(folder: Path, target: Path) -> None:
+    """Copy a run's journal into another folder, which is made if need be.
+
+    Raises:
+        ValueError: the target cannot be written.
+    """
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(folder / JOURNAL, target / JOURNAL)
+    except OSError as error:
+        raise ValueError(f"cannot write to {target}: {error.strerror}; choose another folder with --to") from None

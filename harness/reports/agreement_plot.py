@@ -31,15 +31,16 @@ def pictures(results: Results) -> list[Picture]:
     names = list(dict.fromkeys(record.implementation for record in results.records))
     shared = words.shared(record.workload for record in checked)
     width = 2.6 + 4.2 * len(dtypes)
-    notes = "\n".join(textwrap.wrap(" ".join([HOW, *_unchecked(results.records, names)]), int(width * 17)))
+    notes = " ".join([HOW, *_unchecked(results.records, names)])
+    wrapped = textwrap.wrap(notes, int(width * 17))
     with mpl.rc_context(style.SETTINGS):
-        height = 1.6 + 0.3 * len(names) + 0.17 * notes.count("\n")
+        height = 1.6 + 0.3 * len(names) + 0.17 * len(wrapped)
         figure = Figure(figsize=(width, height), layout="constrained")
         grid = figure.subplots(1, len(dtypes), squeeze=False, sharey=True).flat
         for axes, dtype in zip(grid, dtypes, strict=True):
             _draw_panel(axes, dtype, names, [record for record in checked if record.workload.dtype == dtype])
         figure.suptitle(f"{TITLE}\n{shared}", x=0.01, ha="left", fontsize=11.5)
-        figure.supxlabel(notes, x=0.01, ha="left", fontsize=8, color="#555555")
+        figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
     return [style.picture(figure, TITLE, f"{TITLE}: {shared}. {notes}")]
 
 

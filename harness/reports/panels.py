@@ -131,9 +131,10 @@ def _picture(plot: Plot, panels: list[Panel]) -> Picture:
     num_rows = math.ceil(len(panels) / num_columns)
     width = 1.2 + 3.9 * num_columns + 2.4
     shared = words.shared(row.workload for panel in panels for row in panel.rows)
-    notes = "\n".join(textwrap.wrap(_notes(plot, panels, series), int(width * 17.5)))
+    notes = _notes(plot, panels, series)
+    wrapped = textwrap.wrap(notes, int(width * 17.5))
     with mpl.rc_context(style.SETTINGS):
-        figure = Figure(figsize=(width, 1.0 + 3.2 * num_rows + 0.17 * notes.count("\n")), layout="constrained")
+        figure = Figure(figsize=(width, 1.0 + 3.2 * num_rows + 0.17 * len(wrapped)), layout="constrained")
         grid = figure.subplots(num_rows, num_columns, squeeze=False, sharey=len(panels) > 1).ravel()
         for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
             _draw_panel(axes, plot, panel, {name: lines[place] for name, lines in series.items()})
@@ -144,7 +145,7 @@ def _picture(plot: Plot, panels: list[Panel]) -> Picture:
             axes.remove()
         _legend(figure, plot, panels, series)
         figure.suptitle(f"{plot.title}\n{shared}", x=0.01, ha="left", fontsize=11.5)
-        figure.supxlabel(notes, x=0.01, ha="left", fontsize=8, color="#555555")
+        figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
     return style.picture(figure, plot.title, f"{plot.title}: {shared}. {notes}")
 
 

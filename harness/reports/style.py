@@ -8,6 +8,7 @@ schemes, https://personal.sron.nl/~pault/.
 import hashlib
 import io
 import re
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -119,7 +120,8 @@ def picture(figure: Figure, title: str, caption: str) -> Picture:
 
 def _rendered(figure: Figure, **options: Any) -> bytes:  # noqa: ANN401 - what savefig takes
     file = io.BytesIO()
-    with mpl.rc_context(SETTINGS):
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks is drawn as boxes
         figure.savefig(file, **options)
     return file.getvalue()
 

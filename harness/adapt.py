@@ -1,0 +1,74 @@
+"""What people hand in, made into an Implementation: a plug's value, a module class, or a plain function."""
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor, nn
+
+from harness import plugins
+from harness.contract import Attention, BoundMask, Implementation, Weights, repeat_heads
+from harness.records import Workload
+
+
+def implementation(spec: str) -> Implementation:
+    """The implementation that `name` or `path/to/file.py:Name` names.
+
+    Raises:
+        ValueError: the value is none of the forms that can take part.
+        Exception: whatever importing somebody's module raises.
+    """
+    value = plugins.load(spec)
+    if isinstance(value, Implementation):
+        return value
+    if isinstance(value, type):
+        return _from_class(value, spec)
+    if callable(value):
+        return _from_function(value, spec)
+    raise ValueError(
+        f"{spec} is a {type(value).__name__}; it can be a class with attend or from_weights, "
+        "a function f(query, key, value, *, mask=None), or an IMPLEMENTATION"
+    )
+
+
+def _from_class(given: type, spec: str) -> Implementation:
+    """A class takes part as a subclass of Attention, through `from_weights(weights)`, or by its `attend` alone."""
+    if issubclass(given, Attention):
+        return Implementation(build=given, source=spec)
+    if issubclass(given, nn.Module) and hasattr(given, "from_weights"):
+        build: Callable[[Weights], nn.Module] = given.from_weights
+        return Implementation(build=build, source=spec, unsupported=_module_scope_only(given))
+    if hasattr(given, "attend"):
+        return _from_function(given().attend, spec)
+    raise ValueError(
+        f"{spec} is a class without attend(query, key, value, mask) and without a classmethod from_weights(weights): "
+        "it needs one of them"
+    )
+
+
+def _module_scope_only(given: type) -> Callable[[Workload], str | None]:
+    def unsupported(workload: Workload) -> str | None:
+        if workload.scope == "attention" and not hasattr(given, "attend"):
+            return f"{given.__name__} has no attend: it takes part in scope module only"
+        return None
+
+    return unsupported
+
+
+def _from_function(function: Callable[..., Tensor], spec: str) -> Implementation:
+    """A function of query, key, value and, where it has that parameter, a boolean mask; it sees H heads of each."""
+    parameters = inspect.signature(function).parameters
+    takes_mask = "mask" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+
+    class FunctionAttention(Attention):
+        def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+            keywords: dict[str, Any] = {"mask": mask.visible} if takes_mask else {}
+            heads = query.shape[1]
+            return function(query, repeat_heads(key, heads), repeat_heads(value, heads), **keywords)
+
+    def unsupported(workload: Workload) -> str | None:
+        if workload.mask != "none" and not takes_mask:
+            return "the function has no parameter mask: it takes part in unmasked workloads only"
+        return None
+
+    return Implementation(build=FunctionAttention, source=spec, unsupported=unsupported)

@@ -1,0 +1,128 @@
+"""A case: one implementation built for one workload, with its inputs in place, ready to be called."""
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from harness import cuda
+from harness.contract import Attention, BoundMask, Implementation
+from harness.inputs import Inputs
+from harness.records import Workload
+
+TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+
+
+def place(inputs: Inputs, workload: Workload) -> Inputs:
+    """The float64 inputs cast to the workload's dtype and moved to its device."""
+    dtype = TORCH_DTYPES[workload.dtype]
+    return inputs.map(lambda tensor: tensor.to(device=workload.device, dtype=dtype))
+
+
+def reason_against(implementation: Implementation, workload: Workload) -> str | None:
+    """Why this workload cannot be tried with this implementation, or None.
+
+    What the harness itself cannot check yet is refused here, since what is not checked is not timed.
+    """
+    if workload.device.startswith("cuda") and not cuda.has_device(workload.device):
+        return f"this machine has no device {workload.device}"
+    if workload.dropout > 0:
+        return "attention dropout cannot be checked yet, and what is not checked is not timed"
+    rule = workload.mask_rule
+    if rule.changes_scores:
+        return f"mask {rule.name} changes scores, which no implementation takes yet"
+    if rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
+        return f"mask {rule} leaves queries without any key, which cannot be checked yet"
+    return implementation.unsupported(workload)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A module, its inputs on the device in the workload's dtype, and its mask.
+
+    `leaves` are the tensors whose gradients a backward call computes: the inputs by name, then the parameters.
+    """
+
+    workload: Workload
+    module: nn.Module
+    tensors: dict[str, Tensor]
+    mask: BoundMask
+
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        """Inputs and, in scope `module`, parameters, by name."""
+        if self.workload.scope == "attention":
+            return self.tensors
+        return self.tensors | {f"parameter {name}": value for name, value in self.module.named_parameters()}
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether the direction records a graph."""
+        return self.workload.direction != "inference"
+
+    def grad_mode(self) -> AbstractContextManager[Any]:
+        """The gradient mode in which every call of this case is made."""
+        return torch.set_grad_enabled(self.needs_grad)
+
+    def output(self) -> Tensor:
+        """One forward call. Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
+        result: Tensor
+        if self.workload.scope == "attention":
+            attend: Callable[..., Tensor] = self.module.attend  # type: ignore[assignment] # reason_against saw to it
+            result = attend(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)
+        else:
+            result = self.module(self.tensors["x"], self.tensors.get("context"), mask=self.mask)
+        return result
+
+    def call(self) -> Callable[[], object]:
+        """What a timer calls: the workload's direction, without arguments; graph-building for `backward` is done here."""
+        if self.workload.direction in {"inference", "forward"}:
+            return self.output
+        leaves = list(self.leaves.values())
+        with torch.enable_grad():
+            kept = self.output()
+        grad_output = torch.ones_like(kept) / kept.numel() ** 0.5
+        if self.workload.direction == "backward":
+            return lambda: torch.autograd.grad(kept, leaves, grad_output, retain_graph=True, allow_unused=True)
+        return lambda: torch.autograd.grad(self.output(), leaves, grad_output, allow_unused=True)
+
+
+def build(workload: Workload, implementation: Implementation, inputs: Inputs) -> Case:
+    """A case on `inputs`, which `place` has put where the workload says.
+
+    Raises:
+        ValueError: the module that was built has no `attend`, in scope `attention`.
+    """
+    module = implementation.build(inputs.weights).eval()
+    if workload.scope == "attention" and not hasattr(module, "attend"):
+        raise ValueError(f"{type(module).__name__} has no attend(query, key, value, mask), which scope attention times")
+    needs_grad = workload.direction != "inference"
+    for parameter in module.parameters():
+        parameter.requires_grad_(needs_grad and workload.scope == "module")
+    tensors = {name: tensor.detach().requires_grad_(needs_grad) for name, tensor in inputs.tensors.items()}
+    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+    return Case(
+        workload=workload, module=module, tensors=tensors, mask=BoundMask(workload.mask_rule, sizes, workload.device)
+    )
+
+
+def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of the packed parameters, as gradients of the canonical weights; {} for a module that cannot say.
+
+    `pack` is linear, so its transpose, applied by automatic differentiation, is the way back.
+    """
+    if not isinstance(module, Attention):
+        return {}
+    with torch.enable_grad():
+        weights = inputs.weights.map(lambda tensor: tensor.detach().requires_grad_())
+        packed = module.pack(weights) | module.pack_out(weights)
+        if set(packed) != set(gradients):
+            return {}
+        canonical = weights.tensors()
+        back = torch.autograd.grad(
+            list(packed.values()), list(canonical.values()), [gradients[name] for name in packed], allow_unused=True
+        )
+    return {f"{name} weights": found for name, found in zip(canonical, back, strict=True) if found is not None}

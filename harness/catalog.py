@@ -1,0 +1,80 @@
+"""What there is to list, as rows of texts: implementations with what each supports here, sweeps, axes, masks and plugs."""
+
+from harness import plugins, sweep
+from harness.mask import masks
+from harness.records import DIRECTIONS, DTYPES, SCOPES, Workload
+
+QUESTIONS: dict[str, dict[str, object]] = {
+    "attention": {},
+    "module": {"scope": "module"},
+    "causal": {"mask": "causal", "scope": "module"},
+    "padding": {"mask": "padding", "scope": "module"},
+    "window": {"mask": "sliding_window(8)", "scope": "module"},
+    "grouped heads": {"num_kv_heads": 2, "scope": "module"},
+    "T != S": {"kv_len": 96, "scope": "module"},
+    "V != K": {"value_dim": 32, "scope": "module"},
+    "bfloat16": {"dtype": "bfloat16", "scope": "module"},
+    "cuda": {"device": "cuda", "scope": "module"},
+}
+"""A column each: does the implementation support a small workload with these axes? A no in `attention` or `module` is
+about the scope; the others are asked in scope module, which all have."""
+ALLOWED = {
+    "dtype": ", ".join(DTYPES),
+    "direction": ", ".join(DIRECTIONS),
+    "scope": ", ".join(SCOPES),
+    "device": "cpu, cuda, cuda:N, or all",
+    "mask": "see `attnbench list masks`",
+    "dropout": "a probability below 1",
+}
+
+
+def entries(what: str) -> list[dict[str, str]]:
+    """The rows of a list, all with the same columns."""
+    match what:
+        case "implementations":
+            return _implementations()
+        case "sweeps":
+            return [_sweep(name) for name in sweep.names()]
+        case "axes":
+            return [_axis(name) for name in sweep.AXES]
+        case "masks":
+            return [{"mask": mask.usage, "meaning": mask.summary} for mask in masks().values()]
+        case "metrics":
+            found = plugins.plugs("harness.metrics", "METRIC")
+            return [{"metric": name, "unit": metric.unit, "meaning": metric.summary} for name, metric in found.items()]
+        case _:
+            found = plugins.plugs("harness.reports", "REPORT")
+            return [{"report": name, "meaning": report.summary} for name, report in found.items()]
+
+
+def _sweep(name: str) -> dict[str, str]:
+    found = sweep.load(name)
+    number = len(sweep.workloads(found, {}, ("cpu",)))
+    return {"sweep": name, "workloads": f"{number} on the CPU", "meaning": found.summary}
+
+
+def _axis(name: str) -> dict[str, str]:
+    default = getattr(Workload(), name)
+    kind = {int: "a whole number", float: "a number"}.get(sweep.AXES[name].type, "a word")
+    return {"axis": name, "default": str(default), "allowed": ALLOWED.get(name, kind)}
+
+
+def _implementations() -> list[dict[str, str]]:
+    return [_implementation(name) for name in plugins.implementation_names()]
+
+
+def _implementation(name: str) -> dict[str, str]:
+    """What it supports; a plug that cannot be loaded is listed with its error, since the others still count."""
+    from harness.adapt import implementation
+    from harness.case import reason_against
+
+    try:
+        found = implementation(name)
+        answers = {
+            column: "yes" if reason_against(found, Workload(seq_len=64, batch_size=2, **axes)) is None else "no"  # type: ignore[arg-type] # the axes of QUESTIONS
+            for column, axes in QUESTIONS.items()
+        }
+        source = found.source
+    except Exception as error:  # noqa: BLE001 - whatever importing somebody's plug raises
+        answers, source = dict.fromkeys(QUESTIONS, "?"), f"cannot be loaded: {type(error).__name__}: {error}"
+    return {"implementation": name, **answers, "source": source}

@@ -1,0 +1,309 @@
+"""The command line. Heavy modules are imported inside the commands, so that --help answers at once."""
+
+import json
+import sys
+from collections import Counter
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, NoReturn
+
+import typer
+
+if TYPE_CHECKING:
+    from harness.store import Results
+
+FINDING = 1
+WRONG_USAGE = 2
+INTERRUPTED = 130
+
+app = typer.Typer(
+    name="attnbench",
+    help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
+    epilog="Exit codes: 0 pass, 1 a finding (disagreement, failed cell), 2 wrong usage, 130 interrupted.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="AXIS=V,V", help="Values of an axis, in place of the sweep's. May be repeated."),
+]
+Implementations = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--implementation", "-i", metavar="NAME|FILE.py:NAME", help="Which to run; may be repeated. Default: all."
+    ),
+]
+ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs that are checked and of all orders.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds after which a step without end is killed.")]
+CallLimit = Annotated[
+    float | None,
+    typer.Option("--call-limit", min=0.0, help="Seconds: a cell whose call is predicted to last longer is not tried."),
+]
+MemoryLimit = Annotated[
+    float, typer.Option("--memory-limit", min=0.0, help="GiB a call may need; 0: three quarters of what is free.")
+]
+
+
+class What(StrEnum):
+    """What can be listed."""
+
+    implementations = "implementations"
+    sweeps = "sweeps"
+    axes = "axes"
+    masks = "masks"
+    metrics = "metrics"
+    reports = "reports"
+
+
+@app.command("list")
+def list_what(
+    what: Annotated[What, typer.Argument(help="What to list.")] = What.implementations, *, as_json: AsJson = False
+) -> None:
+    """List what there is; for implementations, what each supports here."""
+    from harness import catalog, terminal
+
+    entries = catalog.entries(what)
+    if as_json:
+        typer.echo(json.dumps(entries, indent=2))
+    else:
+        columns = list(entries[0])
+        terminal.print_table(columns, [[entry[column] for column in columns] for entry in entries])
+
+
+@app.command("run")
+def run_sweep(
+    *,
+    sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "quick",
+    settings: Settings = None,
+    implementation: Implementations = None,
+    baseline: Annotated[str, typer.Option(metavar="NAME", help="What ratios are taken to.")] = "sdpa",
+    budget: Annotated[
+        float | None,
+        typer.Option(min=0.0, metavar="SECONDS", help="Wall time of the run; checks and 3 visits are always made."),
+    ] = None,
+    call_limit: CallLimit = None,
+    memory_limit: MemoryLimit = 0.0,
+    timeout: Timeout = 60.0,
+    results: ResultsFolder = Path("results"),
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Go on with this run, as it was planned (its name or folder).")
+    ] = None,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Sweep, check, measure, store and report."""
+    from harness import run, store, terminal
+    from harness.selection import Selection, plan
+
+    if resume is not None:
+        if settings or implementation:
+            raise ValueError("--resume goes on with the run as it was planned: leave out --set and --implementation")
+        folder = find_run(resume, results)
+        planned = store.read(folder).plan
+    else:
+        selection = Selection(
+            sweep=sweep,
+            settings=settings or (),
+            implementations=implementation or (),
+            baseline=baseline,
+            budget_s=budget,
+            call_limit_s=call_limit,
+            timeout_s=timeout,
+            memory_limit_bytes=int(memory_limit * 2**30),
+            seed=seed,
+        )
+        planned = plan(selection)
+        folder = run.new_folder(results, planned.sweep)
+    typer.echo(_announcement(len(planned.workloads), len(planned.implementations), folder), err=True)
+    try:
+        with terminal.watching() as watch:
+            found = run.execute(planned, folder, watch)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; go on with: attnbench run --resume {folder}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    failures = _write_reports(found, folder)
+    if as_json:
+        typer.echo(json.dumps(_summary(found), indent=2))
+    else:
+        terminal.print_results(found)
+        typer.echo(f"\nReports and plots: {folder}")
+    _exit(has_findings=failures or any(record.is_finding for record in found.records))
+
+
+def _announcement(num_workloads: int, num_implementations: int, folder: Path) -> str:
+    plural = "" if num_implementations == 1 else "s"
+    return f"{num_workloads} workloads x {num_implementations} implementation{plural}, into {folder}"
+
+
+@app.command()
+def check(  # noqa: PLR0913 - one parameter for each option
+    implementations: Annotated[
+        list[str] | None, typer.Argument(metavar="[NAME|FILE.py:NAME]...", help="What to check. Default: all.")
+    ] = None,
+    *,
+    sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "check",
+    settings: Settings = None,
+    implementation: Implementations = None,
+    call_limit: CallLimit = None,
+    timeout: Timeout = 60.0,
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Check agreement with the float64 oracle, outputs and gradients; measure nothing, keep nothing."""
+    import tempfile
+
+    from harness import run, terminal
+    from harness.selection import Selection, plan
+
+    named = [*(implementations or ()), *(implementation or ())]
+    selection = Selection(
+        sweep=sweep,
+        settings=settings or (),
+        implementations=named,
+        call_limit_s=call_limit,
+        timeout_s=timeout,
+        metrics=(),
+        seed=seed,
+    )
+    planned = plan(selection, with_baseline=False)
+    with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder, terminal.watching() as watch:
+        found = run.execute(planned, Path(folder), watch, stages=("check",))
+    if as_json:
+        typer.echo(json.dumps(_summary(found), indent=2))
+    else:
+        terminal.print_check(found)
+    _exit(has_findings=any(record.is_finding for record in found.records))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Names or folders. Default: newest.")] = None,
+    *,
+    results: ResultsFolder = Path("results"),
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write here, with a copy of the journal.")] = None,
+    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+) -> None:
+    """Rebuild every report of stored runs. Needs no torch."""
+    from harness import store
+
+    folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
+    if to is not None and len(folders) > 1:
+        raise ValueError("--to takes one run: name a single RUN")
+    failures = False
+    for folder in folders:
+        found = store.read(folder)
+        target = to or found.folder
+        if to is not None and to.resolve() != found.folder.resolve():
+            store.copy_journal(found.folder, to)
+        failures |= _write_reports(found, target)
+        typer.echo(f"Reports and plots: {target}")
+        if open_page:
+            typer.launch(str((target / "report.html").resolve()))
+    _exit(has_findings=failures)
+
+
+@app.command()
+def doctor(*, as_json: AsJson = False) -> None:
+    """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes seconds."""
+    from dataclasses import asdict
+
+    from harness import terminal
+    from harness.doctor import examine
+
+    findings = examine()
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        rows = [(finding.name, finding.value, finding.advice or "-") for finding in findings]
+        terminal.print_table(("what", "seen", "advice"), rows)
+    _exit(has_findings=any(finding.advice for finding in findings))
+
+
+def find_run(name: str, results: Path) -> Path:
+    """The folder of a run given by its name below `results`, its folder, or its journal.
+
+    Raises:
+        ValueError: there is none; the message names the newest runs that there are.
+    """
+    from harness import store
+
+    for candidate in (results / "runs" / name, Path(name)):
+        if (candidate / store.JOURNAL).exists():
+            return candidate
+        if candidate.name == store.JOURNAL and candidate.exists():
+            return candidate.parent
+    newest = [folder.name for folder in store.find_runs(results)[-5:]]
+    there = f"the newest are {', '.join(newest)}" if newest else f"{results / 'runs'} holds none; begin with attnbench run"
+    raise ValueError(f"there is no run {name}; {there}")
+
+
+def newest_run(results: Path) -> Path:
+    """The newest run below `results`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    from harness import store
+
+    found = store.find_runs(results)
+    if not found:
+        raise ValueError(f"{results / 'runs'} holds no runs: begin with attnbench run, or name another --results DIR")
+    return found[-1]
+
+
+def _write_reports(found: "Results", folder: Path) -> bool:
+    """Write every report; one that fails is told and costs the others nothing. Returns whether any failed."""
+    from harness import plugins
+
+    failed = False
+    for name, plug in plugins.plugs("harness.reports", "REPORT").items():
+        try:
+            plug.write(found, folder)
+        except Exception as error:  # noqa: BLE001 - somebody's report must not cost the others
+            failed = True
+            typer.echo(f"warning: report {name} failed: {type(error).__name__}: {error}", err=True)
+    return failed
+
+
+def _summary(found: "Results") -> dict[str, object]:
+    """What a program wants to know of a run."""
+    from harness.reports import table
+
+    return {
+        "run": found.run,
+        "folder": str(found.folder),
+        "counts": Counter(str(record.status) for record in found.records),
+        "cells": [
+            {
+                "workload": row.workload.id,
+                "implementation": row.implementation,
+                "status": str(row.status),
+                "is_predicted": row.is_predicted,
+                "message": row.message,
+                "latency_s": None if row.time is None else row.time.point,
+                "ratio": None if row.comparison is None else row.comparison.ratio,
+                "verdict": None if row.comparison is None else str(row.comparison.verdict),
+                "peak_memory_bytes": row.peak_memory_bytes,
+                "error_ratio": row.error_ratio,
+            }
+            for row in table.rows(found)
+        ],
+    }
+
+
+def _exit(*, has_findings: bool) -> NoReturn:
+    raise typer.Exit(FINDING if has_findings else 0)
+
+
+def main() -> None:
+    """Run the command; a user's mistake is one line on standard error and exit code 2."""
+    try:
+        app()
+    except ValueError as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(WRONG_USAGE)

@@ -1,0 +1,62 @@
+"""Everything that is said to CUDA and nowhere else: is there a device, its clock, its peak memory.
+
+Source of the clock's shape (a spinning kernel hides launch latency): https://github.com/NVIDIA/nvbench.
+"""
+
+import time
+from collections.abc import Callable
+from itertools import repeat
+
+import torch
+
+SPIN_CYCLES_PER_CALL = 100_000
+"""Device cycles to spin while the host queues one call: about 50 us at 1.9 GHz, more than a launch costs."""
+
+
+def has_device(device: str) -> bool:
+    """Whether this machine has the device `cuda` or `cuda:N`."""
+    index = torch.device(device).index or 0
+    return torch.cuda.is_available() and index < torch.cuda.device_count()
+
+
+def free_bytes(device: str) -> int:
+    """Memory that the device could still give."""
+    return torch.cuda.mem_get_info(torch.device(device))[0]
+
+
+def peak_bytes(call: Callable[[], object], device: str) -> int:
+    """The most memory that one call holds at once, beyond what was held when it began."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats(device)
+    before = torch.cuda.memory_allocated(device)
+    call()
+    torch.cuda.synchronize(device)
+    return torch.cuda.max_memory_allocated(device) - before
+
+
+class CudaClock:
+    """Events on the device's stream: device time, from the first kernel's start to the last one's end."""
+
+    resolution_s = 0.5e-6  # of a CUDA event, as its documentation states
+
+    def __init__(self, device: str) -> None:
+        """Use the current stream of `device`."""
+        self.device = torch.device(device)
+
+    def now(self) -> float:
+        """Seconds of the host's monotonic timer."""
+        return time.perf_counter()
+
+    def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
+        """Device time of the calls, queued behind a spinning kernel so that the host's launches are hidden."""
+        with torch.cuda.device(self.device):
+            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+            torch.cuda.synchronize()
+            torch.cuda._sleep(SPIN_CYCLES_PER_CALL * num_calls)  # noqa: SLF001 - torch has no public spinning kernel
+            start.record()
+            for _ in repeat(None, num_calls):
+                call()
+            end.record()
+            end.synchronize()
+        return start.elapsed_time(end) * 1e-3

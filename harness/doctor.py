@@ -1,0 +1,102 @@
+"""Is this machine fit to measure? Facts, doubts and advice in plain words, and a short comparison of a thing with itself."""
+
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+import psutil
+
+from harness import environment, measure
+from harness.clock import CpuClock
+from harness.records import Environment
+from harness.stats import paired_ratio
+from harness.units import show
+
+BUSY_SHARE = 0.3
+COARSE_TICK_S = 1e-6
+STEAL_PERCENT = 1.0
+NOISY_SHARE = 0.02
+AA_VISITS = 6
+AA_BLOCKS = 20
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One fact about the machine; `advice` is empty where there is nothing to do."""
+
+    name: str
+    value: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Every finding, in order. Takes a few seconds."""
+    found = environment.collect()
+    return [*_facts(found), *_load(found), *_timer(), *_threads(found), *_stolen(), noise_floor()]
+
+
+def _facts(found: Environment) -> Iterator[Finding]:
+    yield Finding(name="processor", value=f"{found.cpu}, {found.cpu_capability}, {found.num_physical_cores} cores")
+    yield Finding(name="accelerator", value=found.accelerator or "none")
+    yield Finding(name="versions", value=", ".join(f"{name} {value}" for name, value in found.versions.items()))
+    free = psutil.virtual_memory().available
+    yield Finding(name="free memory", value=f"{show(free, 'bytes')} of {show(found.memory_bytes, 'bytes')}")
+    yield Finding(name="fingerprint", value=found.fingerprint)
+    governor = found.clocks.get("governor", "")
+    advice = "" if governor in {"", "performance"} else "clocks follow the load: set the governor to performance"
+    yield Finding(name="frequency governor", value=governor or "not visible here", advice=advice)
+
+
+def _load(found: Environment) -> Iterator[Finding]:
+    cores = found.num_logical_cores or 1
+    busy = psutil.cpu_percent(interval=1.0) / 100
+    advice = "other work is running: stop it, or expect wide intervals" if busy > BUSY_SHARE else ""
+    load = "unknown" if found.load is None else f"{found.load:g}"
+    yield Finding(name="load", value=f"{busy:.0%} of {cores} cores busy, one-minute average {load}", advice=advice)
+
+
+def _timer() -> Iterator[Finding]:
+    step_s = CpuClock().resolution_s
+    advice = "the timer is coarse: samples are made longer to suit it" if step_s > COARSE_TICK_S else ""
+    yield Finding(name="timer step", value=show(step_s, "s"), advice=advice)
+
+
+def _threads(found: Environment) -> Iterator[Finding]:
+    cores = environment.physical_cores()
+    too_many = found.num_threads > cores
+    advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}" if too_many else ""
+    yield Finding(name="threads", value=f"{found.num_threads} on {cores} physical cores", advice=advice)
+    shown = ", ".join(f"{name}={value}" for name, value in found.settings.items()) or "none set"
+    yield Finding(name="thread and malloc settings", value=shown)
+
+
+def _stolen() -> Iterator[Finding]:
+    if not hasattr(psutil.cpu_times(), "steal"):
+        return
+    stolen = psutil.cpu_times_percent(interval=1.0).steal
+    advice = "the host takes time away: measure elsewhere, or take more visits" if stolen > STEAL_PERCENT else ""
+    yield Finding(name="stolen by the host", value=f"{stolen:.1f} % of the time", advice=advice)
+
+
+def noise_floor() -> Finding:
+    """How far two arms that are the same code seem apart, measured as everything here is measured."""
+    matrix = np.random.default_rng(0).standard_normal((192, 192), dtype=np.float32)
+    clock = CpuClock()
+    arms = [measure.Arm(name=name, call=lambda: matrix @ matrix) for name in ("one", "same")]
+    samples: dict[str, list[measure.Sample]] = {"one": [], "same": []}
+    start = time.perf_counter()
+    for number in range(AA_VISITS):
+        at = measure.Visit(epoch=0, number=number, num_blocks=AA_BLOCKS, seed=number)
+        for name, taken in measure.visit(arms, clock, at).items():
+            samples[name].extend(taken)
+    spent_s = time.perf_counter() - start
+    estimate = paired_ratio(samples["one"], samples["same"])
+    assert estimate.low is not None
+    assert estimate.high is not None
+    width = max(abs(estimate.low - 1), abs(estimate.high - 1))
+    value = f"the same code twice differs by up to {width:.2%} (measured for {spent_s:.1f} s)"
+    advice = "differences below this cannot be told: see what else is running" if width > NOISY_SHARE else ""
+    return Finding(name="noise floor", value=value, advice=advice)
+
+

@@ -1,0 +1,101 @@
+"""Timing: randomised complete blocks of calibrated samples. Knows nothing of torch, so a virtual clock can drive it.
+
+A block samples every arm of a workload once, in an order drawn anew; the evidence is the ratio inside a block, which a
+drift of the machine leaves alone. Source: randomised complete block design, R. A. Fisher, The Design of Experiments (1935).
+"""
+
+import gc
+import random
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from harness.clock import Clock
+from harness.records import Sample
+
+MIN_SAMPLE_S = 1e-3
+MIN_SAMPLE_TICKS = 1000
+TOUCH_BELOW_S = 10e-3
+"""Calls shorter than this get an untimed one first: their caches were emptied by the arm before. Longer calls warm
+themselves, and a touch would double their cost."""
+
+
+@dataclass(kw_only=True)
+class Arm:
+    """One contender of a block: what to call, and, once calibrated, how many calls make a sample."""
+
+    name: str
+    call: Callable[[], object]
+    num_calls: int = 0  # 0: not calibrated yet
+    call_s: float = 0.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Visit:
+    """A few blocks of one workload: where they stand and how their orders are drawn."""
+
+    epoch: int
+    number: int
+    num_blocks: int
+    seed: int
+
+
+def calibrate(arm: Arm, clock: Clock) -> None:
+    """Double the number of calls until they fill a sample: at least 1 ms and 1000 ticks of the clock."""
+    clock.elapsed(arm.call, 1)  # untimed: first calls allocate and compile
+    target_s = max(MIN_SAMPLE_S, MIN_SAMPLE_TICKS * clock.resolution_s)
+    num_calls = 1
+    while (spent_s := clock.elapsed(arm.call, num_calls)) < target_s:
+        num_calls *= 2
+    arm.num_calls, arm.call_s = num_calls, spent_s / num_calls
+
+
+def visit(
+    arms: Sequence[Arm],
+    clock: Clock,
+    at: Visit,
+    *,
+    on_turn: Callable[[Arm], None] = lambda _: None,
+    count_faults: Callable[[], int] = lambda: 0,
+) -> dict[str, tuple[Sample, ...]]:
+    """Take the visit's blocks; return each arm's samples in time order.
+
+    `on_turn` hears of each arm before it is called, so that a crash can be laid at the right door; `count_faults`
+    reads the process's count of minor page faults. The garbage collector rests meanwhile.
+    """
+    draws = random.Random(at.seed)  # noqa: S311 - an order of measurement, no secret
+    samples: dict[str, list[Sample]] = {arm.name: [] for arm in arms}
+    was_enabled = gc.isenabled()
+    gc.collect()
+    gc.disable()
+    try:
+        for arm in arms:
+            if not arm.num_calls:
+                on_turn(arm)
+                calibrate(arm, clock)
+        for block in range(at.num_blocks):
+            for slot, arm in enumerate(draws.sample(arms, len(arms))):
+                on_turn(arm)
+                samples[arm.name].append(_sample(arm, clock, at, (block, slot), count_faults))
+    finally:
+        if was_enabled:
+            gc.enable()
+    return {name: tuple(taken) for name, taken in samples.items()}
+
+
+def _sample(
+    arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], count_faults: Callable[[], int]
+) -> Sample:
+    if arm.call_s < TOUCH_BELOW_S:
+        arm.call()
+    start_s, faults = clock.now(), count_faults()
+    spent_s = clock.elapsed(arm.call, arm.num_calls)
+    return Sample(
+        value=spent_s / arm.num_calls,
+        num_calls=arm.num_calls,
+        epoch=at.epoch,
+        visit=at.number,
+        block=place[0],
+        slot=place[1],
+        start_s=start_s,
+        num_faults=count_faults() - faults,
+    )

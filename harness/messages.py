@@ -1,0 +1,81 @@
+"""What the parent asks of a worker, and what the worker answers: JSON lines over a pipe, one answer for each request."""
+
+import msgspec
+
+from harness.records import Agreement, Environment, Measurement, Sample, Status, Workload
+
+
+class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
+    """Who are you? Answered by Ready."""
+
+
+class Check(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
+    """Is this implementation right on this workload, and within reach? Answered by Checked."""
+
+    workload: Workload
+    spec: str
+    call_limit_s: float
+    memory_limit_bytes: int
+    seed: int
+
+
+class Observe(msgspec.Struct, frozen=True, kw_only=True, tag="observe"):
+    """Read a metric that has a pass of its own. Answered by Observed, or Failed."""
+
+    workload: Workload
+    spec: str
+    metric: str
+
+
+class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
+    """Sample some blocks. `arms` pairs an arm's name with the spec of its implementation. Answered by Visited or Failed."""
+
+    workload: Workload
+    arms: tuple[tuple[str, str], ...]
+    epoch: int
+    visit: int
+    num_blocks: int
+    seed: int
+
+
+Request = Hello | Check | Observe | TakeVisit
+
+
+class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
+    """The worker's environment and devices."""
+
+    environment: Environment
+    devices: tuple[str, ...]
+
+
+class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
+    """How the check ended."""
+
+    status: Status
+    message: str = ""
+    is_predicted: bool = False
+    agreement: Agreement | None = None
+    check_s: float = 0.0
+
+
+class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
+    """The metric's value."""
+
+    measurement: Measurement
+
+
+class Visited(msgspec.Struct, frozen=True, kw_only=True, tag="visited"):
+    """The samples of each arm."""
+
+    arms: dict[str, tuple[Sample, ...]]
+
+
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The request failed at this arm (or the request's only implementation)."""
+
+    arm: str
+    status: Status
+    message: str
+
+
+Reply = Ready | Checked | Observed | Visited | Failed

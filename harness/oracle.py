@@ -1,0 +1,161 @@
+"""The oracle: attention written out in float64, one batch row and head at a time, and the textbook form beside it.
+
+It shares no code with any implementation, and reads key/value head h // (H / G) for query head h. Gradients follow by
+automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
+"""
+
+import math
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.contract import Weights
+from harness.inputs import Inputs
+from harness.records import Workload
+
+NAME = "float64 loop over batch rows and heads"
+FULL_CHECK_PAIRS = 2**22
+"""Up to this many scores (B * H * T * S) every query row is checked; beyond it NUM_SAMPLED_ROWS rows are."""
+NUM_SAMPLED_ROWS = 64
+
+
+def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
+    """The query rows to compare (R,), in order: all, or at long lengths the edges and random ones."""
+    query_len = workload.seq_len
+    if workload.batch_size * workload.num_heads * query_len * workload.kv_len <= FULL_CHECK_PAIRS:
+        return torch.arange(query_len)
+    edges = [0, 1, 15, 16, 63, 64, 127, 128, 255, 256, query_len // 2, query_len - 2, query_len - 1]
+    random = torch.randint(query_len, (NUM_SAMPLED_ROWS,), generator=draws)
+    chosen = torch.cat([torch.tensor(edges).clamp(0, query_len - 1), random])
+    return chosen.unique()[: 2 * NUM_SAMPLED_ROWS]
+
+
+def seen_rows(workload: Workload, rows: Tensor) -> Tensor:
+    """Which keys those rows see (B, R, S), from the mask's rule."""
+    rule = workload.mask_rule
+    dense = rule.dense(workload.batch_size, workload.seq_len, workload.kv_len, rows=rows.numpy())
+    return torch.from_numpy(dense.copy())
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V), seen (B, R, S) -> (B, H, R, V).
+
+    A row that sees no key gives 0.
+    """
+    batch_size, num_heads, num_rows, head_dim = query.shape
+    out = query.new_zeros(batch_size, num_heads, num_rows, value.shape[-1])
+    results = []
+    for row in range(batch_size):
+        for head in range(num_heads):
+            group = head // (num_heads // key.shape[1])
+            scores = query[row, head] @ key[row, group].T / math.sqrt(head_dim)  # (R,S)
+            scores = scores.where(seen[row], -math.inf)
+            largest = scores.max(dim=1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
+            powers = (scores - largest).exp()
+            total = powers.sum(dim=1, keepdim=True)
+            weights = powers / total.where(total > 0, 1.0)
+            results.append(weights @ value[row, group])  # (R,V)
+    return torch.stack(results).reshape(out.shape)
+
+
+def textbook(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    """The same in the plain textbook form, all heads at once, in the dtype of its inputs: the yardstick of the check."""
+    scores = _scores(query, _all_heads(key, query), seen)
+    return torch.softmax(scores, dim=-1).nan_to_num(0.0) @ _all_heads(value, query)
+
+
+class _Recomputed(torch.autograd.Function):
+    """Attention whose backward pass recomputes the weights from the rows' logsumexp, each step written out."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:  # noqa: ANN401
+        """All heads alike: (B, H, R, K), (B, H, S, K), (B, H, S, V), (B, R, S) -> (B, H, R, V)."""
+        scores = _scores(query, key, seen)
+        logsumexp = scores.logsumexp(dim=-1, keepdim=True)
+        out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
+        ctx.save_for_backward(query, key, value, seen, logsumexp, out)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # noqa: ANN401
+        """Equations of FlashAttention-2, algorithm 2, without its tiles."""
+        query, key, value, seen, logsumexp, out = ctx.saved_tensors
+        (grad_out,) = grads
+        weights = (_scores(query, key, seen) - logsumexp).exp().nan_to_num(0.0)
+        along = (grad_out * out).sum(dim=-1, keepdim=True)
+        grad_scores = weights * (grad_out @ value.transpose(-2, -1) - along) / math.sqrt(query.shape[-1])
+        return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad_out, None
+
+
+def recomputed(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+    """The textbook form with its backward pass as in FlashAttention: no less honest, but it rounds elsewhere.
+
+    Source: https://arxiv.org/abs/2307.08691, algorithm 2.
+    """
+    out: Tensor = _Recomputed.apply(query, _all_heads(key, query), _all_heads(value, query), seen)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:
+    return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1)
+
+
+def _scores(query: Tensor, key: Tensor, seen: Tensor) -> Tensor:
+    scores = (query @ key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
+    return scores.masked_fill(~seen[:, None], -math.inf)
+
+
+def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T, D), (B, S, D) -> query (B, H, T, K), key (B, G, S, K), value (B, G, S, V)."""
+
+    def through(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        projected = torch.einsum("btd,hkd->bhtk", tokens, weight)
+        return projected if bias is None else projected + bias[None, :, None, :]
+
+    return (
+        through(x, weights.query, weights.query_bias),
+        through(context, weights.key, weights.key_bias),
+        through(context, weights.value, weights.value_bias),
+    )
+
+
+def merge(attended: Tensor, weights: Weights) -> Tensor:
+    """(B, H, R, V) -> (B, R, D), or (B, R, H*V) where there is no output projection."""
+    merged = attended.permute(0, 2, 1, 3).flatten(2)
+    if weights.out is None:
+        return merged
+    projected = merged @ weights.out.T
+    return projected if weights.out_bias is None else projected + weights.out_bias
+
+
+Form = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
+YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
+"""Honest forms that round differently."""
+
+
+def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend) -> Tensor:
+    """The output of a workload at the chosen query rows in the dtype of `inputs`: the right one, or that of a yardstick.
+
+    Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D).
+    """
+    seen = seen_rows(workload, rows)
+    query, key, value = heads(workload, inputs, rows)
+    attended = form(query, key, value, seen)
+    return attended if workload.scope == "attention" else merge(attended, inputs.weights)
+
+
+def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): given, or projected."""
+    if workload.scope == "attention":
+        query, key, value = inputs.tensors["query"], inputs.tensors["key"], inputs.tensors["value"]
+        return query[:, :, rows], key, value
+    x = inputs.tensors["x"]
+    return project(x[:, rows], inputs.tensors.get("context", x), inputs.weights)
+
+
+def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
+    """No score is larger than this in size: the longest query times the longest key / sqrt(K) (Cauchy-Schwarz)."""
+    query, key, _ = heads(workload, inputs, rows)
+    return float(query.norm(dim=-1).max() * key.norm(dim=-1).max()) / math.sqrt(query.shape[-1])

@@ -1,0 +1,145 @@
+"""Finding plugs: a file in a folder is the plug, its stem is its name, and it holds one upper-case value.
+
+Names are found without importing anything, so that listing stays quick and a broken plug troubles nobody else.
+"""
+
+import ast
+import importlib
+import importlib.util
+import re
+from collections.abc import Iterable
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ENTRY_POINT_GROUP = "attnbench.implementations"
+IMPLEMENTATIONS = "implementations"
+
+
+def stems(package: str) -> list[str]:
+    """The names of the modules in a package, sorted, none of them imported.
+
+    Raises:
+        ValueError: the package cannot be found.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ValueError(f"the package {package} cannot be found; is attnbench installed?")
+    folders = map(Path, spec.submodule_search_locations)
+    return sorted(file.stem for folder in folders for file in folder.glob("[a-z]*.py"))
+
+
+def plugs(package: str, constant: str) -> dict[str, Any]:
+    """The value `constant` of every module of `package` that holds one, by the module's stem."""
+    modules = {stem: importlib.import_module(f"{package}.{stem}") for stem in stems(package)}
+    return {stem: getattr(module, constant) for stem, module in modules.items() if hasattr(module, constant)}
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Implementations that other installed packages offer, by name."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def implementation_names() -> list[str]:
+    """Every implementation that can be named: those in the folder, then those of installed packages."""
+    own = stems(IMPLEMENTATIONS)
+    return own + sorted(set(installed()) - set(own))
+
+
+def name_of(spec: str) -> str:
+    """The name under which `name` or `path/to/file.py:Name` takes part: the name, or the stem for IMPLEMENTATION."""
+    path, attribute = split(spec)
+    if path is None:
+        return attribute
+    return path.stem if attribute == "IMPLEMENTATION" else attribute
+
+
+def split(spec: str) -> tuple[Path | None, str]:
+    """`path/to/file.py:Name` as (path, Name); a plain name as (None, name)."""
+    found = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", spec)
+    return (Path(found[1]), found[2]) if found else (None, spec)
+
+
+def check_specs(specs: Iterable[str]) -> None:
+    """See that each implementation can be found and that no two share a name, without importing any.
+
+    Raises:
+        ValueError: what was given, what is allowed and, for a near miss, what was probably meant.
+    """
+    owners: dict[str, str] = {}
+    known = implementation_names()
+    for spec in specs:
+        path, attribute = split(spec)
+        if path is not None:
+            _check_file(path, attribute)
+        elif attribute not in known:
+            raise ValueError(unknown("implementation", attribute, known, "; or give path/to/file.py:Name"))
+        name = name_of(spec)
+        clash = owners.get(name, name if path is not None and name in known else spec)
+        if clash != spec:
+            raise ValueError(f"{spec} and {clash} would share the name {name}: rename one of them")
+        owners[name] = spec
+
+
+def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
+    """The message for a name that does not exist: the given one, a near one, and all."""
+    names = list(known)
+    near = get_close_matches(given, names, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"there is no {kind} {given}{hint}; choose among {', '.join(names)}{more}"
+
+
+def _check_file(path: Path, attribute: str) -> None:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path} is not Python that can be read: {error}") from None
+    defined = _top_level_names(tree)
+    if attribute not in defined and "*" not in defined:
+        raise ValueError(unknown("name", attribute, sorted(defined), f" in {path}"))
+
+
+def _top_level_names(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
+            names.add(node.id)
+    return names
+
+
+def load(spec: str) -> Any:  # noqa: ANN401 - whatever the plug holds; harness/adapt.py makes an Implementation of it
+    """Import what `name` or `path/to/file.py:Name` names.
+
+    Raises:
+        ValueError: the module holds no such value.
+        Exception: whatever importing somebody's module raises.
+    """
+    path, attribute = split(spec)
+    if path is not None:
+        return _value(_module_from(path), attribute, spec)
+    if attribute in stems(IMPLEMENTATIONS):
+        return _value(importlib.import_module(f"{IMPLEMENTATIONS}.{attribute}"), "IMPLEMENTATION", spec)
+    return installed()[attribute].load()
+
+
+def _value(module: ModuleType, attribute: str, spec: str) -> Any:  # noqa: ANN401
+    if not hasattr(module, attribute):
+        raise ValueError(f"{spec}: the module holds no {attribute}")
+    return getattr(module, attribute)
+
+
+def _module_from(path: Path) -> ModuleType:
+    spec = importlib.util.spec_from_file_location(f"attnbench_plug_{path.stem}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module

@@ -1,0 +1,285 @@
+"""The walk of a run: check each cell, read its metrics, then visit the workloads round by round; all into the journal.
+
+Every step is an event on disk before the next begins, so that a run can be killed at any moment and resumed.
+"""
+
+import secrets
+import subprocess
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from itertools import count
+from pathlib import Path
+
+from harness import store
+from harness.crew import Crew, WorkerLostError
+from harness.messages import Check, Checked, Failed, Observe, Observed, Ready, TakeVisit, Visited
+from harness.plugins import name_of
+from harness.records import (
+    SCHEMA,
+    CellChecked,
+    CellFailed,
+    CellMeasured,
+    Event,
+    Plan,
+    RunFinished,
+    RunStarted,
+    Status,
+    VisitFinished,
+    WorkerStarted,
+    Workload,
+    twin,
+)
+from harness.schedule import MIN_ROUNDS, rounds, visit_seed
+
+STAGES = ("check", "metrics", "time")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """Where a run stands, for those who watch."""
+
+    stage: str
+    cell: str
+    done: float  # of `total`, in the stage
+    total: float
+    counts: dict[str, int]  # cells by status
+    left_s: float | None
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass
+class State:
+    """What the journal has said so far; the next step follows from it."""
+
+    status: dict[tuple[str, str], Status] = field(default_factory=dict)
+    observed: set[tuple[str, str, str]] = field(default_factory=set)
+    num_visits: Counter[str] = field(default_factory=Counter)
+    num_workers: int = 0
+    spent_s: float = 0.0  # inside checks and samples
+
+    def apply(self, event: Event) -> None:
+        """Take note of an event."""
+        match event:
+            case CellChecked():
+                self.status[event.workload, event.implementation] = event.status
+                self.spent_s += event.check_s
+            case CellFailed():
+                self.status[event.workload, event.implementation] = event.status
+            case CellMeasured():
+                self.observed.add((event.workload, event.implementation, event.measurement.metric))
+            case VisitFinished():
+                self.num_visits[event.workload] += 1
+                self.spent_s += sum(s.value * s.num_calls for samples in event.arms.values() for s in samples)
+            case WorkerStarted():
+                self.num_workers += 1
+            case RunStarted() | RunFinished():
+                pass
+
+    def live(self, workload: str, names: Iterable[str]) -> list[str]:
+        """The implementations that have passed so far on that workload."""
+        return [name for name in names if self.status.get((workload, name)) is Status.ok]
+
+
+class Run:
+    """One run at work: plan, journal, worker and state."""
+
+    def __init__(self, plan: Plan, journal: store.Journal, crew: Crew, watch: Watch) -> None:
+        """Begin with nothing done."""
+        self.plan = plan
+        self.journal = journal
+        self.crew = crew
+        self.watch = watch
+        self.state = State()
+        self.specs = {name_of(spec): spec for spec in plan.implementations}
+        self.start = time.monotonic()
+        self.earlier_s = 0.0  # what a run that is resumed had spent, as far as its journal tells
+
+    def note(self, event: Event) -> None:
+        """Journal an event, and take note of it."""
+        self.journal.append(event)
+        self.state.apply(event)
+
+    def fresh_worker(self) -> Ready:
+        """A new process takes up the work."""
+        ready = self.crew.hello()
+        self.note(WorkerStarted(time=now(), environment=ready.environment))
+        return ready
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the run has taken so far."""
+        return self.earlier_s + time.monotonic() - self.start
+
+    def tell(self, stage: str, cell: str, done: float, total: float) -> None:
+        """Tell the watcher; the time left is what the stage's pace says, or the rest of the budget if that is more."""
+        pace_s = self.elapsed_s / done * (total - done) if done else None
+        rest_s = self.plan.budget_s - self.elapsed_s if "time" in stage or self.plan.budget_s else 0.0
+        left_s = None if pace_s is None else max(pace_s if stage != "time" else 0.0, rest_s, 0.0)
+        counts = Counter(str(status) for status in self.state.status.values())
+        self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=dict(counts), left_s=left_s))
+
+    def check_all(self) -> None:
+        """Bring every cell to a status."""
+        cells = [(workload, name) for workload in self.plan.workloads for name in self.specs]
+        for number, (workload, name) in enumerate(cells):
+            if (workload.id, name) in self.state.status:
+                continue
+            self.tell("check", f"{name} on {workload.id}", number, len(cells))
+            self.note(self.check(workload, name))
+        self.tell("check", "", len(cells), len(cells))
+
+    def check(self, workload: Workload, name: str) -> CellChecked:
+        """The outcome of one check, whatever becomes of the worker."""
+        if not self.crew.is_at_work:
+            self.fresh_worker()
+        request = Check(
+            workload=workload,
+            spec=self.specs[name],
+            call_limit_s=self.plan.call_limit_s,
+            memory_limit_bytes=self.plan.memory_limit_bytes,
+            seed=self.plan.seed,
+        )
+        try:
+            reply = self.crew.ask(request)
+        except WorkerLostError as lost:
+            reply = Checked(status=lost.status, message=str(lost))
+        assert isinstance(reply, Checked)
+        return CellChecked(
+            workload=workload.id,
+            implementation=name,
+            status=reply.status,
+            message=reply.message,
+            is_predicted=reply.is_predicted,
+            agreement=reply.agreement,
+            check_s=reply.check_s,
+        )
+
+    def observe_all(self, metrics: Sequence[str]) -> None:
+        """Read each metric that has a pass of its own, on each live cell."""
+        wanted = [
+            (workload, name, metric)
+            for workload in self.plan.workloads
+            for name in self.state.live(workload.id, self.specs)
+            for metric in metrics
+        ]
+        for number, (workload, name, metric) in enumerate(wanted):
+            if (workload.id, name, metric) in self.state.observed or not self.state.live(workload.id, [name]):
+                continue
+            self.tell("metrics", f"{metric} of {name} on {workload.id}", number, len(wanted))
+            self.note(self.observe(workload, name, metric))
+
+    def observe(self, workload: Workload, name: str, metric: str) -> CellMeasured | CellFailed:
+        """One metric of one cell, or how the cell failed."""
+        if not self.crew.is_at_work:
+            self.fresh_worker()
+        try:
+            reply = self.crew.ask(Observe(workload=workload, spec=self.specs[name], metric=metric))
+        except WorkerLostError as lost:
+            reply = Failed(arm=name, status=lost.status, message=str(lost))
+        if isinstance(reply, Failed):
+            return CellFailed(workload=workload.id, implementation=name, status=reply.status, message=reply.message)
+        assert isinstance(reply, Observed)
+        return CellMeasured(workload=workload.id, implementation=name, measurement=reply.measurement)
+
+    def time_all(self) -> None:
+        """Visit the live workloads round by round until the budget is spent; the first rounds in fresh processes."""
+        workloads = {w.id: w for w in self.plan.workloads if self.state.live(w.id, self.specs)}
+        if not workloads:
+            return
+        for number, order in zip(count(), rounds(list(workloads), self.plan.seed), strict=False):
+            if 0 < number < self.plan.num_epochs or not self.crew.is_at_work:
+                self.fresh_worker()
+            for workload in order:
+                least = min(self.state.num_visits[each] for each in workloads)
+                if least >= MIN_ROUNDS and self.elapsed_s >= self.plan.budget_s:
+                    return
+                self.tell("time", f"round {number + 1}, {workload}", self.elapsed_s, max(self.plan.budget_s, 1e-9))
+                self.visit(workloads[workload])
+
+    def visit(self, workload: Workload) -> None:
+        """One visit; an arm that fails is dropped, and the visit taken again without it."""
+        while live := self.state.live(workload.id, self.specs):
+            arms = [(name, self.specs[name]) for name in live]
+            baseline = self.plan.baseline
+            if baseline in live:
+                arms.append((twin(baseline), self.specs[baseline]))
+            if not self.crew.is_at_work:
+                self.fresh_worker()
+            number = self.state.num_visits[workload.id]
+            epoch = self.state.num_workers - 1
+            request = TakeVisit(
+                workload=workload,
+                arms=tuple(arms),
+                epoch=epoch,
+                visit=number,
+                num_blocks=self.plan.num_blocks,
+                seed=visit_seed(self.plan.seed, workload.id, number),
+            )
+            try:
+                reply = self.crew.ask(request)
+            except WorkerLostError as lost:
+                reply = Failed(arm=arms[lost.arm][0], status=lost.status, message=str(lost))
+            if isinstance(reply, Visited):
+                self.note(VisitFinished(workload=workload.id, epoch=epoch, visit=number, arms=reply.arms))
+                return
+            assert isinstance(reply, Failed)
+            owner = baseline if reply.arm == twin(baseline) else reply.arm
+            failed = CellFailed(
+                workload=workload.id, implementation=owner, status=reply.status, message=reply.message
+            )
+            self.note(failed)
+
+
+def execute(plan: Plan, folder: Path, watch: Watch, stages: Iterable[str] = STAGES) -> store.Results:
+    """Start a run in `folder`, or go on with the one that is there; return its results.
+
+    Raises:
+        ValueError: the folder cannot be written, its journal is damaged, or no worker can start.
+    """
+    journal_path = folder / store.JOURNAL
+    earlier = list(store.events(journal_path)) if journal_path.exists() else []
+    with store.Journal(folder) as journal, Crew(folder / "worker.log", plan.timeout_s) as crew:
+        run = Run(plan, journal, crew, watch)
+        if not earlier:
+            run.note(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=commit(), plan=plan))
+        for event in earlier:
+            run.state.apply(event)
+        run.earlier_s = run.state.spent_s
+        run.fresh_worker()
+        if "check" in stages:
+            run.check_all()
+        if "metrics" in stages:
+            run.observe_all([metric for metric in plan.metrics if metric != "latency"])
+        if "time" in stages and "latency" in plan.metrics:
+            run.time_all()
+        run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s))
+    return store.read(folder)
+
+
+def now() -> str:
+    """This moment in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def new_folder(results: Path, sweep: str) -> Path:
+    """A new run's folder below `results`; its name begins with the time, so that names sort by age."""
+    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return results / "runs" / f"{moment}-{sweep}-{secrets.token_hex(2)}"
+
+
+def commit() -> str:
+    """The commit checked out here, with + after it where files have changed since; empty outside a repository."""
+    try:
+        head = _git("rev-parse", "HEAD").strip()
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
+    except (OSError, subprocess.CalledProcessError):
+        return ""
+
+
+def _git(*arguments: str) -> str:
+    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout  # noqa: S603, S607

@@ -1,0 +1,66 @@
+"""From what was typed to a plan: sweep, settings, implementations and limits, checked before any work begins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from harness import plugins, sweep
+from harness.records import Plan
+
+DEFAULT_BASELINE = "sdpa"
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What was typed; None where nothing was, and the sweep decides."""
+
+    sweep: str
+    settings: Sequence[str] = ()
+    implementations: Sequence[str] = ()
+    baseline: str = DEFAULT_BASELINE
+    budget_s: float | None = None
+    call_limit_s: float | None = None
+    timeout_s: float = 60.0
+    memory_limit_bytes: int = 0
+    seed: int = 0
+    metrics: Sequence[str] | None = field(default=None)
+
+
+def devices() -> tuple[str, ...]:
+    """What the device `all` stands for: a CUDA device takes part where its driver is loaded (found without torch)."""
+    return ("cpu", "cuda") if DRIVER.exists() else ("cpu",)
+
+
+def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
+    """The plan of a run. The baseline takes part even where it was not named, since ratios need it.
+
+    Raises:
+        ValueError: whatever was given that cannot be; the message says what is allowed.
+    """
+    chosen = sweep.load(selection.sweep)
+    settings = sweep.parse_settings(selection.settings)
+    workloads = sweep.workloads(chosen, settings, devices())
+    specs = list(dict.fromkeys(selection.implementations or chosen.implementations or plugins.implementation_names()))
+    if with_baseline and selection.baseline not in map(plugins.name_of, specs):
+        specs.append(selection.baseline)
+    plugins.check_specs(specs)
+    metrics = tuple(chosen.metrics if selection.metrics is None else selection.metrics)
+    known = plugins.stems("harness.metrics")
+    for metric in metrics:
+        if metric not in known:
+            raise ValueError(plugins.unknown("metric", metric, known))
+    return Plan(
+        sweep=Path(selection.sweep).stem,
+        workloads=workloads,
+        implementations=tuple(specs),
+        baseline=plugins.name_of(selection.baseline),
+        metrics=metrics,
+        budget_s=chosen.budget_s if selection.budget_s is None else selection.budget_s,
+        call_limit_s=chosen.call_limit_s if selection.call_limit_s is None else selection.call_limit_s,
+        timeout_s=selection.timeout_s,
+        memory_limit_bytes=selection.memory_limit_bytes,
+        num_blocks=chosen.num_blocks,
+        num_epochs=chosen.num_epochs,
+        seed=selection.seed,
+    )

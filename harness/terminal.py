@@ -1,0 +1,161 @@
+"""What a terminal shows: progress, the final table, findings. Progress goes to standard error, results to standard output."""
+
+import time
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
+from rich.table import Table
+
+from harness import run
+from harness.records import Status
+from harness.reports import table
+from harness.store import Results
+from harness.units import MISSING, show, significant
+
+LINE_EVERY_S = 10.0
+STAGE_WORDS = {"check": "checking", "metrics": "reading metrics", "time": "timing"}
+
+
+@contextmanager
+def watching() -> Iterator[run.Watch]:
+    """A bar on a terminal, plain lines elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_lines(console)
+        return
+    columns = (
+        TextColumn("[bold]{task.fields[stage]}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[counts]}"),
+        TextColumn("[dim]{task.description}"),
+    )
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task("", total=1.0, stage="starting", left="", counts="")
+
+        def show_progress(seen: run.Progress) -> None:
+            bar.update(
+                task,
+                completed=seen.done,
+                total=seen.total,
+                description=escape(seen.cell),
+                stage=STAGE_WORDS[seen.stage],
+                left=_left(seen),
+                counts=_counts(seen.counts),
+            )
+
+        yield show_progress
+
+
+def _plain_lines(console: Console) -> run.Watch:
+    last = {"stage": "", "at": 0.0}
+
+    def tell(seen: run.Progress) -> None:
+        if seen.stage == last["stage"] and time.monotonic() - float(last["at"]) < LINE_EVERY_S:
+            return
+        last.update(stage=seen.stage, at=time.monotonic())
+        share = 100 * min(1.0, seen.done / seen.total) if seen.total else 100.0
+        parts = [f"{STAGE_WORDS[seen.stage]} {share:.0f} %", _counts(seen.counts), _left(seen), seen.cell]
+        console.print(", ".join(part for part in parts if part), markup=False, highlight=False, soft_wrap=True)
+
+    return tell
+
+
+def _left(seen: run.Progress) -> str:
+    if seen.left_s is None:
+        return ""
+    minutes, seconds = divmod(round(seen.left_s), 60)
+    return f"about {minutes}:{seconds:02d} left"
+
+
+def _counts(counts: dict[str, int]) -> str:
+    return " ".join(f"{number} {status}" for status, number in sorted(counts.items()))
+
+
+def print_results(results: Results) -> None:
+    """A table for each group of workloads, a row for each implementation, a column for each length; then the findings."""
+    console = Console()
+    for title, rows in table.groups(results).items():
+        console.print(_table(title, rows))
+    print_findings(results, console)
+
+
+def _table(title: str, rows: Sequence[table.Row]) -> Table:
+    lengths = list(dict.fromkeys(row.cells["length"] for row in rows))
+    made = Table(title=escape(title), title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    made.add_column("implementation", no_wrap=True)
+    for length in lengths:
+        made.add_column(escape(length), justify="right", no_wrap=True)
+    by_name: dict[str, dict[str, table.Row]] = {}
+    for row in sorted(rows, key=lambda row: row.sort_key[:2], reverse=True):  # order by the greatest length
+        by_name.setdefault(row.implementation, {})[row.cells["length"]] = row
+    for name, cells in sorted(by_name.items(), key=lambda item: _speed(item[1], lengths)):
+        made.add_row(escape(name), *(_cell(cells.get(length)) for length in lengths))
+    return made
+
+
+def _speed(cells: dict[str, table.Row], lengths: Sequence[str]) -> tuple[float, ...]:
+    """Fastest at the greatest length first; what has no time there goes by the length before."""
+    times = [cells[length].time if length in cells else None for length in reversed(lengths)]
+    return tuple(float("inf") if found is None else found.point for found in times)
+
+
+def _cell(row: table.Row | None) -> str:
+    if row is None:
+        return f"[dim]{MISSING}[/]"
+    if row.status is not Status.ok:
+        colour = "dim" if row.is_predicted or row.status is Status.unsupported else "bold red"
+        return f"[{colour}]{row.cells['status']}[/]"
+    if row.time is None:
+        memory = row.peak_memory_bytes
+        return f"[green]ok[/] {show(memory, 'bytes')}" if memory is not None else "[green]ok[/]"
+    ratio = "" if row.comparison is None else f" [dim]x{significant(row.comparison.ratio, 3)}[/]"
+    return f"{show(row.time.point, 's')}{ratio or ' [dim]base[/]'}"
+
+
+def print_check(results: Results) -> None:
+    """A row for each implementation: how its cells ended, and how near it came to what is allowed; then the findings."""
+    rows = []
+    for name in dict.fromkeys(record.implementation for record in results.records):
+        own = [record for record in results.records if record.implementation == name]
+        counts = ", ".join(f"{number} {status}" for status, number in Counter(r.status for r in own).items())
+        ratios = [r.agreement.error_ratio for r in own if r.agreement is not None]
+        finite = [ratio for ratio in ratios if ratio is not None]
+        worst = "not finite" if None in ratios else significant(max(finite), 2) if finite else MISSING
+        verdict = "WRONG" if any(r.is_finding for r in own) else "right" if ratios else "not checked"
+        rows.append((name, verdict, counts, worst))
+    print_table(("implementation", "verdict", "cells", "worst error / allowed"), rows)
+    print_findings(results, Console())
+
+
+def print_findings(results: Results, console: Console) -> None:
+    """Each cell that went wrong, with its reason, and how many were not tried and why."""
+    for record in results.records:
+        if record.is_finding:
+            where = f"{record.implementation} on {record.workload.id}"
+            console.print(f"{record.status}: {where}: {record.message}", style="red", markup=False, soft_wrap=True)
+    reasons: dict[str, int] = {}
+    for record in results.records:
+        if record.status is not Status.ok and not record.is_finding:
+            told = "predicted over a limit" if record.is_predicted else record.message
+            line = f"{record.implementation}: {told}"
+            reasons[line] = reasons.get(line, 0) + 1
+    if reasons:
+        console.print("Not tried:", markup=False)
+    for line, number in reasons.items():
+        console.print(f"  {line} ({number} cell{'s' if number > 1 else ''})", markup=False, style="dim", soft_wrap=True)
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """A plain table of texts."""
+    made = Table(show_edge=False, pad_edge=False)
+    for column in columns:
+        made.add_column(column, overflow="fold")
+    for row in rows:
+        made.add_row(*map(escape, row))
+    Console().print(made)

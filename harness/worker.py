@@ -1,0 +1,262 @@
+"""The worker: a process that holds torch and the implementations, and answers requests one at a time.
+
+Started by harness/crew.py as `python -m harness.worker FLIGHT_FILE`. Requests come on standard input, answers leave
+on what was standard output; anything that an implementation prints goes to standard error. Before each risky step the
+worker writes to the flight file what it is about to try, so that after a crash or a hang the parent knows whose it was.
+"""
+
+import os
+import resource
+import sys
+import threading
+import time
+import traceback
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+import psutil
+import torch
+
+from harness import agreement, environment, measure, plugins, predict
+from harness.adapt import implementation
+from harness.case import Case, build, place, reason_against
+from harness.clock import Clock, CpuClock
+from harness.contract import Implementation
+from harness.cuda import CudaClock
+from harness.cuda import free_bytes as free_on_cuda
+from harness.failure import describe
+from harness.flight import Flight
+from harness.inputs import Inputs, draw_normal
+from harness.messages import (
+    Check,
+    Checked,
+    Failed,
+    Hello,
+    Observe,
+    Observed,
+    Ready,
+    Reply,
+    Request,
+    TakeVisit,
+    Visited,
+)
+from harness.metrics import Metric
+from harness.metrics.peak_memory import peak_on_cpu
+from harness.records import Measurement, Sample, Status, Workload
+
+KEPT_WORKLOADS = 4
+"""Workloads whose inputs and modules stay in memory between visits."""
+SHARE_OF_FREE_MEMORY = 0.75
+
+
+class Bench:
+    """One workload with its inputs in place, and the arms built on them so far."""
+
+    def __init__(self, workload: Workload) -> None:
+        """Draw the inputs."""
+        self.workload = workload
+        self.inputs: Inputs = place(draw_normal(workload, 0), workload)
+        self.arms: dict[str, tuple[measure.Arm, Case]] = {}
+
+    def arm(self, name: str, found: Implementation) -> measure.Arm:
+        """The arm of that name, built at first use."""
+        if name not in self.arms:
+            case = build(self.workload, found, self.inputs)
+            with case.grad_mode():
+                self.arms[name] = (measure.Arm(name=name, call=case.call()), case)
+        return self.arms[name][0]
+
+
+class Worker:
+    """Answers requests; keeps what is costly to make between them."""
+
+    def __init__(self, flight: Flight) -> None:
+        """Start with nothing kept."""
+        self.flight = flight
+        self.loaded: dict[str, Implementation] = {}
+        self.benches: OrderedDict[str, Bench] = OrderedDict()
+        self.references: tuple[str, dict[str, agreement.Reference]] = ("", {})
+        self.clocks: dict[str, Clock] = {}
+        self.metrics: dict[str, Metric] = {}
+
+    def answer(self, request: Request) -> Reply:
+        """The answer to any request."""
+        if isinstance(request, Hello):
+            return Ready(environment=environment.collect(), devices=environment.devices())
+        torch.set_num_threads(request.workload.num_threads or environment.physical_cores())
+        match request:
+            case Check():
+                return self.check(request)
+            case Observe():
+                return self.observe(request)
+            case TakeVisit():
+                return self.visit(request)
+
+    def implementation(self, spec: str) -> Implementation:
+        """The implementation, imported at first use."""
+        if spec not in self.loaded:
+            self.loaded[spec] = implementation(spec)
+        return self.loaded[spec]
+
+    def clock(self, device: str) -> Clock:
+        """The clock of a device."""
+        if device not in self.clocks:
+            self.clocks[device] = CpuClock() if device == "cpu" else CudaClock(device)
+        return self.clocks[device]
+
+    def check(self, request: Check) -> Checked:
+        """Unsupported? Out of reach? Right?"""
+        start = time.perf_counter()
+        self.flight.take_off(0)
+        try:
+            found = self.implementation(request.spec)
+            reason = reason_against(found, request.workload)
+            if reason is not None:
+                return Checked(status=Status.unsupported, message=reason)
+            self.foresee(request, found)
+            references = self.refer(request.workload, request.seed)
+            self.flight.take_off(0)
+            agreed = agreement.check(request.workload, found, references)
+        except Exception as error:  # noqa: BLE001 - whatever somebody's implementation raises costs its own cell only
+            status, message = _report(error)
+            is_predicted = isinstance(error, predict.OutOfReachError)
+            return Checked(status=status, message=message, is_predicted=is_predicted)
+        spent_s = time.perf_counter() - start
+        if agreed.agrees:
+            return Checked(status=Status.ok, agreement=agreed, check_s=spent_s)
+        return Checked(status=Status.disagrees, message=agreed.diagnosis, agreement=agreed, check_s=spent_s)
+
+    def foresee(self, request: Check, found: Implementation) -> None:
+        """Climb the staircase of shorter lengths."""
+        limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * _free_bytes(request.workload.device))
+        limits = predict.Limits(call_s=request.call_limit_s, memory_bytes=limit_bytes)
+        clock = self.clock(request.workload.device)
+
+        def attempt(step: Workload, with_memory: bool) -> predict.Trial:  # noqa: FBT001 - passed on by predict
+            case = build(step, found, place(draw_normal(step, 0), step))
+            with case.grad_mode():
+                call = case.call()
+                call_s = min(clock.elapsed(call, 1) for _ in range(2))  # the first may compile
+                peak = float(peak_on_cpu(call)) if with_memory and step.device == "cpu" else None
+            return predict.Trial(length=step.seq_len, call_s=call_s, peak_bytes=peak)
+
+        predict.foresee(request.workload, limits, attempt)
+
+    def refer(self, workload: Workload, seed: int) -> dict[str, agreement.Reference]:
+        """The oracle's answers for the workload, kept until another is asked for."""
+        if self.references[0] != workload.id:
+            self.references = ("", {})
+            made = {probe: agreement.refer(workload, probe, seed) for probe in agreement.PROBES}
+            self.references = (workload.id, made)
+        return self.references[1]
+
+    def bench(self, workload: Workload) -> Bench:
+        """The workload's bench; the one not used for longest makes room."""
+        self.references = ("", {})
+        if workload.id not in self.benches:
+            while len(self.benches) >= KEPT_WORKLOADS:
+                self.benches.popitem(last=False)
+            self.benches[workload.id] = Bench(workload)
+        self.benches.move_to_end(workload.id)
+        return self.benches[workload.id]
+
+    def observe(self, request: Observe) -> Observed | Failed:
+        """Read a metric in a pass of its own, on a case of its own."""
+        self.flight.take_off(0)
+        try:
+            self.metrics = self.metrics or plugins.plugs("harness.metrics", "METRIC")
+            metric = self.metrics[request.metric]
+            assert metric.measure is not None
+            case = build(request.workload, self.implementation(request.spec), self.bench(request.workload).inputs)
+            value = metric.measure(case)
+        except Exception as error:  # noqa: BLE001 - as in check
+            status, message = _report(error)
+            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+        sample = Sample(value=value)
+        return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+
+    def visit(self, request: TakeVisit) -> Visited | Failed:
+        """Sample the blocks of a visit."""
+        names = [name for name, _ in request.arms]
+        turn = names[0]
+
+        def on_turn(arm: measure.Arm) -> None:
+            nonlocal turn
+            turn = arm.name
+            self.flight.take_off(names.index(turn))
+
+        try:
+            bench = self.bench(request.workload)
+            arms = []
+            for name, spec in request.arms:
+                on_turn(measure.Arm(name=name, call=lambda: None))
+                arms.append(bench.arm(name, self.implementation(spec)))
+            at = measure.Visit(
+                epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed
+            )
+            clock = self.clock(request.workload.device)
+            with torch.set_grad_enabled(request.workload.direction != "inference"):
+                samples = measure.visit(arms, clock, at, on_turn=on_turn, count_faults=_count_faults)
+        except Exception as error:  # noqa: BLE001 - as in check
+            self.benches.pop(request.workload.id, None)
+            status, message = _report(error)
+            return Failed(arm=turn, status=status, message=message)
+        return Visited(arms=samples)
+
+
+def _count_faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _report(error: Exception) -> tuple[Status, str]:
+    """Status and message of an exception; the whole traceback goes to standard error, which is the run's log."""
+    if not isinstance(error, predict.OutOfReachError):
+        traceback.print_exc()
+    return describe(error)
+
+
+def _free_bytes(device: str) -> int:
+    return psutil.virtual_memory().available if device == "cpu" else free_on_cuda(device)
+
+
+def limit_memory() -> None:
+    """Let an allocation beyond what is free fail here, as out of memory, before the system kills somebody at random."""
+    held = psutil.Process().memory_info().rss
+    limit = held + int(0.9 * psutil.virtual_memory().available)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+
+
+def serve(read: Callable[[], bytes], write: Callable[[bytes], object], flight: Flight) -> None:
+    """Answer every request until there are no more."""
+    decoder = msgspec.json.Decoder(Request)
+    worker = Worker(flight)
+    while line := read():
+        write(msgspec.json.encode(worker.answer(decoder.decode(line))) + b"\n")
+
+
+def main() -> None:
+    """Take over standard output, follow standard input, and leave at once when it ends."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    lines: SimpleQueue[bytes] = SimpleQueue()
+
+    def listen() -> None:
+        rest = b""
+        while chunk := os.read(0, 65536):  # sys.stdin would hold a lock that the interpreter wants when it ends
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                lines.put(line)
+        os._exit(0)  # the parent is gone: nobody waits for what is under way
+
+    threading.Thread(target=listen, daemon=True).start()
+    if not torch.cuda.is_available():
+        limit_memory()
+    serve(lines.get, answers.write, Flight(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()
