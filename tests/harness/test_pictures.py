@@ -1,0 +1,88 @@
+"""Pictures: whole, the same for every name everywhere, and with a word on what they do not show."""
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from harness.plugins import plugs
+from harness.reports import Picture, Report, style
+from harness.store import Results
+from tests.harness import journals
+
+DRAWN: dict[str, Report] = {
+    name: report for name, report in plugs("harness.reports", "REPORT").items() if report.draw is not None
+}
+POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
+
+
+def drawn(name: str, results: Results) -> list[Picture]:
+    draw = DRAWN[name].draw
+    assert draw is not None
+    return draw(results)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Picture]]:
+    results = journals.write(tmp_path_factory.mktemp("run"), POINTS)
+    return {name: drawn(name, results) for name in DRAWN}
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_each_is_a_whole_svg_and_a_png(name: str, pictures: dict[str, list[Picture]]) -> None:
+    (picture,) = pictures[name]
+    root = ET.fromstring(picture.svg)  # noqa: S314 - written a moment ago by ourselves
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
+    assert picture.png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", sorted(set(DRAWN) - {"agreement_plot"}))
+def test_captions_name_what_is_not_shown_and_why(name: str, pictures: dict[str, list[Picture]]) -> None:
+    (picture,) = pictures[name]
+    assert "naive_loop at 2048: timeout (predicted), one call is predicted to last 9.6 s" in picture.caption
+    assert "sdpa_math at 2048 in attention only · causal and whole module · causal: crashed" in picture.caption
+    assert "torch_mha in attention only" in picture.caption
+
+
+def test_many_groups_go_to_several_files(tmp_path: Path) -> None:
+    points = journals.workloads(batch_size=(1, 2, 4, 8), num_heads=(4, 8), seq_len=(128, 512))
+    many = journals.write(tmp_path / "run", points, ("sdpa", "fused"))
+    names = [path.name for path in DRAWN["latency_plot"].write(many, tmp_path)]
+    assert names == ["latency_plot.svg", "latency_plot.png", "latency_plot_2.svg", "latency_plot_2.png"]
+
+
+def test_decoding_is_drawn_over_the_key_length(tmp_path: Path) -> None:
+    points = journals.workloads(seq_len=(1,), kv_len=(128, 512))
+    decoding = journals.write(tmp_path, points, ("sdpa", "fused"))
+    (picture,) = drawn("latency_plot", decoding)
+    assert "~S^x" in picture.caption
+
+
+def test_names_in_any_script_can_be_drawn(tmp_path: Path) -> None:
+    named = journals.write(
+        tmp_path / "run", POINTS[:1], ("sdpa", "liar", "注意力", "\u202eevil", "$\\frac{", "x" * 300, " ")
+    )
+    for report in DRAWN.values():
+        report.write(named, tmp_path)
+
+
+def test_built_in_names_look_different_and_stay_as_they_are() -> None:
+    looks = {name: style.look(name) for name in style.BUILT_IN}
+    assert len({found.colour for found in looks.values()}) == len(looks) == 10
+    assert len({found.marker for found in looks.values()}) == len(looks)
+    assert len({found.width for found in looks.values()}) == len(looks)
+    assert (looks["sdpa"].colour, looks["sdpa"].marker) == ("#56B4E9", "X")
+
+
+def test_other_names_are_dashed_stars_drawn_from_the_name_alone() -> None:
+    mine = style.look("mine")
+    assert (mine.colour, mine.marker, mine.line) == ("#555555", (4, 1, 45), (0, (7, 2, 2, 2)))
+    assert mine == style.look("mine")
+    assert all(found.line == "-" for found in style.BUILT_IN.values())
+
+
+def test_labels_are_one_short_line() -> None:
+    assert style.label("a\nb\x1b[31m") == "a b [31m"
+    assert len(style.label("x" * 99)) == 24
+    assert style.label(" ") == "(no name)"

@@ -1,0 +1,184 @@
+"""Intervals, ratios and effects: by value, by law, and by simulation with a fixed seed."""
+
+import math
+
+import numpy as np
+import pytest
+
+from harness.compare import verdict
+from harness.records import Sample, Verdict
+from harness.stats import (
+    Estimate,
+    growth_exponent,
+    median,
+    median_estimate,
+    minimum_detectable_effect,
+    paired_ratio,
+    t_quantile,
+)
+
+NUM_BLOCKS = 4
+
+
+def samples(visits: list[list[float]], epoch: int = 0) -> list[Sample]:
+    return [
+        Sample(value=value, epoch=epoch, visit=visit, block=block)
+        for visit, values in enumerate(visits)
+        for block, value in enumerate(values)
+    ]
+
+
+def noisy(
+    rng: np.random.Generator, *, num_visits: int, between: float, within: float, log: float = 0.0
+) -> list[Sample]:
+    moods = rng.normal(log, between, num_visits)
+    return samples([list(np.exp(mood + rng.normal(0, within, NUM_BLOCKS))) for mood in moods])
+
+
+def test_median_of_an_even_number_is_the_middle_of_the_middle_two() -> None:
+    assert median([4.0, 1.0, 2.0, 3.0]) == 2.5
+
+
+def test_t_quantile_by_value() -> None:
+    assert t_quantile(0.975, 3) == pytest.approx(4.302653)
+    assert t_quantile(0.80, 11) == pytest.approx(0.879058)
+
+
+def test_interval_of_a_median_by_value() -> None:
+    found = median_estimate(samples([[1.0, 1.0], [math.e, math.e], [math.e**2, math.e**2]]))
+    half = 4.302653 * 1.0 / math.sqrt(3) * math.sqrt(math.pi / 2)
+    assert found.point == pytest.approx(math.e)
+    assert found.low == pytest.approx(math.exp(1 - half), rel=1e-5)
+    assert found.high == pytest.approx(math.exp(1 + half), rel=1e-5)
+    assert (found.num_clusters, found.num_samples) == (3, 6)
+
+
+def test_visits_of_different_epochs_are_different_clusters() -> None:
+    both = samples([[1.0], [1.1]], epoch=0) + samples([[1.2], [1.3]], epoch=1)
+    assert median_estimate(both).num_clusters == 4
+
+
+@pytest.mark.parametrize("num_visits", [1, 2])
+def test_fewer_than_three_visits_have_no_interval(num_visits: int) -> None:
+    found = median_estimate(samples([[1.0, 1.2, 1.1]] * num_visits))
+    assert (found.low, found.high, found.half_width, found.largest_log) == (None, None, None, None)
+    assert minimum_detectable_effect(found) is None
+
+
+def test_more_samples_in_the_same_visits_do_not_narrow_the_interval() -> None:
+    once = median_estimate(samples([[1.0], [1.1], [1.2]]))
+    often = median_estimate(samples([[1.0] * 50, [1.1] * 50, [1.2] * 50]))
+    assert often.half_width == pytest.approx(once.half_width)
+
+
+def test_median_scales_with_the_unit_and_its_relative_interval_does_not() -> None:
+    rng = np.random.default_rng(1)
+    drawn = noisy(rng, num_visits=6, between=0.1, within=0.1)
+    scaled = [Sample(s.value * 1000, epoch=s.epoch, visit=s.visit, block=s.block) for s in drawn]
+    one, thousand = median_estimate(drawn), median_estimate(scaled)
+    assert thousand.point == pytest.approx(1000 * one.point)
+    assert thousand.half_width == pytest.approx(one.half_width)
+
+
+def test_a_mood_shared_by_a_block_cancels_in_its_ratio() -> None:
+    moods = [[1.0, 7.0, 0.2], [3.0, 50.0, 0.1], [2.0, 2.0, 9.0]]
+    found = paired_ratio(samples([[1.5 * m for m in visit] for visit in moods]), samples(moods))
+    assert found is not None
+    assert found.point == pytest.approx(1.5)
+    assert found.half_width == pytest.approx(0.0, abs=1e-12)
+
+
+def test_ratio_is_to_the_geometric_mean_of_the_baselines_two_arms() -> None:
+    found = paired_ratio(samples([[6.0]] * 3), samples([[1.0]] * 3), samples([[4.0]] * 3))
+    assert found is not None
+    assert found.point == pytest.approx(3.0)
+
+
+def test_ratio_uses_only_blocks_that_both_arms_share() -> None:
+    arm = [Sample(2.0, block=0), Sample(1000.0, block=1)]
+    found = paired_ratio(arm, [Sample(1.0, block=0), Sample(9.0, block=7)])
+    assert found is not None
+    assert (found.point, found.num_samples) == (2.0, 1)
+
+
+def test_no_pair_no_ratio() -> None:
+    assert paired_ratio([Sample(1.0, block=0)], [Sample(1.0, block=1)]) is None
+    assert paired_ratio([], [Sample(1.0)]) is None
+    assert paired_ratio([Sample(1.0)], [], []) is None
+
+
+def test_swapping_arms_flips_the_sign_and_keeps_the_width() -> None:
+    rng = np.random.default_rng(2)
+    one = noisy(rng, num_visits=5, between=0.1, within=0.1, log=0.3)
+    other = noisy(rng, num_visits=5, between=0.1, within=0.1)
+    there, back = paired_ratio(one, other), paired_ratio(other, one)
+    assert there is not None
+    assert back is not None
+    assert math.log(back.point) == pytest.approx(-math.log(there.point))
+    assert back.half_width == pytest.approx(there.half_width)
+
+
+def test_order_of_samples_changes_nothing() -> None:
+    drawn = noisy(np.random.default_rng(3), num_visits=5, between=0.1, within=0.1)
+    one, other = median_estimate(drawn), median_estimate(drawn[::-1])
+    assert other.point == one.point
+    assert other.half_width == pytest.approx(one.half_width)
+
+
+@pytest.mark.parametrize("num_visits", [3, 6, 15])
+@pytest.mark.parametrize(("between", "within"), [(0.05, 0.005), (0.02, 0.02), (0.005, 0.05)])
+def test_median_interval_covers_the_truth(num_visits: int, between: float, within: float) -> None:
+    rng = np.random.default_rng(num_visits)
+    found = [median_estimate(noisy(rng, num_visits=num_visits, between=between, within=within)) for _ in range(300)]
+    assert 0.93 <= np.mean([covers(estimate, 1.0) for estimate in found]) <= 0.995
+
+
+@pytest.mark.parametrize("num_visits", [3, 6, 15])
+@pytest.mark.parametrize(("between", "within"), [(0.05, 0.005), (0.005, 0.05)])
+def test_ratio_interval_covers_the_truth(num_visits: int, between: float, within: float) -> None:
+    rng = np.random.default_rng(10 + num_visits)
+    covered = []
+    for _ in range(300):
+        arm = noisy(rng, num_visits=num_visits, between=between, within=within, log=0.2)
+        ratio = paired_ratio(arm, noisy(rng, num_visits=num_visits, between=0.0, within=within))
+        assert ratio is not None
+        covered.append(covers(ratio, math.exp(0.2)))
+    assert 0.925 <= np.mean(covered) <= 0.975
+
+
+def test_detectable_effect_is_found_four_times_of_five() -> None:
+    rng, num_visits, spread, margin = np.random.default_rng(4), 8, 0.02, 0.02
+    truth = Estimate(point=1.0, standard_error=spread / math.sqrt(num_visits), num_clusters=num_visits, num_samples=32)
+    effect = minimum_detectable_effect(truth, margin)
+    assert effect is not None
+    verdicts = []
+    for _ in range(300):
+        arm = noisy(rng, num_visits=num_visits, between=spread, within=1e-6, log=math.log1p(effect))
+        ratio = paired_ratio(arm, samples([[1.0] * NUM_BLOCKS] * num_visits))
+        assert ratio is not None
+        verdicts.append(verdict(ratio, margin))
+    assert 0.70 <= np.mean([found is Verdict.slower for found in verdicts]) <= 0.90
+
+
+def test_detectable_effect_by_value_and_never_below_the_margin() -> None:
+    estimate = Estimate(point=1.0, standard_error=0.01, num_clusters=5, num_samples=20)
+    assert minimum_detectable_effect(estimate) == pytest.approx(math.expm1((2.776445 + 0.940965) * 0.01), rel=1e-5)
+    sure = Estimate(point=1.0, standard_error=0.0, num_clusters=5, num_samples=20)
+    assert minimum_detectable_effect(sure, 0.02) == pytest.approx(0.02)
+
+
+@pytest.mark.parametrize("power", [0.0, 1.0, 2.0])
+def test_growth_exponent_of_a_power_law_is_its_power(power: float) -> None:
+    lengths = [128, 512, 2048]
+    assert growth_exponent(lengths, [3e-5 * length**power for length in lengths]) == pytest.approx(power)
+
+
+def test_growth_needs_two_lengths() -> None:
+    assert growth_exponent([512, 512], [1.0, 2.0]) is None
+    assert growth_exponent([], []) is None
+
+
+def covers(estimate: Estimate, truth: float) -> bool:
+    assert estimate.low is not None
+    assert estimate.high is not None
+    return estimate.low <= truth <= estimate.high

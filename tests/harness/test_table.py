@@ -1,0 +1,89 @@
+"""The shared table: every record has a row, every row every cell, groups are titled in words, doubts are told."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.reports import table, words
+from harness.store import Results
+from tests.harness import journals
+
+POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return journals.write(tmp_path_factory.mktemp("run"), POINTS)
+
+
+def test_no_cell_is_blank_and_every_column_is_there(results: Results) -> None:
+    for row in table.rows(results):
+        assert tuple(row.cells) == table.COLUMNS
+        assert all(text.strip() for text in row.cells.values())
+
+
+def test_every_record_has_its_row(results: Results) -> None:
+    assert len(table.rows(results)) == len(results.records)
+
+
+def test_rows_go_by_length_and_then_fastest_first(results: Results) -> None:
+    for members in table.groups(results).values():
+        keys = [row.sort_key for row in members]
+        assert keys == sorted(keys)
+
+
+def test_what_is_not_ok_shows_no_speed_and_gives_its_reason(results: Results) -> None:
+    failed = [row for row in table.rows(results) if row.status != "ok"]
+    assert failed
+    for row in failed:
+        assert [row.cells[column] for column in ("time per call", "ratio", "verdict", "memory")] == ["-"] * 4
+        assert row.cells["notes"] == words.plain(row.message)
+    assert {row.cells["status"] for row in failed} >= {"timeout (predicted)", "unsupported", "crashed", "disagrees"}
+
+
+def test_groups_are_titled_in_words(results: Results) -> None:
+    titles = list(table.groups(results))
+    assert titles[0] == "attention only, forward, float32, no mask, B=1 H=8 K=64"
+    assert titles[3] == "whole module, forward, float32, causal, B=1 H=8 K=64"
+
+
+def test_unusual_axes_are_told() -> None:
+    axes = {"num_kv_heads": 2, "dropout": 0.1, "device": "cuda:1", "num_threads": 1, "seed": 3, "value_dim": 32}
+    told = words.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes))
+    sizes = "B=1 H=8 G=2 K=64 V=32"
+    head = "attention only, inference (no gradients), float32, sliding window(8)"
+    assert told == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3"
+
+
+def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
+    points = journals.workloads(dtype=("float32", "bfloat16"), seq_len=(2048,))
+    short = journals.write(tmp_path, points, ("sdpa", "fused"), num_epochs=1)
+    notes = {(row.workload.dtype, row.implementation): row.cells["notes"] for row in table.rows(short)}
+    few = "2 visits: too few for an interval; 8 samples only"
+    assert notes["float32", "sdpa"] == few
+    assert notes["float32", "fused"] == f"{few}; 16,384 page faults a call"
+    assert notes["bfloat16", "sdpa"] == f"{few}; bfloat16 without AVX512 or AMX may run reference loops"
+
+
+def test_an_error_that_is_not_finite_is_told(tmp_path: Path) -> None:
+    lied = journals.write(tmp_path, POINTS[:1], ("sdpa", "liar"))
+    assert [row.cells["error"] for row in table.rows(lied) if row.implementation == "liar"] == ["not finite"]
+
+
+def test_undecided_says_what_it_would_have_seen(tmp_path: Path) -> None:
+    short = journals.write(tmp_path, POINTS[:1], ("sdpa", "fused"), num_epochs=1)
+    assert {row.cells["verdict"] for row in table.rows(short)} == {"baseline", "undecided (too few visits)"}
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((1.234e-3, 1.2e-3, 1.27e-3), "1.23 ms (1.20 to 1.27)"),
+        ((1.0081, 1.0049, 1.0112), "1.008 s (1.005 to 1.011)"),
+        ((46.25e-6, 40e-6, 53e-6), "46.2 us (40.0 to 53.0)"),
+        ((2e-3, None, None), "2.00 ms"),
+        ((2e-3, 2e-3, 2e-3), "2.00 ms (2.00 to 2.00)"),
+    ],
+)
+def test_digits_follow_the_interval(numbers: tuple[float, float, float], expected: str) -> None:
+    assert table.span(*numbers, "s") == expected
