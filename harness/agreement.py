@@ -110,7 +110,7 @@ def rounding_band(reference: Tensor, scale: float, workload: Workload, score_bou
 
     One rounding is the largest change that adding and taking away a share of the scale makes. A sum of n terms in any
     order makes about sqrt(n) of them, in random directions (N. J. Higham, Accuracy and Stability of Numerical
-    Algorithms, section 2.8). A score s and its row's logsumexp, each off by one rounding, change the weight by 2 |s|.
+    Algorithms, section 2.8). A score s and its row's logsumexp, each off by two roundings, change a weight by 4 |s|.
     Half precision gets one: it is to be summed in float32, and its scores' roundings show in the yardsticks.
     """
     dtype = TORCH_DTYPES[workload.dtype]
@@ -120,7 +120,7 @@ def rounding_band(reference: Tensor, scale: float, workload: Workload, score_bou
     one = max(_largest(moved, rounded.double()), _largest(rounded, reference))
     if torch.finfo(dtype).bits < FLOAT32_BITS:
         return one
-    return one * (math.sqrt(max(workload.seq_len, workload.kv_len)) + 2 * score_bound)
+    return one * (math.sqrt(max(workload.seq_len, workload.kv_len)) + 4 * score_bound)
 
 
 def _scales(expected: dict[str, Tensor]) -> dict[str, float]:

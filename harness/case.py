@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from harness import cuda
-from harness.contract import Attention, BoundMask, Implementation
+from harness.contract import BoundMask, Implementation
 from harness.inputs import Inputs
 from harness.records import Workload
 
@@ -110,15 +110,16 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs) ->
 
 
 def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of the packed parameters, as gradients of the canonical weights; {} for a module that cannot say.
+    """Gradients of the packed parameters, as gradients of the canonical weights; {} for a module without `pack`.
 
     `pack` is linear, so its transpose, applied by automatic differentiation, is the way back.
     """
-    if not isinstance(module, Attention):
+    pack, pack_out = getattr(module, "pack", None), getattr(module, "pack_out", None)
+    if pack is None or pack_out is None:
         return {}
     with torch.enable_grad():
         weights = inputs.weights.map(lambda tensor: tensor.detach().requires_grad_())
-        packed = module.pack(weights) | module.pack_out(weights)
+        packed = pack(weights) | pack_out(weights)
         if set(packed) != set(gradients):
             return {}
         canonical = weights.tensors()

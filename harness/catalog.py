@@ -5,19 +5,27 @@ from harness.mask import masks
 from harness.records import DIRECTIONS, DTYPES, SCOPES, Workload
 
 QUESTIONS: dict[str, dict[str, object]] = {
-    "attention": {},
+    "attend": {},
     "module": {"scope": "module"},
     "causal": {"mask": "causal", "scope": "module"},
     "padding": {"mask": "padding", "scope": "module"},
-    "window": {"mask": "sliding_window(8)", "scope": "module"},
-    "grouped heads": {"num_kv_heads": 2, "scope": "module"},
-    "T != S": {"kv_len": 96, "scope": "module"},
-    "V != K": {"value_dim": 32, "scope": "module"},
-    "bfloat16": {"dtype": "bfloat16", "scope": "module"},
+    "G<H": {"num_kv_heads": 2, "scope": "module"},
+    "T!=S": {"kv_len": 96, "scope": "module"},
+    "V!=K": {"value_dim": 32, "scope": "module"},
+    "bf16": {"dtype": "bfloat16", "scope": "module"},
     "cuda": {"device": "cuda", "scope": "module"},
 }
-"""A column each: does the implementation support a small workload with these axes? A no in `attention` or `module` is
-about the scope; the others are asked in scope module, which all have."""
+"""A column each: does the implementation support a small workload with these axes? `attend` asks for scope attention;
+the others are asked in scope module, which all have."""
+FOLLOWS = {
+    "kv_len": "as seq_len",
+    "num_kv_heads": "as num_heads",
+    "head_dim": "embed_dim / num_heads, or 64",
+    "value_dim": "as head_dim",
+    "embed_dim": "num_heads * head_dim",
+    "num_threads": "physical cores",
+}
+"""What an axis is where it is not given, or given as 0."""
 ALLOWED = {
     "dtype": ", ".join(DTYPES),
     "direction": ", ".join(DIRECTIONS),
@@ -54,7 +62,7 @@ def _sweep(name: str) -> dict[str, str]:
 
 
 def _axis(name: str) -> dict[str, str]:
-    default = getattr(Workload(), name)
+    default = FOLLOWS.get(name, getattr(Workload(), name))
     kind = {int: "a whole number", float: "a number"}.get(sweep.AXES[name].type, "a word")
     return {"axis": name, "default": str(default), "allowed": ALLOWED.get(name, kind)}
 

@@ -71,8 +71,7 @@ def list_what(
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
     else:
-        columns = list(entries[0])
-        terminal.print_table(columns, [[entry[column] for column in columns] for entry in entries])
+        terminal.print_entries(entries)
 
 
 @app.command("run")

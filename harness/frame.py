@@ -9,7 +9,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.compare import comparisons
-from harness.records import DTYPE_BYTES, Comparison, Measurement, Record, Sample, Workload
+from harness.counts import score_matrix_bytes
+from harness.records import Comparison, Measurement, Record, Sample, Workload
 from harness.stats import median_estimate
 from harness.store import JOURNAL, Results, find_runs, read
 
@@ -48,12 +49,6 @@ def samples(*paths: Path | str) -> "pd.DataFrame":
         ValueError: nothing can be read there; the message says what is wrong.
     """
     return _frame([row for results in _results(paths) for row in _samples(results)], SAMPLE_COLUMNS)
-
-
-def score_matrix_bytes(workload: Workload) -> int:
-    """What the textbook form needs for one score matrix: B * H * T * S numbers of the workload's dtype."""
-    num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
-    return num_scores * DTYPE_BYTES[workload.dtype]
 
 
 def runs_at(path: Path) -> list[Path]:

@@ -9,7 +9,6 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
-from scipy.special import stdtrit
 
 from harness.records import Sample
 
@@ -63,6 +62,8 @@ def median(values: Iterable[float]) -> float:
 
 def t_quantile(probability: float, num_clusters: int) -> float:
     """The quantile of Student's t with one degree of freedom fewer than there are clusters."""
+    from scipy.special import stdtrit  # here, because it takes longer to import than --help may take
+
     return float(stdtrit(num_clusters - 1, probability))
 
 

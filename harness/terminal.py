@@ -151,11 +151,21 @@ def print_findings(results: Results, console: Console) -> None:
         console.print(f"  {line} ({number} cell{'s' if number > 1 else ''})", markup=False, style="dim", soft_wrap=True)
 
 
+def print_entries(entries: Sequence[dict[str, str]]) -> None:
+    """A list of things, all with the same columns; their sources, which are long, stand below."""
+    columns = [column for column in entries[0] if column != "source"]
+    print_table(columns, [[entry[column] for column in columns] for entry in entries])
+    console = Console()
+    for name, source in ((entry[columns[0]], entry.get("source")) for entry in entries):
+        if source:
+            console.print(f"{name}: {source}", style="dim", markup=False, soft_wrap=True)
+
+
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     """A plain table of texts."""
     made = Table(show_edge=False, pad_edge=False)
-    for column in columns:
-        made.add_column(column, overflow="fold")
+    for number, column in enumerate(columns):
+        made.add_column(column, overflow="fold", no_wrap=number == 0)
     for row in rows:
         made.add_row(*map(escape, row))
     Console().print(made)

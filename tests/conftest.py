@@ -1,0 +1,13 @@
+"""What all tests share."""
+
+import pytest
+import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """Tests compute on small tensors, where a second thread waits more than it works, and far more on a busy machine."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)

@@ -1,0 +1,68 @@
+"""Implementations that misbehave, each in its own way, for the run that must survive them. Not imported by any test."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+
+def right(query, key, value, *, mask=None):
+    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ value
+
+
+def wrong(query, key, value, *, mask=None):
+    return right(query, key, value, mask=mask) * 1.01
+
+
+def raising(query, key, value, *, mask=None):
+    raise RuntimeError("I do not feel like it\nat all")
+
+
+def not_a_number(query, key, value, *, mask=None):
+    return right(query, key, value, mask=mask) / 0.0 * 0.0
+
+
+def crashing(query, key, value, *, mask=None):
+    if query.shape[2] == 32:
+        os.kill(os.getpid(), signal.SIGSEGV)
+    return right(query, key, value, mask=mask)
+
+
+def hanging(query, key, value, *, mask=None):
+    if query.shape[2] == 32:
+        time.sleep(3600)
+    return right(query, key, value, mask=mask)
+
+
+def greedy(query, key, value, *, mask=None):
+    if query.shape[2] == 32:
+        torch.empty(2**50)
+    return right(query, key, value, mask=mask)
+
+
+def talking(query, key, value, *, mask=None):
+    print('{"type": "visited", "arms": {}}', flush=True)
+    return right(query, key, value, mask=mask)
+
+
+def slow(query, key, value, *, mask=None):
+    time.sleep(0.004 * query.shape[2])
+    return right(query, key, value, mask=mask)
+
+
+COUNTER = Path(os.environ.get("LIARS_COUNTER", "/nonexistent"))
+
+
+def dying_later(query, key, value, *, mask=None):
+    """Right when checked, and gone while it is timed."""
+    if COUNTER.exists() and query.shape[2] == 32:
+        calls = int(COUNTER.read_text()) + 1
+        COUNTER.write_text(str(calls))
+        if calls > 6:  # two probes, two for the memory, and then some
+            os._exit(3)
+    return right(query, key, value, mask=mask)

@@ -1,0 +1,154 @@
+"""Plugs: what people hand in takes part; what cannot is refused in words, and nothing is imported to find that out."""
+
+import re
+import sys
+
+import pytest
+import torch
+
+from harness import adapt, plugins
+from harness.agreement import check, refer
+from harness.case import reason_against
+from harness.inputs import PROBES
+from harness.records import Workload
+
+FORMS = '''
+import torch
+from torch import nn
+from harness.contract import Attention, Implementation
+
+def function(query, key, value, *, mask=None):
+    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ value
+
+def unmasked(query, key, value):
+    return function(query, key, value)
+
+class Subclass(Attention):
+    def attend(self, query, key, value, mask):
+        return function(query, key, value, mask=mask.visible)
+
+class Bare:
+    def attend(self, query, key, value, mask=None):
+        return function(query, key, value, mask=mask)
+
+class Foreign(nn.Module):
+    """Its own layout: one packed layer in the order value, key, query."""
+
+    @classmethod
+    def from_weights(cls, weights):
+        module = cls()
+        module.sizes = weights.query.shape
+        parts = (weights.value, weights.key, weights.query)
+        biases = (weights.value_bias, weights.key_bias, weights.query_bias)
+        heads, width, dim = weights.query.shape
+        module.packed = nn.Linear(dim, 3 * heads * width, dtype=weights.query.dtype)
+        module.last = nn.Linear(heads * width, dim, dtype=weights.query.dtype)
+        with torch.no_grad():
+            module.packed.weight.copy_(torch.cat([part.flatten(0, 1) for part in parts]))
+            module.packed.bias.copy_(torch.cat([bias.flatten() for bias in biases]))
+            module.last.weight.copy_(weights.out)
+            module.last.bias.copy_(weights.out_bias)
+        return module
+
+    def forward(self, x, context=None, *, mask):
+        heads, width, _ = self.sizes
+        value, key, query = (
+            part.unflatten(-1, (heads, width)).transpose(1, 2) for part in self.packed(x).chunk(3, dim=-1)
+        )
+        return self.last(function(query, key, value, mask=mask.visible).transpose(1, 2).flatten(2))
+
+IMPLEMENTATION = Implementation(build=Subclass, source="a test")
+number = 3
+class Nothing: ...
+'''
+
+
+@pytest.fixture
+def forms(tmp_path):
+    file = tmp_path / "forms.py"
+    file.write_text(FORMS)
+    return file
+
+
+@pytest.mark.parametrize("name", ["function", "Subclass", "Bare", "Foreign", "IMPLEMENTATION"])
+def test_every_form_takes_part_and_agrees(forms, name):
+    found = adapt.implementation(f"{forms}:{name}")
+    scopes = ["module"] if name == "Foreign" else ["attention", "module"]
+    for scope in scopes:
+        workload = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", scope=scope, direction="forward")
+        assert reason_against(found, workload) is None
+        references = {probe: refer(workload, probe, 0) for probe in PROBES}
+        assert check(workload, found, references).agrees
+
+
+def test_a_function_without_mask_takes_part_unmasked_only(forms):
+    found = adapt.implementation(f"{forms}:unmasked")
+    assert reason_against(found, Workload()) is None
+    assert "no parameter mask" in str(reason_against(found, Workload(mask="causal")))
+
+
+def test_a_module_without_attend_takes_part_in_scope_module_only(forms):
+    found = adapt.implementation(f"{forms}:Foreign")
+    assert "scope module only" in str(reason_against(found, Workload()))
+
+
+@pytest.mark.parametrize(("name", "said"), [("number", "is a int"), ("Nothing", "it needs one of them")])
+def test_what_cannot_take_part_is_told_what_could(forms, name, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        adapt.implementation(f"{forms}:{name}")
+
+
+def test_names_come_from_the_file_or_the_value(forms):
+    assert plugins.name_of("sdpa") == "sdpa"
+    assert plugins.name_of(f"{forms}:function") == "function"
+    assert plugins.name_of(f"{forms}:IMPLEMENTATION") == "forms"
+
+
+def test_specs_are_checked_without_running_the_file(tmp_path):
+    file = tmp_path / "bomb.py"
+    file.write_text("raise SystemExit('imported')\ndef attend(query, key, value): ...\n")
+    plugins.check_specs([f"{file}:attend"])
+    with pytest.raises(ValueError, match="did you mean attend"):
+        plugins.check_specs([f"{file}:atend"])
+    file.write_text("def broken(:\n")
+    with pytest.raises(ValueError, match="not Python that can be read"):
+        plugins.check_specs([f"{file}:broken"])
+
+
+def test_two_implementations_cannot_share_a_name(tmp_path):
+    for folder in ("one", "two"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "same.py").write_text("def f(query, key, value): ...\n")
+    with pytest.raises(ValueError, match="would share the name f"):
+        plugins.check_specs([f"{tmp_path}/one/same.py:f", f"{tmp_path}/two/same.py:f"])
+    clash = tmp_path / "sdpa.py"
+    clash.write_text("IMPLEMENTATION = None\n")
+    with pytest.raises(ValueError, match="would share the name sdpa"):
+        plugins.check_specs([f"{clash}:IMPLEMENTATION"])
+
+
+def test_an_installed_package_takes_part_by_its_entry_point(tmp_path, monkeypatch):
+    (tmp_path / "elsewhere.py").write_text(FORMS)
+    info = tmp_path / "elsewhere-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text("[attnbench.implementations]\ntheirs = elsewhere:IMPLEMENTATION\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    try:
+        assert "theirs" in plugins.implementation_names()
+        plugins.check_specs(["theirs"])
+        assert adapt.implementation("theirs").source == "a test"
+    finally:
+        sys.modules.pop("elsewhere", None)
+
+
+def test_dropout_and_score_masks_are_refused_with_a_reason():
+    found = adapt.implementation("sdpa")
+    assert "dropout" in str(reason_against(found, Workload(dropout=0.1)))
+    assert "alibi" in str(reason_against(found, Workload(mask="alibi")))
+    assert "without any key" in str(reason_against(found, Workload(mask="causal_bottom_right", seq_len=8, kv_len=4)))
+    if not torch.cuda.is_available():
+        assert "no device cuda" in str(reason_against(found, Workload(device="cuda")))
