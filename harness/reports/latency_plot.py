@@ -5,7 +5,8 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from harness.reports import Picture, Report, style
-from harness.reports.panels import Panel, Plot, Point, draw, log_ticks
+from harness.reports.lines import draw, log_ticks
+from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row
 from harness.store import Results
 

@@ -9,7 +9,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from harness.records import DTYPE_BYTES
 from harness.reports import Picture, Report, style
-from harness.reports.panels import Panel, Plot, Point, draw
+from harness.reports.lines import draw
+from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row
 from harness.store import Results
 from harness.units import show

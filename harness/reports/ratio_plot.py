@@ -9,7 +9,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from harness.compare import margin, noise_floors
 from harness.records import Verdict
 from harness.reports import Picture, Report, style
-from harness.reports.panels import Panel, Plot, Point, draw
+from harness.reports.lines import draw
+from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row
 from harness.store import Results
 

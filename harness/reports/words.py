@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from harness.records import Workload
 
 SCOPES = {"attention": "attention only", "module": "whole module"}
-DIRECTIONS = {"forward_backward": "forward and backward", "inference": "inference (no gradients)"}
+DIRECTIONS = {"forward_backward": "forward and backward"}
 LENGTHS = ("seq_len", "kv_len")
 _SIZES = {"batch_size", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
 

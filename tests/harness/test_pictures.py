@@ -41,8 +41,8 @@ def test_each_is_a_whole_svg_and_a_png(name: str, pictures: dict[str, list[Pictu
 def test_captions_name_what_is_not_shown_and_why(name: str, pictures: dict[str, list[Picture]]) -> None:
     (picture,) = pictures[name]
     assert "naive_loop at 2048: timeout (predicted), one call is predicted to last 9.6 s" in picture.caption
-    assert "sdpa_math at 2048 in attention only · causal and whole module · causal: crashed" in picture.caption
-    assert "torch_mha in attention only" in picture.caption
+    assert "sdpa_math at 2048 in b, d: crashed, the worker was killed by signal 9" in picture.caption
+    assert "torch_mha in a, b: unsupported, needs <b>a GPU</b> | see" in picture.caption
 
 
 def test_many_groups_go_to_several_files(tmp_path: Path) -> None:

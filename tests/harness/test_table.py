@@ -51,7 +51,7 @@ def test_unusual_axes_are_told() -> None:
     axes = {"num_kv_heads": 2, "dropout": 0.1, "device": "cuda:1", "num_threads": 1, "seed": 3, "value_dim": 32}
     told = words.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes))
     sizes = "B=1 H=8 G=2 K=64 V=32"
-    head = "attention only, inference (no gradients), float32, sliding window(8)"
+    head = "attention only, inference, float32, sliding window(8)"
     assert told == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3"
 
 
