@@ -53,7 +53,7 @@ def test_many_groups_go_to_several_files(tmp_path: Path) -> None:
 
 
 def test_decoding_is_drawn_over_the_key_length(tmp_path: Path) -> None:
-    points = journals.workloads(seq_len=(1,), kv_len=(128, 512))
+    points = journals.workloads(seq_len=(1,), kv_len=(128, 512, 2048))
     decoding = journals.write(tmp_path, points, ("sdpa", "fused"))
     (picture,) = drawn("latency_plot", decoding)
     assert "~S^x" in picture.caption
@@ -86,3 +86,16 @@ def test_labels_are_one_short_line() -> None:
     assert style.label("a\nb\x1b[31m") == "a b [31m"
     assert len(style.label("x" * 99)) == 24
     assert style.label(" ") == "(no name)"
+
+
+def test_two_lengths_give_no_growth_exponent(tmp_path: Path) -> None:
+    short = journals.write(tmp_path, journals.workloads(seq_len=(128, 512)), ("sdpa", "fused"))
+    (picture,) = drawn("latency_plot", short)
+    assert "~T^x" not in picture.caption
+
+
+def test_a_group_without_any_value_is_named(tmp_path: Path) -> None:
+    points = journals.workloads(scope=("attention", "module"), mask=("causal",), seq_len=(128,))
+    half = journals.write(tmp_path, points, ("module_list",))
+    (picture,) = drawn("latency_plot", half)
+    assert "No panel, for want of any value: whole module, forward, float32, causal, B=1 H=8 K=64." in picture.caption
