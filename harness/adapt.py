@@ -39,7 +39,8 @@ def _from_class(given: type, spec: str) -> Implementation:
         build: Callable[[Weights], nn.Module] = given.from_weights
         return Implementation(build=build, source=spec, unsupported=_module_scope_only(given))
     if hasattr(given, "attend"):
-        return _from_function(given().attend, spec)
+        bare: Any = given()
+        return _from_function(bare.attend, spec)
     raise ValueError(
         f"{spec} is a class without attend(query, key, value, mask) and without a classmethod from_weights(weights): "
         "it needs one of them"

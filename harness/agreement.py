@@ -162,7 +162,8 @@ def _compare(workload: Workload, implementation: Implementation, reference: Refe
         leaves = case.leaves
         gradients = torch.autograd.grad(output, list(leaves.values()), reference.grad_output, allow_unused=True)
         zeros = [leaf.new_zeros(leaf.shape) for leaf in leaves.values()]
-        filled = [zero if found is None else found for zero, found in zip(zeros, gradients, strict=True)]
+        made: list[Tensor | None] = list(gradients)  # None for a leaf that the output does not depend on
+        filled = [zero if tensor is None else tensor for zero, tensor in zip(zeros, made, strict=True)]
         named = dict(zip(leaves, filled, strict=True))
         found |= {f"gradient of {name}": named[name] for name in given.tensors}
         packed = {name.removeprefix("parameter "): value for name, value in named.items() if name not in given.tensors}
@@ -218,13 +219,10 @@ def _describe(agreement: Agreement) -> str:
     place = ", ".join(map(str, worst.worst))
     actual = "not finite" if worst.actual is None else f"{worst.actual:.6g}"
     value = f"at [{place}] it is {actual}, the oracle says {worst.expected:.6g}"
-    if worst.error is None:
-        amount = "values are not finite"
-    else:
-        amount = f"error {worst.error:.3g}, allowed {worst.allowed:.3g}"
+    size = "not finite" if worst.error is None else f"{worst.error:.3g}"
     others = sorted({tensor.tensor for _, tensor in wrong} - {worst.tensor})
     also = f"; also wrong: {', '.join(others)}" if others else ""
-    return f"{worst.tensor} is wrong on {probe} inputs: {value} ({amount}){also}"
+    return f"{worst.tensor} is wrong on {probe} inputs: {value} (error {size}, allowed {worst.allowed:.3g}){also}"
 
 
 def _severity(tensor: TensorError) -> float:

@@ -78,7 +78,7 @@ class Case:
         return result
 
     def call(self) -> Callable[[], object]:
-        """What a timer calls: the workload's direction, without arguments; graph-building for `backward` is done here."""
+        """What a timer calls: the workload's direction, without arguments; the graph for `backward` is built here."""
         if self.workload.direction in {"inference", "forward"}:
             return self.output
         leaves = list(self.leaves.values())
@@ -126,4 +126,5 @@ def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, 
         back = torch.autograd.grad(
             list(packed.values()), list(canonical.values()), [gradients[name] for name in packed], allow_unused=True
         )
-    return {f"{name} weights": found for name, found in zip(canonical, back, strict=True) if found is not None}
+    found: dict[str, Tensor | None] = dict(zip(canonical, back, strict=True))
+    return {f"{name} weights": tensor for name, tensor in found.items() if tensor is not None}

@@ -1,4 +1,6 @@
-"""What there is to list, as rows of texts: implementations with what each supports here, sweeps, axes, masks and plugs."""
+"""What there is to list, as rows of texts: implementations and what each supports here, sweeps, axes, masks, plugs."""
+
+from collections.abc import Iterable
 
 from harness import plugins, sweep
 from harness.mask import masks
@@ -37,10 +39,8 @@ ALLOWED = {
 
 
 def entries(what: str) -> list[dict[str, str]]:
-    """The rows of a list, all with the same columns."""
+    """The rows of a list, all with the same columns: sweeps, axes, masks, metrics or reports."""
     match what:
-        case "implementations":
-            return _implementations()
         case "sweeps":
             return [_sweep(name) for name in sweep.names()]
         case "axes":
@@ -67,17 +67,18 @@ def _axis(name: str) -> dict[str, str]:
     return {"axis": name, "default": str(default), "allowed": ALLOWED.get(name, kind)}
 
 
-def _implementations() -> list[dict[str, str]]:
-    return [_implementation(name) for name in plugins.implementation_names()]
+def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
+    """A row for each implementation, by name or path/to/file.py:Name: what it supports here, and its source."""
+    return [_implementation(spec) for spec in specs]
 
 
-def _implementation(name: str) -> dict[str, str]:
+def _implementation(spec: str) -> dict[str, str]:
     """What it supports; a plug that cannot be loaded is listed with its error, since the others still count."""
     from harness.adapt import implementation
     from harness.case import reason_against
 
     try:
-        found = implementation(name)
+        found = implementation(spec)
         answers = {
             column: "yes" if reason_against(found, Workload(seq_len=64, batch_size=2, **axes)) is None else "no"  # type: ignore[arg-type] # the axes of QUESTIONS
             for column, axes in QUESTIONS.items()
@@ -85,4 +86,4 @@ def _implementation(name: str) -> dict[str, str]:
         source = found.source
     except Exception as error:  # noqa: BLE001 - whatever importing somebody's plug raises
         answers, source = dict.fromkeys(QUESTIONS, "?"), f"cannot be loaded: {type(error).__name__}: {error}"
-    return {"implementation": name, **answers, "source": source}
+    return {"implementation": plugins.name_of(spec), **answers, "source": source}

@@ -62,12 +62,20 @@ class What(StrEnum):
 
 @app.command("list")
 def list_what(
-    what: Annotated[What, typer.Argument(help="What to list.")] = What.implementations, *, as_json: AsJson = False
+    what: Annotated[What, typer.Argument(help="What to list.")] = What.implementations,
+    *,
+    implementation: Implementations = None,
+    as_json: AsJson = False,
 ) -> None:
     """List what there is; for implementations, what each supports here."""
-    from harness import catalog, terminal
+    from harness import catalog, plugins, terminal
 
-    entries = catalog.entries(what)
+    if what is What.implementations:
+        specs = list(implementation or plugins.implementation_names())
+        plugins.check_specs(specs)
+        entries = catalog.implementations(specs)
+    else:
+        entries = catalog.entries(what)
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
     else:
@@ -75,7 +83,7 @@ def list_what(
 
 
 @app.command("run")
-def run_sweep(
+def run_sweep(  # noqa: PLR0913 - one parameter for each option
     *,
     sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "quick",
     settings: Settings = None,
@@ -181,7 +189,9 @@ def check(  # noqa: PLR0913 - one parameter for each option
 
 @app.command()
 def report(
-    runs: Annotated[list[str] | None, typer.Argument(metavar="[RUN]...", help="Names or folders. Default: newest.")] = None,
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names or folders. Default: newest.")
+    ] = None,
     *,
     results: ResultsFolder = Path("results"),
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write here, with a copy of the journal.")] = None,
@@ -237,8 +247,9 @@ def find_run(name: str, results: Path) -> Path:
         if candidate.name == store.JOURNAL and candidate.exists():
             return candidate.parent
     newest = [folder.name for folder in store.find_runs(results)[-5:]]
-    there = f"the newest are {', '.join(newest)}" if newest else f"{results / 'runs'} holds none; begin with attnbench run"
-    raise ValueError(f"there is no run {name}; {there}")
+    none = f"{results / 'runs'} holds none; begin with attnbench run"
+    known = f"the newest are {', '.join(newest)}"
+    raise ValueError(f"there is no run {name}; {known if newest else none}")
 
 
 def newest_run(results: Path) -> Path:

@@ -54,7 +54,7 @@ class CpuClock:
 class VirtualClock:
     """A simulated machine: time passes only when work spends it, and `disturb` may bend what is spent.
 
-    `disturb(seconds, now)` returns the seconds that really pass, so that drift, spikes and throttling have a known truth.
+    `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth.
     """
 
     resolution_s = 1e-9
@@ -78,4 +78,3 @@ class VirtualClock:
         for _ in repeat(None, num_calls):
             call()
         return self._now - start
-

@@ -83,7 +83,8 @@ class Crew:
             self._process.stdin.flush()
         line = self._wait(timeout_s or self.timeout_s)
         if line:
-            return self._decoder.decode(line)
+            reply: Reply = self._decoder.decode(line)
+            return reply
         code = self._process.wait()
         _, arm = self._flight.position()
         self.dismiss()

@@ -1,4 +1,4 @@
-"""Is this machine fit to measure? Facts, doubts and advice in plain words, and a short comparison of a thing with itself."""
+"""Is this machine fit to measure? Facts, advice in plain words, and a short comparison of a thing with itself."""
 
 import time
 from collections.abc import Iterator
@@ -9,7 +9,7 @@ import psutil
 
 from harness import environment, measure
 from harness.clock import CpuClock
-from harness.records import Environment
+from harness.records import Environment, Sample
 from harness.stats import paired_ratio
 from harness.units import show
 
@@ -84,7 +84,7 @@ def noise_floor() -> Finding:
     matrix = np.random.default_rng(0).standard_normal((192, 192), dtype=np.float32)
     clock = CpuClock()
     arms = [measure.Arm(name=name, call=lambda: matrix @ matrix) for name in ("one", "same")]
-    samples: dict[str, list[measure.Sample]] = {"one": [], "same": []}
+    samples: dict[str, list[Sample]] = {"one": [], "same": []}
     start = time.perf_counter()
     for number in range(AA_VISITS):
         at = measure.Visit(epoch=0, number=number, num_blocks=AA_BLOCKS, seed=number)
@@ -92,11 +92,10 @@ def noise_floor() -> Finding:
             samples[name].extend(taken)
     spent_s = time.perf_counter() - start
     estimate = paired_ratio(samples["one"], samples["same"])
+    assert estimate is not None
     assert estimate.low is not None
     assert estimate.high is not None
     width = max(abs(estimate.low - 1), abs(estimate.high - 1))
     value = f"the same code twice differs by up to {width:.2%} (measured for {spent_s:.1f} s)"
     advice = "differences below this cannot be told: see what else is running" if width > NOISY_SHARE else ""
     return Finding(name="noise floor", value=value, advice=advice)
-
-

@@ -107,6 +107,6 @@ def _clocks() -> dict[str, str]:
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     clocks = {"governor": governor.read_text().strip()} if governor.exists() else {}
     frequency = psutil.cpu_freq()
-    if frequency is not None and frequency.max:
+    if frequency and frequency.max:  # None where the system does not tell
         clocks["max_mhz"] = f"{frequency.max:.0f}"
     return clocks

@@ -3,6 +3,7 @@
 A probe is a function that draws one kind of input; the input matters more than the tolerance (docs/method.md).
 """
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -49,7 +50,7 @@ def draw_weights(workload: Workload) -> Weights:
     merged = heads * workload.value_dim
 
     def normal(*shape: int, fan_in: int) -> Tensor:
-        return torch.randn(*shape, generator=draws, dtype=torch.float64) / fan_in**0.5
+        return torch.randn(*shape, generator=draws, dtype=torch.float64) / math.sqrt(fan_in)
 
     return Weights(
         query=normal(heads, workload.head_dim, width, fan_in=width),

@@ -58,7 +58,7 @@ class Mask:
 
     def sees(self, batch: Array, query: Array, key: Array, table: Array | None, offset: int) -> Any:  # noqa: ANN401, ARG002
         """Whether `query` sees `key` in that batch row, elementwise; `offset` is S - T."""
-        return key == key
+        return key <= key + 1
 
     def num_visible(self, batch_size: int, query_len: int, key_len: int) -> int:
         """How many (batch, query, key) triples are visible, exactly, for one head."""

@@ -1,7 +1,7 @@
 """Timing: randomised complete blocks of calibrated samples. Knows nothing of torch, so a virtual clock can drive it.
 
 A block samples every arm of a workload once, in an order drawn anew; the evidence is the ratio inside a block, which a
-drift of the machine leaves alone. Source: randomised complete block design, R. A. Fisher, The Design of Experiments (1935).
+drift of the machine leaves alone. Source: R. A. Fisher, The Design of Experiments (1935), randomised complete blocks.
 """
 
 import gc
@@ -62,7 +62,7 @@ def visit(
     `on_turn` hears of each arm before it is called, so that a crash can be laid at the right door; `count_faults`
     reads the process's count of minor page faults. The garbage collector rests meanwhile.
     """
-    draws = random.Random(at.seed)  # noqa: S311 - an order of measurement, no secret
+    draws = random.Random(at.seed)
     samples: dict[str, list[Sample]] = {arm.name: [] for arm in arms}
     was_enabled = gc.isenabled()
     gc.collect()
@@ -82,9 +82,7 @@ def visit(
     return {name: tuple(taken) for name, taken in samples.items()}
 
 
-def _sample(
-    arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], count_faults: Callable[[], int]
-) -> Sample:
+def _sample(arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], count_faults: Callable[[], int]) -> Sample:
     if arm.call_s < TOUCH_BELOW_S:
         arm.call()
     start_s, faults = clock.now(), count_faults()

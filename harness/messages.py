@@ -1,4 +1,4 @@
-"""What the parent asks of a worker, and what the worker answers: JSON lines over a pipe, one answer for each request."""
+"""What the parent asks of a worker, and what the worker answers: JSON lines over a pipe, an answer for each request."""
 
 import msgspec
 
@@ -28,7 +28,7 @@ class Observe(msgspec.Struct, frozen=True, kw_only=True, tag="observe"):
 
 
 class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
-    """Sample some blocks. `arms` pairs an arm's name with the spec of its implementation. Answered by Visited or Failed."""
+    """Sample some blocks. `arms` pairs an arm's name with its implementation's spec. Answered by Visited or Failed."""
 
     workload: Workload
     arms: tuple[tuple[str, str], ...]

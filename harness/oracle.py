@@ -29,7 +29,7 @@ def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
     edges = [0, 1, 15, 16, 63, 64, 127, 128, 255, 256, query_len // 2, query_len - 2, query_len - 1]
     random = torch.randint(query_len, (NUM_SAMPLED_ROWS,), generator=draws)
     chosen = torch.cat([torch.tensor(edges).clamp(0, query_len - 1), random])
-    return chosen.unique()[: 2 * NUM_SAMPLED_ROWS]
+    return torch.tensor(sorted(set(chosen.tolist())))
 
 
 def seen_rows(workload: Workload, rows: Tensor) -> Tensor:
@@ -61,7 +61,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
 
 
 def textbook(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
-    """The same in the plain textbook form, all heads at once, in the dtype of its inputs: the yardstick of the check."""
+    """The same in the plain textbook form, all heads at once, in the dtype of its inputs: a yardstick of the check."""
     scores = _scores(query, _all_heads(key, query), seen)
     return torch.softmax(scores, dim=-1).nan_to_num(0.0) @ _all_heads(value, query)
 
@@ -136,7 +136,7 @@ YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
 
 
 def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend) -> Tensor:
-    """The output of a workload at the chosen query rows in the dtype of `inputs`: the right one, or that of a yardstick.
+    """The output of a workload at the chosen query rows in the dtype of `inputs`: right, or as a yardstick has it.
 
     Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D).
     """

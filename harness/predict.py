@@ -18,8 +18,8 @@ from harness.units import show
 FIRST_LEN = 16
 STEP = 4
 SCORE_COPIES = 8
-"""A cell whose score matrix, this many times over, fits into the limit is not asked for its memory: no form of attention
-keeps more copies of it."""
+"""A cell whose score matrix, this many times over, fits into the limit is not asked for its memory: no form of
+attention keeps more copies of it."""
 
 
 class OutOfReachError(Exception):
@@ -79,19 +79,17 @@ def foresee(workload: Workload, limits: Limits, attempt: Callable[[Workload, boo
         return
     call_s = _forecast([trial.call_s for trial in trials], trials, workload.seq_len)
     if call_s > limits.call_s:
-        told = f"{show(trials[-1].call_s, 's')} at seq_len {trials[-1].length}"
-        reason = f"predicted {show(call_s, 's')} for one call, over the limit of {show(limits.call_s, 's')}; it takes {told}"
-        raise OutOfReachError(Status.timeout, reason)
+        told = f"it takes {show(trials[-1].call_s, 's')} at seq_len {trials[-1].length}"
+        limit = f"over the limit of {show(limits.call_s, 's')}"
+        raise OutOfReachError(Status.timeout, f"predicted {show(call_s, 's')} for one call, {limit}; {told}")
     peaks = [trial.peak_bytes for trial in trials if trial.peak_bytes is not None]
     if not peaks:
         return
     peak = _forecast(peaks, trials, workload.seq_len)
     if peak > limits.memory_bytes:
-        told = f"{show(peaks[-1], 'bytes')} at seq_len {trials[-1].length}"
-        limit = show(limits.memory_bytes, "bytes")
-        raise OutOfReachError(
-            Status.out_of_memory, f"predicted a peak of {show(peak, 'bytes')}, over the limit of {limit}; it needs {told}"
-        )
+        told = f"it needs {show(peaks[-1], 'bytes')} at seq_len {trials[-1].length}"
+        limit = f"over the limit of {show(limits.memory_bytes, 'bytes')}"
+        raise OutOfReachError(Status.out_of_memory, f"predicted a peak of {show(peak, 'bytes')}, {limit}; {told}")
 
 
 def _forecast(costs: list[float], trials: list[Trial], length: int, least: float = 1.0) -> float:
@@ -103,4 +101,4 @@ def _forecast(costs: list[float], trials: list[Trial], length: int, least: float
     exponent = 1.0
     if len(costs) > 1 and costs[-2] > 0 and costs[-1] > 0:
         exponent = math.log(costs[-1] / costs[-2]) / math.log(last / trials[-2].length)
-    return costs[-1] * (length / last) ** min(2.0, max(least, exponent))
+    return costs[-1] * math.pow(length / last, min(2.0, max(least, exponent)))

@@ -21,6 +21,7 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
 SCOPES = ("attention", "module")
 DEFAULT_HEAD_DIM = 64
+LONGEST_MASK_NAME = 40
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -84,7 +85,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     @property
     def id(self) -> str:
-        """A stable name, fit for a path: the leading axes always, the others only where they differ from the default."""
+        """A stable name, fit for a path: the leading axes always, the others where they differ from the default."""
         head = f"{self.scope}-{self.direction}-{self.device.replace(':', '')}-{self.dtype}"
         sizes = f"b{self.batch_size}-t{self.seq_len}-h{self.num_heads}-k{self.head_dim}"
         return "-".join([head, sizes, *self._unusual()])
@@ -102,7 +103,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         yield from (f"{letter}{value}" for letter, value, usual in follows if value != usual)
         if self.mask != "none":
             name = re.sub(r"[^a-z0-9_.]", "", self.mask.replace("(", ".").replace(",", "."))
-            yield name if len(name) <= 40 else f"{name[:24]}.{hashlib.sha256(self.mask.encode()).hexdigest()[:12]}"
+            digest = hashlib.sha256(self.mask.encode()).hexdigest()[:12]
+            yield name if len(name) <= LONGEST_MASK_NAME else f"{name[:24]}.{digest}"
 
     @property
     def mask_rule(self) -> Mask:

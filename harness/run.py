@@ -229,9 +229,7 @@ class Run:
                 return
             assert isinstance(reply, Failed)
             owner = baseline if reply.arm == twin(baseline) else reply.arm
-            failed = CellFailed(
-                workload=workload.id, implementation=owner, status=reply.status, message=reply.message
-            )
+            failed = CellFailed(workload=workload.id, implementation=owner, status=reply.status, message=reply.message)
             self.note(failed)
 
 

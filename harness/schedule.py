@@ -1,4 +1,4 @@
-"""Which workload is visited next. Today: every live workload once a round, in an order drawn anew, until the budget ends.
+"""Which workload is visited next: today every live one once a round, in an order drawn anew, until the budget ends.
 
 Spending the budget where doubt is (racing) has its place here.
 """
@@ -12,11 +12,11 @@ MIN_ROUNDS = 3
 
 def rounds(workloads: Sequence[str], seed: int) -> Iterator[list[str]]:
     """Endless rounds of the workloads, each in an order of its own."""
-    draws = random.Random(seed)  # noqa: S311 - an order of measurement, no secret
+    draws = random.Random(seed)
     while True:
         yield draws.sample(workloads, len(workloads))
 
 
 def visit_seed(seed: int, workload: str, number: int) -> int:
     """The seed of a visit's orders: other for each run seed, workload and visit, the same on every machine."""
-    return random.Random(f"{seed}/{workload}/{number}").getrandbits(53)  # noqa: S311
+    return random.Random(f"{seed}/{workload}/{number}").getrandbits(53)

@@ -17,7 +17,7 @@ MAX_WORKLOADS = 100_000
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sweep file may say. Each table of `grid` is a product of its axes; a value or a list of values for each."""
+    """What a sweep file may say. Each table of `grid` is a product of its axes; an axis has a value or a list."""
 
     summary: str
     grid: list[dict[str, Any]]

@@ -1,4 +1,4 @@
-"""What a terminal shows: progress, the final table, findings. Progress goes to standard error, results to standard output."""
+"""What a terminal shows: progress on standard error; the final table and the findings on standard output."""
 
 import time
 from collections import Counter
@@ -53,12 +53,13 @@ def watching() -> Iterator[run.Watch]:
 
 
 def _plain_lines(console: Console) -> run.Watch:
-    last = {"stage": "", "at": 0.0}
+    stage, told_s = "", 0.0
 
     def tell(seen: run.Progress) -> None:
-        if seen.stage == last["stage"] and time.monotonic() - float(last["at"]) < LINE_EVERY_S:
+        nonlocal stage, told_s
+        if seen.stage == stage and time.monotonic() - told_s < LINE_EVERY_S:
             return
-        last.update(stage=seen.stage, at=time.monotonic())
+        stage, told_s = seen.stage, time.monotonic()
         share = 100 * min(1.0, seen.done / seen.total) if seen.total else 100.0
         parts = [f"{STAGE_WORDS[seen.stage]} {share:.0f} %", _counts(seen.counts), _left(seen), seen.cell]
         console.print(", ".join(part for part in parts if part), markup=False, highlight=False, soft_wrap=True)
@@ -78,7 +79,7 @@ def _counts(counts: dict[str, int]) -> str:
 
 
 def print_results(results: Results) -> None:
-    """A table for each group of workloads, a row for each implementation, a column for each length; then the findings."""
+    """A table for each group of workloads, with a row for each implementation and a column for each length."""
     console = Console()
     for title, rows in table.groups(results).items():
         console.print(_table(title, rows))
@@ -119,7 +120,7 @@ def _cell(row: table.Row | None) -> str:
 
 
 def print_check(results: Results) -> None:
-    """A row for each implementation: how its cells ended, and how near it came to what is allowed; then the findings."""
+    """A row for each implementation: how its cells ended, and how near it came to what is allowed."""
     rows = []
     for name in dict.fromkeys(record.implementation for record in results.records):
         own = [record for record in results.records if record.implementation == name]

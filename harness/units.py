@@ -31,7 +31,7 @@ def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
 
 
 def significant(value: float, digits: int) -> str:
-    """`value` to `digits` significant digits without an exponent: 1234.5 to 3 digits is "1234", 0.012345 is "0.0123"."""
+    """`value` to `digits` significant digits without an exponent: 0.012345 to 3 digits is "0.0123"."""
     if value == 0.0:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))

@@ -29,7 +29,7 @@ from harness.cuda import CudaClock
 from harness.cuda import free_bytes as free_on_cuda
 from harness.failure import describe
 from harness.flight import Flight
-from harness.inputs import Inputs, draw_normal
+from harness.inputs import PROBES, Inputs, draw_normal
 from harness.messages import (
     Check,
     Checked,
@@ -149,7 +149,7 @@ class Worker:
         """The oracle's answers for the workload, kept until another is asked for."""
         if self.references[0] != workload.id:
             self.references = ("", {})
-            made = {probe: agreement.refer(workload, probe, seed) for probe in agreement.PROBES}
+            made = {probe: agreement.refer(workload, probe, seed) for probe in PROBES}
             self.references = (workload.id, made)
         return self.references[1]
 

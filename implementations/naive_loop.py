@@ -15,10 +15,15 @@ from harness.contract import Attention, BoundMask, Implementation
 
 
 class NaiveLoop(Attention):
-    """Three nested loops around the attention of a single token."""
+    """Three nested loops around the attention of a single token, in float32 at least.
+
+    A key's gradient is a sum over all queries, one at a time: in half precision its last terms would be lost.
+    """
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        dtype = query.dtype
+        query, key, value = (each.to(torch.promote_types(dtype, torch.float32)) for each in (query, key, value))
         batch_size, num_heads, query_len, _ = query.shape
         group_size = num_heads // key.shape[1]  # query heads that read the same key/value head
         hidden = torch.zeros((), dtype=torch.bool, device=query.device) if mask.hidden is None else mask.hidden
@@ -29,7 +34,7 @@ class NaiveLoop(Attention):
             for h in range(num_heads)
             for t in range(query_len)
         ]
-        return torch.stack(tokens).view(batch_size, num_heads, query_len, -1)  # (B*H*T,V) -> (B,H,T,V)
+        return torch.stack(tokens).view(batch_size, num_heads, query_len, -1).to(dtype)  # (B*H*T,V) -> (B,H,T,V)
 
 
 def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ import torch
 
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
-    """Tests compute on small tensors, where a second thread waits more than it works, and far more on a busy machine."""
+    """On small tensors a second thread waits more than it works, and far more on a busy machine."""
     before = torch.get_num_threads()
     torch.set_num_threads(1)
     yield

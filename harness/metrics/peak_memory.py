@@ -24,14 +24,14 @@ def measure(case: Case) -> float:
         call()  # kept tensors, such as the dense mask, are made by a first call
         if device == "cpu":
             return float(peak_on_cpu(call))
-        from harness import cuda  # noqa: PLC0415 - reading metrics must not need torch
+        from harness import cuda
 
         return float(cuda.peak_bytes(call, device))
 
 
 def peak_on_cpu(call: Callable[[], object]) -> int:
     """Bytes at the peak of one call on the CPU."""
-    from torch.profiler import ProfilerActivity, profile  # noqa: PLC0415 - reading metrics must not need torch
+    from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         kept = call()

@@ -46,7 +46,7 @@ def greedy(query, key, value, *, mask=None):
 
 
 def talking(query, key, value, *, mask=None):
-    print('{"type": "visited", "arms": {}}', flush=True)
+    print('{"type": "visited", "arms": {}}', flush=True)  # noqa: T201 - that is its lie
     return right(query, key, value, mask=mask)
 
 

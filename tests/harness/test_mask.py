@@ -12,7 +12,7 @@ from harness.mask import Mask, masks, parse_mask
 SIZES = [(1, 1, 1), (2, 5, 5), (3, 4, 9), (2, 9, 4), (1, 8, 8)]
 
 
-def told(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:
+def told(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:  # noqa: PLR0911 - one each
     """Each mask once more, as a sentence about one pair."""
     batch, queries, keys = sizes
     match name:
@@ -44,10 +44,7 @@ def test_dense_form_count_and_tiles_are_what_the_words_say(name, sizes):
         pytest.skip("document needs kv_len == seq_len")
     mask = parse_mask(name)
     expected = np.array(
-        [
-            [[told(name, sizes, b, i, j) for j in range(sizes[2])] for i in range(sizes[1])]
-            for b in range(sizes[0])
-        ]
+        [[[told(name, sizes, b, i, j) for j in range(sizes[2])] for i in range(sizes[1])] for b in range(sizes[0])]
     )
     assert (mask.dense(*sizes) == expected).all()
     assert mask.num_visible(*sizes) == expected.sum()

@@ -1,4 +1,4 @@
-"""The timing engine on a virtual clock: complete blocks, fresh orders, calibrated samples, and ratios that drift spares."""
+"""The timing engine on a virtual clock: complete blocks, fresh orders, calibrated samples, steady ratios."""
 
 import gc
 import math

@@ -144,9 +144,7 @@ def script(folder: Path) -> list[str]:
 
 def start(folder: Path, planned: Plan) -> None:
     with store.Journal(folder) as journal:
-        journal.append(
-            run.RunStarted(schema=run.SCHEMA, run=folder.name, time=run.now(), commit="", plan=planned)
-        )
+        journal.append(run.RunStarted(schema=run.SCHEMA, run=folder.name, time=run.now(), commit="", plan=planned))
 
 
 def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):

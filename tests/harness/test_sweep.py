@@ -61,7 +61,7 @@ def test_a_bad_sweep_is_refused_in_words(tmp_path, text, said):
 
 @pytest.mark.parametrize("setting", ["seq_len", "seq_len=", "=4", "lenght=3"])
 def test_a_bad_setting_is_refused(setting):
-    with pytest.raises(ValueError, match="--set|axis"):
+    with pytest.raises(ValueError, match=r"--set|axis"):
         sweep.parse_settings([setting])
 
 
