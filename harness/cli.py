@@ -110,7 +110,7 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     if resume is not None:
         if settings or implementation:
             raise ValueError("--resume goes on with the run as it was planned: leave out --set and --implementation")
-        folder = find_run(resume, results)
+        folder = store.find_run(resume, results)
         planned = store.read(folder).plan
     else:
         selection = Selection(
@@ -200,7 +200,7 @@ def report(
     """Rebuild every report of stored runs. Needs no torch."""
     from harness import store
 
-    folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
+    folders = [store.find_run(name, results) for name in runs or ()] or [store.newest_run(results)]
     if to is not None and len(folders) > 1:
         raise ValueError("--to takes one run: name a single RUN")
     failures = False
@@ -231,39 +231,6 @@ def doctor(*, as_json: AsJson = False) -> None:
         rows = [(finding.name, finding.value, finding.advice or "-") for finding in findings]
         terminal.print_table(("what", "seen", "advice"), rows)
     _exit(has_findings=any(finding.advice for finding in findings))
-
-
-def find_run(name: str, results: Path) -> Path:
-    """The folder of a run given by its name below `results`, its folder, or its journal.
-
-    Raises:
-        ValueError: there is none; the message names the newest runs that there are.
-    """
-    from harness import store
-
-    for candidate in (results / "runs" / name, Path(name)):
-        if (candidate / store.JOURNAL).exists():
-            return candidate
-        if candidate.name == store.JOURNAL and candidate.exists():
-            return candidate.parent
-    newest = [folder.name for folder in store.find_runs(results)[-5:]]
-    none = f"{results / 'runs'} holds none; begin with attnbench run"
-    known = f"the newest are {', '.join(newest)}"
-    raise ValueError(f"there is no run {name}; {known if newest else none}")
-
-
-def newest_run(results: Path) -> Path:
-    """The newest run below `results`.
-
-    Raises:
-        ValueError: there is none.
-    """
-    from harness import store
-
-    found = store.find_runs(results)
-    if not found:
-        raise ValueError(f"{results / 'runs'} holds no runs: begin with attnbench run, or name another --results DIR")
-    return found[-1]
 
 
 def _write_reports(found: "Results", folder: Path) -> bool:

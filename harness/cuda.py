@@ -59,4 +59,5 @@ class CudaClock:
                 call()
             end.record()
             end.synchronize()
-        return start.elapsed_time(end) * 1e-3
+        elapsed_ms: float = start.elapsed_time(end)
+        return elapsed_ms * 1e-3

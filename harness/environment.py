@@ -5,6 +5,7 @@ import platform
 import re
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -106,7 +107,7 @@ def _flags() -> dict[str, str]:
 def _clocks() -> dict[str, str]:
     governor = Path("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor")
     clocks = {"governor": governor.read_text().strip()} if governor.exists() else {}
-    frequency = psutil.cpu_freq()
-    if frequency and frequency.max:  # None where the system does not tell
+    frequency: Any = psutil.cpu_freq()  # None where the system does not tell, whatever its types say
+    if frequency is not None and frequency.max:
         clocks["max_mhz"] = f"{frequency.max:.0f}"
     return clocks

@@ -1,7 +1,7 @@
 """The data at the bottom: what was asked, what was seen and where. Knows nothing of torch.
 
-Every type is frozen and keyword-only; a journal line is one of the events at the end of this file as JSON, and
-`harness.store` folds events into records. Raw samples are stored; everything else is computed on read.
+Every type is frozen and keyword-only. A run is kept as events (harness/events.py), which `harness.store` folds into
+records. Raw samples are stored; everything else is computed on read.
 """
 
 import enum
@@ -12,9 +12,6 @@ from collections.abc import Iterator
 import msgspec
 
 from harness.mask import Mask, parse_mask
-
-SCHEMA = 1
-"""Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -259,7 +256,6 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 class Record(msgspec.Struct, frozen=True, kw_only=True):
     """Everything known of one cell. A record that is not `ok` carries no speed."""
 
-    schema: int = SCHEMA
     run: str
     time: str
     commit: str
@@ -294,88 +290,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     minimum_detectable_effect: float | None
     verdict: Verdict
-
-
-class Plan(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a run was asked to do: enough to go on with it after a kill."""
-
-    sweep: str
-    workloads: tuple[Workload, ...]
-    implementations: tuple[str, ...]  # as given: a name, or path/to/file.py:Name
-    baseline: str
-    metrics: tuple[str, ...]
-    budget_s: float  # timing budget of the whole run
-    call_limit_s: float  # a cell whose single call is predicted to last longer is not tried
-    timeout_s: float  # a call that lasts longer is killed
-    memory_limit_bytes: int  # a cell predicted to need more is not tried; 0: three quarters of what is free
-    num_blocks: int = 4  # of one visit
-    num_epochs: int = 1
-    seed: int = 0
-
-
-class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
-    """First line of a journal."""
-
-    schema: int
-    run: str
-    time: str
-    commit: str
-    plan: Plan
-
-
-class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_started"):
-    """A fresh process took up the work; holds for every line until the next one of its kind."""
-
-    time: str
-    environment: Environment
-
-
-class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked"):
-    """The check of a cell ended: ok and worth measuring, or not ok with the reason."""
-
-    workload: str
-    implementation: str
-    status: Status
-    message: str = ""
-    is_predicted: bool = False
-    agreement: Agreement | None = None
-    check_s: float = 0.0
-
-
-class CellMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="cell_measured"):
-    """A metric with a pass of its own was read."""
-
-    workload: str
-    implementation: str
-    measurement: Measurement
-
-
-class CellFailed(msgspec.Struct, frozen=True, kw_only=True, tag="cell_failed"):
-    """A cell that had passed its check failed later; its samples no longer count."""
-
-    workload: str
-    implementation: str
-    status: Status
-    message: str
-
-
-class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finished"):
-    """A few blocks of one workload: the samples of each arm. An arm is an implementation, or the baseline's twin."""
-
-    workload: str
-    epoch: int
-    visit: int
-    arms: dict[str, tuple[Sample, ...]]
-
-
-class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished"):
-    """Last line of a journal that was not killed."""
-
-    time: str
-    elapsed_s: float
-
-
-Event = RunStarted | WorkerStarted | CellChecked | CellMeasured | CellFailed | VisitFinished | RunFinished
 
 
 def twin(baseline: str) -> str:

@@ -15,9 +15,7 @@ from pathlib import Path
 
 from harness import store
 from harness.crew import Crew, WorkerLostError
-from harness.messages import Check, Checked, Failed, Observe, Observed, Ready, TakeVisit, Visited
-from harness.plugins import name_of
-from harness.records import (
+from harness.events import (
     SCHEMA,
     CellChecked,
     CellFailed,
@@ -26,9 +24,13 @@ from harness.records import (
     Plan,
     RunFinished,
     RunStarted,
-    Status,
     VisitFinished,
     WorkerStarted,
+)
+from harness.messages import Check, Checked, Failed, Observe, Observed, Ready, TakeVisit, Visited
+from harness.plugins import name_of
+from harness.records import (
+    Status,
     Workload,
     twin,
 )

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness import plugins, sweep
-from harness.records import Plan
+from harness.events import Plan
 
 DEFAULT_BASELINE = "sdpa"
 DRIVER = Path("/proc/driver/nvidia/version")

@@ -13,23 +13,25 @@ from typing import IO, Self
 
 import msgspec
 
-from harness.records import (
+from harness.events import (
     SCHEMA,
-    Agreement,
     CellChecked,
     CellFailed,
     CellMeasured,
-    Environment,
     Event,
-    Measurement,
     Plan,
-    Record,
     RunFinished,
     RunStarted,
-    Sample,
-    Status,
     VisitFinished,
     WorkerStarted,
+)
+from harness.records import (
+    Agreement,
+    Environment,
+    Measurement,
+    Record,
+    Sample,
+    Status,
     twin,
 )
 
@@ -211,6 +213,35 @@ def _measurements(cell: _Cell) -> Iterator[Measurement]:
 def find_runs(results: Path) -> list[Path]:
     """The run folders below `results`, oldest first: by name, which begins with the time."""
     return sorted(journal.parent for journal in (results / "runs").glob(f"*/{JOURNAL}"))
+
+
+def find_run(name: str, results: Path) -> Path:
+    """The folder of a run given by its name below `results`, its folder, or its journal.
+
+    Raises:
+        ValueError: there is none; the message names the newest runs that there are.
+    """
+    for candidate in (results / "runs" / name, Path(name)):
+        if (candidate / JOURNAL).exists():
+            return candidate
+        if candidate.name == JOURNAL and candidate.exists():
+            return candidate.parent
+    newest = [folder.name for folder in find_runs(results)[-5:]]
+    none = f"{results / 'runs'} holds none; begin with attnbench run"
+    known = f"the newest are {', '.join(newest)}"
+    raise ValueError(f"there is no run {name}; {known if newest else none}")
+
+
+def newest_run(results: Path) -> Path:
+    """The newest run below `results`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    found = find_runs(results)
+    if not found:
+        raise ValueError(f"{results / 'runs'} holds no runs: begin with attnbench run, or name another --results DIR")
+    return found[-1]
 
 
 def copy_journal(folder: Path, target: Path) -> None:

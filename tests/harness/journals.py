@@ -5,24 +5,26 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.records import (
+from harness.events import (
     SCHEMA,
-    Agreement,
     CellChecked,
     CellFailed,
     CellMeasured,
-    Environment,
     Event,
-    Measurement,
     Plan,
-    ProbeResult,
     RunFinished,
     RunStarted,
+    VisitFinished,
+    WorkerStarted,
+)
+from harness.records import (
+    Agreement,
+    Environment,
+    Measurement,
+    ProbeResult,
     Sample,
     Status,
     TensorError,
-    VisitFinished,
-    WorkerStarted,
     Workload,
     twin,
 )

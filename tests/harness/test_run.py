@@ -10,15 +10,17 @@ from pathlib import Path
 import pytest
 
 from harness import run, store
-from harness.records import (
+from harness.events import (
     CellChecked,
     CellFailed,
     CellMeasured,
     Plan,
     RunFinished,
-    Status,
     VisitFinished,
     WorkerStarted,
+)
+from harness.records import (
+    Status,
     Workload,
     twin,
 )

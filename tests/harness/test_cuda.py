@@ -1,0 +1,70 @@
+"""What only a CUDA device can show. Skipped with a reason where there is none."""
+
+import pytest
+import torch
+
+from harness import cuda, plugins, run
+from harness.adapt import implementation
+from harness.agreement import check, refer
+from harness.case import reason_against
+from harness.events import Plan
+from harness.failure import describe
+from harness.inputs import PROBES
+from harness.records import Status, Workload
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("name", plugins.stems("implementations"))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scope", ["attention", "module"])
+def test_every_implementation_agrees_on_the_device(name, dtype, scope):
+    workload = Workload(
+        seq_len=70, num_heads=2, mask="causal", device="cuda", dtype=dtype, scope=scope, direction="forward_backward"
+    )
+    found = implementation(name)
+    if reason := reason_against(found, workload):
+        pytest.skip(reason)
+    agreed = check(workload, found, {probe: refer(workload, probe, 0) for probe in PROBES})
+    assert agreed.agrees, agreed.diagnosis
+
+
+def test_the_clock_sees_device_time_and_adds_up():
+    matrix = torch.randn(4096, 4096, device="cuda")
+    clock = cuda.CudaClock("cuda")
+    clock.elapsed(lambda: matrix @ matrix, 3)
+    one, four = clock.elapsed(lambda: matrix @ matrix, 1), clock.elapsed(lambda: matrix @ matrix, 4)
+    assert 0 < one < four
+
+
+def test_peak_memory_leaves_out_the_inputs_and_counts_scratch():
+    inputs = torch.zeros(2**20, device="cuda")
+    assert cuda.peak_bytes(lambda: inputs + 1, "cuda") == 4 * 2**20
+    assert cuda.peak_bytes(lambda: (inputs + 1) + 1, "cuda") == 2 * 4 * 2**20
+
+
+def test_running_out_of_memory_is_told_from_other_errors():
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        torch.empty(2**50, device="cuda")
+    assert describe(raised.value)[0] is Status.out_of_memory
+
+
+def test_a_run_goes_its_whole_way(tmp_path):
+    workload = Workload(seq_len=64, num_heads=2, device="cuda", dtype="bfloat16", direction="inference")
+    plan = Plan(
+        sweep="cuda",
+        workloads=(workload,),
+        implementations=("fused", "sdpa"),
+        baseline="sdpa",
+        metrics=("latency", "peak_memory"),
+        budget_s=0.0,
+        call_limit_s=1.0,
+        timeout_s=60.0,
+        memory_limit_bytes=0,
+    )
+    results = run.execute(plan, tmp_path / "run", lambda _: None)
+    assert {record.status for record in results.records} == {Status.ok}
+    assert all(record.measurement("latency") for record in results.records)
