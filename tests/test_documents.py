@@ -172,3 +172,17 @@ def execute(
     )
     said = f"{block}\nexit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.returncode in exits, said
+
+
+def test_the_glossary_names_what_is_there() -> None:
+    text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
+    missing = [
+        path for path in re.findall(r"`((?:harness|implementations)/\w+\.py)`", text) if not (ROOT / path).exists()
+    ]
+    for module, name in re.findall(r"`([a-z]\w*)\.([A-Za-z]\w*)(?:\(\))?`", text):
+        path = ROOT / "harness" / f"{module}.py"
+        path = path if path.exists() else ROOT / "harness" / module / "__init__.py"
+        source = path.read_text(encoding="utf-8") if path.exists() else ""
+        if name != "jsonl" and not re.search(rf"^(class|def) {name}\b|^{name}\b", source, re.MULTILINE):
+            missing.append(f"{module}.{name}")
+    assert not missing
