@@ -14,6 +14,8 @@ from harness.store import Results
 
 SMALLEST_EFFECT = 0.02
 """A difference below this is called equivalent however sure it is: nobody should choose code by it."""
+LARGEST_EQUIVALENCE = 0.10
+"""On a machine so noisy that identical code seems further apart than this, nothing is called equivalent any more."""
 
 
 def comparisons(results: Results) -> list[Comparison]:
@@ -43,7 +45,8 @@ def verdict(ratio: Estimate, margin: float) -> Verdict:
     log, half, limit = math.log(ratio.point), ratio.half_width, math.log1p(margin)
     if abs(log) > max(half, limit):
         return Verdict.slower if log > 0 else Verdict.faster
-    return Verdict.equivalent if abs(log) + half <= limit else Verdict.undecided
+    alike = min(limit, math.log1p(LARGEST_EQUIVALENCE))
+    return Verdict.equivalent if abs(log) + half <= alike else Verdict.undecided
 
 
 def _comparisons(results: Results) -> Iterator[Comparison]:

@@ -99,6 +99,7 @@ class Run:
         self.state = State()
         self.specs = {name_of(spec): spec for spec in plan.implementations}
         self.start = time.monotonic()
+        self.stage, self.stage_start = "", self.start
         self.earlier_s = 0.0  # what a run that is resumed had spent, as far as its journal tells
 
     def note(self, event: Event) -> None:
@@ -119,11 +120,14 @@ class Run:
 
     def tell(self, stage: str, cell: str, done: float, total: float) -> None:
         """Tell the watcher; the time left is what the stage's pace says, or the rest of the budget if that is more."""
-        pace_s = self.elapsed_s / done * (total - done) if done else None
-        rest_s = self.plan.budget_s - self.elapsed_s if "time" in stage or self.plan.budget_s else 0.0
-        left_s = None if pace_s is None else max(pace_s if stage != "time" else 0.0, rest_s, 0.0)
+        spent_s = time.monotonic() - self.stage_start if self.stage == stage else 0.0
+        if self.stage != stage:
+            self.stage, self.stage_start = stage, time.monotonic()
+        pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
+        left_s = max(pace_s, self.plan.budget_s - self.elapsed_s)
         counts = Counter(str(status) for status in self.state.status.values())
-        self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=dict(counts), left_s=left_s))
+        told = left_s if left_s > 0 else None
+        self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=dict(counts), left_s=told))
 
     def check_all(self) -> None:
         """Bring every cell to a status."""
@@ -193,14 +197,16 @@ class Run:
         workloads = {w.id: w for w in self.plan.workloads if self.state.live(w.id, self.specs)}
         if not workloads:
             return
+        least_visits = MIN_ROUNDS * len(workloads)
         for number, order in zip(count(), rounds(list(workloads), self.plan.seed), strict=False):
             if 0 < number < self.plan.num_epochs or not self.crew.is_at_work:
                 self.fresh_worker()
             for workload in order:
-                least = min(self.state.num_visits[each] for each in workloads)
-                if least >= MIN_ROUNDS and self.elapsed_s >= self.plan.budget_s:
+                visits = [min(self.state.num_visits[each], MIN_ROUNDS) for each in workloads]
+                if sum(visits) == least_visits and self.elapsed_s >= self.plan.budget_s:
                     return
-                self.tell("time", f"round {number + 1}, {workload}", self.elapsed_s, max(self.plan.budget_s, 1e-9))
+                share = min(sum(visits) / least_visits, self.elapsed_s / max(self.plan.budget_s, 1e-9))
+                self.tell("time", f"round {number + 1}, {workload}", share, 1.0)
                 self.visit(workloads[workload])
 
     def visit(self, workload: Workload) -> None:

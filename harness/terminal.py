@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from harness import run
-from harness.records import Status
+from harness.records import Status, Verdict
 from harness.reports import table
 from harness.store import Results
 from harness.units import MISSING, show, significant
@@ -82,16 +82,20 @@ def print_results(results: Results) -> None:
     """A table for each group of workloads, with a row for each implementation and a column for each length."""
     console = Console()
     for title, rows in table.groups(results).items():
-        console.print(_table(title, rows))
+        console.print(title, style="bold", markup=False, soft_wrap=True)
+        console.print(_table(rows))
+        console.print()
+    told = f"Median time of a call; x: times {results.plan.baseline} in the same blocks; ?: undecided."
+    console.print(f"{told} Intervals, memory and errors are in summary.md.", style="dim", markup=False)
     print_findings(results, console)
 
 
-def _table(title: str, rows: Sequence[table.Row]) -> Table:
+def _table(rows: Sequence[table.Row]) -> Table:
     lengths = list(dict.fromkeys(row.cells["length"] for row in rows))
-    made = Table(title=escape(title), title_justify="left", title_style="bold", show_edge=False, pad_edge=False)
+    made = Table(show_edge=False, pad_edge=False)
     made.add_column("implementation", no_wrap=True)
     for length in lengths:
-        made.add_column(escape(length), justify="right", no_wrap=True)
+        made.add_column(f"T={escape(length)}", justify="right", no_wrap=True)
     by_name: dict[str, dict[str, table.Row]] = {}
     for row in sorted(rows, key=lambda row: row.sort_key[:2], reverse=True):  # order by the greatest length
         by_name.setdefault(row.implementation, {})[row.cells["length"]] = row
@@ -115,8 +119,10 @@ def _cell(row: table.Row | None) -> str:
     if row.time is None:
         memory = row.peak_memory_bytes
         return f"[green]ok[/] {show(memory, 'bytes')}" if memory is not None else "[green]ok[/]"
-    ratio = "" if row.comparison is None else f" [dim]x{significant(row.comparison.ratio, 3)}[/]"
-    return f"{show(row.time.point, 's')}{ratio or ' [dim]base[/]'}"
+    if row.comparison is None:
+        return f"{show(row.time.point, 's')} [dim]{'base' if row.is_baseline else ''}[/]"
+    doubt = "?" if row.comparison.verdict is Verdict.undecided else ""
+    return f"{show(row.time.point, 's')} [dim]x{significant(row.comparison.ratio, 3)}{doubt}[/]"
 
 
 def print_check(results: Results) -> None:

@@ -63,6 +63,13 @@ def test_a_noisy_cell_calls_nothing_below_its_own_noise() -> None:
     assert verdict(estimate(1.05, 0.001), limit) is Verdict.equivalent
 
 
+def test_on_a_very_noisy_machine_nothing_is_called_equivalent() -> None:
+    limit = margin(estimate(1.5, 0.2))
+    assert limit > 1.0
+    assert verdict(estimate(1.2, 0.01), limit) is Verdict.undecided
+    assert verdict(estimate(1.01, 0.01), limit) is Verdict.equivalent
+
+
 def test_ok_cells_but_the_baseline_are_compared_and_no_others(results: Results) -> None:
     timed = {
         (record.workload.id, record.implementation)
