@@ -36,7 +36,7 @@ def _table(results: Results) -> Iterator[str]:
     environment = next(iter(story.environments(results).values()))
     yield f"{escaped(title)}, T={SHOWN_LEN}, on {escaped(environment.cpu)} with {environment.num_threads} threads:"
     yield ""
-    yield "| implementation | time of a call | times sdpa | verdict | peak memory | error / allowed |"
+    yield "| implementation | time of a call | times sdpa | verdict | peak memory (score matrices) | error / allowed |"
     yield "| --- | --- | --- | --- | --- | --- |"
     for row in rows:
         if row.workload.seq_len == SHOWN_LEN:

@@ -113,6 +113,9 @@ def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, 
     """Gradients of the packed parameters, as gradients of the canonical weights; {} for a module without `pack`.
 
     `pack` is linear, so its transpose, applied by automatic differentiation, is the way back.
+
+    Raises:
+        ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
     """
     pack, pack_out = getattr(module, "pack", None), getattr(module, "pack_out", None)
     if pack is None or pack_out is None:
@@ -120,11 +123,11 @@ def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, 
     with torch.enable_grad():
         weights = inputs.weights.map(lambda tensor: tensor.detach().requires_grad_())
         packed = pack(weights) | pack_out(weights)
-        if set(packed) != set(gradients):
-            return {}
+        if unnamed := set(gradients) - set(packed):
+            raise ValueError(f"pack names no {', '.join(sorted(unnamed))}: give it every parameter")
         canonical = weights.tensors()
         back = torch.autograd.grad(
-            list(packed.values()), list(canonical.values()), [gradients[name] for name in packed], allow_unused=True
+            [packed[name] for name in gradients], list(canonical.values()), list(gradients.values()), allow_unused=True
         )
     found: dict[str, Tensor | None] = dict(zip(canonical, back, strict=True))
     return {f"{name} weights": tensor for name, tensor in found.items() if tensor is not None}

@@ -88,3 +88,8 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 
 
 Event = RunStarted | WorkerStarted | CellChecked | CellMeasured | CellFailed | VisitFinished | RunFinished
+
+
+def twin(baseline: str) -> str:
+    """The name of the baseline's second arm: the same code again, a free A/A check in each block."""
+    return f"{baseline} (twin)"

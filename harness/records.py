@@ -18,7 +18,10 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
 SCOPES = ("attention", "module")
 DEFAULT_HEAD_DIM = 64
-LONGEST_MASK_NAME = 40
+HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
+"""Axes that every id names."""
+SHORT_NAMES = {"kv_len": "s", "num_kv_heads": "g", "value_dim": "v", "embed_dim": "d", "mask": ""}
+LONGEST_PART = 40
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -88,20 +91,17 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return "-".join([head, sizes, *self._unusual()])
 
     def _unusual(self) -> Iterator[str]:
-        follows = (
-            ("s", self.kv_len, self.seq_len),
-            ("g", self.num_kv_heads, self.num_heads),
-            ("v", self.value_dim, self.head_dim),
-            ("d", self.embed_dim, self.num_heads * self.head_dim),
-            ("dropout", self.dropout, 0.0),
-            ("threads", self.num_threads, 0),
-            ("seed", self.seed, 0),
-        )
-        yield from (f"{letter}{value}" for letter, value, usual in follows if value != usual)
-        if self.mask != "none":
-            name = re.sub(r"[^a-z0-9_.]", "", self.mask.replace("(", ".").replace(",", "."))
-            digest = hashlib.sha256(self.mask.encode()).hexdigest()[:12]
-            yield name if len(name) <= LONGEST_MASK_NAME else f"{name[:24]}.{digest}"
+        """Each axis that the head does not name and that is not as usual: its short or whole name, and its value."""
+        for field in msgspec.structs.fields(self):
+            value = getattr(self, field.name)
+            usual = {
+                "kv_len": self.seq_len,
+                "num_kv_heads": self.num_heads,
+                "value_dim": self.head_dim,
+                "embed_dim": self.num_heads * self.head_dim,
+            }.get(field.name, field.default)
+            if field.name not in HEAD_AXES and value != usual:
+                yield _in_path(f"{SHORT_NAMES.get(field.name, field.name)}{value}")
 
     @property
     def mask_rule(self) -> Mask:
@@ -111,6 +111,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def axes(self) -> dict[str, int | float | str]:
         """Every axis and its value, in the order of the fields."""
         return msgspec.structs.asdict(self)
+
+
+def _in_path(part: str) -> str:
+    """Fit for a path: `padding(3,4)` becomes padding.3.4, and what is long is cut and ends in a digest."""
+    name = re.sub(r"[^a-z0-9_.]", "", part.replace("(", ".").replace(",", "."))
+    digest = hashlib.sha256(part.encode()).hexdigest()[:12]
+    return name if len(name) <= LONGEST_PART else f"{name[:24]}.{digest}"
 
 
 def _require(holds: bool, axis: str, given: object, allowed: str) -> None:  # noqa: FBT001 - reads as an assertion
@@ -290,8 +297,3 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     minimum_detectable_effect: float | None
     verdict: Verdict
-
-
-def twin(baseline: str) -> str:
-    """The name of the baseline's second arm: the same code again, a free A/A check in each block."""
-    return f"{baseline} (twin)"

@@ -26,13 +26,13 @@ from harness.events import (
     RunStarted,
     VisitFinished,
     WorkerStarted,
+    twin,
 )
 from harness.messages import Check, Checked, Failed, Observe, Observed, Ready, TakeVisit, Visited
 from harness.plugins import name_of
 from harness.records import (
     Status,
     Workload,
-    twin,
 )
 from harness.schedule import MIN_ROUNDS, rounds, visit_seed
 

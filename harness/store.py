@@ -24,6 +24,7 @@ from harness.events import (
     RunStarted,
     VisitFinished,
     WorkerStarted,
+    twin,
 )
 from harness.records import (
     Agreement,
@@ -32,7 +33,6 @@ from harness.records import (
     Record,
     Sample,
     Status,
-    twin,
 )
 
 JOURNAL = "journal.jsonl"

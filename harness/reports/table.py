@@ -5,6 +5,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.compare import comparisons
+from harness.counts import score_matrix_bytes
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.reports import words
 from harness.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
@@ -14,8 +15,8 @@ from harness.units import MISSING, scale_of, show, significant
 COLUMNS = ("length", "implementation", "status", "time per call", "ratio", "verdict", "memory", "error", "notes")
 LEGEND = (
     "Time per call is the median, with its 95 % interval in brackets; ratio is the time divided by the baseline's in "
-    "the same block: below 1 is faster. Memory is the peak of one call above its inputs. Error is the largest error "
-    "as a share of what is allowed: above 1 disagrees."
+    "the same block: below 1 is faster. Memory is the peak of one call above its inputs, in brackets as multiples of "
+    "the textbook's score matrix S. Error is the largest error as a share of what is allowed: above 1 disagrees."
 )
 FEW_SAMPLES = 10
 HUGE = 1000.0
@@ -95,7 +96,7 @@ def _row(record: Record, baseline: str, compared: dict[tuple[str, str], Comparis
         "time per call": MISSING if time is None else span(time.point, time.low, time.high, "s"),
         "ratio": _ratio(comparison, is_baseline=is_baseline and time is not None),
         "verdict": _verdict(comparison, is_baseline=is_baseline and time is not None, is_timed=time is not None),
-        "memory": show(peak, "bytes"),
+        "memory": _memory(peak, record.workload),
         "error": _error(record),
         "notes": "; ".join(doubts) or _reason(record),
     }
@@ -134,6 +135,13 @@ def _verdict(comparison: Comparison | None, *, is_baseline: bool, is_timed: bool
         return str(comparison.verdict)
     effect = comparison.minimum_detectable_effect
     return "undecided (too few visits)" if effect is None else f"undecided (would see {percent(effect)})"
+
+
+def _memory(peak: float | None, workload: Workload) -> str:
+    """The peak beside the textbook: "17.0 MiB (2.1 S)" is as much as 2.1 score matrices of B * H * T * S numbers."""
+    if peak is None:
+        return MISSING
+    return f"{show(peak, 'bytes')} ({significant(peak / score_matrix_bytes(workload), 2)} S)"
 
 
 def _error(record: Record) -> str:

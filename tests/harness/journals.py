@@ -16,6 +16,7 @@ from harness.events import (
     RunStarted,
     VisitFinished,
     WorkerStarted,
+    twin,
 )
 from harness.records import (
     Agreement,
@@ -26,7 +27,6 @@ from harness.records import (
     Status,
     TensorError,
     Workload,
-    twin,
 )
 from harness.store import Journal, Results, read
 

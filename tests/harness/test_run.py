@@ -18,11 +18,11 @@ from harness.events import (
     RunFinished,
     VisitFinished,
     WorkerStarted,
+    twin,
 )
 from harness.records import (
     Status,
     Workload,
-    twin,
 )
 
 ROOT = Path(__file__).parents[2]

