@@ -70,3 +70,4 @@ def gallery(session: nox.Session) -> None:
     session.run("attnbench", "run", *(session.posargs or ["--sweep", "quick"]))
     for run in sorted(set(RESULTS.glob("runs/*")) - found):
         session.run("attnbench", "report", str(run), "--to", str(RESULTS / "gallery" / "quick"))
+    session.run("python", "docs/figures.py")
