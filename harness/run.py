@@ -4,7 +4,6 @@ Every step is an event on disk before the next begins, so that a run can be kill
 """
 
 import secrets
-import subprocess
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
@@ -34,6 +33,7 @@ from harness.records import (
     Status,
     Workload,
 )
+from harness.revision import commit
 from harness.schedule import MIN_ROUNDS, rounds, visit_seed
 
 STAGES = ("check", "metrics", "time")
@@ -276,16 +276,3 @@ def new_folder(results: Path, sweep: str) -> Path:
     """A new run's folder below `results`; its name begins with the time, so that names sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return results / "runs" / f"{moment}-{sweep}-{secrets.token_hex(2)}"
-
-
-def commit() -> str:
-    """The commit checked out here, with + after it where files have changed since; empty outside a repository."""
-    try:
-        head = _git("rev-parse", "HEAD").strip()
-        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
-    except (OSError, subprocess.CalledProcessError):
-        return ""
-
-
-def _git(*arguments: str) -> str:
-    return subprocess.run(["git", *arguments], capture_output=True, text=True, check=True).stdout  # noqa: S603, S607

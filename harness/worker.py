@@ -110,24 +110,27 @@ class Worker:
     def check(self, request: Check) -> Checked:
         """Unsupported? Out of reach? Right?"""
         start = time.perf_counter()
-        self.flight.take_off(0)
         try:
-            found = self.implementation(request.spec)
-            reason = reason_against(found, request.workload)
-            if reason is not None:
-                return Checked(status=Status.unsupported, message=reason)
-            self.foresee(request, found)
-            references = self.refer(request.workload, request.seed)
-            self.flight.take_off(0)
-            agreed = agreement.check(request.workload, found, references)
+            checked = self.judge(request)
         except Exception as error:  # noqa: BLE001 - whatever somebody's implementation raises costs its own cell only
             status, message = _report(error)
             is_predicted = isinstance(error, predict.OutOfReachError)
-            return Checked(status=status, message=message, is_predicted=is_predicted)
-        spent_s = time.perf_counter() - start
-        if agreed.agrees:
-            return Checked(status=Status.ok, agreement=agreed, check_s=spent_s)
-        return Checked(status=Status.disagrees, message=agreed.diagnosis, agreement=agreed, check_s=spent_s)
+            checked = Checked(status=status, message=message, is_predicted=is_predicted)
+        return msgspec.structs.replace(checked, check_s=time.perf_counter() - start)
+
+    def judge(self, request: Check) -> Checked:
+        """The check itself; what an implementation raises passes through."""
+        self.flight.take_off(0)
+        found = self.implementation(request.spec)
+        reason = reason_against(found, request.workload)
+        if reason is not None:
+            return Checked(status=Status.unsupported, message=reason)
+        self.foresee(request, found)
+        references = self.refer(request.workload, request.seed)
+        self.flight.take_off(0)
+        agreed = agreement.check(request.workload, found, references)
+        status = Status.ok if agreed.agrees else Status.disagrees
+        return Checked(status=status, message=agreed.diagnosis, agreement=agreed)
 
     def foresee(self, request: Check, found: Implementation) -> None:
         """Climb the staircase of shorter lengths."""
@@ -139,7 +142,9 @@ class Worker:
             case = build(step, found, place(draw_normal(step, 0), step))
             with case.grad_mode():
                 call = case.call()
-                call_s = min(clock.elapsed(call, 1) for _ in range(2))  # the first may compile
+                call_s = clock.elapsed(call, 1)
+                if step.seq_len == predict.FIRST_LEN or call_s > request.call_limit_s:
+                    call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
                 peak = float(peak_on_cpu(call)) if with_memory and step.device == "cpu" else None
             return predict.Trial(length=step.seq_len, call_s=call_s, peak_bytes=peak)
 

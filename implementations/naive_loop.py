@@ -28,13 +28,13 @@ class NaiveLoop(Attention):
         group_size = num_heads // key.shape[1]  # query heads that read the same key/value head
         hidden = torch.zeros((), dtype=torch.bool, device=query.device) if mask.hidden is None else mask.hidden
         hidden = hidden.expand(batch_size, num_heads, query_len, key.shape[2])  # any -> (B,H,T,S)
-        tokens = [
-            attend_token(query[b, h, t], key[b, h // group_size], value[b, h // group_size], hidden[b, h, t])
-            for b in range(batch_size)
-            for h in range(num_heads)
-            for t in range(query_len)
-        ]
-        return torch.stack(tokens).view(batch_size, num_heads, query_len, -1).to(dtype)  # (B*H*T,V) -> (B,H,T,V)
+        attended = []
+        for b in range(batch_size):
+            for h in range(num_heads):
+                keys, values = key[b, h // group_size], value[b, h // group_size]  # (S,K), (S,V)
+                for token, unseen in zip(query[b, h], hidden[b, h], strict=True):  # T times (K,) and (S,)
+                    attended.append(attend_token(token, keys, values, unseen))
+        return torch.stack(attended).view(batch_size, num_heads, query_len, -1).to(dtype)  # (B*H*T,V) -> (B,H,T,V)
 
 
 def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
