@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from harness import oracle
-from harness.case import TORCH_DTYPES, build, canonical_gradients, place
+from harness.case import TORCH_DTYPES, Case, build, canonical_gradients, place
 from harness.contract import Implementation
 from harness.inputs import PROBES, Inputs, generator
 from harness.records import Agreement, ProbeResult, TensorError, Workload
@@ -21,6 +21,10 @@ from harness.records import Agreement, ProbeResult, TensorError, Workload
 FLOAT32_BITS = 32
 BAND_ANCHOR = 0.3
 """The rounding band is taken at this share of the reference's largest value."""
+
+
+class UncheckableError(Exception):
+    """The candidate offers no way to compare something that is to be timed; says what."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -177,9 +181,45 @@ def _compare(workload: Workload, implementation: Implementation, reference: Refe
     for name, tensor in reference.inputs.tensors.items():
         if not torch.equal(tensor, given.tensors[name]):
             raise ValueError(f"the call changed its input {name}")
-    rows = reference.rows.to(output.device)
-    found["output"] = output.detach().index_select(output.dim() - 2, rows)
+    kept = output.detach().clone()
+    for tensor in case.tensors.values():
+        tensor.data.neg_()  # so that a later call has another answer
+    with torch.no_grad():
+        case.output()
+    if not torch.equal(kept.nan_to_num(), output.detach().nan_to_num()):
+        raise ValueError("a later call overwrote the output of an earlier one: they share memory")
+    found["output"] = kept.index_select(kept.dim() - 2, reference.rows.to(kept.device))
+    _require_weight_gradients(workload, reference, found)
     return tuple(_error(name, tensor, reference) for name, tensor in found.items() if name in reference.expected)
+
+
+def _require_weight_gradients(workload: Workload, reference: Reference, found: dict[str, Tensor]) -> None:
+    """Where a backward pass is to be timed, every gradient that it makes must have been compared."""
+    missing = sorted(set(reference.expected) - set(found))
+    if missing and workload.direction in {"backward", "forward_backward"}:
+        raise UncheckableError(f"without pack(weights) there is no checking the {', '.join(missing)}")
+
+
+def verify(case: Case, reference: Reference) -> str:
+    """Whether a case that is being timed still computes: what is wrong in words, or "" where all is well.
+
+    Other values are put into the very tensors that are timed, and taken out again: who answers from memory is found.
+    """
+    timed = {name: tensor.detach().clone() for name, tensor in case.tensors.items()}
+    try:
+        for name, tensor in case.tensors.items():
+            tensor.data.copy_(reference.inputs.tensors[name])  # .data: a graph that is kept must not notice
+        with torch.no_grad():
+            output = case.output()
+        rows = output.index_select(output.dim() - 2, reference.rows.to(output.device))
+        error = _error("output", rows, reference)
+    finally:
+        for name, tensor in case.tensors.items():
+            tensor.data.copy_(timed[name])
+    if error.agrees:
+        return ""
+    found = Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe="changed", tensors=(error,)),))
+    return f"while it was timed: {_describe(found)}"
 
 
 def _full_shape(workload: Workload) -> torch.Size:

@@ -90,8 +90,14 @@ class Case:
         return lambda: torch.autograd.grad(self.output(), leaves, grad_output, allow_unused=True)
 
 
-def build(workload: Workload, implementation: Implementation, inputs: Inputs) -> Case:
-    """A case on `inputs`, which `place` has put where the workload says.
+def bind(workload: Workload) -> BoundMask:
+    """The workload's mask at its sizes on its device; cases of one workload may share it."""
+    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+    return BoundMask(workload.mask_rule, sizes, workload.device)
+
+
+def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:
+    """A case on `inputs`, which `place` has put where the workload says, under `mask` or one of its own.
 
     Raises:
         ValueError: the module that was built has no `attend`, in scope `attention`.
@@ -103,10 +109,7 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs) ->
     for parameter in module.parameters():
         parameter.requires_grad_(needs_grad and workload.scope == "module")
     tensors = {name: tensor.detach().requires_grad_(needs_grad) for name, tensor in inputs.tensors.items()}
-    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
-    return Case(
-        workload=workload, module=module, tensors=tensors, mask=BoundMask(workload.mask_rule, sizes, workload.device)
-    )
+    return Case(workload=workload, module=module, tensors=tensors, mask=mask or bind(workload))
 
 
 def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

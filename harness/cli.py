@@ -2,7 +2,6 @@
 
 import json
 import sys
-from collections import Counter
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, NoReturn
@@ -14,12 +13,14 @@ if TYPE_CHECKING:
 
 FINDING = 1
 WRONG_USAGE = 2
+INCONCLUSIVE = 3
 INTERRUPTED = 130
 
 app = typer.Typer(
     name="attnbench",
     help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
-    epilog="Exit codes: 0 pass, 1 a finding (disagreement, failed cell), 2 wrong usage, 130 interrupted.",
+    epilog="Exit codes: 0 pass, 1 a finding (disagreement, failed cell), 2 wrong usage, 3 nothing could be checked, "
+    "130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -84,6 +85,7 @@ def list_what(
 
 @app.command("run")
 def run_sweep(  # noqa: PLR0913 - one parameter for each option
+    context: typer.Context,
     *,
     sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "quick",
     settings: Settings = None,
@@ -104,14 +106,17 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
-    from harness import run, store, terminal
+    from harness import plugins, run, store, terminal
     from harness.selection import Selection, plan
 
     if resume is not None:
-        if settings or implementation:
-            raise ValueError("--resume goes on with the run as it was planned: leave out --set and --implementation")
+        sources = {name: context.get_parameter_source(name) for name in context.params}
+        given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+        if more := sorted(given - {"resume", "results", "as_json"}):
+            raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
         folder = store.find_run(resume, results)
         planned = store.read(folder).plan
+        plugins.check_specs(planned.implementations)
     else:
         selection = Selection(
             sweep=sweep,
@@ -135,11 +140,11 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
         raise typer.Exit(INTERRUPTED) from None
     failures = _write_reports(found, folder)
     if as_json:
-        typer.echo(json.dumps(_summary(found), indent=2))
+        typer.echo(json.dumps(terminal.summary(found), indent=2))
     else:
         terminal.print_results(found)
         typer.echo(f"\nReports and plots: {folder}")
-    _exit(has_findings=failures or any(record.is_finding for record in found.records))
+    _conclude(found, failures=failures)
 
 
 def _announcement(num_workloads: int, num_implementations: int, folder: Path) -> str:
@@ -181,10 +186,10 @@ def check(  # noqa: PLR0913 - one parameter for each option
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder, terminal.watching() as watch:
         found = run.execute(planned, Path(folder), watch, stages=("check",))
     if as_json:
-        typer.echo(json.dumps(_summary(found), indent=2))
+        typer.echo(json.dumps(terminal.summary(found), indent=2))
     else:
         terminal.print_check(found)
-    _exit(has_findings=any(record.is_finding for record in found.records))
+    _conclude(found, failures=False)
 
 
 @app.command()
@@ -247,30 +252,13 @@ def _write_reports(found: "Results", folder: Path) -> bool:
     return failed
 
 
-def _summary(found: "Results") -> dict[str, object]:
-    """What a program wants to know of a run."""
-    from harness.reports import table
-
-    return {
-        "run": found.run,
-        "folder": str(found.folder),
-        "counts": Counter(str(record.status) for record in found.records),
-        "cells": [
-            {
-                "workload": row.workload.id,
-                "implementation": row.implementation,
-                "status": str(row.status),
-                "is_predicted": row.is_predicted,
-                "message": row.message,
-                "latency_s": None if row.time is None else row.time.point,
-                "ratio": None if row.comparison is None else row.comparison.ratio,
-                "verdict": None if row.comparison is None else str(row.comparison.verdict),
-                "peak_memory_bytes": row.peak_memory_bytes,
-                "error_ratio": row.error_ratio,
-            }
-            for row in table.rows(found)
-        ],
-    }
+def _conclude(found: "Results", *, failures: bool) -> NoReturn:
+    """Exit as the run deserves: a finding, or nothing that was checked at all, is no pass."""
+    has_findings = failures or any(record.is_finding for record in found.records)
+    if not has_findings and all(record.agreement is None for record in found.records):
+        typer.echo("nothing could be checked: see the reasons above", err=True)
+        raise typer.Exit(INCONCLUSIVE)
+    _exit(has_findings=has_findings)
 
 
 def _exit(*, has_findings: bool) -> NoReturn:
@@ -283,4 +271,7 @@ def main() -> None:
         app()
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
+        sys.exit(WRONG_USAGE)
+    except OSError as error:
+        typer.echo(f"error: {error}; what was finished is kept: mend it, then go on with --resume", err=True)
         sys.exit(WRONG_USAGE)

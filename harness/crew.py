@@ -16,12 +16,13 @@ from typing import Self
 
 import msgspec
 
-from harness.flight import Flight
+from harness.flight import HARNESS, Flight
 from harness.messages import Hello, Ready, Reply, Request
 from harness.records import Status
 
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
+ROOT = Path(__file__).parents[1]
 
 
 class WorkerLostError(Exception):
@@ -56,9 +57,13 @@ class Crew:
             ValueError: it cannot start; the message quotes the last line that it printed.
         """
         self.dismiss()
-        command = [sys.executable, "-m", "harness.worker", str(self._flight_path)]
+        # -P and our own root first: a folder called harness where the user stands must not take our place
+        command = [sys.executable, "-P", "-m", "harness.worker", str(self._flight_path)]
+        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        environment = os.environ | {"PYTHONPATH": path}
+        pipe = subprocess.PIPE
         with self.log.open("ab") as log:
-            process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=log)  # noqa: S603 - our own module, by this interpreter
+            process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log)  # noqa: S603 - our own module, by this interpreter
         self._process, self._answers = process, SimpleQueue()
         threading.Thread(target=_listen, args=(process, self._answers), daemon=True).start()
         try:
@@ -78,6 +83,7 @@ class Crew:
         """
         assert self._process is not None
         assert self._process.stdin is not None
+        self._flight.take_off(HARNESS)
         with contextlib.suppress(BrokenPipeError):  # a dead worker is noticed below
             self._process.stdin.write(msgspec.json.encode(request) + b"\n")
             self._process.stdin.flush()

@@ -60,11 +60,6 @@ def collect() -> Environment:
     )
 
 
-def devices() -> tuple[str, ...]:
-    """The devices that a sweep over `all` visits."""
-    return ("cpu", "cuda") if torch.cuda.is_available() else ("cpu",)
-
-
 def _cpu_name() -> str:
     cpuinfo = Path("/proc/cpuinfo")
     found = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None

@@ -1,5 +1,7 @@
 """What a journal's lines say: the plan of a run, and each thing that happened, as frozen types that become JSON."""
 
+import math
+
 import msgspec
 
 from harness.records import Agreement, Environment, Measurement, Sample, Status, Workload
@@ -16,13 +18,23 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     implementations: tuple[str, ...]  # as given: a name, or path/to/file.py:Name
     baseline: str
     metrics: tuple[str, ...]
-    budget_s: float  # timing budget of the whole run
+    budget_s: float  # wall time of the whole run
     call_limit_s: float  # a cell whose single call is predicted to last longer is not tried
-    timeout_s: float  # a call that lasts longer is killed
+    timeout_s: float  # a step (a probe, a sample, a metric) that lasts longer is killed
     memory_limit_bytes: int  # a cell predicted to need more is not tried; 0: three quarters of what is free
     num_blocks: int = 4  # of one visit
     num_epochs: int = 1
     seed: int = 0
+    digests: dict[str, str] = msgspec.field(default_factory=dict)  # of each implementation's source, by its spec
+
+    def __post_init__(self) -> None:
+        """Numbers that JSON cannot hold, or that no run can have, are refused before anything is written."""
+        for name in ("budget_s", "call_limit_s", "timeout_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name}={getattr(self, name)} is not allowed: give seconds, 0 or more")
+        for name in ("num_blocks", "num_epochs"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):

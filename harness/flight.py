@@ -8,6 +8,8 @@ import struct
 from pathlib import Path
 
 _LAYOUT = struct.Struct("<II")  # how many steps were begun, index of the arm
+HARNESS = 2**32 - 1
+"""Stands for no arm: the harness's own work."""
 
 
 class Flight:

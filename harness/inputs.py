@@ -46,7 +46,8 @@ def generator(*seeds: int) -> Generator:
 def draw_weights(workload: Workload) -> Weights:
     """Canonical weights with variance 1 / fan-in, with biases, in float64."""
     draws = generator(workload.seed, 1)
-    width, heads, groups = workload.embed_dim, workload.num_heads, workload.num_kv_heads
+    width = workload.embed_dim if workload.scope == "module" else 1  # scope attention reads their other sizes alone
+    heads, groups = workload.num_heads, workload.num_kv_heads
     merged = heads * workload.value_dim
 
     def normal(*shape: int, fan_in: int) -> Tensor:

@@ -11,6 +11,8 @@ from typing import Any, ClassVar, Protocol
 import numpy as np
 import numpy.typing as npt
 
+LARGEST = 2**31
+
 
 class Array(Protocol):
     """What a rule needs of its operands: a numpy array or a torch tensor of whole numbers."""
@@ -41,9 +43,9 @@ class Mask:
             ValueError: too few or too many arguments, or a negative one.
         """
         fewest, most = self.num_arguments
-        if not fewest <= len(arguments) <= most or any(number < 0 for number in arguments):
-            raise ValueError(f"mask={self.name}{arguments} is not allowed: write it as {self.usage}")
         self.arguments = arguments
+        if not fewest <= len(arguments) <= most or any(not 0 <= number <= LARGEST for number in arguments):
+            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
 
     def __str__(self) -> str:
         """The text that `parse_mask` reads back."""

@@ -42,10 +42,9 @@ Request = Hello | Check | Observe | TakeVisit
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The worker's environment and devices."""
+    """The worker's environment."""
 
     environment: Environment
-    devices: tuple[str, ...]
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):

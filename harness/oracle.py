@@ -17,19 +17,23 @@ from harness.records import Workload
 
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
-"""Up to this many scores (B * H * T * S) every query row is checked; beyond it NUM_SAMPLED_ROWS rows are."""
-NUM_SAMPLED_ROWS = 64
+"""Up to this many scores (B * H * T * S) every query row is checked; beyond it one of each tile, and edges."""
+SMALLEST_TILE = 16
+MOST_TILES = 512
 
 
 def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
-    """The query rows to compare (R,), in order: all, or at long lengths the edges and random ones."""
+    """The query rows to compare (R,), in order: all, or at long lengths the edges and a random one of each tile."""
     query_len = workload.seq_len
     if workload.batch_size * workload.num_heads * query_len * workload.kv_len <= FULL_CHECK_PAIRS:
         return torch.arange(query_len)
     edges = [0, 1, 15, 16, 63, 64, 127, 128, 255, 256, query_len // 2, query_len - 2, query_len - 1]
-    random = torch.randint(query_len, (NUM_SAMPLED_ROWS,), generator=draws)
-    chosen = torch.cat([torch.tensor(edges).clamp(0, query_len - 1), random])
-    return torch.tensor(sorted(set(chosen.tolist())))
+    tile = max(SMALLEST_TILE, -(-query_len // MOST_TILES))
+    starts = torch.arange(0, query_len, tile)
+    random = starts + torch.randint(
+        tile, starts.shape, generator=draws
+    )  # a kernel that loses a tile loses one of these
+    return torch.tensor(sorted({min(max(0, row), query_len - 1) for row in [*edges, *random.tolist()]}))
 
 
 def seen_rows(workload: Workload, rows: Tensor) -> Tensor:

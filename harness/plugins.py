@@ -4,9 +4,11 @@ Names are found without importing anything, so that listing stays quick and a br
 """
 
 import ast
+import hashlib
 import importlib
 import importlib.util
 import re
+import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from importlib.metadata import EntryPoint, entry_points
@@ -74,6 +76,8 @@ def check_specs(specs: Iterable[str]) -> None:
         path, attribute = split(spec)
         if path is not None:
             _check_file(path, attribute)
+        elif attribute.endswith(".py"):
+            raise ValueError(f"{spec} names a file alone: add what to take from it, as in {spec}:NAME")
         elif attribute not in known:
             raise ValueError(unknown("implementation", attribute, known, "; or give path/to/file.py:Name"))
         name = name_of(spec)
@@ -105,14 +109,24 @@ def _check_file(path: Path, attribute: str) -> None:
 
 def _top_level_names(tree: ast.Module) -> set[str]:
     names: set[str] = set()
-    for node in ast.walk(tree):
+    inside = [node for node in tree.body if isinstance(node, ast.If | ast.Try | ast.With)]
+    for node in [*tree.body, *(below for block in inside for below in ast.walk(block))]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
             names.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
             names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store):
-            names.add(node.id)
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= {below.id for below in ast.walk(node) if isinstance(below, ast.Name)}
     return names
+
+
+def digest(spec: str) -> str:
+    """Eight hex digits of the source file behind a spec; "" for an installed package, which has a version instead."""
+    path, attribute = split(spec)
+    if path is None and attribute in stems(IMPLEMENTATIONS):
+        found = importlib.util.find_spec(f"{IMPLEMENTATIONS}.{attribute}")
+        path = Path(found.origin) if found is not None and found.origin is not None else None
+    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
 def load(spec: str) -> Any:  # noqa: ANN401 - whatever the plug holds; harness/adapt.py makes an Implementation of it
@@ -141,5 +155,7 @@ def _module_from(path: Path) -> ModuleType:
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
+    if str(path.parent.resolve()) not in sys.path:
+        sys.path.append(str(path.parent.resolve()))  # as for any script: its neighbours can be imported
     spec.loader.exec_module(module)
     return module

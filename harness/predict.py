@@ -63,8 +63,10 @@ def at_length(workload: Workload, query_len: int) -> Workload:
     return msgspec.structs.replace(workload, seq_len=query_len, kv_len=key_len, mask=mask)
 
 
-def foresee(workload: Workload, limits: Limits, attempt: Callable[[Workload, bool], Trial]) -> None:
+def foresee(workload: Workload, limits: Limits, attempt: Callable[[Workload, bool], Trial | None]) -> None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if the cell should fit.
+
+    An attempt that gives None, since the step's length is none of the implementation's, is passed over.
 
     Raises:
         OutOfReachError: the forecast is above a limit; the message gives it and what it was told from.
@@ -74,7 +76,9 @@ def foresee(workload: Workload, limits: Limits, attempt: Callable[[Workload, boo
     for step in stairs(workload):
         if trials and _forecast([t.call_s for t in trials], trials, step.seq_len, least=0.0) > limits.call_s:
             break
-        trials.append(attempt(step, with_memory))
+        trial = attempt(step, with_memory)
+        if trial is not None:
+            trials.append(trial)
     if not trials:
         return
     call_s = _forecast([trial.call_s for trial in trials], trials, workload.seq_len)

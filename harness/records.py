@@ -22,6 +22,7 @@ HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "
 """Axes that every id names."""
 SHORT_NAMES = {"kv_len": "s", "num_kv_heads": "g", "value_dim": "v", "embed_dim": "d", "mask": ""}
 LONGEST_PART = 40
+LARGEST = 2**31
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -51,9 +52,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def __post_init__(self) -> None:
         """Check each axis, fill in the ones that follow from others, check the combination."""
         for axis in ("batch_size", "seq_len", "num_heads"):
-            _require(getattr(self, axis) >= 1, axis, getattr(self, axis), "a whole number of at least 1")
+            _require(1 <= getattr(self, axis) <= LARGEST, axis, getattr(self, axis), "a whole number from 1 to 2^31")
         for axis in ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed"):
-            _require(getattr(self, axis) >= 0, axis, getattr(self, axis), "a whole number of at least 0")
+            _require(0 <= getattr(self, axis) <= LARGEST, axis, getattr(self, axis), "a whole number from 0 to 2^31")
         _require(self.dtype in DTYPES, "dtype", self.dtype, "one of " + ", ".join(DTYPES))
         _require(self.direction in DIRECTIONS, "direction", self.direction, "one of " + ", ".join(DIRECTIONS))
         _require(self.scope in SCOPES, "scope", self.scope, "one of " + ", ".join(SCOPES))
@@ -151,8 +152,8 @@ class Verdict(enum.StrEnum):
 class Sample(msgspec.Struct, frozen=True, array_like=True):
     """One observation and its place. `value` is per call, in the measurement's unit.
 
-    The place: epoch (process), visit, block and slot inside the block, and `start_s`, seconds since the worker began.
-    `num_faults` counts the minor page faults during the sample.
+    The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
+    which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample.
     """
 
     value: float

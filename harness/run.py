@@ -5,14 +5,13 @@ Every step is an event on disk before the next begins, so that a run can be kill
 
 import secrets
 import time
-from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
 
-from harness import store
+from harness import plugins, store
 from harness.crew import Crew, WorkerLostError
 from harness.events import (
     SCHEMA,
@@ -30,11 +29,11 @@ from harness.events import (
 from harness.messages import Check, Checked, Failed, Observe, Observed, Ready, TakeVisit, Visited
 from harness.plugins import name_of
 from harness.records import (
-    Status,
     Workload,
 )
 from harness.revision import commit
 from harness.schedule import MIN_ROUNDS, rounds, visit_seed
+from harness.state import State
 
 STAGES = ("check", "metrics", "time")
 
@@ -54,39 +53,6 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-@dataclass
-class State:
-    """What the journal has said so far; the next step follows from it."""
-
-    status: dict[tuple[str, str], Status] = field(default_factory=dict)
-    observed: set[tuple[str, str, str]] = field(default_factory=set)
-    num_visits: Counter[str] = field(default_factory=Counter)
-    num_workers: int = 0
-    spent_s: float = 0.0  # inside checks and samples
-
-    def apply(self, event: Event) -> None:
-        """Take note of an event."""
-        match event:
-            case CellChecked():
-                self.status[event.workload, event.implementation] = event.status
-                self.spent_s += event.check_s
-            case CellFailed():
-                self.status[event.workload, event.implementation] = event.status
-            case CellMeasured():
-                self.observed.add((event.workload, event.implementation, event.measurement.metric))
-            case VisitFinished():
-                self.num_visits[event.workload] += 1
-                self.spent_s += sum(s.value * s.num_calls for samples in event.arms.values() for s in samples)
-            case WorkerStarted():
-                self.num_workers += 1
-            case RunStarted() | RunFinished():
-                pass
-
-    def live(self, workload: str, names: Iterable[str]) -> list[str]:
-        """The implementations that have passed so far on that workload."""
-        return [name for name in names if self.status.get((workload, name)) is Status.ok]
-
-
 class Run:
     """One run at work: plan, journal, worker and state."""
 
@@ -100,7 +66,8 @@ class Run:
         self.specs = {name_of(spec): spec for spec in plan.implementations}
         self.start = time.monotonic()
         self.stage, self.stage_start = "", self.start
-        self.earlier_s = 0.0  # what a run that is resumed had spent, as far as its journal tells
+        self.earlier: list[Event] = []  # of a run that is resumed
+        self.earlier_s = 0.0  # what it had spent, as far as its journal tells
 
     def note(self, event: Event) -> None:
         """Journal an event, and take note of it."""
@@ -108,8 +75,14 @@ class Run:
         self.state.apply(event)
 
     def fresh_worker(self) -> Ready:
-        """A new process takes up the work."""
+        """A new process takes up the work, with the code and in the environment that the run began with.
+
+        Raises:
+            ValueError: it cannot start, or the code or the environment is no longer the same.
+        """
+        _require_same_sources(self.plan)
         ready = self.crew.hello()
+        _require_same_machine(self.earlier, ready)
         self.note(WorkerStarted(time=now(), environment=ready.environment))
         return ready
 
@@ -125,9 +98,9 @@ class Run:
             self.stage, self.stage_start = stage, time.monotonic()
         pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
         left_s = max(pace_s, self.plan.budget_s - self.elapsed_s)
-        counts = Counter(str(status) for status in self.state.status.values())
+        counts = {status: number for status, number in self.state.counts.items() if number}
         told = left_s if left_s > 0 else None
-        self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=dict(counts), left_s=told))
+        self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=told))
 
     def check_all(self) -> None:
         """Bring every cell to a status."""
@@ -209,6 +182,12 @@ class Run:
                 self.tell("time", f"round {number + 1}, {workload}", share, 1.0)
                 self.visit(workloads[workload])
 
+    def give_up(self, workload: Workload, live: Iterable[str], lost: WorkerLostError) -> None:
+        """No arm is to blame, and none can be measured: the workload ends here for all."""
+        message = f"while the harness prepared or read the workload: {lost}"
+        for name in live:
+            self.note(CellFailed(workload=workload.id, implementation=name, status=lost.status, message=message))
+
     def visit(self, workload: Workload) -> None:
         """One visit; an arm that fails is dropped, and the visit taken again without it."""
         while live := self.state.live(workload.id, self.specs):
@@ -231,6 +210,9 @@ class Run:
             try:
                 reply = self.crew.ask(request)
             except WorkerLostError as lost:
+                if lost.arm >= len(arms):  # nobody's turn: the harness itself was at work
+                    self.give_up(workload, live, lost)
+                    return
                 reply = Failed(arm=arms[lost.arm][0], status=lost.status, message=str(lost))
             if isinstance(reply, Visited):
                 self.note(VisitFinished(workload=workload.id, epoch=epoch, visit=number, arms=reply.arms))
@@ -239,6 +221,23 @@ class Run:
             owner = baseline if reply.arm == twin(baseline) else reply.arm
             failed = CellFailed(workload=workload.id, implementation=owner, status=reply.status, message=reply.message)
             self.note(failed)
+
+
+def _require_same_sources(plan: Plan) -> None:
+    """Raises ValueError where a file that is measured has changed: its check would no longer hold."""
+    for spec, digest in plan.digests.items():
+        if plugins.digest(spec) != digest:
+            raise ValueError(
+                f"{spec} has changed since the run began, so that its check no longer holds: start a new run"
+            )
+
+
+def _require_same_machine(earlier: Sequence[Event], ready: Ready) -> None:
+    """Raises ValueError where a run would go on in another environment than it began in."""
+    began = next((event.environment for event in earlier if isinstance(event, WorkerStarted)), ready.environment)
+    if began.fingerprint != ready.environment.fingerprint:
+        there = f"fingerprint {began.fingerprint}, and here it is {ready.environment.fingerprint}"
+        raise ValueError(f"the run began in another environment ({there}): start a new run")
 
 
 def execute(plan: Plan, folder: Path, watch: Watch, stages: Iterable[str] = STAGES) -> store.Results:
@@ -255,7 +254,7 @@ def execute(plan: Plan, folder: Path, watch: Watch, stages: Iterable[str] = STAG
             run.note(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=commit(), plan=plan))
         for event in earlier:
             run.state.apply(event)
-        run.earlier_s = run.state.spent_s
+        run.earlier, run.earlier_s = earlier, run.state.spent_s
         run.fresh_worker()
         if "check" in stages:
             run.check_all()

@@ -63,4 +63,5 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         num_blocks=chosen.num_blocks,
         num_epochs=chosen.num_epochs,
         seed=selection.seed,
+        digests={spec: plugins.digest(spec) for spec in specs},
     )

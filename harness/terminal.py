@@ -176,3 +176,27 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for row in rows:
         made.add_row(*map(escape, row))
     Console().print(made)
+
+
+def summary(found: Results) -> dict[str, object]:
+    """What a program wants to know of a run."""
+    return {
+        "run": found.run,
+        "folder": str(found.folder),
+        "counts": Counter(str(record.status) for record in found.records),
+        "cells": [
+            {
+                "workload": row.workload.id,
+                "implementation": row.implementation,
+                "status": str(row.status),
+                "is_predicted": row.is_predicted,
+                "message": row.message,
+                "latency_s": None if row.time is None else row.time.point,
+                "ratio": None if row.comparison is None else row.comparison.ratio,
+                "verdict": None if row.comparison is None else str(row.comparison.verdict),
+                "peak_memory_bytes": row.peak_memory_bytes,
+                "error_ratio": row.error_ratio,
+            }
+            for row in table.rows(found)
+        ],
+    }

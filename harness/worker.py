@@ -5,6 +5,7 @@ on what was standard output; anything that an implementation prints goes to stan
 worker writes to the flight file what it is about to try, so that after a crash or a hang the parent knows whose it was.
 """
 
+import math
 import os
 import resource
 import sys
@@ -22,14 +23,15 @@ import torch
 
 from harness import agreement, environment, measure, plugins, predict
 from harness.adapt import implementation
-from harness.case import Case, build, place, reason_against
+from harness.bench import Bench, Guard
+from harness.case import build, place, reason_against
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
 from harness.cuda import free_bytes as free_on_cuda
 from harness.failure import describe
 from harness.flight import Flight
-from harness.inputs import PROBES, Inputs, draw_normal
+from harness.inputs import PROBES, draw_normal
 from harness.messages import (
     Check,
     Checked,
@@ -52,22 +54,8 @@ KEPT_WORKLOADS = 4
 SHARE_OF_FREE_MEMORY = 0.75
 
 
-class Bench:
-    """One workload with its inputs in place, and the arms built on them so far."""
-
-    def __init__(self, workload: Workload) -> None:
-        """Draw the inputs."""
-        self.workload = workload
-        self.inputs: Inputs = place(draw_normal(workload, 0), workload)
-        self.arms: dict[str, tuple[measure.Arm, Case]] = {}
-
-    def arm(self, name: str, found: Implementation) -> measure.Arm:
-        """The arm of that name, built at first use."""
-        if name not in self.arms:
-            case = build(self.workload, found, self.inputs)
-            with case.grad_mode():
-                self.arms[name] = (measure.Arm(name=name, call=case.call()), case)
-        return self.arms[name][0]
+class SharedStateError(Exception):
+    """An implementation changed what all of the process share."""
 
 
 class Worker:
@@ -81,12 +69,15 @@ class Worker:
         self.references: tuple[str, dict[str, agreement.Reference]] = ("", {})
         self.clocks: dict[str, Clock] = {}
         self.metrics: dict[str, Metric] = {}
+        told = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+        self.num_threads = torch.get_num_threads() if told else environment.physical_cores()
+        torch.set_num_threads(self.num_threads)
 
     def answer(self, request: Request) -> Reply:
         """The answer to any request."""
         if isinstance(request, Hello):
-            return Ready(environment=environment.collect(), devices=environment.devices())
-        torch.set_num_threads(request.workload.num_threads or environment.physical_cores())
+            return Ready(environment=environment.collect())
+        torch.set_num_threads(request.workload.num_threads or self.num_threads)
         match request:
             case Check():
                 return self.check(request)
@@ -109,9 +100,10 @@ class Worker:
 
     def check(self, request: Check) -> Checked:
         """Unsupported? Out of reach? Right?"""
-        start = time.perf_counter()
+        start, guard = time.perf_counter(), Guard()
         try:
             checked = self.judge(request)
+            _require_unchanged(guard)
         except Exception as error:  # noqa: BLE001 - whatever somebody's implementation raises costs its own cell only
             status, message = _report(error)
             is_predicted = isinstance(error, predict.OutOfReachError)
@@ -138,10 +130,18 @@ class Worker:
         limits = predict.Limits(call_s=request.call_limit_s, memory_bytes=limit_bytes)
         clock = self.clock(request.workload.device)
 
-        def attempt(step: Workload, with_memory: bool) -> predict.Trial:  # noqa: FBT001 - passed on by predict
-            case = build(step, found, place(draw_normal(step, 0), step))
+        def attempt(step: Workload, with_memory: bool) -> predict.Trial | None:  # noqa: FBT001 - passed on by predict
+            self.flight.take_off(0)
+            if reason_against(found, step) is not None:
+                return None
+            try:
+                case = build(step, found, place(draw_normal(step, 0), step))
+                with case.grad_mode():
+                    call = case.call()
+                    call()
+            except Exception:  # noqa: BLE001 - this length may be none of its own; at the workload's it will show
+                return None
             with case.grad_mode():
-                call = case.call()
                 call_s = clock.elapsed(call, 1)
                 if step.seq_len == predict.FIRST_LEN or call_s > request.call_limit_s:
                     call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
@@ -154,7 +154,10 @@ class Worker:
         """The oracle's answers for the workload, kept until another is asked for."""
         if self.references[0] != workload.id:
             self.references = ("", {})
-            made = {probe: agreement.refer(workload, probe, seed) for probe in PROBES}
+            made = {}
+            for probe in PROBES:
+                self.flight.take_off(0)
+                made[probe] = agreement.refer(workload, probe, seed)
             self.references = (workload.id, made)
         return self.references[1]
 
@@ -175,41 +178,60 @@ class Worker:
             self.metrics = self.metrics or plugins.plugs("harness.metrics", "METRIC")
             metric = self.metrics[request.metric]
             assert metric.measure is not None
-            case = build(request.workload, self.implementation(request.spec), self.bench(request.workload).inputs)
-            value = metric.measure(case)
+            guard = Guard()
+            value = metric.measure(self.bench(request.workload).case(self.implementation(request.spec)))
+            _require_unchanged(guard)
         except Exception as error:  # noqa: BLE001 - as in check
             status, message = _report(error)
             return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+        if not math.isfinite(value):
+            name = plugins.name_of(request.spec)
+            return Failed(arm=name, status=Status.invalid, message=f"the metric {request.metric} is {value}")
         sample = Sample(value=value)
         return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
 
     def visit(self, request: TakeVisit) -> Visited | Failed:
-        """Sample the blocks of a visit."""
+        """Sample the blocks of a visit, then see that every arm still computes."""
         names = [name for name, _ in request.arms]
         turn = names[0]
+        guard = Guard()
 
-        def on_turn(arm: measure.Arm) -> None:
+        def on_turn(arm_name: str) -> None:
             nonlocal turn
-            turn = arm.name
+            _require_unchanged(guard)  # by the one whose turn it was
+            turn = arm_name
             self.flight.take_off(names.index(turn))
 
         try:
             bench = self.bench(request.workload)
             arms = []
             for name, spec in request.arms:
-                on_turn(measure.Arm(name=name, call=lambda: None))
+                on_turn(name)
                 arms.append(bench.arm(name, self.implementation(spec)))
             at = measure.Visit(
                 epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed
             )
             clock = self.clock(request.workload.device)
             with torch.set_grad_enabled(request.workload.direction != "inference"):
-                samples = measure.visit(arms, clock, at, on_turn=on_turn, count_faults=_count_faults)
+                samples = measure.visit(
+                    arms, clock, at, on_turn=lambda arm: on_turn(arm.name), count_faults=_count_faults
+                )
+            for name in names:
+                on_turn(name)
+                if wrong := bench.verify(name):
+                    self.benches.pop(request.workload.id)
+                    return Failed(arm=name, status=Status.disagrees, message=wrong)
+            _require_unchanged(guard)
         except Exception as error:  # noqa: BLE001 - as in check
             self.benches.pop(request.workload.id, None)
             status, message = _report(error)
             return Failed(arm=turn, status=status, message=message)
         return Visited(arms=samples)
+
+
+def _require_unchanged(guard: Guard) -> None:
+    if changed := guard.changed():
+        raise SharedStateError(changed)
 
 
 def _count_faults() -> int:

@@ -66,3 +66,43 @@ def dying_later(query, key, value, *, mask=None):
         if calls > 6:  # two probes, two for the memory, and then some
             os._exit(3)
     return right(query, key, value, mask=mask)
+
+
+KNOWN = {}
+
+
+def remembering(query, key, value, *, mask=None):
+    """Right the first time it sees a tensor; later it answers from memory, whatever the tensor now holds."""
+    place = query.data_ptr()
+    if place not in KNOWN:
+        KNOWN[place] = right(query, key, value, mask=mask)
+    return KNOWN[place]
+
+
+TURNS = {}
+
+
+def lazy(query, key, value, *, mask=None):
+    """Right as long as it may be checked, and quick once it is timed."""
+    TURNS[query.shape] = TURNS.get(query.shape, 0) + 1
+    return value if TURNS[query.shape] > 8 else right(query, key, value, mask=mask)
+
+
+def greedy_for_threads(query, key, value, *, mask=None):
+    torch.set_num_threads(torch.get_num_threads() + 1)
+    return right(query, key, value, mask=mask)
+
+
+BUFFER = {}
+
+
+def one_buffer(query, key, value, *, mask=None):
+    """Right, but every answer lies in the same memory."""
+    out = right(query, key, value, mask=mask)
+    return BUFFER.setdefault(out.shape, torch.empty_like(out)).copy_(out)
+
+
+def multiples_of_32(query, key, value, *, mask=None):
+    """A kernel with a rule about lengths; right where it is used."""
+    assert query.shape[2] % 32 == 0, "length must be a multiple of 32"
+    return right(query, key, value, mask=mask)

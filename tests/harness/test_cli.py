@@ -147,7 +147,9 @@ def test_a_wrong_implementation_is_a_finding(theirs):
         (["run", "--sweep", "nothing"], "choose among"),
         (["run", "--results", "file/below", "-i", "sdpa"], "choose another folder with --results"),
         (["run", "--resume", "nothing"], "there is no run nothing"),
-        (["run", "--resume", "nothing", "--set", "seq_len=3"], "leave out --set"),
+        (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out budget, settings"),
+        (["run", "--budget", "inf"], "budget_s=inf is not allowed"),
+        (["check", "mine.py"], "as in mine.py:NAME"),
         (["report"], "begin with attnbench run"),
         (["report", "damaged"], "line 1: not an event"),
         (["report", "newer"], "update attnbench"),
@@ -169,6 +171,12 @@ def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, arguments, said):
     if "Usage" not in found.stderr:
         assert len(found.stderr.strip().splitlines()) <= 2  # a run may have announced itself first
     assert not (tmp_path / "results").exists()
+
+
+def test_nothing_checked_is_no_pass(tmp_path):
+    found = attnbench("check", "torch_mha", "--set", "scope=attention", *FAST[:-2], cwd=tmp_path)
+    assert found.returncode == 3
+    assert "nothing could be checked" in found.stderr
 
 
 def newer() -> str:

@@ -24,11 +24,13 @@ from harness.records import (
     Status,
     Workload,
 )
+from harness.state import State
 
 ROOT = Path(__file__).parents[2]
 LIARS = Path(__file__).parent / "liars.py"
 NAMES = [
     "right", "wrong", "raising", "not_a_number", "crashing", "hanging", "greedy", "talking", "slow", "dying_later",
+    "remembering", "lazy", "greedy_for_threads", "one_buffer", "multiples_of_32",
 ]  # fmt: skip
 
 
@@ -71,13 +73,17 @@ def record(results, name):
     ("name", "status", "said"),
     [
         ("wrong", Status.disagrees, "output is wrong"),
-        ("raising", Status.error, "RuntimeError: I do not feel like it"),
+        ("raising", Status.error, "RuntimeError: I do not feel like it (liars.py, line"),
         ("not_a_number", Status.disagrees, "not finite"),
         ("crashing", Status.crashed, "SIGSEGV"),
         ("hanging", Status.timeout, "no end in sight after 4 s"),
         ("greedy", Status.out_of_memory, "can't allocate memory"),
         ("slow", Status.timeout, "for one call, over the limit of 100 ms"),
         ("dying_later", Status.crashed, "exited with code 3"),
+        ("remembering", Status.disagrees, "output is wrong"),
+        ("lazy", Status.disagrees, "while it was timed: output is wrong"),
+        ("greedy_for_threads", Status.error, "it changed the number of threads"),
+        ("one_buffer", Status.error, "overwrote the output of an earlier one"),
     ],
 )
 def test_each_liar_gets_its_status_and_no_time(liars, name, status, said):
@@ -89,7 +95,7 @@ def test_each_liar_gets_its_status_and_no_time(liars, name, status, said):
     assert found.is_predicted is (name == "slow")
 
 
-@pytest.mark.parametrize("name", ["right", "talking", "sdpa"])
+@pytest.mark.parametrize("name", ["right", "talking", "sdpa", "multiples_of_32"])
 def test_the_honest_beside_them_are_measured(liars, name):
     found = record(liars[0], name)
     assert found.status is Status.ok
@@ -217,7 +223,7 @@ def command(process: int) -> bytes:
 
 def test_a_later_failure_takes_back_the_time():
     """What the fold does with a cell that was measured and then failed."""
-    state = run.State()
+    state = State()
     state.apply(CellChecked(workload="w", implementation="i", status=Status.ok))
     assert state.live("w", ["i", "j"]) == ["i"]
     state.apply(CellFailed(workload="w", implementation="i", status=Status.crashed, message="gone"))

@@ -1,0 +1,58 @@
+"""Where a run stands, as its events tell it: what is checked, read and visited, and so what comes next."""
+
+from collections import Counter
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from harness.events import (
+    CellChecked,
+    CellFailed,
+    CellMeasured,
+    Event,
+    RunFinished,
+    RunStarted,
+    VisitFinished,
+    WorkerStarted,
+)
+from harness.records import Status
+
+
+@dataclass
+class State:
+    """What the journal has said so far; the next step follows from it."""
+
+    status: dict[tuple[str, str], Status] = field(default_factory=dict)
+    observed: set[tuple[str, str, str]] = field(default_factory=set)
+    num_visits: Counter[str] = field(default_factory=Counter)
+    num_workers: int = 0
+    spent_s: float = 0.0  # inside checks and samples
+    counts: Counter[str] = field(default_factory=Counter)  # cells by status
+
+    def conclude(self, cell: tuple[str, str], status: Status) -> None:
+        """A cell has a status, in place of an earlier one."""
+        if cell in self.status:
+            self.counts[self.status[cell]] -= 1
+        self.status[cell] = status
+        self.counts[status] += 1
+
+    def apply(self, event: Event) -> None:
+        """Take note of an event."""
+        match event:
+            case CellChecked():
+                self.conclude((event.workload, event.implementation), event.status)
+                self.spent_s += event.check_s
+            case CellFailed():
+                self.conclude((event.workload, event.implementation), event.status)
+            case CellMeasured():
+                self.observed.add((event.workload, event.implementation, event.measurement.metric))
+            case VisitFinished():
+                self.num_visits[event.workload] += 1
+                self.spent_s += sum(s.value * s.num_calls for samples in event.arms.values() for s in samples)
+            case WorkerStarted():
+                self.num_workers += 1
+            case RunStarted() | RunFinished():
+                pass
+
+    def live(self, workload: str, names: Iterable[str]) -> list[str]:
+        """The implementations that have passed so far on that workload."""
+        return [name for name in names if self.status.get((workload, name)) is Status.ok]

@@ -1,0 +1,101 @@
+"""A run goes on only with the code and in the environment that it began with; nobody is blamed for the harness."""
+
+import msgspec
+import pytest
+
+from harness import run, store
+from harness.crew import WorkerLostError
+from harness.events import CellChecked, Plan, WorkerStarted
+from harness.records import Environment, Status, Workload
+from harness.selection import Selection, plan
+
+SOURCE = """
+def mine(query, key, value):
+    return (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1) @ value
+"""
+SMALL = (
+    "seq_len=8",
+    "num_heads=2",
+    "head_dim=8",
+    "mask=none",
+    "direction=inference",
+    "scope=attention",
+    "dtype=float32",
+)
+
+
+def planned(spec: str, **changes) -> Plan:
+    made = plan(
+        Selection(
+            sweep="quick", settings=(*SMALL, "batch_size=1", "dtype=float32"), implementations=[spec], budget_s=0.0
+        )
+    )
+    return msgspec.structs.replace(made, **changes)
+
+
+def test_a_run_whose_code_has_changed_is_not_gone_on_with(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(SOURCE)
+    wanted = planned(f"{file}:mine")
+    folder = tmp_path / "run"
+    first = run.execute(wanted, folder, lambda _: None, stages=("check",))
+    assert {record.status for record in first.records} == {Status.ok}
+    before = (folder / store.JOURNAL).read_bytes()
+    file.write_text("def mine(query, key, value):\n    return value\n")
+    with pytest.raises(ValueError, match="has changed since the run began"):
+        run.execute(wanted, folder, lambda _: None)
+    assert (folder / store.JOURNAL).read_bytes() == before
+
+
+def test_a_run_does_not_go_on_in_another_environment(tmp_path):
+    folder = tmp_path / "run"
+    wanted = planned("fused")
+    run.execute(wanted, folder, lambda _: None, stages=())
+    journal = folder / store.JOURNAL
+    events = list(store.events(journal))
+    elsewhere = [
+        msgspec.structs.replace(event, environment=msgspec.structs.replace(event.environment, cpu="another"))
+        if isinstance(event, WorkerStarted)
+        else event
+        for event in events
+    ]
+    journal.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in elsewhere))
+    with pytest.raises(ValueError, match="began in another environment"):
+        run.execute(wanted, folder, lambda _: None)
+
+
+@pytest.mark.parametrize("change", [{"budget_s": float("inf")}, {"call_limit_s": float("nan")}, {"num_blocks": 0}])
+def test_a_plan_that_no_journal_could_hold_is_refused(change):
+    with pytest.raises(ValueError, match="is not allowed"):
+        msgspec.structs.replace(planned("fused"), **change).__post_init__()
+
+
+class LostCrew:
+    """A worker that dies before any arm has its turn."""
+
+    is_at_work = True
+
+    def ask(self, request, timeout_s=None):
+        raise WorkerLostError(Status.crashed, 2**32 - 1, "the process was killed by SIGKILL")
+
+
+def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
+    wanted = planned("fused")
+    workload = Workload(seq_len=8, num_heads=2, head_dim=8, direction="inference")
+    with store.Journal(tmp_path / "run") as journal:
+        one = run.Run(wanted, journal, LostCrew(), lambda _: None)
+        for name in ("fused", "sdpa"):
+            one.note(CellChecked(workload=workload.id, implementation=name, status=Status.ok))
+        one.visit(workload)
+    assert one.state.live(workload.id, ["fused", "sdpa"]) == []
+    assert "while the harness prepared" in (tmp_path / "run" / store.JOURNAL).read_text()
+    assert {status: number for status, number in one.state.counts.items() if number} == {Status.crashed: 2}
+
+
+def test_an_environment_is_told_from_another_by_its_fingerprint():
+    base = Environment(
+        cpu="c", cpu_capability="AVX2", num_physical_cores=1, num_logical_cores=1, memory_bytes=1, system="s",
+        python="3", versions={"torch": "1"}, load=0.5,
+    )  # fmt: skip
+    assert base.fingerprint == msgspec.structs.replace(base, load=3.0).fingerprint
+    assert base.fingerprint != msgspec.structs.replace(base, num_threads=2).fingerprint
