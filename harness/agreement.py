@@ -16,7 +16,8 @@ from harness import oracle
 from harness.case import TORCH_DTYPES, Case, build, canonical_gradients, place
 from harness.contract import Implementation
 from harness.inputs import PROBES, Inputs, generator
-from harness.records import Agreement, ProbeResult, TensorError, Workload
+from harness.outcome import Agreement, ProbeResult, TensorError
+from harness.records import Workload
 
 FLOAT32_BITS = 32
 BAND_ANCHOR = 0.3
