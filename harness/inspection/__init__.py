@@ -26,11 +26,14 @@ def inspect(  # noqa: PLR0913 - what can be typed
     from harness.inspection import look, page, summary, text
 
     found = look.look(spec, sentences, settings, seed)
-    files = page.write(found, folder or Path("results") / "inspect" / found.implementation)
+    target = folder or Path("results") / "inspect" / found.implementation
+    page.prepare(target)
+    console = Console()
+    if not as_json:
+        text.write(found, console)  # pictures take seconds: there is something to read meanwhile
+    files = page.write(found, target)
     if as_json:
         print(json.dumps(summary.summary(found, [str(file) for file in files]), indent=2))  # noqa: T201 - asked for
     else:
-        console = Console()
-        text.write(found, console)
-        console.print(f"\nPage and pictures: {files[0].parent}", markup=False, highlight=False, soft_wrap=True)
+        console.print(f"\nPage and pictures: {target}", markup=False, highlight=False, soft_wrap=True)
     return found, files[0]

@@ -66,20 +66,25 @@ def _cut(found: list[Table]) -> list[Table]:
     return [table.cut(MOST_COLUMNS) for table in found]
 
 
-def write(found: Found, folder: Path) -> list[Path]:
-    """Write inspect.html and each picture as SVG and PNG into a folder, in place of those of an earlier inspection.
+def prepare(folder: Path) -> None:
+    """Make the folder, or remove the pictures of an earlier inspection from it.
 
     Raises:
         ValueError: the folder cannot be written to.
     """
-    drawn = pictures.draw(found)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for stem in STEMS:
             for suffix in (".svg", ".png"):
                 (folder / stem).with_suffix(suffix).unlink(missing_ok=True)
-        path = folder / PAGE
-        path.write_text(page(found, drawn), encoding="utf-8")
-        return [path, *(file for stem, picture in drawn.items() for file in style.save([picture], folder, stem))]
+        (folder / PAGE).write_text("", encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write into {folder}: {error.strerror}; choose another folder with --to") from None
+
+
+def write(found: Found, folder: Path) -> list[Path]:
+    """Write inspect.html and each picture as SVG and PNG into a folder that was prepared."""
+    drawn = pictures.draw(found)
+    path = folder / PAGE
+    path.write_text(page(found, drawn), encoding="utf-8")
+    return [path, *(file for stem, picture in drawn.items() for file in style.save([picture], folder, stem))]

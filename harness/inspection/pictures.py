@@ -27,6 +27,9 @@ MOST_NUMBERED = 10  # words beside which each weight can still be read as a numb
 DARK_BELOW = 0.55
 LONGEST_SENTENCE = 60
 MOST_COLUMNS = 4
+LETTERS_AN_INCH = 11
+WIDEST = 4.2  # inches of a panel, however many words
+BAR = 4.0  # inches of a colour bar
 
 
 def draw(found: Found) -> dict[str, Picture]:
@@ -55,19 +58,17 @@ def _to_show(found: Found) -> tuple[Beside, Compared | None]:
 
 
 def _weights(walks: Sequence[Walk]) -> Picture:
-    """A row for each sentence and a column for each head."""
-    panels = [
-        (f"'{_sentence(walk)}', head {head}" if not head else f"head {head}", weights, walk, walk.masking.is_chosen)
-        for walk in walks
-        for head, weights in enumerate(walk.step("weights").values[0])
-    ]
-    num_heads = walks[0].workload.num_heads
-    figure, grid = _grid(len(walks), num_heads, max(len(walk.words) for walk in walks))
-    for axes, (title, weights, walk, is_masked) in zip(grid, panels, strict=False):
-        image = _heat(axes, weights, walk.labels, walk.masking.seen if is_masked else None)
-        axes.set_title(title, loc="left")
-    for axes in grid[len(panels) :]:
-        axes.remove()
+    """A row for each sentence, or several where there are many heads, and a column for each head."""
+    figure, grid = _grid([len(walk.words) for walk in walks], walks[0].workload.num_heads)
+    places = iter(np.split(np.array(grid), len(walks)))
+    for walk, own in zip(walks, places, strict=True):
+        heads = walk.step("weights").values[0]
+        for head, (axes, weights) in enumerate(zip(own, heads, strict=False)):
+            image = _heat(axes, weights, walk.labels, walk.masking.seen if walk.masking.is_chosen else None)
+            title = f"'{_sentence(walk)}', head {head}" if head == 0 else f"head {head}"
+            axes.set_title(textwrap.fill(title, int(_side(len(walk.words)) * LETTERS_AN_INCH)), loc="left")
+        for axes in own[len(heads) :]:
+            axes.remove()
     told = "Each row is a query and adds up to 1; dark is little, bright is much."
     told += " Grey: hidden by the mask." if walks[0].masking.is_chosen else ""
     return _finished(figure, image, "Attention weights of each head over the words", _about(walks[0]), told)
@@ -76,7 +77,7 @@ def _weights(walks: Sequence[Walk]) -> Picture:
 def _joined(walk: Walk, lengths: Sequence[int]) -> Picture:
     """All sentences in one row: what the words of one weigh in the other."""
     values = walk.step("weights").values[0]
-    figure, grid = _grid(1, len(values), len(walk.words))
+    figure, grid = _grid([len(walk.words)], len(values))
     for head, (axes, weights) in enumerate(zip(grid, values, strict=False)):
         image = _heat(axes, weights, walk.labels, None, most=float(values.max()))
         axes.set_title(f"head {head}", loc="left")
@@ -94,7 +95,7 @@ def _mask(walk: Walk) -> Picture:
     effect = walk.masking
     heads = walk.workload.num_heads
     shown = min(heads, MOST_COLUMNS)
-    figure, grid = _grid(2, shown, len(walk.words))
+    figure, grid = _grid([len(walk.words)] * 2, shown)
     for row, (name, weights, seen) in enumerate(
         [("without a mask", effect.without, None), (f"under {effect.mask}", effect.under, effect.seen)]
     ):
@@ -116,7 +117,7 @@ def _beside(found: Found, beside: Beside, compared: Compared, here: Numbers) -> 
     largest = float(np.nanmax(finite, initial=compared.allowed))
     heads = [compared.place[1]] if compared.place is not None else []
     heads = sorted({*heads, *range(MOST_COLUMNS)} & set(range(here.shape[1])))[:MOST_COLUMNS]
-    figure, grid = _grid(len(heads), 3, len(walk.words), columns=3)
+    figure, grid = _grid([len(walk.words)] * len(heads), 3)
     for row, head in enumerate(heads):
         oracle, theirs, apart = grid[3 * row : 3 * row + 3]
         image = _heat(oracle, compared.oracle[0, head], walk.labels, None)
@@ -128,8 +129,11 @@ def _beside(found: Found, beside: Beside, compared: Compared, here: Numbers) -> 
         if compared.place is not None and compared.place[1] == head and compared.largest > compared.allowed:
             for axes in (oracle, theirs, apart):
                 _mark(axes, compared.place[-2], compared.place[-1])
-    figure.colorbar(image, ax=[*grid[0::3], *grid[1::3]], label="attention weight", location="bottom", aspect=40)
-    figure.colorbar(difference, ax=grid[2::3], label="difference of weights", location="bottom", aspect=20)
+    below = {"location": "bottom", "aspect": 25, "anchor": (0.0, 1.0)}
+    width = figure.get_figwidth() / 3
+    weights = [*grid[0::3], *grid[1::3]]
+    figure.colorbar(image, ax=weights, label="attention weight", shrink=_shrunk(2 * width), **below)
+    figure.colorbar(difference, ax=grid[2::3], label="difference of weights", shrink=_shrunk(width), **below)
     told = f"Largest difference {compared.largest:.2g}; above {compared.allowed:.2g} it counts."
     if compared.largest > compared.allowed:
         told += f" The frame marks it: {compared.where(beside.words)}."
@@ -164,14 +168,22 @@ def _scaling(found: Found) -> Picture:
     return _headed(figure, "Why scores are divided by sqrt(K)", "", f"{growing(growth)} {told}")
 
 
-def _grid(num_rows: int, num_columns: int, num_words: int, columns: int = MOST_COLUMNS) -> tuple[Figure, list[Axes]]:
-    """A figure of square panels that grow with the number of words; long rows are broken."""
-    if num_columns > columns:
-        num_rows, num_columns = num_rows * -(-num_columns // columns), columns
-    side = min(9.0, 1.3 + 0.34 * max(4, num_words))
-    size = (1.6 + side * num_columns, 1.3 + side * num_rows)
+def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]:
+    """A figure of square panels that grow with the number of words: a row for each of `lengths`, broken where long."""
+    rows_each = -(-num_columns // MOST_COLUMNS)
+    columns = min(num_columns, MOST_COLUMNS)
+    sides = [_side(length) for length in lengths for _ in range(rows_each)]
+    size = (1.6 + max(sides) * columns, 1.3 + sum(sides))
     figure = Figure(figsize=size, layout="constrained")
-    return figure, list(figure.subplots(num_rows, num_columns, squeeze=False).ravel())
+    grid = figure.subplots(len(sides), columns, squeeze=False, height_ratios=sides).ravel()
+    for axes in grid:
+        axes.set_anchor("NW")
+    return figure, list(grid)
+
+
+def _side(num_words: int) -> float:
+    """The side of a panel in inches."""
+    return 1.3 + min(0.34, WIDEST / num_words) * max(4, num_words)
 
 
 def _heat(
@@ -187,6 +199,7 @@ def _heat(
     axes.grid(visible=False)
     axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor")
     axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(labelsize=9.5 if len(labels) <= MOST_NUMBERED else 7.5)
     axes.set_xlabel("key")
     axes.set_ylabel("query")
     for row, line in enumerate(values):
@@ -213,8 +226,13 @@ def _mark(axes: Axes, row: int, column: int) -> None:
 
 def _finished(figure: Figure, image: AxesImage, title: str, about: str, told: str) -> Picture:
     """With one colour bar for all panels."""
-    figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=0.8, aspect=30)
+    figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=_shrunk(figure.get_figheight()), aspect=25)
     return _headed(figure, title, about, told)
+
+
+def _shrunk(length: float) -> float:
+    """The part of a length that a colour bar takes."""
+    return min(0.8, BAR / length)
 
 
 def _headed(figure: Figure, title: str, about: str, told: str) -> Picture:
