@@ -210,9 +210,7 @@ def inspect(  # noqa: PLR0913 - one parameter for each option
     found, page = inspection.inspect(name, sentence or (), settings or (), seed, to, as_json=as_json)
     if open_page:
         typer.launch(str(page.resolve()))
-    if not found.is_checked:
-        raise typer.Exit(INCONCLUSIVE)
-    _exit(has_findings=found.differs)
+    raise typer.Exit(INCONCLUSIVE if not found.is_checked else FINDING if found.differs else 0)
 
 
 @app.command()

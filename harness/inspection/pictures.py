@@ -30,6 +30,7 @@ MOST_COLUMNS = 4
 LETTERS_AN_INCH = 11
 WIDEST = 4.2  # inches of a panel, however many words
 BAR = 4.0  # inches of a colour bar
+BESIDE: dict[str, Any] = {"aspect": 25, "panchor": False}  # panels stay where they are
 
 
 def draw(found: Found) -> dict[str, Picture]:
@@ -129,7 +130,7 @@ def _beside(found: Found, beside: Beside, compared: Compared, here: Numbers) -> 
         if compared.place is not None and compared.place[1] == head and compared.largest > compared.allowed:
             for axes in (oracle, theirs, apart):
                 _mark(axes, compared.place[-2], compared.place[-1])
-    below = {"location": "bottom", "aspect": 25, "anchor": (0.0, 1.0)}
+    below: dict[str, Any] = {"location": "bottom", "anchor": (0.0, 1.0), **BESIDE}
     width = figure.get_figwidth() / 3
     weights = [*grid[0::3], *grid[1::3]]
     figure.colorbar(image, ax=weights, label="attention weight", shrink=_shrunk(2 * width), **below)
@@ -226,7 +227,7 @@ def _mark(axes: Axes, row: int, column: int) -> None:
 
 def _finished(figure: Figure, image: AxesImage, title: str, about: str, told: str) -> Picture:
     """With one colour bar for all panels."""
-    figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=_shrunk(figure.get_figheight()), aspect=25)
+    figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=_shrunk(figure.get_figheight()), **BESIDE)
     return _headed(figure, title, about, told)
 
 
