@@ -22,6 +22,7 @@ from harness.failure import describe
 from harness.inputs import Inputs
 from harness.inspection.found import Beside, Compared, Outcome, shape_of
 from harness.records import Workload
+from harness.reports.words import plain
 from harness.sweep import make
 
 THREE = ("query", "key", "value")
@@ -53,7 +54,7 @@ def beside(implementation: Implementation | str, words: tuple[str, ...], workloa
     if reason := reason_against(implementation, workload):
         unmasked = make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
-        return Beside(words=words, unseen=f"this workload is unsupported: {reason}{advice}")
+        return Beside(words=words, unseen=plain(f"this workload is unsupported: {reason}{advice}"))
     mask, placed = bind(workload), place(inputs, workload)
     try:
         with _kept_apart():
@@ -65,23 +66,37 @@ def beside(implementation: Implementation | str, words: tuple[str, ...], workloa
     attention = make(workload.axes() | {"scope": "attention"})
     reason = reason_against(implementation, attention)
     unseen = reason or ("" if hasattr(module, "attend") else f"{type(module).__name__} has no attend")
-    parts = _projections(module, inputs, placed, is_right=last.outcome is Outcome.agrees)
-    if not unseen:
+    parts, told = [], []
+    if why := _hides_projections(module):
+        told.append(f"its projections cannot be seen: {why}")
+    else:
+        parts += _projections(module, inputs, placed, is_right=last.outcome is Outcome.agrees)
+    if unseen:
+        told.append(f"its steps from scores to context cannot be seen: {unseen}")
+    else:
         parts += _attended(module, workload, inputs, mask)
-    told = f"its steps from scores to context cannot be seen: {unseen}" if unseen else ""
-    return Beside(words=words, compared=(*parts, last), unseen=told)
+    return Beside(words=words, compared=(*parts, last), unseen=plain("; ".join(told)))
+
+
+def _hides_projections(module: nn.Module) -> str:
+    """Why nobody can ask the module for its query, key and value; or ""."""
+    if not isinstance(module, Attention):
+        return f"{type(module).__name__} is no harness.contract.Attention"
+    kind: type[Attention] = type(module)
+    if kind.project is Attention.project and kind.forward is not Attention.forward:
+        return f"{kind.__name__} has a forward of its own, and no project"
+    return ""
 
 
 def _projections(module: nn.Module, inputs: Inputs, placed: Inputs, *, is_right: bool) -> list[Compared]:
     """Query, key and value, where the module says how it makes them; how it does is its own business if `is_right`."""
-    if not isinstance(module, Attention):
-        return []
+    project: Callable[..., Any] = module.project  # type: ignore[assignment] # the caller has seen that it is there
     x = placed.tensors["x"]
     oracles = oracle.project(inputs.tensors["x"], inputs.tensors["x"], inputs.weights)
     made: Any = None
     trouble = ""
     try:
-        made = _called(lambda: module.project(x.clone(), x.clone()))
+        made = _called(lambda: project(x.clone(), x.clone()))
         if not isinstance(made, tuple | list) or len(made) != len(THREE):
             raise StrangeError("project must give query, key and value")  # noqa: TRY301 - told like what it raises
     except (Exception, SystemExit) as error:  # noqa: BLE001
@@ -150,11 +165,11 @@ def _compare(name: str, step: str, letters: str, right: Tensor, make_it: Callabl
     """What `make_it` gives beside the oracle's; or, as a text, what happened instead."""
     found = Compared(name=name, step=step, letters=letters, oracle=right.numpy(), here=None)
     if isinstance(make_it, str):
-        return replace(found, trouble=make_it)
+        return replace(found, trouble=plain(make_it))
     try:
         given = make_it()
     except (Exception, SystemExit) as error:  # noqa: BLE001
-        return replace(found, trouble=_told(error))
+        return replace(found, trouble=plain(_told(error)))
     if not isinstance(given, Tensor) or given.shape != right.shape or not given.is_floating_point():
         wanted = shape_of(letters, tuple(right.shape))
         return replace(found, trouble=f"{_strange(given, letters)}; it should be {wanted}")

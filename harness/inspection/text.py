@@ -157,6 +157,6 @@ def _compared(beside: Beside, walk: Walk, name: str, width: int) -> Iterator[str
     if beside.compared:
         yield from lines_of(tables.of_comparison(beside))
     if beside.unseen:
-        yield beside.unseen
+        yield from textwrap.wrap(beside.unseen, width)
     if beside.first is not None:
         yield from side_by_side(tables.of_difference(beside.first, walk.labels, plain(name)), width)

@@ -19,7 +19,7 @@ def right(query, key, value, *, mask=None):
 
 
 def raising(query, key, value, *, mask=None):
-    raise RuntimeError("out of <ideas>")
+    raise RuntimeError("out of <ideas>\x1b[31m")
 
 
 def leaving(query, key, value, *, mask=None):

@@ -131,6 +131,13 @@ def test_a_wrong_projection_is_seen_first_and_attention_is_judged_apart():
     assert outcomes["output"] is Outcome.differs
 
 
+def test_projections_inside_a_forward_of_its_own_are_not_asked_for():
+    for name in ("module_list", "torch_mha"):
+        (found,) = look.look(name, [TIME]).besides
+        assert "its projections cannot be seen" in found.unseen
+        assert {each.outcome for each in found.compared} == {Outcome.agrees}
+
+
 def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
     found = found_in("Own")
     assert not found.differs
@@ -140,7 +147,7 @@ def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
 @pytest.mark.parametrize(
     ("name", "step", "said"),
     [
-        ("raising", "context", "it raised RuntimeError: out of <ideas> (slips.py, line 22)"),
+        ("raising", "context", "it raised RuntimeError: out of <ideas> [31m (slips.py, line 22)"),
         ("leaving", "context", "it raised SystemExit: 0"),
         ("nan", "weights", "nan, the oracle says"),
         ("transposed", "context", "its shape is (B=1, H=5, T=2, V=4); it should be (B=1, H=2, T=5, V=4)"),
