@@ -34,12 +34,24 @@ class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     tensors: tuple[TensorError, ...]
 
 
+class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a rule about special rows, memory or layouts holds; one that is only noted does not decide."""
+
+    rule: str
+    holds: bool
+    found: str = ""  # what was seen, in words, where it does not hold
+    is_noted: bool = False
+
+
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of the check: which oracle, which probes, each tensor's error, and a diagnosis where it fails."""
+    """The outcome of the check: which oracle, probes and rules, each tensor's error, a diagnosis where it fails."""
 
     oracle: str
     probes: tuple[ProbeResult, ...]
+    rules: tuple[RuleResult, ...] = ()
     diagnosis: str = ""
+    mistakes: tuple[str, ...] = ()  # the known mistakes that it could be: more than one where they cannot be told apart
+    step: str = ""  # the first step that differs, where it is known
 
     def tensors(self) -> Iterator[tuple[str, TensorError]]:
         """Every compared tensor with the name of its probe."""
@@ -49,9 +61,19 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def agrees(self) -> bool:
-        """True only if something was compared and everything compared agrees and nothing was diagnosed."""
+        """True only if something was compared, everything compared agrees, the rules hold and nothing was diagnosed."""
         compared = [tensor.agrees for _, tensor in self.tensors()]
-        return bool(compared) and all(compared) and not self.diagnosis
+        return bool(compared) and all(compared) and not self.broken_rules and not self.diagnosis
+
+    @property
+    def broken_rules(self) -> tuple[RuleResult, ...]:
+        """The rules that do not hold and decide."""
+        return tuple(rule for rule in self.rules if not rule.holds and not rule.is_noted)
+
+    @property
+    def notes(self) -> tuple[RuleResult, ...]:
+        """The rules that do not hold and are only noted."""
+        return tuple(rule for rule in self.rules if not rule.holds and rule.is_noted)
 
     @property
     def error_ratio(self) -> float | None:

@@ -76,12 +76,12 @@ def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tenso
     )
 
 
-def heads(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:  # noqa: ARG001 - for those that take its place
+def heads(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> tuple[Tensor, Tensor]:
     """Key (B, G, S, K) -> (B, H, S, K) and value likewise: query head h reads key/value head h // (H / G)."""
     return repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
 
 
-def scores(query: Tensor, key: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def scores(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
     """(B, H, R, K), (B, H, S, K) -> (B, H, R, S)."""
     return product(query, key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
 
@@ -91,13 +91,13 @@ def masked_scores(scores: Tensor, scene: Scene) -> Tensor:
     return scores.masked_fill(~scene.seen, -math.inf)
 
 
-def weights(masked: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def weights(masked: Tensor, scene: Scene) -> Tensor:
     """Softmax over the keys; a query that sees no key gives each of them 0."""
     empty = (masked == -math.inf).all(dim=-1, keepdim=True)
     return masked.softmax(dim=-1).masked_fill(empty, 0.0)
 
 
-def context(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def context(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:
     """(B, H, R, S), (B, H, S, V) -> (B, H, R, V)."""
     return product(weights, value)
 
@@ -125,7 +125,7 @@ DEFAULTS: Changes = {
 def attend(
     query: Tensor, key: Tensor, value: Tensor, scene: Scene, changes: Changes | None = None
 ) -> dict[str, Tensor]:
-    """Each step's result by its name, from `scores` to `context`; key and value as `heads` makes them are `key`, `value`.
+    """Each step's result by its name, from `scores` to `context`; `key` and `value` are as `heads` makes them.
 
     Query (B, H, R, K), key (B, G, S, K), value (B, G, S, V).
     """
@@ -139,10 +139,11 @@ def attend(
     return made
 
 
-def attend_tokens(  # noqa: PLR0913 - a module's operands
+def attend_tokens(
     x: Tensor, context: Tensor, module_weights: Weights, scene: Scene, changes: Changes | None = None
 ) -> dict[str, Tensor]:
     """Every step's result by its name. x (B, R, D), context (B, S, D); `output` is (B, R, D)."""
     step = {**DEFAULTS, **(changes or {})}
-    made = attend(*step["projection"](x, context, module_weights), scene, changes)
+    query, key, value = step["projection"](x, context, module_weights)
+    made = attend(query, key, value, scene, changes)
     return made | {"output": step["output"](made["context"], module_weights)}

@@ -16,7 +16,7 @@ def bfloat16_inside(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:
     return right(weights.bfloat16(), value.bfloat16(), scene).to(value.dtype)
 
 
-def bfloat16_sums(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def bfloat16_sums(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:
     """The sum over the keys kept in bfloat16, rounded after every 16 keys."""
     total = torch.zeros(*weights.shape[:-1], value.shape[-1], dtype=torch.bfloat16, device=value.device)
     for share, mixed in zip(weights.split(16, dim=-1), value.split(16, dim=-2), strict=True):
@@ -42,7 +42,7 @@ def viewed(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:
     return made.transpose(1, 2).reshape(made.shape)
 
 
-def summed_only(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def summed_only(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:
     """The plain mean of the values that a query sees: query and key play no part."""
     seen = scene.seen.to(value.dtype)
     return product(seen / seen.sum(dim=-1, keepdim=True).clamp(min=1), value)

@@ -44,7 +44,7 @@ def key_not_scaled(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
     return steps.scores(query, _times(key, math.sqrt(query.shape[-1])), scene)
 
 
-def first_of_group(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:  # noqa: ARG001
+def first_of_group(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:
     """The gradient of a key/value head comes from the first query head of its group alone."""
     times = query.shape[1] // key.shape[1]
 
@@ -65,10 +65,11 @@ class _WithoutCorrection(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:  # noqa: ANN401
         (made,) = ctx.saved_tensors
-        return made * grads[0]
+        grad_masked: Tensor = made * grads[0]
+        return grad_masked
 
 
-def no_correction(masked: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def no_correction(masked: Tensor, scene: Scene) -> Tensor:
     """The softmax's gradient is weights * grad, without taking away the rows' mean."""
     made: Tensor = _WithoutCorrection.apply(masked)  # type: ignore[no-untyped-call]
     return made
@@ -89,7 +90,7 @@ class _Halved(torch.autograd.Function):
         return product(grads[0], value.transpose(-2, -1)), product(weights.transpose(-2, -1), later)
 
 
-def second_half_of_queries(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def second_half_of_queries(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:
     """The values' gradient sums over the later half of the queries alone: a partial sum was overwritten."""
     made: Tensor = _Halved.apply(weights, value)  # type: ignore[no-untyped-call]
     return made

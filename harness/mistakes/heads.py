@@ -10,24 +10,24 @@ from harness.steps import Scene
 Pair = tuple[Tensor, Tensor]
 
 
-def interleaved(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:  # noqa: ARG001
+def interleaved(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:
     """Query head h reads key/value head h % G: `repeat` where `repeat_interleave` belongs."""
     times = query.shape[1] // key.shape[1]
     return key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1)
 
 
-def first_for_all(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:  # noqa: ARG001
+def first_for_all(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:
     """Every query head reads key/value head 0."""
     shape = (-1, query.shape[1], -1, -1)
     return key[:, :1].expand(shape), value[:, :1].expand(shape)
 
 
-def first_value_for_all(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:  # noqa: ARG001
+def first_value_for_all(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:
     """The keys are right; every head mixes the values of head 0."""
     return repeat_heads(key, query.shape[1]), value[:, :1].expand(-1, query.shape[1], -1, -1)
 
 
-def last_key_value_shifted(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:  # noqa: ARG001
+def last_key_value_shifted(query: Tensor, key: Tensor, value: Tensor, scene: Scene) -> Pair:
     """Each key is answered with the value of the key after it."""
     return repeat_heads(key, query.shape[1]), repeat_heads(value.roll(-1, dims=2), query.shape[1])
 

@@ -10,12 +10,12 @@ from harness.steps import STEPS, Changes
 NEVER: Changes = {}
 
 
-def always(workload: Workload) -> bool:  # noqa: ARG001 - the signature of `fits`
+def always(workload: Workload) -> bool:
     """A mistake that can be made anywhere."""
     return True
 
 
-def once(workload: Workload) -> Iterable[Any]:  # noqa: ARG001 - the signature of `choices`
+def once(workload: Workload) -> Iterable[Any]:
     """A mistake without a free choice."""
     return (None,)
 

@@ -23,7 +23,7 @@ def seen_by(rule: Rule) -> Changes:
     return {"masked scores": masked}
 
 
-def not_masked(scores: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def not_masked(scores: Tensor, scene: Scene) -> Tensor:
     """As they are."""
     return scores
 

@@ -34,7 +34,7 @@ def one_buffer(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:
     return buffer.copy_(made)
 
 
-def scaled_in_place(query: Tensor, key: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def scaled_in_place(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
     """The query is scaled where it lies, and stays so."""
     query.data.div_(math.sqrt(query.shape[-1]))
     return product(query, key.transpose(-2, -1))

@@ -30,7 +30,7 @@ def reversed_heads(context: Tensor, weights: Weights) -> Tensor:
     return _projected(context.flip(1).transpose(1, 2).flatten(2), weights)
 
 
-def left_out(context: Tensor, weights: Weights) -> Tensor:  # noqa: ARG001
+def left_out(context: Tensor, weights: Weights) -> Tensor:
     """Heads side by side, and that is all."""
     return context.transpose(1, 2).flatten(2)
 

@@ -22,8 +22,11 @@ def without_biases(x: Tensor, context: Tensor, weights: Weights) -> Three:
 
 def viewed(x: Tensor, context: Tensor, weights: Weights) -> Three:
     """(B, T, H*K) viewed as (B, H, T, K) without a transpose, and key and value likewise."""
-    query, key, value = (made.transpose(1, 2) for made in project(x, context, weights))  # -> (B,T,H,K)
-    return tuple(made.reshape(made.shape[0], made.shape[2], made.shape[1], -1) for made in (query, key, value))  # type: ignore[return-value]
+    query, key, value = (
+        made.transpose(1, 2).reshape(made.shape)  # (B,H,T,K) -> (B,T,H,K), read as (B,H,T,K)
+        for made in project(x, context, weights)
+    )
+    return query, key, value
 
 
 def in_order(order: tuple[str, str, str]) -> Changes:
@@ -31,9 +34,10 @@ def in_order(order: tuple[str, str, str]) -> Changes:
 
     def projected(x: Tensor, context: Tensor, weights: Weights) -> Three:
         named = weights.tensors()
-        mixed = {part: named[taken] for part, taken in zip(PARTS, order, strict=True)}
-        biases = {f"{part}_bias": named.get(f"{taken}_bias") for part, taken in zip(PARTS, order, strict=True)}
-        return project(x, context, Weights(**(mixed | biases)))
+        pairs = list(zip(PARTS, order, strict=True))
+        mixed = {part: named[taken] for part, taken in pairs}
+        mixed |= {f"{part}_bias": named[f"{taken}_bias"] for part, taken in pairs if f"{taken}_bias" in named}
+        return project(x, context, Weights(**mixed))
 
     return {"projection": projected}
 
@@ -42,10 +46,11 @@ def _regrouped(rows: tuple[Tensor, Tensor, Tensor], *, is_per_head: bool) -> Thr
     """Rows packed one way, (H, K, ...) each, and read the other way."""
     num_heads, head_dim = rows[0].shape[:2]
     if is_per_head:  # packed all queries, all keys, all values; read head by head
-        read = torch.cat([part.flatten(0, 1) for part in rows]).unflatten(0, (num_heads, 3, head_dim))
+        read = torch.unflatten(torch.cat([part.flatten(0, 1) for part in rows]), 0, (num_heads, 3, head_dim))
         return read[:, 0], read[:, 1], read[:, 2]
     packed = torch.stack(rows, dim=1).flatten(0, 2)  # packed head by head; read in three thirds
-    return tuple(part.unflatten(0, (num_heads, head_dim)) for part in packed.chunk(3))  # type: ignore[return-value]
+    query, key, value = (torch.unflatten(part, 0, (num_heads, head_dim)) for part in packed.chunk(3))
+    return query, key, value
 
 
 def misread(*, is_per_head: bool) -> Changes:
@@ -68,7 +73,7 @@ def feature_by_feature(x: Tensor, context: Tensor, weights: Weights) -> Three:
     def split(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         num_heads, width = weight.shape[:2]
         flat = product(tokens, weight.flatten(0, 1).T) + (0.0 if bias is None else bias.flatten())
-        return flat.unflatten(-1, (width, num_heads)).permute(0, 3, 1, 2)
+        return torch.unflatten(flat, -1, (width, num_heads)).permute(0, 3, 1, 2)
 
     return (
         split(x, weights.query, weights.query_bias),

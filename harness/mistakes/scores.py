@@ -13,27 +13,27 @@ def _scaled_by(divisor: float, query: Tensor, key: Tensor) -> Tensor:
     return product(query, key.transpose(-2, -1)) / divisor
 
 
-def no_scale(query: Tensor, key: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
-    """query @ key."""
+def no_scale(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
+    """Query @ key."""
     return product(query, key.transpose(-2, -1))
 
 
-def scaled_by_width(query: Tensor, key: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
-    """query @ key / K."""
+def scaled_by_width(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
+    """Query @ key / K."""
     return _scaled_by(query.shape[-1], query, key)
 
 
-def scaled_by_embedding(query: Tensor, key: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
-    """query @ key / sqrt(H * K)."""
+def scaled_by_embedding(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
+    """Query @ key / sqrt(H * K)."""
     return _scaled_by(math.sqrt(query.shape[1] * query.shape[-1]), query, key)
 
 
-def multiplied_by_root(query: Tensor, key: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
-    """query @ key * sqrt(K)."""
+def multiplied_by_root(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
+    """Query @ key * sqrt(K)."""
     return _scaled_by(1 / math.sqrt(query.shape[-1]), query, key)
 
 
-def swapped(query: Tensor, key: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def swapped(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
     """The score of query i with key j where that of query j with key i belongs."""
     return product(key, query.transpose(-2, -1)) / math.sqrt(query.shape[-1])
 

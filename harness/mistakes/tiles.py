@@ -65,7 +65,7 @@ def counting_twice(keys: Keys) -> Changes:
     """Those keys' exponentials count twice."""
 
     def masked(scores: Tensor, scene: Scene) -> Tensor:
-        return (scores + math.log(2) * keys.among(scene)).masked_fill(~scene.seen, -math.inf)
+        return (scores + math.log(2) * keys.among(scene).to(scores.dtype)).masked_fill(~scene.seen, -math.inf)
 
     return {"masked scores": masked}
 
@@ -143,7 +143,7 @@ MISTAKES = (
     ),
     Mistake(
         name="sum_not_rescaled",
-        words="an online softmax over tiles of {choice} keys rescales its output but not its sum when the maximum grows",
+        words="an online softmax over tiles of {choice} keys does not rescale its sum when the maximum grows",
         changes=sum_not_rescaled,
         fits=_has_tiles,
         choices=_tile_lens,

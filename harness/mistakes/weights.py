@@ -15,20 +15,20 @@ DROPPED = 0.1
 def over(*dims: int) -> Changes:
     """The softmax over other axes than the keys, (-1,); hidden keys have no share."""
 
-    def softmax(masked: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+    def softmax(masked: Tensor, scene: Scene) -> Tensor:
         powers = (masked - masked.amax(dims, keepdim=True)).exp().nan_to_num(0.0)
         return powers / powers.sum(dims, keepdim=True).clamp(min=torch.finfo(powers.dtype).tiny)
 
     return {"weights": softmax}
 
 
-def no_maximum(masked: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def no_maximum(masked: Tensor, scene: Scene) -> Tensor:
     """exp(score) / sum, which overflows where scores are large."""
     powers = masked.exp()
     return powers / powers.sum(dim=-1, keepdim=True)
 
 
-def one_more(masked: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def one_more(masked: Tensor, scene: Scene) -> Tensor:
     """The sum has one term more, exp(0)."""
     return torch.cat([masked, torch.zeros_like(masked[..., :1])], dim=-1).softmax(dim=-1)[..., :-1]
 
@@ -38,7 +38,7 @@ def first_head_for_all(masked: Tensor, scene: Scene) -> Tensor:
     return right(masked, scene)[:, :1].expand_as(masked)
 
 
-def not_normalised(masked: Tensor, scene: Scene) -> Tensor:  # noqa: ARG001
+def not_normalised(masked: Tensor, scene: Scene) -> Tensor:
     """exp(score - maximum), never divided by the sum."""
     return (masked - masked.amax(dim=-1, keepdim=True)).exp()
 
@@ -122,4 +122,3 @@ MISTAKES = (
         is_random=True,
     ),
 )
-
