@@ -110,6 +110,8 @@ def test_what_a_mask_changes():
     assert "hides 10 of 25 pairs" in tables.masking(causal)
     whole = look.look("fused", [TIME], ["mask=padding(5)"]).walks[0]
     assert "hides none of the 25 pairs" in tables.masking(whole)
+    nothing = look.look("fused", [TIME], ["mask=padding(0)"]).walks[0]
+    assert "sees no key" in tables.masking(nothing)
 
 
 @pytest.mark.parametrize(
