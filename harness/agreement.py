@@ -53,9 +53,8 @@ def ground(workload: Workload, seed: int, on_step: Callable[[], object] = lambda
 
 
 def _for_rules(workload: Workload, seed: int) -> dict[str, Reference]:
-    forward = msgspec.structs.replace(
-        workload, direction="inference" if workload.direction == "inference" else "forward"
-    )
+    direction = "inference" if workload.direction == "inference" else "forward"
+    forward = msgspec.structs.replace(workload, direction=direction)
     try:
         return {probe: refer(forward, probe, seed) for probe in RULES_PROBES}
     except VacuousError:

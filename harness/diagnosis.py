@@ -29,6 +29,7 @@ MATCH = 4.0
 """A mistake explains a tensor that is within this many times what is allowed of the mistake's own answer."""
 ROUNDING_SPAN = 8.0
 FACTOR_SPREAD = 0.1
+RANDOM_MISTAKES = ("dropout_in_evaluation", "dropout_without_rescaling")
 RULE_MISTAKES = {
     "inputs kept": "input_changed",
     "outputs apart": "stale_output_buffer",
@@ -57,6 +58,12 @@ class Evidence:
         return not largest(self.found[name], self.reference.expected[name]) <= allowed(name, self.reference)
 
     @property
+    def dtype(self) -> torch.dtype:
+        """In what dtype a mistake answers: in float64, but where something overflowed, in the candidate's own."""
+        is_finite = bool(self.found["output"].isfinite().all())
+        return torch.float64 if is_finite else self.reference.inputs.weights.query.dtype
+
+    @property
     def names(self) -> list[str]:
         """The compared tensors; where the output is not finite, the output alone, since NaN spreads to gradients."""
         names = [name for name in self.found if name in self.reference.expected]
@@ -78,14 +85,18 @@ def explain(implementation: Implementation, references: dict[str, Reference], wr
         rule = wrong.broken_rules[0]
         known = RULE_MISTAKES.get(rule.rule)
         return Diagnosis(words=f"{rule.found} (rule: {rule.rule})", mistakes=(known,) if known else ())
-    evidence = gather(implementation, references, seed)
     place = describe(wrong)
+    evidence = gather(implementation, references, seed)
     matches = match(evidence)
     if not matches:
         factor = _factor(evidence)
         if factor is not None:
             return Diagnosis(words=f"The output is {factor:.6g} times what it should be. {place}", step="output")
         guess = _by_its_weights(implementation, evidence)
+        random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
+        if random is not None and not guess.mistakes:
+            words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
+            return Diagnosis(words=f"{words} {place}", mistakes=RANDOM_MISTAKES, step="weights")
         return Diagnosis(words=f"{guess.words} {place}", mistakes=guess.mistakes, step=guess.step)
     first = matches[0].planted
     names = tuple(dict.fromkeys(found.planted.name for found in matches))
@@ -145,7 +156,7 @@ def _distance(planted: Planted, evidence: list[Evidence], names: tuple[str, ...]
     """
     worst = 0.0
     for each in evidence:
-        told = _answers(planted, each.reference, torch.float64, with_gradients=names is None)
+        told = _answers(planted, each.reference, each.dtype, with_gradients=names is None)
         compared = [name for name in names or each.names if name in told]
         scales = scales_of({name: told[name].nan_to_num() for name in compared})
         for name in compared:
@@ -158,13 +169,13 @@ def _match(planted: Planted, evidence: list[Evidence]) -> Match:
     """The largest error against the mistake's answers, as a share of what is allowed for them."""
     worst, told = 0.0, []
     for each in evidence:
-        exact = _answers(planted, each.reference, torch.float64)
+        exact = _answers(planted, each.reference, each.dtype)
         own = _answers(planted, each.reference, each.reference.inputs.weights.query.dtype)
         scales = scales_of({name: tensor.nan_to_num() for name, tensor in exact.items()})
         for name in each.names:
             band = rounding_band(exact[name].nan_to_num(), scales[name], each.reference.workload, 0.0)
-            limit = 2 * _off(own[name].double(), exact[name]) + band + allowed(name, each.reference)
-            off = min(_off(each.found[name], exact[name]), _off(each.found[name], own[name].double()))
+            limit = 2 * _off(own[name], exact[name]) + band + allowed(name, each.reference)
+            off = min(_off(each.found[name], exact[name]), _off(each.found[name], own[name]))
             worst = max(worst, off / limit if limit else float(off > 0) * math.inf)
         told.append(exact)
     return Match(planted=planted, error_ratio=worst, answers=tuple(told))
@@ -177,8 +188,9 @@ def _answers(
     ask = mistaken.answer(reference.workload, planted, reference.rows)
     if not with_gradients:
         with torch.no_grad():
-            return {"output": ask(inputs)}
-    return answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
+            return {"output": ask(inputs).double()}
+    made = answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
+    return {name: tensor.double() for name, tensor in made.items()}
 
 
 def _off(candidate: Tensor, told: Tensor) -> float:
@@ -206,7 +218,7 @@ def _rounding_ratios(planted: Planted, evidence: list[Evidence]) -> Iterator[flo
     for each in evidence:
         if each.is_wrong("output"):
             expected = each.reference.expected["output"]
-            own = _answers(planted, each.reference, each.reference.inputs.weights.query.dtype)["output"].double()
+            own = _answers(planted, each.reference, each.reference.inputs.weights.query.dtype)["output"]
             made, would = largest(each.found["output"], expected), largest(own, expected)
             yield made / would if would and made < math.inf else math.inf
 

@@ -170,7 +170,7 @@ def hidden_nan(trial: Trial) -> str:
 def repeatable(trial: Trial) -> str:
     """The same inputs give the same answer, to the last bit."""
     off = largest(trial.call().cpu(), trial.output.double().cpu())
-    return "" if off == 0 else f"two calls on the same inputs differ by {off:.3g}"
+    return "" if off == 0 else f"two calls differ by {off:.3g}"
 
 
 def _half_hidden(trial: Trial) -> list[int]:

@@ -1,12 +1,14 @@
 """The picture: every mistake against every rule, and how often it is caught."""
 
+from typing import Any
+
 import matplotlib as mpl
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from harness.detection.table import OUR_WHOLE, power, share
+from harness.detection.table import power, share
 from harness.reports import Picture
 from harness.reports.style import INK, SETTINGS, picture
 
@@ -38,15 +40,16 @@ def _label(axes: Axes, shares: pd.DataFrame, steps: dict[str, str]) -> None:
     """Mistakes on the left, rules above, inputs over them; lines between the steps and between the inputs."""
     names = list(shares.index)
     axes.set_yticks(range(len(names)), names, fontsize=8)
-    rules = ["ours" if column == OUR_WHOLE else column[1] for column in shares.columns]
+    columns: list[Any] = list(shares.columns)  # pairs (inputs, rule)
+    rules = [rule for _, rule in columns]
     axes.set_xticks(range(len(rules)), rules, rotation=50, ha="left", rotation_mode="anchor", fontsize=8)
     axes.tick_params(top=True, labeltop=True, bottom=False, labelbottom=False, length=0)
     axes.grid(visible=False)
-    inputs = [column[0] for column in shares.columns]
+    inputs = [name for name, _ in columns]
     for name in dict.fromkeys(inputs):
         places = [number for number, each in enumerate(inputs) if each == name]
         title = "every probe" if name == "all" else f"{name} inputs"
-        axes.text(np.mean(places), len(names) - 0.2, title, ha="center", va="top", fontsize=9, color=INK)
+        axes.text(float(np.mean(places)), len(names) - 0.2, title, ha="center", va="top", fontsize=9, color=INK)
         axes.axvline(places[-1] + 0.5, color="white", linewidth=3)
     for row in range(1, len(names)):
         if steps[names[row]] != steps[names[row - 1]]:

@@ -9,7 +9,7 @@ from harness import agreement, plugins
 from harness.adapt import implementation
 from harness.case import reason_against
 from harness.contract import Implementation
-from harness.detection.judges import OURS, bar, draw_uniform, verdicts
+from harness.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 from harness.deviation import observe
 from harness.records import DTYPES, Workload
 from harness.reference import refer_to
@@ -18,6 +18,7 @@ LENGTHS = (1, 2, 3, 16, 17, 33, 64, 67, 129)
 MASKS = ("none", "causal", "causal_bottom_right", "padding", "sliding_window(5)", "prefix(3)")
 HEADS = ((1, 1), (2, 2), (4, 2), (3, 1))
 WIDTHS = (1, 4, 16, 40)
+OTHERS_TRY = {"normal", "needles"}
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,8 +70,8 @@ def _with_seed(seed: int, every: dict[str, Implementation]) -> Iterator[Trial]:
         grounded = agreement.ground(workload, seed)
     except ValueError:  # nothing to compare: a single query of width 1 that sees a single key
         return
-    bars = {name: bar(grounded.references[name]) for name in ("normal", "needles") if name in grounded.references}
-    bars["uniform"] = bar(refer_to(workload, draw_uniform(workload, seed), seed))
+    bars: dict[str, Bar] = {"uniform": bar(refer_to(workload, draw_uniform(workload, seed), seed))}
+    bars |= {name: bar(made) for name, made in grounded.references.items() if name in OTHERS_TRY}
     for name, found in supported.items():
         agreed = agreement.check(grounded, found)
         place = {"implementation": name, "seed": seed, "workload": workload.id}

@@ -1,7 +1,7 @@
 """Rules by which a result is called right: those that are in use elsewhere, and ours.
 
-Every rule is given the float64 reference, which is kinder to it than its own, and every gradient, where most look at the
-output alone. A rule calls a candidate right only if it does so for every tensor.
+Every rule is given the float64 reference, which is kinder to it than its own, and every gradient, where most look at
+the output alone. A rule calls a candidate right only if it does so for every tensor.
 """
 
 from collections.abc import Callable, Iterator
@@ -12,11 +12,12 @@ from torch import Tensor
 
 from harness import oracle
 from harness.deviation import error
-from harness.inputs import Inputs, generator
+from harness.inputs import Inputs, draw_normal, generator
 from harness.records import Workload
 from harness.reference import Reference, answers, largest
 
 OURS = "ours"
+ONE_PERCENT = 1e-2
 HALVES = {"bfloat16", "float16"}
 
 
@@ -52,7 +53,7 @@ def by_dtype(asked: Question) -> bool:
 def absolute_and_relative(asked: Question) -> bool:
     """No value is off by more than 1e-2 and by more than 1 % at once."""
     distance = (asked.found - asked.expected).abs()
-    bad = ~(distance <= 1e-2) & ~(distance <= 1e-2 * asked.expected.abs())
+    bad = ~(distance <= ONE_PERCENT) & ~(distance <= ONE_PERCENT * asked.expected.abs())
     return not bool(bad.any())
 
 
@@ -75,8 +76,6 @@ JUDGES: dict[str, Judge] = {
 
 def draw_uniform(workload: Workload, seed: int) -> Inputs:
     """Values from 0 to 1, as many benchmarks draw them; the weights of a module are drawn as ever."""
-    from harness.inputs import draw_normal
-
     draws = generator(workload.seed, 7, seed)
     normal = draw_normal(workload, seed)
     tensors = {

@@ -1,7 +1,34 @@
 """The tables and the picture of what is detected; knows nothing of torch."""
 
+import math
+
 import pandas as pd
 
+TEMPLATE = """# What the check detects
+
+Made by `nox -s detection`: {num_mistakes} known mistakes, planted in the textbook form, tried at lengths {lengths}
+in {dtypes}; and {num_implementations} honest implementations on workloads and inputs drawn from {num_seeds} seeds.
+
+Missed by our check: {missed}. Honest results that it rejected: {num_rejected} of {num_honest}; the nearest came to
+{nearest} of what is allowed.
+
+## Rules
+
+Two numbers are the absolute and the relative tolerance. Every rule is given the float64 reference and every gradient,
+which is more than most benchmarks give theirs. Ours on `all` is every probe and every rule of the check. A rule that
+rejects honest results catches mistakes by luck.
+
+{rules}
+## Our check, by dtype and length
+
+{by_length}
+## Mistakes
+
+Share of dtypes and lengths at which the best of the other rules, and ours, catch each mistake.
+
+{mistakes}
+Not tried, since there it cannot be made, makes no difference, or is no coarser than an honest rounding: {absent}.
+"""
 OURS = "ours"
 OUR_WHOLE = ("all", OURS)
 SHOWN_INPUTS = ("uniform", "normal", "needles")
@@ -12,7 +39,8 @@ def power(cells: pd.DataFrame) -> pd.DataFrame:
 
     Rows are mistakes in the order of the steps; columns (inputs, rule), ours on every probe and rule last.
     """
-    shares = cells.groupby(["mistake", "inputs", "rule"], sort=False)["is_caught"].mean().unstack(["inputs", "rule"])
+    numbers = cells.assign(share=cells["is_caught"].astype(float))
+    shares = numbers.pivot_table(values="share", index="mistake", columns=["inputs", "rule"], sort=False)
     rules = [rule for rule in dict.fromkeys(cells["rule"]) if rule != OURS]
     columns = [(inputs, rule) for inputs in SHOWN_INPUTS for rule in rules] + [OUR_WHOLE]
     return shares.reindex(index=list(dict.fromkeys(cells["mistake"])), columns=pd.MultiIndex.from_tuples(columns))
@@ -38,43 +66,42 @@ def summary(cells: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
 def by_length(cells: pd.DataFrame) -> pd.DataFrame:
     """Our whole check: cells caught of cells tried, for each dtype and length."""
     whole = cells[(cells["inputs"] == "all") & (cells["rule"] == OURS)]
-    counted = whole.groupby(["dtype", "length"], sort=False)["is_caught"].agg(["sum", "size"])
-    told = counted["sum"].astype(str) + " of " + counted["size"].astype(str)
-    return told.unstack("length")
+    return whole.pivot_table(values="is_caught", index="dtype", columns="length", aggfunc=_of, sort=False)
+
+
+def _of(caught: "pd.Series[bool]") -> str:
+    return f"{int(caught.sum())} of {len(caught)}"
 
 
 def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, words: dict[str, str]) -> str:
     """The whole account as Markdown."""
-    num_seeds = trials["seed"].nunique()
+    lengths = ", ".join(map(str, sorted(cells["length"].unique())))
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
     whole = trials[trials["inputs"] == "all"]
-    rejected = whole[~whole["is_right"]]
-    parts = [
-        "# What the check detects\n",
-        f"Made by `nox -s detection`: {cells['mistake'].nunique()} known mistakes, planted in the textbook form, tried "
-        f"at lengths {', '.join(map(str, sorted(cells['length'].unique())))} in {', '.join(cells['dtype'].unique())}; "
-        f"and {whole['implementation'].nunique()} honest implementations on workloads and inputs drawn from "
-        f"{num_seeds} seeds.\n",
-        "## Rules\n",
-        "Two numbers are the absolute and the relative tolerance. Every rule is given the float64 reference and every "
-        "gradient, which is more than most benchmarks give theirs. Ours on `all` is every probe and every rule.\n",
-        _as_markdown(_percent(summary(cells, trials).reset_index())),
-        "\n## Our check, by dtype and length\n",
-        _as_markdown(by_length(cells).reset_index()),
-        "\n## Mistakes\n",
-        "Share of dtypes and lengths at which each rule catches the mistake; - where it was never tried.\n",
-        _as_markdown(_mistakes(cells, words)),
-        f"\nMissed by our check: {', '.join(sorted(set(missed['mistake']))) or 'none'}. "
-        f"Honest results rejected by our check: {len(rejected)} of {len(whole)}; "
-        f"the nearest came to {whole['error_ratio'].max():.2f} of what is allowed.\n",
-        f"Not tried, since it makes no difference there: {_absences(absent)}.\n",
-    ]
-    return "\n".join(parts)
+    return TEMPLATE.format(
+        num_mistakes=cells["mistake"].nunique(),
+        lengths=lengths,
+        dtypes=", ".join(cells["dtype"].unique()),
+        num_implementations=whole["implementation"].nunique(),
+        num_seeds=trials["seed"].nunique(),
+        rules=_as_markdown(_percent(summary(cells, trials).reset_index())),
+        by_length=_as_markdown(by_length(cells).reset_index()),
+        mistakes=_as_markdown(_mistakes(cells, words)),
+        missed=", ".join(sorted(set(missed["mistake"]))) or "none",
+        num_rejected=int((~whole["is_right"]).sum()),
+        num_honest=len(whole),
+        nearest=f"{whole['error_ratio'].max():.2f}",
+        absent=_absences(absent),
+    )
 
 
 def _mistakes(cells: pd.DataFrame, words: dict[str, str]) -> pd.DataFrame:
     shares = power(cells)
-    best = {f"{inputs}, best of the others": shares[inputs].max(axis=1) for inputs in SHOWN_INPUTS if inputs in shares}
+    best = {
+        f"{inputs}, best of the others": shares[inputs].to_numpy(dtype=float).max(axis=1)
+        for inputs in SHOWN_INPUTS
+        if inputs in shares
+    }
     made = pd.DataFrame({"mistake": shares.index, "what is wrong": [words[name] for name in shares.index]})
     for title, values in best.items():
         made[title] = [share(value) for value in values]
@@ -102,7 +129,7 @@ def _percent(table: pd.DataFrame) -> pd.DataFrame:
 
 def share(value: float) -> str:
     """A share as per cent that says 100 only of all, and 0 only of none."""
-    if pd.isna(value):
+    if math.isnan(value):
         return "-"
     shown = round(100 * value)
     return f"{min(99, max(1, shown)) if 0 < value < 1 else shown} %"

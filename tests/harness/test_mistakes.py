@@ -1,0 +1,107 @@
+"""Every mistake of the catalogue is caught where it makes a difference, and named for what it is."""
+
+from functools import cache
+
+import pytest
+
+from harness import mistaken
+from harness.agreement import Ground, check, ground
+from harness.detection import power
+from harness.mistakes import ALL, catalogue, names
+from harness.records import DTYPES, Workload
+from harness.reference import answers, largest
+
+LENGTH = 11
+
+
+def workload(**axes):
+    sizes = {"seq_len": LENGTH, "num_heads": 2, "head_dim": 8, "direction": "inference"}
+    return Workload(**(sizes | axes))
+
+
+WORKLOADS = (
+    workload(),
+    workload(mask="causal"),
+    workload(mask="padding", batch_size=2),
+    workload(mask="sliding_window(3)"),
+    workload(mask="causal", kv_len=15),
+    workload(mask="causal_bottom_right", kv_len=15),
+    workload(batch_size=2),
+    workload(mask="padding(11,0)", batch_size=2),
+    workload(num_heads=4, num_kv_heads=2, direction="forward_backward"),
+    workload(direction="forward_backward", mask="causal"),
+    workload(scope="module", num_heads=3),
+    workload(scope="module", num_heads=3, direction="forward_backward"),
+)
+MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]
+
+
+@cache
+def grounded(point: Workload) -> Ground:
+    return ground(point, 0)
+
+
+def first_of_each(point: Workload):
+    """Each mistake once for a workload; of several forms the one in the middle."""
+    return [planted for mistake in ALL if (planted := power.planted_in(mistake, point)) is not None]
+
+
+CASES = [
+    pytest.param(point, planted, id=f"{planted.name}-{point.id}")
+    for point in WORKLOADS
+    for planted in first_of_each(point)
+]
+
+
+def makes_a_difference(point, planted):
+    for reference in grounded(point).references.values():
+        answer = mistaken.answer(point, planted, reference.rows)
+        made = answers(point, reference.drawn, reference.grad_rows.double(), answer)
+        for name, expected in reference.expected.items():
+            if not largest(made[name], expected) <= 1e-9 * float(expected.abs().max()):
+                return True
+    return False
+
+
+@pytest.mark.parametrize(("point", "planted"), CASES)
+def test_it_is_caught_and_named(point, planted):
+    found = check(grounded(point), mistaken.implementation(planted))
+    if found.agrees:
+        assert not makes_a_difference(point, planted)
+        return
+    assert planted.name in found.mistakes, found.diagnosis
+    for name in found.mistakes:
+        assert name in names()
+    if len(found.mistakes) == 1 and not planted.mistake.is_memory:
+        assert found.step == planted.mistake.step(planted.changes)
+    if len(found.mistakes) > 1:
+        assert "cannot be told from" in found.diagnosis or "something else random" in found.diagnosis
+
+
+def test_every_mistake_has_a_name_of_its_own_and_is_planted_somewhere_here():
+    assert len(names()) == len(set(names()))
+    assert {planted.name for _, planted in MADE} == set(names())
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("length", [2, 17])
+def test_the_whole_check_catches_every_mistake_in_each_dtype(length, dtype):
+    """The detection table in small: nox -s detection makes the whole of it."""
+    cells = list(power.cells((length,), (dtype,), on_step=lambda step: None))
+    whole = [cell for cell in cells if isinstance(cell, power.Cell) and cell.inputs == power.EVERYTHING]
+    assert len(whole) > 60
+    assert [cell.mistake for cell in whole if not cell.is_caught] == []
+    absent = {cell.mistake for cell in cells if isinstance(cell, power.Absent)}
+    assert absent <= {"bfloat16_inside", "bfloat16_sums"}
+    assert not absent or dtype in {"bfloat16", "float16"}
+
+
+def test_uniform_inputs_let_mistakes_through_that_needles_catch():
+    """The reason for our inputs: with values from 0 to 1 an average hides what is lost."""
+    lost = [mistake for mistake in ALL if mistake.name in {"tile_dropped", "scaled_by_width", "query_and_key_ignored"}]
+    cells = list(power.cells((512,), ("float32",), lost, on_step=lambda step: None))
+    caught = {(cell.mistake, cell.inputs, cell.rule): cell.is_caught for cell in cells if isinstance(cell, power.Cell)}
+    for mistake in lost:
+        assert not caught[mistake.name, "uniform", "allclose 1e-1/1e-2"]
+        assert caught[mistake.name, "needles", "allclose 1e-1/1e-2"]
+        assert caught[mistake.name, "all", "ours"]
