@@ -103,7 +103,7 @@ def _answers(
     leaves = dict(watched.tensors)
     if workload.scope == "module":
         leaves |= {f"{name} weights": tensor for name, tensor in watched.weights.tensors().items()}
-        del leaves["key_bias weights"]  # it moves all scores of a query alike: its gradient is 0 but for rounding
+        leaves.pop("key_bias weights", None)  # it moves all scores of a query alike: its gradient is 0 but for rounding
     gradients = torch.autograd.grad(output, list(leaves.values()), grad_rows)
     named = {f"gradient of {name}": tensor for name, tensor in zip(leaves, gradients, strict=True)}
     return {"output": output.detach()} | {name: tensor.detach() for name, tensor in named.items()}
