@@ -21,7 +21,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parent.parent
-DOCUMENTS = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
+WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
+DOCUMENTS = [*WITH_SET_UP, "docs/adapters.md"]
 SHOWN = {"text", "console", "json", "mermaid"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -95,7 +96,7 @@ def test_set_up_stands_in_blocks_of_its_own(document: str) -> None:
     assert not mixed
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", WITH_SET_UP)
 def test_set_up_is_what_ci_runs(document: str) -> None:
     run = (ROOT / ".ci" / "run").read_text(encoding="utf-8").splitlines()
     tests = next(line for line in run if "nox -s tests" in line and not line.startswith("#"))
