@@ -191,13 +191,28 @@ def _reason_in_biases(workload: Workload, layout: Layout, parameters: Callable[[
     blank = _blank(workload)
     names = {bias: set(layout.pack(blank.biased(bias))) for bias in BIASES}
     found = parameters(sizes_of(blank.biased(workload.bias)))
-    if found == names[workload.bias] or not names["none"] <= found <= names["all"]:
+    if not names["none"] <= found <= names["all"]:
+        return None
+    if ignored := _ignored_biases(layout, blank.biased(workload.bias)):
+        return f"the layout has no place for {', '.join(ignored)}, which bias={workload.bias} asks for"
+    if found == names[workload.bias]:
         return None
     fitting = [bias for bias in BIASES if names[bias] == found]
     if fitting:
         return f"the module has the biases of bias={fitting[0]}, not of bias={workload.bias}"
     missing = ", ".join(sorted(names["all"] - found))
     return f"the module has no {missing} but other biases, as in no value of the axis bias"
+
+
+def _ignored_biases(layout: Layout, weights: Weights) -> list[str]:
+    """The biases that nothing in the state dict comes from, but for that of the keys, which softmax does not see."""
+    watched = weights.map(lambda tensor: tensor.requires_grad_())
+    biases = {name: tensor for name, tensor in watched.tensors().items() if name.endswith("_bias")}
+    if not layout.has_out:
+        biases.pop("out_bias", None)
+    sums = [tensor.sum() for tensor in layout.pack(watched).values()]
+    found = torch.autograd.grad(sums, list(biases.values()), allow_unused=True) if biases else ()
+    return [name for name, gradient in zip(biases, found, strict=True) if gradient is None and name != "key_bias"]
 
 
 def _blank(workload: Workload) -> Weights:

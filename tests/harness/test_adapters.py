@@ -212,6 +212,11 @@ def test_a_bias_that_no_axis_has_is_told():
     assert "no k_proj.bias but other biases" in str(reason_against(adapt(KeyWithout, SPLIT, call=across), POINT))
     rest = Layout(pack=lambda weights: {n: t for n, t in SPLIT.pack(weights).items() if n != "k_proj.bias"})
     assert judge(adapt(KeyWithout, rest, call=across), POINT).agrees  # softmax does not see the bias of the keys
+    for direction in ("forward_backward", "inference"):
+        none = Layout(pack=lambda weights: SPLIT.pack(weights.biased("none")))
+        point = Workload(**(POINT.axes() | {"direction": direction}))
+        reason = reason_against(adapt(lambda s: Split(s, bias=False), none, call=across), point)
+        assert reason == "the layout has no place for query_bias, value_bias, out_bias, which bias=all asks for"
 
 
 def test_what_an_adapter_cannot_is_told_with_its_reason():
