@@ -211,7 +211,9 @@ def _ignored_biases(layout: Layout, weights: Weights) -> list[str]:
     if not layout.has_out:
         biases.pop("out_bias", None)
     sums = [tensor.sum() for tensor in layout.pack(watched).values()]
-    found = torch.autograd.grad(sums, list(biases.values()), allow_unused=True) if biases else ()
+    found: tuple[Tensor | None, ...] = (
+        torch.autograd.grad(sums, list(biases.values()), allow_unused=True) if biases else ()
+    )
     return [name for name, gradient in zip(biases, found, strict=True) if gradient is None and name != "key_bias"]
 
 
