@@ -8,6 +8,7 @@ from harness.case import Case, bind, build, place
 from harness.contract import Implementation
 from harness.inputs import draw_normal
 from harness.records import Workload
+from harness.reference import Reference, refer
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
 
@@ -22,7 +23,7 @@ class Bench:
         self.mask = bind(workload)
         self.cases: dict[str, Case] = {}
         self.arms: dict[str, measure.Arm] = {}
-        self._reference: agreement.Reference | None = None
+        self._reference: Reference | None = None
 
     def case(self, implementation: Implementation) -> Case:
         """A case of its own on the bench's inputs."""
@@ -40,7 +41,7 @@ class Bench:
         """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or ""."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
-            self._reference = agreement.refer(forward, VERIFY_PROBE, VERIFY_SEED)
+            self._reference = refer(forward, VERIFY_PROBE, VERIFY_SEED)
         return agreement.verify(self.cases[name], self._reference)
 
 

@@ -34,8 +34,6 @@ def reason_against(implementation: Implementation, workload: Workload) -> str | 
     rule = workload.mask_rule
     if rule.changes_scores:
         return f"mask {rule.name} changes scores, which no implementation takes yet"
-    if rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
-        return f"mask {rule} leaves queries without any key, which cannot be checked yet"
     return implementation.unsupported(workload)
 
 

@@ -109,6 +109,13 @@ class BoundMask:
         """The opposite of `visible`."""
         return None if self.visible is None else ~self.visible
 
+    @cached_property
+    def empty(self) -> Tensor | None:
+        """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None where each sees one."""
+        if not self.rule.has_empty_rows(*self.sizes) or self.hidden is None:
+            return None
+        return self.hidden.expand(self.sizes[0], 1, *self.sizes[1:]).all(dim=-1, keepdim=True)
+
     def tile(self, queries: slice, keys: slice) -> Tensor | None:
         """`visible` for some queries and keys, computed from the rule without the dense form."""
         if self.is_none:

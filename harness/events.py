@@ -4,7 +4,8 @@ import math
 
 import msgspec
 
-from harness.records import Agreement, Environment, Measurement, Sample, Status, Workload
+from harness.outcome import Agreement
+from harness.records import Environment, Measurement, Sample, Status, Workload
 
 SCHEMA = 1
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from harness.agreement import UncheckableError
+from harness.deviation import UncheckableError
 from harness.predict import OutOfReachError
 from harness.records import Status
 

@@ -1,7 +1,4 @@
-"""Inputs and weights of a workload, drawn in float64 on the CPU from its seed: the same numbers on every machine.
-
-A probe is a function that draws one kind of input; the input matters more than the tolerance (docs/method.md).
-"""
+"""Inputs and weights of a workload, drawn in float64 on the CPU from its seed: the same numbers on every machine."""
 
 import math
 from collections.abc import Callable
@@ -12,10 +9,6 @@ from torch import Generator, Tensor
 
 from harness.contract import Weights
 from harness.records import Workload
-
-TILE_LENS = (16, 64, 128)
-"""Usual tile lengths of fused kernels: needles are placed on both sides of their edges."""
-NEEDLE_SHARPNESS = 2.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,49 +78,3 @@ def draw_normal(workload: Workload, seed: int) -> Inputs:
             "value": normal(batch, groups, workload.kv_len, workload.value_dim),
         }
     return Inputs(tensors=tensors, weights=draw_weights(workload))
-
-
-def draw_needles(workload: Workload, seed: int) -> Inputs:
-    """Queries that each point at one key: itself, its neighbours, the first, the last, tile edges, a random one.
-
-    An average of many values hides a missing key; a query whose whole weight lies on that key does not.
-    In scope `module` the projections stand between, and the inputs are the normal ones, three times as large.
-    """
-    inputs = draw_normal(workload, seed)
-    if workload.scope == "module":
-        tensors = {name: 3 * tensor for name, tensor in inputs.tensors.items()}
-        return Inputs(tensors=tensors, weights=inputs.weights)
-    key = inputs.tensors["key"]
-    targets = needle_targets(workload, generator(workload.seed, 3, seed))  # (T,)
-    groups = torch.arange(workload.num_heads) // (workload.num_heads // workload.num_kv_heads)
-    aligned = key[:, groups][:, :, targets]  # (B,G,S,K) -> (B,H,T,K)
-    noise = 0.1 * inputs.tensors["query"]
-    return Inputs(tensors=inputs.tensors | {"query": NEEDLE_SHARPNESS * aligned + noise}, weights=inputs.weights)
-
-
-def needle_targets(workload: Workload, draws: Generator) -> Tensor:
-    """The key that each query points at (T,): the kinds of target take turns, and start at a random one."""
-    query_len, key_len = workload.seq_len, workload.kv_len
-    own = torch.arange(query_len)
-    edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
-    random = torch.randint(key_len, (query_len,), generator=draws)
-    kinds = torch.stack(
-        [
-            own,
-            own - 1,
-            own + 1,
-            own + key_len - query_len,
-            torch.zeros_like(own),
-            torch.full_like(own, key_len - 1),
-            edges[own % len(edges)],
-            (own // TILE_LENS[1] + 1) * TILE_LENS[1],
-            random,
-            (random * (own + 1)) // query_len,
-        ]
-    )
-    turn = torch.randint(len(kinds), (query_len,), generator=draws)
-    return kinds.clamp(0, key_len - 1).gather(0, turn[None])[0]
-
-
-PROBES: dict[str, Callable[[Workload, int], Inputs]] = {"normal": draw_normal, "needles": draw_needles}
-"""Every kind of input that the check tries, by name; a seed draws it afresh."""

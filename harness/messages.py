@@ -2,7 +2,8 @@
 
 import msgspec
 
-from harness.records import Agreement, Environment, Measurement, Sample, Status, Workload
+from harness.outcome import Agreement
+from harness.records import Environment, Measurement, Sample, Status, Workload
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):

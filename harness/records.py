@@ -12,6 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from harness.mask import Mask, parse_mask
+from harness.outcome import Agreement
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -178,65 +179,6 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     unit: str
     samples: tuple[Sample, ...]
     warnings: tuple[str, ...] = ()
-
-
-class TensorError(msgspec.Struct, frozen=True, kw_only=True):
-    """How far one tensor (output or a gradient) is from the oracle, and how far it may be.
-
-    `error` is the largest absolute difference; None says that it is not finite. `allowed` is
-    2 * yardstick_error + rounding_band: see docs/method.md. `worst` is the index of the largest error.
-    """
-
-    tensor: str
-    error: float | None
-    allowed: float
-    yardstick_error: float
-    rounding_band: float
-    worst: tuple[int, ...]
-    expected: float
-    actual: float | None
-
-    @property
-    def agrees(self) -> bool:
-        """Whether the error is finite and allowed."""
-        return self.error is not None and self.error <= self.allowed
-
-
-class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
-    """What one kind of input showed."""
-
-    probe: str
-    tensors: tuple[TensorError, ...]
-
-
-class Agreement(msgspec.Struct, frozen=True, kw_only=True):
-    """The outcome of the check: which oracle, which probes, each tensor's error, and a diagnosis where it fails."""
-
-    oracle: str
-    probes: tuple[ProbeResult, ...]
-    diagnosis: str = ""
-
-    def tensors(self) -> Iterator[tuple[str, TensorError]]:
-        """Every compared tensor with the name of its probe."""
-        for probe in self.probes:
-            for tensor in probe.tensors:
-                yield probe.probe, tensor
-
-    @property
-    def agrees(self) -> bool:
-        """True only if something was compared and everything compared agrees and nothing was diagnosed."""
-        compared = [tensor.agrees for _, tensor in self.tensors()]
-        return bool(compared) and all(compared) and not self.diagnosis
-
-    @property
-    def error_ratio(self) -> float | None:
-        """The largest error / allowed over all tensors; None where nothing was compared or an error is not finite."""
-        ratios = [
-            None if t.error is None else (t.error / t.allowed if t.allowed else float(t.error > 0) * 1e9)
-            for _, t in self.tensors()
-        ]
-        finite = [ratio for ratio in ratios if ratio is not None]
-        return max(finite) if finite and len(finite) == len(ratios) else None
 
 
 class Environment(msgspec.Struct, frozen=True, kw_only=True):

@@ -26,8 +26,8 @@ from harness.events import (
     WorkerStarted,
     twin,
 )
+from harness.outcome import Agreement
 from harness.records import (
-    Agreement,
     Environment,
     Measurement,
     Record,

@@ -31,7 +31,7 @@ from harness.cuda import CudaClock
 from harness.cuda import free_bytes as free_on_cuda
 from harness.failure import describe
 from harness.flight import Flight
-from harness.inputs import PROBES, draw_normal
+from harness.inputs import draw_normal
 from harness.messages import (
     Check,
     Checked,
@@ -66,7 +66,7 @@ class Worker:
         self.flight = flight
         self.loaded: dict[str, Implementation] = {}
         self.benches: OrderedDict[str, Bench] = OrderedDict()
-        self.references: tuple[str, dict[str, agreement.Reference]] = ("", {})
+        self.grounded: agreement.Ground | None = None
         self.clocks: dict[str, Clock] = {}
         self.metrics: dict[str, Metric] = {}
         told = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
@@ -118,9 +118,9 @@ class Worker:
         if reason is not None:
             return Checked(status=Status.unsupported, message=reason)
         self.foresee(request, found)
-        references = self.refer(request.workload, request.seed)
+        grounded = self.ground(request.workload, request.seed)
         self.flight.take_off(0)
-        agreed = agreement.check(request.workload, found, references)
+        agreed = agreement.check(grounded, found)
         status = Status.ok if agreed.agrees else Status.disagrees
         return Checked(status=status, message=agreed.diagnosis, agreement=agreed)
 
@@ -150,20 +150,16 @@ class Worker:
 
         predict.foresee(request.workload, limits, attempt)
 
-    def refer(self, workload: Workload, seed: int) -> dict[str, agreement.Reference]:
+    def ground(self, workload: Workload, seed: int) -> agreement.Ground:
         """The oracle's answers for the workload, kept until another is asked for."""
-        if self.references[0] != workload.id:
-            self.references = ("", {})
-            made = {}
-            for probe in PROBES:
-                self.flight.take_off(0)
-                made[probe] = agreement.refer(workload, probe, seed)
-            self.references = (workload.id, made)
-        return self.references[1]
+        if self.grounded is None or self.grounded.workload.id != workload.id:
+            self.grounded = None  # so that its memory is free
+            self.grounded = agreement.ground(workload, seed, on_step=lambda: self.flight.take_off(0))
+        return self.grounded
 
     def bench(self, workload: Workload) -> Bench:
         """The workload's bench; the one not used for longest makes room."""
-        self.references = ("", {})
+        self.grounded = None
         if workload.id not in self.benches:
             while len(self.benches) >= KEPT_WORKLOADS:
                 self.benches.popitem(last=False)

@@ -57,6 +57,8 @@ class Bmm(Attention):
             scores = torch.unflatten(scores, 0, sizes)  # (B*H,T,S) -> (B,H,T,S), as masks are
             scores = scores.masked_fill(mask.hidden, -torch.inf).flatten(0, 1)  # (B,H,T,S) -> (B*H,T,S)
         weights = scores.softmax(dim=-1)  # over the keys
+        if mask.empty is not None:  # who sees no key takes nothing
+            weights = torch.unflatten(weights, 0, sizes).masked_fill(mask.empty, 0.0).flatten(0, 1)
         return torch.unflatten(torch.bmm(weights, value), 0, sizes)  # (B*H,T,S) @ (B*H,S,V) -> (B,H,T,V)
 
 

@@ -81,6 +81,7 @@ def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, rows
         exponentials = scores.sub_(maximum).exp_()
         total = total.mul_(rescale).add_(exponentials.sum(dim=-1, keepdim=True))  # (B,H,t,1)
         output = output.mul_(rescale).add_(exponentials @ value[..., keys, :])  # (B,H,t,s) @ (B,H,s,V) -> (B,H,t,V)
+    total = total.clamp_(min=torch.finfo(total.dtype).tiny)  # 0 for a query that sees no key: 0 / tiny is 0
     return output.div_(total), maximum.add_(total.log())
 
 

@@ -56,7 +56,10 @@ class Einsum(Attention):
         scores = scores.flatten(1, 2)  # (B,G,R,T,S) -> (B,H,T,S)
         if mask.hidden is not None:
             scores = scores.masked_fill(mask.hidden, -torch.inf)
-        weights = torch.unflatten(scores.softmax(dim=-1), 1, groups)  # (B,H,T,S) -> (B,G,R,T,S)
+        weights = scores.softmax(dim=-1)  # over the keys
+        if mask.empty is not None:
+            weights = weights.masked_fill(mask.empty, 0.0)  # who sees no key takes nothing
+        weights = torch.unflatten(weights, 1, groups)  # (B,H,T,S) -> (B,G,R,T,S)
         return torch.einsum("bgrts,bgsv->bgrtv", weights, value).flatten(1, 2)  # (B,G,R,T,V) -> (B,H,T,V)
 
 

@@ -55,6 +55,8 @@ class Fused(Attention):
         if mask.hidden is not None:
             scores = scores.masked_fill(mask.hidden, -torch.inf)
         weights = scores.softmax(dim=-1)  # over the keys
+        if mask.empty is not None:
+            weights = weights.masked_fill(mask.empty, 0.0)  # who sees no key takes nothing
         return weights @ value  # (B,H,T,S) @ (B,H,S,V) -> (B,H,T,V)
 
 

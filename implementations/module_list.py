@@ -24,9 +24,9 @@ class Head(nn.Module):
         self.key = nn.Linear(embed_dim, head_dim, bias=bias)
         self.value = nn.Linear(embed_dim, value_dim, bias=bias)
 
-    def forward(self, x: Tensor, context: Tensor, hidden: Tensor | None) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
         """(B, T, D), (B, S, D) -> (B, T, V)."""
-        return attend_head(self.query(x), self.key(context), self.value(context), hidden)
+        return attend_head(self.query(x), self.key(context), self.value(context), mask)
 
 
 class ModuleList(Attention):
@@ -56,29 +56,25 @@ class ModuleList(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
-        hidden = hidden_in_head(mask)
         heads = zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True)  # H times (B,T,K) (B,S,K) (B,S,V)
-        return torch.stack([attend_head(*head, hidden) for head in heads], dim=1)  # H times (B,T,V) -> (B,H,T,V)
+        return torch.stack([attend_head(*head, mask) for head in heads], dim=1)  # H times (B,T,V) -> (B,H,T,V)
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D), or (B, T, H*V) without an output projection."""
         context = x if context is None else context
-        hidden = hidden_in_head(mask)
-        merged = torch.cat([head(x, context, hidden) for head in self.heads], dim=-1)  # H times (B,T,V) -> (B,T,H*V)
+        merged = torch.cat([head(x, context, mask) for head in self.heads], dim=-1)  # H times (B,T,V) -> (B,T,H*V)
         return merged if self.out is None else self.out(merged)
 
 
-def attend_head(query: Tensor, key: Tensor, value: Tensor, hidden: Tensor | None) -> Tensor:
+def attend_head(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
     """Query (B, T, K), key (B, S, K), value (B, S, V) -> (B, T, V)."""
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B,T,K) @ (B,K,S) -> (B,T,S)
-    if hidden is not None:
-        scores = scores.masked_fill(hidden, -torch.inf)
-    return scores.softmax(dim=-1) @ value  # (B,T,S) @ (B,S,V) -> (B,T,V)
-
-
-def hidden_in_head(mask: BoundMask) -> Tensor | None:
-    """The mask as one head sees it, broadcastable to (B, T, S)."""
-    return None if mask.hidden is None else mask.hidden.squeeze(1)  # (B,1,T,S) -> (B,T,S)
+    if mask.hidden is not None:
+        scores = scores.masked_fill(mask.hidden.squeeze(1), -torch.inf)  # (B,1,T,S) -> (B,T,S)
+    weights = scores.softmax(dim=-1)  # over the keys
+    if mask.empty is not None:
+        weights = weights.masked_fill(mask.empty.squeeze(1), 0.0)  # who sees no key takes nothing
+    return weights @ value  # (B,T,S) @ (B,S,V) -> (B,T,V)
 
 
 def unsupported(workload: Workload) -> str | None:

@@ -39,6 +39,8 @@ class NaiveLoop(Attention):
 
 def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
     """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,) -> (V,)."""
+    if hidden.all():
+        return torch.zeros_like(values[0])  # who sees no key takes nothing
     scores = keys @ query / math.sqrt(len(query))  # (S,K) @ (K,) -> (S,)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=0)  # over the keys
     return weights @ values  # (S,) @ (S,V) -> (V,)

@@ -74,6 +74,9 @@ def unsupported(workload: Workload) -> str | None:
         return "nn.MultiheadAttention needs num_kv_heads == num_heads"
     if workload.num_heads * workload.head_dim != workload.embed_dim or workload.value_dim != workload.head_dim:
         return "nn.MultiheadAttention needs head_dim == value_dim == embed_dim / num_heads"
+    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+    if workload.direction == "inference" and workload.mask_rule.has_empty_rows(*sizes):
+        return "nn.MultiheadAttention's fast path gives NaN to a query that sees no key"
     return None
 
 

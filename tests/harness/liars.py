@@ -63,7 +63,7 @@ def dying_later(query, key, value, *, mask=None):
     if COUNTER.exists() and query.shape[2] == 32:
         calls = int(COUNTER.read_text()) + 1
         COUNTER.write_text(str(calls))
-        if calls > 6:  # two probes, two for the memory, and then some
+        if calls > 60:  # more than probes, rules and memory passes ask for
             os._exit(3)
     return right(query, key, value, mask=mask)
 
@@ -85,7 +85,7 @@ TURNS = {}
 def lazy(query, key, value, *, mask=None):
     """Right as long as it may be checked, and quick once it is timed."""
     TURNS[query.shape] = TURNS.get(query.shape, 0) + 1
-    return value if TURNS[query.shape] > 8 else right(query, key, value, mask=mask)
+    return value if TURNS[query.shape] > 60 else right(query, key, value, mask=mask)
 
 
 def greedy_for_threads(query, key, value, *, mask=None):

@@ -10,7 +10,7 @@ from torch.nn import functional as F
 
 from harness import adapt as forms
 from harness.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
-from harness.agreement import check, refer
+from harness.agreement import check, ground
 from harness.case import reason_against
 from harness.inputs import draw_weights
 from harness.records import BIASES, Workload
@@ -152,7 +152,7 @@ WRONG = {
 
 def judge(found, point):
     assert reason_against(found, point) is None
-    return check(point, found, {"normal": refer(point, "normal", 0)})
+    return check(ground(point, 0), found)
 
 
 @pytest.mark.parametrize("name", RIGHT)

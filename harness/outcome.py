@@ -1,0 +1,86 @@
+"""What a check found, as data."""
+
+from collections.abc import Iterator
+
+import msgspec
+
+
+class TensorError(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one tensor (output or a gradient) is from the oracle, and how far it may be.
+
+    `error` is the largest absolute difference; None says that it is not finite. `allowed` is
+    2 * yardstick_error + rounding_band: see docs/method.md. `worst` is the index of the largest error.
+    """
+
+    tensor: str
+    error: float | None
+    allowed: float
+    yardstick_error: float
+    rounding_band: float
+    worst: tuple[int, ...]
+    expected: float
+    actual: float | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the error is finite and allowed."""
+        return self.error is not None and self.error <= self.allowed
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of input showed."""
+
+    probe: str
+    tensors: tuple[TensorError, ...]
+
+
+class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a rule about special rows, memory or layouts holds; one that is only noted does not decide."""
+
+    rule: str
+    holds: bool
+    found: str = ""  # what was seen, in words, where it does not hold
+    is_noted: bool = False
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of the check: which oracle, probes and rules, each tensor's error, a diagnosis where it fails."""
+
+    oracle: str
+    probes: tuple[ProbeResult, ...]
+    rules: tuple[RuleResult, ...] = ()
+    diagnosis: str = ""
+    mistakes: tuple[str, ...] = ()  # the known mistakes that it could be: more than one where they cannot be told apart
+    step: str = ""  # the first step that differs, where it is known
+
+    def tensors(self) -> Iterator[tuple[str, TensorError]]:
+        """Every compared tensor with the name of its probe."""
+        for probe in self.probes:
+            for tensor in probe.tensors:
+                yield probe.probe, tensor
+
+    @property
+    def agrees(self) -> bool:
+        """True only if something was compared, everything compared agrees, the rules hold and nothing was diagnosed."""
+        compared = [tensor.agrees for _, tensor in self.tensors()]
+        return bool(compared) and all(compared) and not self.broken_rules and not self.diagnosis
+
+    @property
+    def broken_rules(self) -> tuple[RuleResult, ...]:
+        """The rules that do not hold and decide."""
+        return tuple(rule for rule in self.rules if not rule.holds and not rule.is_noted)
+
+    @property
+    def notes(self) -> tuple[RuleResult, ...]:
+        """The rules that do not hold and are only noted."""
+        return tuple(rule for rule in self.rules if not rule.holds and rule.is_noted)
+
+    @property
+    def error_ratio(self) -> float | None:
+        """The largest error / allowed over all tensors; None where nothing was compared or an error is not finite."""
+        ratios = [
+            None if t.error is None else (t.error / t.allowed if t.allowed else float(t.error > 0) * 1e9)
+            for _, t in self.tensors()
+        ]
+        finite = [ratio for ratio in ratios if ratio is not None]
+        return max(finite) if finite and len(finite) == len(ratios) else None
