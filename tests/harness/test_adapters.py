@@ -6,12 +6,12 @@ from itertools import permutations
 import pytest
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from harness import adapt as forms
 from harness.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
 from harness.agreement import check, ground
 from harness.case import reason_against
+from harness.contract import repeat_heads
 from harness.inputs import draw_weights
 from harness.records import BIASES, Workload
 
@@ -23,8 +23,12 @@ POINT = Workload(
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None) -> Tensor:
     """(B,T,H,K), (B,S,G,K), (B,S,G,K) -> (B,T,H*K)."""
-    heads = (tensor.transpose(1, 2) for tensor in (query, key, value))
-    return F.scaled_dot_product_attention(*heads, attn_mask=mask, enable_gqa=True).transpose(1, 2).flatten(2)
+    query, key, value = (tensor.transpose(1, 2) for tensor in (query, key, value))
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return (scores.softmax(dim=-1) @ value).transpose(1, 2).flatten(2)
 
 
 class Packed(nn.Module):
@@ -77,11 +81,7 @@ class Heads(nn.Module):
         )
 
     def forward(self, x, mask=None):
-        outputs = [
-            F.scaled_dot_product_attention(*(head[name](x)[:, None] for name in "abc"), attn_mask=mask)
-            for head in self.heads
-        ]
-        return torch.cat(outputs, dim=-1)[:, 0]
+        return torch.cat([attend(*(head[name](x)[:, :, None] for name in "abc"), mask) for head in self.heads], dim=-1)
 
 
 class Conv1D(nn.Module):
