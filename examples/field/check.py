@@ -64,7 +64,8 @@ def table(results: Results) -> Iterator[str]:
     """The page, line by line."""
     yield INTRODUCTION
     environment = next(record.environment for record in results.records if record.environment is not None)
-    yield f"On {escaped(environment.cpu)} with torch {environment.versions['torch']}, {results.started.time[:10]}, commit {results.started.commit}."
+    made = f"{results.started.time[:10]}, commit {results.started.commit}"
+    yield f"On {escaped(environment.cpu)} with torch {environment.versions['torch']}, {made}."
     yield ""
     yield f"| {' | '.join(COLUMNS)} |"
     yield f"|{'|'.join(' --- ' for _ in COLUMNS)}|"
