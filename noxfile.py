@@ -63,6 +63,14 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def field(session: nox.Session) -> None:
+    """Check attention that other packages have, and renew results/gallery/field; not among the default sessions."""
+    needs = ["-r", "examples/field/requirements.txt"]
+    session.install("-c", "constraints.txt", "-e", ".", *needs)
+    session.run("python", "examples/field/check.py")
+
+
+@nox.session
 def gallery(session: nox.Session) -> None:
     """Run the quick sweep and renew from it what is committed: results/gallery and the figures in the README."""
     install(session)

@@ -1,5 +1,6 @@
 """What people hand in, made into an Implementation: a plug's value, a module class, or a plain function."""
 
+import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
@@ -9,6 +10,11 @@ from torch import Tensor, nn
 from harness import plugins
 from harness.contract import Attention, BoundMask, Implementation, Weights, repeat_heads
 from harness.records import Workload
+
+ADAPTED = (
+    "a module with its own layout of weights, as a value: adapt(lambda sizes: MyAttention(...), packed(...)), with "
+    "split, packed, stacked, per_head or head_list from harness.adapters (docs/adapters.md)"
+)
 
 
 def implementation(spec: str) -> Implementation:
@@ -20,14 +26,14 @@ def implementation(spec: str) -> Implementation:
     """
     value = plugins.load(spec)
     if isinstance(value, Implementation):
-        return value
+        return value if value.source else dataclasses.replace(value, source=spec)
     if isinstance(value, type):
         return _from_class(value, spec)
     if callable(value):
         return _from_function(value, spec)
     raise ValueError(
         f"{spec} is a {type(value).__name__}; it can be a class with attend or from_weights, "
-        "a function f(query, key, value, *, mask=None), or an IMPLEMENTATION"
+        f"a function f(query, key, value, *, mask=None), an IMPLEMENTATION, or {ADAPTED}"
     )
 
 
@@ -43,7 +49,7 @@ def _from_class(given: type, spec: str) -> Implementation:
         return _from_function(bare.attend, spec)
     raise ValueError(
         f"{spec} is a class without attend(query, key, value, mask) and without a classmethod from_weights(weights): "
-        "it needs one of them"
+        f"it needs one of them, or hand in {ADAPTED}"
     )
 
 

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 from harness import plugins, sweep
 from harness.mask import masks
-from harness.records import DIRECTIONS, DTYPES, SCOPES, Workload
+from harness.records import BIASES, DIRECTIONS, DTYPES, SCOPES, Workload
 
 QUESTIONS: dict[str, dict[str, object]] = {
     "attend": {},
@@ -32,6 +32,7 @@ ALLOWED = {
     "dtype": ", ".join(DTYPES),
     "direction": ", ".join(DIRECTIONS),
     "scope": ", ".join(SCOPES),
+    "bias": ", ".join(BIASES),
     "device": "cpu, cuda, cuda:N, or all",
     "mask": "see `attnbench list masks`",
     "dropout": "a probability below 1",

@@ -54,6 +54,16 @@ class Weights:
         """The same weights with `change` applied to each tensor."""
         return Weights(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
+    def biased(self, bias: str) -> "Weights":
+        """The same weights with the biases of the axis `bias` alone: all, qkv, out or none."""
+        kept = {"all": ("qkv", "out"), "none": ()}.get(bias, (bias,))
+        named = {
+            name: tensor
+            for name, tensor in self.tensors().items()
+            if not name.endswith("_bias") or ("out" if name == "out_bias" else "qkv") in kept
+        }
+        return Weights(**named)
+
     @property
     def has_bias(self) -> bool:
         """Whether the three input projections have biases (all do, or none)."""

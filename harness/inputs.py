@@ -37,7 +37,7 @@ def generator(*seeds: int) -> Generator:
 
 
 def draw_weights(workload: Workload) -> Weights:
-    """Canonical weights with variance 1 / fan-in, with biases, in float64."""
+    """Canonical weights with variance 1 / fan-in in float64, with the biases that the workload asks for."""
     draws = generator(workload.seed, 1)
     width = workload.embed_dim if workload.scope == "module" else 1  # scope attention reads their other sizes alone
     heads, groups = workload.num_heads, workload.num_kv_heads
@@ -46,7 +46,7 @@ def draw_weights(workload: Workload) -> Weights:
     def normal(*shape: int, fan_in: int) -> Tensor:
         return torch.randn(*shape, generator=draws, dtype=torch.float64) / math.sqrt(fan_in)
 
-    return Weights(
+    weights = Weights(
         query=normal(heads, workload.head_dim, width, fan_in=width),
         key=normal(groups, workload.head_dim, width, fan_in=width),
         value=normal(groups, workload.value_dim, width, fan_in=width),
@@ -56,6 +56,7 @@ def draw_weights(workload: Workload) -> Weights:
         value_bias=normal(groups, workload.value_dim, fan_in=width),
         out_bias=normal(width, fan_in=width),
     )
+    return weights.biased(workload.bias)  # drawn all the same, so that the others keep their values
 
 
 def draw_normal(workload: Workload, seed: int) -> Inputs:

@@ -17,6 +17,7 @@ from harness.outcome import Agreement
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
+BIASES = ("all", "qkv", "out", "none")
 SCOPES = ("attention", "module")
 DEFAULT_HEAD_DIM = 64
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
@@ -47,6 +48,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     dropout: float = 0.0
     direction: str = "forward"
     scope: str = "attention"
+    bias: str = "all"  # which projections have one; scope attention has no projections: always all
     num_threads: int = 0  # 0: one for each physical core
     seed: int = 0
 
@@ -59,8 +61,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _require(self.dtype in DTYPES, "dtype", self.dtype, "one of " + ", ".join(DTYPES))
         _require(self.direction in DIRECTIONS, "direction", self.direction, "one of " + ", ".join(DIRECTIONS))
         _require(self.scope in SCOPES, "scope", self.scope, "one of " + ", ".join(SCOPES))
+        _require(self.bias in BIASES, "bias", self.bias, "one of " + ", ".join(BIASES))
         _require(bool(re.fullmatch(r"cpu|cuda(:\d+)?", self.device)), "device", self.device, "cpu, cuda or cuda:N")
         _require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "a probability from 0 up to, not including, 1")
+        if self.scope == "attention":
+            msgspec.structs.force_setattr(self, "bias", "all")
         self._fill("kv_len", self.seq_len)
         self._fill("num_kv_heads", self.num_heads)
         self._fill("head_dim", self._head_dim())

@@ -125,7 +125,7 @@ def answers(workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Answe
     leaves = dict(watched.tensors)
     if workload.scope == "module":
         leaves |= {f"{name} weights": tensor for name, tensor in watched.weights.tensors().items()}
-        del leaves["key_bias weights"]  # it moves all scores of a query alike: its gradient is 0 but for rounding
+        leaves.pop("key_bias weights", None)  # it moves all scores of a query alike: its gradient is 0 but for rounding
     found = torch.autograd.grad(
         output, list(leaves.values()), grad_rows.to(output.dtype), allow_unused=True, materialize_grads=True
     )

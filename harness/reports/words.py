@@ -6,6 +6,12 @@ from harness.records import Workload
 
 SCOPES = {"attention": "attention only", "module": "whole module"}
 DIRECTIONS = {"forward_backward": "forward and backward"}
+BIASES = {
+    "all": "all biases",
+    "qkv": "biases of query, key and value alone",
+    "out": "a bias of the output alone",
+    "none": "no biases",
+}
 LENGTHS = ("seq_len", "kv_len")
 _SIZES = {"batch_size", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
 
@@ -16,6 +22,7 @@ def words(workload: Workload) -> dict[str, str]:
     return {
         "scope": SCOPES[workload.scope],
         "direction": DIRECTIONS.get(workload.direction, workload.direction),
+        "bias": BIASES[workload.bias],
         "dtype": workload.dtype,
         "mask": "no mask" if workload.mask == "none" else workload.mask.replace("_", " "),
         "batch_size": f"B={workload.batch_size}",
@@ -74,6 +81,7 @@ def _usual(workload: Workload) -> set[str]:
         "num_kv_heads": workload.num_kv_heads == workload.num_heads,
         "value_dim": workload.value_dim == workload.head_dim,
         "embed_dim": workload.embed_dim == workload.num_heads * workload.head_dim,
+        "bias": workload.bias == "all",
         "dropout": workload.dropout == 0.0,
         "device": workload.device == "cpu",
         "num_threads": workload.num_threads == 0,
