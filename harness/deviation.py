@@ -90,6 +90,11 @@ def errors(found: dict[str, Tensor], reference: Reference) -> tuple[TensorError,
     )
 
 
+def allowed(name: str, reference: Reference) -> float:
+    """The largest error that a tensor may have."""
+    return reference.leniency * (2 * reference.yardstick_errors[name] + reference.rounding_bands[name])
+
+
 def error(name: str, candidate: Tensor, reference: Reference) -> TensorError:
     """The error of one tensor, with the place and values of the worst element."""
     expected = reference.expected[name]
@@ -105,15 +110,10 @@ def error(name: str, candidate: Tensor, reference: Reference) -> TensorError:
     return TensorError(
         tensor=name,
         error=off if off < torch.inf else None,
-        allowed=2 * yardstick + band,
+        allowed=allowed(name, reference),
         yardstick_error=yardstick,
         rounding_band=band,
         worst=index,
         expected=float(expected.flatten()[flat]),
         actual=worst_actual if abs(worst_actual) < torch.inf else None,
     )
-
-
-def allowed(name: str, reference: Reference) -> float:
-    """The largest error that a tensor may have."""
-    return 2 * reference.yardstick_errors[name] + reference.rounding_bands[name]
