@@ -1,7 +1,7 @@
-"""The five tutorials that this project grew from: every table that they print, made by the project's building blocks.
+"""The five tutorials that this project grew from: every table of theirs, made by the project's building blocks.
 
-`python -m examples.tutorials` prints them. docs/tutorials.md leads through them, and tests/tutorials holds each table to
-what was printed.
+`python -m examples.tutorials` prints them. docs/tutorials.md leads through them, and tests/tutorials holds each of them
+to what was printed.
 """
 
 from collections.abc import Callable

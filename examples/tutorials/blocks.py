@@ -65,6 +65,6 @@ def output(name: str, weights: Weights, x: Tensor, mask: str = "none", context: 
     """What the implementation of that name makes of x (B, T, D): (B, T, D), or (B, T, H*V) without `weights.out`."""
     key_len = x.shape[1] if context is None else context.shape[1]
     bound = scene(x.shape[1], key_len, mask, x.shape[0]).mask
-    with torch.no_grad():
+    with torch.no_grad(), seeded(0):  # new layers draw numbers before they are given these weights
         made: Tensor = IMPLEMENTATIONS[name].build(weights).eval()(x, context, mask=bound)
     return made

@@ -11,7 +11,7 @@ from examples.tutorials.blocks import attend_tokens, output, planted, seeded, un
 from harness.contract import Weights
 from harness.records import Workload
 
-WORDS = "life is short eat dessert first is life".split()
+WORDS = ["life", "is", "short", "eat", "dessert", "first", "is", "life"]
 SINGLE = Workload(seq_len=len(WORDS), num_heads=1, head_dim=24, value_dim=28, embed_dim=16, scope="module")
 MULTI = Workload(seq_len=len(WORDS), num_heads=3, head_dim=24, value_dim=28, embed_dim=16, scope="module")
 

@@ -49,7 +49,7 @@ def canonical(projection: Tensor) -> Weights:
 
 
 def tables() -> dict[str, Tensor]:
-    """Every table by its name; those of data point 1 start from the printed projection."""
+    """Every table by its name; those of data point 1 start from the printed projection. Scores are scaled."""
     x, projection = draws()
     qkv = torch.tensor(PRINTED_QKV)
     query, key, value = qkv.chunk(3, dim=-1)  # (H,T,3*K) -> 3 x (H,T,K)

@@ -1,4 +1,4 @@
-"""One token's attention, then all tokens', with values wider than keys; then several heads, causal, and cross-attention.
+"""One token's attention, then all tokens', with values wider than keys; then several heads, causal and cross-attention.
 
 The last three are in the title and no numbers of theirs are given: they are drawn here, in the same manner.
 """

@@ -27,7 +27,7 @@ def batched() -> tuple[Tensor, Tensor, Tensor]:
 
 
 def words() -> tuple[Tensor, Weights]:
-    """The words of both sentences one after the other (T, D), the same vector for the same word; weights of two heads."""
+    """The words of both sentences in one row (T, D), with one vector for each word, and the weights of two heads."""
     told = " ".join(SENTENCES).split()
     known = sorted(set(told))
     with seeded(0):
