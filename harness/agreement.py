@@ -53,7 +53,9 @@ def ground(workload: Workload, seed: int, on_step: Callable[[], object] = lambda
 
 
 def _for_rules(workload: Workload, seed: int) -> dict[str, Reference]:
-    forward = msgspec.structs.replace(workload, direction="inference")
+    forward = msgspec.structs.replace(
+        workload, direction="inference" if workload.direction == "inference" else "forward"
+    )
     try:
         return {probe: refer(forward, probe, seed) for probe in RULES_PROBES}
     except VacuousError:
@@ -80,12 +82,18 @@ def check(grounded: Ground, implementation: Implementation) -> Agreement:
 
 def _examine(grounded: Ground, implementation: Implementation) -> tuple[RuleResult, ...]:
     """The rules at the short length or, for those that do not take it, at the workload's own."""
-    for references in (grounded.for_rules, _for_rules(grounded.workload, grounded.seed)):
-        if references:
-            trial = rules.Trial(implementation, *(references[probe] for probe in RULES_PROBES))
-            if trial.can_be_called:  # this length may be none of its own
-                return rules.examine(trial)
-    return ()
+    trial = _trial(implementation, grounded.for_rules)
+    if trial is None:
+        trial = _trial(implementation, _for_rules(grounded.workload, grounded.seed))
+    return () if trial is None else rules.examine(trial)
+
+
+def _trial(implementation: Implementation, references: dict[str, Reference]) -> rules.Trial | None:
+    """Where there is something to compare, and the candidate takes the workload."""
+    if not references:
+        return None
+    trial = rules.Trial(implementation, *(references[probe] for probe in RULES_PROBES))
+    return trial if trial.can_be_called else None
 
 
 def verify(case: Case, reference: Reference) -> str:

@@ -39,6 +39,7 @@ Implementations = Annotated[
 ]
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs that are checked and of all orders.")]
 Timeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds after which a step without end is killed.")]
 CallLimit = Annotated[
@@ -193,6 +194,26 @@ def check(  # noqa: PLR0913 - one parameter for each option
 
 
 @app.command()
+def inspect(  # noqa: PLR0913 - one parameter for each option
+    name: Annotated[str, typer.Argument(metavar="[NAME|FILE.py:NAME]", help="Beside the oracle.")] = "fused",
+    *,
+    sentence: Annotated[list[str] | None, typer.Option(help="Words to attend over; may be repeated.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="AXIS=V", help="Heads, widths, mask.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the words' vectors and the weights.")] = 0,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: results/inspect/NAME.")] = None,
+    open_page: OpenPage = False,
+    as_json: AsJson = False,
+) -> None:
+    """Walk a sentence step by step, with pictures of the weights, and an implementation beside the oracle."""
+    from harness import inspection
+
+    found, page = inspection.inspect(name, sentence or (), settings or (), seed, to, as_json=as_json)
+    if open_page:
+        typer.launch(str(page.resolve()))
+    raise typer.Exit(INCONCLUSIVE if not found.is_checked else FINDING if found.differs else 0)
+
+
+@app.command()
 def report(
     runs: Annotated[
         list[str] | None, typer.Argument(metavar="[RUN]...", help="Names or folders. Default: newest.")
@@ -200,7 +221,7 @@ def report(
     *,
     results: ResultsFolder = Path("results"),
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write here, with a copy of the journal.")] = None,
-    open_page: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
+    open_page: OpenPage = False,
 ) -> None:
     """Rebuild every report of stored runs. Needs no torch."""
     from harness import store

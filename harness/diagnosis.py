@@ -28,6 +28,7 @@ SHORTLIST = 16
 MATCH = 4.0
 """A mistake explains a tensor that is within this many times what is allowed of the mistake's own answer."""
 ROUNDING_SPAN = 8.0
+FACTOR_SPREAD = 0.1
 RULE_MISTAKES = {
     "inputs kept": "input_changed",
     "outputs apart": "stale_output_buffer",
@@ -81,6 +82,9 @@ def explain(implementation: Implementation, references: dict[str, Reference], wr
     place = describe(wrong)
     matches = match(evidence)
     if not matches:
+        factor = _factor(evidence)
+        if factor is not None:
+            return Diagnosis(words=f"The output is {factor:.6g} times what it should be. {place}", step="output")
         guess = _by_its_weights(implementation, evidence)
         return Diagnosis(words=f"{guess.words} {place}", mistakes=guess.mistakes, step=guess.step)
     first = matches[0].planted
@@ -129,7 +133,7 @@ def match(evidence: list[Evidence]) -> list[Match]:
     near = sorted(near, key=lambda each: _distance(each, evidence, None))[:SHORTLIST]
     found = [made for each in near if (made := _match(each, evidence)).error_ratio <= MATCH]
     found.sort(key=lambda each: each.error_ratio)
-    if not found:
+    if not found and _factor(evidence) is None:
         return _by_rounding(planted, evidence)
     return [each for each in found if each.error_ratio <= max(1.0, 2 * found[0].error_ratio)]
 
@@ -205,6 +209,21 @@ def _rounding_ratios(planted: Planted, evidence: list[Evidence]) -> Iterator[flo
             own = _answers(planted, each.reference, each.reference.inputs.weights.query.dtype)["output"].double()
             made, would = largest(each.found["output"], expected), largest(own, expected)
             yield made / would if would and made < math.inf else math.inf
+
+
+def _factor(evidence: list[Evidence]) -> float | None:
+    """The number that the output is multiplied by, the same on every probe; None where that is not what is wrong."""
+    factors = []
+    for each in evidence:
+        found, expected = each.found["output"], each.reference.expected["output"]
+        if not found.isfinite().all():
+            return None
+        factor = float((found * expected).sum() / expected.square().sum())
+        if largest(found, factor * expected) > MATCH * allowed("output", each.reference):
+            return None
+        factors.append(factor)
+    spread = max(factors) - min(factors)
+    return factors[0] if spread <= abs(factors[0] - 1) * FACTOR_SPREAD else None
 
 
 def _by_its_weights(implementation: Implementation, evidence: list[Evidence]) -> Diagnosis:

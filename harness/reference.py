@@ -50,7 +50,11 @@ def refer(workload: Workload, probe: str, seed: int) -> Reference:
         ValueError: the reference is not finite.
         VacuousError: it is constant, so that a comparison would say nothing.
     """
-    drawn = PROBES[probe](workload, seed)
+    return refer_to(workload, PROBES[probe](workload, seed), seed)
+
+
+def refer_to(workload: Workload, drawn: Inputs, seed: int) -> Reference:
+    """The same for inputs that were drawn in any way."""
     dtype = TORCH_DTYPES[workload.dtype]
     rounded = drawn.map(lambda tensor: tensor.to(dtype))
     draws = generator(workload.seed, 4, seed)
@@ -134,17 +138,20 @@ def rounding_band(reference: Tensor, scale: float, workload: Workload, score_bou
 
     One rounding is the largest change that adding and taking away a share of the scale makes. A sum of n terms in any
     order makes about sqrt(n) of them, in random directions (N. J. Higham, Accuracy and Stability of Numerical
-    Algorithms, section 2.8). A score s and its row's logsumexp, each off by two roundings, change a weight by 4 |s|.
+    Algorithms, section 2.8). A score s, itself a sum of K products, and its row's logsumexp, which is off by two
+    roundings, change a weight by (sqrt(K) + 2) |s|.
     Half precision gets one: it is to be summed in float32, and its scores' roundings show in the yardsticks.
     """
     dtype = TORCH_DTYPES[workload.dtype]
     rounded = reference.to(dtype)
     anchor = torch.tensor(BAND_ANCHOR * scale, dtype=dtype)
     moved = (rounded + anchor) - anchor
-    one = max(largest(moved, rounded.double()), largest(rounded, reference))
+    least = BAND_ANCHOR * scale * torch.finfo(dtype).eps / 2  # what is added to 0 and taken away again leaves no trace
+    one = max(largest(moved, rounded.double()), largest(rounded, reference), least)
     if torch.finfo(dtype).bits < FLOAT32_BITS:
         return one
-    return one * (math.sqrt(max(workload.seq_len, workload.kv_len)) + 4 * score_bound)
+    in_scores = (math.sqrt(workload.head_dim) + 2) * score_bound
+    return one * (math.sqrt(max(workload.seq_len, workload.kv_len)) + in_scores)
 
 
 def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:

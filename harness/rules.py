@@ -1,6 +1,6 @@
 """Rules that any attention obeys whatever its inputs: about hidden keys, memory, layouts, and saying the same twice.
 
-They are tried at a short length, without gradients. A rule is a function of a `Bench` that returns what it found, in
+They are tried at a short length, forward only. A rule is a function of a `Bench` that returns what it found, in
 words, where the rule does not hold, or "". What PyTorch's own kernels break is only noted (docs/adr/0007).
 """
 
@@ -36,7 +36,7 @@ class Trial:
         """The output on the normal inputs, some of them exchanged."""
         case = self.case()
         case.tensors.update(changed)
-        with torch.no_grad():
+        with case.grad_mode():
             output = case.output()
         require_form(self.normal.workload, output)
         return output.detach()
@@ -86,11 +86,11 @@ class Trial:
 def outputs_apart(trial: Trial) -> str:
     """A later call leaves an earlier call's output alone, and answers from what its tensors hold now."""
     case = trial.case()
-    with torch.no_grad():
+    with case.grad_mode():
         first = case.output()
-        kept = first.clone()
+        kept = first.detach().clone()
         for name, tensor in case.tensors.items():
-            tensor.copy_(trial.other.inputs.tensors[name])
+            tensor.data.copy_(trial.other.inputs.tensors[name])
         second = case.output()
     if not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         return "a later call overwrote the output of an earlier one: they share memory"
@@ -103,7 +103,7 @@ def outputs_apart(trial: Trial) -> str:
 def inputs_kept(trial: Trial) -> str:
     """A call leaves its inputs as they are."""
     case = trial.case()
-    with torch.no_grad():
+    with case.grad_mode():
         case.output()
     given = trial.normal.inputs.tensors
     changed = [name for name, tensor in case.tensors.items() if not torch.equal(tensor, given[name])]
@@ -143,8 +143,11 @@ def hidden_keys(trial: Trial) -> str:
 
 
 def visible_nan(trial: Trial) -> str:
-    """NaN in a key or value reaches every query that sees it: it must not be lost."""
-    for name in trial.sources:
+    """NaN in a key or value reaches every query that sees it: it must not be lost.
+
+    A key that is alone has weight 1 whatever its score.
+    """
+    for name in trial.sources if trial.normal.workload.kv_len > 1 else ():
         key = trial.normal.workload.kv_len // 2
         _, seeing = trial.split(trial.with_key(name, key, lambda row: row * math.nan), key)
         if seeing.numel() and not seeing.flatten(1).isnan().any(dim=1).all():
@@ -204,6 +207,8 @@ DECIDING: dict[str, Callable[[Trial], str]] = {
     "hidden keys": hidden_keys,
     "visible NaN": visible_nan,
 }
+MAY_REFUSE = {"layouts", "expanded"}
+"""To refuse a layout, loudly, is not to give a wrong answer: it is noted."""
 NOTED: dict[str, Callable[[Trial], str]] = {"hidden NaN": hidden_nan, "repeatable": repeatable}
 
 
@@ -211,9 +216,11 @@ def examine(trial: Trial) -> tuple[RuleResult, ...]:
     """Try every rule; what a candidate raises is what was found."""
     results = []
     for name, rule in (DECIDING | NOTED).items():
+        is_noted = name in NOTED
         try:
             found = rule(trial)
-        except Exception as error:  # noqa: BLE001 - to break a rule loudly is to break it
+        except Exception as error:  # noqa: BLE001 - whatever the candidate raises
             found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-        results.append(RuleResult(rule=name, holds=not found, found=found, is_noted=name in NOTED))
+            is_noted |= name in MAY_REFUSE
+        results.append(RuleResult(rule=name, holds=not found, found=found, is_noted=is_noted))
     return tuple(results)

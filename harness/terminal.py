@@ -17,6 +17,8 @@ from harness.store import Results
 from harness.units import MISSING, show, significant
 
 LINE_EVERY_S = 10.0
+FAR = 1e4
+"""From here on an error is told by its power of ten."""
 STAGE_WORDS = {"check": "checking", "metrics": "reading metrics", "time": "timing"}
 
 
@@ -133,11 +135,15 @@ def print_check(results: Results) -> None:
         counts = ", ".join(f"{number} {status}" for status, number in Counter(r.status for r in own).items())
         ratios = [r.agreement.error_ratio for r in own if r.agreement is not None]
         finite = [ratio for ratio in ratios if ratio is not None]
-        worst = "not finite" if None in ratios else significant(max(finite), 2) if finite else MISSING
+        worst = "not finite" if None in ratios else _how_far(max(finite)) if finite else MISSING
         verdict = "WRONG" if any(r.is_finding for r in own) else "right" if ratios else "not checked"
         rows.append((name, verdict, counts, worst))
     print_table(("implementation", "verdict", "cells", "worst error / allowed"), rows)
     print_findings(results, Console())
+
+
+def _how_far(ratio: float) -> str:
+    return f"{ratio:.0e}" if ratio >= FAR else significant(ratio, 2)
 
 
 def print_findings(results: Results, console: Console) -> None:

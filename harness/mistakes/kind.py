@@ -20,7 +20,7 @@ def once(workload: Workload) -> Iterable[Any]:
     return (None,)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Mistake:
     """A known way to get attention wrong, told as a difference from the textbook form.
 

@@ -28,10 +28,7 @@ def _as_if_contiguous(tensor: Tensor) -> Tensor:
 def one_buffer(weights: Tensor, value: Tensor, scene: Scene) -> Tensor:
     """Every answer of one shape lies in the same memory."""
     made = right(weights, value, scene)
-    buffer = STALE.setdefault((made.shape, made.dtype), made.detach().clone())
-    if made.requires_grad:
-        return made
-    return buffer.copy_(made)
+    return STALE.setdefault((made.shape, made.dtype), made.detach().clone()).copy_(made)
 
 
 def scaled_in_place(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
@@ -52,7 +49,7 @@ MISTAKES = (
         name="stale_output_buffer",
         words="an output buffer is reused: a later call overwrites the output of an earlier one",
         changes={"context": one_buffer},
-        fits=lambda workload: workload.scope == "attention",
+        fits=lambda workload: workload.scope == "attention" and workload.direction == "inference",
         is_memory=True,
     ),
     Mistake(

@@ -43,6 +43,11 @@ def not_normalised(masked: Tensor, scene: Scene) -> Tensor:
     return (masked - masked.amax(dim=-1, keepdim=True)).exp()
 
 
+def nothing_seen(masked: Tensor, scene: Scene) -> Tensor:
+    """The softmax of minus infinity alone, which is NaN."""
+    return masked.softmax(dim=-1)
+
+
 def transposed(masked: Tensor, scene: Scene) -> Tensor:
     """The weight of query j on key i where that of query i on key j belongs."""
     return right(masked, scene).transpose(-2, -1)
@@ -108,6 +113,12 @@ MISTAKES = (
         changes={"weights": transposed},
         fits=lambda workload: 1 < workload.seq_len == workload.kv_len,
         needs_all_rows=True,
+    ),
+    Mistake(
+        name="nan_where_nothing_is_seen",
+        words="a query that sees no key gives NaN, the softmax of nothing, where it must give 0",
+        changes={"weights": nothing_seen},
+        fits=lambda workload: workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len),
     ),
     Mistake(
         name="dropout_in_evaluation",

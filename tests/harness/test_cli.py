@@ -187,7 +187,9 @@ def newer() -> str:
     return json.dumps({"type": "run_started", "schema": 99, "run": "r", "time": "", "commit": "", "plan": plan}) + "\n"
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["run", "--help"], ["check", "--help"], ["report", "--help"]])
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["check", "--help"], ["report", "--help"], ["inspect", "--help"]]
+)
 def test_help_needs_no_heavy_module(tmp_path, arguments):
     code = (
         "import sys\nfrom harness.cli import app\n"

@@ -5,11 +5,10 @@ import torch
 
 from harness import cuda, plugins, run
 from harness.adapt import implementation
-from harness.agreement import check, refer
+from harness.agreement import check, ground
 from harness.case import reason_against
 from harness.events import Plan
 from harness.failure import describe
-from harness.inputs import PROBES
 from harness.records import Status, Workload
 
 pytestmark = [
@@ -28,7 +27,7 @@ def test_every_implementation_agrees_on_the_device(name, dtype, scope):
     found = implementation(name)
     if reason := reason_against(found, workload):
         pytest.skip(reason)
-    agreed = check(workload, found, {probe: refer(workload, probe, 0) for probe in PROBES})
+    agreed = check(ground(workload, 0), found)
     assert agreed.agrees, agreed.diagnosis
 
 

@@ -7,9 +7,8 @@ import pytest
 import torch
 
 from harness import adapt, plugins
-from harness.agreement import check, refer
+from harness.agreement import check, ground
 from harness.case import reason_against
-from harness.inputs import PROBES
 from harness.records import Workload
 
 FORMS = '''
@@ -80,8 +79,7 @@ def test_every_form_takes_part_and_agrees(forms, name):
     for scope in scopes:
         workload = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", scope=scope, direction="forward")
         assert reason_against(found, workload) is None
-        references = {probe: refer(workload, probe, 0) for probe in PROBES}
-        assert check(workload, found, references).agrees
+        assert check(ground(workload, 0), found).agrees
 
 
 def test_a_function_without_mask_takes_part_unmasked_only(forms):
@@ -149,6 +147,6 @@ def test_dropout_and_score_masks_are_refused_with_a_reason():
     found = adapt.implementation("sdpa")
     assert "dropout" in str(reason_against(found, Workload(dropout=0.1)))
     assert "alibi" in str(reason_against(found, Workload(mask="alibi")))
-    assert "without any key" in str(reason_against(found, Workload(mask="causal_bottom_right", seq_len=8, kv_len=4)))
+    assert reason_against(found, Workload(mask="causal_bottom_right", seq_len=8, kv_len=4)) is None
     if not torch.cuda.is_available():
         assert "no device cuda" in str(reason_against(found, Workload(device="cuda")))

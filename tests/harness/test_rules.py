@@ -99,7 +99,6 @@ def test_an_honest_form_breaks_only_what_pytorch_breaks_too(dtype, mask, scope):
         (ChangesItsInput, "inputs kept"),
         (OneBuffer, "outputs apart"),
         (Remembers, "outputs apart"),
-        (NeedsContiguous, "layouts"),
         (ReadsFromTheStart, "layouts"),
         (IgnoresStrideZero, "expanded"),
         (HidesByALittle, "hidden keys"),
@@ -118,3 +117,10 @@ def test_what_a_hidden_nan_reaches_is_noted_and_decides_nothing():
     assert "NaN in the value" in found["hidden NaN"].found
     assert "key" not in found["hidden NaN"].found.replace("hidden", "")
     assert {name for name in found if found[name].is_noted} == set(rules.NOTED)
+
+
+def test_to_refuse_a_layout_is_noted_and_decides_nothing():
+    found = {result.rule: result for result in rules.examine(trial(NeedsContiguous))}
+    assert "view" in found["layouts"].found
+    assert found["layouts"].is_noted
+    assert not rules.examine(trial(ReadsFromTheStart))[2].is_noted

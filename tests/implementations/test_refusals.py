@@ -79,3 +79,15 @@ def test_a_forced_backend_is_the_one_that_runs(name: str, kernel: str, axes: dic
     assert {key for key in ran if key.startswith("aten::_scaled_dot_product")} == {
         f"aten::_scaled_dot_product_{kernel}"
     }
+
+
+def test_why_torch_mha_refuses_queries_that_see_no_key_in_inference() -> None:
+    """The day this fails, PyTorch has mended its fast path, and the refusal can go."""
+    module = torch.nn.MultiheadAttention(4, 2, batch_first=True).eval()
+    x, hidden = torch.ones(1, 3, 4), torch.ones(1, 3, dtype=torch.bool)
+    with torch.no_grad():
+        without_gradients = module(x, x, x, key_padding_mask=hidden, need_weights=False)[0]
+    assert without_gradients.isnan().all()
+    assert module(x, x, x, key_padding_mask=hidden, need_weights=False)[0].isfinite().all()
+    point = workload(mask="padding(6,0)", scope="module", direction="inference", head_dim=8)
+    assert "fast path" in str(IMPLEMENTATIONS["torch_mha"].unsupported(point))

@@ -1,0 +1,81 @@
+"""Whether honest implementations are called right: every one of ours, on inputs drawn afresh for every seed."""
+
+from collections.abc import Callable, Iterator, Sequence
+from random import Random
+
+import msgspec
+
+from harness import agreement, plugins
+from harness.adapt import implementation
+from harness.case import reason_against
+from harness.contract import Implementation
+from harness.detection.judges import OURS, bar, draw_uniform, verdicts
+from harness.deviation import observe
+from harness.records import DTYPES, Workload
+from harness.reference import refer_to
+
+LENGTHS = (1, 2, 3, 16, 17, 33, 64, 67, 129)
+MASKS = ("none", "causal", "causal_bottom_right", "padding", "sliding_window(5)", "prefix(3)")
+HEADS = ((1, 1), (2, 2), (4, 2), (3, 1))
+WIDTHS = (1, 4, 16, 40)
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether one rule called one honest implementation right on one kind of input; `all` is the whole check."""
+
+    implementation: str
+    seed: int
+    workload: str
+    inputs: str
+    rule: str
+    is_right: bool
+    error_ratio: float | None = None  # largest error / allowed, for the whole check
+
+
+def workload_of(seed: int) -> Workload:
+    """A small workload, drawn from the seed."""
+    draws = Random(seed)
+    heads, groups = draws.choice(HEADS)
+    seq_len = draws.choice(LENGTHS)
+    return Workload(
+        batch_size=draws.choice((1, 2)),
+        seq_len=seq_len,
+        kv_len=seq_len if draws.random() < 0.7 else draws.choice(LENGTHS),  # noqa: PLR2004 - mostly self-attention
+        num_heads=heads,
+        num_kv_heads=groups,
+        head_dim=draws.choice(WIDTHS),
+        dtype=draws.choice(DTYPES),
+        mask=draws.choice(MASKS),
+        direction=draws.choice(("inference", "forward_backward")),
+        scope=draws.choice(("attention", "module")),
+        seed=seed,
+    )
+
+
+def trials(seeds: Sequence[int], on_step: Callable[[str], object] = print) -> Iterator[Trial]:
+    """The whole check for every implementation and seed, and what the other rules say on three kinds of input."""
+    names = plugins.stems("implementations")
+    every = {name: implementation(name) for name in names}
+    for seed in seeds:
+        if seed % 50 == 0:
+            on_step(f"honest implementations, seed {seed}")
+        yield from _with_seed(seed, every)
+
+
+def _with_seed(seed: int, every: dict[str, Implementation]) -> Iterator[Trial]:
+    workload = workload_of(seed)
+    supported = {name: found for name, found in every.items() if reason_against(found, workload) is None}
+    try:
+        grounded = agreement.ground(workload, seed)
+    except ValueError:  # nothing to compare: a single query of width 1 that sees a single key
+        return
+    bars = {name: bar(grounded.references[name]) for name in ("normal", "needles") if name in grounded.references}
+    bars["uniform"] = bar(refer_to(workload, draw_uniform(workload, seed), seed))
+    for name, found in supported.items():
+        agreed = agreement.check(grounded, found)
+        place = {"implementation": name, "seed": seed, "workload": workload.id}
+        yield Trial(**place, inputs="all", rule=OURS, is_right=agreed.agrees, error_ratio=agreed.error_ratio)  # type: ignore[arg-type]
+        for inputs, against in bars.items():
+            for rule, is_right in verdicts(observe(found, against.reference), against):
+                if rule != OURS:
+                    yield Trial(**place, inputs=inputs, rule=rule, is_right=is_right)  # type: ignore[arg-type]

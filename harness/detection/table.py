@@ -1,0 +1,114 @@
+"""The tables and the picture of what is detected; knows nothing of torch."""
+
+import pandas as pd
+
+OURS = "ours"
+OUR_WHOLE = ("all", OURS)
+SHOWN_INPUTS = ("uniform", "normal", "needles")
+
+
+def power(cells: pd.DataFrame) -> pd.DataFrame:
+    """Share of dtypes and lengths at which each rule on each input catches each mistake; NaN where never tried.
+
+    Rows are mistakes in the order of the steps; columns (inputs, rule), ours on every probe and rule last.
+    """
+    shares = cells.groupby(["mistake", "inputs", "rule"], sort=False)["is_caught"].mean().unstack(["inputs", "rule"])
+    rules = [rule for rule in dict.fromkeys(cells["rule"]) if rule != OURS]
+    columns = [(inputs, rule) for inputs in SHOWN_INPUTS for rule in rules] + [OUR_WHOLE]
+    return shares.reindex(index=list(dict.fromkeys(cells["mistake"])), columns=pd.MultiIndex.from_tuples(columns))
+
+
+def summary(cells: pd.DataFrame, trials: pd.DataFrame) -> pd.DataFrame:
+    """For each rule and input: cells tried, caught, every one as a share; honest results tried and rejected."""
+    caught = cells.groupby(["inputs", "rule"], sort=False)["is_caught"].agg(["size", "sum"])
+    rejected = (~trials.set_index(["inputs", "rule"])["is_right"]).groupby(level=[0, 1]).agg(["size", "sum"])
+    made = pd.DataFrame(
+        {
+            "mistakes tried": caught["size"],
+            "caught": caught["sum"],
+            "share": caught["sum"] / caught["size"],
+            "honest tried": rejected["size"],
+            "honest rejected": rejected["sum"],
+        }
+    )
+    order = power(cells).columns
+    return made.reindex(order).rename_axis(["inputs", "rule"])
+
+
+def by_length(cells: pd.DataFrame) -> pd.DataFrame:
+    """Our whole check: cells caught of cells tried, for each dtype and length."""
+    whole = cells[(cells["inputs"] == "all") & (cells["rule"] == OURS)]
+    counted = whole.groupby(["dtype", "length"], sort=False)["is_caught"].agg(["sum", "size"])
+    told = counted["sum"].astype(str) + " of " + counted["size"].astype(str)
+    return told.unstack("length")
+
+
+def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, words: dict[str, str]) -> str:
+    """The whole account as Markdown."""
+    num_seeds = trials["seed"].nunique()
+    missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
+    whole = trials[trials["inputs"] == "all"]
+    rejected = whole[~whole["is_right"]]
+    parts = [
+        "# What the check detects\n",
+        f"Made by `nox -s detection`: {cells['mistake'].nunique()} known mistakes, planted in the textbook form, tried "
+        f"at lengths {', '.join(map(str, sorted(cells['length'].unique())))} in {', '.join(cells['dtype'].unique())}; "
+        f"and {whole['implementation'].nunique()} honest implementations on workloads and inputs drawn from "
+        f"{num_seeds} seeds.\n",
+        "## Rules\n",
+        "Two numbers are the absolute and the relative tolerance. Every rule is given the float64 reference and every "
+        "gradient, which is more than most benchmarks give theirs. Ours on `all` is every probe and every rule.\n",
+        _as_markdown(_percent(summary(cells, trials).reset_index())),
+        "\n## Our check, by dtype and length\n",
+        _as_markdown(by_length(cells).reset_index()),
+        "\n## Mistakes\n",
+        "Share of dtypes and lengths at which each rule catches the mistake; - where it was never tried.\n",
+        _as_markdown(_mistakes(cells, words)),
+        f"\nMissed by our check: {', '.join(sorted(set(missed['mistake']))) or 'none'}. "
+        f"Honest results rejected by our check: {len(rejected)} of {len(whole)}; "
+        f"the nearest came to {whole['error_ratio'].max():.2f} of what is allowed.\n",
+        f"Not tried, since it makes no difference there: {_absences(absent)}.\n",
+    ]
+    return "\n".join(parts)
+
+
+def _mistakes(cells: pd.DataFrame, words: dict[str, str]) -> pd.DataFrame:
+    shares = power(cells)
+    best = {f"{inputs}, best of the others": shares[inputs].max(axis=1) for inputs in SHOWN_INPUTS if inputs in shares}
+    made = pd.DataFrame({"mistake": shares.index, "what is wrong": [words[name] for name in shares.index]})
+    for title, values in best.items():
+        made[title] = [share(value) for value in values]
+    made["ours"] = [share(value) for value in shares[OUR_WHOLE]]
+    return made
+
+
+def _absences(absent: pd.DataFrame) -> str:
+    if absent.empty:
+        return "nothing"
+    told = []
+    for name, found in absent.groupby("mistake", sort=False):
+        places = found.groupby("dtype", sort=False)["length"].apply(lambda lengths: ", ".join(map(str, lengths)))
+        told.append(f"`{name}` ({'; '.join(f'{dtype} at {lengths}' for dtype, lengths in places.items())})")
+    return ", ".join(told)
+
+
+def _percent(table: pd.DataFrame) -> pd.DataFrame:
+    made = table.copy()
+    made["share"] = [share(value) for value in made["share"]]
+    for column in ("honest tried", "honest rejected"):
+        made[column] = ["-" if pd.isna(value) else str(int(value)) for value in made[column]]
+    return made
+
+
+def share(value: float) -> str:
+    """A share as per cent that says 100 only of all, and 0 only of none."""
+    if pd.isna(value):
+        return "-"
+    shown = round(100 * value)
+    return f"{min(99, max(1, shown)) if 0 < value < 1 else shown} %"
+
+
+def _as_markdown(table: pd.DataFrame) -> str:
+    rows = [list(map(str, table.columns)), ["---"] * len(table.columns)]
+    rows += [[str(value).replace("|", "\\|") for value in row] for row in table.itertuples(index=False)]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"

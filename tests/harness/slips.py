@@ -1,0 +1,73 @@
+"""Attention as learners write it, each with one slip, in a file of their own; some are right in a way of their own."""
+
+import sys
+
+import torch
+
+from harness.contract import Attention
+
+
+def no_scale(query, key, value, *, mask=None):
+    scores = query @ key.transpose(-2, -1)
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(dim=-1) @ value
+
+
+def right(query, key, value, *, mask=None):
+    return no_scale(query / query.shape[-1] ** 0.5, key, value, mask=mask)
+
+
+def raising(query, key, value, *, mask=None):
+    raise RuntimeError("out of <ideas>\x1b[31m")
+
+
+def leaving(query, key, value, *, mask=None):
+    sys.stdout.write("not for standard output")
+    raise SystemExit(0)
+
+
+def nan(query, key, value, *, mask=None):
+    return torch.full_like(query, float("nan"))
+
+
+def transposed(query, key, value, *, mask=None):
+    return right(query, key, value, mask=mask).transpose(1, 2)
+
+
+def nothing(query, key, value, *, mask=None):
+    return None
+
+
+def whole(query, key, value, *, mask=None):
+    return right(query, key, value, mask=mask).long()
+
+
+def unmasked(query, key, value):
+    return right(query, key, value)
+
+
+class Swapped(Attention):
+    """Keys before queries."""
+
+    def project(self, x, context):
+        query, key, value = super().project(x, context)
+        return key, query, value
+
+    def attend(self, query, key, value, mask):
+        return right(query, key, value, mask=mask.visible)
+
+
+class Own(Swapped):
+    """Another order inside, and right in the end."""
+
+    def forward(self, x, context=None, *, mask):
+        key, query, value = self.project(x, x)
+        return self.out(self.attend(query, key, value, mask).transpose(1, 2).flatten(2))
+
+
+class Unbuildable(Attention):
+    """No module ever comes of it."""
+
+    def __init__(self, weights):
+        raise KeyError("lost")

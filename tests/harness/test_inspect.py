@@ -1,0 +1,134 @@
+"""An inspection: each step is the oracle's, and its experiments show what they are there to show."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from harness import oracle
+from harness.inspection import beside, look, page, sentence, softness, tables
+
+FACTS = json.loads((Path(__file__).parents[1] / "tutorials" / "facts.json").read_text(encoding="utf-8"))
+TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
+GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")
+
+
+@pytest.mark.parametrize("settings", [(), GROUPED, ("mask=none",), ("mask=sliding_window(2)", "embed_dim=12")])
+def test_each_step_is_the_oracles(settings):
+    point = sentence.workload(5, settings, seed=3)
+    given = sentence.inputs(TIME.split(), point)
+    walk = look.walk(tuple(TIME.split()), point, given)
+    x = given.tensors["x"]
+    query, key, value = oracle.project(x, x, given.weights)
+    seen = oracle.seen_rows(point, torch.arange(5))
+
+    def attend(values):
+        return oracle.attend(query, key, values, seen)
+
+    expected = {
+        "x": x,
+        "query": query,
+        "key": key,
+        "value": value,
+        "weights": beside.revealed(attend, value),
+        "context": attend(value),
+        "output": oracle.answer(point, given, torch.arange(5)),
+    }
+    for name, tensor in expected.items():
+        np.testing.assert_allclose(walk.step(name).values, tensor.numpy(), rtol=1e-12, atol=1e-14)
+    scores, masked = walk.step("scores").values, walk.step("masked scores").values
+    hidden = ~np.broadcast_to(seen.numpy()[:, None], scores.shape)
+    assert (masked[hidden] == -np.inf).all()
+    assert (masked[~hidden] == scores[~hidden]).all()
+    np.testing.assert_allclose(np.log(walk.step("weights").values[~hidden]).max(), 0.0, atol=5)
+
+
+def test_shapes_are_told_with_letters():
+    (walk,) = look.look("fused", [TIME], GROUPED).walks
+    assert walk.step("query").shape == "(B=1, H=4, T=5, K=4)"
+    assert walk.step("value").shape == "(B=1, G=2, S=5, V=3)"
+    assert walk.step("weights").shape == "(B=1, H=4, T=5, S=5)"
+
+
+def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed():
+    point = sentence.workload(5, (), seed=0)
+    first, second = (sentence.embed(told.split(), point) for told in (TIME, FRUIT))
+    assert torch.equal(first[1], second[1])  # flies
+    assert not torch.equal(first[0], second[0])
+    assert not torch.equal(first, sentence.embed(TIME.split(), sentence.workload(5, (), seed=1)))
+
+
+def test_two_sentences_share_their_weights_and_are_joined_too():
+    found = look.look("fused", [TIME, FRUIT], ["mask=none"])
+    one, two = found.walks
+    assert one.words == tuple(TIME.split())
+    assert two.words == tuple(FRUIT.split())
+    np.testing.assert_array_equal(one.step("query").values[0, :, 1], two.step("query").values[0, :, 1])
+    assert found.joined is not None
+    scores = found.joined.step("scores").values
+    np.testing.assert_allclose(scores[..., :5, :5], one.step("scores").values, rtol=1e-12)
+    np.testing.assert_allclose(scores[..., 5:, 5:], two.step("scores").values, rtol=1e-12)
+    assert set(page.pictures.draw(found)) == {"weights", "joined", "mask", "beside", "scaling"}
+
+
+@pytest.mark.parametrize("example", FACTS["003"]["softmax_examples"])
+def test_the_softmax_examples_of_tutorial_003(example):
+    (made,) = [each for each in softness.examples() if list(each.scores) == example["logits"]]
+    np.testing.assert_allclose(made.weights, example["weights"], atol=1e-4)
+
+
+def test_a_vector_times_100_saturates_as_in_tutorial_004():
+    vector, larger = softness.examples()[:2]
+    assert larger.scores == tuple(100 * score for score in vector.scores)
+    assert max(vector.weights) < 0.3
+    np.testing.assert_allclose(sorted(larger.weights), [0, 0, 0, 0, 1], atol=1e-8)
+
+
+def test_softness_by_value():
+    alike, alone = softness.softness("", torch.zeros(3, 8).double()), softness.softness("", torch.eye(8).double() * 1e4)
+    assert (alike.largest, alike.entropy) == (0.125, 3.0)
+    assert (alone.largest, alone.entropy) == (1.0, 0.0)
+
+
+def test_without_the_scale_the_largest_weight_grows_with_the_width():
+    growth = softness.growth(0)
+    assert growth.without[-1, 1] > 0.99
+    assert (growth.with_scale[2:, 1] < 0.3).all()
+    np.testing.assert_array_equal(growth.with_scale[0], growth.without[0])  # K = 1
+
+
+def test_what_a_mask_changes():
+    found = look.look("fused", [TIME], ["mask=none"])
+    effect = found.walks[0].masking
+    assert (effect.mask, effect.is_chosen) == ("causal", False)
+    np.testing.assert_array_equal(effect.without, found.walks[0].step("weights").values[0])
+    causal = look.look("fused", [TIME]).walks[0]
+    np.testing.assert_array_equal(causal.masking.under, causal.step("weights").values[0])
+    np.testing.assert_array_equal(effect.under, causal.masking.under)
+    assert "hides 10 of 25 pairs" in tables.masking(causal)
+    whole = look.look("fused", [TIME], ["mask=padding(5)"]).walks[0]
+    assert "hides none of the 25 pairs" in tables.masking(whole)
+    nothing = look.look("fused", [TIME], ["mask=padding(0)"]).walks[0]
+    assert "sees no key" in tables.masking(nothing)
+
+
+@pytest.mark.parametrize(
+    ("sentences", "settings", "said"),
+    [
+        ([" "], [], "has no words"),
+        (["w " * 25], [], "is too long to look at"),
+        (["a"] * 5, [], "too many to look at"),
+        ([TIME], ["nmu_heads=3"], "did you mean num_heads?"),
+        ([TIME], ["seq_len=3"], "seq_len is not for inspect"),
+        ([TIME], ["num_heads=3", "embed_dim=8"], "divisors of embed_dim"),
+        ([TIME], ["num_heads=2,4"], "takes one value"),
+        ([TIME], ["num_heads=9"], "at most 8 heads"),
+        ([TIME], ["mask=alibi"], "changes scores"),
+        ([TIME], ["mask=padding(9)"], "with one length for each batch row"),
+    ],
+)
+def test_wrong_usage_says_what_is_allowed(sentences, settings, said):
+    with pytest.raises(ValueError, match=said):
+        look.look("fused", sentences, settings)

@@ -1,0 +1,181 @@
+"""An implementation beside the oracle: the first step that differs is the one with the mistake, told in words."""
+
+import html
+import io
+import json
+from pathlib import Path
+
+import pytest
+import torch
+from rich.console import Console
+
+from harness import steps
+from harness.contract import Attention, Implementation
+from harness.inspection import beside, look, page, sentence, summary, tables, text
+from harness.inspection.found import Outcome
+from harness.mistakes import catalogue
+from harness.steps import Scene
+
+TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
+GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")
+SLIPS = Path(__file__).with_name("slips.py")
+
+
+def found_in(name, *sentences, settings=()):
+    return look.look(f"{SLIPS}:{name}", sentences or [TIME], settings)
+
+
+def shown(found, width=100):
+    file = io.StringIO()
+    text.write(found, Console(width=width, file=file))
+    return file.getvalue()
+
+
+def planted(changes):
+    """The textbook form with some steps changed, as an implementation."""
+
+    class Planted(Attention):
+        def __init__(self, weights):
+            super().__init__(weights)
+            self.canonical = weights
+
+        def project(self, x, context):
+            return {**steps.DEFAULTS, **changes}["projection"](x, context, self.canonical)
+
+        def attend(self, query, key, value, mask):
+            scene = Scene(mask=mask, rows=torch.arange(query.shape[2]))
+            return steps.attend(query, key, value, scene, changes)["context"]
+
+        def forward(self, x, context=None, *, mask):
+            attended = self.attend(*self.project(x, x if context is None else context), mask)
+            return {**steps.DEFAULTS, **changes}["output"](attended, self.canonical)
+
+    return Implementation(build=Planted, source="")
+
+
+SEEN_AT = {
+    "projection": {"projection"},
+    "heads": {"weights", "context"},
+    "scores": {"weights"},
+    "masked scores": {"weights"},
+    "weights": {"weights"},
+    "context": {"weights", "context"},
+    "output": {"output"},
+}
+
+
+@pytest.mark.parametrize("settings", [(), ("mask=none",), GROUPED], ids=["causal", "none", "grouped"])
+def test_a_planted_mistake_is_seen_at_its_own_step(settings):
+    words = tuple(TIME.split())
+    point = sentence.workload(len(words), settings, seed=0)
+    given = sentence.inputs(words, point)
+    seen = set()
+    for each in catalogue(point):
+        kind = each.mistake
+        if kind.is_random or kind.is_rounding or kind.is_gradient or kind.is_memory:
+            continue
+        found = beside.beside(planted(each.changes), words, point, given)
+        last = found.compared[-1]
+        if last.outcome is Outcome.agrees:  # these words cannot tell: that is what the check's probes are for
+            continue
+        assert found.first is not None
+        assert found.first.step in SEEN_AT[kind.step(each.changes)], each.words
+        seen.add(each.name)
+    assert {"no_scale", "scaled_by_width", "softmax_over_queries", "not_normalised"} <= seen
+    if not settings:
+        assert {"projections_in_wrong_order", "no_input_biases", "query_key_swapped"} <= seen
+
+
+def test_the_right_form_agrees_in_every_step():
+    for settings in ((), GROUPED, ("mask=none", "value_dim=2")):
+        words = tuple(TIME.split())
+        point = sentence.workload(5, settings, seed=0)
+        found = beside.beside(planted({}), words, point, sentence.inputs(words, point))
+        assert [each.name for each in found.compared] == ["query", "key", "value", "weights", "context", "output"]
+        assert {each.outcome for each in found.compared} == {Outcome.agrees}
+
+
+def test_weights_are_revealed_a_few_columns_at_a_time():
+    scores = torch.randn(1, 2, 7, 7, dtype=torch.float64)
+    weights = scores.softmax(dim=-1)
+    for width in (1, 3, 7, 9):
+        like = torch.zeros(1, 2, 7, width, dtype=torch.float64)
+        torch.testing.assert_close(beside.revealed(lambda values: weights @ values, like), weights)
+
+
+def test_the_first_difference_is_told_with_its_words():
+    found = found_in("no_scale")
+    (line,) = tables.first_difference(found)
+    assert line.startswith("weights: first difference, head ")
+    first = found.besides[0].first
+    _, head, row, column = first.place
+    words = TIME.split()
+    assert f"head {head}, query '{words[row]}', key '{words[column]}'" in line
+    here, right = first.values_there()
+    assert abs(here - right) == first.largest
+    assert f"{here:.4g}, the oracle says {right:.4g}" in line
+    assert f"[{here:.2f}]" in shown(found)
+    assert line in shown(found)
+
+
+def test_a_word_that_stands_twice_is_told_by_its_place():
+    found = found_in("no_scale", "a b b a")
+    assert "(word " in tables.first_difference(found)[0]
+
+
+def test_a_wrong_projection_is_seen_first_and_attention_is_judged_apart():
+    (found,) = found_in("Swapped").besides
+    outcomes = {each.name: each.outcome for each in found.compared}
+    assert found.first.name == "query"
+    assert outcomes["weights"] is outcomes["context"] is outcomes["value"] is Outcome.agrees
+    assert outcomes["output"] is Outcome.differs
+
+
+def test_projections_inside_a_forward_of_its_own_are_not_asked_for():
+    for name in ("module_list", "torch_mha"):
+        (found,) = look.look(name, [TIME]).besides
+        assert "its projections cannot be seen" in found.unseen
+        assert {each.outcome for each in found.compared} == {Outcome.agrees}
+
+
+def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
+    found = found_in("Own")
+    assert not found.differs
+    assert found.besides[0].compared[0].outcome is Outcome.its_own
+
+
+@pytest.mark.parametrize(
+    ("name", "step", "said"),
+    [
+        ("raising", "context", "it raised RuntimeError: out of <ideas> [31m (slips.py, line 22)"),
+        ("leaving", "context", "it raised SystemExit: 0"),
+        ("nan", "weights", "nan, the oracle says"),
+        ("transposed", "context", "its shape is (B=1, H=5, T=2, V=4); it should be (B=1, H=2, T=5, V=4)"),
+        ("nothing", "context", "it gave a NoneType, no tensor"),
+        ("whole", "context", "of int64; it should be"),
+        ("Unbuildable", "output", "it cannot be built: KeyError"),
+    ],
+)
+def test_what_goes_wrong_is_told_in_words(name, step, said):
+    found = found_in(name)
+    assert found.differs
+    assert found.besides[0].first.step == step
+    assert said in tables.first_difference(found)[0]
+    assert said in shown(found)
+    assert said in html.unescape(page.page(found, {}))
+    json.dumps(summary.summary(found, []), allow_nan=False)
+
+
+def test_a_module_without_attend_is_compared_by_its_output_and_says_so():
+    found = look.look("torch_mha", [TIME])
+    assert [each.name for each in found.besides[0].compared] == ["output"]
+    assert not found.differs
+    assert "cannot be seen" in shown(found)
+    assert "beside" not in page.pictures.draw(found)
+
+
+def test_a_workload_that_is_unsupported_is_not_compared():
+    found = found_in("unmasked")
+    assert not found.is_checked
+    assert "try --set mask=none" in shown(found)
+    assert not found_in("unmasked", settings=["mask=none"]).differs
