@@ -190,6 +190,25 @@ class Padding(Mask):
         return Padding()
 
 
+class PaddingToNothing(Padding):
+    """As padding without lengths, but the last row of the batch has no true key at all."""
+
+    name = "padding_to_nothing"
+    summary = "as padding, and the last batch row sees no key: its output is 0"
+    usage = "padding_to_nothing"
+    num_arguments = (0, 0)
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
+        """The lengths (B,), the last of them 0."""
+        lengths = super().table(batch_size, query_len, key_len).copy()
+        lengths[-1] = 0
+        return lengths
+
+    def at_other_length(self) -> Mask:
+        """Fits any."""
+        return self
+
+
 class Prefix(Mask):
     """A prefix that all queries see, causal after it (prefix language model)."""
 

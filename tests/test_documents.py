@@ -6,7 +6,8 @@
 - `bash` runs; `attnbench` in it is the copy's, on small settings. A block with a comment `# exits N` or
   `# exits N or M` ends with that exit code. Set-up commands (pip, nox, git, ...) stand in blocks of their own; they
   are not run but compared with .ci/run and the sessions that exist.
-- `text`, `console` and `json` show output, and `mermaid` is drawn.
+- `text`, `console` and `json` show output, and `mermaid` is drawn. In the documents of PRINTED, a `text` right below a
+  block is what it prints: a number to its last digit or nearly, `...` for anything, any white space for any other.
 """
 
 import os
@@ -22,7 +23,8 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
-DOCUMENTS = [*WITH_SET_UP, "docs/adapters.md"]
+PRINTED = ["docs/tutorials.md"]
+DOCUMENTS = [*WITH_SET_UP, "docs/adapters.md", *PRINTED]
 SHOWN = {"text", "console", "json", "mermaid"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -114,7 +116,7 @@ def test_set_up_is_what_ci_runs(document: str) -> None:
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
     """A copy of the packages, where `attnbench` is the copy's command line on small settings."""
-    for package in ("harness", "implementations"):
+    for package in ("harness", "implementations", "examples"):
         shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
     commands = tmp_path / ".commands"
     commands.mkdir()
@@ -127,12 +129,59 @@ def workplace(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("document", DOCUMENTS)
 def test_every_block_runs(document: str, workplace: Path) -> None:
-    for block in blocks(document):
+    found = blocks(document)
+    for block, below in zip(found, [*found[1:], None], strict=True):
         if not block.is_set_up and block.language not in SHOWN:
-            follow(block, workplace)
+            printed = follow(block, workplace)
+            if document in PRINTED and below is not None and below.language == "text":
+                assert is_shown(below.text, printed), f"{below}\nit printed:\n{printed}"
 
 
-def follow(block: Block, workplace: Path) -> None:
+NUMBER = re.compile(r"(?<![\w.])-?\d+\.?\d*(?:e[-+]\d+)?(?![\w.])")
+
+
+def is_shown(shown: str, printed: str) -> bool:
+    """Whether a text shows what was printed; each number may be off by one and a half in its last digit."""
+    parts = re.split(rf"({NUMBER.pattern}|\.\.\.|\s+)", shown.strip())
+    pattern, numbers = "", []
+    for part in parts:
+        if NUMBER.fullmatch(part):
+            numbers.append(part)
+            pattern += f"({NUMBER.pattern})"
+        else:
+            pattern += ".*?" if part == "..." else r"\s+" if part.isspace() else re.escape(part)
+    found = re.fullmatch(pattern, printed.strip(), re.DOTALL)
+    return found is not None and all(
+        abs(float(number) - float(other)) <= 1.5 * last_digit(number)
+        for number, other in zip(numbers, found.groups(), strict=True)
+    )
+
+
+def last_digit(number: str) -> float:
+    """What 1 in the last digit stands for; for a whole number, which must be so, next to nothing."""
+    digits, _, power = number.partition("e")
+    decimals = len(digits.partition(".")[2])
+    return 10.0 ** (int(power or 0) - decimals) if decimals else 1e-9
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "expected"),
+    [
+        ("tensor([0.5313, 1.3607])", "tensor([0.5313,\n   1.3606])\n", True),
+        ("tensor([0.5313, 1.3607])", "tensor([0.5315, 1.3607])", False),
+        ("shape (1, 8)", "shape (1, 7)", False),
+        ("1.2e-07 and -0.0000", "1.3e-07 and 0.0000", True),
+        ("...\nwrong on ...: 2.00.", "a\nb\nwrong on t16-k8: 2.00.", True),
+        ("...\nright ...", "a\nwrong", False),
+        ("float32", "float64", False),
+    ],
+)
+def test_what_is_shown_is_held_against_what_is_printed(shown: str, printed: str, expected: bool) -> None:  # noqa: FBT001
+    assert is_shown(shown, printed) is expected
+
+
+def follow(block: Block, workplace: Path) -> str:
+    """Do what a block says; what it prints."""
     saved, continued = block.target("file"), block.target("append to")
     if saved is not None:
         path = workplace / saved
@@ -142,18 +191,19 @@ def follow(block: Block, workplace: Path) -> None:
         with (workplace / continued).open("a", encoding="utf-8") as file:
             file.write("\n\n" + block.text.split("\n", 1)[1])
     elif block.language == "diff":
-        execute(block, workplace, ["git", "apply", "-C1", "-"], given=block.text)
+        return execute(block, workplace, ["git", "apply", "-C1", "-"], given=block.text)
     elif block.language == "python":
-        execute(block, workplace, [sys.executable, "-W", "error", "-"], given=block.text)
+        return execute(block, workplace, [sys.executable, "-W", "error", "-"], given=block.text)
     elif block.language == "bash":
         found = re.search(r"# exits (\d(?: or \d)*)", block.text)
         exits = [int(code) for code in found[1].split(" or ")] if found else [0]
-        execute(block, workplace, ["bash", "-eu", "-o", "pipefail", "-c", block.text], exits=exits)
+        return execute(block, workplace, ["bash", "-eu", "-o", "pipefail", "-c", block.text], exits=exits)
+    return ""
 
 
 def execute(
     block: Block, workplace: Path, command: list[str], *, given: str = "", exits: Collection[int] = (0,)
-) -> None:
+) -> str:
     path = os.pathsep.join([str(workplace / ".commands"), str(Path(sys.executable).parent), os.environ["PATH"]])
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # it is a copy
     environment = inherited | {
@@ -175,6 +225,7 @@ def execute(
     )
     said = f"{block}\nexit code {done.returncode}\n{done.stdout[-3000:]}\n{done.stderr[-3000:]}"
     assert done.returncode in exits, said
+    return done.stdout
 
 
 def test_the_glossary_names_what_is_there() -> None:

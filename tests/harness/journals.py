@@ -18,16 +18,8 @@ from harness.events import (
     WorkerStarted,
     twin,
 )
-from harness.records import (
-    Agreement,
-    Environment,
-    Measurement,
-    ProbeResult,
-    Sample,
-    Status,
-    TensorError,
-    Workload,
-)
+from harness.outcome import Agreement, TensorError
+from harness.records import Environment, Measurement, Sample, Status, Workload
 from harness.store import Journal, Results, read
 
 EVIL = "=cmd|'<script>alert(1)</script>`$x_{1}` --> *a* [b](http://c.example)\x1b[31m"

@@ -1,4 +1,4 @@
-"""The tables that four tutorials print, made again from every implementation that can take part.
+"""The tables that the tutorials print, made again from every implementation that can take part.
 
 A table of weights is an implementation's output for values that are the unit vectors. facts.json holds the tables.
 """

@@ -1,0 +1,1 @@
+"""What can be built from the project's own building blocks."""

@@ -1,0 +1,22 @@
+"""The five tutorials that this project grew from: every table of theirs, made by the project's building blocks.
+
+`python -m examples.tutorials` prints them. docs/tutorials.md leads through them, and tests/tutorials holds each of them
+to what was printed.
+"""
+
+from collections.abc import Callable
+
+from torch import Tensor
+
+from examples.tutorials import tutorial_000, tutorial_001, tutorial_002, tutorial_003, tutorial_004
+
+__all__ = ["TUTORIALS"]
+
+TUTORIALS: dict[str, Callable[[], dict[str, Tensor]]] = {
+    "000": tutorial_000.tables,
+    "001": tutorial_001.tables,
+    "002": tutorial_002.tables,
+    "003": tutorial_003.tables,
+    "004": tutorial_004.tables,
+}
+"""For each tutorial, the function that makes its tables, by their names."""

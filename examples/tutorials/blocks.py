@@ -1,0 +1,70 @@
+"""The project's building blocks as the tutorials use them: the steps on their own, and whole implementations.
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
+width.
+"""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor
+
+from harness import mistakes, steps
+from harness.contract import BoundMask, Implementation, Weights
+from harness.mask import parse_mask
+from harness.plugins import plugs
+from harness.records import Workload
+
+IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+
+
+@contextmanager
+def seeded(seed: int) -> Iterator[None]:
+    """Draw from this seed inside, as after `torch.manual_seed`; outside, torch's generator is left as it was."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        yield
+
+
+def scene(query_len: int, key_len: int, mask: str = "none", batch_size: int = 1) -> steps.Scene:
+    """All queries, under a mask by its name."""
+    bound = BoundMask(parse_mask(mask), (batch_size, query_len, key_len), "cpu")
+    return steps.Scene(mask=bound, rows=torch.arange(query_len))
+
+
+def attend(
+    query: Tensor, key: Tensor, value: Tensor, mask: str = "none", changes: steps.Changes | None = None
+) -> dict[str, Tensor]:
+    """Every step by its name, for one sequence: query (H, T, K), key (H, S, K), value (H, S, V)."""
+    at_hand = scene(query.shape[1], key.shape[1], mask)
+    made = steps.attend(query[None], key[None], value[None], at_hand, changes)
+    return {name: tensor[0] for name, tensor in made.items()}
+
+
+def attend_tokens(
+    x: Tensor, weights: Weights, mask: str = "none", context: Tensor | None = None, changes: steps.Changes | None = None
+) -> dict[str, Tensor]:
+    """Every step by its name, for one sequence: x (T, D) and, for cross-attention, context (S, D)."""
+    source = x if context is None else context
+    made = steps.attend_tokens(x[None], source[None], weights, scene(len(x), len(source), mask), changes)
+    return {name: tensor[0] for name, tensor in made.items()}
+
+
+def unscaled(made: dict[str, Tensor]) -> Tensor:
+    """The scores (H, T, S) before they are divided by sqrt(K), from the steps of `attend` or `attend_tokens`."""
+    return steps.product(made["query"], made["key"].transpose(-2, -1))
+
+
+def planted(mistake: str, workload: Workload) -> steps.Changes:
+    """The steps that a mistake of the catalogue changes."""
+    return next(found.changes for found in mistakes.catalogue(workload) if found.name == mistake)
+
+
+def output(name: str, weights: Weights, x: Tensor, mask: str = "none", context: Tensor | None = None) -> Tensor:
+    """What the implementation of that name makes of x (B, T, D): (B, T, D), or (B, T, H*V) without `weights.out`."""
+    key_len = x.shape[1] if context is None else context.shape[1]
+    bound = scene(x.shape[1], key_len, mask, x.shape[0]).mask
+    with torch.no_grad(), seeded(0):  # new layers draw numbers before they are given these weights
+        made: Tensor = IMPLEMENTATIONS[name].build(weights).eval()(x, context, mask=bound)
+    return made

@@ -1,0 +1,73 @@
+"""What a learner would have written after the tutorials, with their quirks. test_quirks.py has each of them diagnosed.
+
+Functions take query (B, H, T, K), key (B, H, S, K) and value (B, H, S, V), and a boolean mask, True where visible.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from harness.contract import Attention
+
+
+def single_head_dim0(query, key, value):
+    """Tutorial 000: dimension 0 of one head's scores (T, S) is the query."""
+
+    def head(query, key, value):
+        scores = query @ key.T
+        weights = F.softmax(scores / key.shape[-1] ** 0.5, dim=0)
+        return weights @ value
+
+    batch_size = len(query)
+    every = zip(query.flatten(0, 1), key.flatten(0, 1), value.flatten(0, 1), strict=True)
+    return torch.stack([head(*matrices) for matrices in every]).unflatten(0, (batch_size, -1))
+
+
+def multi_head_dim0(query, key, value):
+    """Tutorial 000: dimension 0 of all heads' scores (H, T, S) is the head."""
+
+    def heads(query, key, value):
+        scores = torch.bmm(query, key.transpose(1, 2))
+        weights = F.softmax(scores / key.shape[-1] ** 0.5, dim=0)
+        return torch.bmm(weights, value)
+
+    return torch.stack([heads(*row) for row in zip(query, key, value, strict=True)])
+
+
+def mask_lost(query, key, value, *, mask=None):
+    """Tutorial 001: masked_fill makes new scores, and the softmax is given the old ones."""
+    scores = query @ key.transpose(-2, -1) / key.shape[-1] ** 0.5
+    if mask is not None:
+        scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(dim=-1) @ value
+
+
+def dropout_always(query, key, value, *, mask=None):
+    """Tutorial 003, applied without a thought of evaluation: F.dropout drops unless it is told not to."""
+    scores = query @ key.transpose(-2, -1) / key.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return F.dropout(scores.softmax(dim=-1), p=0.5) @ value
+
+
+class Declared(Attention):
+    """Tutorial 003: a dropout that is declared and never applied."""
+
+    is_applied = False
+
+    def make_layers(self):
+        super().make_layers()
+        self.dropout = nn.Dropout(0.5)
+
+    def attend(self, query, key, value, mask):
+        scores = query @ key.transpose(-2, -1) / key.shape[-1] ** 0.5
+        if mask.hidden is not None:
+            scores = scores.masked_fill(mask.hidden, float("-inf"))
+        weights = scores.softmax(dim=-1)
+        return (self.dropout(weights) if self.is_applied else weights) @ value
+
+
+class Applied(Declared):
+    """The same with its dropout applied, by a layer that knows whether it trains."""
+
+    is_applied = True

@@ -1,0 +1,284 @@
+"""examples/tutorials makes every table: those that are printed to their tolerance, the others as a formula says.
+
+Each formula is written as its tutorial writes it, in plain torch, and knows nothing of the project.
+"""
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from examples.tutorials import TUTORIALS
+from examples.tutorials.tutorial_002 import more_draws
+from examples.tutorials.tutorial_004 import SENTENCES, batched, words
+
+ROOT = Path(__file__).parent.parent.parent
+FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
+TABLES = {number: tables() for number, tables in TUTORIALS.items()}
+PRINTED = [
+    (number, name)
+    for number in TUTORIALS
+    for name, table in FACTS[number].items()
+    if isinstance(table, dict) and "value" in table
+]
+INPUT = torch.tensor(FACTS["003"]["input"])
+SHAPES = {
+    ("000", "context_single_head"): (8, 28),
+    ("000", "weights_multi_head_dim0"): (3, 8, 8),
+    ("000", "context_multi_head_dim0"): (3, 8, 28),
+    ("001", "weights_data_point_1_unmasked"): (2, 4, 4),
+    ("001", "values_data_point_1_unmasked"): (2, 4, 2),
+    ("002", "weights_second_token"): (6,),
+    ("002", "context_second_token"): (4,),
+    ("003", "fused_causal"): (9, 2),
+}
+
+
+def by_formula_000() -> dict[str, Tensor]:
+    torch.manual_seed(42)
+    x = nn.Embedding(8, 16)(torch.tensor(FACTS["000"]["token_ids"])).detach()
+    w_query, w_key, w_value = torch.rand(24, 16), torch.rand(24, 16), torch.rand(28, 16)
+    query, key, value = (w.matmul(x.T).T for w in (w_query, w_key, w_value))
+    scores = query.matmul(key.T)
+    wrong = F.softmax(scores / 24**0.5, dim=0)
+    right = F.softmax(scores / 24**0.5, dim=1)
+    replicas = x.T.repeat(3, 1, 1)  # (H,D,T)
+    queries, keys, values = (torch.bmm(torch.rand(3, width, 16), replicas).permute(0, 2, 1) for width in (24, 24, 28))
+    products = torch.bmm(queries, keys.permute(0, 2, 1))
+    wrongs = F.softmax(products / 24**0.5, dim=0)
+    rights = F.softmax(products / 24**0.5, dim=2)
+    return {
+        "token_ids": torch.tensor(FACTS["000"]["token_ids"]),
+        "context_first_word": right[0].matmul(value),
+        "context_single_head": wrong.matmul(value),
+        "weights_single_head_over_keys": right,
+        "context_single_head_over_keys": right.matmul(value),
+        "weights_multi_head_dim0": wrongs,
+        "context_multi_head_dim0": torch.bmm(wrongs, values),
+        "weights_multi_head_over_keys": rights,
+        "context_multi_head_over_keys": torch.bmm(rights, values),
+        "output_multi_head_over_keys": torch.cat(list(torch.bmm(rights, values)), dim=1),
+    }
+
+
+def by_formula_001() -> dict[str, Tensor]:
+    query, key, value = torch.tensor(FACTS["001"]["qkv_data_point_1"]["value"]).chunk(3, dim=-1)
+    scores = query @ key.transpose(1, 2) / 2**0.5
+    unmasked = F.softmax(scores, dim=-1)
+    hidden = torch.tensor([1, 2, 0, 0]) == 0
+    masked = F.softmax(scores.masked_fill(hidden, float("-inf")), dim=-1)
+    torch.manual_seed(2)
+    tokens = torch.tensor([[1, 2, 0, 0], [1, 2, 3, 4]])
+    x = nn.Embedding(5, 4, padding_idx=0)(tokens).detach()
+    layer = [nn.Linear(4, 12, bias=False) for _ in range(2)][1]
+    queries, keys, values = layer(x).detach().reshape(2, 4, 2, 6).permute(0, 2, 1, 3).chunk(3, dim=-1)
+    products = queries @ keys.transpose(-2, -1) / 2**0.5
+    both = products.masked_fill((tokens == 0)[:, None, None, :], float("-inf"))
+    outputs = [(F.softmax(each, dim=-1) @ values).permute(0, 2, 1, 3).reshape(2, 4, 4) for each in (products, both)]
+    return {
+        "qkv_data_point_1_from_the_seed": torch.tensor(FACTS["001"]["qkv_data_point_1"]["value"]),
+        "weights_data_point_1_unmasked": unmasked,
+        "values_data_point_1_unmasked": unmasked @ value,
+        "scores_data_point_1_masked": scores.masked_fill(hidden, float("-inf")),
+        "weights_data_point_1_masked": masked,
+        "values_data_point_1_masked": masked @ value,
+        "output_unmasked": outputs[0],
+        "output_masked": outputs[1],
+    }
+
+
+def by_formula_002() -> dict[str, Tensor]:
+    torch.manual_seed(123)
+    x = nn.Embedding(50000, 3)(torch.tensor([0, 4, 5, 2, 1, 3])).detach()
+    torch.manual_seed(123)
+    w_query, w_key, w_value = torch.rand(3, 2), torch.rand(3, 2), torch.rand(3, 4)
+    query, key, value = x @ w_query, x @ w_key, x @ w_value
+    second = F.softmax(query[1] @ key.T / 2**0.5, dim=0)
+    scores = query @ key.T / 2**0.5
+    later = torch.triu(torch.ones(6, 6), diagonal=1).bool()
+    causal = scores.masked_fill(later, float("-inf"))
+    several, other = more_draws()
+    heads = [F.softmax(x @ q.T @ (x @ k.T).T / 2**0.5, dim=-1) for q, k in zip(several.query, several.key, strict=True)]
+    mixed = [weights @ (x @ v.T) for weights, v in zip(heads, several.value, strict=True)]
+    crossed = F.softmax(query @ (other @ w_key).T / 2**0.5, dim=-1)
+    return {
+        "token_ids": torch.tensor([0, 4, 5, 2, 1, 3]),
+        "weights_second_token": second,
+        "context_second_token": second @ value,
+        "scores_all_tokens": query @ key.T,
+        "weights_all_tokens": F.softmax(scores, dim=-1),
+        "context_all_tokens": F.softmax(scores, dim=-1) @ value,
+        "weights_multi_head": torch.stack(heads),
+        "output_multi_head": torch.cat(mixed, dim=-1),
+        "scores_causal": causal,
+        "weights_causal": F.softmax(causal, dim=-1),
+        "context_causal": F.softmax(causal, dim=-1) @ value,
+        "weights_cross": crossed,
+        "context_cross": crossed @ (other @ w_value),
+    }
+
+
+def by_formula_003() -> dict[str, Tensor]:
+    torch.manual_seed(123)
+    layer, dropout, out = nn.Linear(3, 6, bias=False), nn.Dropout(0.5), nn.Linear(2, 2)
+    batch = torch.stack([INPUT, INPUT])
+    keys, queries, values = (part.view(2, 9, 2, 1).transpose(1, 2) for part in layer(batch).chunk(3, dim=-1))
+    scores = queries @ keys.transpose(2, 3)
+    scores = scores.masked_fill(torch.triu(torch.ones(9, 9), diagonal=1).bool(), -torch.inf)
+    weights = torch.softmax(scores / keys.shape[-1] ** 0.5, dim=-1)
+
+    def finish(weights: Tensor) -> Tensor:
+        return out((weights @ values).transpose(1, 2).reshape(2, 9, 2)).detach()[1]
+
+    examples = torch.tensor([each["weights"] for each in FACTS["003"]["softmax_examples"]])
+    return {
+        "input": INPUT,
+        "softmax_examples": examples,
+        "fused_causal": finish(weights),
+        "fused_causal_with_dropout_in_evaluation": finish(dropout.eval()(weights)),
+    }
+
+
+def by_formula_004() -> dict[str, Tensor]:
+    query, key, value = batched()
+    scores = torch.bmm(query, key.transpose(1, 2)) / 4**0.5
+    causal = scores.masked_fill(torch.tril(torch.ones(4, 4)) == 0, float("-inf"))
+    vector = torch.tensor([0.1, -0.2, 0.3, -0.2, 0.5])
+    torch.manual_seed(0)
+    products = torch.randn(5, 10_000) @ torch.randn(10_000)
+    x, weights = words()
+    pairs = zip(weights.query, weights.key, strict=True)
+    heads = torch.stack([F.softmax(x @ q.T @ (x @ k.T).T / 2, dim=-1) for q, k in pairs])
+    return {
+        "weights_batched": F.softmax(scores, dim=-1),
+        "context_batched": torch.bmm(F.softmax(scores, dim=-1), value),
+        "scores_causal": causal,
+        "weights_causal": F.softmax(causal, dim=-1),
+        "context_causal": torch.bmm(F.softmax(causal, dim=-1), value),
+        "softmax_of_a_vector": vector.exp() / vector.exp().sum(),
+        "softmax_of_the_vector_times_100": torch.tensor([0.0, 0.0, 0.0, 0.0, 1.0]),
+        "softmax_of_wide_products": F.softmax(products, dim=0),
+        "softmax_of_wide_products_scaled": F.softmax(products / 100, dim=0),
+        "weights_of_both_sentences": heads,
+        "weights_first_sentence_on_second": heads[:, :5, 5:],
+        "weights_second_sentence_on_first": heads[:, 5:, :5],
+    }
+
+
+FORMULAS: dict[str, Callable[[], dict[str, Tensor]]] = {
+    "000": by_formula_000,
+    "001": by_formula_001,
+    "002": by_formula_002,
+    "003": by_formula_003,
+    "004": by_formula_004,
+}
+
+
+@pytest.mark.parametrize(("number", "name"), PRINTED)
+def test_what_is_printed(number: str, name: str) -> None:
+    fact = FACTS[number][name]
+    expected = torch.tensor(fact["value"])
+    torch.testing.assert_close(TABLES[number][name], expected, rtol=0, atol=fact.get("tolerance", 0.0))
+
+
+@pytest.mark.parametrize("number", TUTORIALS)
+def test_what_follows_from_the_formulas(number: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        expected = FORMULAS[number]()
+    for name, table in expected.items():
+        torch.testing.assert_close(
+            TABLES[number][name], table, rtol=1e-4, atol=1e-4, msg=lambda told, name=name: f"{name}: {told}"
+        )
+
+
+@pytest.mark.parametrize("number", TUTORIALS)
+def test_every_table_is_held_to_something(number: str) -> None:
+    with torch.random.fork_rng(devices=[]):
+        held = FORMULAS[number]().keys() | {name for tutorial, name in PRINTED if tutorial == number}
+    assert held == TABLES[number].keys()
+
+
+@pytest.mark.parametrize(("number", "name"), SHAPES)
+def test_tables_that_facts_do_not_hold_are_there_with_their_shapes(number: str, name: str) -> None:
+    assert tuple(TABLES[number][name].shape) == SHAPES[number, name]
+    assert name not in FACTS[number]
+
+
+@pytest.mark.parametrize("number", TUTORIALS)
+def test_making_tables_leaves_the_generator_as_it_was(number: str) -> None:
+    torch.manual_seed(7)
+    before = torch.get_rng_state()
+    TUTORIALS[number]()
+    assert torch.equal(torch.get_rng_state(), before)
+
+
+def test_rows_of_right_weights_add_up_to_1_and_those_of_the_quirks_do_not() -> None:
+    for number, tables in TABLES.items():
+        for name, table in tables.items():
+            if name.startswith("weights") and "_on_" not in name:
+                rows = table.sum(dim=-1)
+                assert torch.allclose(rows, torch.ones_like(rows), atol=1e-5) is ("dim0" not in name), (number, name)
+
+
+def test_masked_keys_have_no_weight_and_no_part_in_the_values() -> None:
+    tables = TABLES["001"]
+    assert tables["weights_data_point_1_masked"][..., 2:].eq(0).all()
+    assert tables["weights_data_point_1_unmasked"][..., 2:].gt(0.1).all()
+    torch.testing.assert_close(tables["output_masked"][1], tables["output_unmasked"][1])  # nothing is padding there
+    assert (tables["output_masked"][0] - tables["output_unmasked"][0]).abs().max() > 0.01
+
+
+def test_the_scale_keeps_a_softmax_from_saturating() -> None:
+    tables = TABLES["004"]
+    assert tables["softmax_of_a_vector"].max() < 0.4
+    assert tables["softmax_of_wide_products"].max() > 0.999
+    assert tables["softmax_of_wide_products_scaled"].max() < 0.9
+
+
+def test_the_same_word_is_looked_at_alike_in_both_sentences() -> None:
+    both = [word for sentence in SENTENCES for word in sentence.split()]
+    table = TABLES["004"]["weights_of_both_sentences"]
+    for word in ("flies", "like"):
+        first, second = (place for place, other in enumerate(both) if other == word)
+        torch.testing.assert_close(table[..., first], table[..., second])
+
+
+def told(*arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "examples.tutorials", *arguments]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
+
+
+def test_the_program_prints_every_table() -> None:
+    printed = told()
+    assert printed.returncode == 0, printed.stderr
+    names = [
+        f"{number} {name} {tuple(table.shape)}\n" for number, made in TABLES.items() for name, table in made.items()
+    ]
+    assert all(name in printed.stdout for name in names)
+    assert "e-" in printed.stdout  # as torch prints
+    assert "..." not in printed.stdout
+
+
+def test_the_program_prints_json_for_a_program() -> None:
+    printed = told("001", "003", "--json")
+
+    def refuse(constant: str) -> None:
+        pytest.fail(f"{constant} is not JSON")
+
+    made = json.loads(printed.stdout, parse_constant=refuse)
+    assert list(made) == ["001", "003"]
+    torch.testing.assert_close(torch.tensor(made["003"]["fused_causal"]), TABLES["003"]["fused_causal"])
+    assert made["001"]["scores_data_point_1_masked"][0][0][3] == "-inf"
+
+
+def test_the_program_says_what_there_is() -> None:
+    printed = told("005")
+    assert printed.returncode == 2
+    assert "000, 001, 002, 003, 004" in printed.stderr

@@ -1,0 +1,52 @@
+"""The quirks of the tutorials, as a learner would have written them: the diagnosis names each."""
+
+from pathlib import Path
+
+import pytest
+
+from harness.adapt import implementation
+from harness.agreement import check, ground
+from harness.mistakes import catalogue
+from harness.outcome import Agreement
+from harness.records import Workload
+
+LEARNERS = Path(__file__).with_name("learners.py")
+SIZES = {"batch_size": 2, "seq_len": 9, "head_dim": 8}
+ONE_HEAD = Workload(**SIZES, num_heads=1)
+HEADS = Workload(**SIZES, num_heads=3)
+PADDED = Workload(**SIZES, num_heads=2, mask="padding(2,9)")
+CAUSAL = Workload(**SIZES, num_heads=2, mask="causal")
+QUIRKS = [
+    ("single_head_dim0", ONE_HEAD, "softmax_over_queries"),
+    ("single_head_dim0", HEADS, "softmax_over_queries"),
+    ("multi_head_dim0", HEADS, "softmax_over_heads"),
+    ("mask_lost", PADDED, "padding_ignored"),
+    ("dropout_always", CAUSAL, "dropout_in_evaluation"),
+]
+
+
+def judged(name: str, workload: Workload) -> Agreement:
+    return check(ground(workload, 0), implementation(f"{LEARNERS}:{name}"))
+
+
+@pytest.mark.parametrize("direction", ["inference", "forward_backward"])
+@pytest.mark.parametrize(("name", "workload", "mistake"), QUIRKS)
+def test_the_diagnosis_names_the_quirk(name: str, workload: Workload, mistake: str, direction: str) -> None:
+    asked = Workload(**workload.axes() | {"direction": direction})
+    found = judged(name, asked)
+    assert not found.agrees
+    assert found.mistakes == (mistake,)
+    words = next(planted.words for planted in catalogue(asked) if planted.name == mistake)
+    assert words.split(":")[0] in found.diagnosis  # what a dropout does is told with its numbers
+    assert found.step == ("masked scores" if mistake == "padding_ignored" else "weights")
+
+
+@pytest.mark.parametrize("name", ["Declared", "Applied"])
+def test_a_dropout_layer_changes_nothing_in_evaluation_whether_applied_or_not(name: str) -> None:
+    found = judged(name, Workload(**SIZES, num_heads=2, mask="causal", scope="module"))
+    assert found.agrees, found.diagnosis
+
+
+def test_one_head_with_its_softmax_over_the_heads_gives_every_key_the_weight_1() -> None:
+    found = judged("multi_head_dim0", ONE_HEAD)
+    assert "softmax_over_heads" in found.mistakes
