@@ -71,6 +71,14 @@ def field(session: nox.Session) -> None:
 
 
 @nox.session
+def detection(session: nox.Session) -> None:
+    """Plant every known mistake and try 1000 seeds of honest results: renew results/gallery/detection (half an hour)."""
+    install(session)
+    folder = str(RESULTS / "gallery" / "detection")
+    session.run("python", "-m", "harness.detection", *(session.posargs or ["--to", folder]))
+
+
+@nox.session
 def gallery(session: nox.Session) -> None:
     """Run the quick sweep and renew from it what is committed: results/gallery and the figures in the README."""
     install(session)

@@ -8,8 +8,8 @@ import msgspec
 class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     """How far one tensor (output or a gradient) is from the oracle, and how far it may be.
 
-    `error` is the largest absolute difference; None says that it is not finite. `allowed` is
-    2 * yardstick_error + rounding_band, or a few times that: see docs/method.md. `worst` is the index of the largest error.
+    `error` is the largest absolute difference; None says that it is not finite. `allowed` is 2 * yardstick_error +
+    rounding_band, or a few times that: see docs/method.md. `worst` is the index of the largest error.
     """
 
     tensor: str

@@ -70,10 +70,6 @@ def _window(length: int) -> str:
     return f"sliding_window({max(1, length // 4)})"
 
 
-def _with_empty_row(length: int) -> str:
-    return f"padding({length},0)"
-
-
 FAMILIES = (
     Sizes({}),
     Sizes({"mask": "causal"}),
@@ -83,7 +79,7 @@ FAMILIES = (
     Sizes({"mask": "causal_bottom_right", "kv_len": _longer}),
     Sizes({"kv_len": _odd}),
     Sizes({"batch_size": 2}),
-    Sizes({"batch_size": 2, "mask": _with_empty_row}),
+    Sizes({"batch_size": 2, "mask": "padding_to_nothing"}),
     Sizes({"num_heads": 4, "num_kv_heads": 2}),
     Sizes({"scope": "module"}),
     Sizes({"scope": "module", "mask": "causal"}),

@@ -18,7 +18,7 @@ from harness.events import (
     WorkerStarted,
     twin,
 )
-from harness.outcome import Agreement, TensorError
+from harness.outcome import Agreement, ProbeResult, TensorError
 from harness.records import Environment, Measurement, Sample, Status, Workload
 from harness.store import Journal, Results, read
 

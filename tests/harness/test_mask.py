@@ -26,6 +26,8 @@ def told(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool
             return j in {i, i - 1, i - 2}
         case "padding":
             return j < keys - ((b + 1) * keys) // (2 * batch)
+        case "padding_to_nothing":
+            return b < batch - 1 and told("padding", sizes, b, i, j)
         case "prefix(2)":
             return j in {0, 1} or j <= i
         case "document":
@@ -34,7 +36,8 @@ def told(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool
     raise AssertionError(name)
 
 
-BOOLEAN = ["none", "causal", "causal_bottom_right", "sliding_window(3)", "padding", "prefix(2)", "document"]
+BOOLEAN = ["none", "causal", "causal_bottom_right", "sliding_window(3)", "padding", "padding_to_nothing"]
+BOOLEAN += ["prefix(2)", "document"]
 
 
 @pytest.mark.parametrize("name", BOOLEAN)
