@@ -72,7 +72,7 @@ def field(session: nox.Session) -> None:
 
 @nox.session
 def detection(session: nox.Session) -> None:
-    """Plant every known mistake and try 1000 seeds of honest results: renew results/gallery/detection (half an hour)."""
+    """Plant every known mistake and try 1000 seeds of honest results: renew results/gallery/detection (long)."""
     install(session)
     folder = str(RESULTS / "gallery" / "detection")
     session.run("python", "-m", "harness.detection", *(session.posargs or ["--to", folder]))

@@ -149,20 +149,21 @@ def match(evidence: list[Evidence]) -> list[Match]:
     return [each for each in found if each.error_ratio <= max(1.0, 2 * found[0].error_ratio)]
 
 
-def _distance(planted: Planted, evidence: list[Evidence], names: tuple[str, ...] | None) -> float:
-    """How far the candidate is from the mistake, as a share of the tensors' size: the worst over the probes.
+def _distance(planted: Planted, evidence: list[Evidence], names: tuple[str, ...] | None) -> tuple[float, float]:
+    """How far the candidate is from the mistake, past what is allowed, as a share of the tensors' size: the worst.
 
-    Of those tensors alone, or of all.
+    Of those tensors alone, or of all. Second comes the same without regard to what is allowed, to order what is near.
     """
-    worst = 0.0
+    worst, plain = 0.0, 0.0
     for each in evidence:
         told = _answers(planted, each.reference, each.dtype, with_gradients=names is None)
         compared = [name for name in names or each.names if name in told]
         scales = scales_of({name: told[name].nan_to_num() for name in compared})
         for name in compared:
-            off = _off(each.found[name], told[name])
-            worst = max(worst, off / scales[name] if scales[name] else off)
-    return worst
+            off, scale = _off(each.found[name], told[name]), scales[name] or 1.0
+            worst = max(worst, (off - allowed(name, each.reference)) / scale)
+            plain += off / scale
+    return worst, plain
 
 
 def _match(planted: Planted, evidence: list[Evidence]) -> Match:
@@ -252,9 +253,9 @@ def _by_its_weights(implementation: Implementation, evidence: list[Evidence]) ->
 
 
 def describe(agreement: Agreement) -> str:
-    """Where it is worst, by how much, and which probes found it."""
+    """Where the output, or else a gradient, is worst, by how much, and which probes found it."""
     wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if not tensor.agrees]
-    probe, worst = max(wrong, key=lambda item: severity(item[1]))
+    probe, worst = max(wrong, key=lambda item: (item[1].tensor == "output", severity(item[1])))
     place = ", ".join(map(str, worst.worst))
     actual = "not finite" if worst.actual is None else f"{worst.actual:.6g}"
     value = f"at [{place}] it is {actual}, the oracle says {worst.expected:.6g}"

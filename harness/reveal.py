@@ -3,6 +3,9 @@
 Attention is linear in the values, so column v of the output is the weight of the key whose value is unit vector v.
 """
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -18,21 +21,32 @@ ROUNDINGS = 16
 """Weights that are off by no more than this many roundings are right."""
 
 
+def revealed(attend: Callable[[Tensor], Any], like: Tensor) -> Tensor:
+    """The weights (B, H, T, S) behind `attend`, which makes values (B, G, S, V) into a context (B, H, T, V).
+
+    Column j of the values is 1 at one key and 0 elsewhere, so that column j of the context is that key's weight: as
+    many keys at a time as there are columns.
+    """
+    key_len, width = like.shape[-2:]
+    columns = []
+    for start in range(0, key_len, width):
+        count = min(width, key_len - start)
+        unit = torch.zeros_like(like)
+        unit[:, :, torch.arange(start, start + count), torch.arange(count)] = 1.0
+        columns.append(attend(unit)[..., :count])
+    return torch.cat(columns, dim=-1)
+
+
 def weights(implementation: Implementation, reference: Reference) -> Tensor:
     """The weights (B, H, T, S) of a candidate on the inputs of `reference`, which are those of scope `attention`."""
-    workload = reference.workload
-    width = workload.value_dim
-    columns = []
-    for start in range(0, workload.kv_len, width):
-        inputs = reference.inputs.map(lambda tensor: tensor.clone())
-        value = torch.zeros_like(inputs.tensors["value"])
-        shown = min(width, workload.kv_len - start)
-        value[:, :, start : start + shown, :shown] = torch.eye(shown, dtype=value.dtype, device=value.device)
-        case = build(workload, implementation, inputs)
+
+    def attend_to(value: Tensor) -> Tensor:
+        case = build(reference.workload, implementation, reference.inputs.map(lambda tensor: tensor.clone()))
         case.tensors["value"] = value
         with torch.no_grad():
-            columns.append(case.output()[..., :shown])
-    return torch.cat(columns, dim=-1).double().cpu()
+            return case.output()
+
+    return revealed(attend_to, reference.inputs.tensors["value"]).double().cpu()
 
 
 def right_weights(reference: Reference) -> Tensor:

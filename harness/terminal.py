@@ -11,7 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from harness import run
-from harness.records import Status, Verdict
+from harness.records import Record, Status, Verdict
 from harness.reports import table
 from harness.store import Results
 from harness.units import MISSING, show, significant
@@ -139,7 +139,56 @@ def print_check(results: Results) -> None:
         verdict = "WRONG" if any(r.is_finding for r in own) else "right" if ratios else "not checked"
         rows.append((name, verdict, counts, worst))
     print_table(("implementation", "verdict", "cells", "worst error / allowed"), rows)
-    print_findings(results, Console())
+    console = Console()
+    for group in _alike(results):
+        _print_finding(group, console)
+    _print_notes(results, console)
+    _print_not_tried(results, console)
+
+
+def _alike(results: Results) -> list[list[Record]]:
+    """The findings, those together in which one implementation is wrong in one way; the smallest workload first."""
+    groups: dict[tuple[str, ...], list[Record]] = {}
+    for record in results.records:
+        if record.is_finding:
+            told = record.agreement.mistakes if record.agreement is not None else ()
+            first = record.message.split(". ", 1)[0]
+            groups.setdefault((record.implementation, record.status, *(told or (first,))), []).append(record)
+    return [sorted(group, key=_size) for group in groups.values()]
+
+
+def _size(record: Record) -> tuple[int, str]:
+    workload = record.workload
+    return workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len, workload.id
+
+
+def _print_finding(group: Sequence[Record], console: Console) -> None:
+    """What is wrong, a sentence to a line, and on how many workloads."""
+    first = group[0]
+    console.print(
+        f"\n{first.implementation}: {first.status} on {first.workload.id}",
+        style="bold red",
+        markup=False,
+        soft_wrap=True,
+    )
+    for line in first.message.replace("; found by:", ".\nFound by:").replace(". ", ".\n").splitlines():
+        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+    if len(group) > 1:
+        plural = "" if len(group) == 2 else "s"  # noqa: PLR2004 - one more than the first
+        more = f"The same on {len(group) - 1} other workload{plural}, such as {group[-1].workload.id}."
+        console.print(f"  {more}", style="dim", markup=False, highlight=False, soft_wrap=True)
+
+
+def _print_notes(results: Results, console: Console) -> None:
+    """What was noted and decides nothing, once for each implementation and rule."""
+    noted: dict[str, str] = {}
+    for record in results.records:
+        for note in () if record.agreement is None else record.agreement.notes:
+            noted.setdefault(f"{record.implementation}, {note.rule}", note.found)
+    if noted:
+        console.print("\nNoted, and no reason to reject:", markup=False)
+    for name, found in noted.items():
+        console.print(f"  {name}: {found}", style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
 def _how_far(ratio: float) -> str:
@@ -152,6 +201,10 @@ def print_findings(results: Results, console: Console) -> None:
         if record.is_finding:
             where = f"{record.implementation} on {record.workload.id}"
             console.print(f"{record.status}: {where}: {record.message}", style="red", markup=False, soft_wrap=True)
+    _print_not_tried(results, console)
+
+
+def _print_not_tried(results: Results, console: Console) -> None:
     reasons: dict[str, int] = {}
     for record in results.records:
         if record.status is not Status.ok and not record.is_finding:
@@ -159,7 +212,7 @@ def print_findings(results: Results, console: Console) -> None:
             line = f"{record.implementation}: {told}"
             reasons[line] = reasons.get(line, 0) + 1
     if reasons:
-        console.print("Not tried:", markup=False)
+        console.print("\nNot tried:", markup=False)
     for line, number in reasons.items():
         console.print(f"  {line} ({number} cell{'s' if number > 1 else ''})", markup=False, style="dim", soft_wrap=True)
 

@@ -23,6 +23,7 @@ from harness.inputs import Inputs
 from harness.inspection.found import Beside, Compared, Outcome, shape_of
 from harness.records import Workload
 from harness.reports.words import plain
+from harness.reveal import revealed
 from harness.sweep import make
 
 THREE = ("query", "key", "value")
@@ -135,24 +136,6 @@ def _attended(module: nn.Module, workload: Workload, inputs: Inputs, mask: Bound
         return [context]
     weights = revealed(right, value)
     return [_compare("weights", "weights", "BHTS", weights, lambda: revealed(theirs, three[2])), context]
-
-
-def revealed(attend: Callable[[Tensor], Any], like: Tensor) -> Tensor:
-    """The weights (B, H, T, S) behind `attend`, which makes values (B, G, S, V) into a context (B, H, T, V).
-
-    Column j of the values is 1 at one key and 0 elsewhere, so that column j of the context is that key's weight: as
-    many keys at a time as there are columns.
-
-    The caller has seen that `attend` gives a context for ordinary values.
-    """
-    key_len, width = like.shape[-2:]
-    columns = []
-    for start in range(0, key_len, width):
-        count = min(width, key_len - start)
-        unit = torch.zeros_like(like)
-        unit[:, :, torch.arange(start, start + count), torch.arange(count)] = 1.0
-        columns.append(attend(unit)[..., :count])
-    return torch.cat(columns, dim=-1)
 
 
 def _output(workload: Workload, inputs: Inputs, call: Callable[[], Any] | str) -> Compared:

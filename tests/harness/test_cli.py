@@ -127,7 +127,7 @@ def test_a_wrong_implementation_is_a_finding(theirs):
     found = attnbench("check", "mine.py:liar", "mine.py:theirs", *FAST[:-2], cwd=folder)
     assert found.returncode == 1
     assert "WRONG" in found.stdout
-    assert "disagrees: liar on" in found.stdout
+    assert "liar: disagrees on" in found.stdout
     assert "disagrees: theirs" not in found.stdout
     assert not list(folder.glob("journal*"))
     run = attnbench("run", "-i", "mine.py:liar", *FAST, "--json", cwd=folder)
