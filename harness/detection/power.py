@@ -12,10 +12,9 @@ from harness.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 from harness.inputs import Inputs
 from harness.mistakes import ALL, Mistake, Planted, catalogue
 from harness.probes import PROBES, VacuousError
-from harness.records import DTYPES, Workload
+from harness.records import Workload
 from harness.reference import answers, largest, refer_to
 
-LENGTHS = (2, 3, 17, 128, 1021, 8192)
 INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
 """What is tried: what many benchmarks draw, and our probes."""
 RULES = "rules"
@@ -129,19 +128,11 @@ def _made(planted: Planted, against: Bar, dtype: torch.dtype) -> dict[str, torch
     return answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
 
 
-def cells(
-    lengths: Sequence[int] = LENGTHS,
-    dtypes: Sequence[str] = DTYPES,
-    mistakes: Sequence[Mistake] = ALL,
-    on_step: Callable[[str], object] = print,
-) -> Iterator[Cell | Absent]:
-    """Try everything; `on_step` is told what comes next."""
-    for length in lengths:
-        for dtype in dtypes:
-            on_step(f"length {length}, {dtype}")
-            for mistake in mistakes:
-                yield from _tried(mistake, length, dtype)
-            _bar.cache_clear()
+def cells(length: int, dtype: str, mistakes: Sequence[Mistake] = ALL) -> Iterator[Cell | Absent]:
+    """Try every mistake at one length in one dtype."""
+    for mistake in mistakes:
+        yield from _tried(mistake, length, dtype)
+    _bar.cache_clear()
 
 
 def _tried(mistake: Mistake, length: int, dtype: str) -> Iterator[Cell | Absent]:

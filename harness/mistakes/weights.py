@@ -9,7 +9,7 @@ from harness.mistakes.kind import Mistake
 from harness.steps import Changes, Scene
 from harness.steps import weights as right
 
-DROPPED = 0.1
+DROPPED = 0.5
 
 
 def over(*dims: int) -> Changes:

@@ -87,7 +87,7 @@ def test_every_mistake_has_a_name_of_its_own_and_is_planted_somewhere_here():
 @pytest.mark.parametrize("length", [2, 17])
 def test_the_whole_check_catches_every_mistake_in_each_dtype(length, dtype):
     """The detection table in small: nox -s detection makes the whole of it."""
-    cells = list(power.cells((length,), (dtype,), on_step=lambda step: None))
+    cells = list(power.cells(length, dtype))
     whole = [cell for cell in cells if isinstance(cell, power.Cell) and cell.inputs == power.EVERYTHING]
     assert len(whole) > 60
     assert [cell.mistake for cell in whole if not cell.is_caught] == []
@@ -99,7 +99,7 @@ def test_the_whole_check_catches_every_mistake_in_each_dtype(length, dtype):
 def test_uniform_inputs_let_mistakes_through_that_needles_catch():
     """The reason for our inputs: with values from 0 to 1 an average hides what is lost."""
     lost = [mistake for mistake in ALL if mistake.name in {"tile_dropped", "scaled_by_width", "query_and_key_ignored"}]
-    cells = list(power.cells((512,), ("float32",), lost, on_step=lambda step: None))
+    cells = list(power.cells(512, "float32", lost))
     caught = {(cell.mistake, cell.inputs, cell.rule): cell.is_caught for cell in cells if isinstance(cell, power.Cell)}
     for mistake in lost:
         assert not caught[mistake.name, "uniform", "allclose 1e-1/1e-2"]
