@@ -17,7 +17,7 @@ from harness.probes import PROBES, VacuousError
 from harness.records import Workload
 from harness.reference import Reference, refer
 
-RULES_LEN = 67
+RULES_LEN = 35
 """The rules are tried at this length, which divides by no tile, or at a shorter workload's own."""
 RULES_PROBES = ("normal", "needles")
 

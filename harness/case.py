@@ -16,6 +16,13 @@ from harness.records import Workload
 TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
+def output_shape(workload: Workload) -> tuple[int, ...]:
+    """Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
+    if workload.scope == "module":
+        return (workload.batch_size, workload.seq_len, workload.embed_dim)
+    return (workload.batch_size, workload.num_heads, workload.seq_len, workload.value_dim)
+
+
 def place(inputs: Inputs, workload: Workload) -> Inputs:
     """The float64 inputs cast to the workload's dtype and moved to its device."""
     dtype = TORCH_DTYPES[workload.dtype]

@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from harness.case import TORCH_DTYPES, Case, build, canonical_gradients
+from harness.case import TORCH_DTYPES, Case, build, canonical_gradients, output_shape
 from harness.contract import Implementation
 from harness.outcome import TensorError
 from harness.records import Workload
@@ -62,9 +62,7 @@ def _gradients(case: Case, output: Tensor, reference: Reference) -> dict[str, Te
 
 def require_form(workload: Workload, output: Tensor) -> None:
     """Raise ValueError where the output has another shape or dtype than it must."""
-    expected: tuple[int, ...] = (workload.batch_size, workload.seq_len, workload.embed_dim)
-    if workload.scope == "attention":
-        expected = (workload.batch_size, workload.num_heads, workload.seq_len, workload.value_dim)
+    expected = output_shape(workload)
     if tuple(output.shape) != expected:
         raise ValueError(f"the output has shape {tuple(output.shape)}, not {expected}")
     if output.dtype != TORCH_DTYPES[workload.dtype]:

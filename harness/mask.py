@@ -187,7 +187,7 @@ class Padding(Mask):
 
     def at_other_length(self) -> Mask:
         """Lengths as fractions of the new one."""
-        return Padding()
+        return type(self)()
 
 
 class PaddingToNothing(Padding):
@@ -203,10 +203,6 @@ class PaddingToNothing(Padding):
         lengths = super().table(batch_size, query_len, key_len).copy()
         lengths[-1] = 0
         return lengths
-
-    def at_other_length(self) -> Mask:
-        """Fits any."""
-        return self
 
 
 class Prefix(Mask):

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from harness import oracle
-from harness.case import TORCH_DTYPES, place
+from harness.case import TORCH_DTYPES, output_shape, place
 from harness.inputs import Inputs, generator
 from harness.probes import PROBES, VacuousError
 from harness.records import Workload
@@ -60,33 +60,22 @@ def refer(workload: Workload, probe: str, seed: int) -> Reference:
 def refer_to(workload: Workload, drawn: Inputs, seed: int, leniency: float = 1.0) -> Reference:
     """The same for inputs that were drawn in any way."""
     dtype = TORCH_DTYPES[workload.dtype]
-    rounded = drawn.map(lambda tensor: tensor.to(dtype))
+    exact = drawn.map(lambda tensor: tensor.to(dtype).double())
     draws = generator(workload.seed, 4, seed)
     rows = oracle.checked_rows(workload, draws)
-    exact = rounded.map(lambda tensor: tensor.double())
-    shape = oracle.answer(workload, exact, rows).shape
-    grad_rows = torch.randn(shape, generator=draws, dtype=torch.float64).to(dtype)
+    *batch, _, width = output_shape(workload)
+    grad_rows = torch.randn(*batch, len(rows), width, generator=draws, dtype=torch.float64).to(dtype)
     expected = answers(workload, exact, grad_rows.double(), _asked(workload, rows, oracle.attend))
     if not expected["output"].isfinite().all():
         raise ValueError("the reference output is not finite: nothing can be compared with it")
     if _is_constant(expected["output"]):
         raise VacuousError("the reference output is constant: nothing can be compared with it")
     expected = {name: tensor for name, tensor in expected.items() if not _is_constant(tensor)}
-    moved = exact.map(lambda tensor: _moved(tensor, dtype, draws))
-    honest = [
-        answers(workload, each, grad_rows, _asked(workload, rows, form))
-        for each in (rounded, moved)
-        for form in oracle.YARDSTICKS
-    ]
-    honest_errors = {name: [largest(each[name], tensor) for each in honest] for name, tensor in expected.items()}
-    if not all(math.isfinite(error) for errors in honest_errors.values() for error in errors):
-        raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
     bound, scales = oracle.score_bound(workload, exact, rows), scales_of(expected)
     grad_output = None
     if workload.direction != "inference":
-        token_dim = len(shape) - 2
-        full = torch.zeros(*shape[:token_dim], workload.seq_len, shape[-1], dtype=dtype)
-        grad_output = full.index_copy(token_dim, rows, grad_rows).to(workload.device)
+        full = torch.zeros(output_shape(workload), dtype=dtype)
+        grad_output = full.index_copy(len(batch), rows, grad_rows).to(workload.device)
     return Reference(
         workload=workload,
         drawn=exact,
@@ -96,11 +85,34 @@ def refer_to(workload: Workload, drawn: Inputs, seed: int, leniency: float = 1.0
         grad_output=grad_output,
         expected=expected,
         leniency=leniency,
-        yardstick_errors={name: max(errors) for name, errors in honest_errors.items()},
+        yardstick_errors=_yardstick_errors(workload, exact, (rows, grad_rows), expected, draws),
         rounding_bands={
             name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in expected.items()
         },
     )
+
+
+def _yardstick_errors(
+    workload: Workload,
+    exact: Inputs,
+    asked: tuple[Tensor, Tensor],
+    expected: dict[str, Tensor],
+    draws: torch.Generator,
+) -> dict[str, float]:
+    """The largest error of each tensor that an honest form makes, on the inputs as they are and moved by a rounding."""
+    rows, grad_rows = asked
+    dtype = TORCH_DTYPES[workload.dtype]
+    rounded = exact.map(lambda tensor: tensor.to(dtype))
+    moved = exact.map(lambda tensor: _moved(tensor, dtype, draws))
+    honest = [
+        answers(workload, each, grad_rows, _asked(workload, rows, form))
+        for each in (rounded, moved)
+        for form in oracle.YARDSTICKS
+    ]
+    made = {name: [largest(each[name], tensor) for each in honest] for name, tensor in expected.items()}
+    if not all(math.isfinite(error) for errors in made.values() for error in errors):
+        raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
+    return {name: max(errors) for name, errors in made.items()}
 
 
 def _is_constant(tensor: Tensor) -> bool:
