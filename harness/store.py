@@ -84,6 +84,7 @@ class Results:
     records: tuple[Record, ...]
     elapsed_s: float | None  # None: killed, or still at work
     num_visits: dict[str, int]  # by workload id
+    check_s: float  # what all checks took together
 
     @property
     def run(self) -> str:
@@ -148,7 +149,14 @@ def read(path: Path) -> Results:
             visits[event.workload] = visits.get(event.workload, 0) + 1
     records = tuple(_fold(started, found))
     elapsed_s = finished[-1] if finished else None
-    return Results(folder=journal.parent, started=started, records=records, elapsed_s=elapsed_s, num_visits=visits)
+    return Results(
+        folder=journal.parent,
+        started=started,
+        records=records,
+        elapsed_s=elapsed_s,
+        num_visits=visits,
+        check_s=sum(event.check_s for event in found if isinstance(event, CellChecked)),
+    )
 
 
 def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:

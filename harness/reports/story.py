@@ -24,6 +24,7 @@ def facts(results: Results) -> dict[str, str]:
         "sweep": words.plain(plan.sweep) or MISSING,
         "baseline": words.plain(plan.baseline),
         "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
+        "checks": _checks(results),
         "samples": f"{visits} visits of {plan.num_blocks} blocks, {_processes(plan.num_epochs)}",
         "identical code": _floor(results),
     }
@@ -79,6 +80,12 @@ def _floor(results: Results) -> str:
     where = next(record.workload for record in results.records if record.workload.id == widest)
     told = f"the baseline against itself gave {seen} at worst ({words.title(where)}, length {words.length(where)})"
     return f"{told}; there, differences below {percent(margin(floor))} are not called"
+
+
+def _checks(results: Results) -> str:
+    """What the checks took, as a share of the whole where the run came to its end."""
+    share = f", {results.check_s / results.elapsed_s:.0%} of the run" if results.elapsed_s else ""
+    return f"{show(results.check_s, 's')}{share}"
 
 
 def _processes(count: int) -> str:
