@@ -1,0 +1,255 @@
+"""Laws of the check at any shape, mask, dtype, scope and direction: who is right is never rejected, who is not, is."""
+
+import re
+from collections.abc import Callable
+
+import torch
+from hypothesis import assume, given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from harness import mistaken, oracle
+from harness.adapt import implementation
+from harness.agreement import Ground, check, ground
+from harness.case import TORCH_DTYPES, bind, reason_against
+from harness.contract import Implementation
+from harness.inputs import generator
+from harness.mistakes import Mistake, Planted, catalogue, names
+from harness.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
+from harness.records import BIASES, DIRECTIONS, DTYPES, Workload
+from harness.reference import answers, largest, refer, scales_of
+from harness.rules import LAYOUTS
+from harness.steps import Scene
+
+TEXTBOOK = Planted(mistake=Mistake(name="none", words="all is well", changes={}), words="all is well", changes={})
+HONEST = {"textbook": mistaken.implementation(TEXTBOOK)}
+HONEST |= {name: implementation(name) for name in ("fused", "chunked", "sdpa")}
+CLEARLY = 1e-3
+NOTHING_TO_CHECK = "constant|overflows|alike"
+ROUNDINGS = 32
+"""So many roundings of the dtype, as a share of a tensor's size, are clearly more than an honest form makes."""
+GARBAGE: dict[str, Callable[[Tensor], Tensor]] = {
+    "random": lambda right: torch.randn(right.shape, generator=generator(7)).to(right.dtype),
+    "random each time": torch.randn_like,
+    "NaN": lambda right: torch.full_like(right, torch.nan),
+    "infinite": lambda right: torch.full_like(right, -torch.inf),
+    "zero": torch.zeros_like,
+    "constant": lambda right: torch.full_like(right, 0.75),
+    "partly NaN": lambda right: right.masked_fill(
+        torch.arange(right.shape[2])[:, None] == right.shape[2] // 2, torch.nan
+    ),
+    "huge": lambda right: torch.full_like(right, torch.finfo(right.dtype).max),
+}
+
+
+def profile(max_examples):
+    return settings(deadline=None, max_examples=max_examples, derandomize=True, database=None)
+
+
+@st.composite
+def masks(draw, batch_size, query_len, key_len):
+    """Every boolean mask that fits, its numbers drawn."""
+    lengths = st.lists(st.integers(0, key_len), min_size=batch_size, max_size=batch_size)
+    forms = [
+        st.sampled_from(["none", "causal", "causal_bottom_right", "padding", "padding_to_nothing"]),
+        st.integers(1, key_len + 2).map("sliding_window({})".format),
+        st.integers(0, key_len + 2).map("prefix({})".format),
+        lengths.map(lambda each: f"padding({','.join(map(str, each))})"),
+    ]
+    if query_len == key_len:
+        first = st.integers(0, query_len)
+        forms += [st.just("document"), first.map(lambda length: f"document({length},{query_len - length})")]
+    return draw(st.one_of(forms))
+
+
+@st.composite
+def points(draw, **fixed):
+    """A small workload."""
+    query_len, batch_size, groups = draw(st.integers(1, 40)), draw(st.integers(1, 3)), draw(st.integers(1, 2))
+    key_len = draw(st.one_of(st.just(query_len), st.integers(1, 40)))
+    axes = {
+        "batch_size": batch_size,
+        "seq_len": query_len,
+        "kv_len": key_len,
+        "num_heads": groups * draw(st.integers(1, 3)),
+        "num_kv_heads": groups,
+        "head_dim": draw(st.sampled_from([1, 2, 5, 8, 16])),
+        "value_dim": draw(st.sampled_from([0, 1, 6])),
+        "mask": draw(masks(batch_size, query_len, key_len)),
+        "dtype": draw(st.sampled_from(DTYPES)),
+        "scope": draw(st.sampled_from(["attention", "module"])),
+        "direction": draw(st.sampled_from(DIRECTIONS)),
+        "bias": draw(st.sampled_from(BIASES)),
+        "seed": draw(st.integers(0, 1000)),
+    }
+    return Workload(**(axes | fixed))
+
+
+def grounded(point: Workload) -> Ground:
+    """The ground of a workload that has something to check."""
+    try:
+        return ground(point, 0)
+    except ValueError as told:
+        assume(re.search(NOTHING_TO_CHECK, str(told)) is None)
+        raise
+
+
+def changed(honest: Implementation, change: Callable[..., Tensor]) -> Implementation:
+    """The same with its `attend`, taken as a function, put through `change`."""
+
+    def build(weights):
+        module = honest.build(weights)
+        right = module.attend
+        module.attend = lambda *operands: change(right, *operands)
+        return module
+
+    return Implementation(build=build, source="a test", unsupported=honest.unsupported)
+
+
+def laid_out(layout: str) -> Callable[..., Tensor]:
+    """Tensors that lie in memory in another way."""
+    return lambda right, query, key, value, mask: right(*(LAYOUTS[layout](each) for each in (query, key, value)), mask)
+
+
+@profile(60)
+@given(point=points(), layout=st.sampled_from([None, *LAYOUTS]))
+def test_an_honest_form_is_never_rejected(point, layout):
+    assume(point.scope == "attention" or point.dtype != "bfloat16")  # large tokens: a near tie may fall either way
+    judge = grounded(point)
+    for name, form in HONEST.items():
+        assert reason_against(form, point) is None
+        found = check(judge, form if layout is None else changed(form, laid_out(layout)))
+        assert found.agrees, f"{name}: {found.diagnosis}"
+        assert found.diagnosis == ""
+
+
+def differs_clearly(point: Workload, planted: Planted) -> bool:
+    """Whether the mistake's exact answer to the normal probe is far from the right one, in some tensor."""
+    reference = refer(point, "normal", 0)
+    made = answers(
+        point, reference.drawn, reference.grad_rows.double(), mistaken.answer(point, planted, reference.rows)
+    )
+    scales = scales_of(reference.expected)
+    clearly = max(CLEARLY, ROUNDINGS * torch.finfo(TORCH_DTYPES[point.dtype]).eps)
+    return any(not largest(made[name], right) <= clearly * scales[name] for name, right in reference.expected.items())
+
+
+@profile(30)
+@given(point=points(), data=st.data())
+def test_a_mistake_that_makes_a_clear_difference_is_rejected(point, data):
+    every = [planted for planted in catalogue(point) if not planted.mistake.is_memory]
+    name = data.draw(st.sampled_from(sorted({planted.name for planted in every})))
+    planted = data.draw(st.sampled_from([planted for planted in every if planted.name == name]))
+    judge = grounded(point)
+    assume("normal" in judge.references and differs_clearly(point, planted))
+    found = check(judge, mistaken.implementation(planted))
+    assert not found.agrees
+    assert found.diagnosis
+
+
+@profile(60)
+@given(point=points(), seed=st.integers(0, 100))
+def test_every_probe_is_vacuous_or_has_finite_inputs_and_a_finite_reference(point, seed):
+    for probe in PROBES:
+        try:
+            reference = refer(point, probe, seed)
+        except VacuousError:  # any other error, such as a reference that is not finite, is none that may be
+            continue
+        for name, right in reference.expected.items():
+            assert right.isfinite().all(), name
+            assert torch.isfinite(
+                torch.tensor([reference.yardstick_errors[name], reference.rounding_bands[name]])
+            ).all()
+            assert reference.rounding_bands[name] > 0
+        for tensor in [*reference.inputs.tensors.values(), *reference.inputs.weights.tensors().values()]:
+            assert tensor.isfinite().all()
+
+
+@profile(100)
+@given(point=points(scope="attention"), seed=st.integers(0, 100))
+def test_needles_point_at_keys_that_exist_and_their_values_spell_their_place(point, seed):
+    targets = needle_targets(point, generator(seed))
+    assert targets.shape == (point.seq_len,)
+    assert int(targets.min()) >= 0
+    assert int(targets.max()) < point.kv_len
+    value = draw_needles(point, seed).tensors["value"]
+    assert set(value.unique().tolist()) <= {-1.0, 1.0}
+    rows = torch.arange(value[..., 0].numel())
+    num_digits = min(point.value_dim, max(1, int(rows.max()).bit_length()))
+    spelled = ((value[..., :num_digits] > 0) * 2 ** torch.arange(num_digits)).sum(dim=-1)
+    assert torch.equal(spelled.flatten(), rows % 2**num_digits)
+
+
+@profile(100)
+@given(point=points(scope="attention"), seed=st.integers(0, 100))
+def test_products_of_large_queries_and_keys_fit_the_dtype(point, seed):
+    dtype = TORCH_DTYPES[point.dtype]
+    drawn = draw_large(point, seed).map(lambda tensor: tensor.to(dtype).double()).tensors
+    group = torch.arange(point.num_heads) // (point.num_heads // point.num_kv_heads)
+    products = drawn["query"] @ drawn["key"][:, group].transpose(-2, -1)
+    assert float(products.abs().max()) < torch.finfo(dtype).max
+    if point.head_dim > 1:
+        assert float(products.abs().max()) / point.head_dim**0.5 > 1000
+
+
+@profile(200)
+@given(point=points(), data=st.data())
+def test_rule_steps_oracle_and_bound_mask_see_the_same_keys(point, data):
+    chosen = data.draw(st.lists(st.integers(0, point.seq_len - 1), min_size=1, unique=True).map(sorted))
+    rows, sizes = torch.tensor(chosen), (point.batch_size, point.seq_len, point.kv_len)
+    dense = torch.from_numpy(point.mask_rule.dense(*sizes).copy())[:, rows]
+    bound = bind(point)
+    assert torch.equal(Scene(mask=bound, rows=rows).seen[:, 0], dense)
+    assert torch.equal(oracle.seen_rows(point, rows), dense)
+    visible = torch.ones(1, 1, 1, 1, dtype=torch.bool) if bound.visible is None else bound.visible
+    assert torch.equal(visible.expand(sizes[0], 1, *sizes[1:])[:, 0, rows], dense)
+    everyone = torch.from_numpy(point.mask_rule.dense(*sizes).copy())
+    assert int(everyone.sum()) == point.mask_rule.num_visible(*sizes)
+    assert bool((~everyone.any(dim=-1)).any()) == point.mask_rule.has_empty_rows(*sizes)
+
+
+@profile(100)
+@given(
+    query_len=st.integers(1, 40_000),
+    key_len=st.integers(1, 40_000),
+    num_heads=st.integers(1, 8),
+    seed=st.integers(0, 1000),
+)
+def test_checked_rows_hold_the_first_the_last_and_one_of_each_tile(query_len, key_len, num_heads, seed):
+    point = Workload(seq_len=query_len, kv_len=key_len, num_heads=num_heads)
+    rows = oracle.checked_rows(point, generator(seed)).tolist()
+    assert rows == sorted(set(rows))
+    assert (rows[0], rows[-1]) == (0, query_len - 1)
+    if num_heads * query_len * key_len <= oracle.FULL_CHECK_PAIRS:
+        assert len(rows) == query_len
+    tile = max(oracle.SMALLEST_TILE, -(-query_len // oracle.MOST_TILES))
+    assert {row // tile for row in rows} == set(range(-(-query_len // tile)))
+    edges = {edge for length in TILE_LENS for edge in (length - 1, length) if edge < query_len}
+    assert edges <= set(rows)
+
+
+PLACE = re.compile(r"(output|gradient of \w+(?: weights)?) is wrong on (\w+) inputs: at \[([\d, ]+)\] it is ")
+
+
+@profile(20)
+@given(point=points(), kind=st.sampled_from(sorted(GARBAGE)), form=st.sampled_from(["fused", "sdpa"]))
+def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kind, form):
+    def spoil(right, query, key, value, mask):
+        made = right(query, key, value, mask)
+        return made * 0 + GARBAGE[kind](made.detach())  # still of the graph, so that it has gradients
+
+    judge = grounded(point)
+    found = check(judge, changed(HONEST[form], spoil))
+    assert not found.agrees
+    place = PLACE.search(found.diagnosis)
+    assert place is not None, found.diagnosis
+    probe = judge.references[place[2]]
+    shape = list(probe.expected[place[1]].shape)
+    if place[1] == "output":
+        shape[-2] = point.seq_len
+    index = [int(part) for part in place[3].split(",")]
+    assert len(index) == len(shape)
+    assert all(part < size for part, size in zip(index, shape, strict=True))
+    finders = found.diagnosis.rpartition("; found by: ")[2]
+    assert all(name in finders for name in judge.references)
+    assert set(found.mistakes) <= set(names())

@@ -1,0 +1,249 @@
+"""Edits of our implementations' texts, each of which plants a mistake, and what it must be named as. Data alone."""
+
+from dataclasses import dataclass, field
+
+from harness.records import Workload
+
+BOTH = {"direction": "forward_backward"}
+GROUPED = {"num_heads": 4, "num_kv_heads": 2}
+MODULE = {"scope": "module", "num_heads": 3}
+TILES = {"seq_len": 16}
+BY_TILES = ("TILE = 256", "TILE = 8")
+"""Not a mistake: `chunked` in tiles so small that a short length has several."""
+
+HIDING = "scores = scores.masked_fill(mask.hidden, -torch.inf)"
+MASKED = "attn_mask=None if mask.is_causal else mask.visible"
+EACH_HEAD = "head(x, context, mask) for head in self.heads"
+ALL_TILES = "for keys in tiles(key.shape[-2])"
+QUERY_ROWS = "query.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)"
+KEY_ROWS = "key.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)"
+VALUE_ROWS = "value.unflatten(-1, (self.num_kv_heads, self.value_dim)).transpose(1, 2)"
+PACKED_ROWS = "torch.cat([weights.query, weights.key, weights.value])"
+PACKED_BIASES = "torch.cat([weights.query_bias, weights.key_bias, weights.value_bias])"
+GROUPS = "groups = (key.shape[1], query.shape[1] // key.shape[1])"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Edit:
+    """A change of an implementation's text; what it must be named as, at a workload where it shows."""
+
+    file: str
+    changed: dict[str, str]
+    names: tuple[str, ...]
+    axes: dict[str, object] = field(default_factory=dict)
+    told: str = ""
+
+    @property
+    def workload(self) -> Workload:
+        sizes = {"seq_len": 11, "num_heads": 2, "head_dim": 8, "direction": "inference"}
+        return Workload(**(sizes | self.axes))
+
+
+def edit(file, changed, names, axes=None, told=""):
+    return Edit(file=file, changed=changed, names=tuple(names.split()), axes=axes or {}, told=told)
+
+
+EDITS = [
+    edit("naive_loop", {" / math.sqrt(len(query))": ""}, "no_scale"),
+    edit("naive_loop", {".masked_fill(hidden, -torch.inf)": ""}, "mask_ignored", {"mask": "causal"}),
+    edit(
+        "naive_loop",
+        {"key[b, h // group_size], value[b, h // group_size]": "key[b, h % key.shape[1]], value[b, h % key.shape[1]]"},
+        "kv_heads_interleaved",
+        GROUPED,
+    ),
+    edit("naive_loop", {", value[b, h // group_size]": ", value[b, 0]"}, "first_value_head_for_all"),
+    edit(
+        "naive_loop",
+        {"view(batch_size, num_heads, query_len, -1)": "view(batch_size, query_len, num_heads, -1).transpose(1, 2)"},
+        "merged_without_transpose",
+        MODULE,
+    ),
+    edit(
+        "module_list", {EACH_HEAD: "head(x, context, mask) for head in self.heads[::-1]"}, "merged_in_reverse", MODULE
+    ),
+    edit(
+        "module_list",
+        {f"torch.cat([{EACH_HEAD}], dim=-1)": f"torch.stack([{EACH_HEAD}], dim=-1).flatten(2)"},
+        "merged_feature_by_feature",
+        MODULE,
+    ),
+    edit(
+        "module_list",
+        {"self.key(context), self.value(context)": "self.value(context), self.key(context)"},
+        "projections_in_wrong_order",
+        MODULE,
+        told="query, value, key",
+    ),
+    edit("module_list", {"merged if self.out is None else self.out(merged)": "merged"}, "no_output_projection", MODULE),
+    edit("module_list", {"softmax(dim=-1)": "softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
+    edit(
+        "module_list",
+        {"mask.empty.squeeze(1), 0.0": "mask.empty.squeeze(1), torch.nan"},
+        "nan_where_nothing_is_seen",
+        {"mask": "causal_bottom_right", "kv_len": 7},
+    ),
+    edit("fused", {HIDING: "scores = scores * ~mask.hidden"}, "mask_multiplied", {"mask": "causal"}),
+    edit("fused", {HIDING: HIDING.replace("-torch.inf", "-10.0")}, "mask_too_weak", {"mask": "sliding_window(3)"}),
+    edit(
+        "fused",
+        {"query, key, value = self.qkv(x)": "key, query, value = self.qkv(x)"},
+        "projections_in_wrong_order query_key_swapped",  # the same, as long as no query is masked
+        MODULE,
+        told="key, query, value",
+    ),
+    edit(
+        "fused",
+        {
+            QUERY_ROWS: "query.reshape(len(query), self.num_heads, -1, self.head_dim)",
+            KEY_ROWS: "key.reshape(len(key), self.num_kv_heads, -1, self.head_dim)",
+            VALUE_ROWS: "value.reshape(len(value), self.num_kv_heads, -1, self.value_dim)",
+        },
+        "projected_without_transpose",
+        MODULE,
+    ),
+    edit(
+        "fused",
+        {
+            QUERY_ROWS: "query.unflatten(-1, (self.head_dim, self.num_heads)).permute(0, 3, 1, 2)",
+            KEY_ROWS: "key.unflatten(-1, (self.head_dim, self.num_kv_heads)).permute(0, 3, 1, 2)",
+            VALUE_ROWS: "value.unflatten(-1, (self.value_dim, self.num_kv_heads)).permute(0, 3, 1, 2)",
+        },
+        "split_feature_by_feature",
+        MODULE,
+    ),
+    edit("fused", {"torch.cat(given)}": "0 * torch.cat(given)}"}, "no_input_biases", MODULE),
+    edit(
+        "einsum",
+        {
+            GROUPS: "groups = (query.shape[1] // key.shape[1], key.shape[1])",
+            "bgrtk,bgsk->bgrts": "brgtk,bgsk->brgts",
+            "bgrts,bgsv->bgrtv": "brgts,bgsv->brgtv",
+        },
+        "kv_heads_interleaved",
+        GROUPED | {"num_heads": 6},
+    ),
+    edit("einsum", {"softmax(dim=-1)": "softmax(dim=1)"}, "softmax_over_heads"),
+    edit(
+        "einsum",
+        {"softmax(dim=-1)": "sigmoid()"},
+        "",
+        told="No known mistake explains it. Its weights, seen from outside",
+    ),
+    edit(
+        "einsum",
+        {
+            "query + self.query_bias[:, None], key + self.key_bias[:, None], value + self.value_bias[:, None]": (
+                "query, key, value"
+            )
+        },
+        "no_input_biases",
+        MODULE | BOTH,
+    ),
+    edit("bmm", {"math.sqrt(query.shape[-1])": "query.shape[-1]"}, "scaled_by_width"),
+    edit("bmm", {"math.sqrt(query.shape[-1])": "math.sqrt(sizes[1] * query.shape[-1])"}, "scaled_by_embedding"),
+    edit("bmm", {"query, key.transpose(1, 2)": "key, query.transpose(1, 2)"}, "query_key_swapped", {"mask": "causal"}),
+    edit(
+        "bmm",
+        {
+            "repeat_heads(key, sizes[1])": "key.repeat(1, sizes[1] // key.shape[1], 1, 1)",
+            "repeat_heads(value, sizes[1])": "value.repeat(1, sizes[1] // value.shape[1], 1, 1)",
+        },
+        "kv_heads_interleaved",
+        GROUPED | BOTH,
+    ),
+    edit("chunked", {"total.mul_(rescale)": "total"}, "sum_not_rescaled", TILES, told="tiles of 8 keys"),
+    edit(
+        "chunked",
+        {"(previous - maximum).exp_()": "torch.ones_like(maximum)"},
+        "maximum_not_rescaled",
+        TILES,
+        told="tiles of 8 keys",
+    ),
+    edit("chunked", {ALL_TILES: "for keys in [*tiles(key.shape[-2])][1:]"}, "tile_dropped", TILES, told="0 to 7"),
+    edit(
+        "chunked",
+        {ALL_TILES: "for keys in [*tiles(key.shape[-2])][:-1]"},
+        "last_partial_tile_dropped",
+        {"seq_len": 19},
+        told="the 3 keys 16 to 18",
+    ),
+    edit(
+        "chunked",
+        {ALL_TILES: "for keys in [*tiles(key.shape[-2]), slice(0, TILE)]"},
+        "tile_counted_twice",
+        TILES,
+        told="0 to 7",
+    ),
+    edit("chunked", {".sub_(correction[..., rows, :])": ""}, "softmax_gradient_without_correction", TILES | BOTH),
+    edit(
+        "chunked",
+        {"grad_value[..., keys, :] +=": "grad_value[..., keys, :] ="},
+        "gradient_of_value_partly_lost",
+        TILES | BOTH,
+    ),
+    edit(
+        "chunked",
+        {"return grad_query,": "return math.sqrt(query.shape[-1]) * grad_query,"},
+        "gradient_of_query_not_scaled",
+        TILES | BOTH,
+    ),
+    edit(
+        "chunked",
+        {"return grad_query, grad_key,": "return grad_query, math.sqrt(query.shape[-1]) * grad_key,"},
+        "gradient_of_key_not_scaled",
+        TILES | BOTH | {"mask": "causal"},
+    ),
+    edit(
+        "chunked",
+        {"grad_value, None": "torch.zeros_like(value), None"},
+        "no_gradient_of_value",
+        TILES | BOTH | {"mask": "padding", "batch_size": 2},
+    ),
+    edit("sdpa", {"enable_gqa=": "dropout_p=0.1, enable_gqa="}, "dropout_in_evaluation"),
+    edit("sdpa", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", GROUPED),
+    edit("sdpa", {"enable_gqa=": "scale=query.shape[-1] ** 0.5, enable_gqa="}, "multiplied_by_root", BOTH),
+    edit("sdpa", {"mask.visible": "mask.hidden"}, "mask_inverted", {"mask": "sliding_window(3)"}),
+    edit(
+        "sdpa",
+        {MASKED: "attn_mask=None", "is_causal=mask.is_causal": "is_causal=not mask.is_none"},
+        "top_left_for_bottom_right",
+        {"mask": "causal_bottom_right", "kv_len": 15},
+    ),
+    edit("sdpa_math", {MASKED: "attn_mask=None"}, "padding_ignored", {"mask": "padding", "batch_size": 2}),
+    edit("sdpa_math", {"is_causal=mask.is_causal": "is_causal=False"}, "mask_ignored", {"mask": "causal"}),
+    edit("sdpa_math", {"mask.visible": "mask.visible.to(query.dtype)"}, "mask_added_as_number", {"mask": "prefix(3)"}),
+    edit("sdpa_math", {"                value,": "                value.roll(-1, dims=2),"}, "value_of_next_key"),
+    edit(
+        "sdpa_flash",
+        {"mask.visible": "mask.visible[:1]"},
+        "first_rows_mask_for_all",
+        {"mask": "padding", "batch_size": 2},
+    ),
+    edit(
+        "sdpa_flash",
+        {MASKED: "attn_mask=None", "is_causal=mask.is_causal": "is_causal=not mask.is_none"},
+        "top_left_for_bottom_right",
+        {"mask": "causal_bottom_right", "kv_len": 19},
+    ),
+    edit("sdpa_flash", {"                key,": "                key.detach(),"}, "no_gradient_of_key", BOTH),
+    edit(
+        "torch_mha",
+        {
+            PACKED_ROWS: "torch.cat([weights.value, weights.query, weights.key])",
+            PACKED_BIASES: "torch.cat([weights.value_bias, weights.query_bias, weights.key_bias])",
+        },
+        "projections_in_wrong_order",
+        MODULE,
+        told="value, query, key",
+    ),
+    edit(
+        "torch_mha",
+        {PACKED_ROWS: "torch.stack([weights.query, weights.key, weights.value], dim=1).flatten(0, 1)"},
+        "packed_read_in_thirds",
+        MODULE | {"bias": "out", "num_heads": 2},
+    ),
+    edit("torch_mha", {'.bias": weights.out_bias}': '.bias": weights.out_bias * 0}'}, "no_output_bias", MODULE),
+    edit("torch_mha", {'.weight": weights.out,': '.weight": weights.out.T,'}, "output_projection_transposed", MODULE),
+    edit("torch_mha", {"hidden[0, 0]": "~hidden[0, 0]"}, "mask_inverted", MODULE | {"mask": "sliding_window(3)"}),
+]

@@ -1,0 +1,92 @@
+"""A mistake planted in a copy of any of our implementations is found by the check and told in the catalogue's words."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import cache
+from pathlib import Path
+
+import pytest
+import torch
+
+from harness.adapt import implementation
+from harness.agreement import Ground, check, ground
+from harness.mistakes import catalogue
+from harness.plugins import plugs
+from harness.records import Workload
+from tests.implementations.edits import BY_TILES, EDITS
+
+ROOT = Path(__file__).parents[2]
+IMPLEMENTATIONS = plugs("implementations", "IMPLEMENTATION")
+SAME_FOR_ALL = {"device", "dropout", "num_threads", "seed"}
+BY_ID = {f"{each.file}-{'-'.join(each.names) or 'unknown'}": each for each in EDITS}
+RIGHT = sorted({(each.file, each.workload) for each in EDITS}, key=str)
+
+
+def copied(folder, file, changed):
+    text = (ROOT / "implementations" / f"{file}.py").read_text(encoding="utf-8")
+    for old, new in ([BY_TILES] if file == "chunked" else []) + list(changed.items()):
+        assert text.count(old) == 1, old
+        text = text.replace(old, new)
+    copy = folder / f"copy_of_{file}.py"
+    copy.write_text(text, encoding="utf-8")
+    return copy
+
+
+@cache
+def grounded(point: Workload) -> Ground:
+    return ground(point, 0)
+
+
+def judged(copy, point):
+    torch.manual_seed(0)
+    found = implementation(f"{copy}:IMPLEMENTATION")
+    assert found.unsupported(point) is None
+    return check(grounded(point), found)
+
+
+def words_of(name, point):
+    """As the catalogue has them; after the colon stands what such a mistake does, which may be told in numbers."""
+    return [each.words.partition(":")[0] for each in catalogue(point) if each.name == name]
+
+
+@pytest.mark.parametrize("planted", BY_ID.values(), ids=BY_ID)
+def test_a_planted_mistake_is_found_and_told(planted, tmp_path):
+    found = judged(copied(tmp_path, planted.file, planted.changed), planted.workload)
+    assert not found.agrees
+    assert set(found.mistakes) == set(planted.names), found.diagnosis
+    assert planted.told in re.sub(r"['()]", "", found.diagnosis)
+    for name in planted.names:
+        assert any(words in found.diagnosis for words in words_of(name, planted.workload)), found.diagnosis
+
+
+@pytest.mark.parametrize(("file", "point"), RIGHT, ids=[f"{file}-{point.id}" for file, point in RIGHT])
+def test_the_copy_as_it_is_agrees(file, point, tmp_path):
+    assert judged(copied(tmp_path, file, {}), point).agrees
+
+
+@pytest.mark.parametrize(
+    "name", ["einsum-softmax_over_heads", "torch_mha-no_output_bias", "sdpa-dropout_in_evaluation"]
+)
+def test_the_command_line_says_it_and_exits_as_with_a_finding(name, tmp_path):
+    planted = BY_ID[name]
+    copy = copied(tmp_path, planted.file, planted.changed)
+    axes = {axis: value for axis, value in planted.workload.axes().items() if axis not in SAME_FOR_ALL}
+    settings = [part for axis, value in axes.items() for part in ("--set", f"{axis}={value}")]
+    told = subprocess.run(
+        [sys.executable, "-m", "harness", "check", f"{copy}:IMPLEMENTATION", *settings],
+        cwd=tmp_path,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert told.returncode == 1, told.stderr
+    (words,) = words_of(*planted.names, planted.workload)
+    assert words in " ".join(told.stdout.split())
+
+
+def test_every_implementation_has_at_least_two_mistakes_planted():
+    assert {name for name in IMPLEMENTATIONS if sum(each.file == name for each in EDITS) >= 2} == set(IMPLEMENTATIONS)
+    assert len(BY_ID) == len(EDITS)
