@@ -167,19 +167,23 @@ def _distance(planted: Planted, evidence: list[Evidence], names: tuple[str, ...]
 
 
 def _match(planted: Planted, evidence: list[Evidence]) -> Match:
-    """The largest error against the mistake's answers, as a share of what is allowed for them."""
-    worst, told = 0.0, []
+    """The largest error against the mistake's answers, as a share of what is allowed for them.
+
+    A mistake that changes nothing here explains nothing.
+    """
+    worst, told, is_idle = 0.0, [], True
     for each in evidence:
         exact = _answers(planted, each.reference, each.dtype)
         own = _answers(planted, each.reference, each.reference.inputs.weights.query.dtype)
         scales = scales_of({name: tensor.nan_to_num() for name, tensor in exact.items()})
         for name in each.names:
             band = rounding_band(exact[name].nan_to_num(), scales[name], each.reference.workload, 0.0)
+            is_idle &= largest(exact[name], each.reference.expected[name]) <= allowed(name, each.reference)
             limit = 2 * _off(own[name], exact[name]) + band + allowed(name, each.reference)
             off = min(_off(each.found[name], exact[name]), _off(each.found[name], own[name]))
             worst = max(worst, off / limit if limit else float(off > 0) * math.inf)
         told.append(exact)
-    return Match(planted=planted, error_ratio=worst, answers=tuple(told))
+    return Match(planted=planted, error_ratio=math.inf if is_idle else worst, answers=tuple(told))
 
 
 def _answers(
@@ -242,6 +246,9 @@ def _factor(evidence: list[Evidence]) -> float | None:
 def _by_its_weights(implementation: Implementation, evidence: list[Evidence]) -> Diagnosis:
     """No known mistake: what the weights look like from outside, where they can be seen."""
     reference = evidence[0].reference
+    if not any(each.is_wrong("output") for each in evidence):
+        words = "No known mistake explains it; the output is right, the backward pass is not."
+        return Diagnosis(words=words, step="backward pass")
     if reference.workload.scope == "module" or len(reference.rows) < reference.workload.seq_len:
         return Diagnosis(words="No known mistake explains it.")
     forward = msgspec.structs.replace(reference.workload, direction="inference")

@@ -20,7 +20,8 @@ LARGEST_PRODUCT = 3e4
 """Half of float16's range: an honest form may multiply query and key before it divides by sqrt(K)."""
 POINTED = 0.4
 """The share of the largest logit that tells a query's own key from the others."""
-LARGE_TOKENS = {"float16": 8.0, "others": 30.0}
+LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
+"""In half precision less: a rounding of a projected query or key would decide between keys."""
 BLOCK = 1024
 
 
@@ -92,7 +93,7 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
     inputs = draw_normal(workload, seed)
     is_narrow = workload.dtype == "float16"
     if workload.scope == "module" or workload.head_dim == 1:
-        return _times(inputs, LARGE_TOKENS["float16" if is_narrow else "others"])
+        return _times(inputs, LARGE_TOKENS[workload.dtype])
     draws = generator(workload.seed, 5, seed)
     root = math.sqrt(workload.head_dim)
     size = min(LARGEST_LOGIT, LARGEST_PRODUCT / root) if is_narrow else LARGEST_LOGIT

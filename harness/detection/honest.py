@@ -17,7 +17,7 @@ from harness.reference import refer_to
 LENGTHS = (1, 2, 3, 16, 17, 33, 64, 67, 129)
 MASKS = ("none", "causal", "causal_bottom_right", "padding", "sliding_window(5)", "prefix(3)")
 HEADS = ((1, 1), (2, 2), (4, 2), (3, 1))
-WIDTHS = (1, 4, 16, 40)
+WIDTHS = (1, 4, 16, 40, 64)
 OTHERS_TRY = {"normal", "needles"}
 
 

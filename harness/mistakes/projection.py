@@ -82,13 +82,23 @@ def feature_by_feature(x: Tensor, context: Tensor, weights: Weights) -> Three:
     )
 
 
-def _orders(workload: Workload) -> Iterator[tuple[str, ...]]:
+class Order(tuple[str, str, str]):
+    """Whose weights query, key and value are given."""
+
+    __slots__ = ()
+
+    def __str__(self) -> str:
+        """As a person says it."""
+        return f"{self[0]}, {self[1]} and {self[2]}"
+
+
+def _orders(workload: Workload) -> Iterator[Order]:
     """Every wrong order whose parts have the shapes that they are taken for."""
     groups, width, value = workload.num_kv_heads, workload.head_dim, workload.value_dim
     shapes = {"query": (workload.num_heads, width), "key": (groups, width), "value": (groups, value)}
     for order in permutations(PARTS):
         if order != PARTS and all(shapes[part] == shapes[taken] for part, taken in zip(PARTS, order, strict=True)):
-            yield order
+            yield Order(order)
 
 
 def _is_module(workload: Workload) -> bool:

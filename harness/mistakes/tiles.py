@@ -100,6 +100,21 @@ def sum_not_rescaled(tile: int) -> Changes:
     return {"weights": weights}
 
 
+def output_not_rescaled(tile: int) -> Changes:
+    """An online softmax that rescales its sum of exponentials when the maximum grows, but not its output."""
+
+    def weights(masked: Tensor, scene: Scene) -> Tensor:
+        total = masked.logsumexp(dim=-1, keepdim=True)
+        maximum = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min)
+        powers = []
+        for scores in masked.split(tile, dim=-1):
+            maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+            powers.append((scores - maximum).exp())
+        return torch.cat(powers, dim=-1) * (maximum - total).exp().nan_to_num(0.0)
+
+    return {"weights": weights}
+
+
 def _tile_lens(workload: Workload) -> list[int]:
     return [tile for tile in TILE_LENS if tile < workload.kv_len and (tile >= 16 or workload.kv_len <= 32)]  # noqa: PLR2004
 
@@ -115,7 +130,7 @@ def _has_tiles(workload: Workload) -> bool:
 MISTAKES = (
     Mistake(
         name="last_partial_tile_dropped",
-        words="{choice}, past the last whole tile, are left out",
+        words="what lies past the last whole tile is left out: {choice}",
         changes=dropping,
         fits=_has_partial_tile,
         choices=partial_tiles,
@@ -138,6 +153,13 @@ MISTAKES = (
         name="maximum_not_rescaled",
         words="an online softmax over tiles of {choice} keys does not rescale what it has when the maximum grows",
         changes=old_maximum,
+        fits=_has_tiles,
+        choices=_tile_lens,
+    ),
+    Mistake(
+        name="output_not_rescaled",
+        words="an online softmax over tiles of {choice} keys does not rescale its output when the maximum grows",
+        changes=output_not_rescaled,
         fits=_has_tiles,
         choices=_tile_lens,
     ),

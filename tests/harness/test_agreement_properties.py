@@ -114,7 +114,6 @@ def laid_out(layout: str) -> Callable[..., Tensor]:
 @profile(60)
 @given(point=points(), layout=st.sampled_from([None, *LAYOUTS]))
 def test_an_honest_form_is_never_rejected(point, layout):
-    assume(point.scope == "attention" or point.dtype != "bfloat16")  # large tokens: a near tie may fall either way
     judge = grounded(point)
     for name, form in HONEST.items():
         assert reason_against(form, point) is None
