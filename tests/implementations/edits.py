@@ -73,7 +73,7 @@ EDITS = [
         {"self.key(context), self.value(context)": "self.value(context), self.key(context)"},
         "projections_in_wrong_order",
         MODULE,
-        told="query, value, key",
+        told="query, value and key",
     ),
     edit("module_list", {"merged if self.out is None else self.out(merged)": "merged"}, "no_output_projection", MODULE),
     edit("module_list", {"softmax(dim=-1)": "softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
@@ -90,7 +90,7 @@ EDITS = [
         {"query, key, value = self.qkv(x)": "key, query, value = self.qkv(x)"},
         "projections_in_wrong_order query_key_swapped",  # the same, as long as no query is masked
         MODULE,
-        told="key, query, value",
+        told="key, query and value",
     ),
     edit(
         "fused",
@@ -235,7 +235,7 @@ EDITS = [
         },
         "projections_in_wrong_order",
         MODULE,
-        told="value, query, key",
+        told="value, query and key",
     ),
     edit(
         "torch_mha",

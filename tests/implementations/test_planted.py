@@ -56,7 +56,7 @@ def test_a_planted_mistake_is_found_and_told(planted, tmp_path):
     found = judged(copied(tmp_path, planted.file, planted.changed), planted.workload)
     assert not found.agrees
     assert set(found.mistakes) == set(planted.names), found.diagnosis
-    assert planted.told in re.sub(r"['()]", "", found.diagnosis)
+    assert planted.told in found.diagnosis
     for name in planted.names:
         assert any(words in found.diagnosis for words in words_of(name, planted.workload)), found.diagnosis
 
