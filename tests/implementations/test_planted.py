@@ -1,7 +1,6 @@
 """A mistake planted in a copy of any of our implementations is found by the check and told in the catalogue's words."""
 
 import os
-import re
 import subprocess
 import sys
 from functools import cache
