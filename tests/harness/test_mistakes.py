@@ -1,5 +1,6 @@
 """Every mistake of the catalogue is caught where it makes a difference, and named for what it is."""
 
+from collections import Counter
 from functools import cache
 
 import pytest
@@ -46,11 +47,17 @@ def first_of_each(point: Workload):
     return [planted for mistake in ALL if (planted := power.planted_in(mistake, point)) is not None]
 
 
-CASES = [
-    pytest.param(point, planted, id=f"{planted.name}-{point.id}")
-    for point in WORKLOADS
-    for planted in first_of_each(point)
-]
+def chosen():
+    """Each mistake at the first two workloads where it can be made: together they are enough, and soon done."""
+    times = Counter()
+    for point in WORKLOADS:
+        for planted in first_of_each(point):
+            times[planted.name] += 1
+            if times[planted.name] <= 2:
+                yield pytest.param(point, planted, id=f"{planted.name}-{point.id}")
+
+
+CASES = list(chosen())
 
 
 def makes_a_difference(point, planted):
