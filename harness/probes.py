@@ -50,7 +50,7 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
 
 
 def needle_targets(workload: Workload, draws: Generator) -> Tensor:
-    """The key that each query points at (T,): the kinds of target take turns, and start at a random one."""
+    """The key that each query points at (T,), of a kind drawn for each: places, tile edges, edges of what it sees."""
     query_len, key_len = workload.seq_len, workload.kv_len
     own = torch.arange(query_len)
     edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
@@ -67,10 +67,23 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
             (own // TILE_LENS[1] + 1) * TILE_LENS[1],
             random,
             (random * (own + 1)) // query_len,
+            *_edges_of_what_is_seen(workload),
         ]
     )
     turn = torch.randint(len(kinds), (query_len,), generator=draws)
     return kinds.clamp(0, key_len - 1).gather(0, turn[None])[0]
+
+
+def _edges_of_what_is_seen(workload: Workload) -> list[Tensor]:
+    """The first and the last key that each query sees in batch row 0, and the keys just outside; each (T,)."""
+    rule, key_len = workload.mask_rule, workload.kv_len
+    first, last = [], []
+    for part in torch.arange(workload.seq_len).split(BLOCK):
+        seen = torch.from_numpy(rule.dense(workload.batch_size, workload.seq_len, key_len, rows=part.numpy())[0].copy())
+        first.append(seen.int().argmax(dim=-1))
+        last.append(key_len - 1 - seen.flip(-1).int().argmax(dim=-1))
+    firsts, lasts = torch.cat(first), torch.cat(last)
+    return [firsts, firsts - 1, lasts, lasts + 1]
 
 
 def marked(value: Tensor, draws: Generator) -> Tensor:

@@ -51,7 +51,7 @@ def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
     cells = cells.sort_values(["mistake", "length"], key=lambda column: column.map(order).fillna(column), kind="stable")
     absent, trials = pd.DataFrame(made["absent"]), pd.DataFrame(made["honest"]).sort_values("seed", kind="stable")
     for name, frame in (("mistakes", cells), ("absent", absent), ("honest", trials)):
-        frame.to_csv(to / f"{name}.csv", index=False)
+        frame.to_csv(to / f"{name}.csv.gz", index=False, compression={"method": "gzip", "mtime": 0})
     words = {mistake.name: mistake.words.replace("{choice}", "...") for mistake in ALL}
     (to / "detection.md").write_text(table.markdown(cells, absent, trials, words), encoding="utf-8")
     steps = dict(zip(cells["mistake"], cells["step"], strict=True))
