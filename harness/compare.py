@@ -1,87 +1,112 @@
-"""Verdicts on one run: each implementation against the baseline of its workload, from pairs inside blocks.
+"""Verdicts on one run: each implementation against the baseline of its workload, from pairs inside blocks."""
 
-A verdict needs both an interval that excludes a ratio of 1 and a ratio beyond the margin: 2 %, or what identical code
-showed in the same cell, whichever is more. A sequential test that may be watched continuously can take the place of
-`verdict` without any change elsewhere.
-"""
+from collections.abc import Collection, Iterator
+from dataclasses import dataclass
 
-import math
-from collections.abc import Iterator
-
+from harness.evidence import needed
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
-from harness.stats import Estimate, minimum_detectable_effect, paired_ratio
+from harness.stats import Estimate, Pairs, mean_of, paired_ratio, pairs
 from harness.store import Results
+from harness.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin
 
-SMALLEST_EFFECT = 0.02
-"""A difference below this is called equivalent however sure it is: nobody should choose code by it."""
-LARGEST_EQUIVALENCE = 0.10
-"""On a machine so noisy that identical code seems further apart than this, nothing is called equivalent any more."""
+
+@dataclass(frozen=True, kw_only=True)
+class Winner:
+    """The fastest implementation of a workload. Chosen by half of the visits, and its ratio read from the others."""
+
+    workload: Workload
+    implementation: str
+    ratio: Estimate | None  # None: there are no other visits
 
 
 def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
-    return list(_comparisons(results))
+    judged = [(record, found) for record, found in _judged(results) if found is not None]
+    verdicts = decide([found for _, found in judged])
+    num_called = sum(verdict is not Verdict.undecided for verdict in verdicts)
+    threshold = needed(len(judged), min(num_called, len(judged) - 1), FALSE_SHARE) if judged else 0.0
+    return [
+        _comparison(record, results.plan.baseline, found, verdict, threshold)
+        for (record, found), verdict in zip(judged, verdicts, strict=True)
+    ]
 
 
 def noise_floors(results: Results) -> dict[str, Estimate]:
     """By workload id: the ratio of the baseline's twin to the baseline, identical code, which ought to be 1."""
     floors = {
-        record.workload.id: paired_ratio(_samples(record, "latency_twin"), _samples(record, "latency"))
-        for record in _baselines(results)
+        workload: paired_ratio(_pairs(results, record, "latency_twin", record))
+        for workload, record in _baselines(results).items()
     }
     return {workload: floor for workload, floor in floors.items() if floor is not None}
 
 
-def margin(floor: Estimate | None) -> float:
-    """The relative difference below which nothing is called faster or slower: max(2 %, the cell's own A/A floor)."""
-    largest = None if floor is None else floor.largest_log
-    return max(SMALLEST_EFFECT, 0.0 if largest is None else math.expm1(largest))
+def overall(results: Results) -> dict[str, Estimate]:
+    """By implementation: the geometric mean of its ratios over all workloads where it has an interval, two at least."""
+    ratios: dict[str, list[Estimate]] = {}
+    for record, found in _judged(results):
+        if found is not None and found.ratio.standard_error is not None:
+            ratios.setdefault(record.implementation, []).append(found.ratio)
+    return {name: mean_of(found) for name, found in ratios.items() if len(found) > 1}
 
 
-def verdict(ratio: Estimate, margin: float) -> Verdict:
-    """What the interval of a ratio says against 1 and a relative margin, both taken on the log scale."""
-    if ratio.half_width is None:
-        return Verdict.undecided
-    log, half, limit = math.log(ratio.point), ratio.half_width, math.log1p(margin)
-    if abs(log) > max(half, limit):
-        return Verdict.slower if log > 0 else Verdict.faster
-    alike = min(limit, math.log1p(LARGEST_EQUIVALENCE))
-    return Verdict.equivalent if abs(log) + half <= alike else Verdict.undecided
+def winners(results: Results) -> list[Winner]:
+    """The fastest implementation of each workload that has several.
+
+    Whoever seems fastest owes part of that to luck: the ratio from the visits that chose it would flatter it.
+    """
+    found: dict[str, dict[str, tuple[Record, Pairs]]] = {}
+    baselines = _baselines(results)
+    for record in results.records:
+        if record.status is Status.ok and record.workload.id in baselines:
+            rows = found.setdefault(record.workload.id, {})
+            rows[record.implementation] = record, _pairs(results, record, "latency", baselines[record.workload.id])
+    return [winner for rows in found.values() if (winner := _winner(list(rows.values()))) is not None]
 
 
-def _comparisons(results: Results) -> Iterator[Comparison]:
-    baselines = {record.workload.id: record for record in _baselines(results)}
-    floors = noise_floors(results)
+def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
+    choosing = [(paired_ratio(found.only(lambda visit: visit % 2 == 0)), record, found) for record, found in rows]
+    known = [(ratio.point, record, found) for ratio, record, found in choosing if ratio is not None]
+    if len(known) < 2:  # noqa: PLR2004 - alone there is nobody to beat
+        return None
+    _, record, found = min(known, key=lambda row: row[0])
+    held_out = paired_ratio(found.only(lambda visit: visit % 2 == 1))
+    return Winner(workload=record.workload, implementation=record.implementation, ratio=held_out)
+
+
+def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
+    """Each cell that has a baseline to be compared with, and what its pairs say."""
+    baselines, floors = _baselines(results), noise_floors(results)
     for record in results.records:
         baseline = baselines.get(record.workload.id)
-        if record.status is not Status.ok or baseline is None or record is baseline:
-            continue
-        pairs = (_samples(baseline, "latency"), _samples(baseline, "latency_twin"))
-        ratio = paired_ratio(_samples(record, "latency"), *pairs)
-        if ratio is not None:
-            yield _comparison(record.workload, record.implementation, results.plan.baseline, ratio, floors)
+        if record.status is Status.ok and baseline is not None and record is not baseline:
+            found = _pairs(results, record, "latency", baseline)
+            yield record, judge(found, margin(floors.get(record.workload.id)))
 
 
-def _comparison(
-    workload: Workload, implementation: str, baseline: str, ratio: Estimate, floors: dict[str, Estimate]
-) -> Comparison:
-    limit = margin(floors.get(workload.id))
+def _comparison(record: Record, baseline: str, found: Judgement, verdict: Verdict, threshold: float) -> Comparison:
     return Comparison(
-        workload=workload,
-        implementation=implementation,
+        workload=record.workload,
+        implementation=record.implementation,
         baseline=baseline,
         metric="latency",
-        ratio=ratio.point,
-        low=ratio.low,
-        high=ratio.high,
-        minimum_detectable_effect=minimum_detectable_effect(ratio, limit),
-        verdict=verdict(ratio, limit),
+        ratio=found.ratio.point,
+        low=found.ratio.low,
+        high=found.ratio.high,
+        minimum_detectable_effect=detectable(found, threshold),
+        verdict=verdict,
+        e_same=found.e_same,
+        e_apart=found.e_apart,
     )
 
 
-def _baselines(results: Results) -> Iterator[Record]:
+def _baselines(results: Results) -> dict[str, Record]:
     named = (record for record in results.records if record.implementation == results.plan.baseline)
-    return (record for record in named if record.status is Status.ok)
+    return {record.workload.id: record for record in named if record.status is Status.ok}
+
+
+def _pairs(results: Results, record: Record, metric: str, baseline: Record) -> Pairs:
+    void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
+    return pairs(_samples(record, metric), _samples(baseline, "latency"), void)
 
 
 def _samples(record: Record, metric: str) -> tuple[Sample, ...]:

@@ -5,6 +5,7 @@ Knows nothing of torch. A worker that crashes or hangs costs the request in flig
 
 import contextlib
 import os
+import random
 import signal
 import subprocess
 import sys
@@ -50,8 +51,11 @@ class Crew:
         self._flight_path = Path(name)
         self._flight = Flight(self._flight_path)
 
-    def hello(self) -> Ready:
-        """Start a fresh worker and hear where it runs.
+    def hello(self, layout: int = 0) -> Ready:
+        """Start a fresh worker, with another memory layout for each number, and hear where it runs.
+
+        Source: Mytkowicz et al., Producing Wrong Data Without Doing Anything Obviously Wrong, 2009,
+        https://doi.org/10.1145/1508244.1508275: the size of the environment alone shifts the stack, and times with it.
 
         Raises:
             ValueError: it cannot start; the message quotes the last line that it printed.
@@ -60,14 +64,15 @@ class Crew:
         # -P and our own root first: a folder called harness where the user stands must not take our place
         command = [sys.executable, "-P", "-m", "harness.worker", str(self._flight_path)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-        environment = os.environ | {"PYTHONPATH": path}
+        shift = random.Random(layout).randrange(4096)
+        environment = os.environ | {"PYTHONPATH": path, "ATTNBENCH_LAYOUT": "x" * shift}
         pipe = subprocess.PIPE
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log)  # noqa: S603 - our own module, by this interpreter
         self._process, self._answers = process, SimpleQueue()
         threading.Thread(target=_listen, args=(process, self._answers), daemon=True).start()
         try:
-            ready = self.ask(Hello(), START_TIMEOUT_S)
+            ready = self.ask(Hello(layout=layout), START_TIMEOUT_S)
         except WorkerLostError as lost:
             printed = self.log.read_text(errors="replace").strip().splitlines()
             last = printed[-1] if printed else "it printed nothing"

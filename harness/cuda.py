@@ -35,6 +35,25 @@ def peak_bytes(call: Callable[[], object], device: str) -> int:
     return torch.cuda.max_memory_allocated(device) - before
 
 
+def canary(device: str) -> Callable[[], object]:
+    """Fixed work on the device: a matrix product and a copy."""
+    matrix = torch.ones(512, 512, device=device)
+    source = torch.ones(2**22, device=device)
+    product, target = torch.empty_like(matrix), torch.empty_like(source)
+
+    def work() -> None:
+        torch.matmul(matrix, matrix, out=product)
+        target.copy_(source)
+
+    return work
+
+
+def l2_bytes(device: str) -> int:
+    """The size of the device's largest cache."""
+    size: int = torch.cuda.get_device_properties(device).L2_cache_size
+    return size
+
+
 class CudaClock:
     """Events on the device's stream: device time, from the first kernel's start to the last one's end."""
 

@@ -1,24 +1,24 @@
 """Is this machine fit to measure? Facts, advice in plain words, and a short comparison of a thing with itself."""
 
-import time
+import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 import psutil
 
-from harness import environment, measure
+from harness import environment
 from harness.clock import CpuClock
-from harness.records import Environment, Sample
-from harness.stats import paired_ratio
+from harness.duel import duel
+from harness.interference import MANY
+from harness.records import Environment
 from harness.units import show
 
 BUSY_SHARE = 0.3
 COARSE_TICK_S = 1e-6
 STEAL_PERCENT = 1.0
 NOISY_SHARE = 0.02
-AA_VISITS = 6
-AA_BLOCKS = 20
+AA_S = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,7 +31,7 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every finding, in order. Takes a few seconds."""
+    """Every finding, in order. Takes some fifteen seconds."""
     found = environment.collect()
     return [*_facts(found), *_load(found), *_timer(), *_threads(found), *_stolen(), noise_floor()]
 
@@ -79,23 +79,17 @@ def _stolen() -> Iterator[Finding]:
     yield Finding(name="stolen by the host", value=f"{stolen:.1f} % of the time", advice=advice)
 
 
-def noise_floor() -> Finding:
+def noise_floor(budget_s: float = AA_S) -> Finding:
     """How far two arms that are the same code seem apart, measured as everything here is measured."""
     matrix = np.random.default_rng(0).standard_normal((192, 192), dtype=np.float32)
-    clock = CpuClock()
-    arms = [measure.Arm(name=name, call=lambda: matrix @ matrix) for name in ("one", "same")]
-    samples: dict[str, list[Sample]] = {"one": [], "same": []}
-    start = time.perf_counter()
-    for number in range(AA_VISITS):
-        at = measure.Visit(epoch=0, number=number, num_blocks=AA_BLOCKS, seed=number)
-        for name, taken in measure.visit(arms, clock, at).items():
-            samples[name].extend(taken)
-    spent_s = time.perf_counter() - start
-    estimate = paired_ratio(samples["one"], samples["same"])
-    assert estimate is not None
-    assert estimate.low is not None
-    assert estimate.high is not None
-    width = max(abs(estimate.low - 1), abs(estimate.high - 1))
-    value = f"the same code twice differs by up to {width:.2%} (measured for {spent_s:.1f} s)"
+    found = duel({"one": lambda: matrix @ matrix}, "one", budget_s=budget_s, stops=False)
+    floor = found.floor
+    assert floor is not None
+    assert floor.largest_log is not None
+    width = math.expm1(floor.largest_log)
+    disturbed = f", {found.gauge.num_void} of {found.gauge.num_blocks} blocks disturbed" if found.gauge.num_void else ""
+    value = f"the same code twice differs by up to {width:.2%} (measured for {found.spent_s:.1f} s{disturbed})"
     advice = "differences below this cannot be told: see what else is running" if width > NOISY_SHARE else ""
+    if found.gauge.num_void > MANY * found.gauge.num_blocks:
+        advice = "somebody else is at work on this machine: what is measured now is of little worth"
     return Finding(name="noise floor", value=value, advice=advice)

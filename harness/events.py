@@ -7,8 +7,11 @@ import msgspec
 from harness.outcome import Agreement
 from harness.records import Environment, Measurement, Sample, Status, Workload
 
-SCHEMA = 1
+SCHEMA = 2
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
+
+
+CACHES = ("warm", "cold")
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -26,6 +29,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 4  # of one visit
     num_epochs: int = 1
     seed: int = 0
+    cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of each implementation's source, by its spec
 
     def __post_init__(self) -> None:
@@ -36,6 +40,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("num_blocks", "num_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
+        if self.cache not in CACHES:
+            raise ValueError(f"cache={self.cache} is not allowed: cache is one of {', '.join(CACHES)}")
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
@@ -85,12 +91,16 @@ class CellFailed(msgspec.Struct, frozen=True, kw_only=True, tag="cell_failed"):
 
 
 class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finished"):
-    """A few blocks of one workload: the samples of each arm. An arm is an implementation, or the baseline's twin."""
+    """A few blocks of one workload: the samples of each arm.
+
+    An arm is an implementation, the baseline's twin, or the canary (harness/interference.py).
+    """
 
     workload: str
     epoch: int
     visit: int
     arms: dict[str, tuple[Sample, ...]]
+    called_s: float = 0.0  # inside calls of the arms, untimed ones and the check of their answers included
 
 
 class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished"):
@@ -98,6 +108,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 
     time: str
     elapsed_s: float
+    reason: str = ""  # why timing ended: everything is decided, or the budget is spent
 
 
 Event = RunStarted | WorkerStarted | CellChecked | CellMeasured | CellFailed | VisitFinished | RunFinished

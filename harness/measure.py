@@ -5,8 +5,10 @@ drift of the machine leaves alone. Source: R. A. Fisher, The Design of Experimen
 """
 
 import gc
+import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from harness.clock import Clock
@@ -27,6 +29,7 @@ class Arm:
     call: Callable[[], object]
     num_calls: int = 0  # 0: not calibrated yet
     call_s: float = 0.0
+    called_s: float = 0.0  # inside all calls so far, untimed ones included
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -39,54 +42,70 @@ class Visit:
     seed: int
 
 
+@dataclass(frozen=True, kw_only=True)
+class Conditions:
+    """What surrounds every sample.
+
+    `on_turn` hears of each arm before it is called, so that a crash can be laid at the right door; `count_faults`
+    reads the process's count of minor page faults; `flush`, where given, empties the caches before every call.
+    """
+
+    on_turn: Callable[[Arm], None] = lambda _: None
+    count_faults: Callable[[], int] = lambda: 0
+    flush: Callable[[], object] | None = None
+
+
+WARM = Conditions()
+
+
 def calibrate(arm: Arm, clock: Clock) -> None:
     """Double the number of calls until they fill a sample: at least 1 ms and 1000 ticks of the clock."""
-    clock.elapsed(arm.call, 1)  # untimed: first calls allocate and compile
+    arm.called_s += clock.elapsed(arm.call, 1)  # not counted: first calls allocate and compile
     target_s = max(MIN_SAMPLE_S, MIN_SAMPLE_TICKS * clock.resolution_s)
     num_calls = 1
     while (spent_s := clock.elapsed(arm.call, num_calls)) < target_s:
+        arm.called_s += spent_s
         num_calls *= 2
+    arm.called_s += spent_s
     arm.num_calls, arm.call_s = num_calls, spent_s / num_calls
 
 
-def visit(
-    arms: Sequence[Arm],
-    clock: Clock,
-    at: Visit,
-    *,
-    on_turn: Callable[[Arm], None] = lambda _: None,
-    count_faults: Callable[[], int] = lambda: 0,
-) -> dict[str, tuple[Sample, ...]]:
-    """Take the visit's blocks; return each arm's samples in time order.
-
-    `on_turn` hears of each arm before it is called, so that a crash can be laid at the right door; `count_faults`
-    reads the process's count of minor page faults. The garbage collector rests meanwhile.
-    """
+def visit(arms: Sequence[Arm], clock: Clock, at: Visit, conditions: Conditions = WARM) -> dict[str, tuple[Sample, ...]]:
+    """Take the visit's blocks; return each arm's samples in time order. The garbage collector rests meanwhile."""
     draws = random.Random(at.seed)
     samples: dict[str, list[Sample]] = {arm.name: [] for arm in arms}
+    with _without_garbage_collector():
+        for arm in arms:
+            if not arm.num_calls:
+                conditions.on_turn(arm)
+                calibrate(arm, clock)
+        for block in range(at.num_blocks):
+            for slot, arm in enumerate(draws.sample(arms, len(arms))):
+                conditions.on_turn(arm)
+                samples[arm.name].append(_sample(arm, clock, at, (block, slot), conditions))
+    return {name: tuple(taken) for name, taken in samples.items()}
+
+
+@contextmanager
+def _without_garbage_collector() -> Iterator[None]:
     was_enabled = gc.isenabled()
     gc.collect()
     gc.disable()
     try:
-        for arm in arms:
-            if not arm.num_calls:
-                on_turn(arm)
-                calibrate(arm, clock)
-        for block in range(at.num_blocks):
-            for slot, arm in enumerate(draws.sample(arms, len(arms))):
-                on_turn(arm)
-                samples[arm.name].append(_sample(arm, clock, at, (block, slot), count_faults))
+        yield
     finally:
         if was_enabled:
             gc.enable()
-    return {name: tuple(taken) for name, taken in samples.items()}
 
 
-def _sample(arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], count_faults: Callable[[], int]) -> Sample:
-    if arm.call_s < TOUCH_BELOW_S:
-        arm.call()
-    start_s, faults = clock.now(), count_faults()
-    spent_s = clock.elapsed(arm.call, arm.num_calls)
+def _sample(arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions) -> Sample:
+    if arm.call_s < TOUCH_BELOW_S and conditions.flush is None:
+        arm.called_s += clock.elapsed(arm.call, 1)
+    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    start_s, faults = clock.now(), conditions.count_faults()
+    flush = conditions.flush
+    spent_s = clock.elapsed(arm.call, arm.num_calls) if flush is None else _cold(arm, clock, flush)
+    arm.called_s += spent_s
     return Sample(
         value=spent_s / arm.num_calls,
         num_calls=arm.num_calls,
@@ -95,5 +114,15 @@ def _sample(arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], count_fau
         block=place[0],
         slot=place[1],
         start_s=start_s,
-        num_faults=count_faults() - faults,
+        num_faults=conditions.count_faults() - faults,
+        load=load,
     )
+
+
+def _cold(arm: Arm, clock: Clock, flush: Callable[[], object]) -> float:
+    """Seconds of the calls alone, each after a flush."""
+    spent_s = 0.0
+    for _ in range(arm.num_calls):
+        flush()
+        spent_s += clock.elapsed(arm.call, 1)
+    return spent_s

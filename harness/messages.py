@@ -7,7 +7,9 @@ from harness.records import Environment, Measurement, Sample, Status, Workload
 
 
 class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Who are you? Answered by Ready."""
+    """Who are you? Answered by Ready. `layout` shifts where memory lies, so that no epoch is like another."""
+
+    layout: int = 0
 
 
 class Check(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
@@ -37,6 +39,7 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     visit: int
     num_blocks: int
     seed: int
+    cache: str = "warm"
 
 
 Request = Hello | Check | Observe | TakeVisit
@@ -65,9 +68,10 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
 
 
 class Visited(msgspec.Struct, frozen=True, kw_only=True, tag="visited"):
-    """The samples of each arm."""
+    """The samples of each arm, and the seconds inside calls."""
 
     arms: dict[str, tuple[Sample, ...]]
+    called_s: float = 0.0
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):

@@ -159,7 +159,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     """One observation and its place. `value` is per call, in the measurement's unit.
 
     The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
-    which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample.
+    which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample, `load` is the
+    machine's one-minute load average when it began.
     """
 
     value: float
@@ -170,6 +171,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     slot: int = 0
     start_s: float = 0.0
     num_faults: int = 0
+    load: float = 0.0
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
@@ -243,5 +245,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     ratio: float
     low: float | None  # None: too few visits for an interval
     high: float | None
-    minimum_detectable_effect: float | None
+    minimum_detectable_effect: float | None  # a relative slowdown
     verdict: Verdict
+    e_same: float  # the e-value against "the same code": 20 is reached by chance in at most one comparison of 20
+    e_apart: float  # the e-value against "apart by the margin or more"

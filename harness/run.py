@@ -1,4 +1,4 @@
-"""The walk of a run: check each cell, read its metrics, then visit the workloads round by round; all into the journal.
+"""The walk of a run: check each cell, read its metrics, then time them (harness/timing.py); all into the journal.
 
 Every step is an event on disk before the next begins, so that a run can be killed at any moment and resumed.
 """
@@ -8,7 +8,6 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from itertools import count
 from pathlib import Path
 
 from harness import plugins, store
@@ -22,18 +21,16 @@ from harness.events import (
     Plan,
     RunFinished,
     RunStarted,
-    VisitFinished,
     WorkerStarted,
-    twin,
 )
-from harness.messages import Check, Checked, Failed, Observe, Observed, Ready, TakeVisit, Visited
+from harness.messages import Check, Checked, Failed, Observe, Observed, Ready
 from harness.plugins import name_of
 from harness.records import (
     Workload,
 )
 from harness.revision import commit
-from harness.schedule import MIN_ROUNDS, rounds, visit_seed
 from harness.state import State
+from harness.timing import Timing
 
 STAGES = ("check", "metrics", "time")
 
@@ -56,7 +53,9 @@ Watch = Callable[[Progress], None]
 class Run:
     """One run at work: plan, journal, worker and state."""
 
-    def __init__(self, plan: Plan, journal: store.Journal, crew: Crew, watch: Watch) -> None:
+    def __init__(
+        self, plan: Plan, journal: store.Journal, crew: Crew, watch: Watch, clock: Callable[[], float] = time.monotonic
+    ) -> None:
         """Begin with nothing done."""
         self.plan = plan
         self.journal = journal
@@ -64,7 +63,8 @@ class Run:
         self.watch = watch
         self.state = State()
         self.specs = {name_of(spec): spec for spec in plan.implementations}
-        self.start = time.monotonic()
+        self.clock = clock
+        self.start = clock()
         self.stage, self.stage_start = "", self.start
         self.earlier: list[Event] = []  # of a run that is resumed
         self.earlier_s = 0.0  # what it had spent, as far as its journal tells
@@ -81,7 +81,7 @@ class Run:
             ValueError: it cannot start, or the code or the environment is no longer the same.
         """
         _require_same_sources(self.plan)
-        ready = self.crew.hello()
+        ready = self.crew.hello(self.state.num_workers)
         _require_same_machine(self.earlier, ready)
         self.note(WorkerStarted(time=now(), environment=ready.environment))
         return ready
@@ -89,13 +89,13 @@ class Run:
     @property
     def elapsed_s(self) -> float:
         """Seconds that the run has taken so far."""
-        return self.earlier_s + time.monotonic() - self.start
+        return self.earlier_s + self.clock() - self.start
 
     def tell(self, stage: str, cell: str, done: float, total: float) -> None:
         """Tell the watcher; the time left is what the stage's pace says, or the rest of the budget if that is more."""
-        spent_s = time.monotonic() - self.stage_start if self.stage == stage else 0.0
+        spent_s = self.clock() - self.stage_start if self.stage == stage else 0.0
         if self.stage != stage:
-            self.stage, self.stage_start = stage, time.monotonic()
+            self.stage, self.stage_start = stage, self.clock()
         pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
         left_s = max(pace_s, self.plan.budget_s - self.elapsed_s)
         counts = {status: number for status, number in self.state.counts.items() if number}
@@ -165,63 +165,6 @@ class Run:
         assert isinstance(reply, Observed)
         return CellMeasured(workload=workload.id, implementation=name, measurement=reply.measurement)
 
-    def time_all(self) -> None:
-        """Visit the live workloads round by round until the budget is spent; the first rounds in fresh processes."""
-        workloads = {w.id: w for w in self.plan.workloads if self.state.live(w.id, self.specs)}
-        if not workloads:
-            return
-        least_visits = MIN_ROUNDS * len(workloads)
-        for number, order in zip(count(), rounds(list(workloads), self.plan.seed), strict=False):
-            if 0 < number < self.plan.num_epochs or not self.crew.is_at_work:
-                self.fresh_worker()
-            for workload in order:
-                visits = [min(self.state.num_visits[each], MIN_ROUNDS) for each in workloads]
-                if sum(visits) == least_visits and self.elapsed_s >= self.plan.budget_s:
-                    return
-                share = min(sum(visits) / least_visits, self.elapsed_s / max(self.plan.budget_s, 1e-9))
-                self.tell("time", f"round {number + 1}, {workload}", share, 1.0)
-                self.visit(workloads[workload])
-
-    def give_up(self, workload: Workload, live: Iterable[str], lost: WorkerLostError) -> None:
-        """No arm is to blame, and none can be measured: the workload ends here for all."""
-        message = f"while the harness prepared or read the workload: {lost}"
-        for name in live:
-            self.note(CellFailed(workload=workload.id, implementation=name, status=lost.status, message=message))
-
-    def visit(self, workload: Workload) -> None:
-        """One visit; an arm that fails is dropped, and the visit taken again without it."""
-        while live := self.state.live(workload.id, self.specs):
-            arms = [(name, self.specs[name]) for name in live]
-            baseline = self.plan.baseline
-            if baseline in live:
-                arms.append((twin(baseline), self.specs[baseline]))
-            if not self.crew.is_at_work:
-                self.fresh_worker()
-            number = self.state.num_visits[workload.id]
-            epoch = self.state.num_workers - 1
-            request = TakeVisit(
-                workload=workload,
-                arms=tuple(arms),
-                epoch=epoch,
-                visit=number,
-                num_blocks=self.plan.num_blocks,
-                seed=visit_seed(self.plan.seed, workload.id, number),
-            )
-            try:
-                reply = self.crew.ask(request)
-            except WorkerLostError as lost:
-                if lost.arm >= len(arms):  # nobody's turn: the harness itself was at work
-                    self.give_up(workload, live, lost)
-                    return
-                reply = Failed(arm=arms[lost.arm][0], status=lost.status, message=str(lost))
-            if isinstance(reply, Visited):
-                self.note(VisitFinished(workload=workload.id, epoch=epoch, visit=number, arms=reply.arms))
-                return
-            assert isinstance(reply, Failed)
-            owner = baseline if reply.arm == twin(baseline) else reply.arm
-            failed = CellFailed(workload=workload.id, implementation=owner, status=reply.status, message=reply.message)
-            self.note(failed)
-
 
 def _require_same_sources(plan: Plan) -> None:
     """Raises ValueError where a file that is measured has changed: its check would no longer hold."""
@@ -260,9 +203,9 @@ def execute(plan: Plan, folder: Path, watch: Watch, stages: Iterable[str] = STAG
             run.check_all()
         if "metrics" in stages:
             run.observe_all([metric for metric in plan.metrics if metric != "latency"])
-        if "time" in stages and "latency" in plan.metrics:
-            run.time_all()
-        run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s))
+        timed = "time" in stages and "latency" in plan.metrics
+        reason = Timing(run).time_all() if timed else ""
+        run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s, reason=reason))
     return store.read(folder)
 
 

@@ -14,7 +14,8 @@ from harness.events import (
     VisitFinished,
     WorkerStarted,
 )
-from harness.records import Status
+from harness.interference import CANARY, Gauge
+from harness.records import Sample, Status
 
 
 @dataclass
@@ -26,6 +27,8 @@ class State:
     num_visits: Counter[str] = field(default_factory=Counter)
     num_workers: int = 0
     spent_s: float = 0.0  # inside checks and samples
+    samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)  # by workload and arm
+    gauge: Gauge = field(default_factory=Gauge)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
 
     def conclude(self, cell: tuple[str, str], status: Status) -> None:
@@ -47,7 +50,11 @@ class State:
                 self.observed.add((event.workload, event.implementation, event.measurement.metric))
             case VisitFinished():
                 self.num_visits[event.workload] += 1
-                self.spent_s += sum(s.value * s.num_calls for samples in event.arms.values() for s in samples)
+                self.spent_s += event.called_s
+                arms = self.samples.setdefault(event.workload, {})
+                for arm, taken in event.arms.items():
+                    arms.setdefault(arm, []).extend(taken)
+                self.gauge.hear(event.workload, event.arms.get(CANARY, ()))
             case WorkerStarted():
                 self.num_workers += 1
             case RunStarted() | RunFinished():

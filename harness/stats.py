@@ -1,24 +1,26 @@
 """Numbers drawn from samples on read: medians, paired ratios, their intervals, noise floors and growth exponents.
 
-All intervals are made on the log scale and cluster by visit: samples of one visit share the machine's mood, so the
-visit, not the sample, is the unit of evidence. Nothing here knows what was measured, or of torch.
+All intervals are made on the log scale and cluster by visit and epoch: samples of one visit share the machine's mood,
+and visits of one epoch share the memory layout of a process. Nothing here knows what was measured, or of torch.
 """
 
+import itertools
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.records import Sample
 
 CONFIDENCE = 0.95
-POWER = 0.80
 FEWEST_CLUSTERS = 3
 """With fewer visits than this there is no interval: two of them say next to nothing about their spread."""
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 """How much wider the error of a median is than that of a mean, at most, where the noise is normal."""
 
+Array = NDArray[np.float64]
 Visit = tuple[int, int]
 Block = tuple[int, int, int]
 
@@ -31,13 +33,18 @@ class Estimate:
     standard_error: float | None  # of the log; None: fewer than FEWEST_CLUSTERS visits
     num_clusters: int
     num_samples: int
+    degrees: float = 0.0  # of freedom of the standard error; 0: one fewer than there are clusters
+
+    def quantile(self, probability: float) -> float:
+        """Of Student's t with the degrees of freedom of the standard error."""
+        return t_quantile(probability, self.degrees or self.num_clusters - 1)
 
     @property
     def half_width(self) -> float | None:
         """Half the width of the 95 % interval on the log scale."""
         if self.standard_error is None:
             return None
-        return t_quantile((1 + CONFIDENCE) / 2, self.num_clusters) * self.standard_error
+        return self.quantile((1 + CONFIDENCE) / 2) * self.standard_error
 
     @property
     def low(self) -> float | None:
@@ -55,77 +62,102 @@ class Estimate:
         return None if self.half_width is None else abs(math.log(self.point)) + self.half_width
 
 
+@dataclass(frozen=True, kw_only=True)
+class Pairs:
+    """The log ratios of two arms inside their common blocks, in time order."""
+
+    logs: Array  # (n,)
+    visits: tuple[Visit, ...]  # where each stands
+
+    @property
+    def medians(self) -> dict[Visit, float]:
+        """The median log ratio of each visit, in time order."""
+        return _by_visit(zip(self.visits, self.logs.tolist(), strict=True))
+
+    def only(self, keeps: Callable[[int], bool]) -> "Pairs":
+        """Those of the visits whose number is kept."""
+        kept = np.array([keeps(number) for _, number in self.visits], dtype=bool)
+        return Pairs(logs=self.logs[kept], visits=tuple(itertools.compress(self.visits, kept)))
+
+
 def median(values: Iterable[float]) -> float:
     """The median of at least one value."""
     return float(np.median(np.fromiter(values, dtype=np.float64)))
 
 
-def t_quantile(probability: float, num_clusters: int) -> float:
-    """The quantile of Student's t with one degree of freedom fewer than there are clusters."""
+def t_quantile(probability: float, degrees: float) -> float:
+    """The quantile of Student's t with that many degrees of freedom."""
     from scipy.special import stdtrit  # here, because it takes longer to import than --help may take
 
-    return float(stdtrit(num_clusters - 1, probability))
+    return float(stdtrit(degrees, probability))
 
 
 def median_estimate(samples: Sequence[Sample]) -> Estimate:
-    """The median of all samples, with an interval that clusters by visit.
+    """The median of all samples, with an interval that clusters by visit and epoch.
 
-    On the log scale the half width is t(0.975, n-1) * sd(visit medians) / sqrt(n) * sqrt(pi/2) over n visits. The last
+    On the log scale the half width is t(0.975) * (error of the mean of the visits' medians) * sqrt(pi/2). The last
     factor is the price of a median over a mean; without it the interval covers the truth 90 to 93 times of 100.
 
-    Source: the level that varies is the one to repeat and to count, Kalibera and Jones, Rigorous Benchmarking in
+    Source: the levels that vary are the ones to repeat and to count, Kalibera and Jones, Rigorous Benchmarking in
     Reasonable Time, 2013, https://doi.org/10.1145/2464157.2464160; the variance of a median, Kendall and Stuart, The
     Advanced Theory of Statistics, vol. 1.
     """
     values = [sample.value for sample in samples]
-    logs = _by_visit(((sample.epoch, sample.visit), math.log(sample.value)) for sample in samples)
-    error = _standard_error(logs)
+    medians = _by_visit(((sample.epoch, sample.visit), math.log(sample.value)) for sample in samples)
+    error, degrees = _error_of_mean(medians)
     return Estimate(
         point=median(values),
         standard_error=None if error is None else error * MEDIAN_FACTOR,
-        num_clusters=len(logs),
+        num_clusters=len(medians),
         num_samples=len(values),
+        degrees=degrees,
     )
 
 
-def paired_ratio(arm: Sequence[Sample], *baseline: Sequence[Sample]) -> Estimate | None:
-    """How many times longer `arm` takes than the baseline, from pairs inside one block; None without any pair.
+def pairs(arm: Sequence[Sample], baseline: Sequence[Sample], void: Collection[Block] = ()) -> Pairs:
+    """The log ratio of `arm` to `baseline` in each block that holds both and is not `void`."""
+    reference = _logs(baseline)
+    logs = {place: log - reference[place] for place, log in _logs(arm).items() if place in reference}
+    places = sorted(place for place in logs if place not in void)
+    return Pairs(logs=np.array([logs[place] for place in places]), visits=tuple(place[:2] for place in places))
 
-    The baseline may have several arms (itself and its twin): a pair is the arm's log value less the mean of the
-    baseline's log values in the same (epoch, visit, block). Each visit gives the median of its pairs; the point is the
-    exponential of the visits' mean and the interval is Student's t over the visits, which makes its coverage exact
-    where visits are alike and normal. Swapping arm and baseline turns the ratio upside down, exactly.
+
+def paired_ratio(found: Pairs) -> Estimate | None:
+    """How many times longer the arm takes than the baseline; None without any pair.
+
+    Each visit gives the median of its pairs; the point is the exponential of the visits' mean, and the interval
+    clusters by visit and epoch. Swapping arm and baseline turns the ratio upside down, exactly.
 
     Source: randomised complete blocks, Box, Hunter and Hunter, Statistics for Experimenters, chapter 4.
     """
-    references = [_logs(samples) for samples in baseline if samples]
-    pairs = {
-        place: log - float(np.mean([reference[place] for reference in references if place in reference]))
-        for place, log in _logs(arm).items()
-        if any(place in reference for reference in references)
-    }
-    if not pairs:
+    medians = found.medians
+    if not medians:
         return None
-    visits = _by_visit((place[:2], log) for place, log in pairs.items())
+    error, degrees = _error_of_mean(medians)
     return Estimate(
-        point=math.exp(float(np.mean(visits))),
-        standard_error=_standard_error(visits),
-        num_clusters=len(visits),
-        num_samples=len(pairs),
+        point=math.exp(float(np.mean(list(medians.values())))),
+        standard_error=error,
+        num_clusters=len(medians),
+        num_samples=len(found.logs),
+        degrees=degrees,
     )
 
 
-def minimum_detectable_effect(estimate: Estimate, margin: float = 0.0) -> float | None:
-    """The smallest relative slowdown that would be found in 80 % of repetitions; None without an interval.
-
-    Found means: the interval excludes a ratio of 1 and the ratio is beyond 1 + `margin`.
-
-    Source: Bloom, Minimum Detectable Effects, Evaluation Review 19(5), 1995, https://doi.org/10.1177/0193841X9501900504.
-    """
-    if estimate.standard_error is None or estimate.half_width is None:
-        return None
-    threshold = max(estimate.half_width, math.log1p(margin))
-    return math.expm1(threshold + t_quantile(POWER, estimate.num_clusters) * estimate.standard_error)
+def mean_of(ratios: Sequence[Estimate]) -> Estimate:
+    """The geometric mean of ratios that each have a standard error; each counts the same."""
+    errors = [ratio.standard_error or 0.0 for ratio in ratios]
+    variances = [(error / len(ratios)) ** 2 for error in errors]
+    free = [
+        variance**2 / (ratio.degrees or ratio.num_clusters - 1)
+        for variance, ratio in zip(variances, ratios, strict=True)
+    ]
+    return Estimate(
+        point=math.exp(float(np.mean([math.log(ratio.point) for ratio in ratios]))),
+        standard_error=math.sqrt(sum(variances)),
+        num_clusters=sum(ratio.num_clusters for ratio in ratios),
+        num_samples=sum(ratio.num_samples for ratio in ratios),
+        degrees=sum(variances) ** 2 / sum(free) if sum(free) else 0.0,
+    )
 
 
 def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float | None:
@@ -145,16 +177,39 @@ def _logs(samples: Sequence[Sample]) -> dict[Block, float]:
     return {place: float(np.mean(logs)) for place, logs in blocks.items()}
 
 
-def _by_visit(logs: Iterable[tuple[Visit, float]]) -> list[float]:
+def _by_visit(logs: Iterable[tuple[Visit, float]]) -> dict[Visit, float]:
     """The median of each visit's values."""
     visits: dict[Visit, list[float]] = {}
     for visit, log in logs:
         visits.setdefault(visit, []).append(log)
-    return [median(found) for found in visits.values()]
+    return {visit: median(found) for visit, found in visits.items()}
 
 
-def _standard_error(visits: Sequence[float]) -> float | None:
-    """Of the mean over visits; None where there are too few."""
-    if len(visits) < FEWEST_CLUSTERS:
-        return None
-    return float(np.std(visits, ddof=1)) / math.sqrt(len(visits))
+def _error_of_mean(medians: Mapping[Visit, float]) -> tuple[float | None, float]:
+    """The standard error of the mean over visits, and its degrees of freedom; None where there are too few.
+
+    Visits lie inside epochs, and an epoch may have a bias of its own that more visits do not remove. Where the epochs
+    lie further apart than their visits explain, the mean squares of both levels are combined.
+
+    Source: unbalanced one-way random effects, Searle, Casella and McCulloch, Variance Components, chapter 3; degrees of
+    freedom, F. E. Satterthwaite, 1946, https://doi.org/10.2307/3002019.
+    """
+    number = len(medians)
+    if number < FEWEST_CLUSTERS:
+        return None, 0.0
+    values = np.array(list(medians.values()))
+    _, epochs, sizes = np.unique([epoch for epoch, _ in medians], return_inverse=True, return_counts=True)
+    simple = float(np.std(values, ddof=1)) / math.sqrt(number), number - 1.0
+    if len(sizes) in {1, number}:
+        return simple
+    means = np.bincount(epochs, values) / sizes
+    within = float(np.sum((values - means[epochs]) ** 2)) / (number - len(sizes))
+    between = float(np.sum(sizes * (means - values.mean()) ** 2)) / (len(sizes) - 1)
+    if between <= within:
+        return simple
+    crowding = float(np.sum(sizes**2)) / number  # how many visits an epoch has, as a visit sees it
+    share = crowding / ((number - crowding) / (len(sizes) - 1)) / number
+    parts = share * between, (1 / number - share) * within
+    variance = sum(parts)
+    degrees = variance**2 / (parts[0] ** 2 / (len(sizes) - 1) + parts[1] ** 2 / (number - len(sizes)))
+    return math.sqrt(variance), degrees

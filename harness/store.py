@@ -6,6 +6,7 @@ damage is an error that names the line. Idea of joining run and report by files 
 
 import os
 import shutil
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,6 +27,7 @@ from harness.events import (
     WorkerStarted,
     twin,
 )
+from harness.interference import CANARY, Gauge
 from harness.outcome import Agreement
 from harness.records import (
     Environment,
@@ -34,6 +36,7 @@ from harness.records import (
     Sample,
     Status,
 )
+from harness.stats import Block
 
 JOURNAL = "journal.jsonl"
 _DECODER = msgspec.json.Decoder(Event)
@@ -85,6 +88,10 @@ class Results:
     elapsed_s: float | None  # None: killed, or still at work
     num_visits: dict[str, int]  # by workload id
     check_s: float  # what all checks took together
+    called_s: float = 0.0  # what all visits spent inside calls
+    num_blocks: int = 0  # that had a canary
+    void: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
+    reason: str = ""  # why timing ended
 
     @property
     def run(self) -> str:
@@ -142,20 +149,22 @@ def read(path: Path) -> Results:
     if not found or not isinstance(found[0], RunStarted):
         raise ValueError(f"{journal} holds no run: its first line is not run_started")
     started = found[0]
-    finished = [event.elapsed_s for event in found if isinstance(event, RunFinished)]
-    visits: dict[str, int] = {}
-    for event in found:
-        if isinstance(event, VisitFinished):
-            visits[event.workload] = visits.get(event.workload, 0) + 1
-    records = tuple(_fold(started, found))
-    elapsed_s = finished[-1] if finished else None
+    finished = [event for event in found if isinstance(event, RunFinished)]
+    visits = [event for event in found if isinstance(event, VisitFinished)]
+    gauge = Gauge()
+    for visit in visits:
+        gauge.hear(visit.workload, visit.arms.get(CANARY, ()))
     return Results(
         folder=journal.parent,
         started=started,
-        records=records,
-        elapsed_s=elapsed_s,
-        num_visits=visits,
+        records=tuple(_fold(started, found)),
+        elapsed_s=finished[-1].elapsed_s if finished else None,
+        num_visits=dict(Counter(visit.workload for visit in visits)),
         check_s=sum(event.check_s for event in found if isinstance(event, CellChecked)),
+        called_s=sum(visit.called_s for visit in visits),
+        num_blocks=gauge.num_blocks,
+        void={workload: frozenset(blocks) for workload, blocks in gauge.void.items()},
+        reason=finished[-1].reason if finished else "",
     )
 
 
@@ -207,6 +216,8 @@ def _apply(event: CellChecked | CellMeasured | CellFailed, cell: _Cell, worker: 
 def _distribute(event: VisitFinished, cells: dict[tuple[str, str], _Cell], baseline: str) -> None:
     """Give each arm's samples to its cell; the twin's go to the baseline's cell under a metric of their own."""
     for arm, samples in event.arms.items():
+        if arm == CANARY:
+            continue
         owner, metric = (baseline, "latency_twin") if arm == twin(baseline) else (arm, "latency")
         cell = cells.setdefault((event.workload, owner), _Cell())
         cell.samples.setdefault(metric, []).extend(samples)

@@ -7,6 +7,7 @@ worker writes to the flight file what it is about to try, so that after a crash 
 
 import math
 import os
+import random
 import resource
 import sys
 import threading
@@ -24,14 +25,17 @@ import torch
 from harness import agreement, environment, measure, plugins, predict
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
+from harness.caches import flusher
 from harness.case import build, place, reason_against
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
+from harness.cuda import canary as canary_on_cuda
 from harness.cuda import free_bytes as free_on_cuda
 from harness.failure import describe
 from harness.flight import Flight
 from harness.inputs import draw_normal
+from harness.interference import CANARY, canary
 from harness.messages import (
     Check,
     Checked,
@@ -68,7 +72,9 @@ class Worker:
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.grounded: agreement.Ground | None = None
         self.clocks: dict[str, Clock] = {}
+        self.canaries: dict[str, measure.Arm] = {}
         self.metrics: dict[str, Metric] = {}
+        self.pads: list[bytearray] = []
         told = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
         self.num_threads = torch.get_num_threads() if told else environment.physical_cores()
         torch.set_num_threads(self.num_threads)
@@ -76,6 +82,8 @@ class Worker:
     def answer(self, request: Request) -> Reply:
         """The answer to any request."""
         if isinstance(request, Hello):
+            draws = random.Random(request.layout)
+            self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
             return Ready(environment=environment.collect())
         torch.set_num_threads(request.workload.num_threads or self.num_threads)
         match request:
@@ -203,26 +211,45 @@ class Worker:
             arms = []
             for name, spec in request.arms:
                 on_turn(name)
-                arms.append(bench.arm(name, self.implementation(spec)))
-            at = measure.Visit(
-                epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed
-            )
-            clock = self.clock(request.workload.device)
-            with torch.set_grad_enabled(request.workload.direction != "inference"):
-                samples = measure.visit(
-                    arms, clock, at, on_turn=lambda arm: on_turn(arm.name), count_faults=_count_faults
+                arms.append(
+                    self.canary(request.workload) if name == CANARY else bench.arm(name, self.implementation(spec))
                 )
+            called_s = -sum(arm.called_s for arm in arms)
+            samples = self.sample(request, arms, on_turn)
+            called_s += sum(arm.called_s for arm in arms)
+            start = time.perf_counter()
             for name in names:
                 on_turn(name)
-                if wrong := bench.verify(name):
+                if name != CANARY and (wrong := bench.verify(name)):
                     self.benches.pop(request.workload.id)
                     return Failed(arm=name, status=Status.disagrees, message=wrong)
+            called_s += time.perf_counter() - start
             _require_unchanged(guard)
         except Exception as error:  # noqa: BLE001 - as in check
             self.benches.pop(request.workload.id, None)
             status, message = _report(error)
             return Failed(arm=turn, status=status, message=message)
-        return Visited(arms=samples)
+        return Visited(arms=samples, called_s=called_s)
+
+    def sample(
+        self, request: TakeVisit, arms: list[measure.Arm], on_turn: Callable[[str], None]
+    ) -> dict[str, tuple[Sample, ...]]:
+        """The samples of the visit's blocks."""
+        at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
+        conditions = measure.Conditions(
+            on_turn=lambda arm: on_turn(arm.name),
+            count_faults=_count_faults,
+            flush=flusher(request.workload.device) if request.cache == "cold" else None,
+        )
+        with torch.set_grad_enabled(request.workload.direction != "inference"):
+            return measure.visit(arms, self.clock(request.workload.device), at, conditions)
+
+    def canary(self, workload: Workload) -> measure.Arm:
+        """The canary of the workload's device; one on the processor for all numbers of threads."""
+        if workload.device not in self.canaries:
+            work = canary() if workload.device == "cpu" else canary_on_cuda(workload.device)
+            self.canaries[workload.device] = measure.Arm(name=CANARY, call=work)
+        return self.canaries[workload.device]
 
 
 def _require_unchanged(guard: Guard) -> None:

@@ -6,13 +6,14 @@ from pathlib import Path
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from harness.compare import margin, noise_floors
+from harness.compare import noise_floors
 from harness.records import Verdict
 from harness.reports import Picture, Report, style
 from harness.reports.lines import draw
 from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row
 from harness.store import Results
+from harness.verdict import margin
 
 
 def _point(row: Row, length: int) -> Point | None:

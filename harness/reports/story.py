@@ -2,12 +2,13 @@
 
 from collections import Counter
 
-from harness.compare import margin, noise_floors
+from harness.compare import noise_floors
 from harness.records import Environment
 from harness.reports import words
 from harness.reports.table import percent, span
 from harness.store import Results
 from harness.units import MISSING, show
+from harness.verdict import margin
 
 
 def facts(results: Results) -> dict[str, str]:

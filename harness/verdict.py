@@ -1,0 +1,145 @@
+"""Faster, slower, equivalent or undecided: what the pairs of one comparison, or of a whole session, allow to be said.
+
+Faster and slower need three things: an e-value against "the same code" that holds among all comparisons of the session,
+an interval that excludes a ratio of 1, and a ratio beyond the margin, for nobody should choose code by less. Equivalent
+needs an e-value against "apart by the margin or more". Why: docs/adr/0011. Knows nothing of what was measured.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness import evidence
+from harness.records import Verdict
+from harness.stats import FEWEST_CLUSTERS, Estimate, Pairs, paired_ratio
+
+FALSE_SHARE = 0.05
+"""Of all verdicts of a session, the expected share that is false is at most this."""
+SMALLEST_EFFECT = 0.02
+"""A difference below this is called equivalent however sure it is: nobody should choose code by it."""
+LARGEST_EQUIVALENCE = 0.10
+"""On a machine so noisy that identical code seems further apart than this, nothing is called equivalent any more."""
+POWER = 0.80
+NORMAL_POWER = 0.8416
+"""The quantile of the normal distribution at `POWER`."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """What the pairs of one comparison say; whether it is enough depends on the whole session."""
+
+    ratio: Estimate
+    margin: float  # relative: nothing below it matters
+    e_same: float  # against "the same code"
+    e_apart: float  # against "apart by the margin or more"
+    spread: float  # a standard deviation of the pairs, robust, on the log scale
+
+    @property
+    def log(self) -> float:
+        """The logarithm of the ratio."""
+        return math.log(self.ratio.point)
+
+    @property
+    def is_beyond(self) -> bool:
+        """Whether the ratio is further from 1 than the margin, and than the half width of its interval."""
+        half = self.ratio.half_width
+        return half is not None and abs(self.log) > max(half, math.log1p(self.margin))
+
+    @property
+    def is_within(self) -> bool:
+        """Whether the interval lies inside what may be called equivalent."""
+        half = self.ratio.half_width
+        return half is not None and abs(self.log) + half <= alike(self.margin)
+
+
+def margin(floor: Estimate | None, smallest: float = SMALLEST_EFFECT) -> float:
+    """The relative difference below which nothing is called faster or slower: max(2 %, the cell's own A/A floor)."""
+    largest = None if floor is None else floor.largest_log
+    return max(smallest, 0.0 if largest is None else math.expm1(largest))
+
+
+def alike(margin: float) -> float:
+    """How far apart, on the log scale, two times may be that are called equivalent."""
+    return min(math.log1p(margin), math.log1p(LARGEST_EQUIVALENCE))
+
+
+def judge(pairs: Pairs, margin: float) -> Judgement | None:
+    """What these pairs say; None without any."""
+    ratio = paired_ratio(pairs)
+    if ratio is None:
+        return None
+    medians = np.array(list(pairs.medians.values()))
+    middle = float(np.median(pairs.logs))
+    return Judgement(
+        ratio=ratio,
+        margin=margin,
+        e_same=evidence.last(evidence.e_values(pairs.logs)),
+        e_apart=evidence.against_beyond(medians, alike(margin)),
+        spread=evidence.NORMAL_MAD * float(np.median(np.abs(pairs.logs - middle))),
+    )
+
+
+def decide(judgements: Sequence[Judgement], false_share: float = FALSE_SHARE) -> list[Verdict]:
+    """The verdicts of a session's comparisons, together: e-BH over all of them."""
+    differ = evidence.discoveries(np.array([each.e_same for each in judgements]), false_share)
+    agree = evidence.discoveries(np.array([each.e_apart for each in judgements]), false_share)
+    return [
+        _verdict(each, differs=bool(differs), is_alike=bool(is_alike))
+        for each, differs, is_alike in zip(judgements, differ, agree, strict=True)
+    ]
+
+
+def _verdict(judgement: Judgement, *, differs: bool, is_alike: bool) -> Verdict:
+    if is_alike and judgement.is_within:
+        return Verdict.equivalent
+    if differs and judgement.is_beyond:
+        return Verdict.slower if judgement.log > 0 else Verdict.faster
+    return Verdict.undecided
+
+
+def visits_to_go(judgement: Judgement, needed: float) -> float:
+    """About how many visits more would decide it, if what was seen so far is the truth; infinity where none would."""
+    ratio, shift = judgement.ratio, abs(judgement.log)
+    number, half, error = ratio.num_clusters, ratio.half_width, ratio.standard_error
+    if half is None or error is None:
+        return float(max(1, FEWEST_CLUSTERS - number))
+    beyond, within = math.log1p(judgement.margin), alike(judgement.margin)
+    ways = []
+    if shift > beyond:
+        bets = _bets_to_go(needed, judgement.e_same, shift, judgement.spread) * number / ratio.num_samples
+        ways.append(max(bets, number * ((half / shift) ** 2 - 1)))
+    elif shift > within:  # the noise floor hides it: more visits lower the floor
+        ways.append(number * ((beyond / shift) ** 2 - 1))
+    if shift < within:
+        room = within - shift
+        bets = _bets_to_go(needed, judgement.e_apart, room, error * math.sqrt(number))
+        ways.append(max(bets, number * ((half / room) ** 2 - 1)))
+    return max(1.0, min(ways, default=math.inf))
+
+
+def _bets_to_go(needed: float, value: float, shift: float, spread: float) -> float:
+    """How many bets on differences of this mean and spread bring an e-value from `value` to `needed`."""
+    signal = shift / max(spread, 1e-9)
+    growth = min(0.5 * math.log1p(signal**2), math.log1p(evidence.STAKES.max()))
+    return math.log(needed / value) / growth if needed > value else 0.0
+
+
+def detectable(judgement: Judgement, needed: float = 1 / FALSE_SHARE) -> float | None:
+    """The relative slowdown that pairs as many and as noisy as these would find in 80 % of repetitions.
+
+    Found means: slower, with `needed` as the e-value to reach. None without an interval.
+
+    Source of the shape: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504; the first
+    part is the growth of a bet on a shift of normal differences, log-optimal among the stakes.
+    """
+    ratio = judgement.ratio
+    if ratio.standard_error is None or ratio.half_width is None:
+        return None
+    threshold = max(ratio.half_width, math.log1p(judgement.margin))
+    by_interval = threshold + ratio.quantile(POWER) * ratio.standard_error
+    number, unit = ratio.num_samples, 2 * judgement.spread
+    toll = math.log(needed * 4 * len(evidence.STAKES)) / number  # what a single stake must make, per pair
+    by_bets = min(unit * (toll / stake + stake / 8) for stake in evidence.STAKES.tolist())
+    return math.expm1(max(by_interval, by_bets + NORMAL_POWER * ratio.standard_error))
