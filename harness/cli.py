@@ -8,6 +8,21 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from harness.options import (
+    AsJson,
+    Budget,
+    Cache,
+    CacheMode,
+    CallLimit,
+    Implementations,
+    MemoryLimit,
+    OpenPage,
+    ResultsFolder,
+    Seed,
+    Settings,
+    Timeout,
+)
+
 if TYPE_CHECKING:
     from harness.store import Results
 
@@ -26,29 +41,6 @@ app = typer.Typer(
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="AXIS=V,V", help="Values of an axis, in place of the sweep's. May be repeated."),
-]
-Implementations = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--implementation", "-i", metavar="NAME|FILE.py:NAME", help="Which to run; may be repeated. Default: all."
-    ),
-]
-ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
-OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs that are checked and of all orders.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds after which a step without end is killed.")]
-CallLimit = Annotated[
-    float | None,
-    typer.Option("--call-limit", min=0.0, help="Seconds: a cell whose call is predicted to last longer is not tried."),
-]
-MemoryLimit = Annotated[
-    float, typer.Option("--memory-limit", min=0.0, help="GiB a call may need; 0: three quarters of what is free.")
-]
 
 
 class What(StrEnum):
@@ -92,10 +84,8 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     settings: Settings = None,
     implementation: Implementations = None,
     baseline: Annotated[str, typer.Option(metavar="NAME", help="What ratios are taken to.")] = "sdpa",
-    budget: Annotated[
-        float | None,
-        typer.Option(min=0.0, metavar="SECONDS", help="Wall time of the run; checks and 3 visits are always made."),
-    ] = None,
+    budget: Budget = None,
+    cache: Cache = CacheMode.warm,
     call_limit: CallLimit = None,
     memory_limit: MemoryLimit = 0.0,
     timeout: Timeout = 60.0,
@@ -129,6 +119,7 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
             timeout_s=timeout,
             memory_limit_bytes=int(memory_limit * 2**30),
             seed=seed,
+            cache=cache,
         )
         planned = plan(selection)
         folder = run.new_folder(results, planned.sweep)

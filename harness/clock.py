@@ -54,15 +54,23 @@ class CpuClock:
 class VirtualClock:
     """A simulated machine: time passes only when work spends it, and `disturb` may bend what is spent.
 
-    `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth.
+    `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth. The
+    calls of one stretch are bent together, as one sample. `turn` hears when another call than the last has its turn.
     """
 
     resolution_s = 1e-9
 
-    def __init__(self, disturb: Callable[[float, float], float] = lambda seconds, _: seconds) -> None:
+    def __init__(
+        self,
+        disturb: Callable[[float, float], float] = lambda seconds, _: seconds,
+        turn: Callable[[], object] = lambda: None,
+    ) -> None:
         """Start at 0."""
         self._now = 0.0
         self._disturb = disturb
+        self._turn = turn
+        self._last: Callable[[], object] | None = None
+        self._stretch_s: float | None = None  # spent so far by the stretch that is being timed, undisturbed
 
     def now(self) -> float:
         """Simulated seconds since the start."""
@@ -70,11 +78,22 @@ class VirtualClock:
 
     def spend(self, seconds: float) -> None:
         """Let time pass: what a simulated implementation does instead of work."""
-        self._now += self._disturb(seconds, self._now)
+        if self._stretch_s is None:
+            self._now += self._disturb(seconds, self._now)
+        else:
+            self._stretch_s += seconds
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Simulated time that the calls spend."""
-        start = self._now
-        for _ in repeat(None, num_calls):
-            call()
-        return self._now - start
+        if call is not self._last:
+            self._last = call
+            self._turn()
+        self._stretch_s = 0.0
+        try:
+            for _ in repeat(None, num_calls):
+                call()
+            spent_s = self._disturb(self._stretch_s, self._now)
+        finally:
+            self._stretch_s = None
+        self._now += spent_s
+        return spent_s

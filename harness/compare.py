@@ -1,5 +1,6 @@
 """Verdicts on one run: each implementation against the baseline of its workload, from pairs inside blocks."""
 
+import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
@@ -7,7 +8,7 @@ from harness.evidence import needed
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.stats import Estimate, Pairs, mean_of, paired_ratio, pairs
 from harness.store import Results
-from harness.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin
+from harness.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin, visits_to_go
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,7 +27,7 @@ def comparisons(results: Results) -> list[Comparison]:
     num_called = sum(verdict is not Verdict.undecided for verdict in verdicts)
     threshold = needed(len(judged), min(num_called, len(judged) - 1), FALSE_SHARE) if judged else 0.0
     return [
-        _comparison(record, results.plan.baseline, found, verdict, threshold)
+        _comparison(results, record, found, verdict, threshold)
         for (record, found), verdict in zip(judged, verdicts, strict=True)
     ]
 
@@ -83,11 +84,11 @@ def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
             yield record, judge(found, margin(floors.get(record.workload.id)))
 
 
-def _comparison(record: Record, baseline: str, found: Judgement, verdict: Verdict, threshold: float) -> Comparison:
+def _comparison(results: Results, record: Record, found: Judgement, verdict: Verdict, threshold: float) -> Comparison:
     return Comparison(
         workload=record.workload,
         implementation=record.implementation,
-        baseline=baseline,
+        baseline=results.plan.baseline,
         metric="latency",
         ratio=found.ratio.point,
         low=found.ratio.low,
@@ -96,7 +97,20 @@ def _comparison(record: Record, baseline: str, found: Judgement, verdict: Verdic
         verdict=verdict,
         e_same=found.e_same,
         e_apart=found.e_apart,
+        more_s=_more_s(results, record, found, threshold) if verdict is Verdict.undecided else None,
     )
+
+
+def _more_s(results: Results, record: Record, found: Judgement, threshold: float) -> float | None:
+    """Visits to go, times what a block of the arm and the baseline's two lasted."""
+    visits = visits_to_go(found, threshold)
+    baseline = _baselines(results)[record.workload.id]
+    block_s = 2 * _sample_s(_samples(baseline, "latency")) + _sample_s(_samples(record, "latency"))
+    return visits * results.plan.num_blocks * block_s if math.isfinite(visits) else None
+
+
+def _sample_s(samples: tuple[Sample, ...]) -> float:
+    return samples[-1].value * samples[-1].num_calls
 
 
 def _baselines(results: Results) -> dict[str, Record]:

@@ -183,16 +183,26 @@ def _require_same_machine(earlier: Sequence[Event], ready: Ready) -> None:
         raise ValueError(f"the run began in another environment ({there}): start a new run")
 
 
-def execute(plan: Plan, folder: Path, watch: Watch, stages: Iterable[str] = STAGES) -> store.Results:
+def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
+    plan: Plan,
+    folder: Path,
+    watch: Watch,
+    stages: Iterable[str] = STAGES,
+    *,
+    crew: Crew | None = None,
+    clock: Callable[[], float] = time.monotonic,
+) -> store.Results:
     """Start a run in `folder`, or go on with the one that is there; return its results.
+
+    `crew` and `clock` are a real worker's and the machine's unless others are given, as harness/virtual.py does.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker can start.
     """
     journal_path = folder / store.JOURNAL
     earlier = list(store.events(journal_path)) if journal_path.exists() else []
-    with store.Journal(folder) as journal, Crew(folder / "worker.log", plan.timeout_s) as crew:
-        run = Run(plan, journal, crew, watch)
+    with store.Journal(folder) as journal, crew or Crew(folder / "worker.log", plan.timeout_s) as worker:
+        run = Run(plan, journal, worker, watch, clock)
         if not earlier:
             run.note(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=commit(), plan=plan))
         for event in earlier:

@@ -24,6 +24,7 @@ class Selection:
     timeout_s: float = 60.0
     memory_limit_bytes: int = 0
     seed: int = 0
+    cache: str = "warm"
     metrics: Sequence[str] | None = field(default=None)
 
 
@@ -63,5 +64,6 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         num_blocks=chosen.num_blocks,
         num_epochs=chosen.num_epochs,
         seed=selection.seed,
+        cache=selection.cache,
         digests={spec: plugins.digest(spec) for spec in specs},
     )

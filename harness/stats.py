@@ -212,4 +212,4 @@ def _error_of_mean(medians: Mapping[Visit, float]) -> tuple[float | None, float]
     parts = share * between, (1 / number - share) * within
     variance = sum(parts)
     degrees = variance**2 / (parts[0] ** 2 / (len(sizes) - 1) + parts[1] ** 2 / (number - len(sizes)))
-    return math.sqrt(variance), degrees
+    return math.sqrt(variance), max(degrees, len(sizes) - 1.0)  # lower only where one epoch holds most visits

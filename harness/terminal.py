@@ -12,7 +12,7 @@ from rich.table import Table
 
 from harness import run
 from harness.records import Record, Status, Verdict
-from harness.reports import table
+from harness.reports import table, verdicts
 from harness.store import Results
 from harness.units import MISSING, show, significant
 
@@ -89,6 +89,8 @@ def print_results(results: Results) -> None:
         console.print()
     told = f"Median time of a call; x: times {results.plan.baseline} in the same blocks; ?: undecided."
     console.print(f"{told} Intervals, memory and errors are in summary.md.", style="dim", markup=False)
+    for line in (verdicts.decided(results), verdicts.disturbed(results)):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
     print_findings(results, console)
 
 

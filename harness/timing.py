@@ -14,8 +14,10 @@ from harness.schedule import MIN_ROUNDS, Race, rounds, visit_seed
 if TYPE_CHECKING:
     from harness.run import Run
 
-EPOCH_S = 60.0
-"""After so long the race goes on in a fresh process: what a memory layout does to a ratio must not last."""
+EPOCH_S = 15.0
+EPOCH_SHARE = 0.1
+"""The race goes on in a fresh process after 15 s, or a tenth of the time so far where that is more: what a memory
+layout does to a ratio must not last, and a fresh process costs seconds."""
 DECIDED = "every comparison is decided"
 SPENT = "the budget is spent"
 
@@ -43,18 +45,22 @@ class Timing:
             for workload in todo:
                 self.tell(f"round {number + 1} of {MIN_ROUNDS}, {workload}")
                 self.visit(self.workloads[workload], self.state.live(workload, self.run.specs))
-        epoch_end_s = self.run.elapsed_s + EPOCH_S
+        epoch_end_s = self.epoch_end_s()
         while self.run.elapsed_s < self.plan.budget_s:
             chosen = self.race.next(self.state, self.live())
             if chosen is None:
                 return DECIDED
             if self.run.elapsed_s > epoch_end_s:
                 self.run.fresh_worker()
-                epoch_end_s = self.run.elapsed_s + EPOCH_S
+                epoch_end_s = self.epoch_end_s()
             workload, names = chosen
             self.tell(f"{workload}, {len(self.race.judged) - len(self.race.closed)} open")
             self.visit(self.workloads[workload], [self.plan.baseline, *names])
         return SPENT if self.workloads else ""
+
+    def epoch_end_s(self) -> float:
+        """When the epoch that begins now is to end, in seconds since the run began."""
+        return self.run.elapsed_s + max(EPOCH_S, EPOCH_SHARE * self.run.elapsed_s)
 
     def live(self) -> dict[str, list[str]]:
         """By workload, who can still be compared: nobody where the baseline is lost."""

@@ -30,6 +30,14 @@ def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
     return f"{significant(value / divisor, digits)} {symbol}".rstrip()
 
 
+def duration(seconds: float) -> str:
+    """A time that somebody may wait for, roughly: "4 s", "12 min", "3 h"."""
+    for unit, size in (("h", 3600.0), ("min", 60.0)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.0f} {unit}"
+    return f"{math.ceil(seconds)} s"
+
+
 def significant(value: float, digits: int) -> str:
     """`value` to `digits` significant digits without an exponent: 0.012345 to 3 digits is "0.0123"."""
     if value == 0.0:

@@ -21,6 +21,8 @@ SMALLEST_EFFECT = 0.02
 """A difference below this is called equivalent however sure it is: nobody should choose code by it."""
 LARGEST_EQUIVALENCE = 0.10
 """On a machine so noisy that identical code seems further apart than this, nothing is called equivalent any more."""
+LARGEST_LOG = 100.0
+"""Noise beyond all numbers, which still is one."""
 POWER = 0.80
 NORMAL_POWER = 0.8416
 """The quantile of the normal distribution at `POWER`."""
@@ -57,7 +59,7 @@ class Judgement:
 def margin(floor: Estimate | None, smallest: float = SMALLEST_EFFECT) -> float:
     """The relative difference below which nothing is called faster or slower: max(2 %, the cell's own A/A floor)."""
     largest = None if floor is None else floor.largest_log
-    return max(smallest, 0.0 if largest is None else math.expm1(largest))
+    return max(smallest, 0.0 if largest is None else math.expm1(min(largest, LARGEST_LOG)))
 
 
 def alike(margin: float) -> float:

@@ -24,6 +24,7 @@ def page(results: Results) -> str:
         facts=story.facts(results),
         findings=story.findings(results),
         figures=[inlined(picture, number) for number, picture in enumerate(_pictures(results), start=1)],
+        conclusions=story.conclusions(results),
         groups=groups(results),
         columns=COLUMNS,
         legend=LEGEND,

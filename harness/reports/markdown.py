@@ -41,6 +41,11 @@ def _tables(results: Results) -> Iterator[str]:
     yield ""
     yield "## Results"
     yield ""
+    for heading, lines in story.conclusions(results).items():
+        yield f"{heading}:"
+        yield ""
+        yield from (f"- {escaped(line)}" for line in lines)
+        yield ""
     yield LEGEND
     for group, members in groups(results).items():
         yield ""

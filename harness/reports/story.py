@@ -4,7 +4,7 @@ from collections import Counter
 
 from harness.compare import noise_floors
 from harness.records import Environment
-from harness.reports import words
+from harness.reports import verdicts, words
 from harness.reports.table import percent, span
 from harness.store import Results
 from harness.units import MISSING, show
@@ -17,6 +17,7 @@ def facts(results: Results) -> dict[str, str]:
     counts = Counter(str(record.status) for record in records)
     asked = len(plan.workloads) * len(plan.implementations)
     visits = sum(results.num_visits.values())
+    processes = len({sample.epoch for record in records for found in record.measurements for sample in found.samples})
     return {
         "run": words.plain(results.run),
         "started": words.plain(results.started.time),
@@ -26,7 +27,10 @@ def facts(results: Results) -> dict[str, str]:
         "baseline": words.plain(plan.baseline),
         "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "checks": _checks(results),
-        "samples": f"{visits} visits of {plan.num_blocks} blocks, {_processes(plan.num_epochs)}",
+        "inside calls": _called(results),
+        "samples": f"{visits} visits of {plan.num_blocks} blocks, {_processes(processes)}, caches {plan.cache}",
+        "verdicts": f"{verdicts.decided(results)}" + (f" ({results.reason})" if results.reason else ""),
+        "disturbances": verdicts.disturbed(results),
         "identical code": _floor(results),
     }
 
@@ -70,6 +74,15 @@ def findings(results: Results) -> list[str]:
     ]
 
 
+def conclusions(results: Results) -> dict[str, list[str]]:
+    """What all comparisons say together, each kind under a heading that explains it; empty where there is nothing."""
+    told = {
+        "Fastest (chosen by one half of the visits, its ratio read from the other)": verdicts.fastest(results),
+        f"Geometric mean of the ratios to {words.plain(results.plan.baseline)}": verdicts.means(results),
+    }
+    return {heading: lines for heading, lines in told.items() if lines}
+
+
 def _floor(results: Results) -> str:
     """What the baseline against itself showed: the difference that this run would find between equals."""
     floors = {workload: floor for workload, floor in noise_floors(results).items() if floor.low is not None}
@@ -87,6 +100,13 @@ def _checks(results: Results) -> str:
     """What the checks took, as a share of the whole where the run came to its end."""
     share = f", {results.check_s / results.elapsed_s:.0%} of the run" if results.elapsed_s else ""
     return f"{show(results.check_s, 's')}{share}"
+
+
+def _called(results: Results) -> str:
+    """What was spent inside calls that were timed or checked."""
+    called_s = results.check_s + results.called_s
+    share = f", {called_s / results.elapsed_s:.0%} of the run" if results.elapsed_s else ""
+    return f"{show(called_s, 's')} inside calls that are checked or timed{share}"
 
 
 def _processes(count: int) -> str:

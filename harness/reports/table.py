@@ -10,7 +10,7 @@ from harness.records import Comparison, Record, Sample, Status, Verdict, Workloa
 from harness.reports import words
 from harness.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
 from harness.store import Results
-from harness.units import MISSING, scale_of, show, significant
+from harness.units import MISSING, duration, scale_of, show, significant
 
 COLUMNS = ("length", "implementation", "status", "time per call", "ratio", "verdict", "memory", "error", "notes")
 LEGEND = (
@@ -20,6 +20,8 @@ LEGEND = (
 )
 FEW_SAMPLES = 10
 HUGE = 1000.0
+DRIFT = 0.1
+"""A time that moves by more than this on the log scale says more of the machine than of the code: trust the ratio."""
 FAULT_S = 0.25e-6
 """About what one minor page fault costs; only decides whether their number is worth telling."""
 
@@ -43,9 +45,13 @@ class Row:
     cells: dict[str, str]
 
     @property
-    def sort_key(self) -> tuple[int, int, float]:
-        """By length, then fastest first, then what has no time."""
-        return self.workload.seq_len, self.workload.kv_len, float("inf") if self.time is None else self.time.point
+    def sort_key(self) -> tuple[int, int, float, float]:
+        """By length, then fastest first: by ratio, since an arm decided early saw another mood of the machine."""
+        length = self.workload.seq_len, self.workload.kv_len
+        if self.time is None:
+            return *length, math.inf, math.inf
+        ratio = 1.0 if self.comparison is None else self.comparison.ratio
+        return *length, ratio, self.time.point
 
 
 def rows(results: Results) -> list[Row]:
@@ -134,7 +140,10 @@ def _verdict(comparison: Comparison | None, *, is_baseline: bool, is_timed: bool
     if comparison.verdict is not Verdict.undecided:
         return str(comparison.verdict)
     effect = comparison.minimum_detectable_effect
-    return "undecided (too few visits)" if effect is None else f"undecided (would see {percent(effect)})"
+    if effect is None:
+        return "undecided (too few visits)"
+    more = "" if comparison.more_s is None else f"; {duration(comparison.more_s)} more may tell"
+    return f"undecided (would see {percent(effect)}{more})"
 
 
 def _memory(peak: float | None, workload: Workload) -> str:
@@ -177,10 +186,24 @@ def _timing_doubts(record: Record, time: Estimate) -> Iterator[str]:
     faults = median(_faults(sample) for sample in latency.samples)
     if faults * FAULT_S > 0.05 * time.point:
         yield f"{faults:,.0f} page faults a call"
+    yield from _unrest(record, latency.samples)
     if record.workload.device == "cpu" and record.workload.dtype in {"bfloat16", "float16"}:
         capability = "" if record.environment is None else record.environment.cpu_capability.upper()
         if capability and "AVX512" not in capability and "AMX" not in capability:
             yield f"{record.workload.dtype} without AVX512 or AMX may run reference loops"
+
+
+def _unrest(record: Record, samples: tuple[Sample, ...]) -> Iterator[str]:
+    """More work than cores while this was timed, or times that moved between its first and its last third."""
+    cores = 0 if record.environment is None else record.environment.num_logical_cores
+    load = median(sample.load for sample in samples)
+    if cores and load > 1.5 * cores:
+        yield f"load {load:.1f} on {cores} cores"
+    third = len(samples) // 3
+    if third >= FEWEST_CLUSTERS:
+        first, last = (median(sample.value for sample in part) for part in (samples[:third], samples[-third:]))
+        if abs(math.log(last / first)) > DRIFT:
+            yield f"drifted by {percent(last / first - 1)} while it was timed"
 
 
 def _faults(sample: Sample) -> float:

@@ -18,6 +18,7 @@ from harness.events import (
     WorkerStarted,
     twin,
 )
+from harness.interference import CANARY
 from harness.outcome import Agreement, ProbeResult, TensorError
 from harness.records import Environment, Measurement, Sample, Status, Workload
 from harness.store import Journal, Results, read
@@ -69,10 +70,14 @@ def write(
     names: tuple[str, ...] = tuple(SPEEDS),
     *,
     num_epochs: int = 3,
+    num_visits: int = 4,
     is_finished: bool = True,
     slowdown: float = 1.0,
 ) -> Results:
-    """Write the run's journal into `folder` and read it back; `slowdown` slows all but the baseline."""
+    """Write the run's journal into `folder` and read it back; `slowdown` slows all but the baseline.
+
+    Each workload is visited `num_visits` times in each epoch.
+    """
     plan = Plan(
         sweep="example",
         workloads=points,
@@ -90,7 +95,7 @@ def write(
             RunStarted(schema=SCHEMA, run=folder.name, time="2025-11-02T10:00:00+00:00", commit="1a2b3c4", plan=plan)
         )
         journal.append(WorkerStarted(time="2025-11-02T10:00:01+00:00", environment=ENVIRONMENT))
-        for event in _events(plan, slowdown):
+        for event in _events(plan, slowdown, num_visits):
             journal.append(event)
         if is_finished:
             journal.append(RunFinished(time="2025-11-02T10:02:00+00:00", elapsed_s=119.0))
@@ -120,7 +125,7 @@ def seconds(workload: Workload, name: str) -> float:
     return base * scope * causal * (workload.seq_len * workload.kv_len / 512**2) ** (growth / 2)
 
 
-def _events(plan: Plan, slowdown: float) -> Iterator[Event]:
+def _events(plan: Plan, slowdown: float, num_visits: int) -> Iterator[Event]:
     rng = np.random.default_rng(7)
     for workload in plan.workloads:
         for name in plan.implementations:
@@ -136,7 +141,7 @@ def _events(plan: Plan, slowdown: float) -> Iterator[Event]:
                 agreement=agreement,
             )
     for epoch in range(plan.num_epochs):
-        for visit in range(2):
+        for visit in range(epoch * num_visits, (epoch + 1) * num_visits):
             for workload in plan.workloads:
                 yield _visit(plan, workload, (epoch, visit), slowdown, rng)
     for workload in plan.workloads:
@@ -153,13 +158,13 @@ def _visit(
 ) -> VisitFinished:
     live = [name for name in plan.implementations if status(workload, name)[0] in {Status.ok, Status.crashed}]
     shared = rng.normal(0, 0.03)
-    arms: dict[str, list[Sample]] = {arm: [] for arm in [*live, twin(plan.baseline)]}
+    arms: dict[str, list[Sample]] = {arm: [] for arm in [*live, twin(plan.baseline), CANARY]}
     moods = {arm: rng.normal(0, 0.002) for arm in arms}
     for block in range(plan.num_blocks):
         mood = shared + rng.normal(0, 0.02)
         for slot, arm in enumerate(rng.permutation(list(arms))):
             name = plan.baseline if arm == twin(plan.baseline) else str(arm)
-            truth = seconds(workload, name) * (1.0 if name == plan.baseline else slowdown)
+            truth = 30e-6 if arm == CANARY else seconds(workload, name) * (1.0 if name == plan.baseline else slowdown)
             value = truth * float(np.exp(mood + moods[str(arm)] + rng.normal(0, 0.004)))
             faults = 16384 if workload.seq_len >= 2048 and SPEEDS.get(name, (0, 0, 0))[2] >= 2 else 0
             sample = Sample(value=value, epoch=place[0], visit=place[1], block=block, slot=slot, num_faults=faults)
@@ -169,6 +174,7 @@ def _visit(
         epoch=place[0],
         visit=place[1],
         arms={arm: tuple(samples) for arm, samples in arms.items()},
+        called_s=sum(sample.value for samples in arms.values() for sample in samples),
     )
 
 

@@ -1,13 +1,13 @@
 """Verdicts: what an interval says against 1 and the margin, and which cells are compared at all."""
 
+import dataclasses
 import math
 from pathlib import Path
 
 import pytest
 
-from harness.compare import SMALLEST_EFFECT, comparisons, margin, noise_floors, verdict
+from harness.compare import comparisons, noise_floors, overall, winners
 from harness.records import Comparison, Verdict
-from harness.stats import Estimate
 from harness.store import Results
 from tests.harness import journals
 
@@ -19,55 +19,8 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     return journals.write(tmp_path_factory.mktemp("run"), POINTS)
 
 
-def estimate(point: float, relative_error: float | None) -> Estimate:
-    return Estimate(point=point, standard_error=relative_error, num_clusters=10, num_samples=40)
-
-
 def named(results: Results, name: str) -> list[Comparison]:
     return [found for found in comparisons(results) if found.implementation == name]
-
-
-@pytest.mark.parametrize(
-    ("point", "error", "expected"),
-    [
-        (1.10, 0.01, Verdict.slower),
-        (1 / 1.10, 0.01, Verdict.faster),
-        (1.01, 0.0001, Verdict.equivalent),  # surely different, and too little to matter
-        (1.00, 0.005, Verdict.equivalent),
-        (1.05, 0.04, Verdict.undecided),  # large, not sure
-        (1.015, 0.005, Verdict.undecided),  # may or may not be beyond the margin
-        (1.50, None, Verdict.undecided),
-    ],
-)
-def test_verdict_by_value(point: float, error: float | None, expected: Verdict) -> None:
-    assert verdict(estimate(point, error), SMALLEST_EFFECT) is expected
-
-
-@pytest.mark.parametrize("point", [1.005, 1.019, 1.021, 1.03, 1.2])
-@pytest.mark.parametrize("error", [0.0001, 0.002, 0.01, 0.1])
-def test_swapping_arms_swaps_faster_and_slower(point: float, error: float) -> None:
-    swapped = {Verdict.slower: Verdict.faster}
-    there, back = verdict(estimate(point, error), 0.02), verdict(estimate(1 / point, error), 0.02)
-    assert back is swapped.get(there, there)
-
-
-def test_margin_is_two_percent_or_the_noise_floor_whichever_is_more() -> None:
-    assert margin(None) == SMALLEST_EFFECT
-    assert margin(estimate(1.0, None)) == SMALLEST_EFFECT
-    assert margin(estimate(1.0, 0.001)) == SMALLEST_EFFECT
-    assert margin(estimate(1.04, 0.01)) == pytest.approx(math.expm1(math.log(1.04) + 2.262157 * 0.01), rel=1e-5)
-
-
-def test_a_noisy_cell_calls_nothing_below_its_own_noise() -> None:
-    limit = margin(estimate(1.04, 0.01))
-    assert verdict(estimate(1.05, 0.001), limit) is Verdict.equivalent
-
-
-def test_on_a_very_noisy_machine_nothing_is_called_equivalent() -> None:
-    limit = margin(estimate(1.5, 0.2))
-    assert limit > 1.0
-    assert verdict(estimate(1.2, 0.01), limit) is Verdict.undecided
-    assert verdict(estimate(1.01, 0.01), limit) is Verdict.equivalent
 
 
 def test_ok_cells_but_the_baseline_are_compared_and_no_others(results: Results) -> None:
@@ -98,7 +51,7 @@ def test_half_the_time_is_faster(tmp_path: Path) -> None:
 
 
 def test_one_epoch_of_two_visits_decides_nothing(tmp_path: Path) -> None:
-    short = journals.write(tmp_path, POINTS, ("sdpa", "fused"), num_epochs=1)
+    short = journals.write(tmp_path, POINTS, ("sdpa", "fused"), num_epochs=1, num_visits=2)
     for found in comparisons(short):
         assert (found.verdict, found.low, found.high) == (Verdict.undecided, None, None)
         assert found.minimum_detectable_effect is None
@@ -114,3 +67,52 @@ def test_identical_code_gives_a_ratio_near_one(results: Results) -> None:
     assert set(floors) == {workload.id for workload in POINTS}
     for floor in floors.values():
         assert floor.point == pytest.approx(1.0, abs=0.02)
+
+
+def test_the_fastest_is_chosen_by_half_of_the_visits_and_its_ratio_read_from_the_others(results: Results) -> None:
+    for winner in winners(results):
+        times = {name: journals.seconds(winner.workload, name) for name in journals.SPEEDS}
+        assert times[winner.implementation] <= 1.02 * min(times.values())
+        assert winner.ratio is not None
+        assert winner.ratio.num_clusters == 6
+        assert winner.ratio.point == pytest.approx(times[winner.implementation] / times["sdpa"], rel=0.02)
+
+
+def test_the_winner_of_equals_owes_nothing_to_luck(tmp_path: Path) -> None:
+    """Among equals the one that seems fastest is no faster on the visits that had no part in the choice."""
+    points = journals.workloads(seed=tuple(range(30)))
+    names = ("sdpa", *(f"equal_{number}" for number in range(4)))
+    equal = journals.write(tmp_path, points, names, slowdown=1.3e-3 / 2e-3)
+    logs = [math.log(winner.ratio.point) for winner in winners(equal) if winner.ratio is not None]
+    assert len(logs) == 30
+    assert abs(sum(logs) / 30) < 3e-4
+
+
+def test_the_mean_over_workloads_is_geometric(results: Results) -> None:
+    found = overall(results)["fused"]
+    logs = [math.log(each.ratio) for each in named(results, "fused")]
+    assert math.log(found.point) == pytest.approx(sum(logs) / len(logs))
+    assert found.low is not None
+    assert found.low < found.point
+
+
+def test_void_blocks_have_no_say(results: Results) -> None:
+    workload = POINTS[0].id
+    kept = {(0, visit, block) for visit in range(4) for block in range(4)}
+    void = {
+        workload: frozenset(
+            (epoch, visit, block) for epoch, visit, block in _blocks() if (epoch, visit, block) not in kept
+        )
+    }
+    (found,) = [each for each in comparisons(dataclasses.replace(results, void=void)) if _is(each, workload, "fused")]
+    (whole,) = [each for each in comparisons(results) if _is(each, workload, "fused")]
+    assert found.ratio != whole.ratio
+    assert found.e_same < whole.e_same
+
+
+def _blocks() -> list[tuple[int, int, int]]:
+    return [(epoch, epoch * 4 + visit, block) for epoch in range(3) for visit in range(4) for block in range(4)]
+
+
+def _is(found: Comparison, workload: str, name: str) -> bool:
+    return (found.workload.id, found.implementation) == (workload, name)

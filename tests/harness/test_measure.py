@@ -10,7 +10,7 @@ import pytest
 from harness import measure
 from harness.clock import CpuClock, VirtualClock, tick
 from harness.schedule import rounds, visit_seed
-from harness.stats import median, paired_ratio
+from harness.stats import median, paired_ratio, pairs
 
 
 def arms(clock: VirtualClock, **costs: float) -> list[measure.Arm]:
@@ -69,7 +69,7 @@ def test_a_machine_that_slows_down_leaves_the_ratio_alone():
             samples[name].extend(taken)
     first, last = samples["b"][0].value, samples["b"][-1].value
     assert last > 1.4 * first
-    ratio = paired_ratio(samples["a"], samples["b"])
+    ratio = paired_ratio(pairs(samples["a"], samples["b"]))
     assert ratio is not None
     assert ratio.low < 1.5 < ratio.high
     assert abs(ratio.point / 1.5 - 1) < 0.01
@@ -118,7 +118,7 @@ def test_each_turn_is_announced_before_the_call():
     clock = VirtualClock()
     heard = []
     contenders = arms(clock, a=1e-3, b=1e-3)
-    measure.visit(contenders, clock, at(num_blocks=2), on_turn=lambda arm: heard.append(arm.name))
+    measure.visit(contenders, clock, at(num_blocks=2), measure.Conditions(on_turn=lambda arm: heard.append(arm.name)))
     assert Counter(heard) == {"a": 3, "b": 3}
 
 
@@ -131,7 +131,9 @@ def test_faults_are_counted_inside_the_sample_only():
         faults += 5
         clock.spend(1e-3)
 
-    samples = measure.visit([measure.Arm(name="a", call=call)], clock, at(), count_faults=lambda: faults)
+    samples = measure.visit(
+        [measure.Arm(name="a", call=call)], clock, at(), measure.Conditions(count_faults=lambda: faults)
+    )
     assert {s.num_faults for s in samples["a"]} == {5}
 
 
@@ -144,8 +146,32 @@ def test_the_processors_clock_moves_on_and_knows_its_step():
 
 
 def test_rounds_visit_everything_once_in_changing_orders():
-    found = rounds(["a", "b", "c", "d"], seed=3)
-    orders = [tuple(next(found)) for _ in range(20)]
+    orders = [tuple(order) for seed in range(7) for order in rounds(["a", "b", "c", "d"], seed)]
     assert all(sorted(order) == ["a", "b", "c", "d"] for order in orders)
     assert len(set(orders)) > 5
     assert visit_seed(0, "a", 1) == visit_seed(0, "a", 1) != visit_seed(0, "a", 2)
+
+
+def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
+    clock, told = VirtualClock(), []
+
+    def call(cost, name):
+        told.append(name)
+        clock.spend(cost)
+
+    contenders = [measure.Arm(name=name, call=lambda name=name: call(3e-4, name)) for name in ("a", "b")]
+    measure.visit(contenders, clock, at(num_blocks=1))  # calibrates: four calls a sample
+    told.clear()
+    cold = measure.Conditions(flush=lambda: call(5e-3, "flush"))
+    samples = measure.visit(contenders, clock, at(num_blocks=3), cold)
+    assert told[::2] == ["flush"] * 24
+    assert sorted(told[1::2]) == ["a"] * 12 + ["b"] * 12
+    assert [sample.value for sample in samples["a"]] == pytest.approx([3e-4] * 3)
+
+
+def test_time_inside_calls_is_counted_with_the_untimed_ones():
+    clock = VirtualClock()
+    contenders = arms(clock, a=2e-3, b=30e-3)
+    measure.visit(contenders, clock, at(num_blocks=5))
+    assert sum(arm.called_s for arm in contenders) == pytest.approx(clock.now())
+    assert contenders[1].called_s == pytest.approx(7 * 30e-3)  # two to calibrate; long calls warm themselves

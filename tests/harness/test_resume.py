@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from harness import run, store
+from harness import run, store, timing
 from harness.crew import WorkerLostError
 from harness.events import CellChecked, Plan, WorkerStarted
 from harness.records import Environment, Status, Workload
@@ -86,7 +86,7 @@ def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
         one = run.Run(wanted, journal, LostCrew(), lambda _: None)
         for name in ("fused", "sdpa"):
             one.note(CellChecked(workload=workload.id, implementation=name, status=Status.ok))
-        one.visit(workload)
+        timing.Timing(one).visit(workload, ["fused", "sdpa"])
     assert one.state.live(workload.id, ["fused", "sdpa"]) == []
     assert "while the harness prepared" in (tmp_path / "run" / store.JOURNAL).read_text()
     assert {status: number for status, number in one.state.counts.items() if number} == {Status.crashed: 2}

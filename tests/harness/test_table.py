@@ -57,7 +57,7 @@ def test_unusual_axes_are_told() -> None:
 
 def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     points = journals.workloads(dtype=("float32", "bfloat16"), seq_len=(2048,))
-    short = journals.write(tmp_path, points, ("sdpa", "fused"), num_epochs=1)
+    short = journals.write(tmp_path, points, ("sdpa", "fused"), num_epochs=1, num_visits=2)
     notes = {(row.workload.dtype, row.implementation): row.cells["notes"] for row in table.rows(short)}
     few = "2 visits: too few for an interval; 8 samples only"
     assert notes["float32", "sdpa"] == few
@@ -71,7 +71,7 @@ def test_an_error_that_is_not_finite_is_told(tmp_path: Path) -> None:
 
 
 def test_undecided_says_what_it_would_have_seen(tmp_path: Path) -> None:
-    short = journals.write(tmp_path, POINTS[:1], ("sdpa", "fused"), num_epochs=1)
+    short = journals.write(tmp_path, POINTS[:1], ("sdpa", "fused"), num_epochs=1, num_visits=2)
     assert {row.cells["verdict"] for row in table.rows(short)} == {"baseline", "undecided (too few visits)"}
 
 

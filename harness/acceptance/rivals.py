@@ -1,0 +1,288 @@
+"""The tools that people use, each driven as its users do: A to its end, then B.
+
+Each gets half of the time for A and half for B, calibration and warm-up included; what it takes to start an
+interpreter, to import torch or to collect tests is not charged to it. A rule says "they differ" from the two lists of
+times alone, so that the same measurement can be judged again with one list made slower (a slowdown with known truth).
+"""
+
+import contextlib
+import io
+import tempfile
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+Times = Sequence[float]
+Rule = Callable[[Times, Times], bool]
+
+ALPHA = 0.05
+
+
+class Measured(NamedTuple):
+    """What a tool found for one call, and how long that took."""
+
+    times: list[float]  # seconds per call, of rounds, blocks or values
+    wall_s: float
+
+
+Measure = Callable[[Callable[[], object], float], Measured]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Rival:
+    """A tool: how it times one call in so many seconds, what it reports, and how its users tell a difference."""
+
+    name: str
+    measure: Measure
+    statistics: Mapping[str, Callable[[Times], float]]
+    rules: Mapping[str, Rule]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Timed:
+    """What a tool found for A and for B."""
+
+    rival: Rival
+    a: list[float]
+    b: list[float]
+    wall_s: float
+
+    def logs(self, factor: float = 1.0) -> dict[str, float]:
+        """By statistic, the log of B's over A's, every time of B's multiplied by `factor`."""
+        return {
+            name: float(np.log(read(self.b) * factor / read(self.a))) for name, read in self.rival.statistics.items()
+        }
+
+    def told(self, factor: float = 1.0) -> dict[str, bool]:
+        """By rule, whether they differ, every time of B's multiplied by `factor`."""
+        b = [factor * value for value in self.b]
+        return {name: bool(rule(self.a, b)) for name, rule in self.rival.rules.items()}
+
+
+def compare(rival: Rival, a: Callable[[], object], b: Callable[[], object], budget_s: float) -> Timed:
+    """A to its end, then B, each in half of the budget."""
+    first, second = rival.measure(a, budget_s / 2), rival.measure(b, budget_s / 2)
+    return Timed(rival=rival, a=first.times, b=second.times, wall_s=first.wall_s + second.wall_s)
+
+
+def _mean(times: Times) -> float:
+    return float(np.mean(times))
+
+
+def _median(times: Times) -> float:
+    return float(np.median(times))
+
+
+def _min(times: Times) -> float:
+    return float(np.min(times))
+
+
+def _mann_whitney(a: Times, b: Times) -> bool:
+    from scipy.stats import mannwhitneyu
+
+    return float(mannwhitneyu(a, b).pvalue) < ALPHA
+
+
+def _welch(a: Times, b: Times) -> bool:
+    from scipy.stats import ttest_ind
+
+    return len(a) > 1 and len(b) > 1 and float(ttest_ind(a, b, equal_var=False).pvalue) < ALPHA
+
+
+# ---- pytest-benchmark ----------------------------------------------------------------------------------------------
+
+TEST_FILE = """
+import time
+
+
+def test_it(benchmark, carrier):
+    start = time.perf_counter()
+    benchmark(carrier.call)
+    carrier.wall_s = time.perf_counter() - start
+    carrier.times = list(benchmark.stats.stats.data)
+"""
+
+
+class _Carrier:
+    """A plug-in of pytest that hands the call in and the rounds out."""
+
+    def __init__(self, call: Callable[[], object]) -> None:
+        self.call = call
+        self.times: list[float] = []
+        self.wall_s = 0.0
+
+    @pytest.fixture(name="carrier")
+    def itself(self) -> "_Carrier":
+        """What the test takes."""
+        return self
+
+
+def _pytest_benchmark(*options: str) -> Measure:
+    """A pytest run in this process with its fixture on the call; calibration, rounds and statistics are all its own.
+
+    `--benchmark-max-time` is the share of the budget (its default is 1 s); everything else as it comes: at least 5
+    rounds, the collector on, no warm-up. The rounds are those of the fixture's `stats`, seconds per call.
+    Source: https://pytest-benchmark.readthedocs.io/en/latest/usage.html
+    """
+
+    def measure(call: Callable[[], object], share_s: float) -> Measured:
+        carrier = _Carrier(call)
+        with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()) as printed:
+            root = Path(folder)
+            (root / "test_it.py").write_text(TEST_FILE, encoding="utf-8")
+            (root / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
+            told = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", str(root / "pytest.ini")]
+            told += [f"--rootdir={root}", f"--benchmark-max-time={share_s}", f"--benchmark-storage={root}", *options]
+            code = pytest.main([*told, str(root / "test_it.py")], plugins=[carrier])
+        if code != 0 or not carrier.times:
+            raise RuntimeError(f"pytest-benchmark ended with code {code}: {printed.getvalue()[-2000:]}")
+        return Measured(carrier.times, carrier.wall_s)
+
+    return measure
+
+
+def _compare_fail(read: Callable[[Times], float], percent: float = 5.0) -> Rule:
+    """`--benchmark-compare-fail=mean:5%`: fails where the later one takes over 5 % longer, in that direction alone.
+
+    Source: https://pytest-benchmark.readthedocs.io/en/latest/comparing.html
+    """
+    return lambda a, b: read(b) / read(a) * 100 - 100 > percent
+
+
+_PYTEST_STATISTICS = {"mean": _mean, "median": _median, "min": _min}
+_PYTEST_RULES: dict[str, Rule] = {
+    "compare-fail mean:5%": _compare_fail(_mean),
+    "compare-fail min:5%": _compare_fail(_min),
+    "Welch on rounds": _welch,
+    "Mann-Whitney on rounds": _mann_whitney,
+}
+
+# ---- torch.utils.benchmark -----------------------------------------------------------------------------------------
+
+
+def _torch_timer(call: Callable[[], object]) -> Any:  # noqa: ANN401 - torch's Timer
+    """Its Timer on the call, with as many threads as are set: its own default is one."""
+    import torch
+    from torch.utils.benchmark import Timer
+
+    return Timer("call()", globals={"call": call}, num_threads=torch.get_num_threads())
+
+
+def _blocked(call: Callable[[], object], share_s: float) -> Measured:
+    """blocked_autorange with min_run_time as long as its share; it finds its block size in addition.
+
+    Source: https://docs.pytorch.org/docs/stable/benchmark_utils.html#torch.utils.benchmark.Timer.blocked_autorange
+    """
+    timer, start = _torch_timer(call), time.perf_counter()
+    found = timer.blocked_autorange(min_run_time=share_s)
+    return Measured(list(found.times), time.perf_counter() - start)
+
+
+def _adaptive(call: Callable[[], object], share_s: float) -> Measured:
+    """adaptive_autorange at its threshold of 0.1, not let go before its share is spent, so that it loses no time.
+
+    Source: https://docs.pytorch.org/docs/stable/benchmark_utils.html#torch.utils.benchmark.Timer.adaptive_autorange
+    """
+    timer, start = _torch_timer(call), time.perf_counter()
+    found = timer.adaptive_autorange(threshold=0.1, min_run_time=share_s, max_run_time=share_s)
+    return Measured(list(found.times), time.perf_counter() - start)
+
+
+def _quartiles_apart(a: Times, b: Times) -> bool:
+    """No overlap between the ranges from the first to the third quartile, which its Measurement prints as IQR."""
+    (low_a, high_a), (low_b, high_b) = np.percentile(a, (25, 75)), np.percentile(b, (25, 75))
+    return bool(low_a > high_b or low_b > high_a)
+
+
+def _coloured(a: Times, b: Times) -> bool:
+    """Its Compare with colours: a median more than 1 % above the best is no longer shown as best.
+
+    Source: https://github.com/pytorch/pytorch/blob/main/torch/utils/benchmark/utils/compare.py, color_segment
+    """
+    low, high = sorted((_median(a), _median(b)))
+    return high > 1.01 * low and high > low + 100e-9  # noqa: PLR2004 - its own numbers
+
+
+_TORCH_STATISTICS = {"median": _median, "mean": _mean}
+_TORCH_RULES: dict[str, Rule] = {
+    "IQRs apart": _quartiles_apart,
+    "Compare's colours": _coloured,
+    "Mann-Whitney on blocks": _mann_whitney,
+}
+
+# ---- pyperf --------------------------------------------------------------------------------------------------------
+
+_runners: list[Any] = []  # it allows one Runner for each process
+
+
+def _pyperf(call: Callable[[], object], share_s: float) -> Measured:
+    """What one of its worker processes does: calibrate loops, one warm-up value, then values until the share is spent.
+
+    By default pyperf takes 3 values of at least 0.1 s in each of 20 processes, one after another: some 10 s for each
+    function, and 21 imports of torch. That does not fit into a few seconds, so this is its timing loop in this one
+    process, with its options --worker, --calibrate-loops and --min-time (a thirtieth of the share, 0.1 s at most).
+    Its answer to layouts that differ between processes is lost with the processes. At least 3 values.
+    Source: https://pyperf.readthedocs.io/en/latest/runner.html
+    """
+    import pyperf
+
+    start = time.perf_counter()
+    if not _runners:
+        _runners.append(pyperf.Runner())
+        _runners[0].parse_args(["--worker", "--loops=1", "--warmups=1", "--quiet"])
+    runner = _runners[0]
+    args = runner.args
+    args.min_time, args.values = min(0.1, share_s / 30), 1
+    args.loops, args.calibrate_loops = 0, True
+    calibrated = _bench(runner, call)
+    args.loops, args.calibrate_loops = int(calibrated.get_metadata()["loops"]), False
+    value_s = calibrated.get_runs()[0].warmups[-1][1] * args.loops
+    args.values = max(3, int((share_s - (time.perf_counter() - start)) / value_s) - 1)
+    values = [float(value) for value in _bench(runner, call).get_values()]
+    return Measured(values, time.perf_counter() - start)
+
+
+def _bench(runner: Any, call: Callable[[], object]) -> Any:  # noqa: ANN401 - pyperf's Runner and Benchmark
+    name = f"call {time.perf_counter_ns()}"  # it wants each name once
+    with contextlib.redirect_stdout(io.StringIO()):
+        return runner.bench_func(name, call)
+
+
+def _pyperf_t_test(a: Times, b: Times) -> bool:
+    """What its compare_to prints as significant: Student's t at 95 % on values, as many of B as of A; alike it needs.
+
+    Source: https://github.com/psf/pyperf/blob/main/pyperf/_utils.py, is_significant
+    """
+    from pyperf._utils import is_significant
+
+    number = min(len(a), len(b))
+    return bool(is_significant(list(a[:number]), list(b[:number]))[0])
+
+
+RIVALS = (
+    Rival(
+        name="pytest-benchmark",
+        measure=_pytest_benchmark(),
+        statistics=_PYTEST_STATISTICS,
+        rules=_PYTEST_RULES,
+    ),
+    Rival(
+        name="pytest-benchmark --benchmark-precision 0.02",
+        measure=_pytest_benchmark("--benchmark-precision=0.02"),
+        statistics=_PYTEST_STATISTICS,
+        rules=_PYTEST_RULES,
+    ),
+    Rival(name="torch blocked_autorange", measure=_blocked, statistics=_TORCH_STATISTICS, rules=_TORCH_RULES),
+    Rival(name="torch adaptive_autorange", measure=_adaptive, statistics=_TORCH_STATISTICS, rules=_TORCH_RULES),
+    Rival(
+        name="pyperf",
+        measure=_pyperf,
+        statistics={"mean": _mean, "median": _median},
+        rules={"compare_to (t test)": _pyperf_t_test},
+    ),
+)

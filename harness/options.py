@@ -1,0 +1,51 @@
+"""The options that several commands share, with their help texts."""
+
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="AXIS=V,V", help="Values of an axis, in place of the sweep's. May be repeated."),
+]
+Implementations = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--implementation", "-i", metavar="NAME|FILE.py:NAME", help="Which to run; may be repeated. Default: all."
+    ),
+]
+ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
+Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs that are checked and of all orders.")]
+Timeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds after which a step without end is killed.")]
+CallLimit = Annotated[
+    float | None,
+    typer.Option("--call-limit", min=0.0, help="Seconds: a cell whose call is predicted to last longer is not tried."),
+]
+Budget = Annotated[
+    float | None,
+    typer.Option(
+        min=0.0,
+        metavar="SECONDS",
+        help="Wall time of the run, spent where doubt is; it ends earlier when all is decided. Checks and 3 visits are "
+        "always made.",
+    ),
+]
+MemoryLimit = Annotated[
+    float, typer.Option("--memory-limit", min=0.0, help="GiB a call may need; 0: three quarters of what is free.")
+]
+
+
+class CacheMode(StrEnum):
+    """What a timed call finds in the caches."""
+
+    warm = "warm"
+    cold = "cold"
+
+
+Cache = Annotated[
+    CacheMode, typer.Option("--cache", help="warm: after an untimed call; cold: emptied before every call.")
+]

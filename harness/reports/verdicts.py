@@ -1,0 +1,64 @@
+"""What all comparisons say together: how many are decided, who is fastest, and the mean of the ratios."""
+
+from harness.compare import comparisons, overall, winners
+from harness.interference import MANY
+from harness.records import Verdict
+from harness.reports import words
+from harness.reports.table import span
+from harness.store import Results
+from harness.units import duration
+
+
+def decided(results: Results) -> str:
+    """How many comparisons have a verdict, and what more time would do for the others."""
+    found = comparisons(results)
+    if not found:
+        return "nothing was compared"
+    still_open = [each for each in found if each.verdict is Verdict.undecided]
+    told = f"{len(found) - len(still_open)} of {len(found)} comparisons decided"
+    within_reach = sorted(each.more_s for each in still_open if each.more_s is not None)
+    if not still_open:
+        return told
+    if not within_reach:
+        return f"{told}; no time that can be foreseen would decide the others"
+    half = within_reach[: (len(within_reach) + 1) // 2]
+    more = "" if len(half) == len(within_reach) else f", {duration(sum(within_reach))} for {len(within_reach)}"
+    return f"{told}; about {duration(sum(half))} more would decide {len(half)} of the others{more}"
+
+
+def disturbed(results: Results) -> str:
+    """How many blocks were void because somebody else was at work."""
+    void = sum(map(len, results.void.values()))
+    if not results.num_blocks:
+        return "not watched"
+    told = f"{void} of {results.num_blocks} blocks void, since their canary came late"
+    if void > MANY * results.num_blocks:
+        return f"{told}: somebody else was at work on this machine, and no verdict here is worth much"
+    return told
+
+
+def fastest(results: Results) -> list[str]:
+    """Who won each workload, with the ratio from visits that had no part in the choice."""
+    lines = []
+    for winner in winners(results):
+        where = f"{words.title(winner.workload)}, length {words.length(winner.workload)}"
+        ratio = "no other visits tell by how much"
+        if winner.implementation == results.plan.baseline:
+            ratio = "the baseline itself"
+        elif winner.ratio is not None:
+            seen = span(winner.ratio.point, winner.ratio.low, winner.ratio.high)
+            ratio = f"{seen} times the baseline's time"
+        lines.append(words.plain(f"{where}: {winner.implementation}, {ratio}"))
+    return lines
+
+
+def means(results: Results) -> list[str]:
+    """Each implementation over all of its workloads: the geometric mean of its ratios."""
+    counts: dict[str, int] = {}
+    for each in comparisons(results):
+        counts[each.implementation] = counts.get(each.implementation, 0) + (each.low is not None)
+    found = sorted(overall(results).items(), key=lambda item: item[1].point)
+    return [
+        words.plain(f"{name}: {span(ratio.point, ratio.low, ratio.high)} over {counts[name]} workloads")
+        for name, ratio in found
+    ]

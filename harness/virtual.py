@@ -1,0 +1,195 @@
+"""A whole machine that is simulated: a clock bent by a world, and a crew that works on it in place of a real worker.
+
+The truth is known, a run of minutes takes a second, and the same seed gives the same samples. The engine that is driven
+is the real one: harness/measure.py takes the visits, harness/run.py keeps the journal.
+"""
+
+import gc
+import math
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+import numpy as np
+
+from harness import measure, run
+from harness.clock import VirtualClock
+from harness.crew import Crew
+from harness.events import Plan
+from harness.interference import CANARY
+from harness.messages import Check, Checked, Hello, Observe, Observed, Ready, Reply, Request, TakeVisit, Visited
+from harness.outcome import Agreement, ProbeResult, TensorError
+from harness.plugins import name_of
+from harness.records import Environment, Measurement, Sample, Status, Workload
+from harness.store import Results
+from harness.worlds import STEP_S, World
+
+NUM_STEPS = 2**14
+"""Of the mood: 80 s, after which it runs back, and then forth again."""
+NUM_LUCKS = 2**12
+CANARY_S = 1.2e-3
+"""What a sample of the canary takes."""
+CHECK_S = 0.05
+"""What a check takes, about: a second for each twenty cells."""
+SHARE_AFTER_TOUCH = 0.02
+"""Of what other work left behind in the caches, so much is still there after one stretch of one's own work."""
+LARGEST_CARRY_S = 1e-3
+"""A call longer than this is slowed by what ran before no longer than this."""
+
+ENVIRONMENT = Environment(
+    cpu="simulated",
+    cpu_capability="none",
+    num_physical_cores=1,
+    num_logical_cores=1,
+    memory_bytes=2**30,
+    system="virtual",
+    python="3",
+    versions={},
+)
+_TENSOR = TensorError(
+    tensor="output",
+    error=1e-7,
+    allowed=1e-6,
+    yardstick_error=3e-7,
+    rounding_band=3e-7,
+    worst=(0, 0, 0),
+    expected=0.5,
+    actual=0.5,
+)
+AGREEMENT = Agreement(oracle="simulated", probes=(ProbeResult(probe="normal", tensors=(_TENSOR,)),))
+
+Seconds = Callable[[Workload, str], float]
+"""What one call of an implementation truly takes on a workload."""
+
+
+class Machine:
+    """Bends time as a world does; call it with seconds and now. One machine is one draw of its world."""
+
+    def __init__(self, world: World, seed: int) -> None:
+        """Draw the mood of the whole session."""
+        self.world = world
+        self._draws = np.random.default_rng(seed)
+        self._mood = world.mood(self._draws, NUM_STEPS, 1)[:, 0].tolist()
+        self._lucks: list[float] = []
+        self._num_slots = 5
+        self._slot = -1
+        self._since = 0  # stretches of work since another had its turn
+        self._last_s, self._before_s = 0.0, 0.0  # the last stretch of work, and that of other work before
+
+    def begin_visit(self, num_slots: int) -> None:
+        """The next turn is the first of a block with so many."""
+        self._slot, self._num_slots = -1, num_slots
+
+    def turn(self) -> None:
+        """Other work begins: the next slot of the block."""
+        self._slot = (self._slot + 1) % self._num_slots
+        self._since = 0
+
+    def __call__(self, seconds: float, now: float) -> float:
+        """The seconds that a stretch of work really takes."""
+        if not self._lucks:
+            self._lucks = self.world.luck(self._draws, (NUM_LUCKS,)).tolist()
+        step = int(now / STEP_S) % (2 * NUM_STEPS)
+        mood = self._mood[min(step, 2 * NUM_STEPS - 1 - step)]
+        bend = mood + self._lucks.pop() + self.world.slot * max(0, self._slot)
+        self._last_s = (seconds + self._carry_s(seconds)) * math.exp(bend)
+        self._since += 1
+        return self._last_s
+
+    def _carry_s(self, seconds: float) -> float:
+        """What refilling the caches costs: most of it the first stretch after other work, which may be a touch."""
+        if self._since == 0:
+            self._before_s = self._last_s
+        share = (1.0, SHARE_AFTER_TOUCH, 0.0)[min(self._since, 2)]
+        size = min(1.0, self._before_s / (10 * LARGEST_CARRY_S))
+        return share * size * self.world.carry * min(seconds, LARGEST_CARRY_S)
+
+
+def clock_in(world: World, seed: int) -> VirtualClock:
+    """A clock of a machine in that world."""
+    machine = Machine(world, seed)
+    return VirtualClock(machine, machine.turn)
+
+
+class VirtualCrew(Crew):
+    """Answers as a worker would, at once, on a machine of its own; its clock goes on through all its processes.
+
+    `seconds` is the truth. With `layout`, each process has an effect of that size (a standard deviation of the log) on
+    each arm, as where memory lies has.
+    """
+
+    def __init__(self, world: World, seconds: Seconds, *, seed: int = 0, layout: float = 0.0) -> None:
+        """Nobody is at work yet."""
+        self.seconds = seconds
+        self.machine = Machine(world, seed)
+        self.clock = VirtualClock(self.machine)
+        self.seed, self.layout = seed, layout
+        self._epoch: int | None = None
+        self._arms: dict[tuple[str, str], measure.Arm] = {}
+
+    def hello(self, layout: int = 0) -> Ready:
+        """A fresh process."""
+        self.dismiss()
+        self._epoch = layout
+        return Ready(environment=ENVIRONMENT)
+
+    def ask(self, request: Request, timeout_s: float | None = None) -> Reply:  # noqa: ARG002 - nothing lasts here
+        """The answer to a request."""
+        assert self._epoch is not None
+        match request:
+            case Hello():
+                return Ready(environment=ENVIRONMENT)
+            case Check():
+                self.clock.spend(CHECK_S)
+                return Checked(status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
+            case Observe():
+                found = Measurement(metric=request.metric, unit="bytes", samples=(Sample(value=2.0**20),))
+                return Observed(measurement=found)
+            case TakeVisit():
+                return self._visit(request)
+
+    def _visit(self, request: TakeVisit) -> Visited:
+        start_s = self.clock.now()
+        arms = [self._arm(request.workload, name, spec) for name, spec in request.arms]
+        for arm in arms:
+            if not arm.num_calls:
+                measure.calibrate(arm, self.clock)
+        self.machine.begin_visit(len(arms))
+        at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
+        taken = measure.visit(arms, self.clock, at, measure.Conditions(on_turn=lambda _: self.machine.turn()))
+        return Visited(arms=taken, called_s=self.clock.now() - start_s)
+
+    def _arm(self, workload: Workload, name: str, spec: str) -> measure.Arm:
+        key = (workload.id, name)
+        if key not in self._arms:
+            truth_s = CANARY_S if name == CANARY else self.seconds(workload, name_of(spec))
+            shift = self.layout * random.Random(f"{self.seed}/{self._epoch}/{key}").gauss(0.0, 1.0)
+            cost_s = truth_s * math.exp(shift)
+            self._arms[key] = measure.Arm(name=name, call=lambda: self.clock.spend(cost_s))
+        return self._arms[key]
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether somebody is there to be asked."""
+        return self._epoch is not None
+
+    def dismiss(self) -> None:
+        """End the process, at once."""
+        self._epoch = None
+        self._arms.clear()
+
+    def __enter__(self) -> Self:
+        """Itself. What there is already is not searched for garbage before each visit: seconds, in a large program."""
+        gc.freeze()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process."""
+        self.dismiss()
+        gc.unfreeze()
+
+
+def execute(plan: Plan, folder: Path, crew: VirtualCrew) -> Results:
+    """The whole run, in virtual time."""
+    return run.execute(plan, folder, lambda _: None, crew=crew, clock=crew.clock.now)
