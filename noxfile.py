@@ -79,6 +79,13 @@ def detection(session: nox.Session) -> None:
 
 
 @nox.session
+def acceptance(session: nox.Session) -> None:
+    """Show what the method must show, beside its rivals: renew results/gallery/acceptance (hours; -- --short: minutes)."""
+    install(session, "acceptance")
+    session.run("python", "-m", "harness.acceptance", *session.posargs)
+
+
+@nox.session
 def gallery(session: nox.Session) -> None:
     """Run the quick sweep and renew from it what is committed: results/gallery and the figures in the README."""
     install(session)

@@ -30,6 +30,7 @@ class Ground:
     seed: int
     references: dict[str, Reference]
     for_rules: dict[str, Reference]
+    on_step: Callable[[], object]  # called before each probe, and each known mistake of a diagnosis
 
 
 def ground(workload: Workload, seed: int, on_step: Callable[[], object] = lambda: None) -> Ground:
@@ -49,7 +50,9 @@ def ground(workload: Workload, seed: int, on_step: Callable[[], object] = lambda
         raise ValueError(told)
     on_step()
     short = at_length(workload, RULES_LEN) if workload.seq_len > RULES_LEN else workload
-    return Ground(workload=workload, seed=seed, references=references, for_rules=_for_rules(short, seed))
+    return Ground(
+        workload=workload, seed=seed, references=references, for_rules=_for_rules(short, seed), on_step=on_step
+    )
 
 
 def _for_rules(workload: Workload, seed: int) -> dict[str, Reference]:
@@ -64,19 +67,28 @@ def _for_rules(workload: Workload, seed: int) -> dict[str, Reference]:
 def check(grounded: Ground, implementation: Implementation) -> Agreement:
     """Compare an implementation with the references of all probes and try the rules; what it raises passes through."""
     try:
-        results = tuple(
-            ProbeResult(probe=probe, tensors=errors(observe(implementation, reference), reference))
-            for probe, reference in grounded.references.items()
-        )
+        results = tuple(_probe(grounded, implementation, probe) for probe in grounded.references)
     except ChangedInputError as error:  # what else it gets wrong is shown once it has learnt to leave them alone
         broken = RuleResult(rule="inputs kept", holds=False, found=str(error))
-        told = explain(implementation, {}, Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), grounded.seed)
+        told = explain(
+            implementation,
+            {},
+            Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)),
+            grounded.seed,
+            grounded.on_step,
+        )
         return Agreement(oracle=oracle.NAME, probes=(), rules=(broken,), diagnosis=told.words, mistakes=told.mistakes)
     found = Agreement(oracle=oracle.NAME, probes=results, rules=_examine(grounded, implementation))
     if found.agrees:
         return found
-    told = explain(implementation, grounded.references, found, grounded.seed)
+    told = explain(implementation, grounded.references, found, grounded.seed, grounded.on_step)
     return msgspec.structs.replace(found, diagnosis=told.words, mistakes=told.mistakes, step=told.step)
+
+
+def _probe(grounded: Ground, implementation: Implementation, probe: str) -> ProbeResult:
+    grounded.on_step()
+    reference = grounded.references[probe]
+    return ProbeResult(probe=probe, tensors=errors(observe(implementation, reference), reference))
 
 
 def _examine(grounded: Ground, implementation: Implementation) -> tuple[RuleResult, ...]:

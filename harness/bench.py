@@ -45,12 +45,25 @@ class Bench:
         return agreement.verify(self.cases[name], self._reference)
 
 
+class SharedStateError(Exception):
+    """An implementation changed what all of the process share."""
+
+
 class Guard:
     """Settings of the process that every arm shares, and that none may change."""
 
     def __init__(self) -> None:
         """Remember how they are."""
         self._kept = _settings()
+
+    def require_unchanged(self) -> None:
+        """Put all of them back as they were.
+
+        Raises:
+            SharedStateError: any was changed; the message says which.
+        """
+        if changed := self.changed():
+            raise SharedStateError(changed)
 
     def changed(self) -> str:
         """What is no longer as it was, in words, put back as it was; or ""."""

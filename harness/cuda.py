@@ -24,6 +24,11 @@ def free_bytes(device: str) -> int:
     return torch.cuda.mem_get_info(torch.device(device))[0]
 
 
+def held_share(device: str) -> float:
+    """The share of the device's memory that this process's tensors hold."""
+    return torch.cuda.memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
+
+
 def peak_bytes(call: Callable[[], object], device: str) -> int:
     """The most memory that one call holds at once, beyond what was held when it began."""
     torch.cuda.synchronize(device)

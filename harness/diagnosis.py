@@ -6,7 +6,7 @@ have weight, whether its weights add up to 1.
 """
 
 import math
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import msgspec
@@ -79,15 +79,24 @@ class Match:
     answers: tuple[dict[str, Tensor], ...]
 
 
-def explain(implementation: Implementation, references: dict[str, Reference], wrong: Agreement, seed: int) -> Diagnosis:
-    """The diagnosis of a candidate that disagrees; what it raises while being asked again passes through."""
+def explain(
+    implementation: Implementation,
+    references: dict[str, Reference],
+    wrong: Agreement,
+    seed: int,
+    on_step: Callable[[], object] = lambda: None,
+) -> Diagnosis:
+    """The diagnosis of a candidate that disagrees; what it raises while being asked again passes through.
+
+    `on_step` is called before each known mistake is tried: all of them together may take long.
+    """
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
         rule = wrong.broken_rules[0]
         known = RULE_MISTAKES.get(rule.rule)
         return Diagnosis(words=f"{rule.found} (rule: {rule.rule})", mistakes=(known,) if known else ())
     place = describe(wrong)
     evidence = gather(implementation, references, seed)
-    matches = match(evidence)
+    matches = match(evidence, on_step)
     if not matches:
         factor = _factor(evidence)
         if factor is not None:
@@ -129,8 +138,13 @@ def _ask(implementation: Implementation, reference: Reference) -> Evidence:
     return Evidence(reference=reference, found={name: tensor.detach().double().cpu() for name, tensor in found.items()})
 
 
-def match(evidence: list[Evidence]) -> list[Match]:
+def match(evidence: list[Evidence], on_step: Callable[[], object] = lambda: None) -> list[Match]:
     """The mistakes that explain everything, the best first; those that are no worse than it by much are as likely."""
+
+    def distance(each: Planted, names: tuple[str, ...] | None) -> tuple[float, float]:
+        on_step()
+        return _distance(each, evidence, names)
+
     workload = evidence[0].reference.workload
     has_all_rows = len(evidence[0].reference.rows) == workload.seq_len
     planted = [
@@ -140,8 +154,8 @@ def match(evidence: list[Evidence]) -> list[Match]:
     ]
     is_output_wrong = any(each.is_wrong("output") for each in evidence)
     possible = [each for each in planted if each.mistake.is_gradient is not is_output_wrong]
-    near = sorted(possible, key=lambda each: _distance(each, evidence, ("output",)))[: 2 * SHORTLIST]
-    near = sorted(near, key=lambda each: _distance(each, evidence, None))[:SHORTLIST]
+    near = sorted(possible, key=lambda each: distance(each, ("output",)))[: 2 * SHORTLIST]
+    near = sorted(near, key=lambda each: distance(each, None))[:SHORTLIST]
     found = [made for each in near if (made := _match(each, evidence)).error_ratio <= MATCH]
     found.sort(key=lambda each: each.error_ratio)
     if not found and _factor(evidence) is None:

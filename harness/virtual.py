@@ -7,7 +7,7 @@ is the real one: harness/measure.py takes the visits, harness/run.py keeps the j
 import gc
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -16,12 +16,14 @@ import numpy as np
 from harness import measure, run
 from harness.clock import VirtualClock
 from harness.crew import Crew
-from harness.events import Plan
+from harness.events import Plan, VisitFinished, twin
 from harness.interference import CANARY
 from harness.messages import Check, Checked, Hello, Observe, Observed, Ready, Reply, Request, TakeVisit, Visited
 from harness.outcome import Agreement, ProbeResult, TensorError
 from harness.plugins import name_of
 from harness.records import Environment, Measurement, Sample, Status, Workload
+from harness.schedule import visit_seed
+from harness.state import State
 from harness.store import Results
 from harness.worlds import STEP_S, World
 
@@ -151,7 +153,8 @@ class VirtualCrew(Crew):
 
     def _visit(self, request: TakeVisit) -> Visited:
         start_s = self.clock.now()
-        arms = [self._arm(request.workload, name, spec) for name, spec in request.arms]
+        place = request.workload.id
+        arms = [self._arm((place, name), request.workload, spec) for name, spec in request.arms]
         for arm in arms:
             if not arm.num_calls:
                 measure.calibrate(arm, self.clock)
@@ -160,13 +163,13 @@ class VirtualCrew(Crew):
         taken = measure.visit(arms, self.clock, at, measure.Conditions(on_turn=lambda _: self.machine.turn()))
         return Visited(arms=taken, called_s=self.clock.now() - start_s)
 
-    def _arm(self, workload: Workload, name: str, spec: str) -> measure.Arm:
-        key = (workload.id, name)
+    def _arm(self, key: tuple[str, str], workload: Workload, spec: str) -> measure.Arm:
+        """The arm of a workload id and a name, made at first use in each process."""
         if key not in self._arms:
-            truth_s = CANARY_S if name == CANARY else self.seconds(workload, name_of(spec))
+            truth_s = CANARY_S if key[1] == CANARY else self.seconds(workload, name_of(spec))
             shift = self.layout * random.Random(f"{self.seed}/{self._epoch}/{key}").gauss(0.0, 1.0)
             cost_s = truth_s * math.exp(shift)
-            self._arms[key] = measure.Arm(name=name, call=lambda: self.clock.spend(cost_s))
+            self._arms[key] = measure.Arm(name=key[1], call=lambda: self.clock.spend(cost_s))
         return self._arms[key]
 
     @property
@@ -193,3 +196,42 @@ class VirtualCrew(Crew):
 def execute(plan: Plan, folder: Path, crew: VirtualCrew) -> Results:
     """The whole run, in virtual time."""
     return run.execute(plan, folder, lambda _: None, crew=crew, clock=crew.clock.now)
+
+
+def workloads(number: int) -> tuple[Workload, ...]:
+    """So many that differ in length; what they are matters only to who says what they cost."""
+    return tuple(Workload(seq_len=8 * (place + 1)) for place in range(number))
+
+
+def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int = 0, num_epochs: int = 3) -> Plan:
+    """A run that checks and times; the first name is the baseline."""
+    return Plan(
+        sweep="virtual",
+        workloads=workloads(num_workloads),
+        implementations=tuple(names),
+        baseline=names[0],
+        metrics=("latency",),
+        budget_s=budget_s,
+        call_limit_s=60.0,
+        timeout_s=60.0,
+        memory_limit_bytes=0,
+        num_epochs=num_epochs,
+        seed=seed,
+    )
+
+
+def session(crew: VirtualCrew, rival: str, baseline: str, *, num_visits: int, num_epochs: int = 3) -> State:
+    """Some visits of one workload and nothing else, in a few processes: a rival, the baseline twice and the canary."""
+    workload, state = workloads(1)[0], State()
+    arms = ((baseline, baseline), (twin(baseline), baseline), (rival, rival), (CANARY, ""))
+    epoch = -1
+    for number in range(num_visits):
+        if number * num_epochs // num_visits > epoch:
+            epoch += 1
+            crew.hello(epoch)
+        seed = visit_seed(crew.seed, workload.id, number)
+        asked = TakeVisit(workload=workload, arms=arms, epoch=epoch, visit=number, num_blocks=4, seed=seed)
+        taken = crew.ask(asked)
+        assert isinstance(taken, Visited)
+        state.apply(VisitFinished(workload=workload.id, epoch=epoch, visit=number, arms=taken.arms))
+    return state

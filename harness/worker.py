@@ -19,7 +19,6 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
-import psutil
 import torch
 
 from harness import agreement, environment, measure, plugins, predict
@@ -31,11 +30,11 @@ from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
 from harness.cuda import canary as canary_on_cuda
-from harness.cuda import free_bytes as free_on_cuda
 from harness.failure import describe
 from harness.flight import Flight
 from harness.inputs import draw_normal
 from harness.interference import CANARY, canary
+from harness.memory import free_bytes, is_crowded, limit_memory
 from harness.messages import (
     Check,
     Checked,
@@ -53,13 +52,7 @@ from harness.metrics import Metric
 from harness.metrics.peak_memory import peak_on_cpu
 from harness.records import Measurement, Sample, Status, Workload
 
-KEPT_WORKLOADS = 4
-"""Workloads whose inputs and modules stay in memory between visits."""
 SHARE_OF_FREE_MEMORY = 0.75
-
-
-class SharedStateError(Exception):
-    """An implementation changed what all of the process share."""
 
 
 class Worker:
@@ -111,7 +104,7 @@ class Worker:
         start, guard = time.perf_counter(), Guard()
         try:
             checked = self.judge(request)
-            _require_unchanged(guard)
+            guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - whatever somebody's implementation raises costs its own cell only
             status, message = _report(error)
             is_predicted = isinstance(error, predict.OutOfReachError)
@@ -134,7 +127,7 @@ class Worker:
 
     def foresee(self, request: Check, found: Implementation) -> None:
         """Climb the staircase of shorter lengths."""
-        limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * _free_bytes(request.workload.device))
+        limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * free_bytes(request.workload.device))
         limits = predict.Limits(call_s=request.call_limit_s, memory_bytes=limit_bytes)
         clock = self.clock(request.workload.device)
 
@@ -169,7 +162,7 @@ class Worker:
         """The workload's bench; the one not used for longest makes room."""
         self.grounded = None
         if workload.id not in self.benches:
-            while len(self.benches) >= KEPT_WORKLOADS:
+            while self.benches and is_crowded(workload.device):
                 self.benches.popitem(last=False)
             self.benches[workload.id] = Bench(workload)
         self.benches.move_to_end(workload.id)
@@ -184,7 +177,7 @@ class Worker:
             assert metric.measure is not None
             guard = Guard()
             value = metric.measure(self.bench(request.workload).case(self.implementation(request.spec)))
-            _require_unchanged(guard)
+            guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             status, message = _report(error)
             return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
@@ -202,7 +195,7 @@ class Worker:
 
         def on_turn(arm_name: str) -> None:
             nonlocal turn
-            _require_unchanged(guard)  # by the one whose turn it was
+            guard.require_unchanged()  # by the one whose turn it was
             turn = arm_name
             self.flight.take_off(names.index(turn))
 
@@ -224,7 +217,7 @@ class Worker:
                     self.benches.pop(request.workload.id)
                     return Failed(arm=name, status=Status.disagrees, message=wrong)
             called_s += time.perf_counter() - start
-            _require_unchanged(guard)
+            guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             self.benches.pop(request.workload.id, None)
             status, message = _report(error)
@@ -252,11 +245,6 @@ class Worker:
         return self.canaries[workload.device]
 
 
-def _require_unchanged(guard: Guard) -> None:
-    if changed := guard.changed():
-        raise SharedStateError(changed)
-
-
 def _count_faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
@@ -266,18 +254,6 @@ def _report(error: Exception) -> tuple[Status, str]:
     if not isinstance(error, predict.OutOfReachError):
         traceback.print_exc()
     return describe(error)
-
-
-def _free_bytes(device: str) -> int:
-    return psutil.virtual_memory().available if device == "cpu" else free_on_cuda(device)
-
-
-def limit_memory() -> None:
-    """Let an allocation beyond what is free fail here, as out of memory, before the system kills somebody at random."""
-    held = psutil.Process().memory_info().rss
-    limit = held + int(0.9 * psutil.virtual_memory().available)
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
 
 
 def serve(read: Callable[[], bytes], write: Callable[[bytes], object], flight: Flight) -> None:

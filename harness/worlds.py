@@ -39,7 +39,8 @@ def drifting(draws: Draws, num_steps: int, num_paths: int) -> Array:
     time_s = STEP_S * np.arange(num_steps)[:, None]
     slope = 0.3 / 60 * draws.choice([-1.0, 1.0], num_paths)
     wave = 0.1 * np.sin(2 * np.pi * (time_s / 7 + draws.random(num_paths)))
-    return slope * np.minimum(time_s, 120.0) + wave
+    both: Array = wave + slope * np.minimum(time_s, 120.0)
+    return both
 
 
 def walking(draws: Draws, num_steps: int, num_paths: int) -> Array:

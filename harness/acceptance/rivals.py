@@ -205,7 +205,7 @@ def _coloured(a: Times, b: Times) -> bool:
     Source: https://github.com/pytorch/pytorch/blob/main/torch/utils/benchmark/utils/compare.py, color_segment
     """
     low, high = sorted((_median(a), _median(b)))
-    return high > 1.01 * low and high > low + 100e-9  # noqa: PLR2004 - its own numbers
+    return high > 1.01 * low and high > low + 100e-9
 
 
 _TORCH_STATISTICS = {"median": _median, "mean": _mean}

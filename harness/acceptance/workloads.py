@@ -7,6 +7,7 @@ import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from itertools import repeat
 
 import torch
@@ -37,7 +38,7 @@ def textbook(num_heads: int, length: int) -> Call:
 
 
 def sdpa(num_heads: int, length: int) -> Call:
-    """torch's scaled_dot_product_attention, width 64 per head."""
+    """The scaled_dot_product_attention of torch, width 64 per head."""
     query, key, value = _heads(num_heads, length)
     return lambda: functional.scaled_dot_product_attention(query, key, value)
 
@@ -139,3 +140,8 @@ def with_more(call: Call, share: float) -> Call:
         spin(turns)
 
     return slower
+
+
+def twins(call: Call) -> tuple[Call, Call]:
+    """The same call as two objects that cost the same, for a clock that tells them apart."""
+    return partial(call), partial(call)

@@ -55,16 +55,23 @@ def slow(query, key, value, *, mask=None):
     return right(query, key, value, mask=mask)
 
 
-COUNTER = Path(os.environ.get("LIARS_COUNTER", "/nonexistent"))
+COUNTERS = Path(os.environ.get("LIARS_COUNTERS", "/nonexistent"))
+
+
+def is_past_its_check(name, query):
+    """Whether it was called more often, by all processes together, than probes, rules and the memory pass ask for."""
+    if not COUNTERS.exists() or query.shape[2] != 32:
+        return False
+    counter = COUNTERS / name
+    calls = int(counter.read_text()) + 1 if counter.exists() else 1
+    counter.write_text(str(calls))
+    return calls > 30
 
 
 def dying_later(query, key, value, *, mask=None):
     """Right when checked, and gone while it is timed."""
-    if COUNTER.exists() and query.shape[2] == 32:
-        calls = int(COUNTER.read_text()) + 1
-        COUNTER.write_text(str(calls))
-        if calls > 60:  # more than probes, rules and memory passes ask for
-            os._exit(3)
+    if is_past_its_check("dying_later", query):
+        os._exit(3)
     return right(query, key, value, mask=mask)
 
 
@@ -79,13 +86,9 @@ def remembering(query, key, value, *, mask=None):
     return KNOWN[place]
 
 
-TURNS = {}
-
-
 def lazy(query, key, value, *, mask=None):
     """Right as long as it may be checked, and quick once it is timed."""
-    TURNS[query.shape] = TURNS.get(query.shape, 0) + 1
-    return value if TURNS[query.shape] > 60 else right(query, key, value, mask=mask)
+    return value if is_past_its_check("lazy", query) else right(query, key, value, mask=mask)
 
 
 def greedy_for_threads(query, key, value, *, mask=None):

@@ -8,11 +8,11 @@ import pytest
 from harness.records import Sample
 from harness.stats import (
     Estimate,
+    Pairs,
     growth_exponent,
+    mean_of,
     median,
     median_estimate,
-    Pairs,
-    mean_of,
     paired_ratio,
     pairs,
     t_quantile,

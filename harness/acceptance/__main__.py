@@ -1,0 +1,87 @@
+"""`python -m harness.acceptance`: every test, one after another; table and pictures. What is stopped goes on."""
+
+import json
+import platform
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.acceptance import suite
+from harness.acceptance.outcome import Outcome
+from harness.acceptance.plan import sizes
+
+DEFAULT = Path("results/gallery/acceptance")
+
+
+def accept(
+    *,
+    short: Annotated[bool, typer.Option("--short", help="Fewer repetitions: about 15 minutes.")] = False,
+    only: Annotated[str, typer.Option(metavar="T1,T5", help="These tests alone.")] = "",
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where table and pictures go.")] = DEFAULT,
+) -> None:
+    """Show what the method must show, beside its rivals. Exit code 1 where something is missed."""
+    tests = [test for test in only.split(",") if test] or suite.TESTS
+    if unknown := set(tests) - set(suite.TESTS):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(suite.TESTS)}")
+    tests = [test for test in suite.TESTS if test in tests]
+    folder = to / "parts" / ("short" if short else "full")
+    folder.mkdir(parents=True, exist_ok=True)
+    every = suite.jobs(tests, short=short)
+    make_all(every, folder, short=short)
+    made = suite.read(folder, every)
+    outcomes = list(suite.conclude(tests, made, short=short))
+    if tests == suite.TESTS:
+        outcomes += suite.on_cuda(short=short)
+    write(outcomes, to, short=short)
+    missed = [each.id for each in outcomes if not each.passes]
+    typer.echo(json.dumps({"missed": missed, "written to": str(to), "kept": str(folder)}))
+    if missed:
+        raise typer.Exit(1)
+
+
+def make_all(every: Sequence[suite.Job], folder: Path, *, short: bool) -> None:
+    """Do the pieces that are not there yet, and tell how long the others will take, from how long these took."""
+    todo = [job for job in every if not (folder / f"{job.name}.json").exists()]
+    guess_s = {job: sizes(short=short)[job.test].piece_s for job in todo}
+    guessed_s, start = 0.0, time.monotonic()
+    for done, job in enumerate(todo):
+        spent_s = time.monotonic() - start
+        pace = spent_s / guessed_s if guessed_s else 1.0
+        left_s = pace * (sum(guess_s.values()) - guessed_s)
+        _say(f"{done + 1} of {len(todo)}: {job.name}, about {left_s / 60:.0f} min left")
+        if not suite.run(job, folder, short=short):
+            _say(f"{job.name} crashed: see {folder / job.name}.log")
+        guessed_s += guess_s[job]
+
+
+def write(outcomes: Sequence[Outcome], to: Path, *, short: bool) -> None:
+    """Table, raw rows and pictures."""
+    from harness.acceptance import chart, table
+    from harness.reports.style import save
+
+    (to / "acceptance.md").write_text(table.markdown(outcomes, machine(), short=short), encoding="utf-8")
+    options = {"method": "gzip", "mtime": 0}
+    table.raw(outcomes).to_csv(to / "acceptance.csv.gz", index=False, compression=options)  # type: ignore[call-overload] # pandas-stubs know no mtime
+    for name, drawn in chart.pictures(outcomes).items():
+        save([drawn], to, name)
+
+
+def machine() -> str:
+    """Processor, cores and versions, in a few words."""
+    from harness import environment
+
+    found = environment.collect()
+    versions = f"Python {platform.python_version()}, torch {found.versions.get('torch', '?')}"
+    return f"{found.cpu}, {found.num_physical_cores} cores, {versions}"
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)  # noqa: T201 - progress
+
+
+if __name__ == "__main__":
+    typer.run(accept)

@@ -1,0 +1,153 @@
+"""The pictures: error on identical code, power against false alarms, time to a verdict, coverage of the interval."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import matplotlib as mpl
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from harness.acceptance.outcome import Outcome
+from harness.acceptance.plan import ALPHA, LARGEST_E
+from harness.reports import Picture
+from harness.reports.style import INK, SETTINGS, picture
+
+OURS = "attnbench"
+LOOKS = {
+    OURS: {"color": "#0072B2", "marker": "o"},
+    "pytest-benchmark": {"color": "#D55E00", "marker": "s"},
+    "pytest-benchmark --benchmark-precision 0.02": {"color": "#E69F00", "marker": "D"},
+    "torch blocked_autorange": {"color": "#009E73", "marker": "^"},
+    "torch adaptive_autorange": {"color": "#56B4E9", "marker": "v"},
+    "pyperf": {"color": "#CC79A7", "marker": "P"},
+}
+Draw = Callable[[Axes, pd.DataFrame, Sequence[Outcome]], None]
+
+
+def pictures(outcomes: Sequence[Outcome]) -> dict[str, Picture]:
+    """By file name; a picture whose test has no rows is left out."""
+    found = {}
+    for test, name, title, caption, draw in _PICTURES:
+        rows = _rows(outcomes, test)
+        if rows.empty:
+            continue
+        with mpl.rc_context(SETTINGS):
+            figure = Figure(figsize=(8.6, 4.6), layout="constrained")
+            axes = figure.subplots()
+            draw(axes, rows, outcomes)
+            short = next(each.is_short for each in outcomes if each.id == test)
+            mark = " (short form: few repetitions)" if short else ""
+            figure.suptitle(title + mark, x=0.01, ha="left", fontsize=12)
+            found[name] = picture(figure, title, caption)
+    return found
+
+
+def _rows(outcomes: Sequence[Outcome], test: str) -> pd.DataFrame:
+    return pd.DataFrame([row for each in outcomes if each.id == test for row in each.rows])
+
+
+def look(tool: str) -> dict[str, Any]:
+    """Colour and marker of a tool, the same in every picture."""
+    return LOOKS.get(tool, {"color": INK, "marker": "x"})
+
+
+def _rms(logs: "pd.Series[float]") -> float:
+    return math.sqrt(float(np.mean(np.square(logs))))
+
+
+def _errors(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
+    """A line for each statistic of each tool: a point for each cell, a bar at the RMS over all."""
+    logs = rows.dropna(subset=["log"])
+    groups = list(logs.groupby(["tool", "statistic"], sort=False))
+    groups.sort(key=lambda group: _rms(group[1]["log"]))
+    for place, ((tool, _name), each) in enumerate(groups):
+        cells = each.groupby("cell")["log"].agg(_rms)
+        axes.plot(100 * cells, [place] * len(cells), linestyle="", alpha=0.6, markersize=5, **look(str(tool)))
+        whole = 100 * _rms(each["log"])
+        axes.plot([whole, whole], [place - 0.35, place + 0.35], color=INK, linewidth=2.5)
+    axes.set_yticks(range(len(groups)), [f"{tool}, {name}" for (tool, name), _ in groups], fontsize=8)
+    axes.set_xscale("log")
+    axes.axvline(0.5, color=INK, linewidth=1, linestyle=":")
+    axes.set_xlabel("RMS of the log ratio of identical code, in per cent (dots: cells, bars: all, dotted: the limit)")
+
+
+def _power(axes: Axes, rows: pd.DataFrame, outcomes: Sequence[Outcome]) -> None:
+    """For each rival the statistic that does best, over all thresholds; ours is one point."""
+    timer = rows[(rows["injected"] == "timer scaling") & (rows["share"] == ALPHA)]
+    theirs = timer[timer["tool"] != OURS]
+    for tool, found in theirs.groupby("tool", sort=False) if len(theirs) else ():
+        curves = [_curve(each) for _, each in found.groupby("statistic", sort=False)]
+        alarms, power = max(curves, key=lambda curve: float(np.trapezoid(curve[1], curve[0])))
+        kind = look(str(tool))
+        axes.step(100 * alarms, 100 * power, where="post", color=kind["color"], label=str(tool), linewidth=1.8)
+    aa = _rows(outcomes, "T2")
+    own = timer[timer["tool"] == OURS]
+    alarms_of_ours = float((aa[aa["tool"] == OURS]["largest_e"] >= LARGEST_E).mean()) if len(aa) else math.nan
+    share = float((own["found_s"] <= own["budget_s"]).mean()) if len(own) else math.nan
+    axes.plot(
+        100 * alarms_of_ours, 100 * share, label=f"{OURS}, watched all the time", linestyle="", ms=9, **LOOKS[OURS]
+    )
+    axes.axvline(100 * ALPHA, color=INK, linewidth=1, linestyle=":")
+    axes.set(xlabel="false alarms on identical code, in per cent", ylabel="slowdowns of 5 % found, in per cent")
+    axes.set(xlim=(-2, 102), ylim=(-2, 104))
+    axes.legend(loc="lower right", fontsize=8)
+
+
+def _curve(each: pd.DataFrame) -> tuple[Any, Any]:
+    """False alarms and power at each threshold, from none to all."""
+    same, slow = each["same_log"].abs().to_numpy(), each["log"].to_numpy()
+    thresholds = np.concatenate([[np.inf], np.sort(np.concatenate([same, slow]))[::-1], [-np.inf]])
+    alarms = np.array([(same > threshold).mean() for threshold in thresholds])
+    return alarms, np.array([(slow > threshold).mean() for threshold in thresholds])
+
+
+def _times(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
+    """Share of right verdicts against time: ours as it goes, the rivals at 5 % false alarms in each budget."""
+    from harness.acceptance.power import power_of_rivals
+
+    powers = power_of_rivals(rows)
+    for tool, found in powers.groupby("tool", sort=False):
+        best = found.groupby("budget_s")["power"].max()
+        axes.plot(best.index, 100 * best, label=f"{tool}, best statistic", linewidth=1.4, ms=6, **look(str(tool)))
+    right = np.sort(rows[(rows["tool"] == OURS) & (rows["verdict"] == "slower")]["decided_s"].to_numpy(dtype=float))
+    number = int((rows["tool"] == OURS).sum())
+    if len(right):
+        shares = 100 * np.arange(1, len(right) + 1) / number
+        longest = float(rows["budget_s"].max())
+        colour = LOOKS[OURS]["color"]
+        x, y = [right[0], *right, longest], [0, *shares, shares[-1]]
+        axes.step(x, y, where="post", color=colour, linewidth=2.4, label=f"{OURS}, verdict slower")
+    axes.set_xscale("log")
+    axes.set(xlabel="seconds for the comparison", ylabel="right verdicts, in per cent", ylim=(-2, 104))
+    axes.legend(loc="center right", fontsize=8)
+
+
+def _coverage(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
+    """Each session's interval about its error, the misses in another colour; 0 is the reference."""
+    ordered = rows.sort_values("error").reset_index(drop=True)
+    for covers, colour, width in ((1.0, "#56B4E9", 1.2), (0.0, "#D55E00", 2.4)):
+        each = ordered[ordered["covers"] == covers]
+        low, high = 100 * (each["error"] - each["half_width"]), 100 * (each["error"] + each["half_width"])
+        label = f"{'covers' if covers else 'misses'} the reference: {len(each)} of {len(ordered)}"
+        axes.vlines(each.index, low, high, color=colour, linewidth=width, label=label)
+    axes.plot(ordered.index, 100 * ordered["error"], color=INK, linestyle="", marker=".", markersize=2.5)
+    axes.axhline(0.0, color=INK, linewidth=1)
+    axes.set(xlabel="sessions, in the order of their errors", ylabel="error of the ratio, in per cent")
+    axes.legend(loc="upper left", fontsize=8)
+
+
+_PICTURES: tuple[tuple[str, str, str, str, Draw], ...] = (
+    ("T1", "errors", "How far apart identical code seems", "2 s for each comparison.", _errors),
+    ("T5", "power", "Slowdowns found against false alarms", "5 s for each comparison, timer scaling by 5 %.", _power),
+    ("T6", "times", "Time to the right verdict", "An operation of about a millisecond, slowed down by 5 %.", _times),
+    (
+        "T8",
+        "coverage",
+        "What the 95 % interval covers",
+        "Textbook attention against SDPA, sessions spread out.",
+        _coverage,
+    ),
+)

@@ -1,0 +1,166 @@
+"""Whole runs: T14 killed at random moments and resumed, T16 how much of their time goes into calls."""
+
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+from typing import Any
+
+import pandas as pd
+
+from harness import store
+from harness.acceptance.outcome import Outcome
+from harness.acceptance.plan import CALLED_SHARE, Row, Size
+from harness.compare import comparisons
+from harness.crew import ROOT
+from harness.events import Event, RunFinished, VisitFinished
+
+TINY = """summary = "small enough to be killed often"
+budget_s = 40.0
+metrics = ["latency"]
+implementations = ["sdpa", "fused", "bmm"]
+num_epochs = 3
+
+[[grid]]
+seq_len = [32, 64, 96, 128, 160]
+"""
+LONGEST_LIFE_S = 12.0
+"""A run is killed after a random time up to this: while it starts, checks, visits or writes."""
+
+
+def _start(*options: str) -> subprocess.Popen[bytes]:
+    """`attnbench run` in a process group of its own."""
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    quiet = subprocess.DEVNULL
+    command = [sys.executable, "-P", "-m", "harness", "run", *options]
+    return subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True, cwd=ROOT)  # noqa: S603 - our own module
+
+
+def _visits(journal: Path) -> list[bytes]:
+    """The whole lines of a journal that tell of a finished visit, as they are on disk."""
+    lines = journal.read_bytes().split(b"\n")[:-1] if journal.exists() else []
+    return [line for line in lines if b'"visit_finished"' in line]
+
+
+def kill(number: int, size: Size) -> list[Row]:
+    """T14: kill and resume, over and over; a run that comes to its end makes way for a new one."""
+    draws = random.Random(f"T14/{number}")
+    rows: list[Row] = []
+    with tempfile.TemporaryDirectory(prefix="attnbench-kills-") as name:
+        folder = Path(name)
+        sweep, results = folder / "tiny.toml", folder / "results"
+        sweep.write_text(TINY, encoding="utf-8")
+        run: Path | None = None
+        while sum(row["was_killed"] == 1 for row in rows) < size.num_repeats:
+            row, run = _one_life(draws, sweep, results, run)
+            rows.append(row)
+        rows.append(_come_to_an_end(results, sweep, run))
+    return rows
+
+
+def _one_life(draws: random.Random, sweep: Path, results: Path, run: Path | None) -> tuple[Row, Path | None]:
+    """Start or resume, kill after a random time, and see whether every visit that had been finished is still there."""
+    before = _visits(run / store.JOURNAL) if run else []
+    how = ["--resume", str(run)] if run else ["--sweep", str(sweep)]
+    known = set(store.find_runs(results))
+    process = _start(*how, "--results", str(results))
+    life_s = draws.uniform(0.0, LONGEST_LIFE_S)
+    try:
+        process.wait(timeout=life_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+    code = process.wait()
+    was_killed = code == -signal.SIGKILL
+    if run is None:
+        run = next(iter(set(store.find_runs(results)) - known), None)
+    after = _visits(run / store.JOURNAL) if run else []
+    lost = sum(old != new for old, new in zip(before, after, strict=False)) + max(0, len(before) - len(after))
+    row: Row = {
+        "life_s": life_s,
+        "was_killed": float(was_killed),
+        "exit_code": float(code),
+        "num_before": float(len(before)),
+    }
+    row |= {"num_after": float(len(after)), "num_lost": float(lost)}
+    return row, (run if was_killed else None)
+
+
+def _come_to_an_end(results: Path, sweep: Path, run: Path | None) -> Row:
+    """Let the run go on undisturbed, or take the last that did, and see whether its verdicts are valid."""
+    lost = 0.0
+    if run is None and not store.find_runs(results):
+        _start("--sweep", str(sweep), "--results", str(results)).wait()
+    if run is not None:
+        before = _visits(run / store.JOURNAL)
+        process = _start("--resume", str(run), "--results", str(results))
+        process.wait()
+        lost = float(_visits(run / store.JOURNAL)[: len(before)] != before)
+    last = run or store.newest_run(results)
+    events = list(store.events(last / store.JOURNAL))
+    return {"life_s": 0.0, "num_lost": lost, "is_valid": float(_is_valid(last, events)), "num_after": len(events)}
+
+
+def _is_valid(run: Path, events: list[Event]) -> bool:
+    """It ended, each workload's visits are counted without gap or double, and its verdicts are read the same twice."""
+    if not isinstance(events[-1], RunFinished):
+        return False
+    numbers: dict[str, list[int]] = {}
+    for event in events:
+        if isinstance(event, VisitFinished):
+            numbers.setdefault(event.workload, []).append(event.visit)
+    is_whole = bool(numbers) and all(each == list(range(len(each))) for each in numbers.values())
+    first, second = comparisons(store.read(run)), comparisons(store.read(run))
+    return is_whole and bool(first) and first == second
+
+
+def t14(rows: list[Row], *, short: bool) -> Outcome:
+    """Visits lost, and whether the run came to a valid end."""
+    frame: Any = pd.DataFrame(rows)
+    lives, end = frame.iloc[:-1], frame.iloc[-1]
+    killed, lost = int(lives["was_killed"].sum()), int(frame["num_lost"].sum())
+    is_valid = end["is_valid"] == 1
+    return Outcome(
+        id="T14",
+        title="runs killed by SIGKILL at random moments and resumed",
+        limit="50 kills, no finished visit lost, the resumed run ends with valid verdicts",
+        found=f"{killed} kills, {lost} visits lost, up to {lives['num_after'].max():.0f} visits in a journal, "
+        f"the last run ended {'valid' if is_valid else 'INVALID'}",
+        passes=lost == 0 and bool(is_valid) and killed > 0,
+        is_short=short,
+        rows=tuple(rows),
+    )
+
+
+def run_quick(_: int, size: Size) -> list[Row]:
+    """T16: the quick sweep as a user runs it."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-quick-") as name:
+        results = Path(name)
+        start = time.perf_counter()
+        budget = ["--budget", f"{size.compare_s:g}"] if size.compare_s else []
+        code = _start("--sweep", "quick", "--results", str(results), *budget).wait()
+        wall_s = time.perf_counter() - start
+        found = store.read(store.newest_run(results))
+    row: Row = {"exit_code": float(code), "wall_s": wall_s, "elapsed_s": found.elapsed_s or wall_s}
+    return [row | {"check_s": found.check_s, "called_s": found.called_s, "budget_s": found.plan.budget_s}]
+
+
+def t16(rows: list[Row], *, short: bool) -> Outcome:
+    """(check_s + called_s) / elapsed_s of the journal; beside it, over all of the process's time, reports included."""
+    row = {name: float(value) for name, value in rows[0].items()}
+    used_s = row["check_s"] + row["called_s"]
+    share = used_s / row["elapsed_s"]
+    return Outcome(
+        id="T16",
+        title="share of a quick sweep's wall time inside timed or checked calls",
+        limit=f"at least {CALLED_SHARE:.0%} of the run's time",
+        found=f"{share:.1%} of {row['elapsed_s']:.0f} s (checks {row['check_s']:.0f} s, calls "
+        f"{row['called_s']:.0f} s); {used_s / row['wall_s']:.1%} of {row['wall_s']:.0f} s with start and reports",
+        passes=share >= CALLED_SHARE,
+        is_short=short,
+        rows=tuple(rows),
+    )

@@ -1,0 +1,21 @@
+"""`python -m harness.acceptance.piece T1 0 FOLDER [--short]`: one piece, left in the folder whole or not at all."""
+
+import sys
+from pathlib import Path
+
+import msgspec
+
+from harness.acceptance import suite
+
+
+def main(test: str, number: str, folder: str, *, short: bool) -> None:
+    """Make it and write it."""
+    made = suite.make(test, int(number), short=short)
+    path = Path(folder) / f"{test}-{int(number):02d}.json"
+    draft = path.with_suffix(".draft")
+    draft.write_bytes(msgspec.json.encode(made))
+    draft.rename(path)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:4], short="--short" in sys.argv[4:])

@@ -1,0 +1,101 @@
+"""What each test asks and how long it takes: limits and sizes, all of them fixed before anything runs.
+
+The full form is what METHOD asks for; the short one, about 15 minutes on two cores, says less and is marked so.
+"""
+
+from dataclasses import dataclass
+
+from harness.acceptance.outcome import Outcome
+
+Row = dict[str, float | str]
+
+# ---- limits --------------------------------------------------------------------------------------------------------
+
+ALPHA = 0.05
+LARGEST_E = 1 / ALPHA
+"""An A/A comparison whose running e-value ever reaches this is a false alarm; a slowdown whose does is found."""
+AA_RMS = 0.005
+AA_SHARE_OF_RIVAL = 0.1
+POWER_LIMITS = {0.05: (0.95, 5.0), 0.02: (0.90, 20.0)}
+"""By injected slowdown: the share that must be found, and within how many seconds."""
+DECIDE_S = 1.0
+DECIDE_SHARE_OF_RIVAL = 0.2
+DECIDE_POWER = 0.95
+REPEAT_SD = 0.015
+REPEAT_SHARE_OF_RIVAL = 1 / 3
+COVERAGE = (0.93, 0.98)
+INVARIANCE_ERRORS = 1.0
+OVERHEAD = 0.01
+CALLED_SHARE = 0.70
+
+# ---- sizes ---------------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """How much of a test is done. What does not apply to a test is left at its default."""
+
+    num_pieces: int = 1  # each in a fresh process
+    piece_s: float  # a guess, for the time left
+    num_cells: int = 0
+    compare_s: float = 0.0  # of one comparison by one tool
+    num_repeats: int = 1  # inside a piece
+    num_rivals: int = 0  # pieces in which the rivals take part
+    ladder_s: tuple[float, ...] = ()  # budgets that the rivals are given
+
+
+SHORT = {
+    "T1": Size(num_pieces=3, piece_s=55, num_cells=8, compare_s=2.0, num_rivals=1),
+    "T2": Size(num_pieces=1, piece_s=25, num_cells=8, compare_s=0.5, num_repeats=5),
+    "T3": Size(piece_s=60),
+    "T4": Size(piece_s=40),
+    "T5": Size(num_pieces=2, piece_s=65, num_cells=2, num_rivals=2),
+    "T6": Size(num_pieces=2, piece_s=35, num_repeats=3, ladder_s=(1.0, 5.0)),
+    "T7": Size(num_pieces=4, piece_s=18, compare_s=2.0),
+    "T8": Size(num_pieces=6, piece_s=9, compare_s=5.0, num_repeats=40),
+    "T9": Size(piece_s=40),
+    "T10": Size(piece_s=20, compare_s=0.5, num_repeats=8),
+    "T11": Size(piece_s=15, compare_s=1.0, num_repeats=10),
+    "T12": Size(piece_s=40),
+    "T13": Size(piece_s=40),
+    "T14": Size(piece_s=60, num_repeats=5),
+    "T15": Size(piece_s=10, num_repeats=300),
+    "T16": Size(piece_s=110, compare_s=60.0),
+}
+FULL = {
+    "T1": Size(num_pieces=25, piece_s=116, num_cells=16, compare_s=2.0, num_rivals=10),
+    "T2": Size(num_pieces=0, piece_s=0),  # the 400 comparisons of T1
+    "T3": Size(piece_s=600),
+    "T4": Size(piece_s=300),
+    "T5": Size(num_pieces=8, piece_s=410, num_cells=8, num_rivals=8),
+    "T6": Size(num_pieces=12, piece_s=105, num_repeats=5, ladder_s=(0.5, 1.0, 2.0, 5.0, 10.0)),
+    "T7": Size(num_pieces=20, piece_s=40, compare_s=5.0),
+    "T8": Size(num_pieces=20, piece_s=46, compare_s=42.0, num_repeats=200),
+    "T9": Size(piece_s=300),
+    "T10": Size(num_pieces=5, piece_s=50, compare_s=1.0, num_repeats=10),
+    "T11": Size(piece_s=105, compare_s=5.0, num_repeats=20),
+    "T12": Size(piece_s=300),
+    "T13": Size(piece_s=300),
+    "T14": Size(piece_s=350, num_repeats=50),
+    "T15": Size(piece_s=40, num_repeats=3000),
+    "T16": Size(piece_s=330),
+}
+SIMULATED = ("T3", "T4", "T9", "T12", "T13")
+COMPARED_IN_FULL = 400  # by T2
+
+
+def sizes(*, short: bool) -> dict[str, Size]:
+    """By test."""
+    return SHORT if short else FULL
+
+
+def largest_count(number: int) -> int:
+    """So many alarms of `number` are exceeded with a chance of 5 % where each comes with 5 %: 27 of 400, say."""
+    from scipy.stats import binom
+
+    return int(binom.ppf(1 - ALPHA, number, ALPHA))
+
+
+def missing(test: str, title: str, limit: str, cause: str, *, short: bool) -> Outcome:
+    """The outcome of a test that found nothing: a miss."""
+    return Outcome(id=test, title=title, limit=limit, found="nothing", passes=False, is_short=short, cause=cause)

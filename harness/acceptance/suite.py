@@ -1,0 +1,175 @@
+"""Every test: its pieces, each done by a fresh process and left in a file, and the outcome that is read from them."""
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from harness.acceptance.outcome import Outcome
+from harness.acceptance.plan import SIMULATED, Row, Size, missing, sizes
+
+ROOT = Path(__file__).parents[2]
+ON_CUDA = {
+    "G1": ("device time against the profiler's kernel sum", "within 2 % above 20 us"),
+    "G2": ("cold against hot caches", "they differ on an L2-sized case, cold bandwidth below the memory's peak"),
+    "G3": ("the same code through an artificial heat-up", "false alarms as without"),
+    "G4": ("the flush and the timed span", "the flush is never inside"),
+    "G5": ("graph mode against event mode", "within 3 % above 50 us"),
+}
+NOT_RUN = "not run"
+Make = Callable[[int, Size], list[Row]]
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process leaves: rows, or the whole outcome of a simulated test."""
+
+    rows: tuple[dict[str, float | str | None], ...] = ()
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Job:
+    """A piece of the work, and when in the session it is due: the pieces of each test are spread over all of it."""
+
+    due: float
+    test: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.test}-{self.number:02d}"
+
+
+MAKERS = {
+    "T1": ("aa", "compare_all"),
+    "T2": ("aa", "compare_ours"),
+    "T5": ("power", "inject"),
+    "T6": ("power", "decide"),
+    "T7": ("truth", "repeat"),
+    "T8": ("truth", "visit_on"),
+    "T10": ("aa", "compare_beside"),
+    "T11": ("truth", "permute"),
+    "T14": ("endurance", "kill"),
+    "T15": ("overhead", "interleave"),
+    "T16": ("endurance", "run_quick"),
+}
+"""Module and function that makes a test's pieces; those of the simulated ones are called t3 and so on."""
+TESTS = [f"T{number}" for number in range(1, 17)]
+
+
+def jobs(tests: list[str], *, short: bool) -> list[Job]:
+    """All pieces of these tests, and of T1 where T2 needs it, in the order in which they are to be made."""
+    found = sizes(short=short)
+    wanted = set(tests) | ({"T1"} if "T2" in tests else set())
+    return sorted(
+        Job(due=(number + 0.5) / found[test].num_pieces, test=test, number=number)
+        for test in wanted
+        for number in range(found[test].num_pieces)
+    )
+
+
+def make(test: str, number: int, *, short: bool) -> Piece:
+    """Do one piece, here."""
+    if test in SIMULATED:
+        simulated: Any = importlib.import_module("harness.acceptance.simulated")
+        return Piece(outcome=getattr(simulated, test.lower())(short=short))
+    module, function = MAKERS[test]
+    maker: Make = getattr(importlib.import_module(f"harness.acceptance.{module}"), function)
+    return Piece(rows=tuple(dict(row) for row in maker(number, sizes(short=short)[test])))
+
+
+def run(job: Job, folder: Path, *, short: bool) -> bool:
+    """Do one piece in a fresh process, which leaves it whole or not at all; whether it did."""
+    command = [sys.executable, "-P", "-m", "harness.acceptance.piece", job.test, str(job.number), str(folder)]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with (folder / f"{job.name}.log").open("wb") as log:
+        done = subprocess.run(  # noqa: S603 - our own module
+            [*command, *(["--short"] if short else [])], env=environment, stdout=log, stderr=log, check=False
+        )
+    return done.returncode == 0 and (folder / f"{job.name}.json").exists()
+
+
+def read(folder: Path, every: list[Job]) -> dict[str, list[Piece]]:
+    """By test, the pieces that are there."""
+    found: dict[str, list[Piece]] = {}
+    for job in every:
+        path = folder / f"{job.name}.json"
+        if path.exists():
+            found.setdefault(job.test, []).append(msgspec.json.decode(path.read_bytes(), type=Piece))
+    return found
+
+
+def conclude(tests: list[str], made: dict[str, list[Piece]], *, short: bool) -> Iterator[Outcome]:
+    """The outcome of each test; one whose pieces are not all there, or cannot be read, is a miss."""
+    for test in tests:
+        asked, pieces = sizes(short=short)[test].num_pieces, made.get(test, [])
+        if len(pieces) < asked:
+            cause = f"{asked - len(pieces)} of {asked} pieces crashed: see parts/{test}-*.log"
+            yield missing(test, TITLES.get(test, test), "that it runs", cause, short=short)
+            continue
+        try:
+            yield outcome(test, made, short=short)
+        except Exception as error:  # noqa: BLE001 - a test that cannot be read costs its own row only
+            cause = f"{type(error).__name__}: {error}"
+            yield missing(test, TITLES.get(test, test), "that it can be read", cause, short=short)
+
+
+def outcome(test: str, made: dict[str, list[Piece]], *, short: bool) -> Outcome:
+    """What a test found."""
+    if test in SIMULATED:
+        found = made[test][0].outcome
+        assert found is not None
+        return found
+    rows, others = rows_of(made.get(test, [])), rows_of(made.get("T1", []))
+    if test == "T2":
+        return _reader("T2")(others + rows, short=short)
+    if test == "T8":
+        return _reader("T8")(rows, others, sizes(short=short)["T8"].num_repeats, short=short)
+    return _reader(test)(rows, short=short)
+
+
+def rows_of(pieces: list[Piece]) -> list[Row]:
+    """All rows; JSON has no infinity, so that a number that is null stands for one."""
+    return [
+        {name: float("inf") if value is None else value for name, value in row.items()}
+        for piece in pieces
+        for row in piece.rows
+    ]
+
+
+def _reader(test: str) -> Callable[..., Outcome]:
+    reader: Callable[..., Outcome] = getattr(
+        importlib.import_module(f"harness.acceptance.{MAKERS[test][0]}"), test.lower()
+    )
+    return reader
+
+
+def on_cuda(*, short: bool) -> Iterator[Outcome]:
+    """The tests that need a CUDA device: none of them is written yet, and a machine without one could not run them."""
+    import torch
+
+    reason = "not written yet" if torch.cuda.is_available() else "no CUDA device"
+    for test, (title, limit) in ON_CUDA.items():
+        yield Outcome(id=test, title=title, limit=limit, found=f"{NOT_RUN}: {reason}", passes=True, is_short=short)
+
+
+TITLES = {
+    "T1": "the same code against itself: RMS of the log ratio",
+    "T2": "the same code against itself: false alarms",
+    "T5": "power for injected slowdowns",
+    "T6": "time to the right verdict",
+    "T7": "repeatability of a true ratio",
+    "T8": "coverage of the 95 % interval",
+    "T10": "false alarms beside somebody busy",
+    "T11": "order and names",
+    "T14": "kills",
+    "T15": "overhead",
+    "T16": "share of time inside calls",
+}

@@ -1,0 +1,66 @@
+"""The table of what was found, as Markdown, and the raw numbers behind it; knows nothing of torch."""
+
+from collections.abc import Sequence
+
+import pandas as pd
+
+from harness.acceptance.outcome import Outcome
+from harness.acceptance.suite import NOT_RUN
+
+TEMPLATE = """# What the method was asked to show, and what it showed
+
+Made by `nox -s acceptance{options}` in one session, on {machine}. Limits were fixed before the tests ran; what misses
+one is printed as a miss. {form}
+
+Passed: {num_passed} of {num_run}. Missed: {missed}. Not run: {not_run}.
+
+{table}
+Rivals had the same wall time for each comparison, calibration and warm-up included, A to its end and then B, the
+order of the tools drawn anew each time. Their own defaults of some ten seconds (pyperf) did not fit; what each did stands in
+harness/acceptance/rivals.py. The raw numbers are in acceptance.csv.gz.
+"""
+IN_SHORT = (
+    "**This is the short form**: rows so marked have fewer repetitions than the limit asks for (n is in the row), "
+    "and a pass or a miss of theirs is weak evidence."
+)
+
+
+def result(outcome: Outcome) -> str:
+    """Pass, MISS or not run, and whether it was the short form."""
+    if outcome.found.startswith(NOT_RUN):
+        return NOT_RUN
+    return ("pass" if outcome.passes else "**MISS**") + (" (short form)" if outcome.is_short else "")
+
+
+def markdown(outcomes: Sequence[Outcome], machine: str, *, short: bool) -> str:
+    """The whole account as Markdown."""
+    run = [each for each in outcomes if result(each) != NOT_RUN]
+    return TEMPLATE.format(
+        options=" -- --short" if short else "",
+        machine=machine,
+        form=IN_SHORT if short else "",
+        num_passed=sum(each.passes for each in run),
+        num_run=len(run),
+        missed=", ".join(each.id for each in run if not each.passes) or "none",
+        not_run=", ".join(each.id for each in outcomes if result(each) == NOT_RUN) or "none",
+        table=_table(outcomes),
+    )
+
+
+def _table(outcomes: Sequence[Outcome]) -> str:
+    titles = ("id", "what", "limit fixed beforehand", "found", "rivals in the same session", "result", "cause")
+    rows = [list(titles), ["---"] * len(titles)]
+    for each in outcomes:
+        told = "<br>".join(f"{tool}: {text}" for tool, text in each.rivals.items())
+        cells = [each.id, each.title, each.limit, each.found, told, result(each), each.cause]
+        rows.append([_in_cell(cell) for cell in cells])
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
+
+
+def _in_cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|") or "-"
+
+
+def raw(outcomes: Sequence[Outcome]) -> pd.DataFrame:
+    """Every row of every test."""
+    return pd.DataFrame([{"test": each.id, **row} for each in outcomes for row in each.rows])

@@ -1,0 +1,191 @@
+"""Ratios of two different things: T7 are they repeated, T8 does the interval cover them, T11 do order and names matter.
+
+The ratio is the textbook form of attention over torch's SDPA, 8 heads of 256 tokens, one thread.
+"""
+
+import itertools
+import math
+import random
+import time
+from collections.abc import Callable
+
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from harness import measure
+from harness.acceptance import engine, rivals, workloads
+from harness.acceptance.engine import BLOCKS, OURS
+from harness.acceptance.outcome import Outcome
+from harness.acceptance.plan import COVERAGE, INVARIANCE_ERRORS, REPEAT_SD, REPEAT_SHARE_OF_RIVAL, Row, Size
+from harness.clock import CpuClock
+from harness.duel import HERE, duel
+from harness.interference import CANARY, Gauge, canary
+from harness.stats import Pairs, paired_ratio, pairs
+
+NUM_HEADS, LENGTH = 8, 256
+VISITS_OF_SESSION = 4  # in each of its epochs
+
+
+def both() -> tuple[Callable[[], object], Callable[[], object]]:
+    """SDPA, which is the baseline, and the textbook form."""
+    return workloads.sdpa(NUM_HEADS, LENGTH), workloads.textbook(NUM_HEADS, LENGTH)
+
+
+def repeat(number: int, size: Size) -> list[Row]:
+    """T7: one session, which is a fresh process, with every tool in an order of its own."""
+    tools = [None, *rivals.RIVALS]
+    rows: list[Row] = []
+    with workloads.ready(workloads.MILLISECOND):
+        a, b = both()
+        for tool in random.Random(f"T7/{number}").sample(tools, len(tools)):
+            if tool is None:
+                found = engine.compare(a, b, size.compare_s, seed=number)
+                rows.append({"tool": OURS, "statistic": "paired ratio", "session": float(number), **found.row()})
+            else:
+                timed = rivals.compare(tool, a, b, size.compare_s)
+                at: Row = {"tool": tool.name, "session": float(number), "wall_s": timed.wall_s}
+                rows += [{**at, "statistic": name, "log": log} for name, log in timed.logs().items()]
+    return rows
+
+
+def t7(rows: list[Row], *, short: bool) -> Outcome:
+    """The standard deviation of the log ratio over sessions."""
+    frame: Any = pd.DataFrame(rows)
+    spread = frame.groupby(["tool", "statistic"], sort=False)["log"].std()
+    mine, others = float(spread[OURS].iloc[0]), spread.drop(OURS, level=0)
+    ratio, number = math.exp(float(frame[frame["tool"] == OURS]["log"].mean())), frame["session"].nunique()
+    told = {
+        str(tool): ", ".join(f"{name} {each:.2%}" for (_, name), each in found.items())
+        for tool, found in others.groupby(level=0, sort=False)
+    }
+    return Outcome(
+        id="T7",
+        title="repeatability of a true ratio, textbook against SDPA, over sessions",
+        limit=f"standard deviation {REPEAT_SD:.1%} at most over 20 sessions, and a third of the best rival statistic's",
+        found=f"{mine:.2%} over {number} sessions, ratio {ratio:.3f}; best rival {others.min():.2%} "
+        f"({'/'.join(map(str, others.idxmin()))})",
+        passes=bool(mine <= REPEAT_SD and mine <= REPEAT_SHARE_OF_RIVAL * others.min()),
+        is_short=short,
+        rivals=told,
+        rows=tuple(rows),
+    )
+
+
+def visit_on(number: int, size: Size) -> list[Row]:
+    """T8: one epoch, which is a fresh process: visits of four blocks until its time is over, a row for each."""
+    rows: list[Row] = []
+    clock, gauge = CpuClock(), Gauge()
+    with workloads.ready(workloads.MILLISECOND):
+        a, b = both()
+        arms = [measure.Arm(name=name, call=call) for name, call in (("a", a), ("b", b), (CANARY, canary()))]
+        start = time.perf_counter()
+        for visit in itertools.count():
+            seed = random.Random(f"T8/{number}/{visit}").getrandbits(53)
+            at = measure.Visit(epoch=number, number=visit, num_blocks=BLOCKS, seed=seed)
+            taken = measure.visit(arms, clock, at)
+            gauge.hear(HERE, taken[CANARY])
+            logs = pairs(taken["b"], taken["a"], gauge.void.get(HERE, set())).logs
+            if len(logs):
+                rows.append({"epoch": float(number), "visit": float(visit), "log": float(np.median(logs))})
+            if time.perf_counter() - start > size.compare_s:
+                return rows
+    raise AssertionError  # the count has no end
+
+
+def coverage_of_sessions(rows: list[Row], num_sessions: int) -> Any:  # noqa: ANN401 - a table
+    """Sessions drawn from the visits, and whether the interval of each covers what the other epochs say.
+
+    A session has a quarter of the epochs, three at least, and four visits in each, in time order and its own; the
+    reference is the mean over all visits of the epochs that it has no part in.
+    """
+    draws = np.random.default_rng(0)
+    table: Any = pd.DataFrame(rows)
+    epochs = {int(epoch): each["log"].to_numpy() for epoch, each in table.groupby("epoch")}
+    free = {epoch: list(draws.permutation(len(logs))) for epoch, logs in epochs.items()}
+    found = []
+    for session in range(num_sessions):
+        able = [epoch for epoch, left in free.items() if len(left) >= VISITS_OF_SESSION]
+        number = max(3, len(epochs) // 4)
+        if len(able) < number:
+            break
+        own = sorted(int(epoch) for epoch in draws.choice(able, number, replace=False))
+        taken = [(epoch, int(free[epoch].pop())) for epoch in own for _ in range(VISITS_OF_SESSION)]
+        logs = np.array([epochs[epoch][visit] for epoch, visit in taken])
+        estimate = paired_ratio(Pairs(logs=logs, visits=tuple(taken)))
+        assert estimate is not None
+        truth = float(np.mean([np.mean(logs) for epoch, logs in epochs.items() if epoch not in own]))
+        error, half = math.log(estimate.point) - truth, estimate.half_width or math.inf
+        found.append({"session": session, "error": error, "half_width": half, "covers": abs(error) <= half})
+    return pd.DataFrame(found)
+
+
+def t8(rows: list[Row], aa_rows: list[Row], num_sessions: int, *, short: bool) -> Outcome:
+    """Coverage of a true ratio; beside it, of the ratio 1 in the comparisons of T1, each in one short stretch."""
+    sessions = coverage_of_sessions(rows, num_sessions)
+    covered = float(sessions["covers"].mean())
+    epochs = pd.DataFrame(rows)["epoch"].nunique()
+    beside = ""
+    if aa_rows:
+        own: Any = pd.DataFrame(aa_rows)
+        own = own[own["tool"] == OURS]
+        beside = f"; of the ratio 1 in T1: {(own['log'].abs() <= own['half_width']).mean():.1%} of {len(own)}"
+    return Outcome(
+        id="T8",
+        title="coverage of the 95 % interval against a long reference, textbook against SDPA",
+        limit=f"{COVERAGE[0]:.0%} to {COVERAGE[1]:.0%}; the reference is 10 minutes of other processes (full form)",
+        found=f"{covered:.1%} of {len(sessions)} sessions from {epochs} processes, median half width "
+        f"{sessions['half_width'].median():.2%}{beside}",
+        passes=COVERAGE[0] <= covered <= COVERAGE[1],
+        is_short=short,
+        rows=tuple({**row, "covers": float(row["covers"])} for row in sessions.to_dict("records")),
+    )
+
+
+def permute(number: int, size: Size) -> list[Row]:
+    """T11: the textbook form against SDPA, beside two others; each time in another order and under other names."""
+    rows: list[Row] = []
+    with workloads.ready(workloads.MILLISECOND):
+        base, rival = both()
+        calls = {"base": base, "rival": rival, "twin": rival, "other": workloads.textbook(NUM_HEADS, LENGTH // 2)}
+        for turn in range(size.num_repeats):
+            draws = random.Random(f"T11/{number}/{turn}")
+            names = dict(zip(calls, draws.sample("aknz", len(calls)), strict=True))
+            order = draws.sample(list(calls), len(calls))
+            shown = {names[role]: calls[role] for role in order}
+            found = duel(shown, names["base"], budget_s=size.compare_s, stops=False, seed=turn)
+            for role in ("rival", "twin"):
+                ratio = found.judgements[names[role]].ratio
+                rows.append(
+                    {
+                        "role": role,
+                        "log": math.log(ratio.point),
+                        "standard_error": ratio.standard_error or math.inf,
+                        "place": float(order.index(role) - order.index("base")),
+                        "letter": float("aknz".index(names[role]) - "aknz".index(names["base"])),
+                    }
+                )
+    return rows
+
+
+def t11(rows: list[Row], *, short: bool) -> Outcome:
+    """The shift from standing before the baseline to standing after it, in the order and in the alphabet."""
+    frame: Any = pd.DataFrame(rows)
+    error = float(frame["standard_error"].median())
+    shifts = {}
+    for what in ("place", "letter"):
+        after = frame[what] > 0
+        shifts[what] = abs(float(frame[after]["log"].mean() - frame[~after]["log"].mean()))
+    number = len(frame) // frame["role"].nunique()
+    return Outcome(
+        id="T11",
+        title="order and names of what is compared",
+        limit="standing after the baseline or before it shifts the ratio by one visit-level standard error at most, "
+        "over 20 permutations",
+        found=f"order {shifts['place']:.3%}, names {shifts['letter']:.3%}, standard error {error:.3%}, "
+        f"{number} permutations",
+        passes=max(shifts.values()) <= INVARIANCE_ERRORS * error,
+        is_short=short,
+        rows=tuple(rows),
+    )

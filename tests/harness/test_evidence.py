@@ -1,0 +1,144 @@
+"""E-values: fair bets by exact enumeration, what leaves them alone, e-BH against its definition, and power."""
+
+import itertools
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness import evidence
+from harness.evidence import STAKES, WINDOW, discoveries, e_values, scores
+
+SIZES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=9)
+DIFFERENCES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 100), st.floats(-100, -1e-6)), min_size=1, max_size=40)
+
+
+def all_signs(length: int) -> np.ndarray:
+    return np.array(list(itertools.product([-1.0, 1.0], repeat=length))).T
+
+
+@settings(deadline=None, max_examples=40)
+@given(SIZES)
+def test_the_mean_over_all_patterns_of_signs_is_one_after_each_difference(sizes):
+    for upwards_only in (False, True):
+        found = e_values(all_signs(len(sizes)) * np.array(sizes)[:, None], upwards_only=upwards_only)
+        assert found.mean(axis=1) == pytest.approx(1.0, rel=1e-10)
+
+
+@settings(deadline=None, max_examples=40)
+@given(SIZES, st.floats(0.0, 1e3))
+def test_upwards_nothing_is_won_on_average_where_the_truth_lies_below(sizes, shift):
+    found = e_values(all_signs(len(sizes)) * np.array(sizes)[:, None] - shift, upwards_only=True)
+    assert (np.diff(found.mean(axis=1), prepend=1.0) <= 1e-10).all()
+
+
+@settings(deadline=None, max_examples=40)
+@given(DIFFERENCES, st.integers(-8, 8))
+def test_another_unit_changes_nothing(differences, power):
+    found = e_values(np.array(differences))
+    assert e_values(np.array(differences) * 2.0**power) == pytest.approx(found, rel=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(DIFFERENCES)
+def test_swapping_the_arms_changes_nothing(differences):
+    assert e_values(-np.array(differences)) == pytest.approx(e_values(np.array(differences)), rel=1e-12)
+
+
+@settings(deadline=None, max_examples=40)
+@given(DIFFERENCES, st.integers(1, 40))
+def test_what_comes_later_does_not_change_what_was_said(differences, length):
+    whole = e_values(np.array(differences))[:length]
+    assert np.array_equal(e_values(np.array(differences[:length])), whole)
+
+
+def test_many_paths_are_many_single_ones():
+    draws = np.random.default_rng(1).normal(size=(300, 5))
+    together = e_values(draws)
+    for path in range(5):
+        assert together[:, path] == pytest.approx(e_values(draws[:, path]), rel=1e-12)
+
+
+def test_the_size_of_a_bet_is_known_before_its_difference():
+    """The score of the last one is its own multiple of a scale that only earlier ones set, up to 1."""
+    before = np.random.default_rng(2).normal(size=300)
+    scale = 2 * evidence.NORMAL_MAD * np.median(np.abs(before[-WINDOW:]))
+    for last in (-1e9, -0.5, -0.1, 0.0, 0.1, 0.5, 1e9):
+        assert scores(np.append(before, last))[-1] == pytest.approx(np.clip(last / scale, -1, 1), rel=1e-12)
+
+
+def test_the_first_few_bet_half_on_the_sign():
+    assert scores(np.array([5.0, -1e-9, 0.0, 7.0, 0.5])).tolist()[:4] == [0.5, -0.5, 0.0, 0.5]
+    assert scores(np.zeros(9)).tolist() == [0.0] * 9
+
+
+def test_e_values_by_hand():
+    both = np.concatenate([STAKES, -STAKES])
+    by_score, by_sign = np.mean((1 + both / 2) * (1 - both / 2)), np.mean((1 + both) * (1 - both))
+    assert e_values(np.array([0.3, -0.2])) == pytest.approx([1.0, (by_score + by_sign) / 2])
+    assert e_values(np.array([1.0]), upwards_only=True) == pytest.approx([1 + 0.75 * STAKES.mean()])
+
+
+def test_an_empty_path_says_nothing_and_a_long_one_stays_finite():
+    assert evidence.last(e_values(np.array([]))) == 1.0
+    assert evidence.against_beyond(np.array([]), 0.02) == 1.0
+    assert np.isfinite(e_values(np.ones(5000))).all()
+
+
+def test_a_shift_is_found_and_its_absence_is_not():
+    draws = np.random.default_rng(3)
+    found = [(e_values(draws.normal(shift, 1, (150, 300))) >= 20).any(axis=0).mean() for shift in (0.0, 0.5)]
+    assert found[0] <= 0.06
+    assert found[1] >= 0.95
+
+
+def test_outliers_do_not_hide_a_shift():
+    draws = np.random.default_rng(4)
+    noise = draws.normal(0.02, 0.01, (120, 200)) + (draws.random((120, 200)) < 0.1) * draws.normal(0, 2, (120, 200))
+    assert (e_values(noise)[-1] >= 20).mean() >= 0.98
+
+
+def test_apart_is_refuted_inside_the_margin_and_not_at_its_edge():
+    draws = np.random.default_rng(5).normal(0, 0.01, 60)
+    assert evidence.against_beyond(draws, 0.03) > 1000
+    assert evidence.against_beyond(draws + 0.03, 0.03) < 20
+    assert evidence.against_beyond(draws - 0.03, 0.03) < 20
+
+
+def by_definition(values: list[float], share: float) -> set[int]:
+    """The largest set of k hypotheses that all have n / (k * share) or more."""
+    number = len(values)
+    for size in range(number, 0, -1):
+        reached = {place for place, value in enumerate(values) if value * size * share >= number}
+        if len(reached) >= size:
+            return set(sorted(reached, key=lambda place: -values[place])[:size])
+    return set()
+
+
+E_VALUES = st.lists(st.floats(0, 1e4), min_size=1, max_size=8, unique=True)
+
+
+@settings(deadline=None)
+@given(E_VALUES, st.sampled_from([0.05, 0.1, 0.5]))
+def test_discoveries_are_those_of_the_definition(values, share):
+    assert set(np.flatnonzero(discoveries(np.array(values), share)).tolist()) == by_definition(values, share)
+
+
+@settings(deadline=None)
+@given(E_VALUES, st.integers(0, 7), st.floats(1.0, 1e4))
+def test_more_evidence_for_one_takes_no_discovery_from_another(values, place, factor):
+    more = np.array(values)
+    before = discoveries(more, 0.05)
+    more[place % len(values)] *= factor
+    assert (discoveries(more, 0.05) >= before).all()
+
+
+def test_what_the_next_needs_is_what_it_is_given_for():
+    values = np.array([1e6, 1e6, 0.0, 0.0])
+    threshold = evidence.needed(4, 2, 0.05)
+    values[2] = threshold * (1 + 1e-9)
+    assert discoveries(values, 0.05).tolist() == [True, True, True, False]
+    values[2] = threshold * (1 - 1e-9)
+    assert discoveries(values, 0.05).tolist() == [True, True, False, False]
+    assert discoveries(np.array([]), 0.05).tolist() == []

@@ -1,0 +1,111 @@
+"""Void blocks: told by the canary alone, in its own process, and never by what is compared."""
+
+import random
+
+from harness.events import VisitFinished
+from harness.interference import CANARY, FEWEST, LARGEST_CALM, Gauge
+from harness.records import Sample
+from harness.state import State
+
+
+def canaries(values: list[float], *, epoch: int = 0, visit: int = 0) -> list[Sample]:
+    return [Sample(value=value, epoch=epoch, visit=visit, block=block) for block, value in enumerate(values)]
+
+
+def calm(number: int, seed: int = 1) -> list[float]:
+    draws = random.Random(seed)
+    return [1e-3 * (1 + draws.gauss(0, 0.01)) for _ in range(number)]
+
+
+def test_a_late_canary_voids_its_block_and_no_other():
+    values = calm(40)
+    values[20] *= 1.5
+    gauge = Gauge()
+    gauge.hear("a", canaries(values))
+    assert gauge.void == {"a": {(0, 0, 20)}}
+    assert (gauge.num_void, gauge.num_blocks) == (1, 40)
+
+
+def test_an_early_canary_voids_nothing():
+    values = calm(40)
+    values[20] /= 3
+    gauge = Gauge()
+    gauge.hear("a", canaries(values))
+    assert gauge.num_void == 0
+
+
+def test_what_was_said_of_a_block_does_not_change_with_what_follows():
+    values = calm(60)
+    for late in (15, 30, 45):
+        values[late] *= 2
+    found = []
+    for length in range(61):
+        gauge = Gauge()
+        gauge.hear("a", canaries(values[:length]))
+        found.append({block for _, _, block in gauge.void.get("a", set())})
+    assert found == [{late for late in (15, 30, 45) if late < length} for length in range(61)]
+
+
+def test_before_a_few_canaries_nothing_is_late():
+    gauge = Gauge()
+    gauge.hear("a", canaries([1e-3] * (FEWEST - 1) + [9e-3]))
+    assert gauge.num_void == 0
+    gauge.hear("a", canaries([9e-3], visit=1))
+    assert gauge.num_void == 1
+
+
+def test_a_new_process_is_heard_anew():
+    gauge = Gauge()
+    gauge.hear("a", canaries(calm(20)))
+    gauge.hear("a", canaries([2 * value for value in calm(20)], epoch=1))
+    assert gauge.num_void == 0
+    gauge.hear("b", canaries([4e-3], epoch=1, visit=7))
+    assert gauge.void == {"b": {(1, 7, 0)}}
+
+
+def test_visits_of_different_workloads_share_one_machine():
+    gauge = Gauge()
+    for visit in range(10):
+        gauge.hear(f"w{visit}", canaries([1e-3], visit=visit))
+    gauge.hear("late", canaries([2e-3]))
+    assert set(gauge.void) == {"late"}
+
+
+def test_a_drift_voids_nothing():
+    gauge = Gauge()
+    gauge.hear("a", canaries([1e-3 * 1.01**block for block in range(200)]))
+    assert gauge.num_void == 0
+
+
+def test_a_noisy_machine_needs_more_than_a_quarter():
+    draws = random.Random(2)
+    noisy = [1e-3 * 2 ** draws.gauss(0, 0.3) for _ in range(49)]
+    gauge = Gauge()
+    gauge.hear("a", canaries([*noisy, 1.5e-3]))
+    assert (0, 0, 49) not in gauge.void.get("a", set())
+    assert 1.5 > 1 + LARGEST_CALM
+
+
+def test_the_rule_is_blind_to_what_is_compared():
+    """Whatever the arms took, in whatever order: the same blocks are void."""
+    values, draws = calm(40), random.Random(3)
+    values[12], values[33] = 3e-3, 2e-3
+
+    def void(arm_values):
+        state = State()
+        for visit in range(10):
+            here = slice(4 * visit, 4 * visit + 4)
+            arms = {name: tuple(canaries(taken[here], visit=visit)) for name, taken in arm_values.items()}
+            arms[CANARY] = tuple(canaries(values[here], visit=visit))
+            state.apply(VisitFinished(workload="w", epoch=0, visit=visit, arms=arms))
+        return state.gauge.void
+
+    one = {name: [1e-3 * draws.uniform(1, 9) for _ in range(40)] for name in ("a", "b")}
+    other = {"a": draws.sample(one["b"], 40), "b": [1e3] * 40}
+    assert void(one) == void(other) == {"w": {(0, 3, 0), (0, 8, 1)}}
+
+
+def test_a_visit_without_canaries_says_nothing():
+    gauge = Gauge()
+    gauge.hear("a", ())
+    assert (gauge.num_void, gauge.num_blocks, gauge.void) == (0, 0, {})

@@ -1,0 +1,70 @@
+"""Small forms of the simulated acceptance tests, with limits that suit so few repetitions."""
+
+import gc
+
+import numpy as np
+import pytest
+
+from harness.acceptance import simulated
+from harness.acceptance.simulated import most_likely, null_differences, t3, t4, t9, t12, t13
+from harness.worlds import WORLDS
+
+
+@pytest.fixture(autouse=True)
+def little_garbage():
+    """Each visit collects garbage, and these tests take thousands of visits beside all that pytest keeps."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def test_the_upper_limit_of_a_share_by_value():
+    assert most_likely(0, 100) == pytest.approx(1 - 0.01 ** (1 / 100))
+    assert most_likely(5, 5) == 1.0
+    assert most_likely(40, 1000) == pytest.approx(0.0566, abs=0.001)
+
+
+@pytest.mark.parametrize("world", WORLDS.values(), ids=WORLDS)
+def test_identical_arms_differ_symmetrically_in_every_world(world):
+    found = null_differences(world, np.random.default_rng(1), 50, 400)
+    assert found.shape == (50, 400)
+    assert np.mean(found > 0) == pytest.approx(0.5, abs=0.015)
+    assert abs(np.median(found)) < 0.002
+    assert np.array_equal(found, null_differences(world, np.random.default_rng(1), 50, 400))
+
+
+def test_t3_few_false_alarms_however_often_one_looks():
+    found = t3(num_runs=300, num_blocks=300)
+    assert (found.id, found.is_short, len(found.rows)) == ("T3", True, len(WORLDS))
+    assert all(row["share"] <= 0.08 for row in found.rows)
+    assert np.mean([row["share"] for row in found.rows]) <= 0.045
+
+
+def test_t4_no_session_of_the_same_code_raises_an_alarm():
+    found = t4(num_runs=3, num_workloads=4)
+    assert found.passes, found.found
+    assert sum(row["equivalent"] for row in found.rows) > 24
+
+
+def test_t9_ratios_are_not_biased():
+    found = t9(num_runs=4, num_visits=9)
+    assert len(found.rows) == len(WORLDS) * len(simulated.T9_RATIOS)
+    errors = np.array([row["errors"] for row in found.rows])
+    assert abs(errors.mean()) <= 0.2
+    assert abs(np.mean(errors * np.sign([row["ratio"] - 1 for row in found.rows]))) <= 0.2
+
+
+def test_t12_racing_saves_time_and_changes_few_verdicts():
+    found = t12(num_runs=2, num_workloads=6)
+    raced, uniform, equal, cells = (
+        sum(r[key] for r in found.rows) for key in ("raced_s", "uniform_s", "equal", "cells")
+    )
+    assert raced <= 0.8 * uniform
+    assert equal >= 0.9 * cells
+    assert sum(row["right"] for row in found.rows) >= 0.9 * cells
+
+
+def test_t13_what_is_said_to_be_detectable_is_found_more_often_than_not():
+    found = t13(num_runs=6)
+    assert 0.5 <= np.mean([row["found"] for row in found.rows]) <= 0.95
+    assert all(row["effect"] >= 0.02 for row in found.rows)

@@ -1,0 +1,156 @@
+"""Verdicts: the rules by value, what they need at the same time, and what they leave open."""
+
+import math
+
+import numpy as np
+import pytest
+
+from harness.evidence import needed
+from harness.records import Verdict
+from harness.stats import Estimate, Pairs
+from harness.verdict import (
+    LARGEST_EQUIVALENCE,
+    SMALLEST_EFFECT,
+    Judgement,
+    alike,
+    decide,
+    detectable,
+    judge,
+    margin,
+    visits_to_go,
+)
+
+ERROR = 0.005
+HALF = 2.2621572 * ERROR  # ten visits
+
+
+def said(log: float, *, e_same: float = 1e9, e_apart: float = 0.0, limit: float = 0.02) -> Judgement:
+    ratio = Estimate(point=math.exp(log), standard_error=ERROR, num_clusters=10, num_samples=40)
+    return Judgement(ratio=ratio, margin=limit, e_same=e_same, e_apart=e_apart, spread=0.01)
+
+
+def made(shift: float, *, num_visits: int = 12, seed: int = 1, noise: float = 0.01) -> Pairs:
+    logs = np.random.default_rng(seed).normal(shift, noise, 4 * num_visits)
+    return Pairs(logs=logs, visits=tuple((0, number // 4) for number in range(4 * num_visits)))
+
+
+@pytest.mark.parametrize(
+    ("judgement", "verdict"),
+    [
+        (said(0.05), Verdict.slower),
+        (said(-0.05), Verdict.faster),
+        (said(0.05, e_same=19.9), Verdict.undecided),  # no evidence
+        (said(0.019), Verdict.undecided),  # nobody should choose by so little
+        (said(0.05, limit=0.06), Verdict.undecided),  # the floor hides it
+        (said(0.0, e_same=1.0, e_apart=1e9), Verdict.equivalent),
+        (said(0.004, e_apart=1e9), Verdict.equivalent),  # surely different, and surely too little to matter
+        (said(0.0, e_same=1.0, e_apart=19.9), Verdict.undecided),
+        (said(0.012, e_apart=1e9), Verdict.undecided),  # the interval leaves the margin
+    ],
+)
+def test_a_verdict_needs_evidence_an_interval_and_a_size(judgement, verdict):
+    assert decide([judgement]) == [verdict]
+
+
+def test_an_interval_that_holds_one_forbids_a_direction():
+    wide = Estimate(point=math.exp(0.05), standard_error=0.05, num_clusters=10, num_samples=40)
+    assert decide([Judgement(ratio=wide, margin=0.02, e_same=1e9, e_apart=0.0, spread=0.01)]) == [Verdict.undecided]
+    none = Estimate(point=math.exp(0.05), standard_error=None, num_clusters=2, num_samples=8)
+    assert decide([Judgement(ratio=none, margin=0.02, e_same=1e9, e_apart=1e9, spread=0.01)]) == [Verdict.undecided]
+
+
+def test_among_many_cells_one_needs_more():
+    one, others = said(0.05, e_same=1000.0), [said(0.0, e_same=1.0)] * 63
+    assert decide([one]) == [Verdict.slower]
+    assert set(decide([one, *others])) == {Verdict.undecided}
+    assert decide([said(0.05, e_same=1280.0), *others])[0] is Verdict.slower
+    assert decide([one] * 2 + others[1:])[:2] == [Verdict.slower] * 2
+
+
+def test_the_margin_is_two_percent_or_the_floor():
+    floor = Estimate(point=1.01, standard_error=ERROR, num_clusters=10, num_samples=40)
+    assert margin(None) == SMALLEST_EFFECT
+    assert margin(Estimate(point=1.0, standard_error=None, num_clusters=1, num_samples=4)) == SMALLEST_EFFECT
+    assert math.log1p(margin(floor)) == pytest.approx(math.log(1.01) + HALF)
+    assert margin(floor, 0.5) == 0.5
+    assert alike(0.03) == math.log1p(0.03)
+    assert alike(5.0) == math.log1p(LARGEST_EQUIVALENCE)
+
+
+@pytest.mark.parametrize(("shift", "verdict"), [(0.05, Verdict.slower), (0.0, Verdict.equivalent)])
+def test_pairs_of_a_shift_are_told(shift, verdict):
+    judged = judge(made(shift), SMALLEST_EFFECT)
+    assert judged is not None
+    assert decide([judged]) == [verdict]
+    assert judged.spread == pytest.approx(0.01, rel=0.3)
+
+
+def test_swapping_the_arms_mirrors_the_verdict():
+    mirrored = {Verdict.slower: Verdict.faster, Verdict.faster: Verdict.slower}
+    for seed in range(40):
+        found = made(0.03 * (seed % 5 - 2), seed=seed, num_visits=4 + seed % 9)
+        one = judge(found, SMALLEST_EFFECT)
+        other = judge(Pairs(logs=-found.logs, visits=found.visits), SMALLEST_EFFECT)
+        assert one is not None
+        assert other is not None
+        assert other.e_same == pytest.approx(one.e_same)
+        assert other.e_apart == pytest.approx(one.e_apart)
+        (verdict,) = decide([one])
+        assert decide([other]) == [mirrored.get(verdict, verdict)]
+
+
+def test_no_pairs_no_judgement():
+    assert judge(Pairs(logs=np.array([]), visits=()), SMALLEST_EFFECT) is None
+
+
+def test_what_is_decided_has_nothing_to_go():
+    assert visits_to_go(said(0.2), 20.0) == 1.0
+    assert visits_to_go(said(0.0, e_same=1.0, e_apart=1e9), 20.0) == 1.0
+    few = Estimate(point=1.0, standard_error=None, num_clusters=1, num_samples=4)
+    assert visits_to_go(Judgement(ratio=few, margin=0.02, e_same=1.0, e_apart=1.0, spread=0.01), 20.0) == 2.0
+
+
+def test_visits_to_go_grow_as_the_margin_comes_near():
+    beyond = [visits_to_go(said(log, e_same=1.0), 1280.0) for log in (0.1, 0.03, 0.021)]
+    within = [visits_to_go(said(log, e_apart=1.0), 1280.0) for log in (0.0, 0.01, 0.0195)]
+    assert beyond[0] <= beyond[1] <= beyond[2]
+    assert within[0] < within[1] < within[2]
+
+
+def test_more_is_asked_where_more_is_compared():
+    assert visits_to_go(said(0.03, e_same=1.0), 1280.0) > visits_to_go(said(0.03, e_same=1.0), 20.0)
+
+
+def null(num_visits: int) -> Judgement:
+    error = 0.02 / math.sqrt(num_visits)
+    ratio = Estimate(point=1.0, standard_error=error, num_clusters=num_visits, num_samples=4 * num_visits)
+    return Judgement(ratio=ratio, margin=SMALLEST_EFFECT, e_same=1.0, e_apart=1.0, spread=0.04)
+
+
+def test_a_detectable_effect_lies_above_the_margin_and_falls_with_more_visits():
+    effects = [detectable(null(num_visits)) for num_visits in (4, 8, 16, 64, 1000)]
+    assert effects == sorted(effects, reverse=True)
+    assert SMALLEST_EFFECT < effects[-1] < 1.1 * SMALLEST_EFFECT
+
+
+def test_a_detectable_effect_is_more_where_more_is_compared():
+    assert detectable(null(8), needed(64, 0, 0.05)) > detectable(null(8))
+
+
+def test_without_an_interval_nothing_is_said_to_be_detectable():
+    few = judge(made(0.0, num_visits=2), SMALLEST_EFFECT)
+    assert few is not None
+    assert detectable(few) is None
+
+
+def test_a_detectable_effect_is_found_four_times_of_five():
+    found = []
+    for seed in range(150):
+        null = judge(made(0.0, seed=seed), SMALLEST_EFFECT)
+        assert null is not None
+        effect = detectable(null)
+        assert effect is not None
+        fresh = judge(made(math.log1p(effect), seed=1000 + seed), SMALLEST_EFFECT)
+        assert fresh is not None
+        found.append(decide([fresh]) == [Verdict.slower])
+    assert 0.65 <= np.mean(found) <= 0.93

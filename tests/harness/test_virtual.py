@@ -1,0 +1,190 @@
+"""The simulated machine: worlds that are what they claim, and whole runs that find what was planted in them."""
+
+import gc
+import math
+import random
+from collections import Counter
+
+import numpy as np
+import pytest
+
+from harness import plugins, store, virtual
+from harness.clock import VirtualClock
+from harness.compare import comparisons, noise_floors
+from harness.duel import duel
+from harness.events import VisitFinished
+from harness.records import Verdict
+from harness.reports import Report
+from harness.stats import paired_ratio, pairs
+from harness.verdict import FALSE_SHARE, decide
+from harness.virtual import CANARY_S, Machine, VirtualCrew, clock_in, plan, session, workloads
+from harness.worlds import WORLDS
+
+NAMES = ("baseline", "same", "slow", "fast")
+RATIO = {"baseline": 1.0, "same": 1.0, "slow": 1.3, "fast": 0.6}
+TOLD = {"same": Verdict.equivalent, "slow": Verdict.slower, "fast": Verdict.faster}
+TIMED = plan(3, NAMES, budget_s=600.0)
+
+
+@pytest.fixture(autouse=True)
+def little_garbage():
+    """Each visit collects garbage: what pytest keeps is left out of it."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def cost_s(workload, name):
+    return 1e-4 * workload.seq_len * RATIO[name]
+
+
+def crew_in(world: str, seed: int = 1) -> VirtualCrew:
+    return VirtualCrew(WORLDS[world], cost_s, seed=seed, layout=0.002)
+
+
+def verdicts(results):
+    return {(row.workload.id, row.implementation): row.verdict for row in comparisons(results)}
+
+
+def spent(world: str, seed: int, number: int = 2000) -> np.ndarray:
+    clock = clock_in(WORLDS[world], seed)
+    return np.array([clock.elapsed(lambda: clock.spend(4e-3), 1) for _ in range(number)])
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_world_is_the_same_for_the_same_seed_and_another_for_another(world):
+    assert np.array_equal(spent(world, 1), spent(world, 1))
+    assert not np.array_equal(spent(world, 1), spent(world, 2))
+
+
+def test_worlds_have_the_sizes_that_they_claim():
+    logs = {world: np.log(spent(world, 3, 12000) / 4e-3) for world in WORLDS}
+    ends = {world: np.ptp(np.median(each.reshape(40, -1), axis=1)) for world, each in logs.items()}
+    assert np.std(logs["calm"]) == pytest.approx(0.01, rel=0.1)
+    assert ends["calm"] < 0.005
+    assert ends["drift"] > 0.2
+    assert 0.05 < ends["random_walk"] <= 0.62
+    assert np.mean(logs["spikes"] > math.log(1.15)) == pytest.approx(0.05, abs=0.01)
+    assert np.mean(logs["bimodal"] > 0.04) == pytest.approx(0.3, abs=0.03)
+    assert 0.2 < np.mean(logs["throttling"] > 0.25) < 0.4
+    assert 0.15 < np.mean(logs["busy"] > 0.25) < 0.5
+
+
+def test_later_slots_are_slower_and_other_work_leaves_something_behind():
+    machine = Machine(WORLDS["slots"], 1)
+    machine.begin_visit(4)
+    taken = []
+    for _ in range(4000):
+        machine.turn()
+        machine(4e-3, 0.0)
+        taken.append([machine(4e-3, 0.0)])
+    slots = np.log(np.array(taken).reshape(-1, 4)).mean(axis=0)
+    assert np.diff(slots) == pytest.approx(WORLDS["slots"].slot, abs=0.003)
+    machine.begin_visit(1)
+    machine(20e-3, 0.0)
+    machine.turn()
+    assert machine._carry_s(4e-3) == pytest.approx(1e-3 * WORLDS["slots"].carry)
+    machine(4e-3, 0.0)
+    assert machine._carry_s(4e-3) == pytest.approx(0.02e-3 * WORLDS["slots"].carry)
+    machine(4e-3, 0.0)
+    assert machine._carry_s(4e-3) == 0.0
+
+
+def test_the_calls_of_one_stretch_are_bent_together():
+    heard, turns = [], []
+
+    def disturb(seconds, now):
+        heard.append(round(seconds, 9))
+        return 2 * seconds
+
+    clock = VirtualClock(disturb, lambda: turns.append(clock.now()))
+    one, other = (lambda: clock.spend(1e-3)), (lambda: clock.spend(2e-3))
+    assert clock.elapsed(one, 5) == pytest.approx(10e-3)
+    clock.elapsed(one, 1)
+    clock.elapsed(other, 1)
+    clock.spend(1.0)
+    assert heard == [5e-3, 1e-3, 2e-3, 1.0]
+    assert turns == pytest.approx([0.0, 12e-3])
+    assert clock.now() == pytest.approx(2.016)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_session_finds_the_ratio(world):
+    with crew_in(world) as crew:
+        state = session(crew, "slow", "baseline", num_visits=24)
+    ((workload, arms),) = state.samples.items()
+    found = paired_ratio(pairs(arms["slow"], arms["baseline"], state.gauge.void.get(workload, ())))
+    assert found is not None
+    assert found.point == pytest.approx(1.3, rel=0.02)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_whole_run_finds_what_was_planted(world, tmp_path):
+    results = virtual.execute(TIMED, tmp_path / "run", crew_in(world))
+    assert results.reason == "every comparison is decided"
+    assert results.elapsed_s < 600
+    assert verdicts(results) == {(w.id, name): told for w in workloads(3) for name, told in TOLD.items()}
+    rows = comparisons(results)
+    assert sum(row.low / 1.005 <= RATIO[row.implementation] <= row.high * 1.005 for row in rows) >= len(rows) - 1
+    for floor in noise_floors(results).values():
+        assert floor.point == pytest.approx(1.0, abs=0.04)
+
+
+def test_a_run_is_the_same_for_the_same_seed(tmp_path):
+    one, other = (virtual.execute(TIMED, tmp_path / name, crew_in("busy")) for name in ("one", "other"))
+
+    def values(results):
+        return [[sample.value for m in record.measurements for sample in m.samples] for record in results.records]
+
+    assert values(one) == values(other)
+    assert one.elapsed_s == other.elapsed_s
+
+
+def test_what_is_decided_gets_no_more_visits(tmp_path):
+    """The two that are plain are left alone while the one near the margin goes on."""
+    hard = {"baseline": 1.0, "plain": 2.0, "same": 1.0, "near": 1.035}
+    crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * hard[name], seed=2)
+    asked = plan(2, tuple(hard), budget_s=20.0)
+    results = virtual.execute(asked, tmp_path / "run", crew)
+    events = [event for event in store.events(tmp_path / "run" / store.JOURNAL) if isinstance(event, VisitFinished)]
+    visits = Counter((event.workload, arm) for event in events for arm in event.arms)
+    for workload in asked.workloads:
+        assert visits[workload.id, "plain"] < visits[workload.id, "near"] / 2
+        assert visits[workload.id, "baseline"] == results.num_visits[workload.id]
+
+
+def test_reports_are_written_of_a_virtual_run(tmp_path):
+    results = virtual.execute(TIMED, tmp_path / "run", crew_in("calm"))
+    for name, report in plugins.plugs("harness.reports", "REPORT").items():
+        if name in {"markdown", "csv"}:
+            assert isinstance(report, Report)
+            assert all(path.stat().st_size for path in report.write(results, tmp_path))
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_path):
+    world = list(WORLDS)[2 * seed]
+    crew, folder = crew_in(world, seed=seed), tmp_path / "run"
+    whole = verdicts(virtual.execute(TIMED, folder, crew))
+    journal, draws = folder / store.JOURNAL, random.Random(seed)
+    for _ in range(3):
+        kept = journal.read_bytes()
+        first = kept.index(b"\n") + 1
+        kept = kept[: draws.randrange(first, len(kept))]
+        journal.write_bytes(kept)
+        again = virtual.execute(TIMED, folder, crew)
+        assert verdicts(again) == whole
+        assert journal.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
+        places = [(s.epoch, s.visit, s.block) for m in again.records[0].measurements[:1] for s in m.samples]
+        assert len(places) == len(set(places))
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_duel_finds_what_was_planted(world):
+    clock = clock_in(WORLDS[world], 5)
+    calls = {name: (lambda s=2e-3 * ratio: clock.spend(s)) for name, ratio in RATIO.items()}
+    found = duel(calls, "baseline", clock=clock, budget_s=300.0, gauge_work=lambda: clock.spend(CANARY_S))
+    assert found.verdicts == TOLD
+    assert found.spent_s < 300
+    assert set(found.decided_s) == set(TOLD)
+    assert decide(list(found.judgements.values()), FALSE_SHARE) == list(TOLD.values())
