@@ -12,6 +12,8 @@ import numpy as np
 import pandas as pd
 from numpy.typing import NDArray
 
+from harness.stats import NORMAL_MAD
+
 Array = NDArray[np.float64]
 
 STAKES = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9])
@@ -22,8 +24,6 @@ FIRST = 4
 """The first few differences have no scale yet: half is bet on their sign."""
 LARGEST_LOG = 690.0
 """Beyond e^690 nobody counts, and floating point numbers end soon after."""
-NORMAL_MAD = 1.4826
-"""The standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 
 
 def scores(differences: Array) -> Array:

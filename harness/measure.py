@@ -89,7 +89,7 @@ def visit(arms: Sequence[Arm], clock: Clock, at: Visit, conditions: Conditions =
 @contextmanager
 def _without_garbage_collector() -> Iterator[None]:
     was_enabled = gc.isenabled()
-    gc.collect()
+    gc.collect(1)  # what is young: all of torch takes a tenth of a second, at each visit of some milliseconds
     gc.disable()
     try:
         yield

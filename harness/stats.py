@@ -15,6 +15,11 @@ from numpy.typing import NDArray
 from harness.records import Sample
 
 CONFIDENCE = 0.95
+NORMAL_MAD = 1.4826
+"""The standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
+REACH = 2.5
+"""A visit further out than this many standard deviations has no more say than one that lies there."""
+FEWEST_TO_DRAW_IN = 5
 FEWEST_CLUSTERS = 3
 """With fewer visits than this there is no interval: two of them say next to nothing about their spread."""
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
@@ -125,22 +130,41 @@ def pairs(arm: Sequence[Sample], baseline: Sequence[Sample], void: Collection[Bl
 def paired_ratio(found: Pairs) -> Estimate | None:
     """How many times longer the arm takes than the baseline; None without any pair.
 
-    Each visit gives the median of its pairs; the point is the exponential of the visits' mean, and the interval
-    clusters by visit and epoch. Swapping arm and baseline turns the ratio upside down, exactly.
+    Each visit gives the median of its pairs; the point is the exponential of the visits' mean, in which a visit that
+    lies far out has no more say than one at the edge of the others. The interval clusters by visit and epoch. Swapping
+    arm and baseline turns the ratio upside down, exactly.
 
-    Source: randomised complete blocks, Box, Hunter and Hunter, Statistics for Experimenters, chapter 4.
+    Sources: randomised complete blocks, Box, Hunter and Hunter, Statistics for Experimenters, chapter 4; winsorising,
+    Tukey and McLaughlin, 1963, https://www.jstor.org/stable/25049278.
     """
     medians = found.medians
     if not medians:
         return None
-    error, degrees = _error_of_mean(medians)
+    drawn_in = _drawn_in(medians)
+    error, degrees = _error_of_mean(drawn_in)
+    num_moved = sum(drawn_in[visit] != medians[visit] for visit in medians)
+    if error is not None and num_moved:  # they say less than they seem to
+        error *= (len(medians) - 1) / (len(medians) - 1 - num_moved)
+        degrees = max(1.0, degrees - num_moved)
     return Estimate(
-        point=math.exp(float(np.mean(list(medians.values())))),
+        point=math.exp(float(np.mean(list(drawn_in.values())))),
         standard_error=error,
         num_clusters=len(medians),
         num_samples=len(found.logs),
         degrees=degrees,
     )
+
+
+def _drawn_in(medians: Mapping[Visit, float]) -> dict[Visit, float]:
+    """The same, with what lies far out drawn in to where the others end."""
+    if len(medians) < FEWEST_TO_DRAW_IN:
+        return dict(medians)
+    values = np.array(list(medians.values()))
+    middle = np.median(values)
+    reach = REACH * NORMAL_MAD * np.median(np.abs(values - middle))
+    if reach > 0:
+        values = np.clip(values, middle - reach, middle + reach)
+    return dict(zip(medians, values.tolist(), strict=True))
 
 
 def mean_of(ratios: Sequence[Estimate]) -> Estimate:

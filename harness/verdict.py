@@ -13,7 +13,7 @@ import numpy as np
 
 from harness import evidence
 from harness.records import Verdict
-from harness.stats import FEWEST_CLUSTERS, Estimate, Pairs, paired_ratio
+from harness.stats import FEWEST_CLUSTERS, NORMAL_MAD, Estimate, Pairs, paired_ratio
 
 FALSE_SHARE = 0.05
 """Of all verdicts of a session, the expected share that is false is at most this."""
@@ -79,7 +79,7 @@ def judge(pairs: Pairs, margin: float) -> Judgement | None:
         margin=margin,
         e_same=evidence.last(evidence.e_values(pairs.logs)),
         e_apart=evidence.against_beyond(medians, alike(margin)),
-        spread=evidence.NORMAL_MAD * float(np.median(np.abs(pairs.logs - middle))),
+        spread=NORMAL_MAD * float(np.median(np.abs(pairs.logs - middle))),
     )
 
 

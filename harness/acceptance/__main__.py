@@ -30,6 +30,7 @@ def accept(
     tests = [test for test in suite.TESTS if test in tests]
     folder = to / "parts" / ("short" if short else "full")
     folder.mkdir(parents=True, exist_ok=True)
+    (to / "parts" / ".gitignore").write_text("*\n", encoding="utf-8")
     every = suite.jobs(tests, short=short)
     make_all(every, folder, short=short)
     made = suite.read(folder, every)
@@ -46,6 +47,8 @@ def accept(
 def make_all(every: Sequence[suite.Job], folder: Path, *, short: bool) -> None:
     """Do the pieces that are not there yet, and tell how long the others will take, from how long these took."""
     todo = [job for job in every if not (folder / f"{job.name}.json").exists()]
+    if len(todo) < len(every):
+        _say(f"{len(every) - len(todo)} of {len(every)} pieces are in {folder} already: delete it to begin anew")
     guess_s = {job: sizes(short=short)[job.test].piece_s for job in todo}
     guessed_s, start = 0.0, time.monotonic()
     for done, job in enumerate(todo):
@@ -65,7 +68,7 @@ def write(outcomes: Sequence[Outcome], to: Path, *, short: bool) -> None:
 
     (to / "acceptance.md").write_text(table.markdown(outcomes, machine(), short=short), encoding="utf-8")
     options = {"method": "gzip", "mtime": 0}
-    table.raw(outcomes).to_csv(to / "acceptance.csv.gz", index=False, compression=options)  # type: ignore[call-overload] # pandas-stubs know no mtime
+    table.raw(outcomes).to_csv(to / "acceptance.csv.gz", index=False, compression=options)
     for name, drawn in chart.pictures(outcomes).items():
         save([drawn], to, name)
 

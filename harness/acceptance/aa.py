@@ -11,7 +11,6 @@ import threading
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-
 from typing import Any
 
 import numpy as np
@@ -45,7 +44,7 @@ while True:
 
 
 def compare_all(number: int, size: Size) -> list[Row]:
-    """T1: every cell against itself by every tool, cells and tools in an order drawn anew; by ours alone in later pieces."""
+    """T1: every cell against itself by every tool, in an order drawn anew; by ours alone in later pieces."""
     draws = random.Random(f"T1/{number}")
     rows: list[Row] = []
     tools = [None, *(rivals.RIVALS if number < size.num_rivals else ())]

@@ -9,9 +9,10 @@ import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import ALPHA, LARGEST_E
+from harness.acceptance.plan import ALPHA, EFFECT, LARGEST_E
 from harness.reports import Picture
 from harness.reports.style import INK, SETTINGS, picture
 
@@ -54,6 +55,14 @@ def look(tool: str) -> dict[str, Any]:
     return LOOKS.get(tool, {"color": INK, "marker": "x"})
 
 
+def _log_scale(axes: Axes) -> None:
+    """Plain numbers at 1, 2 and 5 times the powers of ten."""
+    axes.set_xscale("log")
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.xaxis.set_minor_locator(NullLocator())
+
+
 def _rms(logs: "pd.Series[float]") -> float:
     return math.sqrt(float(np.mean(np.square(logs))))
 
@@ -69,14 +78,14 @@ def _errors(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
         whole = 100 * _rms(each["log"])
         axes.plot([whole, whole], [place - 0.35, place + 0.35], color=INK, linewidth=2.5)
     axes.set_yticks(range(len(groups)), [f"{tool}, {name}" for (tool, name), _ in groups], fontsize=8)
-    axes.set_xscale("log")
+    _log_scale(axes)
     axes.axvline(0.5, color=INK, linewidth=1, linestyle=":")
-    axes.set_xlabel("RMS of the log ratio of identical code, in per cent (dots: cells, bars: all, dotted: the limit)")
+    axes.set_xlabel("RMS of the log ratio, in per cent; bars: all cells")
 
 
 def _power(axes: Axes, rows: pd.DataFrame, outcomes: Sequence[Outcome]) -> None:
     """For each rival the statistic that does best, over all thresholds; ours is one point."""
-    timer = rows[(rows["injected"] == "timer scaling") & (rows["share"] == ALPHA)]
+    timer = rows[(rows["injected"] == "timer scaling") & (rows["share"] == EFFECT)]
     theirs = timer[timer["tool"] != OURS]
     for tool, found in theirs.groupby("tool", sort=False) if len(theirs) else ():
         curves = [_curve(each) for _, each in found.groupby("statistic", sort=False)]
@@ -87,9 +96,8 @@ def _power(axes: Axes, rows: pd.DataFrame, outcomes: Sequence[Outcome]) -> None:
     own = timer[timer["tool"] == OURS]
     alarms_of_ours = float((aa[aa["tool"] == OURS]["largest_e"] >= LARGEST_E).mean()) if len(aa) else math.nan
     share = float((own["found_s"] <= own["budget_s"]).mean()) if len(own) else math.nan
-    axes.plot(
-        100 * alarms_of_ours, 100 * share, label=f"{OURS}, watched all the time", linestyle="", ms=9, **LOOKS[OURS]
-    )
+    kind = look(OURS)
+    axes.plot(100 * alarms_of_ours, 100 * share, linestyle="", label=f"{OURS}, watched all the time", **kind)
     axes.axvline(100 * ALPHA, color=INK, linewidth=1, linestyle=":")
     axes.set(xlabel="false alarms on identical code, in per cent", ylabel="slowdowns of 5 % found, in per cent")
     axes.set(xlim=(-2, 102), ylim=(-2, 104))
@@ -98,7 +106,8 @@ def _power(axes: Axes, rows: pd.DataFrame, outcomes: Sequence[Outcome]) -> None:
 
 def _curve(each: pd.DataFrame) -> tuple[Any, Any]:
     """False alarms and power at each threshold, from none to all."""
-    same, slow = each["same_log"].abs().to_numpy(), each["log"].to_numpy()
+    signed = each["same_log"].to_numpy()
+    same, slow = np.abs(signed), np.concatenate([signed, -signed]) + math.log1p(EFFECT)
     thresholds = np.concatenate([[np.inf], np.sort(np.concatenate([same, slow]))[::-1], [-np.inf]])
     alarms = np.array([(same > threshold).mean() for threshold in thresholds])
     return alarms, np.array([(slow > threshold).mean() for threshold in thresholds])
@@ -120,9 +129,9 @@ def _times(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
         colour = LOOKS[OURS]["color"]
         x, y = [right[0], *right, longest], [0, *shares, shares[-1]]
         axes.step(x, y, where="post", color=colour, linewidth=2.4, label=f"{OURS}, verdict slower")
-    axes.set_xscale("log")
+    _log_scale(axes)
     axes.set(xlabel="seconds for the comparison", ylabel="right verdicts, in per cent", ylim=(-2, 104))
-    axes.legend(loc="center right", fontsize=8)
+    axes.legend(loc="lower right", fontsize=8)
 
 
 def _coverage(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
@@ -140,7 +149,13 @@ def _coverage(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
 
 
 _PICTURES: tuple[tuple[str, str, str, str, Draw], ...] = (
-    ("T1", "errors", "How far apart identical code seems", "2 s for each comparison.", _errors),
+    (
+        "T1",
+        "errors",
+        "How far apart identical code seems",
+        "2 s for each comparison; a marker for each cell, a bar over all of them; dotted: the limit in each cell.",
+        _errors,
+    ),
     ("T5", "power", "Slowdowns found against false alarms", "5 s for each comparison, timer scaling by 5 %.", _power),
     ("T6", "times", "Time to the right verdict", "An operation of about a millisecond, slowed down by 5 %.", _times),
     (

@@ -8,7 +8,6 @@ import sys
 import tempfile
 import time
 from pathlib import Path
-
 from typing import Any
 
 import pandas as pd

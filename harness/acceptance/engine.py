@@ -22,7 +22,7 @@ SHORTEST_SAMPLE_S = 1.5e-3
 
 
 class SlowedClock(CpuClock):
-    """The processor's timer, which finds one of the calls `factor` times as slow as it is: a slowdown with known truth."""
+    """The processor's timer, which finds one of the calls `factor` times as slow as it is: a known truth."""
 
     def __init__(self, slow: Callable[[], object], factor: float) -> None:
         """Slow down that call alone."""

@@ -9,7 +9,6 @@ import math
 import random
 import time
 import timeit
-
 from typing import Any
 
 import numpy as np

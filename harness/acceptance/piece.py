@@ -13,7 +13,9 @@ def main(test: str, number: str, folder: str, *, short: bool) -> None:
     made = suite.make(test, int(number), short=short)
     path = Path(folder) / f"{test}-{int(number):02d}.json"
     draft = path.with_suffix(".draft")
-    draft.write_bytes(msgspec.json.encode(made))
+    written = msgspec.json.encode(made)
+    msgspec.json.decode(written, type=suite.Piece)  # what cannot be read back is a crash of this piece
+    draft.write_bytes(written)
     draft.rename(path)
 
 

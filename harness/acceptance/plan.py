@@ -18,6 +18,8 @@ AA_RMS = 0.005
 AA_SHARE_OF_RIVAL = 0.1
 POWER_LIMITS = {0.05: (0.95, 5.0), 0.02: (0.90, 20.0)}
 """By injected slowdown: the share that must be found, and within how many seconds."""
+EFFECT = 0.05
+"""The slowdown of T6, and of the pictures."""
 DECIDE_S = 1.0
 DECIDE_SHARE_OF_RIVAL = 0.2
 DECIDE_POWER = 0.95
@@ -47,20 +49,20 @@ class Size:
 SHORT = {
     "T1": Size(num_pieces=3, piece_s=55, num_cells=8, compare_s=2.0, num_rivals=1),
     "T2": Size(num_pieces=1, piece_s=25, num_cells=8, compare_s=0.5, num_repeats=5),
-    "T3": Size(piece_s=60),
-    "T4": Size(piece_s=40),
+    "T3": Size(piece_s=20),
+    "T4": Size(piece_s=15),
     "T5": Size(num_pieces=2, piece_s=65, num_cells=2, num_rivals=2),
     "T6": Size(num_pieces=2, piece_s=35, num_repeats=3, ladder_s=(1.0, 5.0)),
     "T7": Size(num_pieces=4, piece_s=18, compare_s=2.0),
     "T8": Size(num_pieces=6, piece_s=9, compare_s=5.0, num_repeats=40),
-    "T9": Size(piece_s=40),
+    "T9": Size(piece_s=12),
     "T10": Size(piece_s=20, compare_s=0.5, num_repeats=8),
     "T11": Size(piece_s=15, compare_s=1.0, num_repeats=10),
-    "T12": Size(piece_s=40),
-    "T13": Size(piece_s=40),
-    "T14": Size(piece_s=60, num_repeats=5),
+    "T12": Size(piece_s=12),
+    "T13": Size(piece_s=12),
+    "T14": Size(piece_s=75, num_repeats=5),
     "T15": Size(piece_s=10, num_repeats=300),
-    "T16": Size(piece_s=110, compare_s=60.0),
+    "T16": Size(piece_s=180, compare_s=60.0),
 }
 FULL = {
     "T1": Size(num_pieces=25, piece_s=116, num_cells=16, compare_s=2.0, num_rivals=10),

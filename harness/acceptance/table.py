@@ -15,13 +15,14 @@ one is printed as a miss. {form}
 Passed: {num_passed} of {num_run}. Missed: {missed}. Not run: {not_run}.
 
 {table}
-Rivals had the same wall time for each comparison, calibration and warm-up included, A to its end and then B, the
-order of the tools drawn anew each time. Their own defaults of some ten seconds (pyperf) did not fit; what each did stands in
-harness/acceptance/rivals.py. The raw numbers are in acceptance.csv.gz.
+Rivals were given the same wall time for each comparison, calibration and warm-up included, A to its end and then B,
+the order of the tools drawn anew each time; what they took of it is in T1. pyperf's defaults, 20 processes for each
+function, do not fit: what each tool did stands in harness/acceptance/rivals.py. The raw numbers are in
+acceptance.csv.gz.
 """
 IN_SHORT = (
-    "**This is the short form**: rows so marked have fewer repetitions than the limit asks for (n is in the row), "
-    "and a pass or a miss of theirs is weak evidence."
+    "**This is the short form**: rows so marked have fewer repetitions than the limit asks for, n is in the row, and "
+    "a pass or a miss of theirs is weak evidence."
 )
 
 

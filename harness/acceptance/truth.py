@@ -8,7 +8,6 @@ import math
 import random
 import time
 from collections.abc import Callable
-
 from typing import Any
 
 import numpy as np

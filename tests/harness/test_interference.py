@@ -2,10 +2,14 @@
 
 import random
 
+import numpy as np
+import pytest
+
 from harness.events import VisitFinished
 from harness.interference import CANARY, FEWEST, LARGEST_CALM, Gauge
 from harness.records import Sample
 from harness.state import State
+from harness.stats import pairs
 
 
 def canaries(values: list[float], *, epoch: int = 0, visit: int = 0) -> list[Sample]:
@@ -83,7 +87,22 @@ def test_a_noisy_machine_needs_more_than_a_quarter():
     gauge = Gauge()
     gauge.hear("a", canaries([*noisy, 1.5e-3]))
     assert (0, 0, 49) not in gauge.void.get("a", set())
-    assert 1.5 > 1 + LARGEST_CALM
+    assert 1 + LARGEST_CALM < 1.5
+
+
+def test_on_a_very_calm_machine_less_than_a_quarter_is_nothing():
+    gauge = Gauge()
+    gauge.hear("a", canaries([*(1e-3 * (1 + 1e-4 * (block % 3)) for block in range(30)), 1.2e-3, 1.3e-3]))
+    assert gauge.void == {"a": {(0, 0, 31)}}
+
+
+def test_a_void_block_is_no_evidence():
+    values = calm(12)
+    values[10] = 9e-3
+    gauge = Gauge()
+    gauge.hear("a", canaries(values))
+    found = pairs(canaries([2.0] * 10 + [50.0, 2.0]), canaries([1.0] * 12), gauge.void["a"])
+    assert np.exp(found.logs) == pytest.approx([2.0] * 11)
 
 
 def test_the_rule_is_blind_to_what_is_compared():

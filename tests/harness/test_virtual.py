@@ -13,8 +13,10 @@ from harness.clock import VirtualClock
 from harness.compare import comparisons, noise_floors
 from harness.duel import duel
 from harness.events import VisitFinished
-from harness.records import Verdict
+from harness.records import Sample, Verdict
 from harness.reports import Report
+from harness.schedule import Race
+from harness.state import State
 from harness.stats import paired_ratio, pairs
 from harness.verdict import FALSE_SHARE, decide
 from harness.virtual import CANARY_S, Machine, VirtualCrew, clock_in, plan, session, workloads
@@ -151,6 +153,35 @@ def test_what_is_decided_gets_no_more_visits(tmp_path):
     for workload in asked.workloads:
         assert visits[workload.id, "plain"] < visits[workload.id, "near"] / 2
         assert visits[workload.id, "baseline"] == results.num_visits[workload.id]
+
+
+NUM_CALLS = {"base": 1, "base (twin)": 1, "one": 1, "other": 200}
+
+
+def open_state() -> State:
+    """Two rivals about as fast as their baseline, both open; a sample of one of them takes far longer."""
+    state, draws = State(), random.Random(1)
+    for workload, cost_s in (("cheap", 2e-3), ("dear", 20e-3)):
+        for visit in range(4):
+            arms = {
+                name: tuple(
+                    Sample(cost_s * math.exp(draws.gauss(0.03, 0.08)), num_calls, visit=visit, block=block)
+                    for block in range(4)
+                )
+                for name, num_calls in NUM_CALLS.items()
+            }
+            state.apply(VisitFinished(workload=workload, epoch=0, visit=visit, arms=arms))
+    return state
+
+
+def test_the_race_goes_where_a_second_promises_most_and_everywhere_sometimes():
+    state, live = open_state(), {workload: ["base", "one", "other"] for workload in ("cheap", "dear")}
+    chosen = [Race("base", 4, seed).next(state, live) for seed in range(300)]
+    assert None not in chosen
+    counts = Counter((workload, *names) for workload, names in chosen)
+    assert counts["cheap", "one"] > 3 * counts["dear", "one"] > 0
+    assert counts["cheap", "one"] > 150
+    assert 0.03 < (counts["cheap", "one", "other"] + counts["dear", "one", "other"]) / 300 < 0.2
 
 
 def test_reports_are_written_of_a_virtual_run(tmp_path):

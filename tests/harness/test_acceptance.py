@@ -1,0 +1,229 @@
+import json
+import math
+import time
+
+import msgspec
+import numpy as np
+import pandas as pd
+import pytest
+from typer.testing import CliRunner
+
+from harness.acceptance import __main__ as command
+from harness.acceptance import chart, engine, plan, power, rivals, suite, table, truth
+from harness.acceptance.outcome import Outcome
+from harness.acceptance.plan import Size
+
+pytestmark = pytest.mark.filterwarnings("default")  # pytest-benchmark runs inside, and warns of what it likes
+
+WAIT_S = 2e-3
+
+
+def wait():
+    time.sleep(WAIT_S)
+
+
+def wait_longer():
+    time.sleep(3 * WAIT_S)
+
+
+class TestRivals:
+    @pytest.mark.parametrize("rival", rivals.RIVALS, ids=lambda rival: rival.name)
+    def test_each_times_a_sleep_and_tells_one_from_three(self, rival):
+        if rival.name == "pyperf":
+            pytest.importorskip("pyperf")
+        found = rivals.compare(rival, wait, wait_longer, 0.1)
+        assert min(found.a) >= WAIT_S
+        assert len(found.a) >= 1
+        assert len(found.b) >= 1
+        assert 0 < found.wall_s < 5
+        for log in found.logs().values():
+            assert 0.3 < log < 2.5
+        assert found.logs(2.0) == pytest.approx({name: log + math.log(2) for name, log in found.logs().items()})
+        assert set(found.told()) == set(rival.rules)
+
+    def test_a_rule_sees_the_slowdown_that_is_put_in_and_nothing_in_identical_times(self):
+        times = [1.0 + 0.0001 * (number % 7) for number in range(40)]
+        for rival in rivals.RIVALS:
+            found = rivals.Timed(rival=rival, a=times, b=list(times), wall_s=1.0)
+            assert not any(found.told().values()), rival.name
+            assert all(found.told(1.06).values()), rival.name
+
+
+class TestEngine:
+    def test_a_slowed_clock_slows_one_call_alone(self):
+        clock = engine.SlowedClock(wait_longer, 3.0)
+        assert clock.elapsed(wait, 1) < 3 * WAIT_S
+        assert clock.elapsed(wait_longer, 1) >= 9 * WAIT_S
+
+    def test_a_plain_slowdown_is_found(self):
+        found = engine.compare(wait, wait_longer, 0.4)
+        assert found.log == pytest.approx(math.log(3), abs=0.4)
+        assert found.largest_e >= 20
+        assert 0 < found.found_s <= found.wall_s
+
+
+class TestLimits:
+    def test_the_bound_on_alarms_is_the_one_that_was_fixed(self):
+        assert plan.largest_count(400) == 27
+
+    def test_every_test_has_a_size_in_both_forms_and_short_is_short(self):
+        assert list(plan.SHORT) == list(plan.FULL) == suite.TESTS
+        planned_s = sum(size.num_pieces * size.piece_s for size in plan.SHORT.values())
+        assert planned_s <= 17 * 60
+
+    def test_the_pieces_of_a_long_test_are_spread_over_the_session(self):
+        jobs = suite.jobs(["T1", "T7"], short=True)
+        places = [number for number, job in enumerate(jobs) if job.test == "T7"]
+        assert places[0] < 2
+        assert places[-1] > len(jobs) - 3
+
+
+def rival_rows(logs, budget_s=1.0):
+    at = {"tool": "rival", "statistic": "mean", "share": 0.05, "budget_s": budget_s}
+    return [{**at, "same_log": log, "log": log + math.log1p(0.05)} for log in logs]
+
+
+class TestPowerAtEqualAlarms:
+    def test_a_steady_rival_finds_all_and_an_unsteady_one_little(self):
+        steady = power.power_of_rivals(pd.DataFrame(rival_rows([0.001, -0.002, 0.001] * 8)))
+        unsteady = power.power_of_rivals(pd.DataFrame(rival_rows([0.1, -0.2, 0.05] * 8)))
+        assert steady["power"].item() == 1.0
+        assert unsteady["power"].item() <= 0.5
+        assert (unsteady["alarms"] <= 0.05).all()
+
+    def test_its_time_is_the_shortest_budget_that_is_good_enough(self):
+        rows = rival_rows([0.2, -0.2] * 10, 1.0) + rival_rows([0.001, -0.001] * 10, 5.0)
+        assert power.rival_times(pd.DataFrame(rows))["seconds"].item() == 5.0
+
+
+class TestCoverage:
+    def test_noise_around_one_ratio_is_covered_about_as_often_as_it_should(self):
+        draws = np.random.default_rng(1)
+        rows = [
+            {"epoch": float(epoch), "visit": float(visit), "log": draws.normal(0.3, 0.01)}
+            for epoch in range(20)
+            for visit in range(300)
+        ]
+        sessions = truth.coverage_of_sessions(rows, 200)
+        assert len(sessions) == 200
+        assert 0.9 <= sessions["covers"].mean() <= 1.0
+
+
+def outcome(test="T1", *, passes=True, rows=(), found="0.1 %", is_short=True):
+    return Outcome(
+        id=test,
+        title="a|b",
+        limit="<= 1",
+        found=found,
+        passes=passes,
+        is_short=is_short,
+        rivals={"pyperf": "mean 3 %\nor more", "torch": "2 | 3"},
+        rows=tuple(rows),
+        cause="" if passes else "the machine",
+    )
+
+
+T1_ROWS = [
+    {"cell": cell, "tool": tool, "statistic": "mean", "log": log, "largest_e": 2.0}
+    for cell in ("one", "two")
+    for tool, log in ((chart.OURS, 0.001), ("pyperf", -0.03), ("somebody else", 0.02))
+]
+T5_ROWS = [
+    {"tool": "pyperf", "statistic": "mean", "injected": "timer scaling", "share": 0.05, "budget_s": 5.0}
+    | {"same_log": log, "log": log + 0.0488}
+    for log in (0.01, -0.02, 0.03)
+] + [{"tool": chart.OURS, "injected": "timer scaling", "share": 0.05, "budget_s": 5.0, "found_s": 0.3}]
+T6_ROWS = [
+    *rival_rows([0.01, -0.01, 0.2]),
+    {"tool": chart.OURS, "share": 0.05, "budget_s": 1.0, "verdict": "slower", "decided_s": 0.2},
+]
+T8_ROWS = [
+    {"session": 0.0, "error": 0.01, "half_width": 0.02, "covers": 1.0},
+    {"session": 1.0, "error": -0.03, "half_width": 0.02, "covers": 0.0},
+]
+
+
+class TestShown:
+    def test_the_table_tells_misses_and_the_short_form_and_keeps_its_columns(self):
+        told = [outcome(), outcome("T2", passes=False), outcome("G1", found="not run: no CUDA device", is_short=False)]
+        text = table.markdown(told, "a machine", short=True)
+        rows = [line for line in text.splitlines() if line.startswith("| ")]
+        assert {line.replace("\\|", "").count("|") for line in rows} == {8}
+        assert "pass (short form)" in rows[2]
+        assert "**MISS** (short form) | the machine" in rows[3]
+        assert "| not run |" in rows[4]
+        assert "Passed: 1 of 2. Missed: T2. Not run: G1." in text
+        assert "This is the short form" in text
+        assert "short form" not in table.markdown([outcome(is_short=False)], "a machine", short=False)
+
+    def test_every_picture_draws_and_one_without_rows_is_left_out(self):
+        told = [
+            outcome("T1", rows=T1_ROWS),
+            outcome("T2", rows=T1_ROWS),
+            outcome("T5", rows=T5_ROWS),
+            outcome("T6", rows=T6_ROWS),
+            outcome("T8", rows=T8_ROWS),
+        ]
+        drawn = chart.pictures(told)
+        assert set(drawn) == {"errors", "power", "times", "coverage"}
+        assert all(each.svg.startswith("<svg") for each in drawn.values())
+        assert set(chart.pictures(told[:1])) == {"errors"}
+
+
+@pytest.fixture
+def stub(monkeypatch, tmp_path):
+    """Two quick tests in place of the real ones; tells which pieces were made."""
+    made = []
+
+    def run(job, folder, *, short):
+        made.append(job.name)
+        piece = suite.Piece(outcome=outcome(job.test, passes=job.test != "T4"))
+        (folder / f"{job.name}.json").write_bytes(msgspec.json.encode(piece))
+        return True
+
+    monkeypatch.setattr(suite, "run", run)
+    return made
+
+
+def call(*args):
+    import typer
+
+    app = typer.Typer()
+    app.command()(command.accept)
+    return CliRunner().invoke(app, list(args))
+
+
+class TestCommand:
+    def test_what_is_finished_is_not_made_again(self, stub, tmp_path):
+        folder = tmp_path / "parts" / "short"
+        folder.mkdir(parents=True)
+        (folder / "T3-00.json").write_bytes(msgspec.json.encode(suite.Piece(outcome=outcome("T3"))))
+        done = call("--short", "--only", "T3,T9", "--to", str(tmp_path))
+        assert done.exit_code == 0, done.output
+        assert stub == ["T9-00"]
+        assert json.loads(done.stdout.splitlines()[-1])["missed"] == []
+        assert "| T3 |" in (tmp_path / "acceptance.md").read_text()
+        assert (tmp_path / "acceptance.csv.gz").exists()
+
+    def test_a_miss_gives_exit_code_1_and_is_in_the_table(self, stub, tmp_path):
+        done = call("--short", "--only", "T3,T4", "--to", str(tmp_path))
+        assert done.exit_code == 1
+        assert "**MISS**" in (tmp_path / "acceptance.md").read_text()
+
+    def test_a_piece_that_crashes_is_a_miss_of_its_test_alone(self, monkeypatch, tmp_path):
+        monkeypatch.setattr(suite, "run", lambda job, folder, *, short: False)
+        done = call("--short", "--only", "T15", "--to", str(tmp_path))
+        assert done.exit_code == 1
+        assert "1 of 1 pieces crashed" in (tmp_path / "acceptance.md").read_text()
+
+    def test_a_test_that_does_not_exist_is_refused(self, tmp_path):
+        assert call("--only", "T99", "--to", str(tmp_path)).exit_code == 2
+
+    def test_a_real_piece_is_read_back_from_its_file(self, monkeypatch, tmp_path):
+        monkeypatch.setitem(plan.SHORT, "T15", Size(piece_s=1, num_repeats=2))
+        job = suite.jobs(["T15"], short=True)[0]
+        made = suite.make(job.test, job.number, short=True)
+        (tmp_path / "T15-00.json").write_bytes(msgspec.json.encode(made))
+        found = list(suite.conclude(["T15"], suite.read(tmp_path, [job]), short=True))
+        assert found[0].id == "T15"
+        assert "n=2" in found[0].found
