@@ -81,8 +81,10 @@ FULL = {
     "T14": Size(piece_s=350, num_repeats=50),
     "T15": Size(piece_s=40, num_repeats=3000),
     "T16": Size(piece_s=330),
+    "C1": Size(piece_s=20),
 }
-SIMULATED = ("T3", "T4", "T9", "T12", "T13")
+WHOLE = {**dict.fromkeys(("T3", "T4", "T9", "T12", "T13"), "simulated"), "C1": "growth"}
+"""Tests made by one function that gives the whole outcome, and its module."""
 COMPARED_IN_FULL = 400  # by T2
 
 

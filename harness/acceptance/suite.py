@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import SIMULATED, Row, Size, missing, sizes
+from harness.acceptance.plan import WHOLE, Row, Size, missing, sizes
 
 ROOT = Path(__file__).parents[2]
 ON_CUDA = {
@@ -61,7 +61,7 @@ MAKERS = {
     "T16": ("endurance", "run_quick"),
 }
 """Module and function that makes a test's pieces; those of the simulated ones are called t3 and so on."""
-TESTS = [f"T{number}" for number in range(1, 17)]
+TESTS = [*(f"T{number}" for number in range(1, 17)), "C1"]
 
 
 def jobs(tests: list[str], *, short: bool) -> list[Job]:
@@ -77,9 +77,9 @@ def jobs(tests: list[str], *, short: bool) -> list[Job]:
 
 def make(test: str, number: int, *, short: bool) -> Piece:
     """Do one piece, here."""
-    if test in SIMULATED:
-        simulated: Any = importlib.import_module("harness.acceptance.simulated")
-        return Piece(outcome=getattr(simulated, test.lower())(short=short))
+    if test in WHOLE:
+        whole: Any = importlib.import_module(f"harness.acceptance.{WHOLE[test]}")
+        return Piece(outcome=getattr(whole, test.lower())(short=short))
     module, function = MAKERS[test]
     maker: Make = getattr(importlib.import_module(f"harness.acceptance.{module}"), function)
     return Piece(rows=tuple(dict(row) for row in maker(number, sizes(short=short)[test])))
@@ -123,7 +123,7 @@ def conclude(tests: list[str], made: dict[str, list[Piece]], *, short: bool) -> 
 
 def outcome(test: str, made: dict[str, list[Piece]], *, short: bool) -> Outcome:
     """What a test found."""
-    if test in SIMULATED:
+    if test in WHOLE:
         found = made[test][0].outcome
         assert found is not None
         return found
