@@ -80,7 +80,7 @@ def detection(session: nox.Session) -> None:
 
 @nox.session
 def acceptance(session: nox.Session) -> None:
-    """Show what the method must show, beside its rivals: renew results/gallery/acceptance (hours; -- --short: minutes)."""
+    """Show what the method must show, beside its rivals: renew results/gallery/acceptance (-- --short: 15 minutes)."""
     install(session, "acceptance")
     session.run("python", "-m", "harness.acceptance", *session.posargs)
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from harness.evidence import needed
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
-from harness.stats import Estimate, Pairs, mean_of, paired_ratio, pairs
+from harness.stats import Estimate, Pairs, beside, mean_of, paired_ratio, pairs
 from harness.store import Results
 from harness.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin, visits_to_go
 
@@ -76,12 +76,14 @@ def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
 
 def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
     """Each cell that has a baseline to be compared with, and what its pairs say."""
-    baselines, floors = _baselines(results), noise_floors(results)
+    baselines = _baselines(results)
     for record in results.records:
         baseline = baselines.get(record.workload.id)
         if record.status is Status.ok and baseline is not None and record is not baseline:
             found = _pairs(results, record, "latency", baseline)
-            yield record, judge(found, margin(floors.get(record.workload.id)))
+            void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
+            twins = beside(_samples(baseline, "latency_twin"), _samples(record, "latency"))
+            yield record, judge(found, margin(paired_ratio(pairs(twins, _samples(baseline, "latency"), void))))
 
 
 def _comparison(results: Results, record: Record, found: Judgement, verdict: Verdict, threshold: float) -> Comparison:

@@ -15,7 +15,7 @@ from harness.events import twin
 from harness.evidence import needed
 from harness.records import Sample, Verdict
 from harness.state import State
-from harness.stats import paired_ratio, pairs
+from harness.stats import beside, paired_ratio, pairs
 from harness.verdict import FALSE_SHARE, Judgement, decide, judge, margin, visits_to_go
 
 MIN_ROUNDS = 3
@@ -83,11 +83,11 @@ class Race:
     def _judge(self, workload: str, state: State, names: Sequence[str]) -> None:
         arms, void = state.samples.get(workload, {}), state.gauge.void.get(workload, set())
         baseline = arms.get(self.baseline, [])
-        limit = margin(paired_ratio(pairs(arms.get(twin(self.baseline), []), baseline, void)))
         for name in names:
             if name == self.baseline or (workload, name) in self.closed:
                 continue
-            found = judge(pairs(arms.get(name, []), baseline, void), limit)
+            floor = pairs(beside(arms.get(twin(self.baseline), []), arms.get(name, [])), baseline, void)
+            found = judge(pairs(arms.get(name, []), baseline, void), margin(paired_ratio(floor)))
             if found is not None:
                 self.judged[workload, name] = found
 

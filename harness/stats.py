@@ -44,6 +44,13 @@ class Estimate:
         """Of Student's t with the degrees of freedom of the standard error."""
         return t_quantile(probability, self.degrees or self.num_clusters - 1)
 
+    def unsteadiness(self, probability: float) -> float:
+        """By what share the standard error of a repetition is larger, at most, with this probability."""
+        from scipy.special import fdtri  # as in t_quantile
+
+        degrees = self.degrees or self.num_clusters - 1
+        return math.sqrt(float(fdtri(degrees, degrees, probability))) - 1
+
     @property
     def half_width(self) -> float | None:
         """Half the width of the 95 % interval on the log scale."""
@@ -127,6 +134,12 @@ def pairs(arm: Sequence[Sample], baseline: Sequence[Sample], void: Collection[Bl
     return Pairs(logs=np.array([logs[place] for place in places]), visits=tuple(place[:2] for place in places))
 
 
+def beside(samples: Sequence[Sample], arm: Sequence[Sample]) -> list[Sample]:
+    """The samples of the blocks in which `arm` took part too."""
+    places = {(sample.epoch, sample.visit, sample.block) for sample in arm}
+    return [sample for sample in samples if (sample.epoch, sample.visit, sample.block) in places]
+
+
 def paired_ratio(found: Pairs) -> Estimate | None:
     """How many times longer the arm takes than the baseline; None without any pair.
 
@@ -145,7 +158,7 @@ def paired_ratio(found: Pairs) -> Estimate | None:
     num_moved = sum(drawn_in[visit] != medians[visit] for visit in medians)
     if error is not None and num_moved:  # they say less than they seem to
         error *= (len(medians) - 1) / (len(medians) - 1 - num_moved)
-        degrees = max(1.0, degrees - num_moved)
+        degrees *= (len(medians) - 1 - num_moved) / (len(medians) - 1)
     return Estimate(
         point=math.exp(float(np.mean(list(drawn_in.values())))),
         standard_error=error,

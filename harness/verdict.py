@@ -139,8 +139,11 @@ def detectable(judgement: Judgement, needed: float = 1 / FALSE_SHARE) -> float |
     ratio = judgement.ratio
     if ratio.standard_error is None or ratio.half_width is None:
         return None
-    threshold = max(ratio.half_width, math.log1p(judgement.margin))
-    by_interval = threshold + ratio.quantile(POWER) * ratio.standard_error
+    half, beyond = ratio.half_width, math.log1p(judgement.margin)
+    luck = ratio.quantile(POWER) * ratio.standard_error
+    by_interval = max(half + math.hypot(half * ratio.unsteadiness(POWER), luck), beyond + luck)
+    if judgement.margin > SMALLEST_EFFECT:  # a noise floor, and other repetitions will see another
+        by_interval = max(by_interval, beyond + math.hypot(beyond * ratio.unsteadiness(POWER), luck))
     number, unit = ratio.num_samples, 2 * judgement.spread
     toll = math.log(needed * 4 * len(evidence.STAKES)) / number  # what a single stake must make, per pair
     by_bets = min(unit * (toll / stake + stake / 8) for stake in evidence.STAKES.tolist())

@@ -29,7 +29,6 @@ LAYOUT = 0.002
 """What the memory layout of a process does to an arm, as a standard deviation of the log."""
 BASELINE, RIVAL = "baseline", "rival"
 BASE_S = 2e-3
-
 CONFIDENCE = 0.99
 T3_LIMIT, T3_RUNS, T3_BLOCKS = 0.055, 10_000, 2000
 T4_LIMIT, T4_RUNS = 0.09, 100
@@ -159,7 +158,7 @@ def t9(*, short: bool = False, num_runs: int = 0, num_visits: int = 15, seed: in
     num_runs = num_runs or (60 if short else T9_RUNS)
     rows = [_bias(world, ratio, num_runs, num_visits, seed=seed) for world in WORLDS.values() for ratio in T9_RATIOS]
     judged = rows if num_runs >= T9_RUNS else _pooled(rows)
-    errors, share = (max(judged, key=lambda row: abs(float(row[by]))) for by in ("errors", "bias"))  # noqa: B023
+    errors, share = (max(judged, key=lambda row: abs(float(row[by]))) for by in ("errors", "bias"))
     return Outcome(
         id="T9",
         title=f"Bias of a ratio on the virtual clock, {len(WORLDS)} worlds and {len(T9_RATIOS)} ratios",
