@@ -63,6 +63,7 @@ SHORT = {
     "T14": Size(piece_s=75, num_repeats=5),
     "T15": Size(piece_s=10, num_repeats=300),
     "T16": Size(piece_s=180, compare_s=60.0),
+    "C1": Size(piece_s=20),
 }
 FULL = {
     "T1": Size(num_pieces=25, piece_s=116, num_cells=16, compare_s=2.0, num_rivals=10),
