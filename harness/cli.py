@@ -9,6 +9,8 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from harness.options import (
+    Allocator,
+    AllocatorMode,
     AsJson,
     Budget,
     Cache,
@@ -86,6 +88,7 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     baseline: Annotated[str, typer.Option(metavar="NAME", help="What ratios are taken to.")] = "sdpa",
     budget: Budget = None,
     cache: Cache = CacheMode.warm,
+    allocator: Allocator = AllocatorMode.system,
     call_limit: CallLimit = None,
     memory_limit: MemoryLimit = 0.0,
     timeout: Timeout = 60.0,
@@ -120,6 +123,7 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
             memory_limit_bytes=int(memory_limit * 2**30),
             seed=seed,
             cache=cache,
+            allocator=allocator,
         )
         planned = plan(selection)
         folder = run.new_folder(results, planned.sweep)

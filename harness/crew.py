@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
+from collections.abc import Mapping
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Self
@@ -39,9 +40,13 @@ class WorkerLostError(Exception):
 class Crew:
     """One worker at a time, started when it is needed. Use it as a context manager."""
 
-    def __init__(self, log: Path, timeout_s: float) -> None:
-        """Keep `log` for what the worker prints, and how long a step may last without a sign of life."""
+    def __init__(self, log: Path, timeout_s: float, settings: Mapping[str, str] | None = None) -> None:
+        """Keep `log` for what the worker prints, and how long a step may last without a sign of life.
+
+        `settings` are variables of the worker's environment beside our own.
+        """
         self.log = log
+        self.settings = settings or {}
         self.timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: SimpleQueue[bytes] = SimpleQueue()
@@ -65,7 +70,7 @@ class Crew:
         command = [sys.executable, "-P", "-m", "harness.worker", str(self._flight_path)]
         path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
         shift = random.Random(layout).randrange(4096)
-        environment = os.environ | {"PYTHONPATH": path, "ATTNBENCH_LAYOUT": "x" * shift}
+        environment = {**os.environ, **self.settings, "PYTHONPATH": path, "ATTNBENCH_LAYOUT": "x" * shift}
         pipe = subprocess.PIPE
         with self.log.open("ab") as log:
             process = subprocess.Popen(command, env=environment, stdin=pipe, stdout=pipe, stderr=log)  # noqa: S603 - our own module, by this interpreter

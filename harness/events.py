@@ -12,6 +12,12 @@ SCHEMA = 2
 
 
 CACHES = ("warm", "cold")
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "system": {},
+    "retain": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
+}
+"""What is set before a worker starts. The C library gives large blocks back when they are freed, and each call pays for
+their pages again; told to retain them, it does not (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +36,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_epochs: int = 1
     seed: int = 0
     cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
+    allocator: str = "system"  # or retain: memory that is freed stays with the process
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of each implementation's source, by its spec
 
     def __post_init__(self) -> None:
@@ -40,6 +47,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("num_blocks", "num_epochs"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
+        if self.allocator not in ALLOCATORS:
+            raise ValueError(f"allocator={self.allocator} is not allowed: it is one of {', '.join(ALLOCATORS)}")
         if self.cache not in CACHES:
             raise ValueError(f"cache={self.cache} is not allowed: cache is one of {', '.join(CACHES)}")
 

@@ -49,3 +49,16 @@ class CacheMode(StrEnum):
 Cache = Annotated[
     CacheMode, typer.Option("--cache", help="warm: after an untimed call; cold: emptied before every call.")
 ]
+
+
+class AllocatorMode(StrEnum):
+    """What the C library does with large blocks that are freed."""
+
+    system = "system"
+    retain = "retain"
+
+
+Allocator = Annotated[
+    AllocatorMode,
+    typer.Option("--allocator", help="retain: freed memory stays with the process: no call pays for new pages."),
+]

@@ -13,6 +13,7 @@ from pathlib import Path
 from harness import plugins, store
 from harness.crew import Crew, WorkerLostError
 from harness.events import (
+    ALLOCATORS,
     SCHEMA,
     CellChecked,
     CellFailed,
@@ -201,7 +202,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     """
     journal_path = folder / store.JOURNAL
     earlier = list(store.events(journal_path)) if journal_path.exists() else []
-    with store.Journal(folder) as journal, crew or Crew(folder / "worker.log", plan.timeout_s) as worker:
+    with store.Journal(folder) as journal, crew or _crew(plan, folder) as worker:
         run = Run(plan, journal, worker, watch, clock)
         if not earlier:
             run.note(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=commit(), plan=plan))
@@ -217,6 +218,10 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         reason = Timing(run).time_all() if timed else ""
         run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s, reason=reason))
     return store.read(folder)
+
+
+def _crew(plan: Plan, folder: Path) -> Crew:
+    return Crew(folder / "worker.log", plan.timeout_s, ALLOCATORS[plan.allocator])
 
 
 def now() -> str:

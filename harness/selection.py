@@ -25,6 +25,7 @@ class Selection:
     memory_limit_bytes: int = 0
     seed: int = 0
     cache: str = "warm"
+    allocator: str = "system"
     metrics: Sequence[str] | None = field(default=None)
 
 
@@ -65,5 +66,6 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         num_epochs=chosen.num_epochs,
         seed=selection.seed,
         cache=selection.cache,
+        allocator=selection.allocator,
         digests={spec: plugins.digest(spec) for spec in specs},
     )

@@ -13,6 +13,7 @@ import msgspec
 
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import WHOLE, Row, Size, missing, sizes
+from harness.events import ALLOCATORS
 
 ROOT = Path(__file__).parents[2]
 ON_CUDA = {
@@ -23,6 +24,9 @@ ON_CUDA = {
     "G5": ("graph mode against event mode", "within 3 % above 50 us"),
 }
 NOT_RUN = "not run"
+AS_USERS_HAVE_IT = {"T14", "T16"}
+"""Whole runs, with the C library as it is. In all other pieces it is told to retain freed memory, for every tool alike:
+else the ratio of two things depends on where on the heap a process happens to have them (docs/method.md)."""
 Make = Callable[[int, Size], list[Row]]
 
 
@@ -88,7 +92,8 @@ def make(test: str, number: int, *, short: bool) -> Piece:
 def run(job: Job, folder: Path, *, short: bool) -> bool:
     """Do one piece in a fresh process, which leaves it whole or not at all; whether it did."""
     command = [sys.executable, "-P", "-m", "harness.acceptance.piece", job.test, str(job.number), str(folder)]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    settings = {} if job.test in AS_USERS_HAVE_IT else ALLOCATORS["retain"]
+    environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}
     with (folder / f"{job.name}.log").open("wb") as log:
         done = subprocess.run(  # noqa: S603 - our own module
             [*command, *(["--short"] if short else [])], env=environment, stdout=log, stderr=log, check=False

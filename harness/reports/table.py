@@ -185,7 +185,10 @@ def _timing_doubts(record: Record, time: Estimate) -> Iterator[str]:
         yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
     faults = median(_faults(sample) for sample in latency.samples)
     if faults * FAULT_S > 0.05 * time.point:
-        yield f"{faults:,.0f} page faults a call"
+        hint = (
+            "" if record.environment and "MALLOC_MMAP_MAX_" in record.environment.settings else ": --allocator retain"
+        )
+        yield f"{faults:,.0f} page faults a call{hint}"
     yield from _unrest(record, latency.samples)
     if record.workload.device == "cpu" and record.workload.dtype in {"bfloat16", "float16"}:
         capability = "" if record.environment is None else record.environment.cpu_capability.upper()
