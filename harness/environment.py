@@ -3,6 +3,8 @@
 import os
 import platform
 import re
+import time
+from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -57,6 +59,7 @@ def collect() -> Environment:
         settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
         flags=_flags(),
         clocks=_clocks(),
+        moment=_moment(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
     )
 
@@ -98,6 +101,20 @@ def _flags() -> dict[str, str]:
         "cuda_allow_tf32": str(torch.backends.cuda.matmul.allow_tf32),
         "mkldnn": str(torch.backends.mkldnn.is_available()),
     }
+
+
+def _moment() -> dict[str, str]:
+    steps = [after - before for before, after in _ticks() if after > before]
+    moment = {"timer step": f"{min(steps)} ns"} if steps else {}
+    spent: Any = psutil.cpu_times()  # its fields differ from system to system
+    if hasattr(spent, "steal") and sum(spent):
+        moment["stolen by the host since boot"] = f"{100 * spent.steal / sum(spent):.1f} %"
+    return moment
+
+
+def _ticks() -> Iterator[tuple[int, int]]:
+    for _ in range(1000):
+        yield time.perf_counter_ns(), time.perf_counter_ns()
 
 
 def _clocks() -> dict[str, str]:

@@ -200,12 +200,13 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, str] = msgspec.field(default_factory=dict)  # TF32, determinism, matmul precision
     clocks: dict[str, str] = msgspec.field(default_factory=dict)  # governor, limits
     load: float | None = None  # one-minute load average when the worker started
+    moment: dict[str, str] = msgspec.field(default_factory=dict)  # what else varies: timer step, time taken by the host
 
     @property
     def fingerprint(self) -> str:
         """Eight hex digits over the fields that must match before times may be compared."""
         must_match = msgspec.structs.asdict(self)
-        for varies in ("load", "clocks"):
+        for varies in ("load", "clocks", "moment"):
             del must_match[varies]
         return hashlib.sha256(msgspec.json.encode(must_match, order="deterministic")).hexdigest()[:8]
 

@@ -50,6 +50,10 @@ def _rows(outcomes: Sequence[Outcome], test: str) -> pd.DataFrame:
     return pd.DataFrame([row for each in outcomes if each.id == test for row in each.rows])
 
 
+LEAST_SHOWN = 0.01
+"""Per cent: what is closer to 0 by luck is drawn here."""
+
+
 def look(tool: str) -> dict[str, Any]:
     """Colour and marker of a tool, the same in every picture."""
     return LOOKS.get(tool, {"color": INK, "marker": "x"})
@@ -74,13 +78,14 @@ def _errors(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
     groups.sort(key=lambda group: _rms(group[1]["log"]))
     for place, ((tool, _name), each) in enumerate(groups):
         cells = each.groupby("cell")["log"].agg(_rms)
-        axes.plot(100 * cells, [place] * len(cells), linestyle="", alpha=0.6, markersize=5, **look(str(tool)))
+        shown = np.maximum(100 * cells, LEAST_SHOWN)
+        axes.plot(shown, [place] * len(cells), linestyle="", alpha=0.6, markersize=5, **look(str(tool)))
         whole = 100 * _rms(each["log"])
         axes.plot([whole, whole], [place - 0.35, place + 0.35], color=INK, linewidth=2.5)
     axes.set_yticks(range(len(groups)), [f"{tool}, {name}" for (tool, name), _ in groups], fontsize=8)
     _log_scale(axes)
     axes.axvline(0.5, color=INK, linewidth=1, linestyle=":")
-    axes.set_xlabel("RMS of the log ratio, in per cent; bars: all cells")
+    axes.set_xlabel("RMS of the log ratio, in per cent (0.01 and less at the edge); bars: all cells")
 
 
 def _power(axes: Axes, rows: pd.DataFrame, outcomes: Sequence[Outcome]) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 import msgspec
 
 from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import WHOLE, Row, Size, missing, sizes
+from harness.acceptance.plan import CAUSES, WHOLE, Row, Size, missing, sizes
 from harness.events import ALLOCATORS
 
 ROOT = Path(__file__).parents[2]
@@ -120,7 +120,9 @@ def conclude(tests: list[str], made: dict[str, list[Piece]], *, short: bool) -> 
             yield missing(test, TITLES.get(test, test), "that it runs", cause, short=short)
             continue
         try:
-            yield outcome(test, made, short=short)
+            found = outcome(test, made, short=short)
+            known = "" if found.passes or found.cause else CAUSES.get(test, "")
+            yield msgspec.structs.replace(found, cause=found.cause or known)
         except Exception as error:  # noqa: BLE001 - a test that cannot be read costs its own row only
             cause = f"{type(error).__name__}: {error}"
             yield missing(test, TITLES.get(test, test), "that it can be read", cause, short=short)

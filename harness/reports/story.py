@@ -57,6 +57,7 @@ def described(environment: Environment) -> dict[str, str]:
         "flags": _pairs(environment.flags),
         "clocks": _pairs(environment.clocks),
         "load at start": show(environment.load),
+        "moment": _pairs(environment.moment),
     }
     return {name: words.plain(text) for name, text in facts.items()}
 

@@ -137,9 +137,11 @@ def _ratio(comparison: Comparison | None, *, is_baseline: bool) -> str:
 def _verdict(comparison: Comparison | None, *, is_baseline: bool, is_timed: bool) -> str:
     if comparison is None:
         return "baseline" if is_baseline else ("no baseline" if is_timed else MISSING)
+    effect = comparison.minimum_detectable_effect
+    if comparison.verdict is Verdict.equivalent and effect is not None:
+        return f"equivalent (would see {percent(effect)})"
     if comparison.verdict is not Verdict.undecided:
         return str(comparison.verdict)
-    effect = comparison.minimum_detectable_effect
     if effect is None:
         return "undecided (too few visits)"
     more = "" if comparison.more_s is None else f"; {duration(comparison.more_s)} more may tell"

@@ -3,9 +3,9 @@
 import msgspec
 import pytest
 
-from harness import run, store, timing
+from harness import crew, run, store, timing
 from harness.crew import WorkerLostError
-from harness.events import CellChecked, Plan, WorkerStarted
+from harness.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
 from harness.records import Environment, Status, Workload
 from harness.selection import Selection, plan
 
@@ -99,3 +99,19 @@ def test_an_environment_is_told_from_another_by_its_fingerprint():
     )  # fmt: skip
     assert base.fingerprint == msgspec.structs.replace(base, load=3.0).fingerprint
     assert base.fingerprint != msgspec.structs.replace(base, num_threads=2).fingerprint
+
+
+def test_the_allocator_is_told_before_the_worker_starts(tmp_path):
+    told = tmp_path / "log"
+    with crew.Crew(told, 60.0, ALLOCATORS["retain"]) as worker:
+        environment = worker.hello().environment
+    assert environment.settings["MALLOC_MMAP_MAX_"] == "0"
+    with crew.Crew(told, 60.0, ALLOCATORS["system"]) as worker:
+        assert "MALLOC_MMAP_MAX_" not in worker.hello().environment.settings
+    assert "timer step" in environment.moment
+
+
+def test_an_unknown_allocator_or_cache_is_refused():
+    for change in ({"allocator": "mimalloc"}, {"cache": "hot"}):
+        with pytest.raises(ValueError, match="is not allowed"):
+            msgspec.structs.replace(planned("fused"), **change).__post_init__()

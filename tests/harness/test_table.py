@@ -61,7 +61,7 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     notes = {(row.workload.dtype, row.implementation): row.cells["notes"] for row in table.rows(short)}
     few = "2 visits: too few for an interval; 8 samples only"
     assert notes["float32", "sdpa"] == few
-    assert notes["float32", "fused"] == f"{few}; 16,384 page faults a call"
+    assert notes["float32", "fused"] == f"{few}; 16,384 page faults a call: --allocator retain"
     assert notes["bfloat16", "sdpa"] == f"{few}; bfloat16 without AVX512 or AMX may run reference loops"
 
 
