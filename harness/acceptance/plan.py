@@ -88,8 +88,8 @@ WHOLE = {**dict.fromkeys(("T3", "T4", "T9", "T12", "T13"), "simulated"), "C1": "
 """Tests made by one function that gives the whole outcome, and its module."""
 CAUSES = {
     "T1": "where the machine is calm, one of fifteen statistics, chosen afterwards from few comparisons, comes "
-    "close to 0: a tenth of it is less than what two seconds of pairs can tell. Tried: young garbage only before a visit (three "
-    "times as many pairs), visits far out drawn in, freed memory retained, Huber's estimate and the median over all "
+    "close to 0: a tenth of it is less than what two seconds of pairs can tell. Tried: young garbage "
+    "only before a visit (three times as many pairs), visits far out drawn in, freed memory retained, Huber's estimate and the median over all "
     "pairs (as good where it is calm, biased where the order in a block matters)",
     "T6": "a block is four samples, each after an untimed call: some 8 ms for a millisecond operation, and 50 to 60 "
     "blocks refute at 5 %. The rivals' thresholds come from few comparisons of theirs in the short form, which "
