@@ -51,6 +51,20 @@ def test_a_cost_that_fits_is_not_refused():
         assert tried[-1] == 4096
 
 
+def test_one_slow_call_does_not_cost_a_cell_its_place():
+    calls = {}
+
+    def cost(n):
+        calls[n] = calls.get(n, 0) + 1
+        return 1e-8 * n * n * (4.0 if n == 4096 and calls[n] < 3 else 1.0)  # twice late, as on pages never seen before
+
+    tried, error = climb(LONG, cost, call_s=0.9)
+    assert error is None
+    assert tried[-3:] == [4096, 4096, 4096]
+    _, error = climb(LONG, lambda n: 2e-8 * n * n, call_s=0.9)  # late every time
+    assert error is not None
+
+
 def test_the_climb_stops_before_a_step_that_would_not_fit():
     tried, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n, call_s=1.0)
     assert error is not None
