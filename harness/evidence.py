@@ -9,7 +9,6 @@ Ramdas, False discovery rate control with e-values, 2022, https://doi.org/10.111
 """
 
 import numpy as np
-import pandas as pd
 from numpy.typing import NDArray
 
 from harness.stats import NORMAL_MAD
@@ -28,6 +27,8 @@ LARGEST_LOG = 690.0
 
 def scores(differences: Array) -> Array:
     """Bets from -1 to 1 on differences (n,) or (n, paths): odd in each, their size known from earlier ones alone."""
+    import pandas as pd  # here, because it takes longer to import than --help may take
+
     sizes = pd.DataFrame(np.abs(differences)).shift().rolling(WINDOW, min_periods=1).median()
     scale = 2 * NORMAL_MAD * sizes.to_numpy().reshape(np.shape(differences))
     has_scale = (np.arange(len(differences)) >= FIRST).reshape(-1, *[1] * (np.ndim(differences) - 1)) & (scale > 0)
