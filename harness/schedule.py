@@ -4,7 +4,7 @@ Every arm gets the same few visits first, in rounds over all workloads. Then the
 with a probability that grows with the evidence it promises per second, so that visits spread over the session; a tenth
 goes to all open ones alike, since a promise may be wrong. What is decided is left alone. Knows nothing of torch.
 
-Source of the idea: best-arm identification by racing, Maron and Moore, 1994; Even-Dar, Mannor and Mansour, 2006.
+Source of the idea: best-arm identification by racing, Maron and Moore, 1994, https://papers.nips.cc/paper/841.
 """
 
 import random
