@@ -5,6 +5,7 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -37,7 +38,7 @@ def accept(
     outcomes = list(suite.conclude(tests, made, short=short))
     if tests == suite.TESTS:
         outcomes += suite.on_cuda(short=short)
-    write(outcomes, to, short=short)
+    write(outcomes, to, short=short, when=when(every, folder))
     missed = [each.id for each in outcomes if not each.passes]
     typer.echo(json.dumps({"missed": missed, "written to": str(to), "kept": str(folder)}))
     if missed:
@@ -61,12 +62,22 @@ def make_all(every: Sequence[suite.Job], folder: Path, *, short: bool) -> None:
         guessed_s += guess_s[job]
 
 
-def write(outcomes: Sequence[Outcome], to: Path, *, short: bool) -> None:
+def when(every: Sequence[suite.Job], folder: Path) -> str:
+    """When the pieces were made: a call keeps those that an earlier one finished."""
+    paths = [folder / f"{job.name}.json" for job in every]
+    times = sorted(datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in paths if path.exists())
+    if not times:
+        return ""
+    form = "%Y-%m-%d %H:%M"
+    return f"the pieces were made from {times[0]:{form}} to {times[-1]:{form}} UTC, in one or several calls"
+
+
+def write(outcomes: Sequence[Outcome], to: Path, *, short: bool, when: str = "") -> None:
     """Table, raw rows and pictures."""
     from harness.acceptance import chart, table
     from harness.reports.style import save
 
-    (to / "acceptance.md").write_text(table.markdown(outcomes, machine(), short=short), encoding="utf-8")
+    (to / "acceptance.md").write_text(table.markdown(outcomes, machine(), short=short, when=when), encoding="utf-8")
     options = {"method": "gzip", "mtime": 0}
     table.raw(outcomes).to_csv(to / "acceptance.csv.gz", index=False, compression=options)
     for name, drawn in chart.pictures(outcomes).items():

@@ -87,21 +87,20 @@ FULL = {
 WHOLE = {**dict.fromkeys(("T3", "T4", "T9", "T12", "T13"), "simulated"), "C1": "growth"}
 """Tests made by one function that gives the whole outcome, and its module."""
 CAUSES = {
-    "T1": "where the machine is calm, one of fifteen statistics, chosen afterwards from few comparisons, comes "
-    "close to 0: a tenth of it is less than what two seconds of pairs can tell. Tried: young garbage only "
-    "before a visit (three times as many pairs), visits far out drawn in, freed memory retained, Huber's "
-    "estimate and the median over all pairs (as good where it is calm, biased where the order in a block "
-    "matters)",
-    "T6": "a block is four samples, each after an untimed call: some 8 ms for a millisecond operation, and 50 "
-    "to 60 blocks refute at 5 %. The rivals' thresholds come from few comparisons of theirs in the short "
-    "form, which flatters them. Tried: bets on signs beside bets on sizes, freed memory retained (a third "
-    "less)",
-    "T7": "the textbook form moves memory, and what its neighbours on the host leave of that changes within "
-    "minutes: a session of seconds follows it. A run spreads its visits over three processes and more, "
-    "and over minutes. Tried: freed memory retained, which more than halved the spread. The rivals' best "
-    "statistic is the minimum, which does not see memory that is contended",
-    "T8": "the short form draws overlapping sessions from six processes, and its reference is uncertain itself: "
-    "one lucky process moves the share by ten points",
+    "T1": "where the machine is calm, the best of a dozen statistics, chosen afterwards from few comparisons, "
+    "comes close to 0: a tenth of it is less than two seconds of pairs can tell. Tried: young garbage "
+    "only before a visit (two to three times as many pairs), visits far out drawn in, freed memory "
+    "retained; Huber's estimate and the median of all pairs were as good where it was calm, and the "
+    "former was off where the order in a block matters",
+    "T6": "a block is four samples, each after an untimed call: some 8 ms for a millisecond operation, so that "
+    "a fifth of a second holds 25 blocks. The rivals' thresholds come from few comparisons of theirs in "
+    "the short form, which flatters them. Tried: freed memory retained (a third less)",
+    "T7": "not known for sure. The ratio of a form that moves memory to one that does not differs from process "
+    "to process and with what else happens on the host; a session of seconds in one process sees one of "
+    "these. Tried: freed memory retained, which halved the spread of four sessions. The rivals' best "
+    "statistic is the minimum",
+    "T8": "not known for sure. The short form draws overlapping sessions from six processes, and its reference "
+    "is uncertain itself; the full form has twenty processes",
 }
 """Of misses that were looked into, and what was tried against them."""
 COMPARED_IN_FULL = 400  # by T2

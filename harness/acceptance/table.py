@@ -9,8 +9,8 @@ from harness.acceptance.suite import NOT_RUN
 
 TEMPLATE = """# What the method was asked to show, and what it showed
 
-Made by `nox -s acceptance{options}` in one session, on {machine}. Limits were fixed before the tests ran; what misses
-one is printed as a miss. {form}
+Made by `nox -s acceptance{options}` on {machine}{when}. Limits were fixed before the tests ran; what misses one is
+printed as a miss. {form}
 
 Passed: {num_passed} of {num_run}. Missed: {missed}. Not run: {not_run}.
 
@@ -33,12 +33,13 @@ def result(outcome: Outcome) -> str:
     return ("pass" if outcome.passes else "**MISS**") + (" (short form)" if outcome.is_short else "")
 
 
-def markdown(outcomes: Sequence[Outcome], machine: str, *, short: bool) -> str:
-    """The whole account as Markdown."""
+def markdown(outcomes: Sequence[Outcome], machine: str, *, short: bool, when: str = "") -> str:
+    """The whole account as Markdown; `when` tells when its pieces were made."""
     run = [each for each in outcomes if result(each) != NOT_RUN]
     return TEMPLATE.format(
         options=" -- --short" if short else "",
         machine=machine,
+        when=f"; {when}" if when else "",
         form=IN_SHORT if short else "",
         num_passed=sum(each.passes for each in run),
         num_run=len(run),
