@@ -84,3 +84,23 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         ]
         finite = [ratio for ratio in ratios if ratio is not None]
         return max(finite) if finite and len(finite) == len(ratios) else None
+
+
+class Operator(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of operator that ran in one call, as the profiler names it, such as aten::bmm."""
+
+    name: str
+    kind: str  # matmul, softmax, mask, copy, allocation or other
+    num_calls: int
+    self_s: float  # without the operators that it called; profiled, so for shares and not for speed
+    allocated_bytes: int = 0  # what it asked for itself, freed or not
+
+
+class Operators(msgspec.Struct, frozen=True, kw_only=True):
+    """What really ran in one call, in a pass of its own, and whether it is what was asked for."""
+
+    calls: tuple[Operator, ...]
+    requested: str = ""  # the backend that the implementation is named after; empty: none
+    predicted: str = ""  # the backend that PyTorch said it would take; empty: it does not say
+    observed: str = ""  # the backend that ran; empty: none of PyTorch's
+    reason: str = ""  # why it is not what was requested, in PyTorch's words

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 import msgspec
 
 from harness.mask import Mask, parse_mask
-from harness.outcome import Agreement
+from harness.outcome import Agreement, Operators
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -224,6 +224,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
     is_predicted: bool = False  # the status was foreseen and the cell not tried
     agreement: Agreement | None = None
+    operators: Operators | None = None
     measurements: tuple[Measurement, ...] = ()
 
     def measurement(self, metric: str) -> Measurement | None:
