@@ -43,7 +43,7 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest")
+    session.run("coverage", "run", "-m", "pytest", "--numprocesses=logical")
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
 

@@ -80,10 +80,10 @@ def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
     for record in results.records:
         baseline = baselines.get(record.workload.id)
         if record.status is Status.ok and baseline is not None and record is not baseline:
-            found = _pairs(results, record, "latency", baseline)
             void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
             twins = beside(_samples(baseline, "latency_twin"), _samples(record, "latency"))
-            yield record, judge(found, margin(paired_ratio(pairs(twins, _samples(baseline, "latency"), void))))
+            floor = margin(paired_ratio(pairs(twins, _samples(baseline, "latency"), void)))
+            yield record, judge(_pairs(results, record, "latency", baseline), floor)
 
 
 def _comparison(results: Results, record: Record, found: Judgement, verdict: Verdict, threshold: float) -> Comparison:
@@ -122,7 +122,9 @@ def _baselines(results: Results) -> dict[str, Record]:
 
 def _pairs(results: Results, record: Record, metric: str, baseline: Record) -> Pairs:
     void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
-    return pairs(_samples(record, metric), _samples(baseline, "latency"), void)
+    is_compared = metric == "latency" and record is not baseline
+    twins = _samples(baseline, "latency_twin") if is_compared else ()
+    return pairs(_samples(record, metric), _samples(baseline, "latency"), void, twins)
 
 
 def _samples(record: Record, metric: str) -> tuple[Sample, ...]:

@@ -47,7 +47,8 @@ class Duel:
         """Say of these arms what their pairs say now."""
         limit = margin(self.floor, self.smallest_effect)
         for name in names:
-            found = judge(pairs(self.samples[name], self.samples[self.baseline], self.void), limit)
+            twins = self.samples[twin(self.baseline)]
+            found = judge(pairs(self.samples[name], self.samples[self.baseline], self.void, twins), limit)
             if found is not None:
                 self.judgements[name] = found
         told = decide(list(self.judgements.values()))
@@ -80,8 +81,9 @@ def duel(  # noqa: PLR0913 - all but the first two have defaults that serve
     if baseline not in calls:
         raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
     clock = clock or CpuClock()
-    work = {**calls, twin(baseline): calls[baseline], CANARY: gauge_work or canary()}
-    arms = {name: measure.Arm(name=name, call=call) for name, call in work.items()}
+    arms = {name: measure.Arm(name=name, call=call) for name, call in calls.items()}
+    arms[twin(baseline)] = measure.Arm(name=twin(baseline), call=calls[baseline])
+    arms[CANARY] = measure.canary_arm(CANARY, gauge_work or canary())
     found = Duel(baseline=baseline, smallest_effect=smallest_effect, samples={name: [] for name in arms})
     rivals = [name for name in calls if name != baseline]
     start, due = clock.now(), FEWEST_CLUSTERS

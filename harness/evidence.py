@@ -36,16 +36,23 @@ def scores(differences: Array) -> Array:
     return np.where(has_scale, scaled, np.sign(differences) / 2)
 
 
-def e_values(differences: Array, *, upwards_only: bool = False) -> Array:
+def e_values(differences: Array, others: Array | None = None, *, upwards_only: bool = False) -> Array:
     """After each difference, the e-value against "they lie symmetrically about 0"; shape as given, (n,) or (n, paths).
 
     With `upwards_only` the hypothesis is that they lie about 0 or below. One half of the stakes is bet on `scores`,
     which sees small differences among outliers, the other on signs, which decides in few steps what is plain.
+
+    `others` are the differences from the baseline's twin, NaN where there is none. Then each bet is the mean of the two
+    that could be made: where all three are the same code in a random order, either is fair whatever the noise, and so
+    is their mean, though it is not symmetric.
     """
     differences = np.asarray(differences, dtype=np.float64)
     stakes = STAKES if upwards_only else np.concatenate([STAKES, -STAKES])
     total = np.zeros_like(differences)
-    for bets in (scores(differences), np.sign(differences)):
+    for bet in (scores, np.sign):
+        bets = bet(differences)
+        if others is not None:
+            bets = np.where(np.isnan(others), bets, (bets + bet(np.nan_to_num(others))) / 2)
         for stake in stakes:
             total += np.exp(np.minimum(np.cumsum(np.log1p(stake * bets), axis=0), LARGEST_LOG))
     return total / (2 * len(stakes))

@@ -16,6 +16,8 @@ from harness.records import Sample
 
 MIN_SAMPLE_S = 1e-3
 MIN_SAMPLE_TICKS = 1000
+CANARY_SAMPLE_S = 0.25e-3
+"""Of a canary: long enough to be late, and short beside what it watches over."""
 TOUCH_BELOW_S = 10e-3
 """Calls shorter than this get an untimed one first: their caches were emptied by the arm before. Longer calls warm
 themselves, and a touch would double their cost."""
@@ -30,6 +32,8 @@ class Arm:
     num_calls: int = 0  # 0: not calibrated yet
     call_s: float = 0.0
     called_s: float = 0.0  # inside all calls so far, untimed ones included
+    sample_s: float = MIN_SAMPLE_S  # at least this long
+    is_touched: bool = True  # an untimed call comes first, where calls are short
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -58,10 +62,15 @@ class Conditions:
 WARM = Conditions()
 
 
+def canary_arm(name: str, call: Callable[[], object]) -> Arm:
+    """An arm that shows how the machine is, and is not compared with others: short, and without an untimed call."""
+    return Arm(name=name, call=call, sample_s=CANARY_SAMPLE_S, is_touched=False)
+
+
 def calibrate(arm: Arm, clock: Clock) -> None:
-    """Double the number of calls until they fill a sample: at least 1 ms and 1000 ticks of the clock."""
+    """Double the number of calls until they fill a sample: at least the arm's, and 1000 ticks of the clock."""
     arm.called_s += clock.elapsed(arm.call, 1)  # not counted: first calls allocate and compile
-    target_s = max(MIN_SAMPLE_S, MIN_SAMPLE_TICKS * clock.resolution_s)
+    target_s = max(arm.sample_s, MIN_SAMPLE_TICKS * clock.resolution_s)
     num_calls = 1
     while (spent_s := clock.elapsed(arm.call, num_calls)) < target_s:
         arm.called_s += spent_s
@@ -99,7 +108,7 @@ def _without_garbage_collector() -> Iterator[None]:
 
 
 def _sample(arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions) -> Sample:
-    if arm.call_s < TOUCH_BELOW_S and conditions.flush is None:
+    if arm.is_touched and arm.call_s < TOUCH_BELOW_S and conditions.flush is None:
         arm.called_s += clock.elapsed(arm.call, 1)
     load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
     start_s, faults = clock.now(), conditions.count_faults()

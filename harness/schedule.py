@@ -86,8 +86,9 @@ class Race:
         for name in names:
             if name == self.baseline or (workload, name) in self.closed:
                 continue
-            floor = pairs(beside(arms.get(twin(self.baseline), []), arms.get(name, [])), baseline, void)
-            found = judge(pairs(arms.get(name, []), baseline, void), margin(paired_ratio(floor)))
+            twins = beside(arms.get(twin(self.baseline), []), arms.get(name, []))
+            floor = margin(paired_ratio(pairs(twins, baseline, void)))
+            found = judge(pairs(arms.get(name, []), baseline, void, twins), floor)
             if found is not None:
                 self.judged[workload, name] = found
 

@@ -76,20 +76,41 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """The log ratios of two arms inside their common blocks, in time order."""
+    """The log ratios of an arm to the baseline, and to its twin, inside their common blocks, in time order."""
 
     logs: Array  # (n,)
     visits: tuple[Visit, ...]  # where each stands
+    twins: Array | None = None  # (n,), NaN where a block has no twin; None: no block has
 
     @property
     def medians(self) -> dict[Visit, float]:
         """The median log ratio of each visit, in time order."""
         return _by_visit(zip(self.visits, self.logs.tolist(), strict=True))
 
+    @property
+    def centres(self) -> dict[Visit, float]:
+        """The same, or where there are twins, halfway between it and the median log ratio to the twin."""
+        by_twin = (
+            {}
+            if self.twins is None
+            else _by_visit(
+                (visit, log) for visit, log in zip(self.visits, self.twins.tolist(), strict=True) if not math.isnan(log)
+            )
+        )
+        return {visit: (log + by_twin.get(visit, log)) / 2 for visit, log in self.medians.items()}
+
+    @property
+    def halfway(self) -> Array:
+        """The log ratio of each block to what lies halfway between baseline and twin (n,)."""
+        return (
+            self.logs if self.twins is None else (self.logs + np.where(np.isnan(self.twins), self.logs, self.twins)) / 2
+        )
+
     def only(self, keeps: Callable[[int], bool]) -> "Pairs":
         """Those of the visits whose number is kept."""
         kept = np.array([keeps(number) for _, number in self.visits], dtype=bool)
-        return Pairs(logs=self.logs[kept], visits=tuple(itertools.compress(self.visits, kept)))
+        twins = None if self.twins is None else self.twins[kept]
+        return Pairs(logs=self.logs[kept], visits=tuple(itertools.compress(self.visits, kept)), twins=twins)
 
 
 def median(values: Iterable[float]) -> float:
@@ -126,12 +147,17 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
     )
 
 
-def pairs(arm: Sequence[Sample], baseline: Sequence[Sample], void: Collection[Block] = ()) -> Pairs:
-    """The log ratio of `arm` to `baseline` in each block that holds both and is not `void`."""
-    reference = _logs(baseline)
-    logs = {place: log - reference[place] for place, log in _logs(arm).items() if place in reference}
-    places = sorted(place for place in logs if place not in void)
-    return Pairs(logs=np.array([logs[place] for place in places]), visits=tuple(place[:2] for place in places))
+def pairs(
+    arm: Sequence[Sample], baseline: Sequence[Sample], void: Collection[Block] = (), twins: Sequence[Sample] = ()
+) -> Pairs:
+    """The log ratio of `arm` to `baseline`, and to its twin, in each block that holds both and is not `void`."""
+    logs, reference, others = _logs(arm), _logs(baseline), _logs(twins)
+    places = sorted(place for place in logs if place in reference and place not in void)
+    return Pairs(
+        logs=np.array([logs[place] - reference[place] for place in places]),
+        visits=tuple(place[:2] for place in places),
+        twins=np.array([logs[place] - others.get(place, math.nan) for place in places]) if others else None,
+    )
 
 
 def beside(samples: Sequence[Sample], arm: Sequence[Sample]) -> list[Sample]:
@@ -143,14 +169,15 @@ def beside(samples: Sequence[Sample], arm: Sequence[Sample]) -> list[Sample]:
 def paired_ratio(found: Pairs) -> Estimate | None:
     """How many times longer the arm takes than the baseline; None without any pair.
 
-    Each visit gives the median of its pairs; the point is the exponential of the visits' mean, in which a visit that
-    lies far out has no more say than one at the edge of the others. The interval clusters by visit and epoch. Swapping
-    arm and baseline turns the ratio upside down, exactly.
+    Each visit gives the median of its pairs, or the mean of two where the baseline has a twin; the point is the
+    exponential of the visits' mean, in which a visit that lies far out has no more say than one at the edge of the
+    others. The interval clusters by visit and epoch. Swapping arm and baseline, without twins, turns the
+    ratio upside down, exactly.
 
     Sources: randomised complete blocks, Box, Hunter and Hunter, Statistics for Experimenters, chapter 4; winsorising,
     Tukey and McLaughlin, 1963, https://www.jstor.org/stable/25049278.
     """
-    medians = found.medians
+    medians = found.centres
     if not medians:
         return None
     drawn_in = _drawn_in(medians)
@@ -169,14 +196,22 @@ def paired_ratio(found: Pairs) -> Estimate | None:
 
 
 def _drawn_in(medians: Mapping[Visit, float]) -> dict[Visit, float]:
-    """The same, with what lies far out drawn in to where the others end."""
+    """The same, with what lies far from the others, and from those of its epoch, drawn in to where they end.
+
+    An epoch that lies apart as a whole stays where it is: to show that is what epochs are for.
+    """
     if len(medians) < FEWEST_TO_DRAW_IN:
         return dict(medians)
     values = np.array(list(medians.values()))
     middle = np.median(values)
     reach = REACH * NORMAL_MAD * np.median(np.abs(values - middle))
     if reach > 0:
-        values = np.clip(values, middle - reach, middle + reach)
+        epochs = np.array([epoch for epoch, _ in medians])
+        own = np.full_like(values, middle)
+        for epoch in np.unique(epochs):
+            if (epochs == epoch).sum() >= FEWEST_CLUSTERS:
+                own[epochs == epoch] = np.median(values[epochs == epoch])
+        values = np.clip(values, np.minimum(own, middle) - reach, np.maximum(own, middle) + reach)
     return dict(zip(medians, values.tolist(), strict=True))
 
 
@@ -248,5 +283,7 @@ def _error_of_mean(medians: Mapping[Visit, float]) -> tuple[float | None, float]
     share = crowding / ((number - crowding) / (len(sizes) - 1)) / number
     parts = share * between, (1 / number - share) * within
     variance = sum(parts)
-    degrees = variance**2 / (parts[0] ** 2 / (len(sizes) - 1) + parts[1] ** 2 / (number - len(sizes)))
-    return math.sqrt(variance), max(degrees, len(sizes) - 1.0)  # lower only where one epoch holds most visits
+    cubes = float(np.sum(sizes**3)) / number
+    free = (number - crowding) ** 2 / (number * crowding - 2 * cubes + crowding**2)  # an epoch of one visit says little
+    degrees = variance**2 / (parts[0] ** 2 / free + parts[1] ** 2 / (number - len(sizes)))
+    return math.sqrt(variance), max(degrees, free)  # lower only where one epoch holds most visits

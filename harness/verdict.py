@@ -73,13 +73,13 @@ def judge(pairs: Pairs, margin: float) -> Judgement | None:
     if ratio is None:
         return None
     medians = np.array(list(pairs.medians.values()))
-    middle = float(np.median(pairs.logs))
+    halfway = pairs.halfway
     return Judgement(
         ratio=ratio,
         margin=margin,
-        e_same=evidence.last(evidence.e_values(pairs.logs)),
+        e_same=evidence.last(evidence.e_values(pairs.logs, pairs.twins)),
         e_apart=evidence.against_beyond(medians, alike(margin)),
-        spread=NORMAL_MAD * float(np.median(np.abs(pairs.logs - middle))),
+        spread=NORMAL_MAD * float(np.median(np.abs(halfway - np.median(halfway)))),
     )
 
 

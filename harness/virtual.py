@@ -30,7 +30,7 @@ from harness.worlds import STEP_S, World
 NUM_STEPS = 2**14
 """Of the mood: 80 s, after which it runs back, and then forth again."""
 NUM_LUCKS = 2**12
-CANARY_S = 1.2e-3
+CANARY_S = 0.3e-3
 """What a sample of the canary takes."""
 CHECK_S = 0.05
 """What a check takes, about: a second for each twenty cells."""
@@ -169,7 +169,8 @@ class VirtualCrew(Crew):
             truth_s = CANARY_S if key[1] == CANARY else self.seconds(workload, name_of(spec))
             shift = self.layout * random.Random(f"{self.seed}/{self._epoch}/{key}").gauss(0.0, 1.0)
             cost_s = truth_s * math.exp(shift)
-            self._arms[key] = measure.Arm(name=key[1], call=lambda: self.clock.spend(cost_s))
+            make = measure.canary_arm if key[1] == CANARY else lambda name, call: measure.Arm(name=name, call=call)
+            self._arms[key] = make(key[1], lambda: self.clock.spend(cost_s))
         return self._arms[key]
 
     @property

@@ -241,7 +241,7 @@ class Worker:
         """The canary of the workload's device; one on the processor for all numbers of threads."""
         if workload.device not in self.canaries:
             work = canary() if workload.device == "cpu" else canary_on_cuda(workload.device)
-            self.canaries[workload.device] = measure.Arm(name=CANARY, call=work)
+            self.canaries[workload.device] = measure.canary_arm(CANARY, work)
         return self.canaries[workload.device]
 
 

@@ -10,6 +10,7 @@ import numpy as np
 from harness.acceptance.plan import LARGEST_E, Row
 from harness.clock import CpuClock
 from harness.duel import Duel, duel
+from harness.events import twin
 from harness.evidence import e_values
 from harness.interference import MANY
 from harness.records import Verdict
@@ -92,9 +93,10 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
 
 def read(found: Duel, name: str, start: float) -> Ours:
     """What a duel that began at `start` says of one of its arms."""
-    compared = pairs(found.samples[name], found.samples[found.baseline], found.void)
-    values = e_values(compared.logs)
-    reached = np.flatnonzero((values >= LARGEST_E) & (np.cumsum(compared.logs) > 0))
+    twins = found.samples[twin(found.baseline)]
+    compared = pairs(found.samples[name], found.samples[found.baseline], found.void, twins)
+    values = e_values(compared.logs, compared.twins)
+    reached = np.flatnonzero((values >= LARGEST_E) & (np.cumsum(compared.halfway) > 0))
     ends: dict[tuple[int, int], float] = {}
     for taken in found.samples.values():
         for sample in taken:

@@ -53,7 +53,7 @@ SHORT = {
     "T4": Size(piece_s=15),
     "T5": Size(num_pieces=2, piece_s=65, num_cells=2, num_rivals=2),
     "T6": Size(num_pieces=2, piece_s=35, num_repeats=3, ladder_s=(1.0, 5.0)),
-    "T7": Size(num_pieces=4, piece_s=18, compare_s=2.0),
+    "T7": Size(num_pieces=12, piece_s=9, compare_s=2.0),  # three for each session
     "T8": Size(num_pieces=6, piece_s=9, compare_s=5.0, num_repeats=40),
     "T9": Size(piece_s=12),
     "T10": Size(piece_s=20, compare_s=0.5, num_repeats=8),
@@ -66,16 +66,16 @@ SHORT = {
     "C1": Size(piece_s=20),
 }
 FULL = {
-    "T1": Size(num_pieces=25, piece_s=116, num_cells=16, compare_s=2.0, num_rivals=10),
+    "T1": Size(num_pieces=25, piece_s=64, num_cells=16, compare_s=2.0, num_rivals=3),
     "T2": Size(num_pieces=0, piece_s=0),  # the 400 comparisons of T1
     "T3": Size(piece_s=600),
     "T4": Size(piece_s=300),
-    "T5": Size(num_pieces=8, piece_s=410, num_cells=8, num_rivals=8),
-    "T6": Size(num_pieces=12, piece_s=105, num_repeats=5, ladder_s=(0.5, 1.0, 2.0, 5.0, 10.0)),
-    "T7": Size(num_pieces=20, piece_s=40, compare_s=5.0),
+    "T5": Size(num_pieces=4, piece_s=250, num_cells=8, num_rivals=3),
+    "T6": Size(num_pieces=8, piece_s=50, num_repeats=5, ladder_s=(0.5, 1.0, 2.0, 5.0)),
+    "T7": Size(num_pieces=60, piece_s=13, compare_s=4.0),
     "T8": Size(num_pieces=20, piece_s=46, compare_s=42.0, num_repeats=200),
     "T9": Size(piece_s=300),
-    "T10": Size(num_pieces=5, piece_s=50, compare_s=1.0, num_repeats=10),
+    "T10": Size(num_pieces=4, piece_s=50, compare_s=1.0, num_repeats=10),
     "T11": Size(piece_s=105, compare_s=5.0, num_repeats=20),
     "T12": Size(piece_s=300),
     "T13": Size(piece_s=300),

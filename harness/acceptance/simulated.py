@@ -39,14 +39,14 @@ T12_RATIOS = (0.5, 0.7, 0.85, 0.93, 1.0, 1.0, 1.0, 1.07, 1.2, 1.5, 2.0)
 T13_LOW, T13_HIGH, T13_RUNS = 0.7, 0.9, 200
 
 CHUNK = 250
-SIZES = np.array([0.3, 0.3, 1.0, 0.1])
-"""What each arm of a block leaves behind for the next, as a share of the most; the first two are the same code."""
+SIZES = np.array([0.3, 0.3, 0.3, 1.0, 0.1])
+"""What each arm of a block leaves behind for the next, as a share of the most; the first three are the same code."""
 CARRY_OF_LONG_CALLS = 0.1
 """Of a world's carry, so much of a call of 10 ms: it has no touch before it."""
 
 
-def null_differences(world: World, draws: np.random.Generator, num_blocks: int, num_paths: int) -> Array:
-    """Log ratios (blocks, paths) of two arms with the same code, among four arms in random slots of each block."""
+def null_differences(world: World, draws: np.random.Generator, num_blocks: int, num_paths: int) -> tuple[Array, Array]:
+    """Log ratios (blocks, paths) of an arm to baseline and twin, all the same code, among five in random slots."""
     num_slots = len(SIZES)
     places = draws.random((num_blocks, num_slots, num_paths)).argsort(axis=1)  # of each arm
     before = np.roll(SIZES[places.argsort(axis=1)].reshape(-1, num_paths), 1, axis=0)
@@ -55,9 +55,8 @@ def null_differences(world: World, draws: np.random.Generator, num_blocks: int, 
     )
     logs = logs + CARRY_OF_LONG_CALLS * world.carry * before.reshape(places.shape)
     logs = logs + world.slot * np.arange(num_slots)[:, None]
-    one, other = (np.take_along_axis(logs, places[:, [arm]], axis=1)[:, 0] for arm in (0, 1))
-    difference: Array = one - other
-    return difference
+    arm, baseline, other = (np.take_along_axis(logs, places[:, [arm]], axis=1)[:, 0] for arm in range(3))
+    return arm - baseline, arm - other
 
 
 def most_likely(num_found: int, num_tried: int) -> float:
@@ -77,7 +76,7 @@ def t3(*, short: bool = False, num_runs: int = 0, num_blocks: int = 0, seed: int
         num_found = 0
         for start in range(0, num_runs, CHUNK):
             differences = null_differences(world, draws, num_blocks, min(CHUNK, num_runs - start))
-            num_found += int((evidence.e_values(differences) >= 1 / FALSE_SHARE).any(axis=0).sum())
+            num_found += int((evidence.e_values(*differences) >= 1 / FALSE_SHARE).any(axis=0).sum())
         upper = most_likely(num_found, num_runs)
         rows.append({"world": world.name, "share": num_found / num_runs, "upper": upper, "num_runs": num_runs})
     worst = max(rows, key=lambda row: float(row["upper"]))
@@ -287,7 +286,8 @@ def _one_cell(world: World, ratio: float, num_visits: int, seed: int) -> State:
 
 def _pairs(state: State, arm: str) -> Pairs:
     ((workload, arms),) = state.samples.items()
-    return pairs(arms[arm], arms[BASELINE], state.gauge.void.get(workload, ()))
+    twins = () if arm == twin(BASELINE) else arms[twin(BASELINE)]
+    return pairs(arms[arm], arms[BASELINE], state.gauge.void.get(workload, ()), twins)
 
 
 def _judged(state: State) -> Judgement:

@@ -3,7 +3,6 @@
 The ratio is the textbook form of attention over torch's SDPA, 8 heads of 256 tokens, one thread.
 """
 
-import itertools
 import math
 import random
 import time
@@ -14,17 +13,18 @@ import numpy as np
 import pandas as pd
 
 from harness import measure
-from harness.acceptance import engine, rivals, workloads
+from harness.acceptance import rivals, workloads
 from harness.acceptance.engine import BLOCKS, OURS
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import COVERAGE, INVARIANCE_ERRORS, REPEAT_SD, REPEAT_SHARE_OF_RIVAL, Row, Size
 from harness.clock import CpuClock
 from harness.duel import HERE, duel
 from harness.interference import CANARY, Gauge, canary
-from harness.stats import Pairs, paired_ratio, pairs
+from harness.stats import Estimate, Pairs, paired_ratio, pairs
 
 NUM_HEADS, LENGTH = 8, 256
-VISITS_OF_SESSION = 4  # in each of its epochs
+VISITS_OF_SESSION = 4  # in each of its epochs, in T8
+EPOCHS_OF_SESSION = 3
 
 
 def both() -> tuple[Callable[[], object], Callable[[], object]]:
@@ -32,26 +32,73 @@ def both() -> tuple[Callable[[], object], Callable[[], object]]:
     return workloads.sdpa(NUM_HEADS, LENGTH), workloads.textbook(NUM_HEADS, LENGTH)
 
 
+class Epoch:
+    """A process that compares the textbook form with SDPA by visits, as a run does, whenever it is asked to."""
+
+    def __init__(self, number: int) -> None:
+        """Make both, the baseline's twin and the canary."""
+        self.number, self.num_visits = number, 0
+        self.a, self.b = both()
+        arms = (("a", self.a), ("twin", self.a), ("b", self.b))
+        self.arms = [measure.Arm(name=name, call=call) for name, call in arms]
+        self.arms.append(measure.canary_arm(CANARY, canary()))
+        self.clock, self.gauge = CpuClock(), Gauge()
+
+    def visit_for(self, seconds: float) -> list[Row]:
+        """Visits of four blocks for so long: a row for each, with its log ratio."""
+        rows: list[Row] = []
+        start = time.perf_counter()
+        while time.perf_counter() - start < seconds:
+            seed = random.Random(f"{self.number}/{self.num_visits}").getrandbits(53)
+            at = measure.Visit(epoch=self.number, number=self.num_visits, num_blocks=BLOCKS, seed=seed)
+            taken = measure.visit(self.arms, self.clock, at)
+            self.gauge.hear(HERE, taken[CANARY])
+            found = paired_ratio(pairs(taken["b"], taken["a"], self.gauge.void.get(HERE, set()), taken["twin"]))
+            if found is not None:
+                place: Row = {"epoch": float(self.number), "visit": float(self.num_visits)}
+                rows.append({**place, "log": math.log(found.point)})
+            self.num_visits += 1
+        return rows
+
+
 def repeat(number: int, size: Size) -> list[Row]:
-    """T7: one session, which is a fresh process, with every tool in an order of its own."""
-    tools = [None, *rivals.RIVALS]
+    """T7: an epoch of a session, which is a fresh process: a third of our visits, in turns with a third of the rivals.
+
+    Rivals are used as they are meant to be: A to its end, then B, in one process. A run of ours spreads its visits over
+    three processes and all of the session. The time that each has of the session is the same.
+    """
+    session, epoch = divmod(number, EPOCHS_OF_SESSION)
+    turns = random.Random(f"T7/{session}").sample(rivals.RIVALS, len(rivals.RIVALS))[epoch::EPOCHS_OF_SESSION]
+    share_s = size.compare_s / EPOCHS_OF_SESSION / (len(turns) + 1)
     rows: list[Row] = []
     with workloads.ready(workloads.MILLISECOND):
-        a, b = both()
-        for tool in random.Random(f"T7/{number}").sample(tools, len(tools)):
-            if tool is None:
-                found = engine.compare(a, b, size.compare_s, seed=number)
-                rows.append({"tool": OURS, "statistic": "paired ratio", "session": float(number), **found.row()})
-            else:
-                timed = rivals.compare(tool, a, b, size.compare_s)
-                at: Row = {"tool": tool.name, "session": float(number), "wall_s": timed.wall_s}
+        ours = Epoch(number)
+        for tool in [None, *turns]:
+            if tool is not None:
+                timed = rivals.compare(tool, ours.a, ours.b, size.compare_s)
+                at: Row = {"tool": tool.name, "wall_s": timed.wall_s}
                 rows += [{**at, "statistic": name, "log": log} for name, log in timed.logs().items()]
-    return rows
+            rows += [{"tool": OURS, "statistic": "paired ratio", **row} for row in ours.visit_for(share_s)]
+    return [{"session": float(session), **row} for row in rows]
+
+
+def ratio_of(visits: Any) -> Estimate:  # noqa: ANN401 - a table
+    """What visits, a row each, say together."""
+    places = zip(visits["epoch"].astype(int), visits["visit"].astype(int), strict=True)
+    found = paired_ratio(Pairs(logs=visits["log"].to_numpy(), visits=tuple(places)))
+    assert found is not None
+    return found
 
 
 def t7(rows: list[Row], *, short: bool) -> Outcome:
     """The standard deviation of the log ratio over sessions."""
-    frame: Any = pd.DataFrame(rows)
+    table: Any = pd.DataFrame(rows)
+    own = table[table["tool"] == OURS]
+    logs = [
+        {"tool": OURS, "statistic": "paired ratio", "session": session, "log": math.log(ratio_of(visits).point)}
+        for session, visits in own.groupby("session")
+    ]
+    frame: Any = pd.concat([pd.DataFrame(logs), table[table["tool"] != OURS]])
     spread = frame.groupby(["tool", "statistic"], sort=False)["log"].std()
     mine, others = float(spread[OURS].iloc[0]), spread.drop(OURS, level=0)
     ratio, number = math.exp(float(frame[frame["tool"] == OURS]["log"].mean())), frame["session"].nunique()
@@ -73,24 +120,9 @@ def t7(rows: list[Row], *, short: bool) -> Outcome:
 
 
 def visit_on(number: int, size: Size) -> list[Row]:
-    """T8: one epoch, which is a fresh process: visits of four blocks until its time is over, a row for each."""
-    rows: list[Row] = []
-    clock, gauge = CpuClock(), Gauge()
+    """T8: one epoch, which is a fresh process: visits until its time is over."""
     with workloads.ready(workloads.MILLISECOND):
-        a, b = both()
-        arms = [measure.Arm(name=name, call=call) for name, call in (("a", a), ("b", b), (CANARY, canary()))]
-        start = time.perf_counter()
-        for visit in itertools.count():
-            seed = random.Random(f"T8/{number}/{visit}").getrandbits(53)
-            at = measure.Visit(epoch=number, number=visit, num_blocks=BLOCKS, seed=seed)
-            taken = measure.visit(arms, clock, at)
-            gauge.hear(HERE, taken[CANARY])
-            logs = pairs(taken["b"], taken["a"], gauge.void.get(HERE, set())).logs
-            if len(logs):
-                rows.append({"epoch": float(number), "visit": float(visit), "log": float(np.median(logs))})
-            if time.perf_counter() - start > size.compare_s:
-                return rows
-    raise AssertionError  # the count has no end
+        return Epoch(number).visit_for(size.compare_s)
 
 
 def coverage_of_sessions(rows: list[Row], num_sessions: int) -> Any:  # noqa: ANN401 - a table
@@ -111,9 +143,9 @@ def coverage_of_sessions(rows: list[Row], num_sessions: int) -> Any:  # noqa: AN
             break
         own = sorted(int(epoch) for epoch in draws.choice(able, number, replace=False))
         taken = [(epoch, int(free[epoch].pop())) for epoch in own for _ in range(VISITS_OF_SESSION)]
-        logs = np.array([epochs[epoch][visit] for epoch, visit in taken])
-        estimate = paired_ratio(Pairs(logs=logs, visits=tuple(taken)))
-        assert estimate is not None
+        logs = [epochs[epoch][visit] for epoch, visit in taken]
+        places = np.array(taken).T
+        estimate = ratio_of(pd.DataFrame({"epoch": places[0], "visit": places[1], "log": logs}))
         truth = float(np.mean([np.mean(logs) for epoch, logs in epochs.items() if epoch not in own]))
         error, half = math.log(estimate.point) - truth, estimate.half_width or math.inf
         found.append({"session": session, "error": error, "half_width": half, "covers": abs(error) <= half})

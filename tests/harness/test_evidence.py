@@ -33,6 +33,33 @@ def test_upwards_nothing_is_won_on_average_where_the_truth_lies_below(sizes, shi
     assert (np.diff(found.mean(axis=1), prepend=1.0) <= 1e-10).all()
 
 
+@settings(deadline=None, max_examples=20)
+@given(st.lists(st.tuples(*[st.floats(-100, 100)] * 3), min_size=1, max_size=4))
+def test_with_a_twin_the_mean_over_all_orders_of_three_times_is_one(blocks):
+    orders = itertools.product(itertools.permutations(range(3)), repeat=len(blocks))
+    times = np.array(
+        [[np.array(block)[list(order)] for block, order in zip(blocks, each, strict=True)] for each in orders]
+    )
+    arm, baseline, other = times.transpose(2, 1, 0)  # each (blocks, orders)
+    found = e_values(arm - baseline, arm - other)
+    assert found.mean(axis=1) == pytest.approx(1.0, rel=1e-10)
+
+
+def test_a_block_without_its_twin_is_bet_on_as_if_there_were_none():
+    draws = np.random.default_rng(6).normal(0.1, 1, 50)
+    assert np.array_equal(e_values(draws, np.full(50, np.nan)), e_values(draws))
+
+
+def test_a_twin_makes_a_shift_seen_sooner():
+    draws = np.random.default_rng(7)
+    arm, baseline, other = draws.normal(0, 1, (3, 400, 300))
+    alone, both = (
+        found.argmax(axis=0)
+        for found in (e_values(arm + 0.5 - baseline) >= 20, e_values(arm + 0.5 - baseline, arm + 0.5 - other) >= 20)
+    )
+    assert both.mean() < 0.8 * alone.mean()
+
+
 @settings(deadline=None, max_examples=40)
 @given(DIFFERENCES, st.integers(-8, 8))
 def test_another_unit_changes_nothing(differences, power):
