@@ -13,7 +13,7 @@ import typer
 
 from harness.acceptance import suite
 from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import sizes
+from harness.acceptance.plan import ON_CUDA, sizes
 
 DEFAULT = Path("results/gallery/acceptance")
 
@@ -25,10 +25,11 @@ def accept(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where table and pictures go.")] = DEFAULT,
 ) -> None:
     """Show what the method must show, beside its rivals. Exit code 1 where something is missed."""
-    tests = [test for test in only.split(",") if test] or suite.TESTS
-    if unknown := set(tests) - set(suite.TESTS):
-        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(suite.TESTS)}")
-    tests = [test for test in suite.TESTS if test in tests]
+    able = [*suite.TESTS, *(ON_CUDA if suite.has_cuda() else ())]
+    asked = [test for test in only.split(",") if test]
+    if unknown := set(asked) - set(able):
+        raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(able)}")
+    tests = [test for test in able if test in asked] or able
     folder = to / "parts" / ("short" if short else "full")
     folder.mkdir(parents=True, exist_ok=True)
     (to / "parts" / ".gitignore").write_text("*\n", encoding="utf-8")
@@ -37,7 +38,7 @@ def accept(
     made = suite.read(folder, every)
     outcomes = list(suite.conclude(tests, made, short=short))
     if tests == suite.TESTS:
-        outcomes += suite.on_cuda(short=short)
+        outcomes += suite.left_out(short=short)
     write(outcomes, to, short=short, when=when(every, folder))
     missed = [each.id for each in outcomes if not each.passes]
     typer.echo(json.dumps({"missed": missed, "written to": str(to), "kept": str(folder)}))

@@ -84,7 +84,19 @@ FULL = {
     "T16": Size(piece_s=330),
     "C1": Size(piece_s=20),
 }
-WHOLE = {**dict.fromkeys(("T3", "T4", "T9", "T12", "T13"), "simulated"), "C1": "growth"}
+ON_CUDA = {
+    "G1": Size(piece_s=15),
+    "G2": Size(piece_s=10),
+    "G3": Size(piece_s=60),
+    "G4": Size(piece_s=10),
+    "G5": Size(piece_s=15),
+}
+"""Alike in both forms."""
+WHOLE = {
+    **dict.fromkeys(("T3", "T4", "T9", "T12", "T13"), "simulated"),
+    "C1": "growth",
+    **dict.fromkeys(ON_CUDA, "on_cuda"),
+}
 """Tests made by one function that gives the whole outcome, and its module."""
 CAUSES = {
     "T1": "where the machine is calm, the best of a dozen statistics, chosen afterwards from few comparisons, "
@@ -108,7 +120,7 @@ COMPARED_IN_FULL = 400  # by T2
 
 def sizes(*, short: bool) -> dict[str, Size]:
     """By test."""
-    return SHORT if short else FULL
+    return (SHORT if short else FULL) | ON_CUDA
 
 
 def largest_count(number: int) -> int:

@@ -12,17 +12,10 @@ from typing import Any
 import msgspec
 
 from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import CAUSES, WHOLE, Row, Size, missing, sizes
+from harness.acceptance.plan import CAUSES, ON_CUDA, WHOLE, Row, Size, missing, sizes
 from harness.events import ALLOCATORS
 
 ROOT = Path(__file__).parents[2]
-ON_CUDA = {
-    "G1": ("device time against the profiler's kernel sum", "within 2 % above 20 us"),
-    "G2": ("cold against hot caches", "they differ on an L2-sized case, cold bandwidth below the memory's peak"),
-    "G3": ("the same code through an artificial heat-up", "false alarms as without"),
-    "G4": ("the flush and the timed span", "the flush is never inside"),
-    "G5": ("graph mode against event mode", "within 3 % above 50 us"),
-}
 NOT_RUN = "not run"
 AS_USERS_HAVE_IT = {"T14", "T16"}
 """Whole runs, with the C library as it is. In all other pieces it is told to retain freed memory, for every tool alike:
@@ -158,15 +151,28 @@ def _reader(test: str) -> Callable[..., Outcome]:
     return reader
 
 
-def on_cuda(*, short: bool) -> Iterator[Outcome]:
-    """The tests that need a CUDA device: none of them is written yet, and a machine without one could not run them."""
-    import torch
+def has_cuda() -> bool:
+    """Whether there is a device for the tests that need one."""
+    from harness.cuda import has_device
 
-    reason = "not written yet" if torch.cuda.is_available() else "no CUDA device"
-    for test, (title, limit) in ON_CUDA.items():
-        yield Outcome(id=test, title=title, limit=limit, found=f"{NOT_RUN}: {reason}", passes=True, is_short=short)
+    return has_device("cuda")
 
 
+def left_out(*, short: bool) -> Iterator[Outcome]:
+    """The tests that need a CUDA device, where there is none."""
+    for test in ON_CUDA:
+        title, limit = ON_CUDA_TITLES[test]
+        found = f"{NOT_RUN}: no CUDA device"
+        yield Outcome(id=test, title=title, limit=limit, found=found, passes=True, is_short=short)
+
+
+ON_CUDA_TITLES = {
+    "G1": ("device time against the profiler's kernel sum", "within 2 % above 20 us"),
+    "G2": ("cold against hot caches", "they differ on an L2-sized case, cold bandwidth below the memory's peak"),
+    "G3": ("the same code through an artificial heat-up", "false alarms as without"),
+    "G4": ("the flush and the timed span", "the flush is never inside"),
+    "G5": ("graph mode against event mode", "within 3 % above 50 us"),
+}
 TITLES = {
     "T1": "the same code against itself: RMS of the log ratio",
     "T2": "the same code against itself: false alarms",

@@ -9,7 +9,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.acceptance import __main__ as command
-from harness.acceptance import chart, engine, plan, power, rivals, suite, table, truth
+from harness.acceptance import chart, engine, on_cuda, plan, power, rivals, suite, table, truth
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import Size
 
@@ -60,6 +60,25 @@ class TestEngine:
         assert found.log == pytest.approx(math.log(3), abs=0.4)
         assert found.largest_e >= 20
         assert 0 < found.found_s <= found.wall_s
+
+
+class TestOnCuda:
+    def test_what_needs_a_device_is_said_to_be_left_out_and_is_no_pass(self):
+        found = list(suite.left_out(short=True))
+        assert [each.id for each in found] == list(plan.ON_CUDA)
+        assert {table.result(each) for each in found} == {suite.NOT_RUN}
+
+    @pytest.mark.parametrize(("share", "passes"), [(0.01, True), (-0.03, False)])
+    def test_two_clocks_must_be_close_where_a_call_lasts_long_enough(self, share, passes):
+        rows = [
+            {"call": "short", "timed_s": 2e-5, "other_s": 1e-5, "share": 1.0},
+            {"call": "long", "timed_s": 1e-3, "other_s": 1e-3, "share": share},
+        ]
+        asked = Outcome(id="G1", title="", limit="", found="", passes=False)
+        found = on_cuda._beside(rows, asked, (20e-6, 0.02))
+        assert found.passes is passes
+        assert "short +100.00% of 10 us" in found.found
+        assert not on_cuda._beside(rows[:1], asked, (20e-6, 0.02)).passes
 
 
 class TestLimits:

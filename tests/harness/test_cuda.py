@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from harness import cuda, plugins, run
+from harness.acceptance import on_cuda
 from harness.adapt import implementation
 from harness.agreement import check, ground
 from harness.case import reason_against
@@ -49,6 +50,14 @@ def test_running_out_of_memory_is_told_from_other_errors():
     with pytest.raises(torch.OutOfMemoryError) as raised:
         torch.empty(2**50, device="cuda")
     assert describe(raised.value)[0] is Status.out_of_memory
+
+
+@pytest.mark.parametrize("test", ["g1", "g2", "g3", "g4", "g5"])
+def test_the_acceptance_tests_of_a_device_run_and_say_what_they_saw(test):
+    found = getattr(on_cuda, test)(short=True)
+    assert found.id == test.upper()
+    assert found.rows
+    assert found.found
 
 
 def test_a_run_goes_its_whole_way(tmp_path):
