@@ -63,6 +63,14 @@ def bench(session: nox.Session) -> None:
 
 
 @nox.session
+def bench_pytest(session: nox.Session) -> None:
+    """The quick sweep as a suite of pytest-benchmark, kept in results/benchmarks; arguments after -- go to pytest."""
+    install(session)
+    options = [f"--benchmark-storage={RESULTS / 'benchmarks'}", "--benchmark-autosave", "--benchmark-save-data"]
+    session.run("pytest", "--override-ini=addopts=", "harness/pytest_suite", *options, *session.posargs)
+
+
+@nox.session
 def field(session: nox.Session) -> None:
     """Check attention that other packages have, and renew results/gallery/field; not among the default sessions."""
     needs = ["-r", "examples/field/requirements.txt"]

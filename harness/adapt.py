@@ -24,7 +24,15 @@ def implementation(spec: str) -> Implementation:
         ValueError: the value is none of the forms that can take part.
         Exception: whatever importing somebody's module raises.
     """
-    value = plugins.load(spec)
+    return from_value(plugins.load(spec), spec)
+
+
+def from_value(value: object, spec: str) -> Implementation:
+    """The implementation that a value makes; `spec` is its name.
+
+    Raises:
+        ValueError: the value is none of the forms that can take part.
+    """
     if isinstance(value, Implementation):
         return value if value.source else dataclasses.replace(value, source=spec)
     if isinstance(value, type):

@@ -10,10 +10,10 @@ from harness import measure
 from harness.clock import Clock, CpuClock
 from harness.events import twin
 from harness.interference import CANARY, Gauge, canary
-from harness.records import Sample, Verdict
+from harness.records import Comparison, Sample, Verdict, Workload
 from harness.schedule import GROWTH, visit_seed
 from harness.stats import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
-from harness.verdict import SMALLEST_EFFECT, Judgement, decide, judge, margin
+from harness.verdict import SMALLEST_EFFECT, Judgement, decide, detectable, judge, margin
 
 HERE = "here"
 """Stands where a run has its workloads' names."""
@@ -56,6 +56,25 @@ class Duel:
         for name in names:
             if self.verdicts.get(name, Verdict.undecided) is not Verdict.undecided:
                 self.decided_s.setdefault(name, self.spent_s)
+
+
+def comparison(found: Duel, name: str, workload: Workload) -> Comparison:
+    """What a duel says of one of its arms, as a run would say it."""
+    judged, verdict = found.judgements[name], found.verdicts[name]
+    return Comparison(
+        workload=workload,
+        implementation=name,
+        baseline=found.baseline,
+        metric="latency",
+        ratio=judged.ratio.point,
+        low=judged.ratio.low,
+        high=judged.ratio.high,
+        minimum_detectable_effect=detectable(judged),
+        verdict=verdict,
+        e_same=judged.e_same,
+        e_apart=judged.e_apart,
+        more_s=None,
+    )
 
 
 def duel(  # noqa: PLR0913 - all but the first two have defaults that serve

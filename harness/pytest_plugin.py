@@ -1,0 +1,93 @@
+"""pytest's door to the engine: the fixture `attention_bench`, for a test suite of yours.
+
+    def test_mine_is_no_slower(attention_bench):
+        found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
+        assert found.verdict != "slower"
+
+It is loaded by pytest wherever attnbench is installed, and imports nothing heavy before a test asks for it.
+"""
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from harness.contract import Implementation
+    from harness.records import Comparison, Workload
+
+Given = str | Callable[..., Any] | type
+"""A name, a path/to/file.py:Name, a function of query, key, value and mask, or a class: see docs/adapters.md."""
+
+
+class AttentionBench:
+    """Checks a candidate and times it against a baseline, in randomised blocks, in this process."""
+
+    def __call__(
+        self,
+        candidate: Given,
+        baseline: Given = "sdpa",
+        *,
+        budget_s: float = 5.0,
+        seed: int = 0,
+        **axes: Any,  # noqa: ANN401 - Workload checks them
+    ) -> "Comparison":
+        """The ratio of the candidate's time to the baseline's, its interval, and the verdict.
+
+        `axes` are those of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference). The
+        comparison ends when the verdict is found, or `budget_s` is spent.
+
+        Raises:
+            AssertionError: the answers of either disagree with the float64 oracle; the message is the diagnosis.
+            ValueError: no such axis or implementation, or it does not support the workload.
+        """
+        import torch
+
+        from harness.bench import Bench
+        from harness.duel import comparison, duel
+        from harness.records import Workload
+
+        workload = Workload(**{"direction": "inference", **axes})
+        contenders = {_name(given, default): given for given, default in ((baseline, "baseline"), (candidate, "mine"))}
+        if len(contenders) == 1:
+            raise ValueError(f"{baseline} would be compared with itself: give two that differ in name")
+        before = torch.get_num_threads()
+        torch.set_num_threads(workload.num_threads or before)
+        try:
+            bench, calls = Bench(workload), {}
+            for name, given in contenders.items():
+                calls[name] = bench.arm(name, _checked(given, name, workload, seed)).call
+            reference, mine = calls
+            with torch.set_grad_enabled(workload.direction != "inference"):
+                found = duel(calls, reference, budget_s=budget_s, seed=seed)
+            for name in calls:
+                if wrong := bench.verify(name):
+                    raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")
+        finally:
+            torch.set_num_threads(before)
+        return comparison(found, mine, workload)
+
+
+def _name(given: Given, default: str) -> str:
+    from harness.plugins import name_of
+
+    return name_of(given) if isinstance(given, str) else getattr(given, "__name__", default)
+
+
+def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Implementation":
+    from harness import adapt, agreement
+    from harness.case import reason_against
+
+    found = adapt.implementation(given) if isinstance(given, str) else adapt.from_value(given, name)
+    if reason := reason_against(found, workload):
+        raise ValueError(f"{name} does not support {workload.id}: {reason}")
+    agreed = agreement.check(agreement.ground(workload, seed), found)
+    if not agreed.agrees:
+        raise AssertionError(f"{name} is wrong on {workload.id}: {agreed.diagnosis}")
+    return found
+
+
+@pytest.fixture
+def attention_bench() -> AttentionBench:
+    """Call it with a candidate, a baseline and the axes of a workload; see `AttentionBench`."""
+    return AttentionBench()

@@ -1,0 +1,59 @@
+"""Options, cells and the run of the suite."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from harness.pytest_suite.replay import Cell, Measured
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """The same choice as `attnbench run` has."""
+    group = parser.getgroup("attnbench")
+    group.addoption("--attnbench-sweep", default="quick", metavar="NAME|FILE", help="A sweep by name, or a TOML file.")
+    group.addoption("--attnbench-set", action="append", default=[], metavar="AXIS=V,V", help="Values of an axis.")
+    group.addoption("--attnbench-implementation", action="append", default=[], metavar="NAME", help="Default: all.")
+    group.addoption("--attnbench-budget", type=float, default=None, metavar="SECONDS", help="Wall time of the run.")
+    group.addoption(
+        "--attnbench-results", type=Path, default=Path("results"), metavar="DIR", help="Where runs are kept."
+    )
+
+
+def _plan(config: pytest.Config) -> Any:  # noqa: ANN401 - harness.events.Plan, imported late
+    from harness.selection import Selection, plan
+
+    return plan(
+        Selection(
+            sweep=config.getoption("--attnbench-sweep"),
+            settings=config.getoption("--attnbench-set"),
+            implementations=config.getoption("--attnbench-implementation"),
+            budget_s=config.getoption("--attnbench-budget"),
+        )
+    )
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    """A test for each cell of the plan."""
+    if "cell" in metafunc.fixturenames:
+        try:
+            planned = _plan(metafunc.config)
+        except ValueError as error:
+            raise pytest.UsageError(str(error)) from None
+        cells = [Cell(workload, spec) for workload in planned.workloads for spec in planned.implementations]
+        metafunc.parametrize("cell", cells, ids=[str(cell) for cell in cells])
+
+
+@pytest.fixture(scope="session")
+def measured(request: pytest.FixtureRequest) -> Measured:
+    """The run over the cells whose tests were chosen."""
+    chosen = [item.callspec.params["cell"] for item in request.session.items if hasattr(item, "callspec")]
+    capture: Any = request.config.pluginmanager.getplugin("capturemanager")
+    with capture.global_and_fixture_disabled():
+        return Measured(_plan(request.config), chosen, request.config.getoption("--attnbench-results"))
+
+
+@pytest.hookimpl(optionalhook=True)
+def pytest_benchmark_update_machine_info(machine_info: dict[str, Any]) -> None:
+    """A host's name identifies people, not machines."""
+    machine_info.pop("node", None)

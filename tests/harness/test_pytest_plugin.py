@@ -1,0 +1,145 @@
+"""The fixture for other projects' suites, and our own suite of pytest-benchmark, both run by a pytest of their own."""
+
+import json
+import os
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+from harness.pytest_suite.replay import ReplayClock
+
+ROOT = Path(__file__).parents[2]
+INSTALLED = entry_points(group="pytest11", name="attnbench")
+PLUGIN = [] if INSTALLED else ["-p", "harness.pytest_plugin"]  # an installation brings it by itself
+
+SUITE = """
+import pytest
+import torch
+
+AXES = dict(seq_len=32, num_heads=2, head_dim=16, num_threads=1)
+
+
+def mine(query, key, value, *, mask=None):
+    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    for _ in range(30):
+        scores.softmax(-1)
+    return scores.softmax(-1) @ value
+
+
+def wrong(query, key, value, *, mask=None):
+    return mine(query, key, value, mask=mask) * 1.01
+
+
+def test_a_much_slower_one_is_slower(attention_bench):
+    found = attention_bench(mine, "sdpa", **AXES, mask="causal")
+    assert found.verdict == "slower"
+    assert found.ratio > 2
+    assert found.low < found.ratio < found.high
+
+
+def test_a_wrong_one_is_told(attention_bench):
+    with pytest.raises(AssertionError, match="wrong is wrong on"):
+        attention_bench(wrong, "fused", **AXES)
+
+
+def test_wrong_use_is_told(attention_bench):
+    with pytest.raises(ValueError, match="compared with itself"):
+        attention_bench("sdpa", "sdpa", **AXES)
+    with pytest.raises(ValueError, match="does not support"):
+        attention_bench("torch_mha", **AXES)
+    with pytest.raises(TypeError, match="lenght"):
+        attention_bench(mine, lenght=3)
+"""
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_suite_of_ones_own_uses_the_engine_in_a_few_lines(tmp_path):
+    (tmp_path / "test_mine.py").write_text(SUITE, encoding="utf-8")
+    done = run_pytest(tmp_path, *PLUGIN, f"--benchmark-storage={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("suite")
+    sweep = folder / "tiny.toml"
+    sweep.write_text('summary = "tiny"\n[[grid]]\nseq_len = 16\nnum_heads = 2\nnum_threads = 1\n', encoding="utf-8")
+    asked = ["--attnbench-sweep", str(sweep), "--attnbench-set", "direction=inference"]
+    asked += ["--attnbench-implementation", "fused", "--attnbench-implementation", "torch_mha"]
+    asked += ["--attnbench-budget", "0", "--attnbench-results", str(folder), "--override-ini=addopts="]
+    suite = str(ROOT / "harness" / "pytest_suite")
+    done = run_pytest(
+        ROOT,
+        suite,
+        *asked,
+        f"--benchmark-storage={folder / 'stored'}",
+        "--benchmark-autosave",
+        "--benchmark-save-data",
+        "-rs",
+    )
+    return folder, done
+
+
+def test_each_cell_is_a_test_of_pytest_benchmark(stored):
+    folder, done = stored
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "has no entry after its projections" in done.stdout
+    (path,) = (folder / "stored").glob("*/*.json")
+    document = json.loads(path.read_text())
+    assert "node" not in document["machine_info"]
+    tests = {each["name"].split("[")[1].split("-")[0]: each for each in document["benchmarks"]}
+    assert set(tests) == {"fused", "sdpa"}
+    (journal,) = folder.glob("runs/*/journal.jsonl")
+    assert tests["fused"]["extra_info"]["run"] == journal.parent.name
+    assert tests["fused"]["extra_info"]["baseline"] == "sdpa"
+    assert tests["fused"]["extra_info"]["peak_memory_bytes"] > 0
+
+
+def test_the_rounds_are_the_samples_of_the_run(stored):
+    import harness
+
+    folder, _ = stored
+    (path,) = (folder / "stored").glob("*/*.json")
+    rounds = {each["name"]: each["stats"]["data"] for each in json.loads(path.read_text())["benchmarks"]}
+    taken = harness.samples(folder)
+    taken = taken[taken["metric"] == "latency"]
+    for name, data in rounds.items():
+        own = taken[taken["implementation"] == name.split("[")[1].split("-")[0]]
+        assert data == pytest.approx(own["value"].tolist())
+
+
+def test_what_is_stored_can_be_compared_by_its_own_command(stored):
+    folder, _ = stored
+    command = [sys.executable, "-m", "pytest_benchmark", f"--storage={folder / 'stored'}", "compare"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "test_attention[fused-" in done.stdout
+
+
+def test_a_replayed_clock_ends_with_its_samples():
+    clock = ReplayClock()
+    clock.load([0.5, 0.25])
+    seen = []
+    for _ in range(3):
+        start = clock()
+        clock.play()
+        seen.append(clock() - start)
+    assert seen == [0.5, 0.25, 0.0]
+
+
+def test_a_wrong_option_is_one_line(tmp_path):
+    suite = str(ROOT / "harness" / "pytest_suite")
+    done = run_pytest(ROOT, suite, "--attnbench-sweep", "nothing", "--override-ini=addopts=", "--co")
+    assert done.returncode != 0
+    assert "nothing" in done.stdout + done.stderr
