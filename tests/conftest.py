@@ -1,7 +1,15 @@
 """What all tests share."""
 
+import os
+
 import pytest
 import torch
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_worker():
+    """What tests start is no part of this session: pytest-benchmark would measure nothing where it sees a worker."""
+    os.environ.pop("PYTEST_XDIST_WORKER", None)
 
 
 @pytest.fixture(scope="session", autouse=True)
