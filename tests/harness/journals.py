@@ -73,6 +73,10 @@ def write(
     num_visits: int = 4,
     is_finished: bool = True,
     slowdown: float = 1.0,
+    seed: int = 7,
+    time: str = "2025-11-02T10:00:00+00:00",
+    commit: str = "1a2b3c4",
+    environment: Environment = ENVIRONMENT,
 ) -> Results:
     """Write the run's journal into `folder` and read it back; `slowdown` slows all but the baseline.
 
@@ -91,11 +95,9 @@ def write(
         num_epochs=num_epochs,
     )
     with Journal(folder) as journal:
-        journal.append(
-            RunStarted(schema=SCHEMA, run=folder.name, time="2025-11-02T10:00:00+00:00", commit="1a2b3c4", plan=plan)
-        )
-        journal.append(WorkerStarted(time="2025-11-02T10:00:01+00:00", environment=ENVIRONMENT))
-        for event in _events(plan, slowdown, num_visits):
+        journal.append(RunStarted(schema=SCHEMA, run=folder.name, time=time, commit=commit, plan=plan))
+        journal.append(WorkerStarted(time=time, environment=environment))
+        for event in _events(plan, slowdown, num_visits, seed):
             journal.append(event)
         if is_finished:
             journal.append(RunFinished(time="2025-11-02T10:02:00+00:00", elapsed_s=119.0))
@@ -125,8 +127,8 @@ def seconds(workload: Workload, name: str) -> float:
     return base * scope * causal * (workload.seq_len * workload.kv_len / 512**2) ** (growth / 2)
 
 
-def _events(plan: Plan, slowdown: float, num_visits: int) -> Iterator[Event]:
-    rng = np.random.default_rng(7)
+def _events(plan: Plan, slowdown: float, num_visits: int, seed: int) -> Iterator[Event]:
+    rng = np.random.default_rng(seed)
     for workload in plan.workloads:
         for name in plan.implementations:
             found, message, is_predicted = status(workload, name)
