@@ -21,11 +21,12 @@ from queue import SimpleQueue
 import msgspec
 import torch
 
-from harness import agreement, environment, measure, plugins, predict
+from harness import agreement, environment, loads, measure, plugins, predict, torch_loads
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
-from harness.caches import flusher
+from harness.caches import flusher, largest_bytes
 from harness.case import build, place, reason_against
+from harness.ceilings import Ceilings
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
@@ -39,6 +40,8 @@ from harness.messages import (
     Check,
     Checked,
     Failed,
+    FindCeilings,
+    Found,
     Hello,
     Observe,
     Observed,
@@ -84,6 +87,8 @@ class Worker:
                 return self.check(request)
             case Observe():
                 return self.observe(request)
+            case FindCeilings():
+                return self.find_ceilings(request)
             case TakeVisit():
                 return self.visit(request)
 
@@ -123,7 +128,8 @@ class Worker:
         self.flight.take_off(0)
         agreed = agreement.check(grounded, found)
         status = Status.ok if agreed.agrees else Status.disagrees
-        return Checked(status=status, message=agreed.diagnosis, agreement=agreed)
+        executed = found.executed_flops(request.workload)
+        return Checked(status=status, message=agreed.diagnosis, agreement=agreed, executed_flops=executed)
 
     def foresee(self, request: Check, found: Implementation) -> None:
         """Climb the staircase of shorter lengths."""
@@ -186,6 +192,20 @@ class Worker:
             return Failed(arm=name, status=Status.invalid, message=f"the metric {request.metric} is {value}")
         sample = Sample(value=value)
         return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+
+    def find_ceilings(self, request: FindCeilings) -> Found | Failed:
+        """What matrix products and copies reach where the workload runs."""
+        workload = request.workload
+        self.flight.take_off(0)
+        try:
+            made = torch_loads.loads_of(workload.device, workload.dtype, largest_bytes(workload.device))
+            clock = self.clock(workload.device)
+            samples = loads.take(made, clock, request.limit_s, lambda: self.flight.take_off(0))
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
+            status, message = _report(error)
+            return Failed(arm="", status=status, message=message)
+        device, dtype, num_threads = workload.place
+        return Found(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
 
     def visit(self, request: TakeVisit) -> Visited | Failed:
         """Sample the blocks of a visit, then see that every arm still computes."""

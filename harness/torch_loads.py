@@ -1,0 +1,44 @@
+"""The loads that show a device's ceilings: matrix products and copies of several sizes, by torch."""
+
+from functools import partial
+
+import torch
+
+from harness.ceilings import COPY, MATMUL
+from harness.loads import Load
+
+SIDES = {"cpu": (128, 256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
+WIDER = {"cpu": {"bfloat16": "float32", "float16": "float32"}}
+"""Where a dtype may be computed faster in another that holds all its values: half precision without hardware for it."""
+SMALLEST_COPY = {"cpu": 2**14, "cuda": 2**22}
+COPY_STEP = 8
+BEYOND_CACHE = 2
+"""The two buffers of the largest copy are each this many times as large as the largest cache."""
+LARGEST_COPY = 2**28
+
+
+def loads_of(device: str, dtype: str, cache_bytes: int) -> list[Load]:
+    """Those for one device and dtype; `cache_bytes` is the size of its largest cache."""
+    kind = device.partition(":")[0]
+    dtypes = dict.fromkeys([dtype, WIDER.get(kind, {}).get(dtype, dtype)])
+    products = [_product(device, name, side) for name in dtypes for side in SIDES[kind]]
+    largest = min(LARGEST_COPY, BEYOND_CACHE * cache_bytes)
+    sizes = [SMALLEST_COPY[kind]]
+    while sizes[-1] * COPY_STEP < largest:
+        sizes.append(sizes[-1] * COPY_STEP)
+    return [*products, *(_copy(device, size) for size in [*sizes, largest])]
+
+
+def _product(device: str, dtype: str, side: int) -> Load:
+    """(side, side) @ (side, side) of normal values: zeros would take less power, and so less time."""
+    made = torch.Generator(device=device).manual_seed(0)
+    left, right = (torch.randn(side, side, generator=made, device=device).to(getattr(torch, dtype)) for _ in range(2))
+    product = torch.empty_like(left)
+    work = partial(torch.mm, left, right, out=product)
+    return Load(kind=MATMUL, dtype=dtype, size=side, amount=2 * side**3, call=work)
+
+
+def _copy(device: str, size: int) -> Load:
+    """So many bytes from one buffer into another: read once, written once."""
+    source, target = (torch.ones(size // 4, device=device) for _ in range(2))
+    return Load(kind=COPY, dtype="float32", size=size, amount=2 * size, call=partial(target.copy_, source))
