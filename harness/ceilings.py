@@ -43,6 +43,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     dtype: str
     num_threads: int
     samples: tuple[CeilingSample, ...] = ()
+    crowding: float = 0.0  # the load average over the number of cores when they were taken
     message: str = ""
 
     @property
@@ -58,7 +59,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     def copy(self, num_bytes: float, *, is_cold: bool = False) -> Ceiling | None:
         """Bytes/s of the fastest copy that touches at least `num_bytes`, so that no smaller cache helped it.
 
-        With `is_cold` or beyond the largest copy: of the largest, which no cache holds.
+        With `is_cold` or beyond the largest copy: of the largest, which no cache holds. With 0 bytes: of any.
         """
         copies = [sample for sample in self.samples if sample.kind == COPY]
         largest = max((sample.amount for sample in copies), default=0)

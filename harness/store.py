@@ -34,14 +34,7 @@ from harness.events import (
 from harness.interference import CANARY, Gauge
 from harness.outcome import Agreement
 from harness.rates import Rates, rates
-from harness.records import (
-    Environment,
-    Measurement,
-    Record,
-    Sample,
-    Status,
-    Workload,
-)
+from harness.records import Environment, Measurement, Record, Sample, Status, Workload
 from harness.sanity import judged
 from harness.stats import Block
 

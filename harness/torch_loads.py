@@ -1,11 +1,16 @@
 """The loads that show a device's ceilings: matrix products and copies of several sizes, by torch."""
 
+import os
+from collections.abc import Callable
 from functools import partial
 
 import torch
 
-from harness.ceilings import COPY, MATMUL
-from harness.loads import Load
+from harness.caches import largest_bytes
+from harness.ceilings import COPY, MATMUL, Ceilings
+from harness.clock import Clock
+from harness.loads import Load, take
+from harness.records import Workload
 
 SIDES = {"cpu": (128, 256, 512, 1024), "cuda": (1024, 2048, 4096, 8192)}
 WIDER = {"cpu": {"bfloat16": "float32", "float16": "float32"}}
@@ -15,6 +20,15 @@ COPY_STEP = 8
 BEYOND_CACHE = 2
 """The two buffers of the largest copy are each this many times as large as the largest cache."""
 LARGEST_COPY = 2**28
+
+
+def ceilings(workload: Workload, clock: Clock, limit_s: float, on_turn: Callable[[], object]) -> Ceilings:
+    """What products and copies reach where the workload runs, in about `limit_s` seconds; the threads are set."""
+    crowding = os.getloadavg()[0] / (os.cpu_count() or 1)
+    made = loads_of(workload.device, workload.dtype, largest_bytes(workload.device))
+    samples = take(made, clock, limit_s, on_turn)
+    device, dtype, num_threads = workload.place
+    return Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples, crowding=crowding)
 
 
 def loads_of(device: str, dtype: str, cache_bytes: int) -> list[Load]:

@@ -21,12 +21,11 @@ from queue import SimpleQueue
 import msgspec
 import torch
 
-from harness import agreement, environment, loads, measure, plugins, predict, torch_loads
+from harness import agreement, environment, measure, plugins, predict, torch_loads
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
-from harness.caches import flusher, largest_bytes
+from harness.caches import flusher
 from harness.case import build, place, reason_against
-from harness.ceilings import Ceilings
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
@@ -195,17 +194,13 @@ class Worker:
 
     def find_ceilings(self, request: FindCeilings) -> Found | Failed:
         """What matrix products and copies reach where the workload runs."""
-        workload = request.workload
-        self.flight.take_off(0)
+        clock = self.clock(request.workload.device)
         try:
-            made = torch_loads.loads_of(workload.device, workload.dtype, largest_bytes(workload.device))
-            clock = self.clock(workload.device)
-            samples = loads.take(made, clock, request.limit_s, lambda: self.flight.take_off(0))
+            found = torch_loads.ceilings(request.workload, clock, request.limit_s, lambda: self.flight.take_off(0))
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
             status, message = _report(error)
             return Failed(arm="", status=status, message=message)
-        device, dtype, num_threads = workload.place
-        return Found(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
+        return Found(ceilings=found)
 
     def visit(self, request: TakeVisit) -> Visited | Failed:
         """Sample the blocks of a visit, then see that every arm still computes."""

@@ -32,7 +32,7 @@ LEGEND = (
     "Time per call is the median, with its 95 % interval in brackets; ratio is the time divided by the baseline's in "
     "the same block: below 1 is faster. Memory is the peak of one call above its inputs, in brackets as multiples of "
     "the textbook's score matrix S. Error is the largest error as a share of what is allowed: above 1 disagrees. "
-    "Products are useful FLOPs per second (those of visible pairs), traffic is compulsory bytes per second (inputs read "
+    "Products are useful FLOPs per second (of visible pairs), traffic is compulsory bytes per second (inputs read "
     "once, results written once), each in brackets as a share of the ceiling that this run measured; intensity is "
     "useful FLOPs for each compulsory byte; executed says how many FLOPs are computed for each useful one."
 )
