@@ -1,7 +1,7 @@
 """The journal: one JSON line for each event, appended and synced as work finishes, and folded into records on read.
 
-A journal is data: it is decoded into typed events and never executed. A line cut short by a kill is dropped; any other
-damage is an error that names the line. Idea of joining run and report by files alone: https://asv.readthedocs.io.
+A journal is data, never executed. A line that a kill cut short is dropped; any other damage is an error that names it.
+Idea of joining run and report by files alone: https://asv.readthedocs.io.
 """
 
 import math
