@@ -1,10 +1,12 @@
 """The loads that show a device's ceilings: matrix products and copies of several sizes, by torch."""
 
+import mmap
 import os
 from collections.abc import Callable
 from functools import partial
 
 import torch
+from torch import Tensor
 
 from harness.caches import largest_bytes
 from harness.ceilings import COPY, MATMUL, Ceilings
@@ -46,13 +48,27 @@ def loads_of(device: str, dtype: str, cache_bytes: int) -> list[Load]:
 def _product(device: str, dtype: str, side: int) -> Load:
     """(side, side) @ (side, side) of normal values: zeros would take less power, and so less time."""
     made = torch.Generator(device=device).manual_seed(0)
-    left, right = (torch.randn(side, side, generator=made, device=device).to(getattr(torch, dtype)) for _ in range(2))
-    product = torch.empty_like(left)
+    left, right, product = (_empty(device, dtype, side * side).view(side, side) for _ in range(3))
+    for operand in (left, right):
+        operand.normal_(generator=made)
     work = partial(torch.mm, left, right, out=product)
     return Load(kind=MATMUL, dtype=dtype, size=side, amount=2 * side**3, call=work)
 
 
 def _copy(device: str, size: int) -> Load:
     """So many bytes from one buffer into another: read once, written once."""
-    source, target = (torch.ones(size // 4, device=device) for _ in range(2))
+    source, target = (_empty(device, "float32", size // 4).fill_(1.0) for _ in range(2))
     return Load(kind=COPY, dtype="float32", size=size, amount=2 * size, call=partial(target.copy_, source))
+
+
+def _empty(device: str, dtype: str, length: int) -> Tensor:
+    """So many numbers; on the CPU in pages of their own, which no allocator has handed out.
+
+    When malloc gets a large block back, it keeps larger ones from then on (M_MMAP_THRESHOLD in mallopt(3),
+    https://man7.org/linux/man-pages/man3/mallopt.3.html), and what is timed later would pay for fewer page faults.
+    """
+    kind = getattr(torch, dtype)
+    if device != "cpu":
+        return torch.empty(length, dtype=kind, device=device)
+    pages = mmap.mmap(-1, length * kind.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(pages, dtype=kind)

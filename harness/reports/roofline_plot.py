@@ -75,7 +75,7 @@ def _draw_panel(axes: Axes, found: Ceilings, members: list[Row]) -> None:
     intensities = [arithmetic_intensity(row.workload) for row in members]
     main = found.copy(math.inf)
     ridge = min(intensities) if main is None else matmul.rate / main.rate  # left of it, memory decides
-    x = np.geomspace(min(*intensities, ridge) / 2, max(*intensities, ridge) * 2, 65)
+    x = np.geomspace(min(*intensities, ridge / 2) / 2, max(*intensities, ridge) * 2, 65)
     for _, line, num_bytes in ROOFS:
         copy = found.copy(num_bytes)
         if copy is not None:

@@ -1,6 +1,7 @@
 """Ceilings: what the samples say, how they are taken on a simulated machine, and that a run takes them once."""
 
 import pytest
+import torch
 
 from harness import store, virtual
 from harness.ceilings import COPY, MATMUL, Ceilings, CeilingSample
@@ -89,6 +90,21 @@ def test_half_precision_is_tried_in_float32_too_and_no_copy_fits_into_a_cache():
         amounts = [load.amount for load in made if load.kind == kind and load.dtype == "float32"]
         assert amounts == sorted(amounts)
     assert LARGEST_COPY >= 2**21
+
+
+def test_loads_compute_what_they_are_named_after():
+    for load in loads_of("cpu", "float32", cache_bytes=2**14):
+        result = load.call()
+        if load.kind == MATMUL:
+            left, right = load.call.args
+            assert result.shape == (load.size, load.size)
+            assert load.amount == 2 * load.size**3
+            torch.testing.assert_close(result[0], left[0] @ right, atol=1e-3, rtol=1e-3)
+            assert left.std() == pytest.approx(1.0, abs=0.1)  # zeros would be cheaper
+        else:
+            assert result.nbytes == load.size
+            assert load.amount == 2 * load.size
+            assert bool((result == 1.0).all())
 
 
 class Broken(VirtualCrew):
