@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING
 from harness.ceilings import Ceilings
 from harness.crew import WorkerLostError
 from harness.events import CeilingsMeasured
-from harness.messages import FindCeilings, Found
+from harness.messages import Failed, FindCeilings, Found
 from harness.records import Workload
 
 if TYPE_CHECKING:
@@ -29,14 +29,15 @@ def find_ceilings(run: "Run") -> None:
 def _find(run: "Run", workload: Workload, limit_s: float) -> CeilingsMeasured:
     if not run.crew.is_at_work:
         run.fresh_worker()
-    start_s, message = run.clock(), ""
+    start_s = run.clock()
     try:
         reply = run.crew.ask(FindCeilings(workload=workload, limit_s=limit_s))
         if isinstance(reply, Found):
             return CeilingsMeasured(ceilings=reply.ceilings, spent_s=run.clock() - start_s)
-        message = getattr(reply, "message", "")
+        assert isinstance(reply, Failed)
+        message = reply.message
     except WorkerLostError as lost:
         message = str(lost)
     device, dtype, num_threads = workload.place
-    none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=message or "no answer")
+    none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=message)
     return CeilingsMeasured(ceilings=none, spent_s=run.clock() - start_s)

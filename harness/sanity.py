@@ -24,7 +24,7 @@ SAME = 1.1
 FAR_LONGER = 4
 TELLING = 0.2
 """Where products that a longer workload adds must take this share of its time at least, its time has to show them."""
-CONTAINED = 2.0
+FAR_FASTER = 2.0
 """A backward pass that is so many times faster than the forward pass is strange; with one inside it, impossible."""
 
 Cell = tuple[Workload, str]
@@ -37,6 +37,9 @@ def judged(
     """The records, what is impossible made `invalid` and without its numbers; and doubts by workload id and name."""
     times = {(record.workload, record.implementation): _time(record) for record in records}
     known = {cell: time_s for cell, time_s in times.items() if time_s is not None}
+    by_name: dict[str, dict[Cell, float]] = {}
+    for cell, time_s in known.items():
+        by_name.setdefault(cell[1], {})[cell] = time_s
     found: list[Record] = []
     doubts: Doubts = {}
     for record in records:
@@ -45,13 +48,14 @@ def judged(
             found.append(record)
             continue
         here = ceilings.get(record.workload.place)
+        own = by_name[record.implementation]
         limits = list(_limits(record.workload, known[cell], here, is_cold=is_cold))
-        reasons = [limit for limit, is_certain in limits if is_certain] + list(_contradictions(cell, known))
+        reasons = [limit for limit, is_certain in limits if is_certain] + list(_contradictions(cell, own))
         if reasons:
             found.append(msgspec.structs.replace(record, status=Status.invalid, message=reasons[0], measurements=()))
             continue
         found.append(record)
-        strange = [limit for limit, _ in limits] + list(_oddities(cell, known, here))
+        strange = [limit for limit, _ in limits] + list(_oddities(cell, own, here))
         if strange:
             doubts[record.workload.id, record.implementation] = tuple(strange)
     return tuple(found), doubts
@@ -66,33 +70,32 @@ def _limits(
     workload: Workload, time_s: float, ceilings: Ceilings | None, *, is_cold: bool
 ) -> Iterator[tuple[str, bool]]:
     """What is above a ceiling, and whether that is certain: beyond any copy, even one that stays in a cache."""
-    if ceilings is None:
+    if time_s <= 0:
+        yield "impossible: no time passed", True
+    if ceilings is None or time_s <= 0:
         return
     num_flops, num_bytes = counts.least_flops(workload), counts.least_bytes(workload)
-    for what, unit, rate, ceiling, highest, slack in (
-        ("matrix product", "flops/s", num_flops / time_s, ceilings.matmul, ceilings.matmul, 1.0),
-        ("copy", "bytes/s", num_bytes / time_s, ceilings.copy(num_bytes, is_cold=is_cold), ceilings.copy(0), READING),
+    copy, any_copy = ceilings.copy(num_bytes, is_cold=is_cold), ceilings.copy(0)
+    for what, like, unit, rate, ceiling, highest, slack in (
+        ("matrix product", "", "flops/s", num_flops / time_s, ceilings.matmul, ceilings.matmul, 1.0),
+        ("copy", " of as many bytes", "bytes/s", num_bytes / time_s, copy, any_copy, READING),
     ):
         if ceiling is None or highest is None or rate <= slack * ceiling.rate:
             continue
         is_certain = rate > SLACK * slack * highest.spread * max(1.0, ceilings.crowding) * highest.rate
         least = f"{show(time_s, 's')} a call is at least {show(rate, unit)}"
         if is_certain:
-            share = significant(rate / highest.rate, 3)
-            yield (
-                f"impossible: {least}, {share} times the fastest {what} of this run ({show(highest.rate, unit)})",
-                True,
-            )
+            above = f"{significant(rate / highest.rate, 3)} times the fastest {what} of this run"
+            yield f"impossible: {least}, {above} ({show(highest.rate, unit)})", True
         else:
-            share = significant(rate / ceiling.rate, 3)
-            doubt = "the machine was slower when that was measured, or the time is wrong"
-            yield f"{least}, {share} times the fastest {what} of its kind: {doubt}", False
+            above = f"{significant(rate / ceiling.rate, 3)} times the fastest {what}{like}"
+            yield f"{least}, {above}: the machine was slower when that was measured, or the time is wrong", False
 
 
 def _contradictions(cell: Cell, times: Mapping[Cell, float]) -> Iterator[str]:
     """A forward and backward pass that is far faster than its forward pass alone."""
     forward_s = times.get(_turned(cell, "forward"))
-    if cell[0].direction == "forward_backward" and forward_s is not None and CONTAINED * times[cell] < forward_s:
+    if cell[0].direction == "forward_backward" and forward_s is not None and FAR_FASTER * times[cell] < forward_s:
         yield f"impossible: {show(times[cell], 's')} with the backward pass, {show(forward_s, 's')} without it"
 
 
@@ -100,7 +103,7 @@ def _oddities(cell: Cell, times: Mapping[Cell, float], ceilings: Ceilings | None
     """What makes one wonder."""
     workload, time_s = cell[0], times[cell]
     forward_s = times.get(_turned(cell, "forward")) or times.get(_turned(cell, "inference"))
-    if workload.direction.endswith("backward") and forward_s is not None and CONTAINED * time_s < forward_s:
+    if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
         yield f"its forward pass takes {significant(forward_s / time_s, 2)} times as long"
     if ceilings is None or ceilings.matmul is None:
         return

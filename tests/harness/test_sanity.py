@@ -61,7 +61,7 @@ def test_faster_than_memory_but_not_than_a_cache_is_doubted():
     time_s = counts.least_bytes(DECODING) / COPY * 1.05
     statuses, _, (doubts,) = judge(recorded(DECODING, time_s), matmul=1e15)
     assert statuses == [Status.ok]
-    assert "2.86 times the fastest copy of its kind" in doubts[0]
+    assert "2.86 times the fastest copy of as many bytes" in doubts[0]
     small = Workload(seq_len=1, kv_len=64, direction="inference")
     time_s = counts.least_bytes(small) / COPY * 1.05
     assert judge(recorded(small, time_s), matmul=1e15)[2] == [()]  # it stays in a cache
@@ -88,6 +88,10 @@ def test_without_ceilings_no_time_is_above_them():
     (found,), doubts = judged([recorded(LONG, 1e-9)], {}, is_cold=False)
     assert found.status is Status.ok
     assert doubts == {}
+
+
+def test_a_call_that_takes_no_time_is_invalid():
+    assert judge(recorded(LONG, 0.0))[:2] == ([Status.invalid], ["impossible: no time passed"])
 
 
 def directed(direction: str, time_s: float) -> Record:
