@@ -22,9 +22,13 @@ def cpu_bytes(folder: Path = SYSTEM) -> int:
     return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_BYTES)
 
 
+def largest_bytes(device: str) -> int:
+    """The size of the device's largest cache."""
+    return cpu_bytes() if device == "cpu" else l2_bytes(device)
+
+
 @cache
 def flusher(device: str) -> Callable[[], object]:
     """What empties the caches of that device: a write to a buffer of twice their size."""
-    size = 2 * (cpu_bytes() if device == "cpu" else l2_bytes(device))
-    buffer = torch.empty(size, dtype=torch.uint8, device=device)
+    buffer = torch.empty(2 * largest_bytes(device), dtype=torch.uint8, device=device)
     return lambda: buffer.add_(1)

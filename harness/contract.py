@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from harness.counts import dense_flops, product_flops
 from harness.mask import Causal, Mask, Padding
 from harness.records import Workload
 
@@ -23,7 +24,9 @@ __all__ = [
     "Padding",
     "Weights",
     "Workload",
+    "dense_flops",
     "nn",
+    "product_flops",
     "repeat_heads",
 ]
 
@@ -195,6 +198,11 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
     return tensor if group_size == 1 else tensor.repeat_interleave(group_size, dim=1)
 
 
+def uncounted(workload: Workload) -> int | None:  # noqa: ARG001 - the signature of `executed_flops`
+    """Nobody has counted: returns None, and reports say "unknown"."""
+    return None
+
+
 def everything(workload: Workload) -> str | None:  # noqa: ARG001 - the signature of `unsupported`
     """Support every workload: returns no reason against any."""
     return None
@@ -206,8 +214,11 @@ class Implementation:
 
     `build` returns an `Attention`, or any module with `forward(x, context=None, *, mask)`; a module without `attend`
     takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported.
+    `executed_flops` says what one call really computes, hidden pairs included, or None where nobody can tell:
+    `dense_flops` for the textbook form, `product_flops` for what skips some.
     """
 
     build: Callable[[Weights], nn.Module]
     source: str
     unsupported: Callable[[Workload], str | None] = everything
+    executed_flops: Callable[[Workload], int | None] = uncounted

@@ -4,6 +4,7 @@ import math
 
 import msgspec
 
+from harness.ceilings import Ceilings
 from harness.outcome import Agreement
 from harness.records import Environment, Measurement, Sample, Status, Workload
 
@@ -80,6 +81,7 @@ class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked")
     is_predicted: bool = False
     agreement: Agreement | None = None
     check_s: float = 0.0
+    executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
 
 
 class CellMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="cell_measured"):
@@ -97,6 +99,13 @@ class CellFailed(msgspec.Struct, frozen=True, kw_only=True, tag="cell_failed"):
     implementation: str
     status: Status
     message: str
+
+
+class CeilingsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings_measured"):
+    """What matrix products and copies reached, for the workloads of one device, dtype and number of threads."""
+
+    ceilings: Ceilings
+    spent_s: float = 0.0
 
 
 class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finished"):
@@ -120,7 +129,16 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
     reason: str = ""  # why timing ended: everything is decided, or the budget is spent
 
 
-Event = RunStarted | WorkerStarted | CellChecked | CellMeasured | CellFailed | VisitFinished | RunFinished
+Event = (
+    RunStarted
+    | WorkerStarted
+    | CellChecked
+    | CellMeasured
+    | CellFailed
+    | CeilingsMeasured
+    | VisitFinished
+    | RunFinished
+)
 
 
 def twin(baseline: str) -> str:

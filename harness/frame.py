@@ -8,10 +8,10 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from harness import counts
 from harness.compare import comparisons
-from harness.counts import score_matrix_bytes
 from harness.records import Comparison, Measurement, Record, Sample, Workload
-from harness.stats import median_estimate
+from harness.stats import median, median_estimate
 from harness.store import JOURNAL, Results, find_runs, read
 
 if TYPE_CHECKING:
@@ -19,7 +19,9 @@ if TYPE_CHECKING:
 
 IDENTITY = ("run", "commit", "time", "workload", "implementation", *Workload.__struct_fields__)
 TIMES = ("latency_s", "latency_low_s", "latency_high_s", "num_samples", "ratio", "ratio_low", "ratio_high", "verdict")
-CELL_COLUMNS = (*IDENTITY, "status", "message", *TIMES, "score_matrix_bytes", "error_ratio", "fingerprint")
+COUNTS = ("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes")
+RATES = ("flops_per_s", "bytes_per_s", "matmul_share", "copy_share")
+CELL_COLUMNS = (*IDENTITY, "status", "message", *TIMES, *COUNTS, *RATES, "error_ratio", "fingerprint")
 """Columns of `load` that are always there; one for each metric that was measured follows them."""
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 TEXTS = ("run", "commit", "time", "workload", "implementation", "status", "message", "verdict", "fingerprint")
@@ -29,7 +31,8 @@ def load(*paths: Path | str) -> "pd.DataFrame":
     """Every cell of the runs at `paths`: one row each, with its axes, status, time, ratio and measured metrics.
 
     A path is a run's folder, its journal, or a results folder that holds runs/. Times are in seconds per call, sizes in
-    bytes; `latency_low_s`, `ratio_high` and their kin bound 95 % intervals. The baseline's own ratio is 1.
+    bytes; `latency_low_s`, `ratio_high` and their kin bound 95 % intervals. The baseline's own ratio is 1. Rates are of
+    useful FLOPs and compulsory bytes (harness/counts.py), shares are of the ceilings that the run measured.
 
     Raises:
         ValueError: nothing can be read there; the message says what is wrong.
@@ -90,7 +93,8 @@ def _cells(results: Results) -> Iterator[dict[str, Any]]:
             "message": record.message or None,
             **_latency(record),
             **_ratio(record, results.plan.baseline, compared.get((record.workload.id, record.implementation))),
-            "score_matrix_bytes": score_matrix_bytes(record.workload),
+            **_counts(record),
+            **_rates(record, results),
             "error_ratio": _number(None if agreement is None else agreement.error_ratio),
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
             **{_column(found): found.samples[0].value for found in _single(record)},
@@ -111,6 +115,25 @@ def _latency(record: Record) -> dict[str, Any]:
         "latency_high_s": _number(None if found is None else found.high),
         "num_samples": 0 if found is None else found.num_samples,
     }
+
+
+def _counts(record: Record) -> dict[str, Any]:
+    executed = record.executed_flops
+    return {
+        "useful_flops": counts.useful_flops(record.workload),
+        "executed_flops": _number(None if executed is None else float(executed)),
+        "compulsory_bytes": counts.compulsory_bytes(record.workload),
+        "arithmetic_intensity": counts.arithmetic_intensity(record.workload),
+        "score_matrix_bytes": counts.score_matrix_bytes(record.workload),
+    }
+
+
+def _rates(record: Record, results: Results) -> dict[str, Any]:
+    latency = record.measurement("latency")
+    if latency is None or not latency.samples:
+        return dict.fromkeys(RATES, _number(None))
+    found = results.rates(record.workload, median(sample.value for sample in latency.samples))
+    return {name: _number(getattr(found, name)) for name in RATES}
 
 
 def _ratio(record: Record, baseline: str, comparison: Comparison | None) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 import msgspec
 
+from harness.ceilings import Ceilings
 from harness.outcome import Agreement
 from harness.records import Environment, Measurement, Sample, Status, Workload
 
@@ -30,6 +31,13 @@ class Observe(msgspec.Struct, frozen=True, kw_only=True, tag="observe"):
     metric: str
 
 
+class FindCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
+    """What can this machine do at most, on the workload's device, dtype and threads? Answered by Found, or Failed."""
+
+    workload: Workload
+    limit_s: float
+
+
 class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     """Sample some blocks. `arms` pairs an arm's name with its implementation's spec. Answered by Visited or Failed."""
 
@@ -42,7 +50,7 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     cache: str = "warm"
 
 
-Request = Hello | Check | Observe | TakeVisit
+Request = Hello | Check | Observe | FindCeilings | TakeVisit
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -59,12 +67,19 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
     is_predicted: bool = False
     agreement: Agreement | None = None
     check_s: float = 0.0
+    executed_flops: int | None = None
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
     """The metric's value."""
 
     measurement: Measurement
+
+
+class Found(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
+    """What products and copies reached."""
+
+    ceilings: Ceilings
 
 
 class Visited(msgspec.Struct, frozen=True, kw_only=True, tag="visited"):
@@ -82,4 +97,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Reply = Ready | Checked | Observed | Visited | Failed
+Reply = Ready | Checked | Observed | Found | Visited | Failed

@@ -111,6 +111,11 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
                 yield _in_path(f"{SHORT_NAMES.get(field.name, field.name)}{value}")
 
     @property
+    def place(self) -> tuple[str, str, int]:
+        """Where and in what it is computed: device, dtype and threads, the key of the ceilings that hold for it."""
+        return self.device, self.dtype, self.num_threads
+
+    @property
     def mask_rule(self) -> Mask:
         """The mask as data."""
         return parse_mask(self.mask)
@@ -225,6 +230,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     is_predicted: bool = False  # the status was foreseen and the cell not tried
     agreement: Agreement | None = None
     operators: Operators | None = None
+    executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
     measurements: tuple[Measurement, ...] = ()
 
     def measurement(self, metric: str) -> Measurement | None:

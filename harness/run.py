@@ -1,4 +1,4 @@
-"""The walk of a run: check each cell, read its metrics, then time them (harness/timing.py); all into the journal.
+"""The walk of a run: check each cell, read its metrics, find ceilings, then time (harness/timing.py); all journaled.
 
 Every step is an event on disk before the next begins, so that a run can be killed at any moment and resumed.
 """
@@ -11,6 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 
 from harness import plugins, store
+from harness.ceiling_stage import find_ceilings
 from harness.crew import Crew, WorkerLostError
 from harness.events import (
     ALLOCATORS,
@@ -33,7 +34,7 @@ from harness.revision import commit
 from harness.state import State
 from harness.timing import Timing
 
-STAGES = ("check", "metrics", "time")
+STAGES = ("check", "metrics", "ceilings", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -137,6 +138,7 @@ class Run:
             is_predicted=reply.is_predicted,
             agreement=reply.agreement,
             check_s=reply.check_s,
+            executed_flops=reply.executed_flops,
         )
 
     def observe_all(self, metrics: Sequence[str]) -> None:
@@ -214,6 +216,8 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
             run.check_all()
         if "metrics" in stages:
             run.observe_all([metric for metric in plan.metrics if metric != "latency"])
+        if "ceilings" in stages and "latency" in plan.metrics:
+            find_ceilings(run)
         timed = "time" in stages and "latency" in plan.metrics
         reason = Timing(run).time_all() if timed else ""
         run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s, reason=reason))

@@ -4,7 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
+from harness.ceilings import Key
 from harness.events import (
+    CeilingsMeasured,
     CellChecked,
     CellFailed,
     CellMeasured,
@@ -24,6 +26,7 @@ class State:
 
     status: dict[tuple[str, str], Status] = field(default_factory=dict)
     observed: set[tuple[str, str, str]] = field(default_factory=set)
+    ceilings: set[Key] = field(default_factory=set)
     num_visits: Counter[str] = field(default_factory=Counter)
     num_workers: int = 0
     spent_s: float = 0.0  # inside checks and samples
@@ -48,6 +51,9 @@ class State:
                 self.conclude((event.workload, event.implementation), event.status)
             case CellMeasured():
                 self.observed.add((event.workload, event.implementation, event.measurement.metric))
+            case CeilingsMeasured():
+                self.ceilings.add(event.ceilings.key)
+                self.spent_s += event.spent_s
             case VisitFinished():
                 self.num_visits[event.workload] += 1
                 self.spent_s += event.called_s

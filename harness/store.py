@@ -1,7 +1,7 @@
 """The journal: one JSON line for each event, appended and synced as work finishes, and folded into records on read.
 
-A journal is data: it is decoded into typed events and never executed. A line cut short by a kill is dropped; any other
-damage is an error that names the line. Idea of joining run and report by files alone: https://asv.readthedocs.io.
+A journal is data, never executed. A line that a kill cut short is dropped; any other damage is an error that names it.
+Idea of joining run and report by files alone: https://asv.readthedocs.io.
 """
 
 import math
@@ -16,8 +16,10 @@ from typing import IO, Self
 
 import msgspec
 
+from harness.ceilings import Ceilings, Key
 from harness.events import (
     SCHEMA,
+    CeilingsMeasured,
     CellChecked,
     CellFailed,
     CellMeasured,
@@ -31,13 +33,9 @@ from harness.events import (
 )
 from harness.interference import CANARY, Gauge
 from harness.outcome import Agreement
-from harness.records import (
-    Environment,
-    Measurement,
-    Record,
-    Sample,
-    Status,
-)
+from harness.rates import Rates, rates
+from harness.records import Environment, Measurement, Record, Sample, Status, Workload
+from harness.sanity import judged
 from harness.stats import Block
 
 JOURNAL = "journal.jsonl"
@@ -106,6 +104,8 @@ class Results:
     num_blocks: int = 0  # that had a canary
     void: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
+    ceilings: dict[Key, Ceilings] = field(default_factory=dict)
+    doubts: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)  # of times, by workload id and name
 
     @property
     def run(self) -> str:
@@ -117,6 +117,10 @@ class Results:
         """What the run was asked to do."""
         return self.started.plan
 
+    def rates(self, workload: Workload, time_s: float) -> Rates:
+        """What a call of the workload that takes so long means as work, beside this run's ceilings."""
+        return rates(workload, time_s, self.ceilings.get(workload.place), is_cold=self.plan.cache == "cold")
+
 
 @dataclass
 class _Cell:
@@ -126,6 +130,7 @@ class _Cell:
     message: str = ""
     is_predicted: bool = False
     agreement: Agreement | None = None
+    executed_flops: int | None = None
     environment: Environment | None = None
     time: str = ""
     measured: dict[str, Measurement] = field(default_factory=dict)
@@ -168,10 +173,12 @@ def read(path: Path) -> Results:
     gauge = Gauge()
     for visit in visits:
         gauge.hear(visit.workload, visit.arms.get(CANARY, ()))
+    ceilings = {event.ceilings.key: event.ceilings for event in found if isinstance(event, CeilingsMeasured)}
+    records, doubts = judged(tuple(_fold(started, found)), ceilings, is_cold=started.plan.cache == "cold")
     return Results(
         folder=journal.parent,
         started=started,
-        records=tuple(_fold(started, found)),
+        records=records,
         elapsed_s=finished[-1].elapsed_s if finished else None,
         num_visits=dict(Counter(visit.workload for visit in visits)),
         check_s=sum(event.check_s for event in found if isinstance(event, CellChecked)),
@@ -179,6 +186,8 @@ def read(path: Path) -> Results:
         num_blocks=gauge.num_blocks,
         void={workload: frozenset(blocks) for workload, blocks in gauge.void.items()},
         reason=finished[-1].reason if finished else "",
+        ceilings=ceilings,
+        doubts=doubts,
     )
 
 
@@ -194,7 +203,7 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
                 _apply(event, cells.setdefault((event.workload, event.implementation), _Cell()), worker)
             case VisitFinished():
                 _distribute(event, cells, started.plan.baseline)
-            case RunStarted() | RunFinished():
+            case RunStarted() | RunFinished() | CeilingsMeasured():
                 pass
     workloads = {workload.id: workload for workload in started.plan.workloads}
     order = {workload: place for place, workload in enumerate(workloads)}
@@ -212,6 +221,7 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
             message=cell.message,
             is_predicted=cell.is_predicted,
             agreement=cell.agreement,
+            executed_flops=cell.executed_flops,
             measurements=tuple(_measurements(cell)) if cell.status is Status.ok else (),
         )
 
@@ -223,6 +233,7 @@ def _apply(event: CellChecked | CellMeasured | CellFailed, cell: _Cell, worker: 
     cell.status, cell.message = event.status, event.message
     if isinstance(event, CellChecked):
         cell.is_predicted, cell.agreement = event.is_predicted, event.agreement
+        cell.executed_flops = event.executed_flops
     if worker is not None:
         cell.environment, cell.time = worker.environment, worker.time
 

@@ -19,7 +19,7 @@ from harness.units import MISSING, show, significant
 LINE_EVERY_S = 10.0
 FAR = 1e4
 """From here on an error is told by its power of ten."""
-STAGE_WORDS = {"check": "checking", "metrics": "reading metrics", "time": "timing"}
+STAGE_WORDS = {"check": "checking", "metrics": "reading metrics", "ceilings": "finding ceilings", "time": "timing"}
 
 
 @contextmanager
@@ -255,6 +255,8 @@ def summary(found: Results) -> dict[str, object]:
                 "latency_s": None if row.time is None else row.time.point,
                 "ratio": None if row.comparison is None else row.comparison.ratio,
                 "verdict": None if row.comparison is None else str(row.comparison.verdict),
+                "flops_per_s": None if row.rates is None else row.rates.flops_per_s,
+                "matmul_share": None if row.rates is None else row.rates.matmul_share,
                 "peak_memory_bytes": row.peak_memory_bytes,
                 "error_ratio": row.error_ratio,
             }

@@ -14,11 +14,26 @@ from typing import Self
 import numpy as np
 
 from harness import measure, run
+from harness.ceilings import COPY, MATMUL, Ceilings
 from harness.clock import VirtualClock
 from harness.crew import Crew
 from harness.events import Plan, VisitFinished, twin
 from harness.interference import CANARY
-from harness.messages import Check, Checked, Hello, Observe, Observed, Ready, Reply, Request, TakeVisit, Visited
+from harness.loads import Load, take
+from harness.messages import (
+    Check,
+    Checked,
+    FindCeilings,
+    Found,
+    Hello,
+    Observe,
+    Observed,
+    Ready,
+    Reply,
+    Request,
+    TakeVisit,
+    Visited,
+)
 from harness.outcome import Agreement, ProbeResult, TensorError
 from harness.plugins import name_of
 from harness.records import Environment, Measurement, Sample, Status, Workload
@@ -32,6 +47,8 @@ NUM_STEPS = 2**14
 NUM_LUCKS = 2**12
 CANARY_S = 0.3e-3
 """What a sample of the canary takes."""
+MATMUL_RATE, COPY_RATE = 1e13, 1e12
+"""The ceilings, in FLOP/s and bytes/s: higher than anything that is simulated needs."""
 CHECK_S = 0.05
 """What a check takes, about: a second for each twenty cells."""
 SHARE_AFTER_TOUCH = 0.02
@@ -148,8 +165,21 @@ class VirtualCrew(Crew):
             case Observe():
                 found = Measurement(metric=request.metric, unit="bytes", samples=(Sample(value=2.0**20),))
                 return Observed(measurement=found)
+            case FindCeilings():
+                return self._ceilings(request)
             case TakeVisit():
                 return self._visit(request)
+
+    def _ceilings(self, request: FindCeilings) -> Found:
+        device, dtype, num_threads = request.workload.place
+        spend = self.clock.spend
+        made = [
+            Load(kind=kind, dtype=dtype, size=1, amount=int(amount), call=lambda s=amount / rate: spend(s))  # type: ignore[misc] # mypy knows no type of a default
+            for kind, rate in ((MATMUL, MATMUL_RATE), (COPY, COPY_RATE))
+            for amount in (1e-3 * rate, 1e-2 * rate)
+        ]
+        samples = take(made, self.clock, request.limit_s, self.machine.turn)
+        return Found(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
 
     def _visit(self, request: TakeVisit) -> Visited:
         start_s = self.clock.now()

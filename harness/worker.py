@@ -21,7 +21,7 @@ from queue import SimpleQueue
 import msgspec
 import torch
 
-from harness import agreement, environment, measure, plugins, predict
+from harness import agreement, environment, measure, plugins, predict, torch_loads
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
 from harness.caches import flusher
@@ -39,6 +39,8 @@ from harness.messages import (
     Check,
     Checked,
     Failed,
+    FindCeilings,
+    Found,
     Hello,
     Observe,
     Observed,
@@ -84,6 +86,8 @@ class Worker:
                 return self.check(request)
             case Observe():
                 return self.observe(request)
+            case FindCeilings():
+                return self.find_ceilings(request)
             case TakeVisit():
                 return self.visit(request)
 
@@ -123,7 +127,8 @@ class Worker:
         self.flight.take_off(0)
         agreed = agreement.check(grounded, found)
         status = Status.ok if agreed.agrees else Status.disagrees
-        return Checked(status=status, message=agreed.diagnosis, agreement=agreed)
+        executed = found.executed_flops(request.workload)
+        return Checked(status=status, message=agreed.diagnosis, agreement=agreed, executed_flops=executed)
 
     def foresee(self, request: Check, found: Implementation) -> None:
         """Climb the staircase of shorter lengths."""
@@ -186,6 +191,16 @@ class Worker:
             return Failed(arm=name, status=Status.invalid, message=f"the metric {request.metric} is {value}")
         sample = Sample(value=value)
         return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+
+    def find_ceilings(self, request: FindCeilings) -> Found | Failed:
+        """What matrix products and copies reach where the workload runs."""
+        clock = self.clock(request.workload.device)
+        try:
+            found = torch_loads.ceilings(request.workload, clock, request.limit_s, lambda: self.flight.take_off(0))
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
+            status, message = _report(error)
+            return Failed(arm="", status=status, message=message)
+        return Found(ceilings=found)
 
     def visit(self, request: TakeVisit) -> Visited | Failed:
         """Sample the blocks of a visit, then see that every arm still computes."""

@@ -12,7 +12,7 @@ import math
 import torch
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, nn, repeat_heads
+from harness.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn, repeat_heads
 
 
 class Bmm(Attention):
@@ -72,5 +72,7 @@ def project_replicas(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 IMPLEMENTATION = Implementation(
-    build=Bmm, source="https://sebastianraschka.com/blog/2023/self-attention-from-scratch.html"
+    build=Bmm,
+    source="https://sebastianraschka.com/blog/2023/self-attention-from-scratch.html",
+    executed_flops=dense_flops,
 )

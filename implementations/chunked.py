@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from harness.contract import Attention, BoundMask, Implementation, repeat_heads
+from harness.contract import Attention, BoundMask, Implementation, Workload, product_flops, repeat_heads
 
 TILE = 256
 """Queries and keys in a tile: (H, t, s) scores of 8 heads in float32 are 2 MiB, about what a core's cache holds."""
@@ -102,6 +102,20 @@ def tiles(length: int) -> Iterator[slice]:
     return (slice(start, min(start + TILE, length)) for start in range(0, length, TILE))
 
 
+def executed_flops(workload: Workload) -> int:
+    """All pairs of each tile in which any is visible; the backward pass makes the scores again."""
+    mask = BoundMask(workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len), "cpu")
+    pairs = 0
+    for rows in tiles(workload.seq_len):
+        for keys in tiles(workload.kv_len):
+            visible = mask.tile(rows, keys)
+            if visible is None or visible.any():
+                pairs += workload.batch_size * (rows.stop - rows.start) * (keys.stop - keys.start)
+    return product_flops(workload, pairs, recomputes_scores=True)
+
+
 IMPLEMENTATION = Implementation(
-    build=Chunked, source="https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2112.05682"
+    build=Chunked,
+    source="https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2112.05682",
+    executed_flops=executed_flops,
 )

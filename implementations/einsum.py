@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, nn
+from harness.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn
 
 
 class Einsum(Attention):
@@ -63,4 +63,4 @@ class Einsum(Attention):
         return torch.einsum("bgrts,bgsv->bgrtv", weights, value).flatten(1, 2)  # (B,G,R,T,V) -> (B,H,T,V)
 
 
-IMPLEMENTATION = Implementation(build=Einsum, source="https://rockt.ai/2018/04/30/einsum")
+IMPLEMENTATION = Implementation(build=Einsum, source="https://rockt.ai/2018/04/30/einsum", executed_flops=dense_flops)

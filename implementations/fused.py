@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, nn, repeat_heads
+from harness.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn, repeat_heads
 
 
 class Fused(Attention):
@@ -60,4 +60,6 @@ class Fused(Attention):
         return weights @ value  # (B,H,T,S) @ (B,H,S,V) -> (B,H,T,V)
 
 
-IMPLEMENTATION = Implementation(build=Fused, source="https://arxiv.org/abs/1706.03762, section 3.2")
+IMPLEMENTATION = Implementation(
+    build=Fused, source="https://arxiv.org/abs/1706.03762, section 3.2", executed_flops=dense_flops
+)

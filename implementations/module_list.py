@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, nn
+from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, dense_flops, nn
 
 
 class Head(nn.Module):
@@ -88,4 +88,5 @@ IMPLEMENTATION = Implementation(
     build=ModuleList,
     source="https://github.com/rasbt/LLMs-from-scratch/tree/main/ch03",
     unsupported=unsupported,
+    executed_flops=dense_flops,
 )

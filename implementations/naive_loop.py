@@ -11,7 +11,7 @@ import math
 import torch
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation
+from harness.contract import Attention, BoundMask, Implementation, Workload, dense_flops
 
 
 class NaiveLoop(Attention):
@@ -46,6 +46,14 @@ def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) ->
     return weights @ values  # (S,) @ (S,V) -> (V,)
 
 
+def executed_flops(workload: Workload) -> int | None:
+    """Every pair of each token that sees a key; who sees none is passed over, and these are not counted here."""
+    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+    return None if workload.mask_rule.has_empty_rows(*sizes) else dense_flops(workload)
+
+
 IMPLEMENTATION = Implementation(
-    build=NaiveLoop, source="https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention"
+    build=NaiveLoop,
+    source="https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention",
+    executed_flops=executed_flops,
 )

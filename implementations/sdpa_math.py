@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.contract import Attention, BoundMask, Implementation
+from harness.contract import Attention, BoundMask, Implementation, dense_flops
 
 
 class SdpaMath(Attention):
@@ -29,5 +29,7 @@ class SdpaMath(Attention):
 
 
 IMPLEMENTATION = Implementation(
-    build=SdpaMath, source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"
+    build=SdpaMath,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
+    executed_flops=dense_flops,
 )

@@ -1,5 +1,6 @@
 """What the summary and the page tell besides the table: what was run, where, how far to trust it, what went wrong."""
 
+import math
 from collections import Counter
 
 from harness.compare import noise_floors
@@ -32,6 +33,7 @@ def facts(results: Results) -> dict[str, str]:
         "verdicts": f"{verdicts.decided(results)}" + (f" ({results.reason})" if results.reason else ""),
         "disturbances": verdicts.disturbed(results),
         "identical code": _floor(results),
+        "ceilings": _ceilings(results),
     }
 
 
@@ -82,6 +84,20 @@ def conclusions(results: Results) -> dict[str, list[str]]:
         f"Geometric mean of the ratios to {words.plain(results.plan.baseline)}": verdicts.means(results),
     }
     return {heading: lines for heading, lines in told.items() if lines}
+
+
+def _ceilings(results: Results) -> str:
+    """The fastest matrix product and copies of the run, for each device, dtype and number of threads."""
+    told = []
+    for device, dtype, num_threads in results.ceilings:
+        found = results.ceilings[device, dtype, num_threads]
+        where = f"{dtype} on {device}" + (f" with {num_threads} thread{'s' * (num_threads > 1)}" if num_threads else "")
+        rates = (found.matmul, "flops/s", "matrix product"), (found.copy(0), "bytes/s", "copy")
+        parts = [f"{what} {show(best.rate, unit)}" for best, unit, what in rates if best is not None]
+        main = found.copy(math.inf)
+        parts += [f"{show(main.rate, 'bytes/s')} beyond the caches"] if main is not None else []
+        told.append(f"{where}: {', '.join(parts) or words.plain(found.message)}")
+    return "; ".join(told) or "not measured"
 
 
 def _floor(results: Results) -> str:

@@ -5,18 +5,36 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.compare import comparisons
-from harness.counts import score_matrix_bytes
+from harness.counts import arithmetic_intensity, score_matrix_bytes
+from harness.rates import Rates, executed_ratio
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.reports import words
 from harness.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
 from harness.store import Results
 from harness.units import MISSING, duration, scale_of, show, significant
 
-COLUMNS = ("length", "implementation", "status", "time per call", "ratio", "verdict", "memory", "error", "notes")
+COLUMNS = (
+    "length",
+    "implementation",
+    "status",
+    "time per call",
+    "ratio",
+    "verdict",
+    "products",
+    "traffic",
+    "intensity",
+    "executed",
+    "memory",
+    "error",
+    "notes",
+)
 LEGEND = (
     "Time per call is the median, with its 95 % interval in brackets; ratio is the time divided by the baseline's in "
     "the same block: below 1 is faster. Memory is the peak of one call above its inputs, in brackets as multiples of "
-    "the textbook's score matrix S. Error is the largest error as a share of what is allowed: above 1 disagrees."
+    "the textbook's score matrix S. Error is the largest error as a share of what is allowed: above 1 disagrees. "
+    "Products are useful FLOPs per second (of visible pairs), traffic is compulsory bytes per second (inputs read "
+    "once, results written once), each in brackets as a share of the ceiling that this run measured; intensity is "
+    "useful FLOPs for each compulsory byte; executed says how many FLOPs are computed for each useful one."
 )
 FEW_SAMPLES = 10
 HUGE = 1000.0
@@ -41,6 +59,7 @@ class Row:
     comparison: Comparison | None
     peak_memory_bytes: float | None
     error_ratio: float | None
+    rates: Rates | None
     doubts: tuple[str, ...]
     cells: dict[str, str]
 
@@ -57,7 +76,7 @@ class Row:
 def rows(results: Results) -> list[Row]:
     """Every record as a row: groups in the order of the plan, inside a group by length and then fastest first."""
     compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
-    made = [_row(record, results.plan.baseline, compared) for record in results.records]
+    made = [_row(record, results, compared) for record in results.records]
     order = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in made))}
     return sorted(made, key=lambda row: (order[row.group], *row.sort_key))
 
@@ -87,14 +106,16 @@ def percent(share: float) -> str:
     return f"{significant(100 * share, 2)} %"
 
 
-def _row(record: Record, baseline: str, compared: dict[tuple[str, str], Comparison]) -> Row:
+def _row(record: Record, results: Results, compared: dict[tuple[str, str], Comparison]) -> Row:
     latency = record.measurement("latency")
     memory = record.measurement("peak_memory")
     comparison = compared.get((record.workload.id, record.implementation))
     time = median_estimate(latency.samples) if latency is not None and latency.samples else None
     peak = median(sample.value for sample in memory.samples) if memory is not None and memory.samples else None
-    is_baseline = record.implementation == baseline
-    doubts = tuple(_doubts(record, time))
+    is_baseline = record.implementation == results.plan.baseline
+    strange = results.doubts.get((record.workload.id, record.implementation), ())
+    doubts = (*_doubts(record, time), *strange)
+    rated = None if time is None else results.rates(record.workload, time.point)
     texts = {
         "length": words.length(record.workload),
         "implementation": words.plain(record.implementation) or MISSING,
@@ -102,6 +123,7 @@ def _row(record: Record, baseline: str, compared: dict[tuple[str, str], Comparis
         "time per call": MISSING if time is None else span(time.point, time.low, time.high, "s"),
         "ratio": _ratio(comparison, is_baseline=is_baseline and time is not None),
         "verdict": _verdict(comparison, is_baseline=is_baseline and time is not None, is_timed=time is not None),
+        **_work(record, rated),
         "memory": _memory(peak, record.workload),
         "error": _error(record),
         "notes": "; ".join(doubts) or _reason(record),
@@ -118,6 +140,7 @@ def _row(record: Record, baseline: str, compared: dict[tuple[str, str], Comparis
         comparison=comparison,
         peak_memory_bytes=peak,
         error_ratio=None if record.agreement is None else record.agreement.error_ratio,
+        rates=rated,
         doubts=doubts,
         cells=texts,
     )
@@ -146,6 +169,23 @@ def _verdict(comparison: Comparison | None, *, is_baseline: bool, is_timed: bool
         return "undecided (too few visits)"
     more = "" if comparison.more_s is None else f"; {duration(comparison.more_s)} more may tell"
     return f"undecided (would see {percent(effect)}{more})"
+
+
+def _work(record: Record, rated: Rates | None) -> dict[str, str]:
+    """What the time means as work: "85.1 GFLOP/s (84 %)", "1.20 GB/s (4.1 %)", "128 FLOP/B", "2.0 x" or "unknown"."""
+    if rated is None:
+        return dict.fromkeys(("products", "traffic", "intensity", "executed"), MISSING)
+    ratio = executed_ratio(record.workload, record.executed_flops)
+    return {
+        "products": _rate(rated.flops_per_s, "flops/s", rated.matmul_share),
+        "traffic": _rate(rated.bytes_per_s, "bytes/s", rated.copy_share),
+        "intensity": f"{significant(arithmetic_intensity(record.workload), 3)} FLOP/B",
+        "executed": "unknown" if ratio is None else f"{significant(ratio, 2)} x",
+    }
+
+
+def _rate(rate: float, unit: str, share: float | None) -> str:
+    return show(rate, unit) + ("" if share is None else f" ({percent(share)})")
 
 
 def _memory(peak: float | None, workload: Workload) -> str:

@@ -5,8 +5,11 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.ceilings import COPY, MATMUL, Ceilings, CeilingSample
+from harness.counts import dense_flops
 from harness.events import (
     SCHEMA,
+    CeilingsMeasured,
     CellChecked,
     CellFailed,
     CellMeasured,
@@ -53,6 +56,22 @@ ENVIRONMENT = Environment(
 )
 
 
+def ceilings(workload: Workload, matmul: float = 1.2e12, copy: float = 8e10, crowding: float = 0.0) -> Ceilings:
+    """Three rounds that all reach these rates; a copy beyond the caches a third of its own."""
+    device, dtype, num_threads = workload.place
+    samples = [
+        CeilingSample(kind, dtype, size, amount, amount / rate, 1, number)
+        for number in range(3)
+        for kind, size, amount, rate in (
+            (MATMUL, 1024, 2 * 1024**3, matmul),
+            (COPY, 2**18, 2**19, copy),
+            (COPY, 2**26, 2**27, copy / 3),
+        )
+    ]
+    place = {"device": device, "dtype": dtype, "num_threads": num_threads}
+    return Ceilings(**place, samples=tuple(samples), crowding=crowding)  # type: ignore[arg-type]
+
+
 def workloads(**axes: tuple[int | str, ...]) -> tuple[Workload, ...]:
     """Every combination of the given axes, lengths innermost."""
     found: list[dict[str, int | str]] = [{}]
@@ -77,8 +96,11 @@ def write(
     time: str = "2025-11-02T10:00:00+00:00",
     commit: str = "1a2b3c4",
     environment: Environment = ENVIRONMENT,
+    levels: dict[str, float] | None = None,
 ) -> Results:
     """Write the run's journal into `folder` and read it back; `slowdown` slows all but the baseline.
+
+    `levels` are the ceilings' arguments; with {} there are none, as in older journals.
 
     Each workload is visited `num_visits` times in each epoch.
     """
@@ -97,6 +119,8 @@ def write(
     with Journal(folder) as journal:
         journal.append(RunStarted(schema=SCHEMA, run=folder.name, time=time, commit=commit, plan=plan))
         journal.append(WorkerStarted(time=time, environment=environment))
+        for workload in {point.place: point for point in points}.values() if levels != {} else ():
+            journal.append(CeilingsMeasured(ceilings=ceilings(workload, **(levels or {}))))
         for event in _events(plan, slowdown, num_visits, seed):
             journal.append(event)
         if is_finished:
@@ -141,6 +165,7 @@ def _events(plan: Plan, slowdown: float, num_visits: int, seed: int) -> Iterator
                 message=message if checked is found else "",
                 is_predicted=is_predicted,
                 agreement=agreement,
+                executed_flops=None if name.startswith("sdpa") else dense_flops(workload),
             )
     for epoch in range(plan.num_epochs):
         for visit in range(epoch * num_visits, (epoch + 1) * num_visits):

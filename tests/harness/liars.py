@@ -109,3 +109,15 @@ def multiples_of_32(query, key, value, *, mask=None):
     """A kernel with a rule about lengths; right where it is used."""
     assert query.shape[2] % 32 == 0, "length must be a multiple of 32"
     return right(query, key, value, mask=mask)
+
+
+HELD = {}
+
+
+def idle(query, key, value, *, mask=None):
+    """Right whatever its tensors hold, but it computes only once they have changed: nothing but its time tells."""
+    tensors = (query, key, value)
+    held = tuple((t.data_ptr(), t._version, t.stride(), t.shape, t.flatten()[-1].item()) for t in tensors)
+    if held not in HELD:
+        HELD[held] = right(query, key, value, mask=mask), tensors  # kept, so that their memory is nobody else's
+    return HELD[held][0]

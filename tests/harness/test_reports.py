@@ -74,7 +74,7 @@ class Page(HTMLParser):
 
 def test_every_promised_report_is_there() -> None:
     promised = {"csv", "html", "markdown", "pytest_benchmark"}
-    assert set(REPORTS) == promised | {"latency_plot", "ratio_plot", "memory_plot", "agreement_plot"}
+    assert set(REPORTS) == promised | {"latency_plot", "ratio_plot", "memory_plot", "agreement_plot", "roofline_plot"}
     assert all(report.summary for report in REPORTS.values())
 
 
