@@ -11,6 +11,7 @@ from functools import cached_property
 import torch
 from torch import Tensor, nn
 
+from harness.kinds import BACKENDS
 from harness.mask import Causal, Mask, Padding
 from harness.records import Workload
 
@@ -206,8 +207,19 @@ class Implementation:
 
     `build` returns an `Attention`, or any module with `forward(x, context=None, *, mask)`; a module without `attend`
     takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported.
+    `backend` is the one of PyTorch's SDPA backends that the name promises (a value of BACKENDS): where another runs, it
+    is a fallback and has no time.
+
+    Raises:
+        ValueError: there is no such backend.
     """
 
     build: Callable[[Weights], nn.Module]
     source: str
     unsupported: Callable[[Workload], str | None] = everything
+    backend: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the backend."""
+        if self.backend not in {"", *BACKENDS}:
+            raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")

@@ -4,10 +4,10 @@ import math
 
 import msgspec
 
-from harness.outcome import Agreement
+from harness.outcome import Agreement, Operators
 from harness.records import Environment, Measurement, Sample, Status, Workload
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
 
@@ -82,6 +82,14 @@ class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked")
     check_s: float = 0.0
 
 
+class CellProfiled(msgspec.Struct, frozen=True, kw_only=True, tag="cell_profiled"):
+    """What ran in one call of a cell was seen; where it is not what was asked for, the cell is a fallback from here."""
+
+    workload: str
+    implementation: str
+    operators: Operators
+
+
 class CellMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="cell_measured"):
     """A metric with a pass of its own was read."""
 
@@ -120,7 +128,9 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
     reason: str = ""  # why timing ended: everything is decided, or the budget is spent
 
 
-Event = RunStarted | WorkerStarted | CellChecked | CellMeasured | CellFailed | VisitFinished | RunFinished
+Event = (
+    RunStarted | WorkerStarted | CellChecked | CellProfiled | CellMeasured | CellFailed | VisitFinished | RunFinished
+)
 
 
 def twin(baseline: str) -> str:

@@ -2,7 +2,7 @@
 
 import msgspec
 
-from harness.outcome import Agreement
+from harness.outcome import Agreement, Operators
 from harness.records import Environment, Measurement, Sample, Status, Workload
 
 
@@ -30,6 +30,13 @@ class Observe(msgspec.Struct, frozen=True, kw_only=True, tag="observe"):
     metric: str
 
 
+class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
+    """See which operators run. Answered by Profiled, or Failed."""
+
+    workload: Workload
+    spec: str
+
+
 class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     """Sample some blocks. `arms` pairs an arm's name with its implementation's spec. Answered by Visited or Failed."""
 
@@ -42,7 +49,7 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     cache: str = "warm"
 
 
-Request = Hello | Check | Observe | TakeVisit
+Request = Hello | Check | Profile | Observe | TakeVisit
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -67,6 +74,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
     measurement: Measurement
 
 
+class Profiled(msgspec.Struct, frozen=True, kw_only=True, tag="profiled"):
+    """What ran."""
+
+    operators: Operators
+
+
 class Visited(msgspec.Struct, frozen=True, kw_only=True, tag="visited"):
     """The samples of each arm, and the seconds inside calls."""
 
@@ -82,4 +95,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Reply = Ready | Checked | Observed | Visited | Failed
+Reply = Ready | Checked | Profiled | Observed | Visited | Failed

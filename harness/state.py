@@ -8,6 +8,7 @@ from harness.events import (
     CellChecked,
     CellFailed,
     CellMeasured,
+    CellProfiled,
     Event,
     RunFinished,
     RunStarted,
@@ -23,6 +24,7 @@ class State:
     """What the journal has said so far; the next step follows from it."""
 
     status: dict[tuple[str, str], Status] = field(default_factory=dict)
+    profiled: set[tuple[str, str]] = field(default_factory=set)
     observed: set[tuple[str, str, str]] = field(default_factory=set)
     num_visits: Counter[str] = field(default_factory=Counter)
     num_workers: int = 0
@@ -46,6 +48,10 @@ class State:
                 self.spent_s += event.check_s
             case CellFailed():
                 self.conclude((event.workload, event.implementation), event.status)
+            case CellProfiled():
+                self.profiled.add((event.workload, event.implementation))
+                if event.operators.fallback:
+                    self.conclude((event.workload, event.implementation), Status.fallback)
             case CellMeasured():
                 self.observed.add((event.workload, event.implementation, event.measurement.metric))
             case VisitFinished():

@@ -21,6 +21,7 @@ from harness.events import (
     CellChecked,
     CellFailed,
     CellMeasured,
+    CellProfiled,
     Event,
     Plan,
     RunFinished,
@@ -30,14 +31,8 @@ from harness.events import (
     twin,
 )
 from harness.interference import CANARY, Gauge
-from harness.outcome import Agreement
-from harness.records import (
-    Environment,
-    Measurement,
-    Record,
-    Sample,
-    Status,
-)
+from harness.outcome import Agreement, Operators
+from harness.records import Environment, Measurement, Record, Sample, Status
 from harness.stats import Block
 
 JOURNAL = "journal.jsonl"
@@ -126,6 +121,7 @@ class _Cell:
     message: str = ""
     is_predicted: bool = False
     agreement: Agreement | None = None
+    operators: Operators | None = None
     environment: Environment | None = None
     time: str = ""
     measured: dict[str, Measurement] = field(default_factory=dict)
@@ -190,7 +186,7 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
         match event:
             case WorkerStarted():
                 worker = event
-            case CellChecked() | CellMeasured() | CellFailed():
+            case CellChecked() | CellProfiled() | CellMeasured() | CellFailed():
                 _apply(event, cells.setdefault((event.workload, event.implementation), _Cell()), worker)
             case VisitFinished():
                 _distribute(event, cells, started.plan.baseline)
@@ -212,13 +208,21 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
             message=cell.message,
             is_predicted=cell.is_predicted,
             agreement=cell.agreement,
+            operators=cell.operators,
             measurements=tuple(_measurements(cell)) if cell.status is Status.ok else (),
         )
 
 
-def _apply(event: CellChecked | CellMeasured | CellFailed, cell: _Cell, worker: WorkerStarted | None) -> None:
+def _apply(
+    event: CellChecked | CellProfiled | CellMeasured | CellFailed, cell: _Cell, worker: WorkerStarted | None
+) -> None:
     if isinstance(event, CellMeasured):
         cell.measured[event.measurement.metric] = event.measurement
+        return
+    if isinstance(event, CellProfiled):
+        cell.operators = event.operators
+        if event.operators.fallback:
+            cell.status, cell.message = Status.fallback, event.operators.fallback
         return
     cell.status, cell.message = event.status, event.message
     if isinstance(event, CellChecked):

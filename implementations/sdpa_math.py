@@ -29,5 +29,7 @@ class SdpaMath(Attention):
 
 
 IMPLEMENTATION = Implementation(
-    build=SdpaMath, source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"
+    build=SdpaMath,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
+    backend="math",
 )
