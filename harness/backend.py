@@ -62,7 +62,7 @@ class _Asking(TorchFunctionMode):
             taken, _ = _choice(args, kwargs or {})
             self.predicted.append(taken)
             if self.wanted and taken != self.wanted:
-                self.reasons += _choice(args, kwargs or {}, only=self.wanted)[1]
+                self.reasons += _reasons(args, kwargs or {}, self.wanted)
         return func(*args, **(kwargs or {}))
 
 
@@ -92,6 +92,19 @@ def refusal(call: Callable[[], object], wanted: str) -> str:
 def _answer(mode: _Asking) -> Answer:
     told = "+".join(dict.fromkeys(filter(None, mode.predicted)))
     return Answer(predicted=told, reason="; ".join(dict.fromkeys(mode.reasons)))
+
+
+def _reasons(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> list[str]:
+    """PyTorch's reasons against `wanted`; it gives none where the mask needs a gradient, so without one it is asked."""
+    taken, reasons = _choice(args, kwargs, only=wanted)
+    if taken == wanted:
+        return ["it could run, and the call prefers or allows only another"]
+    named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+    mask = named.get("attn_mask")
+    if reasons or mask is None or not mask.requires_grad:
+        return reasons
+    taken, _ = _choice((), named | {"attn_mask": mask.detach()}, only=wanted)
+    return ["the mask requires a gradient, and without that it would run"] if taken == wanted else []
 
 
 def _choice(args: tuple[Any, ...], kwargs: dict[str, Any], only: str = "") -> tuple[str, list[str]]:

@@ -3,13 +3,16 @@
 Knows nothing of torch, so that reports can be made where it is missing, and tests can script every case.
 """
 
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+
+import msgspec
 
 from harness.counts import score_matrix_bytes
 from harness.kinds import COMPILED, KINDS, PAGE_FAULTS, backend_of, kind_of, plain_name
 from harness.outcome import Operator, Operators
-from harness.records import Workload
+from harness.records import Measurement, Workload
 from harness.units import show
 
 OUTSIDE = "outside any operator"
@@ -121,6 +124,14 @@ def num_operators(operators: Operators) -> int:
 def allocated_bytes(operators: Operators) -> int:
     """All that was asked for in the call, freed or not."""
     return sum(one.allocated_bytes for one in operators.calls)
+
+
+def timed(operators: Operators, latency: Measurement | None) -> Operators:
+    """The same with the page faults of the calls that were timed, where any were: a process may need fewer in time."""
+    if latency is None or not latency.samples:
+        return operators
+    per_call = [sample.num_faults / max(1, sample.num_calls) for sample in latency.samples]
+    return msgspec.structs.replace(operators, num_faults=statistics.median(per_call))
 
 
 def times(operators: Operators, call_s: float) -> dict[str, float]:

@@ -4,19 +4,28 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from harness.breakdown import allocated_bytes, num_operators, ran, timed
 from harness.compare import comparisons
 from harness.counts import score_matrix_bytes
+from harness.outcome import Operators
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.reports import words
+from harness.reports.explained import explained
 from harness.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
 from harness.store import Results
 from harness.units import MISSING, duration, scale_of, show, significant
 
-COLUMNS = ("length", "implementation", "status", "time per call", "ratio", "verdict", "memory", "error", "notes")
+COLUMNS = (
+    *("length", "implementation", "status", "time per call", "ratio", "verdict", "why slower"),
+    *("ran", "operators", "allocated", "memory", "error", "notes"),
+)
 LEGEND = (
     "Time per call is the median, with its 95 % interval in brackets; ratio is the time divided by the baseline's in "
     "the same block: below 1 is faster. Memory is the peak of one call above its inputs, in brackets as multiples of "
-    "the textbook's score matrix S. Error is the largest error as a share of what is allowed: above 1 disagrees."
+    "the textbook's score matrix S. Why slower names the two largest parts of what a cell spends more than the "
+    "fastest of its workload, kind by kind of operator (page faults are an estimate); ran is the backend of PyTorch's "
+    "SDPA, or else the operator with the most time; allocated is all that one call asks for, freed or not. Error is "
+    "the largest error as a share of what is allowed: above 1 disagrees."
 )
 FEW_SAMPLES = 10
 HUGE = 1000.0
@@ -39,6 +48,7 @@ class Row:
     message: str
     time: Estimate | None  # seconds per call
     comparison: Comparison | None
+    operators: Operators | None
     peak_memory_bytes: float | None
     error_ratio: float | None
     doubts: tuple[str, ...]
@@ -57,7 +67,8 @@ class Row:
 def rows(results: Results) -> list[Row]:
     """Every record as a row: groups in the order of the plan, inside a group by length and then fastest first."""
     compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
-    made = [_row(record, results.plan.baseline, compared) for record in results.records]
+    reasons = explained(results.records, results.plan.baseline, compared)
+    made = [_row(record, results.plan.baseline, compared, reasons) for record in results.records]
     order = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in made))}
     return sorted(made, key=lambda row: (order[row.group], *row.sort_key))
 
@@ -87,7 +98,9 @@ def percent(share: float) -> str:
     return f"{significant(100 * share, 2)} %"
 
 
-def _row(record: Record, baseline: str, compared: dict[tuple[str, str], Comparison]) -> Row:
+def _row(
+    record: Record, baseline: str, compared: dict[tuple[str, str], Comparison], reasons: dict[tuple[str, str], str]
+) -> Row:
     latency = record.measurement("latency")
     memory = record.measurement("peak_memory")
     comparison = compared.get((record.workload.id, record.implementation))
@@ -102,6 +115,8 @@ def _row(record: Record, baseline: str, compared: dict[tuple[str, str], Comparis
         "time per call": MISSING if time is None else span(time.point, time.low, time.high, "s"),
         "ratio": _ratio(comparison, is_baseline=is_baseline and time is not None),
         "verdict": _verdict(comparison, is_baseline=is_baseline and time is not None, is_timed=time is not None),
+        "why slower": reasons.get((record.workload.id, record.implementation), MISSING),
+        **_ran(record.operators),
         "memory": _memory(peak, record.workload),
         "error": _error(record),
         "notes": "; ".join(doubts) or _reason(record),
@@ -116,6 +131,7 @@ def _row(record: Record, baseline: str, compared: dict[tuple[str, str], Comparis
         message=record.message,
         time=time,
         comparison=comparison,
+        operators=None if record.operators is None else timed(record.operators, latency),
         peak_memory_bytes=peak,
         error_ratio=None if record.agreement is None else record.agreement.error_ratio,
         doubts=doubts,
@@ -146,6 +162,14 @@ def _verdict(comparison: Comparison | None, *, is_baseline: bool, is_timed: bool
         return "undecided (too few visits)"
     more = "" if comparison.more_s is None else f"; {duration(comparison.more_s)} more may tell"
     return f"undecided (would see {percent(effect)}{more})"
+
+
+def _ran(operators: Operators | None) -> dict[str, str]:
+    """What ran, how many operators, and how much they asked for."""
+    if operators is None:
+        return dict.fromkeys(("ran", "operators", "allocated"), MISSING)
+    number, asked = num_operators(operators), allocated_bytes(operators)
+    return {"ran": words.plain(ran(operators)), "operators": f"{number:,}", "allocated": show(asked, "bytes")}
 
 
 def _memory(peak: float | None, workload: Workload) -> str:
