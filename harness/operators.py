@@ -50,7 +50,8 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
         on_step()
         asked = backend.Answer() if compiled(forward) else backend.ask(case.output, requested)
         on_step()
-        num_faults = _num_faults(call, NUM_CALLS if is_short else 1) if case.workload.device == "cpu" else 0.0
+        on_cpu = case.workload.device == "cpu"
+        num_faults = _num_faults(call, NUM_CALLS if is_short else 1) if on_cpu else 0.0
     seen = observed(forward)
     return Operators(
         calls=calls,
@@ -59,7 +60,7 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
         observed=seen,
         reason=asked.reason if requested not in {"", seen} else "",
         num_faults=num_faults,
-        fault_s=fault_seconds() if num_faults else 0.0,
+        fault_s=fault_seconds() if on_cpu else 0.0,
     )
 
 
