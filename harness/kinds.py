@@ -21,11 +21,11 @@ _WORDS = {  # a name has the first kind whose pattern it contains
     "softmax": r"softmax|logsumexp",
     "matmul": r"\b_?(matmul|b?mm|addmm|baddbmm|addbmm|linear|einsum|dot|mv|addmv|inner|outer|_scaled_mm)\b"
     r"|gemm|gemv|mkldnn_linear|cublas|cutlass|nvjet",
-    "mask": r"masked_fill|masked_scatter|\b(where|tril|triu|logical_\w+|bitwise_\w+|isinf|isneginf)_?\b|masked",
-    "copy": r"\b(copy_?|_to_copy|to|clone|contiguous|cat|_?stack|repeat|repeat_interleave|index_select|index|gather"
+    "mask": r"masked_fill|masked_scatter|\b(where|tril|triu|logical_\w+|bitwise_\w+|isinf|isneginf)\b|masked",
+    "copy": r"\b(copy|_to_copy|to|clone|contiguous|cat|_?stack|repeat|repeat_interleave|index_select|index|gather"
     r"|pin_memory|constant_pad_nd|slice_backward|select_backward)\b|\b(memcpy|memset)|copybuffer|transpose_copy",
-    "allocation": r"\b(empty\w*|new_empty\w*|resize_?|zeros\w*|new_zeros|ones\w*|new_ones|full\w*|zero_|fill_"
-    r"|set_|free)\b",
+    "allocation": r"\b(empty\w*|new_empty\w*|resize|zeros\w*|new_zeros|ones\w*|new_ones|full\w*|zero|fill"
+    r"|set|free)\b",
 }
 _KINDS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _WORDS.items()}
 
@@ -53,7 +53,7 @@ def plain_name(name: str) -> str:
 
 def kind_of(name: str) -> str:
     """One of KINDS; what is not known is `other`."""
-    bare = name.removeprefix("aten::")
+    bare = name.removeprefix("aten::").removesuffix("_")  # addmv_ is addmv, in place
     return next((kind for kind, pattern in _KINDS.items() if pattern.search(bare)), "other")
 
 

@@ -174,7 +174,7 @@ def operators(workload: Workload, name: str, call_s: float) -> Operators:
         Operator(name=op, kind=kind, num_calls=n, self_s=share * call_s, allocated_bytes=scores, largest_bytes=scores)
         for op, (kind, n, share) in shares.items()
     )
-    return Operators(calls=calls, num_faults=scores / 2048 if workload.seq_len >= 2048 else 0.0, fault_s=2.5e-7)
+    return Operators(calls=calls, num_faults=scores / 2048 if workload.seq_len >= 2048 else 0.0, fault_s=1e-6)
 
 
 def _visit(

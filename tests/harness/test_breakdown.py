@@ -80,11 +80,11 @@ NAMES = {
     "attention": "aten::_scaled_dot_product_flash_attention_for_cpu aten::_scaled_dot_product_efficient_attention "
     "aten::_flash_attention_forward aten::_scaled_dot_product_flash_attention_for_cpu_backward "
     "flash_attn::_flash_attn_forward",
-    "matmul": "aten::bmm aten::addmm aten::linear aten::dot ampere_sgemm_128x64_tn",
+    "matmul": "aten::bmm aten::addmm aten::linear aten::dot aten::addmv_ ampere_sgemm_128x64_tn",
     "softmax": "aten::_softmax aten::_softmax_backward_data aten::logsumexp aten::_masked_softmax",
     "mask": "aten::masked_fill_ aten::where aten::triu aten::isneginf",
     "copy": "aten::copy_ aten::clone aten::cat aten::_to_copy aten::repeat_interleave",
-    "allocation": "aten::empty_strided aten::zeros aten::empty",
+    "allocation": "aten::empty_strided aten::zeros aten::empty aten::fill_ aten::zero_",
     "compiled": "CompiledFxGraph triton_poi_fused_add_0 graph_0_cpp_fused__softmax_1",
     "other": "aten::scaled_dot_product_attention aten::_scaled_dot_product_attention_math aten::view aten::div "
     "aten::total somebody::kernel",
