@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from harness.counts import dense_flops, product_flops
+from harness.kinds import BACKENDS
 from harness.mask import Causal, Mask, Padding
 from harness.records import Workload
 
@@ -216,9 +217,20 @@ class Implementation:
     takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported.
     `executed_flops` says what one call really computes, hidden pairs included, or None where nobody can tell:
     `dense_flops` for the textbook form, `product_flops` for what skips some.
+    `backend` is the one of PyTorch's SDPA backends that the name promises (a value of BACKENDS): where another runs, it
+    is a fallback and has no time.
+
+    Raises:
+        ValueError: there is no such backend.
     """
 
     build: Callable[[Weights], nn.Module]
     source: str
     unsupported: Callable[[Workload], str | None] = everything
     executed_flops: Callable[[Workload], int | None] = uncounted
+    backend: str = ""
+
+    def __post_init__(self) -> None:
+        """Check the backend."""
+        if self.backend not in {"", *BACKENDS}:
+            raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")

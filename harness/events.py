@@ -5,10 +5,10 @@ import math
 import msgspec
 
 from harness.ceilings import Ceilings
-from harness.outcome import Agreement
+from harness.outcome import Agreement, Operators
 from harness.records import Environment, Measurement, Sample, Status, Workload
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
 
@@ -84,6 +84,14 @@ class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked")
     executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
 
 
+class CellProfiled(msgspec.Struct, frozen=True, kw_only=True, tag="cell_profiled"):
+    """What ran in one call of a cell was seen; where it is not what was asked for, the cell is a fallback from here."""
+
+    workload: str
+    implementation: str
+    operators: Operators
+
+
 class CellMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="cell_measured"):
     """A metric with a pass of its own was read."""
 
@@ -133,6 +141,7 @@ Event = (
     RunStarted
     | WorkerStarted
     | CellChecked
+    | CellProfiled
     | CellMeasured
     | CellFailed
     | CeilingsMeasured

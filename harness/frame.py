@@ -4,12 +4,15 @@ pandas is imported inside the functions: it takes as long to import as a small r
 nor comparing needs it. Missing is NaN or NA, never 0.
 """
 
+import math
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness import counts
+from harness.breakdown import allocated_bytes, num_operators, ran, timed, times
 from harness.compare import comparisons
+from harness.kinds import PAGE_FAULTS
 from harness.records import Comparison, Measurement, Record, Sample, Workload
 from harness.stats import median, median_estimate
 from harness.store import JOURNAL, Results, find_runs, read
@@ -19,12 +22,13 @@ if TYPE_CHECKING:
 
 IDENTITY = ("run", "commit", "time", "workload", "implementation", *Workload.__struct_fields__)
 TIMES = ("latency_s", "latency_low_s", "latency_high_s", "num_samples", "ratio", "ratio_low", "ratio_high", "verdict")
+RAN = ("ran", "num_operators", "allocated_bytes", "fault_share")
 COUNTS = ("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes")
 RATES = ("flops_per_s", "bytes_per_s", "matmul_share", "copy_share")
-CELL_COLUMNS = (*IDENTITY, "status", "message", *TIMES, *COUNTS, *RATES, "error_ratio", "fingerprint")
+CELL_COLUMNS = (*IDENTITY, "status", "message", *TIMES, *RAN, *COUNTS, *RATES, "error_ratio", "fingerprint")
 """Columns of `load` that are always there; one for each metric that was measured follows them."""
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
-TEXTS = ("run", "commit", "time", "workload", "implementation", "status", "message", "verdict", "fingerprint")
+TEXTS = ("run", "commit", "time", "workload", "implementation", "status", "message", "verdict", "ran", "fingerprint")
 
 
 def load(*paths: Path | str) -> "pd.DataFrame":
@@ -93,6 +97,7 @@ def _cells(results: Results) -> Iterator[dict[str, Any]]:
             "message": record.message or None,
             **_latency(record),
             **_ratio(record, results.plan.baseline, compared.get((record.workload.id, record.implementation))),
+            **_ran(record),
             **_counts(record),
             **_rates(record, results),
             "error_ratio": _number(None if agreement is None else agreement.error_ratio),
@@ -145,6 +150,16 @@ def _ratio(record: Record, baseline: str, comparison: Comparison | None) -> dict
         "ratio_high": _number(None if comparison is None else comparison.high),
         "verdict": None if comparison is None else str(comparison.verdict),
     }
+
+
+def _ran(record: Record) -> dict[str, Any]:
+    """What ran; `fault_share` is the estimated share of page faults in the time of a call."""
+    seen, latency = record.operators, record.measurement("latency")
+    if seen is None:
+        return {**dict.fromkeys(RAN, math.nan), "ran": None}
+    call_s = median(sample.value for sample in latency.samples) if latency is not None and latency.samples else 0.0
+    share = times(timed(seen, latency), call_s).get(PAGE_FAULTS, 0.0) / call_s if call_s else math.nan
+    return dict(zip(RAN, (ran(seen), num_operators(seen), allocated_bytes(seen), share), strict=True))
 
 
 def _number(value: float | None) -> float:

@@ -3,7 +3,7 @@
 import msgspec
 
 from harness.ceilings import Ceilings
-from harness.outcome import Agreement
+from harness.outcome import Agreement, Operators
 from harness.records import Environment, Measurement, Sample, Status, Workload
 
 
@@ -31,6 +31,13 @@ class Observe(msgspec.Struct, frozen=True, kw_only=True, tag="observe"):
     metric: str
 
 
+class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
+    """See which operators run. Answered by Profiled, or Failed."""
+
+    workload: Workload
+    spec: str
+
+
 class FindCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
     """What can this machine do at most, on the workload's device, dtype and threads? Answered by Found, or Failed."""
 
@@ -50,7 +57,7 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     cache: str = "warm"
 
 
-Request = Hello | Check | Observe | FindCeilings | TakeVisit
+Request = Hello | Check | Profile | Observe | FindCeilings | TakeVisit
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -76,6 +83,12 @@ class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
     measurement: Measurement
 
 
+class Profiled(msgspec.Struct, frozen=True, kw_only=True, tag="profiled"):
+    """What ran."""
+
+    operators: Operators
+
+
 class Found(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
     """What products and copies reached."""
 
@@ -97,4 +110,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Reply = Ready | Checked | Observed | Found | Visited | Failed
+Reply = Ready | Checked | Profiled | Observed | Found | Visited | Failed

@@ -90,10 +90,11 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     """One kind of operator that ran in one call, as the profiler names it, such as aten::bmm."""
 
     name: str
-    kind: str  # matmul, softmax, mask, copy, allocation or other
+    kind: str  # one of kinds.KINDS
     num_calls: int
     self_s: float  # without the operators that it called; profiled, so for shares and not for speed
     allocated_bytes: int = 0  # what it asked for itself, freed or not
+    largest_bytes: int = 0  # the largest single block among these
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
@@ -104,3 +105,14 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     predicted: str = ""  # the backend that PyTorch said it would take; empty: it does not say
     observed: str = ""  # the backend that ran; empty: none of PyTorch's
     reason: str = ""  # why it is not what was requested, in PyTorch's words
+    num_faults: float = 0.0  # minor page faults of one call, without a profiler
+    fault_s: float = 0.0  # what one costs on this machine, by an estimate; 0: not known
+
+    @property
+    def fallback(self) -> str:
+        """In words, that something else ran than what was requested, and why; empty where nothing of the kind did."""
+        if self.requested in {"", self.observed}:
+            return ""
+        ran = f"{self.observed} ran" if self.observed else "no backend of PyTorch's ran"
+        because = self.reason or "PyTorch gives no reason"
+        return f"the {self.requested} backend was asked for and {ran}: {because}"

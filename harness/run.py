@@ -1,4 +1,4 @@
-"""The walk of a run: check each cell, read its metrics, find ceilings, then time (harness/timing.py); all journaled.
+"""The walk of a run: check each cell, see what runs in it, read its metrics, find ceilings, time; all into the journal.
 
 Every step is an event on disk before the next begins, so that a run can be killed at any moment and resumed.
 """
@@ -19,13 +19,14 @@ from harness.events import (
     CellChecked,
     CellFailed,
     CellMeasured,
+    CellProfiled,
     Event,
     Plan,
     RunFinished,
     RunStarted,
     WorkerStarted,
 )
-from harness.messages import Check, Checked, Failed, Observe, Observed, Ready
+from harness.messages import Check, Checked, Failed, Observe, Observed, Profile, Profiled, Ready, Reply
 from harness.plugins import name_of
 from harness.records import (
     Workload,
@@ -34,7 +35,7 @@ from harness.revision import commit
 from harness.state import State
 from harness.timing import Timing
 
-STAGES = ("check", "metrics", "ceilings", "time")
+STAGES = ("check", "operators", "metrics", "ceilings", "time")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,6 +142,32 @@ class Run:
             executed_flops=reply.executed_flops,
         )
 
+    def profile_all(self) -> None:
+        """See what runs in each live cell."""
+        wanted = [(workload, name) for workload in self.plan.workloads for name in self.specs]
+        wanted = [(workload, name) for workload, name in wanted if self.state.live(workload.id, [name])]
+        for number, (workload, name) in enumerate(wanted):
+            if (workload.id, name) not in self.state.profiled:
+                self.tell("operators", f"{name} on {workload.id}", number, len(wanted))
+                self.note(self.profile(workload, name))
+
+    def profile(self, workload: Workload, name: str) -> CellProfiled | CellFailed:
+        """What ran in one cell, or how the cell failed."""
+        reply = self.ask(Profile(workload=workload, spec=self.specs[name]), name)
+        if isinstance(reply, Failed):
+            return CellFailed(workload=workload.id, implementation=name, status=reply.status, message=reply.message)
+        assert isinstance(reply, Profiled)
+        return CellProfiled(workload=workload.id, implementation=name, operators=reply.operators)
+
+    def ask(self, request: Profile | Observe, name: str) -> Reply:
+        """The answer, whatever becomes of the worker."""
+        if not self.crew.is_at_work:
+            self.fresh_worker()
+        try:
+            return self.crew.ask(request)
+        except WorkerLostError as lost:
+            return Failed(arm=name, status=lost.status, message=str(lost))
+
     def observe_all(self, metrics: Sequence[str]) -> None:
         """Read each metric that has a pass of its own, on each live cell."""
         wanted = [
@@ -157,12 +184,7 @@ class Run:
 
     def observe(self, workload: Workload, name: str, metric: str) -> CellMeasured | CellFailed:
         """One metric of one cell, or how the cell failed."""
-        if not self.crew.is_at_work:
-            self.fresh_worker()
-        try:
-            reply = self.crew.ask(Observe(workload=workload, spec=self.specs[name], metric=metric))
-        except WorkerLostError as lost:
-            reply = Failed(arm=name, status=lost.status, message=str(lost))
+        reply = self.ask(Observe(workload=workload, spec=self.specs[name], metric=metric), name)
         if isinstance(reply, Failed):
             return CellFailed(workload=workload.id, implementation=name, status=reply.status, message=reply.message)
         assert isinstance(reply, Observed)
@@ -214,6 +236,8 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         run.fresh_worker()
         if "check" in stages:
             run.check_all()
+        if "operators" in stages:
+            run.profile_all()
         if "metrics" in stages:
             run.observe_all([metric for metric in plan.metrics if metric != "latency"])
         if "ceilings" in stages and "latency" in plan.metrics:

@@ -10,6 +10,7 @@ from harness.events import (
     CellChecked,
     CellFailed,
     CellMeasured,
+    CellProfiled,
     Event,
     RunFinished,
     RunStarted,
@@ -25,6 +26,7 @@ class State:
     """What the journal has said so far; the next step follows from it."""
 
     status: dict[tuple[str, str], Status] = field(default_factory=dict)
+    profiled: set[tuple[str, str]] = field(default_factory=set)
     observed: set[tuple[str, str, str]] = field(default_factory=set)
     ceilings: set[Key] = field(default_factory=set)
     num_visits: Counter[str] = field(default_factory=Counter)
@@ -49,22 +51,32 @@ class State:
                 self.spent_s += event.check_s
             case CellFailed():
                 self.conclude((event.workload, event.implementation), event.status)
+            case CellProfiled():
+                self._profiled(event)
             case CellMeasured():
                 self.observed.add((event.workload, event.implementation, event.measurement.metric))
             case CeilingsMeasured():
                 self.ceilings.add(event.ceilings.key)
                 self.spent_s += event.spent_s
             case VisitFinished():
-                self.num_visits[event.workload] += 1
-                self.spent_s += event.called_s
-                arms = self.samples.setdefault(event.workload, {})
-                for arm, taken in event.arms.items():
-                    arms.setdefault(arm, []).extend(taken)
-                self.gauge.hear(event.workload, event.arms.get(CANARY, ()))
+                self._visited(event)
             case WorkerStarted():
                 self.num_workers += 1
             case RunStarted() | RunFinished():
                 pass
+
+    def _profiled(self, event: CellProfiled) -> None:
+        self.profiled.add((event.workload, event.implementation))
+        if event.operators.fallback:
+            self.conclude((event.workload, event.implementation), Status.fallback)
+
+    def _visited(self, event: VisitFinished) -> None:
+        self.num_visits[event.workload] += 1
+        self.spent_s += event.called_s
+        arms = self.samples.setdefault(event.workload, {})
+        for arm, taken in event.arms.items():
+            arms.setdefault(arm, []).extend(taken)
+        self.gauge.hear(event.workload, event.arms.get(CANARY, ()))
 
     def live(self, workload: str, names: Iterable[str]) -> list[str]:
         """The implementations that have passed so far on that workload."""

@@ -23,6 +23,7 @@ from harness.events import (
     CellChecked,
     CellFailed,
     CellMeasured,
+    CellProfiled,
     Event,
     Plan,
     RunFinished,
@@ -32,7 +33,7 @@ from harness.events import (
     twin,
 )
 from harness.interference import CANARY, Gauge
-from harness.outcome import Agreement
+from harness.outcome import Agreement, Operators
 from harness.rates import Rates, rates
 from harness.records import Environment, Measurement, Record, Sample, Status, Workload
 from harness.sanity import judged
@@ -131,6 +132,7 @@ class _Cell:
     is_predicted: bool = False
     agreement: Agreement | None = None
     executed_flops: int | None = None
+    operators: Operators | None = None
     environment: Environment | None = None
     time: str = ""
     measured: dict[str, Measurement] = field(default_factory=dict)
@@ -199,7 +201,7 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
         match event:
             case WorkerStarted():
                 worker = event
-            case CellChecked() | CellMeasured() | CellFailed():
+            case CellChecked() | CellProfiled() | CellMeasured() | CellFailed():
                 _apply(event, cells.setdefault((event.workload, event.implementation), _Cell()), worker)
             case VisitFinished():
                 _distribute(event, cells, started.plan.baseline)
@@ -222,13 +224,21 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
             is_predicted=cell.is_predicted,
             agreement=cell.agreement,
             executed_flops=cell.executed_flops,
+            operators=cell.operators,
             measurements=tuple(_measurements(cell)) if cell.status is Status.ok else (),
         )
 
 
-def _apply(event: CellChecked | CellMeasured | CellFailed, cell: _Cell, worker: WorkerStarted | None) -> None:
+def _apply(
+    event: CellChecked | CellProfiled | CellMeasured | CellFailed, cell: _Cell, worker: WorkerStarted | None
+) -> None:
     if isinstance(event, CellMeasured):
         cell.measured[event.measurement.metric] = event.measurement
+        return
+    if isinstance(event, CellProfiled):
+        cell.operators = event.operators
+        if event.operators.fallback:
+            cell.status, cell.message = Status.fallback, event.operators.fallback
         return
     cell.status, cell.message = event.status, event.message
     if isinstance(event, CellChecked):

@@ -19,7 +19,13 @@ from harness.units import MISSING, show, significant
 LINE_EVERY_S = 10.0
 FAR = 1e4
 """From here on an error is told by its power of ten."""
-STAGE_WORDS = {"check": "checking", "metrics": "reading metrics", "ceilings": "finding ceilings", "time": "timing"}
+STAGE_WORDS = {
+    "check": "checking",
+    "operators": "seeing what runs",
+    "metrics": "reading metrics",
+    "ceilings": "finding ceilings",
+    "time": "timing",
+}
 
 
 @contextmanager

@@ -28,13 +28,15 @@ from harness.messages import (
     Hello,
     Observe,
     Observed,
+    Profile,
+    Profiled,
     Ready,
     Reply,
     Request,
     TakeVisit,
     Visited,
 )
-from harness.outcome import Agreement, ProbeResult, TensorError
+from harness.outcome import Agreement, Operator, Operators, ProbeResult, TensorError
 from harness.plugins import name_of
 from harness.records import Environment, Measurement, Sample, Status, Workload
 from harness.schedule import visit_seed
@@ -77,6 +79,7 @@ _TENSOR = TensorError(
     actual=0.5,
 )
 AGREEMENT = Agreement(oracle="simulated", probes=(ProbeResult(probe="normal", tensors=(_TENSOR,)),))
+OPERATORS = Operators(calls=(Operator(name="simulated", kind="other", num_calls=1, self_s=1e-3),))
 
 Seconds = Callable[[Workload, str], float]
 """What one call of an implementation truly takes on a workload."""
@@ -162,6 +165,8 @@ class VirtualCrew(Crew):
             case Check():
                 self.clock.spend(CHECK_S)
                 return Checked(status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
+            case Profile():
+                return Profiled(operators=OPERATORS)
             case Observe():
                 found = Measurement(metric=request.metric, unit="bytes", samples=(Sample(value=2.0**20),))
                 return Observed(measurement=found)

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 import msgspec
 import torch
 
-from harness import agreement, environment, measure, plugins, predict, torch_loads
+from harness import agreement, environment, measure, operators, plugins, predict, torch_loads
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
 from harness.caches import flusher
@@ -44,6 +44,8 @@ from harness.messages import (
     Hello,
     Observe,
     Observed,
+    Profile,
+    Profiled,
     Ready,
     Reply,
     Request,
@@ -84,7 +86,7 @@ class Worker:
         match request:
             case Check():
                 return self.check(request)
-            case Observe():
+            case Profile() | Observe():
                 return self.observe(request)
             case FindCeilings():
                 return self.find_ceilings(request)
@@ -125,7 +127,12 @@ class Worker:
         self.foresee(request, found)
         grounded = self.ground(request.workload, request.seed)
         self.flight.take_off(0)
-        agreed = agreement.check(grounded, found)
+        try:
+            agreed = agreement.check(grounded, found)
+        except RuntimeError as error:
+            if not (refused := operators.refusal(request.workload, found, error)):
+                raise
+            return Checked(status=Status.fallback, message=refused)
         status = Status.ok if agreed.agrees else Status.disagrees
         executed = found.executed_flops(request.workload)
         return Checked(status=status, message=agreed.diagnosis, agreement=agreed, executed_flops=executed)
@@ -173,21 +180,26 @@ class Worker:
         self.benches.move_to_end(workload.id)
         return self.benches[workload.id]
 
-    def observe(self, request: Observe) -> Observed | Failed:
-        """Read a metric in a pass of its own, on a case of its own."""
+    def observe(self, request: Observe | Profile) -> Observed | Profiled | Failed:
+        """Read a metric, or see what runs, in a pass of its own on a case of its own."""
         self.flight.take_off(0)
+        name = plugins.name_of(request.spec)
         try:
+            found, guard = self.implementation(request.spec), Guard()
+            case = self.bench(request.workload).case(found)
+            if isinstance(request, Profile):
+                seen = operators.observe(case, found.backend, on_step=lambda: self.flight.take_off(0))
+                guard.require_unchanged()
+                return Profiled(operators=seen)
             self.metrics = self.metrics or plugins.plugs("harness.metrics", "METRIC")
             metric = self.metrics[request.metric]
             assert metric.measure is not None
-            guard = Guard()
-            value = metric.measure(self.bench(request.workload).case(self.implementation(request.spec)))
+            value = metric.measure(case)
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             status, message = _report(error)
-            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+            return Failed(arm=name, status=status, message=message)
         if not math.isfinite(value):
-            name = plugins.name_of(request.spec)
             return Failed(arm=name, status=Status.invalid, message=f"the metric {request.metric} is {value}")
         sample = Sample(value=value)
         return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))

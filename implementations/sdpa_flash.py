@@ -54,5 +54,8 @@ def unsupported_on_cuda(workload: Workload) -> str | None:
 
 
 IMPLEMENTATION = Implementation(
-    build=SdpaFlash, source="https://arxiv.org/abs/2205.14135, as in torch", unsupported=unsupported
+    build=SdpaFlash,
+    source="https://arxiv.org/abs/2205.14135, as in torch",
+    unsupported=unsupported,
+    backend="flash",
 )

@@ -32,4 +32,5 @@ IMPLEMENTATION = Implementation(
     build=SdpaMath,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
     executed_flops=dense_flops,
+    backend="math",
 )

@@ -84,6 +84,17 @@ BUILT_IN = {
     "sdpa_flash": Look(colour="#332288", marker=">", width=1.3),
     "torch_mha": Look(colour="#777733", marker="p", width=3.2),
 }
+KINDS = {  # of operators, in the order in which they are stacked
+    "attention": "#56B4E9",
+    "matmul": "#0072B2",
+    "softmax": "#E69F00",
+    "mask": "#CC79A7",
+    "compiled": "#009E73",
+    "copy": "#F0E442",
+    "allocation": "#882255",
+    "page faults": "#D55E00",
+    "other": "#BBBBBB",
+}
 _COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#117733", "#994455", "#555555")
 _MARKERS: tuple[Marker, ...] = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
 _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))

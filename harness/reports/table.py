@@ -4,37 +4,33 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+from harness.breakdown import allocated_bytes, num_operators, ran, timed
 from harness.compare import comparisons
 from harness.counts import arithmetic_intensity, score_matrix_bytes
+from harness.outcome import Operators
 from harness.rates import Rates, executed_ratio
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.reports import words
+from harness.reports.explained import explained
 from harness.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
 from harness.store import Results
 from harness.units import MISSING, duration, scale_of, show, significant
 
 COLUMNS = (
-    "length",
-    "implementation",
-    "status",
-    "time per call",
-    "ratio",
-    "verdict",
-    "products",
-    "traffic",
-    "intensity",
-    "executed",
-    "memory",
-    "error",
-    "notes",
+    *("length", "implementation", "status", "time per call", "ratio", "verdict", "why slower"),
+    *("ran", "operators", "allocated", "memory", "products", "traffic", "intensity", "executed"),
+    *("error", "notes"),
 )
 LEGEND = (
     "Time per call is the median, with its 95 % interval in brackets; ratio is the time divided by the baseline's in "
     "the same block: below 1 is faster. Memory is the peak of one call above its inputs, in brackets as multiples of "
-    "the textbook's score matrix S. Error is the largest error as a share of what is allowed: above 1 disagrees. "
+    "the textbook's score matrix S. Why slower names the two largest parts of what a cell spends more than the "
+    "fastest of its workload, kind by kind of operator (page faults are an estimate); ran is the backend of PyTorch's "
+    "SDPA, or else the operator with the most time; allocated is all that one call asks for, freed or not. "
     "Products are useful FLOPs per second (of visible pairs), traffic is compulsory bytes per second (inputs read "
     "once, results written once), each in brackets as a share of the ceiling that this run measured; intensity is "
-    "useful FLOPs for each compulsory byte; executed says how many FLOPs are computed for each useful one."
+    "useful FLOPs for each compulsory byte; executed says how many FLOPs are computed for each useful one. Error is "
+    "the largest error as a share of what is allowed: above 1 disagrees."
 )
 FEW_SAMPLES = 10
 HUGE = 1000.0
@@ -57,6 +53,7 @@ class Row:
     message: str
     time: Estimate | None  # seconds per call
     comparison: Comparison | None
+    operators: Operators | None
     peak_memory_bytes: float | None
     error_ratio: float | None
     rates: Rates | None
@@ -76,7 +73,8 @@ class Row:
 def rows(results: Results) -> list[Row]:
     """Every record as a row: groups in the order of the plan, inside a group by length and then fastest first."""
     compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
-    made = [_row(record, results, compared) for record in results.records]
+    reasons = explained(results.records, results.plan.baseline, compared)
+    made = [_row(record, results, compared, reasons) for record in results.records]
     order = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in made))}
     return sorted(made, key=lambda row: (order[row.group], *row.sort_key))
 
@@ -106,7 +104,9 @@ def percent(share: float) -> str:
     return f"{significant(100 * share, 2)} %"
 
 
-def _row(record: Record, results: Results, compared: dict[tuple[str, str], Comparison]) -> Row:
+def _row(
+    record: Record, results: Results, compared: dict[tuple[str, str], Comparison], reasons: dict[tuple[str, str], str]
+) -> Row:
     latency = record.measurement("latency")
     memory = record.measurement("peak_memory")
     comparison = compared.get((record.workload.id, record.implementation))
@@ -123,6 +123,8 @@ def _row(record: Record, results: Results, compared: dict[tuple[str, str], Compa
         "time per call": MISSING if time is None else span(time.point, time.low, time.high, "s"),
         "ratio": _ratio(comparison, is_baseline=is_baseline and time is not None),
         "verdict": _verdict(comparison, is_baseline=is_baseline and time is not None, is_timed=time is not None),
+        "why slower": reasons.get((record.workload.id, record.implementation), MISSING),
+        **_ran(record.operators),
         **_work(record, rated),
         "memory": _memory(peak, record.workload),
         "error": _error(record),
@@ -138,6 +140,7 @@ def _row(record: Record, results: Results, compared: dict[tuple[str, str], Compa
         message=record.message,
         time=time,
         comparison=comparison,
+        operators=None if record.operators is None else timed(record.operators, latency),
         peak_memory_bytes=peak,
         error_ratio=None if record.agreement is None else record.agreement.error_ratio,
         rates=rated,
@@ -186,6 +189,14 @@ def _work(record: Record, rated: Rates | None) -> dict[str, str]:
 
 def _rate(rate: float, unit: str, share: float | None) -> str:
     return show(rate, unit) + ("" if share is None else f" ({percent(share)})")
+
+
+def _ran(operators: Operators | None) -> dict[str, str]:
+    """What ran, how many operators, and how much they asked for."""
+    if operators is None:
+        return dict.fromkeys(("ran", "operators", "allocated"), MISSING)
+    number, asked = num_operators(operators), allocated_bytes(operators)
+    return {"ran": words.plain(ran(operators)), "operators": f"{number:,}", "allocated": show(asked, "bytes")}
 
 
 def _memory(peak: float | None, workload: Workload) -> str:

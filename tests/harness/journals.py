@@ -13,6 +13,7 @@ from harness.events import (
     CellChecked,
     CellFailed,
     CellMeasured,
+    CellProfiled,
     Event,
     Plan,
     RunFinished,
@@ -22,7 +23,7 @@ from harness.events import (
     twin,
 )
 from harness.interference import CANARY
-from harness.outcome import Agreement, ProbeResult, TensorError
+from harness.outcome import Agreement, Operator, Operators, ProbeResult, TensorError
 from harness.records import Environment, Measurement, Sample, Status, Workload
 from harness.store import Journal, Results, read
 
@@ -171,6 +172,8 @@ def _events(plan: Plan, slowdown: float, num_visits: int, seed: int) -> Iterator
         for visit in range(epoch * num_visits, (epoch + 1) * num_visits):
             for workload in plan.workloads:
                 yield _visit(plan, workload, (epoch, visit), slowdown, rng)
+    live = ((w, name) for w in plan.workloads for name in plan.implementations)
+    yield from (_profiled(*cell) for cell in live if status(*cell)[0] in {Status.ok, Status.crashed})
     for workload in plan.workloads:
         for name in plan.implementations:
             found, message, _ = status(workload, name)
@@ -178,6 +181,27 @@ def _events(plan: Plan, slowdown: float, num_visits: int, seed: int) -> Iterator
                 yield CellFailed(workload=workload.id, implementation=name, status=found, message=message)
             elif found is Status.ok:
                 yield _memory(workload, name)
+
+
+def _profiled(workload: Workload, name: str) -> CellProfiled:
+    seen = operators(workload, name, seconds(workload, name))
+    return CellProfiled(workload=workload.id, implementation=name, operators=seen)
+
+
+def operators(workload: Workload, name: str, call_s: float) -> Operators:
+    """What ran: one kernel where no score matrix is kept, the steps of the textbook form where one is."""
+    scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len * 4
+    if not SPEEDS.get(name, (0, 0, 1.0))[2]:
+        kernel = Operator(
+            name="aten::_scaled_dot_product_flash_attention_for_cpu", kind="attention", num_calls=1, self_s=call_s
+        )
+        return Operators(calls=(kernel,), predicted="flash", observed="flash")
+    shares = {"aten::bmm": ("matmul", 2, 0.5), "aten::_softmax": ("softmax", 1, 0.3), "aten::copy_": ("copy", 3, 0.2)}
+    calls = tuple(
+        Operator(name=op, kind=kind, num_calls=n, self_s=share * call_s, allocated_bytes=scores, largest_bytes=scores)
+        for op, (kind, n, share) in shares.items()
+    )
+    return Operators(calls=calls, num_faults=scores / 2048 if workload.seq_len >= 2048 else 0.0, fault_s=1e-6)
 
 
 def _visit(

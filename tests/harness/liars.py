@@ -59,7 +59,7 @@ COUNTERS = Path(os.environ.get("LIARS_COUNTERS", "/nonexistent"))
 
 
 def is_past_its_check(name, query):
-    """Whether it was called more often, by all processes together, than probes, rules and the memory pass ask for."""
+    """Whether it was called more often, by all processes together, than checks and untimed passes ask for."""
     if not COUNTERS.exists() or query.shape[2] != 32:
         return False
     counter = COUNTERS / name

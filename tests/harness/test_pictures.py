@@ -5,6 +5,7 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from harness.kinds import KINDS, PAGE_FAULTS
 from harness.plugins import plugs
 from harness.reports import Picture, Report, style
 from harness.store import Results
@@ -37,12 +38,24 @@ def test_each_is_a_whole_svg_and_a_png(name: str, pictures: dict[str, list[Pictu
     assert picture.png().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", sorted(set(DRAWN) - {"agreement_plot"}))
+@pytest.mark.parametrize("name", sorted(set(DRAWN) - {"agreement_plot", "breakdown_plot"}))
 def test_captions_name_what_is_not_shown_and_why(name: str, pictures: dict[str, list[Picture]]) -> None:
     (picture,) = pictures[name]
     assert "naive_loop at 2048: timeout (predicted), one call is predicted to last 9.6 s" in picture.caption
     assert "sdpa_math at 2048 in b, d: crashed, the worker was killed by signal 9" in picture.caption
     assert "torch_mha in a, b: unsupported, needs <b>a GPU</b> | see" in picture.caption
+
+
+def test_the_breakdown_names_each_panel_and_what_has_no_bar(pictures: dict[str, list[Picture]]) -> None:
+    (picture,) = pictures["breakdown_plot"]
+    assert "page faults (hatched) are an estimate" in picture.caption
+    assert "naive_loop in b, d, f, h: timeout (predicted), one call is predicted to last 9.6 s" in picture.caption
+    assert "sdpa_math in d, h: crashed, the worker was killed by signal 9" in picture.caption
+
+
+def test_kinds_of_operators_look_different_and_none_lacks_a_colour() -> None:
+    assert set(style.KINDS) == {*KINDS, PAGE_FAULTS}
+    assert len(set(style.KINDS.values())) == len(style.KINDS)
 
 
 def test_many_groups_go_to_several_files(tmp_path: Path) -> None:

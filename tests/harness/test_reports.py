@@ -74,7 +74,8 @@ class Page(HTMLParser):
 
 def test_every_promised_report_is_there() -> None:
     promised = {"csv", "html", "markdown", "pytest_benchmark"}
-    assert set(REPORTS) == promised | {"latency_plot", "ratio_plot", "memory_plot", "agreement_plot", "roofline_plot"}
+    plots = {"latency_plot", "ratio_plot", "memory_plot", "agreement_plot", "breakdown_plot", "roofline_plot"}
+    assert set(REPORTS) == promised | plots
     assert all(report.summary for report in REPORTS.values())
 
 

@@ -1,5 +1,6 @@
 """The shared table: every record has a row, every row every cell, groups are titled in words, doubts are told."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,26 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
 def test_an_error_that_is_not_finite_is_told(tmp_path: Path) -> None:
     lied = journals.write(tmp_path, POINTS[:1], ("sdpa", "liar"))
     assert [row.cells["error"] for row in table.rows(lied) if row.implementation == "liar"] == ["not finite"]
+
+
+def test_each_workload_has_one_fastest_and_the_others_say_why_they_are_not(results: Results) -> None:
+    timed = [row for row in table.rows(results) if row.time is not None]
+    told: dict[str, list[str]] = {}
+    for row in timed:
+        told.setdefault(row.workload.id, []).append(row.cells["why slower"])
+    assert all(texts.count("fastest") == 1 for texts in told.values())
+    assert all(text != "-" for texts in told.values() for text in texts)
+    fused = next(row for row in timed if row.implementation == "fused" and row.workload.seq_len == 2048)
+    assert re.fullmatch(
+        r"\d\d % page faults on the 128 MiB score matrix; \d\d % matmul \(bmm\)", fused.cells["why slower"]
+    )
+
+
+def test_what_ran_stands_beside_the_time(results: Results) -> None:
+    rows = {(row.workload.seq_len, row.implementation): row.cells for row in table.rows(results)}
+    assert [rows[2048, "sdpa"][name] for name in ("ran", "operators", "allocated")] == ["flash", "1", "0 B"]
+    assert [rows[128, "fused"][name] for name in ("ran", "operators", "allocated")] == ["bmm", "6", "1.50 MiB"]
+    assert [rows[2048, "naive_loop"][name] for name in ("ran", "operators", "allocated")] == ["-"] * 3
 
 
 def test_undecided_says_what_it_would_have_seen(tmp_path: Path) -> None:

@@ -1,0 +1,62 @@
+"""What kind of work an operator does, and which of PyTorch's attention backends it is, told by its name.
+
+Source of the names: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml; CUDA
+kernels and what torch.compile makes have names of their own.
+"""
+
+import re
+
+BACKENDS = ("flash", "math", "efficient", "cudnn", "overrideable")
+"""The backends of `scaled_dot_product_attention`, as torch.nn.attention.SDPBackend has them."""
+
+PAGE_FAULTS = "page faults"
+KINDS = ("attention", "matmul", "softmax", "mask", "compiled", "copy", "allocation", "other")
+"""In the order in which pictures stack them. `attention` is a kernel that does products and softmax in one, `compiled`
+is what torch.compile generated itself."""
+
+_WORDS = {  # a name has the first kind whose pattern it contains
+    "compiled": r"compiledfxgraph|^triton_|cpp_fused",
+    "attention": r"scaled_dot_product(?!_attention(_math\w*)?$)|flash_(attn|fwd|bwd|attention)|efficient_attention"
+    r"|cudnn_attention|fmha|flex_attention|sage_?attn",
+    "softmax": r"softmax|logsumexp",
+    "matmul": r"\b_?(matmul|b?mm|addmm|baddbmm|addbmm|linear|einsum|dot|mv|addmv|inner|outer|_scaled_mm)\b"
+    r"|gemm|gemv|mkldnn_linear|cublas|cutlass|nvjet",
+    "mask": r"masked_fill|masked_scatter|\b(where|tril|triu|logical_\w+|bitwise_\w+|isinf|isneginf)\b|masked",
+    "copy": r"\b(copy|_to_copy|to|clone|contiguous|cat|_?stack|repeat|repeat_interleave|index_select|index|gather"
+    r"|pin_memory|constant_pad_nd|slice_backward|select_backward)\b|\b(memcpy|memset)|copybuffer|transpose_copy",
+    "allocation": r"\b(empty\w*|new_empty\w*|resize|zeros\w*|new_zeros|ones\w*|new_ones|full\w*|zero|fill"
+    r"|set|free)\b",
+}
+_KINDS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _WORDS.items()}
+
+_BACKENDS = {
+    "math": re.compile(r"_scaled_dot_product_attention_math"),
+    "flash": re.compile(r"_scaled_dot_product_flash_attention|\b_flash_attention_forward"),
+    "efficient": re.compile(r"_scaled_dot_product_efficient_attention|\b_efficient_attention_forward"),
+    "cudnn": re.compile(r"_scaled_dot_product_cudnn_attention|\b_cudnn_attention_forward"),
+    "overrideable": re.compile(r"_scaled_dot_product_fused_attention_overrideable"),
+}
+_NUMBERED = (
+    (re.compile(r"^## Call (\w+) \w+ ##$"), r"\1"),
+    (re.compile(r"^(Torch-Compiled Region): .*$"), r"\1"),
+)
+COMPILED = "CompiledFxGraph"
+"""A graph that torch.compile made; on the CPU its own time is that of the kernels inside, which have no names."""
+
+
+def plain_name(name: str) -> str:
+    """The profiler's name without what differs from process to process: digests and numbers of compiled graphs."""
+    for pattern, kept in _NUMBERED:
+        name = pattern.sub(kept, name)
+    return name
+
+
+def kind_of(name: str) -> str:
+    """One of KINDS; what is not known is `other`."""
+    bare = name.removeprefix("aten::").removesuffix("_")  # addmv_ is addmv, in place
+    return next((kind for kind, pattern in _KINDS.items() if pattern.search(bare)), "other")
+
+
+def backend_of(name: str) -> str:
+    """One of BACKENDS, or "" for an operator that is none."""
+    return next((backend for backend, pattern in _BACKENDS.items() if pattern.search(name)), "")

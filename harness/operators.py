@@ -1,0 +1,146 @@
+"""See what really runs in one call of a case: operators by torch.profiler, page faults, and the backend that was taken.
+
+Nothing here is timed for a record: a profiled call is slower than a plain one, and only its shares are kept.
+"""
+
+import mmap
+import resource
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+import numpy as np
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from harness import backend
+from harness.breakdown import Span, compiled, fold, observed
+from harness.case import Case, build, place
+from harness.contract import Implementation
+from harness.inputs import draw_normal
+from harness.outcome import Operator, Operators
+from harness.records import Workload
+
+SHORT_S = 0.1
+"""The page faults of a call shorter than this are read from NUM_CALLS of them."""
+NUM_CALLS = 3
+NUM_PAGES = 4096
+
+
+def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operators:
+    """What runs in one call of `case`: at most four calls of it, or six short ones; `on_step` is told before each.
+
+    A backward call alone is profiled for its operators, and the forward call before it for its backend.
+    """
+    with case.grad_mode():
+        on_step()
+        call = case.call()
+        start = time.perf_counter()
+        call()  # compiles, and makes what is kept, such as the dense mask
+        is_short = time.perf_counter() - start < SHORT_S
+        on_step()
+        calls = profiled(call)
+        forward = calls
+        if case.workload.direction == "backward":
+            on_step()
+            forward = profiled(case.output)
+        on_step()
+        asked = backend.Answer() if compiled(forward) else backend.ask(case.output, requested)
+        on_step()
+        on_cpu = case.workload.device == "cpu"
+        num_faults = _num_faults(call, NUM_CALLS if is_short else 1) if on_cpu else 0.0
+    seen = observed(forward)
+    return Operators(
+        calls=calls,
+        requested=requested,
+        predicted=asked.predicted,
+        observed=seen,
+        reason=asked.reason if requested not in {"", seen} else "",
+        num_faults=num_faults,
+        fault_s=fault_seconds() if on_cpu else 0.0,
+    )
+
+
+def refusal(workload: Workload, found: Implementation, error: RuntimeError) -> str:
+    """In words, that the requested backend cannot run, and why, where `error` says so; empty for any other error."""
+    if not found.backend or backend.NO_KERNEL not in str(error):
+        return ""
+    case = build(workload, found, place(draw_normal(workload, 0), workload))
+    with case.grad_mode():
+        reason = backend.refusal(case.output, found.backend)
+    return f"the {found.backend} backend was asked for and cannot run: {reason or 'PyTorch gives no reason'}"
+
+
+def profiled(call: Callable[[], object]) -> tuple[Operator, ...]:
+    """The operators of one call; on CUDA their own time is that of their kernels on the device."""
+    on_cuda = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with profile(activities=activities, profile_memory=True) as seen:
+        kept = call()
+        if on_cuda:
+            torch.cuda.synchronize()
+    del kept
+    found = fold(_spans(seen))
+    if not on_cuda:
+        return found
+    device_s = {event.key: event.self_device_time_total / 1e6 for event in seen.key_averages()}
+    if not any(device_s.values()):
+        return found
+    on_device = [msgspec.structs.replace(one, self_s=device_s.get(one.name, 0.0)) for one in found]
+    return tuple(sorted(on_device, key=lambda one: -one.self_s))
+
+
+def _spans(seen: profile) -> Iterator[Span]:
+    """What the host did: operators, and the allocations among them."""
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    events: list[Any] = seen.profiler.kineto_results.events()  # any: torch's stubs lack some of their methods
+    for event in events:
+        is_memory = event.name() == "[memory]"
+        if is_memory or event.device_type() == DeviceType.CPU:
+            yield Span(
+                name=event.name(),
+                thread=event.start_thread_id(),
+                start_ns=event.start_ns(),
+                end_ns=event.start_ns() + event.duration_ns(),
+                allocated_bytes=max(0, event.nbytes()) if is_memory else None,
+            )
+
+
+def _num_faults(call: Callable[[], object], num_calls: int) -> float:
+    """Minor page faults of one call, the mean of so many."""
+    before = _faults()
+    for _ in range(num_calls):
+        call()
+    return (_faults() - before) / num_calls
+
+
+@cache
+def fault_seconds() -> float:
+    """What a minor page fault costs here, the least of a few tries: others at work make it seem to cost more."""
+    return min(_fault_seconds() for _ in range(NUM_CALLS))
+
+
+def _fault_seconds() -> float:
+    """What writing fresh pages costs more than writing them again, for each fault of the first time."""
+    with mmap.mmap(-1, NUM_PAGES * mmap.PAGESIZE) as memory:
+        cells = np.frombuffer(memory, dtype=np.uint8)
+        before = _faults()
+        first_s, again_s = (_write(cells) for _ in range(2))
+        num_faults = _faults() - before
+        del cells  # the map cannot be closed under it
+    return max(0.0, first_s - again_s) / max(1, num_faults)
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+def _write(cells: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> float:
+    """Seconds to write all cells."""
+    start = time.perf_counter()
+    cells[:] = 1
+    return time.perf_counter() - start

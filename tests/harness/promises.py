@@ -1,0 +1,54 @@
+"""Implementations that promise a backend, or misbehave only while they are looked at. Not imported by any test."""
+
+import os
+
+import torch
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.contract import Attention, Implementation
+
+
+def everything(query, key):
+    """A mask of three dimensions, which PyTorch's flash kernel does not take."""
+    return torch.ones(query.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)
+
+
+class Careless(Attention):
+    """Does not see that it runs math."""
+
+    def attend(self, query, key, value, mask):
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=everything(query, key))
+
+
+class Held(Attention):
+    """Holds PyTorch to a backend that it cannot have."""
+
+    def attend(self, query, key, value, mask):
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=everything(query, key))
+
+
+class Shy(Attention):
+    """Dies when a profiler looks."""
+
+    def attend(self, query, key, value, mask):
+        if torch.autograd._profiler_enabled():
+            os._exit(3)
+        return F.scaled_dot_product_attention(query, key, value)
+
+
+class Sulking(Attention):
+    """Raises when a profiler looks."""
+
+    def attend(self, query, key, value, mask):
+        if torch.autograd._profiler_enabled():
+            raise RuntimeError("not while you look")
+        return F.scaled_dot_product_attention(query, key, value)
+
+
+careless = Implementation(build=Careless, source="", backend="flash")
+unpromised = Implementation(build=Careless, source="")
+held = Implementation(build=Held, source="", backend="flash")
+shy = Implementation(build=Shy, source="", backend="flash")
+sulking = Implementation(build=Sulking, source="", backend="flash")

@@ -1,0 +1,179 @@
+"""Which backend ran is seen, not believed: each silent fallback of PyTorch's SDPA on the CPU shows as math."""
+
+import shutil
+import warnings
+from collections.abc import Callable
+
+import pytest
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness import backend, operators
+from harness.adapt import implementation
+from harness.bench import Bench
+from harness.breakdown import compiled, observed, ran
+from harness.contract import Attention, BoundMask, Implementation
+from harness.kinds import BACKENDS
+from harness.outcome import Operators
+from harness.records import Workload
+
+B, H, T, K = 2, 2, 8, 4
+SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
+
+
+def draw(*sizes: int) -> Tensor:
+    return torch.randn(*(sizes or (B, H, T, K)), generator=torch.Generator().manual_seed(0))
+
+
+def seen(call: Callable[[], object]) -> tuple[str, backend.Answer]:
+    """What ran, and what PyTorch said of the same call beforehand, flash being wanted."""
+    answer = backend.ask(call, "flash")
+    return observed(operators.profiled(call)), answer
+
+
+def flagged(call: Callable[[], object]) -> Callable[[], object]:
+    def with_priority() -> object:
+        with sdpa_kernel([SDPBackend.MATH, SDPBackend.FLASH_ATTENTION], set_priority=True):
+            return call()
+
+    return with_priority
+
+
+def attend(*tensors: Tensor, **options: object) -> Callable[[], object]:
+    query, key, value = tensors or (draw(), draw(), draw())
+    return lambda: F.scaled_dot_product_attention(query, key, value, **options)  # type: ignore[arg-type]
+
+
+FALLBACKS = {
+    "dropout": (attend(dropout_p=0.5), "non-zero dropout"),
+    "value width != key width": (attend(draw(), draw(), draw(B, H, T, 2 * K)), "same last dimension"),
+    "mask requiring grad": (attend(attn_mask=draw(T, T).requires_grad_()), "the mask requires a gradient"),
+    "3-D mask": (attend(attn_mask=draw(H, T, T)), "use the following attn mask shapes: 2d"),
+    "3-D inputs": (attend(draw(H, T, K), draw(H, T, K), draw(H, T, K)), "4 dimensional"),
+    "5-D inputs": (attend(*[draw(1, B, H, T, K)] * 3), "4 dimensional"),
+    "broadcast batch of key and value": (attend(draw(), draw(1, H, T, K), draw(1, H, T, K)), "batch_size"),
+    "last stride != 1": (attend(draw(B, H, K, T).transpose(2, 3), draw(), draw()), "last dimension"),
+}
+
+
+@pytest.mark.parametrize("name", FALLBACKS)
+def test_a_silent_fallback_is_seen_foretold_and_explained(name: str) -> None:
+    call, words = FALLBACKS[name]
+    ran_backend, answer = seen(call)
+    assert ran_backend == answer.predicted == "math"
+    assert words in answer.reason
+
+
+@pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.ones(T, T, dtype=torch.bool)}])
+def test_ordinary_calls_run_flash_and_were_foretold_to(options: dict[str, object]) -> None:
+    assert seen(attend(**options)) == ("flash", backend.Answer(predicted="flash"))
+
+
+def test_priority_is_ignored_on_the_cpu() -> None:
+    assert seen(flagged(attend()))[0] == "flash"  # math stands first in the list
+
+
+def test_two_backends_in_one_call_are_both_told() -> None:
+    both = [attend(), attend(dropout_p=0.5)]
+    ran_backend, answer = seen(lambda: [one() for one in both])
+    assert ran_backend == "flash+math"
+    assert set(answer.predicted.split("+")) == {"flash", "math"}
+
+
+def test_asking_changes_no_answer_and_warns_of_nothing() -> None:
+    call = attend()
+    expected = call()
+    kept = []
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        backend.ask(lambda: kept.append(call()), "math")
+    assert torch.equal(kept[0], expected)  # type: ignore[arg-type]
+
+
+class Careless(Attention):
+    """Believes that it runs flash."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        everything = torch.ones(query.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)  # 3-D
+        return F.scaled_dot_product_attention(query, key, value, attn_mask=everything)
+
+
+class Held(Attention):
+    """Holds PyTorch to flash."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        everything = torch.ones(query.shape[1], query.shape[2], key.shape[2], dtype=torch.bool)  # 3-D
+        with sdpa_kernel(SDPBackend.FLASH_ATTENTION):
+            return F.scaled_dot_product_attention(query, key, value, attn_mask=everything)
+
+
+def observe(made: Implementation, workload: Workload = SMALL) -> Operators:
+    steps: list[int] = []
+    found = operators.observe(Bench(workload).case(made), made.backend, on_step=lambda: steps.append(0))
+    assert len(steps) >= 4  # a sign of life before each call
+    return found
+
+
+def test_what_did_not_run_is_a_fallback_with_pytorchs_reason() -> None:
+    found = observe(Implementation(build=Careless, source="", backend="flash"))
+    assert found.observed == found.predicted == "math"
+    assert found.fallback.startswith("the flash backend was asked for and math ran: ")
+    assert "use the following attn mask shapes: 2d" in found.fallback
+
+
+def test_what_asks_for_nothing_cannot_fall_back() -> None:
+    found = observe(Implementation(build=Careless, source=""))
+    assert (found.requested, found.observed, found.fallback, found.reason) == ("", "math", "", "")
+
+
+@pytest.mark.filterwarnings("ignore:Flash attention kernel not used", "ignore:Please use the following attn mask")
+def test_a_backend_that_refuses_is_explained() -> None:
+    made = Implementation(build=Held, source="", backend="flash")
+    with pytest.raises(RuntimeError, match=backend.NO_KERNEL) as caught:
+        observe(made)
+    told = operators.refusal(SMALL, made, caught.value)
+    assert told.startswith("the flash backend was asked for and cannot run: ")
+    assert "use the following attn mask shapes: 2d" in told
+    assert operators.refusal(SMALL, made, RuntimeError("something else")) == ""
+
+
+@pytest.mark.parametrize("direction", ["inference", "forward", "backward", "forward_backward"])
+@pytest.mark.parametrize(("name", "expected"), [("sdpa", "flash"), ("sdpa_flash", "flash"), ("sdpa_math", "math")])
+def test_the_built_in_ones_run_what_their_names_say(name: str, expected: str, direction: str) -> None:
+    workload = Workload(seq_len=8, num_heads=2, head_dim=4, direction=direction)
+    found = observe(implementation(name), workload)
+    assert found.observed == found.predicted == expected
+    assert found.requested in {"", expected}
+    assert not found.fallback
+
+
+def test_an_implementation_may_only_promise_a_backend_that_there_is() -> None:
+    with pytest.raises(ValueError, match="backend=fast is not allowed: it is one of flash, math"):
+        Implementation(build=Attention, source="", backend="fast")
+
+
+def test_every_backend_of_torch_has_a_name() -> None:
+    assert set(backend._BACKENDS) == set(BACKENDS)
+    assert set(backend._BACKENDS.values()) == set(SDPBackend.__members__.values()) - {SDPBackend.ERROR}
+
+
+@pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch's, while it imports its compiler
+def test_torch_compile_makes_flash_of_the_textbook_form_and_it_shows() -> None:
+    if shutil.which("g++") is None and shutil.which("clang++") is None:
+        pytest.skip("torch.compile needs a C++ compiler on the CPU")
+
+    class Compiled(Attention):
+        def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+            return textbook(query, key, value)
+
+    @torch.compile
+    def textbook(query: Tensor, key: Tensor, value: Tensor) -> Tensor:
+        return (query @ key.transpose(-2, -1) / 8).softmax(-1) @ value
+
+    workload = Workload(seq_len=32, num_heads=2, head_dim=64, direction="inference")
+    found = observe(Implementation(build=Compiled, source=""), workload)
+    assert found.observed == "flash"
+    assert compiled(found.calls)
+    assert ran(found) == "compiled: flash"
