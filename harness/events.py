@@ -7,7 +7,7 @@ import msgspec
 from harness.outcome import Agreement
 from harness.records import Environment, Measurement, Sample, Status, Workload
 
-SCHEMA = 2
+SCHEMA = 3
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
 
@@ -18,6 +18,10 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 }
 """What is set before a worker starts. The C library gives large blocks back when they are freed, and each call pays for
 their pages again; told to retain them, it does not (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
+
+
+class DamagedError(ValueError):
+    """A journal that was written by us and is not whole any more, or never was a journal."""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -120,7 +124,28 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
     reason: str = ""  # why timing ended: everything is decided, or the budget is spent
 
 
-Event = RunStarted | WorkerStarted | CellChecked | CellMeasured | CellFailed | VisitFinished | RunFinished
+class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
+    """The run became what later runs are held against, and why; written by `attnbench baseline` alone.
+
+    A stored baseline carries those of its predecessors too, so that the file tells its own history.
+    """
+
+    time: str
+    run: str
+    commit: str  # of the run
+    reason: str
+
+
+Event = (
+    RunStarted
+    | WorkerStarted
+    | CellChecked
+    | CellMeasured
+    | CellFailed
+    | VisitFinished
+    | RunFinished
+    | BaselineAccepted
+)
 
 
 def twin(baseline: str) -> str:

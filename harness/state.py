@@ -5,6 +5,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from harness.events import (
+    BaselineAccepted,
     CellChecked,
     CellFailed,
     CellMeasured,
@@ -57,7 +58,7 @@ class State:
                 self.gauge.hear(event.workload, event.arms.get(CANARY, ()))
             case WorkerStarted():
                 self.num_workers += 1
-            case RunStarted() | RunFinished():
+            case RunStarted() | RunFinished() | BaselineAccepted():
                 pass
 
     def live(self, workload: str, names: Iterable[str]) -> list[str]:
