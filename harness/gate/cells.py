@@ -1,6 +1,6 @@
 """Which cell of one run is which of the other: the same, renamed, gone or new."""
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 import msgspec
@@ -40,12 +40,22 @@ def couples(base: Results, candidate: Results) -> list[Couple]:
     """Every cell of either run, the base's first, in the order of their plans."""
     implementations = _renamed_implementations(base, candidate)
     workloads = _renamed_workloads(base, candidate)
-    found = {(record.workload.id, record.implementation): record for record in candidate.records}
-    made = []
-    for record in base.records:
-        key = record.workload.id, record.implementation
-        moved = workloads.get(key[0], key[0]), implementations.get(key[1], key[1])
-        made.append(Couple(base=record, candidate=found.pop(moved, None)))
+
+    def now(key: Key) -> Key:
+        return workloads.get(key[0], key[0]), implementations.get(key[1], key[1])
+
+    return matched(base.records, candidate.records, now)
+
+
+def matched(
+    base: Iterable[Record], candidate: Iterable[Record], now: Callable[[Key], Key] = lambda key: key
+) -> list[Couple]:
+    """Every record of either side; `now` says what a cell of the base is called on the other."""
+    found = {(record.workload.id, record.implementation): record for record in candidate}
+    made = [
+        Couple(base=record, candidate=found.pop(now((record.workload.id, record.implementation)), None))
+        for record in base
+    ]
     return [*made, *(Couple(base=None, candidate=record) for record in found.values())]
 
 

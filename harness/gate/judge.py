@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import msgspec
 
 from harness.gate import cells, certain, times
+from harness.gate.belief import believed
 from harness.gate.cells import Couple, Key
 from harness.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling, Side
 from harness.gate.thresholds import Thresholds
@@ -33,7 +34,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
     rulings = [ruling for couple in coupled for ruling in certain.rulings(couple, asked)]
     timed, whole = _times(base, candidate, coupled, asked, terms)
     if reasons:
-        timed, whole = [_voided(ruling) for ruling in timed], _voided(whole)
+        timed, whole = [voided(ruling) for ruling in timed], voided(whole)
     return conclude(
         (side(base), side(candidate)),
         (*rulings, *timed),
@@ -168,7 +169,7 @@ def _times(
     asked = {(each.workload, each.implementation): _asked(each, thresholds, terms) for each in effects}
     made = times.rulings(effects, asked, _shown(coupled, before, after, terms))
     agreements = {couple.key: couple for couple in coupled}
-    made = [_believed(ruling, agreements[ruling.workload, ruling.implementation], thresholds) for ruling in made]
+    made = [believed(ruling, agreements[ruling.workload, ruling.implementation], thresholds) for ruling in made]
     limit = max(thresholds.allowed(EVERY, EVERY, LATENCY), thresholds.elsewhere if terms.is_elsewhere else 0.0)
     return [*made, *others], times.suite(bare, thresholds, thresholds.between_runs, limit)
 
@@ -231,35 +232,7 @@ def _unjudged(old: Record, new: Record, reference: str, terms: Terms) -> Ruling:
     )
 
 
-def _believed(ruling: Ruling, couple: Couple, thresholds: Thresholds) -> Ruling:
-    """The same, or a finding where it is too good to be taken over: it may compute less than it did."""
-    if ruling.kind is not Kind.faster or ruling.effect is None or ruling.effect >= 1 - thresholds.suspicious:
-        return ruling
-    assert couple.candidate is not None
-    if is_checked(couple):
-        words = f"{ruling.words}; more than {100 * thresholds.suspicious:g} %, and its check in this run was whole"
-        return msgspec.structs.replace(ruling, words=words)
-    words = f"{ruling.words}: too good to be believed without a check of its own; run it with its check"
-    return msgspec.structs.replace(ruling, kind=Kind.suspicious, outcome=Outcome.finding, words=words)
-
-
-WHOLE = ("normal", "needles", "large", "equal")
-"""The probes of a whole check (harness/probes.py); a workload on which one says nothing tries fewer."""
-
-
-def is_checked(couple: Couple) -> bool:
-    """Whether the candidate was checked in its run, agreed, and was tried on everything or on all that the base was."""
-    assert couple.candidate is not None
-    agreement = couple.candidate.agreement
-    if agreement is None or not agreement.agrees:
-        return False
-    tried = {probe.probe for probe in agreement.probes}
-    before = None if couple.base is None else couple.base.agreement
-    wanted = certain.tried(before) if before is not None else set()
-    return set(WHOLE) <= tried or (bool(wanted) and wanted <= certain.tried(agreement) and len(tried) > 1)
-
-
-def _voided(ruling: Ruling) -> Ruling:
+def voided(ruling: Ruling) -> Ruling:
     """A ruling on time, in a session that is not valid."""
     if ruling.kind in {Kind.reference, Kind.lost}:
         return ruling

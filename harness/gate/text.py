@@ -1,8 +1,9 @@
 """Rulings as rows of text, most urgent first: what every output shows."""
 
 from harness.gate.rulings import EVERY, Decision, Outcome, Ruling
+from harness.reports.table import percent
 from harness.reports.words import plain
-from harness.units import MISSING, show, significant
+from harness.units import MISSING, show
 
 URGENCY = (Outcome.finding, Outcome.invalid, Outcome.inconclusive, Outcome.improved, Outcome.passed)
 HEADINGS = {
@@ -42,7 +43,7 @@ def row(ruling: Ruling) -> tuple[str, ...]:
         _value(ruling.base, ruling.unit),
         _value(ruling.candidate, ruling.unit),
         _change(ruling),
-        MISSING if ruling.smallest is None else f"{significant(100 * ruling.smallest, 2)} %",
+        MISSING if ruling.smallest is None else percent(ruling.smallest),
         ruling.words,
     )
     return tuple(plain(cell) for cell in cells)

@@ -17,9 +17,9 @@ from harness.compare import paired
 from harness.gate.cells import Key
 from harness.gate.rulings import EVERY, LATENCY, Kind, Outcome, Ruling
 from harness.gate.thresholds import Thresholds
+from harness.reports.table import percent
 from harness.stats import CONFIDENCE, Estimate, mean_of, paired_ratio, t_quantile
 from harness.store import Results
-from harness.units import significant
 from harness.verdict import FALSE_SHARE, POWER
 
 STEADY = 1e6
@@ -156,15 +156,15 @@ def rule(each: Effect, asked: Asked, *, is_sure: bool, smallest: float | None) -
         words = f"measured in {_processes(each.num_epochs)}; a gate judges from {asked.fewest_epochs} in each run on"
         return Kind.undecided, Outcome.inconclusive, words
     if is_sure and log > math.log1p(limit):
-        return Kind.slower, Outcome.finding, f"slower by {_percent(each.ratio)}; allowed is {_share(limit)}"
+        return Kind.slower, Outcome.finding, f"slower by {_percent(each.ratio)}; allowed is {percent(limit)}"
     if asked.is_by_rule and each.floor is not None and asked.allowed < each.floor:
-        floor = f"identical code may seem {_share(each.floor)} apart {asked.how}"
-        words = f"a threshold of {_share(asked.allowed)} cannot be judged: {floor}; raise it, or measure longer"
+        floor = f"identical code may seem {percent(each.floor)} apart {asked.how}"
+        words = f"a threshold of {percent(asked.allowed)} cannot be judged: {floor}; raise it, or measure longer"
         return Kind.refused, Outcome.inconclusive, words
     if is_sure and log < -math.log1p(limit):
         return Kind.faster, Outcome.improved, f"faster: {_percent(each.ratio)} in time"
     if smallest is None or smallest > asked.see:
-        could = "nothing is known of its error" if smallest is None else f"less than {_share(smallest)} would not show"
+        could = "nothing is known of its error" if smallest is None else f"less than {percent(smallest)} would not show"
         words = f"undecided: {_percent(each.ratio)}, and {could}; measure longer"
         return Kind.undecided, Outcome.inconclusive, words
     return Kind.same, Outcome.passed, f"no slower: {_percent(each.ratio)}"
@@ -259,10 +259,6 @@ def _percent(ratio: Estimate) -> str:
         return f"{100 * (ratio.point - 1):+.1f} %"
     low, high = (100 * (end - 1) for end in (ratio.low, ratio.high))
     return f"{100 * (ratio.point - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
-
-
-def _share(share: float) -> str:
-    return f"{significant(100 * share, 2)} %"
 
 
 def _processes(number: int) -> str:
