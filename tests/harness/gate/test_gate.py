@@ -13,7 +13,7 @@ from harness.gate.judge import judge
 from harness.gate.rulings import Kind, Outcome
 from harness.gate.thresholds import Rule, Thresholds
 from harness.outcome import Operator, Operators
-from harness.records import Status
+from harness.records import Measurement, Sample, Status
 from harness.store import Results
 from tests.harness import journals
 from tests.harness.gate import scripts
@@ -330,3 +330,20 @@ def test_a_rule_may_allow_a_group_more(base: Results, tmp_path: Path) -> None:
     asked = Thresholds(rule=(Rule(implementation="fu*", metric="*", allowed=0.5),))
     candidate = run(tmp_path / "run", scales("fused", 1.3))
     assert all(ruling.implementation == "*" for ruling in judge(base, candidate, asked).of(Outcome.finding))
+
+
+@pytest.mark.parametrize(("flops", "expected"), [(1000.0, set()), (1001.0, {Kind.grown}), (999.0, set())])
+def test_any_metric_with_a_pass_of_its_own_may_not_grow(base: Results, flops: float, expected: set[Kind]) -> None:
+    def counted(value: float) -> Results:
+        measured = Measurement(metric="executed_flops", unit="flops", samples=(Sample(value=value),))
+        records = (
+            msgspec.structs.replace(record, measurements=(*record.measurements, measured))
+            if (record.workload.id, record.implementation) == (FIRST, "fused")
+            else record
+            for record in base.records
+        )
+        return dataclasses.replace(base, records=tuple(records))
+
+    found = judge(counted(1000.0), counted(flops)).of(Outcome.finding)
+    assert {ruling.kind for ruling in found} == expected
+    assert {ruling.metric for ruling in found} <= {"executed_flops"}
