@@ -42,7 +42,7 @@ def test_without_a_rule_the_defaults_hold_and_nobody_asked_for_them():
     [
         ("[gate]\nsea = 1", "there is no key of \\[gate\\] sea \\(did you mean see\\?\\); choose among rule, see"),
         ("[gat]\nsee = 1", "there is no table gat .*choose among gate"),
-        ("[[gate.rule]]\nalowed = 1", "no key of \\[\\[gate.rule\\]\\] alowed \\(did you mean allowed"),
+        ("[[gate.rule]]\nallow = 1", "no key of \\[\\[gate.rule\\]\\] allow \\(did you mean allowed"),
         ("[[gate.rule]]\nmetric = 'latency'", "allowed"),
         ("[[gate.rule]]\nallowed = -0.1", "allowed=-0.1 is not allowed: give a share 0 or more"),
         ("[[gate.rule]]\nallowed = nan", "is not allowed"),
