@@ -38,6 +38,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int  # a cell predicted to need more is not tried; 0: three quarters of what is free
     num_blocks: int = 4  # of one visit
     num_epochs: int = 1
+    num_rounds: int = 3  # over all workloads, before visits go where doubt is
     seed: int = 0
     cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
     allocator: str = "system"  # or retain: memory that is freed stays with the process
@@ -48,7 +49,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("budget_s", "call_limit_s", "timeout_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give seconds, 0 or more")
-        for name in ("num_blocks", "num_epochs"):
+        for name in ("num_blocks", "num_epochs", "num_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
         if self.allocator not in ALLOCATORS:

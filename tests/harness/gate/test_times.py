@@ -5,6 +5,7 @@ import math
 from collections import Counter
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 from scipy import stats as reference
@@ -42,7 +43,8 @@ def session(folder: Path, world: str, seed: int, slowdown: float, thresholds: Th
             return 2e-3 * RATIO[implementation] * (ratio if implementation == "one" else 1.0)
 
         crew = VirtualCrew(WORLDS[world], seconds, seed=number, layout=0.003)
-        return virtual.execute(plan(3, NAMES, budget_s=budget_s, seed=number), folder / f"{name}{seed}", crew)
+        asked = msgspec.structs.replace(plan(3, NAMES, budget_s=budget_s, seed=number), num_rounds=9)
+        return virtual.execute(asked, folder / f"{name}{seed}", crew)
 
     return judge(run("base", 2 * seed, 1.0), run("candidate", 2 * seed + 1, slowdown), thresholds)
 
@@ -155,3 +157,13 @@ def test_the_suite_is_the_geometric_mean_and_takes_cells_of_a_workload_as_one():
 def test_a_suite_without_times_is_undecided():
     found = times.suite([], Thresholds(), 0.02, 0.05)
     assert (found.kind, found.outcome) == (Kind.undecided, Outcome.inconclusive)
+
+
+def test_rounds_are_made_whatever_is_decided_and_spread_over_the_processes(tmp_path):
+    crew = VirtualCrew(WORLDS["calm"], lambda _, name: 2e-3 * {"reference": 1, "one": 9, "other": 5}[name], seed=1)
+    asked = msgspec.structs.replace(plan(2, NAMES, budget_s=0.0), num_rounds=9)
+    results = virtual.execute(asked, tmp_path / "run", crew)
+    assert set(results.num_visits.values()) == {9}
+    for record in results.records:
+        epochs = [sample.epoch for sample in record.measurement("latency").samples if sample.block == 0]
+        assert Counter(epochs) == {0: 3, 1: 3, 2: 3}
