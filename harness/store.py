@@ -33,13 +33,7 @@ from harness.events import (
 )
 from harness.interference import CANARY, Gauge
 from harness.outcome import Agreement
-from harness.records import (
-    Environment,
-    Measurement,
-    Record,
-    Sample,
-    Status,
-)
+from harness.records import Environment, Measurement, Record, Sample, Status
 from harness.stats import Block
 
 JOURNAL = "journal.jsonl"

@@ -1,7 +1,7 @@
 """Rulings as rows of text, most urgent first: what every output shows."""
 
 from harness.gate.rulings import EVERY, Decision, Outcome, Ruling
-from harness.reports.table import percent
+from harness.gate.times import reach
 from harness.reports.words import plain
 from harness.units import MISSING, show
 
@@ -43,7 +43,7 @@ def row(ruling: Ruling) -> tuple[str, ...]:
         _value(ruling.base, ruling.unit),
         _value(ruling.candidate, ruling.unit),
         _change(ruling),
-        MISSING if ruling.smallest is None else percent(ruling.smallest),
+        MISSING if ruling.smallest is None else reach(ruling.smallest),
         ruling.words,
     )
     return tuple(plain(cell) for cell in cells)

@@ -24,6 +24,8 @@ from harness.verdict import FALSE_SHARE, POWER
 
 STEADY = 1e6
 """Degrees of freedom of what is known from elsewhere: as many as none."""
+FARTHEST = 9.0
+"""From here on the number of percents says no more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -156,7 +158,7 @@ def rule(each: Effect, asked: Asked, *, is_sure: bool, smallest: float | None) -
         words = f"measured in {_processes(each.num_epochs)}; a gate judges from {asked.fewest_epochs} in each run on"
         return Kind.undecided, Outcome.inconclusive, words
     if is_sure and log > math.log1p(limit):
-        return Kind.slower, Outcome.finding, f"slower by {_percent(each.ratio)}; allowed is {percent(limit)}"
+        return Kind.slower, Outcome.finding, f"slower: {_percent(each.ratio)}; allowed is {percent(limit)}"
     if asked.is_by_rule and each.floor is not None and asked.allowed < each.floor:
         floor = f"identical code may seem {percent(each.floor)} apart {asked.how}"
         words = f"a threshold of {percent(asked.allowed)} cannot be judged: {floor}; raise it, or measure longer"
@@ -164,8 +166,8 @@ def rule(each: Effect, asked: Asked, *, is_sure: bool, smallest: float | None) -
     if is_sure and log < -math.log1p(limit):
         return Kind.faster, Outcome.improved, f"faster: {_percent(each.ratio)} in time"
     if smallest is None or smallest > asked.see:
-        could = "nothing is known of its error" if smallest is None else f"less than {percent(smallest)} would not show"
-        words = f"undecided: {_percent(each.ratio)}, and {could}; measure longer"
+        could = "nothing is known of its error" if smallest is None else f"less than {reach(smallest)} would not show"
+        words = f"undecided: {_percent(each.ratio)}, and {could}; run with more --rounds"
         return Kind.undecided, Outcome.inconclusive, words
     return Kind.same, Outcome.passed, f"no slower: {_percent(each.ratio)}"
 
@@ -251,6 +253,11 @@ def _suite(kind: Kind, outcome: Outcome, words: str, whole: Effect | None, least
     if whole is not None:
         return ruling(whole, kind, outcome, words, least)
     return Ruling(workload=EVERY, implementation=EVERY, metric=LATENCY, kind=kind, outcome=outcome, words=words)
+
+
+def reach(smallest: float) -> str:
+    """The smallest slowdown that would have been found, in words."""
+    return percent(smallest) if smallest < FARTHEST else f"{FARTHEST + 1:g} times the time"
 
 
 def _percent(ratio: Estimate) -> str:

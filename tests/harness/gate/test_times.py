@@ -154,6 +154,11 @@ def test_the_suite_is_the_geometric_mean_and_takes_cells_of_a_workload_as_one():
     )
 
 
+def test_what_would_show_is_told_in_percent_as_long_as_that_says_something():
+    assert times.reach(0.123) == "12 %"
+    assert times.reach(1e6) == "10 times the time"
+
+
 def test_a_suite_without_times_is_undecided():
     found = times.suite([], Thresholds(), 0.02, 0.05)
     assert (found.kind, found.outcome) == (Kind.undecided, Outcome.inconclusive)
