@@ -4,9 +4,12 @@ import sys
 
 import typer
 
+from harness.commands.baseline import baseline
 from harness.commands.check import check
+from harness.commands.compare import compare
 from harness.commands.doctor import doctor
 from harness.commands.ending import WRONG_USAGE
+from harness.commands.gate import gate
 from harness.commands.history import history
 from harness.commands.inspect import inspect
 from harness.commands.listing import list_what
@@ -16,8 +19,8 @@ from harness.commands.run import run_sweep
 app = typer.Typer(
     name="attnbench",
     help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
-    epilog="Exit codes: 0 pass, 1 a finding (disagreement, failed cell), 2 wrong usage, 3 nothing could be checked, "
-    "130 interrupted.",
+    epilog="Exit codes: 0 pass, 1 a finding (disagreement, failed cell, regression), 2 wrong usage, 3 nothing could be "
+    "checked or judged, 4 an invalid session, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
@@ -29,6 +32,9 @@ app.command()(check)
 app.command()(inspect)
 app.command()(report)
 app.command()(history)
+app.command()(compare)
+app.command()(gate)
+app.command()(baseline)
 app.command()(doctor)
 
 

@@ -74,16 +74,25 @@ def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
     return Winner(workload=record.workload, implementation=record.implementation, ratio=held_out)
 
 
-def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
-    """Each cell that has a baseline to be compared with, and what its pairs say."""
+def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
+    """Each cell that has a baseline to be compared with: its pairs, and the pairs of the twin in the same blocks."""
     baselines = _baselines(results)
     for record in results.records:
         baseline = baselines.get(record.workload.id)
         if record.status is Status.ok and baseline is not None and record is not baseline:
             void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
             twins = beside(_samples(baseline, "latency_twin"), _samples(record, "latency"))
-            floor = margin(paired_ratio(pairs(twins, _samples(baseline, "latency"), void)))
-            yield record, judge(_pairs(results, record, "latency", baseline), floor)
+            yield (
+                record,
+                _pairs(results, record, "latency", baseline),
+                pairs(twins, _samples(baseline, "latency"), void),
+            )
+
+
+def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
+    """Each cell that has a baseline to be compared with, and what its pairs say."""
+    for record, found, twins in paired(results):
+        yield record, judge(found, margin(paired_ratio(twins)))
 
 
 def _comparison(results: Results, record: Record, found: Judgement, verdict: Verdict, threshold: float) -> Comparison:

@@ -21,6 +21,10 @@ ALLOCATORS: dict[str, dict[str, str]] = {
 their pages again; told to retain them, it does not (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
 
 
+class DamagedError(ValueError):
+    """A journal that was written by us and is not whole any more, or never was a journal."""
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a run was asked to do: enough to go on with it after a kill."""
 
@@ -35,6 +39,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     memory_limit_bytes: int  # a cell predicted to need more is not tried; 0: three quarters of what is free
     num_blocks: int = 4  # of one visit
     num_epochs: int = 1
+    num_rounds: int = 3  # over all workloads, before visits go where doubt is
     seed: int = 0
     cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
     allocator: str = "system"  # or retain: memory that is freed stays with the process
@@ -45,7 +50,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("budget_s", "call_limit_s", "timeout_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give seconds, 0 or more")
-        for name in ("num_blocks", "num_epochs"):
+        for name in ("num_blocks", "num_epochs", "num_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
         if self.allocator not in ALLOCATORS:
@@ -137,6 +142,18 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
     reason: str = ""  # why timing ended: everything is decided, or the budget is spent
 
 
+class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
+    """The run became what later runs are held against, and why; written by `attnbench baseline` alone.
+
+    A stored baseline carries those of its predecessors too, so that the file tells its own history.
+    """
+
+    time: str
+    run: str
+    commit: str  # of the run
+    reason: str
+
+
 Event = (
     RunStarted
     | WorkerStarted
@@ -147,6 +164,7 @@ Event = (
     | CeilingsMeasured
     | VisitFinished
     | RunFinished
+    | BaselineAccepted
 )
 
 

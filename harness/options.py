@@ -30,8 +30,16 @@ Budget = Annotated[
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="Wall time of the run, spent where doubt is; it ends earlier when all is decided. Checks and 3 visits are "
+        help="Wall time of the run, spent where doubt is; it ends earlier when all is decided. Checks and rounds are "
         "always made.",
+    ),
+]
+Rounds = Annotated[
+    int | None,
+    typer.Option(
+        "--rounds",
+        min=3,
+        help="Visits that every cell gets, decided or not; 3 are usual, 12 for runs that a gate is to judge.",
     ),
 ]
 MemoryLimit = Annotated[

@@ -30,10 +30,10 @@ GROWTH = 1.1
 Key = tuple[str, str]
 
 
-def rounds(workloads: Sequence[str], seed: int) -> Iterator[list[str]]:
+def rounds(workloads: Sequence[str], seed: int, number: int = MIN_ROUNDS) -> Iterator[list[str]]:
     """The first rounds over the workloads, each in an order of its own."""
     draws = random.Random(seed)
-    for _ in range(MIN_ROUNDS):
+    for _ in range(number):
         yield draws.sample(workloads, len(workloads))
 
 

@@ -23,6 +23,7 @@ class Selection:
     call_limit_s: float | None = None
     timeout_s: float = 60.0
     memory_limit_bytes: int = 0
+    num_rounds: int | None = None
     seed: int = 0
     cache: str = "warm"
     allocator: str = "system"
@@ -64,6 +65,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         memory_limit_bytes=selection.memory_limit_bytes,
         num_blocks=chosen.num_blocks,
         num_epochs=chosen.num_epochs,
+        num_rounds=chosen.num_rounds if selection.num_rounds is None else selection.num_rounds,
         seed=selection.seed,
         cache=selection.cache,
         allocator=selection.allocator,

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from harness.ceilings import Key
 from harness.events import (
+    BaselineAccepted,
     CeilingsMeasured,
     CellChecked,
     CellFailed,
@@ -62,7 +63,7 @@ class State:
                 self._visited(event)
             case WorkerStarted():
                 self.num_workers += 1
-            case RunStarted() | RunFinished():
+            case RunStarted() | RunFinished() | BaselineAccepted():
                 pass
 
     def _profiled(self, event: CellProfiled) -> None:

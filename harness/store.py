@@ -19,11 +19,13 @@ import msgspec
 from harness.ceilings import Ceilings, Key
 from harness.events import (
     SCHEMA,
+    BaselineAccepted,
     CeilingsMeasured,
     CellChecked,
     CellFailed,
     CellMeasured,
     CellProfiled,
+    DamagedError,
     Event,
     Plan,
     RunFinished,
@@ -107,6 +109,7 @@ class Results:
     reason: str = ""  # why timing ended
     ceilings: dict[Key, Ceilings] = field(default_factory=dict)
     doubts: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)  # of times, by workload id and name
+    accepted: tuple[BaselineAccepted, ...] = ()  # of a stored baseline: what it and its predecessors were accepted for
 
     @property
     def run(self) -> str:
@@ -143,7 +146,8 @@ def events(path: Path) -> Iterator[Event]:
     """The events of a journal file, in order.
 
     Raises:
-        ValueError: no such file, a damaged line, a newer schema, or not a journal at all.
+        ValueError: no such file, or a newer schema.
+        DamagedError: a damaged line, or not a journal at all.
     """
     try:
         lines = path.read_bytes().split(b"\n")
@@ -153,22 +157,28 @@ def events(path: Path) -> Iterator[Event]:
         try:
             event = _DECODER.decode(line)
         except msgspec.DecodeError as error:
-            raise ValueError(f"{path}, line {number}: not an event of a journal ({error})") from None
+            raise DamagedError(f"{path}, line {number}: not an event of a journal ({error})") from None
         if isinstance(event, RunStarted) and event.schema > SCHEMA:
             raise ValueError(f"{path} has schema {event.schema}, newer than {SCHEMA}: update attnbench to read it")
         yield event
+
+
+def journal_of(path: Path) -> Path:
+    """The journal of a run that is given by its folder or by its journal."""
+    return path / JOURNAL if path.is_dir() or not path.suffix else path
 
 
 def read(path: Path) -> Results:
     """The run at `path`: its folder or its journal.
 
     Raises:
-        ValueError: see `events`; or the journal does not begin with a run.
+        ValueError: see `events`.
+        DamagedError: likewise; or the journal does not begin with a run.
     """
-    journal = path / JOURNAL if path.is_dir() or not path.suffix else path
+    journal = journal_of(path)
     found = list(events(journal))
     if not found or not isinstance(found[0], RunStarted):
-        raise ValueError(f"{journal} holds no run: its first line is not run_started")
+        raise DamagedError(f"{journal} holds no run: its first line is not run_started")
     started = found[0]
     finished = [event for event in found if isinstance(event, RunFinished)]
     visits = [event for event in found if isinstance(event, VisitFinished)]
@@ -190,6 +200,7 @@ def read(path: Path) -> Results:
         reason=finished[-1].reason if finished else "",
         ceilings=ceilings,
         doubts=doubts,
+        accepted=tuple(event for event in found if isinstance(event, BaselineAccepted)),
     )
 
 
@@ -205,7 +216,7 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
                 _apply(event, cells.setdefault((event.workload, event.implementation), _Cell()), worker)
             case VisitFinished():
                 _distribute(event, cells, started.plan.baseline)
-            case RunStarted() | RunFinished() | CeilingsMeasured():
+            case RunStarted() | RunFinished() | CeilingsMeasured() | BaselineAccepted():
                 pass
     workloads = {workload.id: workload for workload in started.plan.workloads}
     order = {workload: place for place, workload in enumerate(workloads)}

@@ -27,6 +27,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     implementations: tuple[str, ...] = ()  # none named: all
     num_blocks: int = 4  # of one visit
     num_epochs: int = 1  # fresh processes over the run
+    num_rounds: int = 3  # visits that every cell gets, decided or not
 
 
 def names() -> list[str]:

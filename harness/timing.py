@@ -9,7 +9,7 @@ from harness.events import CellFailed, VisitFinished, twin
 from harness.interference import CANARY
 from harness.messages import Failed, TakeVisit, Visited
 from harness.records import Workload
-from harness.schedule import MIN_ROUNDS, Race, rounds, visit_seed
+from harness.schedule import Race, rounds, visit_seed
 
 if TYPE_CHECKING:
     from harness.run import Run
@@ -38,12 +38,13 @@ class Timing:
 
         Returns which of the two it was.
         """
-        for number, order in enumerate(rounds(list(self.workloads), self.plan.seed)):
+        num_rounds, num_epochs = self.plan.num_rounds, self.plan.num_epochs
+        for number, order in enumerate(rounds(list(self.workloads), self.plan.seed, num_rounds)):
             todo = [workload for workload in order if self.state.num_visits[workload] <= number]
-            if todo and 0 < number < self.plan.num_epochs:
+            if todo and number and number * num_epochs // num_rounds > (number - 1) * num_epochs // num_rounds:
                 self.run.fresh_worker()
             for workload in todo:
-                self.tell(f"round {number + 1} of {MIN_ROUNDS}, {workload}")
+                self.tell(f"round {number + 1} of {num_rounds}, {workload}")
                 self.visit(self.workloads[workload], self.state.live(workload, self.run.specs))
         epoch_end_s = self.epoch_end_s()
         while self.run.elapsed_s < self.plan.budget_s:
@@ -69,8 +70,10 @@ class Timing:
 
     def tell(self, cell: str) -> None:
         """Tell the watcher how far the stage is."""
-        visits = sum(min(self.state.num_visits[workload], MIN_ROUNDS) for workload in self.workloads)
-        share = min(visits / (MIN_ROUNDS * len(self.workloads)), self.run.elapsed_s / max(self.plan.budget_s, 1e-9))
+        visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.workloads)
+        share = min(
+            visits / (self.plan.num_rounds * len(self.workloads)), self.run.elapsed_s / max(self.plan.budget_s, 1e-9)
+        )
         self.run.tell("time", cell, share, 1.0)
 
     def visit(self, workload: Workload, names: Iterable[str]) -> None:

@@ -24,7 +24,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
 PRINTED = ["docs/tutorials.md"]
-DOCUMENTS = [*WITH_SET_UP, "docs/adapters.md", "docs/pytest.md", *PRINTED]
+DOCUMENTS = [*WITH_SET_UP, "docs/adapters.md", "docs/ci.md", "docs/pytest.md", *PRINTED]
 SHOWN = {"text", "console", "json", "mermaid"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)

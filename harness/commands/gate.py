@@ -1,0 +1,42 @@
+"""`attnbench gate`: a comparison that passes or fails."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.commands.judging import OutputFolder, ThresholdsFile, end, read, show
+from harness.options import AsJson, ResultsFolder
+
+MOST_RUNS = 2
+
+
+def gate(
+    runs: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="[BASE] [CANDIDATE]",
+            help="Runs or journals. One: held against its stored baseline. None: the newest run is.",
+        ),
+    ] = None,
+    *,
+    thresholds: ThresholdsFile = None,
+    results: ResultsFolder = Path("results"),
+    to: OutputFolder = None,
+    as_json: AsJson = False,
+) -> None:
+    """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch."""
+    from harness import store
+    from harness.gate import stored
+    from harness.gate.judge import judge
+    from harness.gate.thresholds import load
+
+    if len(runs or ()) > MOST_RUNS:
+        raise ValueError(f"gate takes two runs at most, and {len(runs or ())} were given: BASE and CANDIDATE")
+    asked = load(thresholds)
+    paths = [stored.locate(name, results) for name in runs or ()] or [store.newest_run(results)]
+    *before, after = (read(path) for path in paths)
+    base = before[0] if before else read(stored.find(after, results))
+    decision = judge(base, after, asked)
+    show(decision, after, as_json=as_json, to=to)
+    end(decision)

@@ -1,0 +1,126 @@
+"""Two states of the code that were measured side by side, in the same blocks of one session, as a decision.
+
+There the pairs inside blocks say more than two separate runs can. The verdicts are those of harness/verdict.py; what is
+certain is judged as between two runs.
+"""
+
+from collections.abc import Collection, Mapping, Sequence
+
+import msgspec
+
+from harness.gate import certain
+from harness.gate.belief import believed
+from harness.gate.cells import Couple, Key, matched
+from harness.gate.judge import conclude, voided
+from harness.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling, Side
+from harness.gate.thresholds import Thresholds
+from harness.records import Comparison, Record, Verdict
+from harness.reports.table import percent
+from harness.stats import Estimate, median_estimate
+
+
+def judge(  # noqa: PLR0913 - what a session has to say
+    sides: tuple[Side, Side],
+    records: tuple[Sequence[Record], Sequence[Record]],
+    comparisons: Sequence[Comparison],
+    suite: Ruling,
+    thresholds: Thresholds,
+    *,
+    floors: Mapping[str, Estimate],
+    notes: Collection[str] = (),
+    invalid: Sequence[str] = (),
+) -> Decision:
+    """The decision on one session.
+
+    `records` are the base's and the candidate's, each implementation under one name on both sides; `comparisons` are of
+    the candidate's implementations against themselves in the base; `floors` by workload id (compare.noise_floors).
+    """
+    coupled = matched(*records)
+    certainties = [ruling for couple in coupled for ruling in certain.rulings(couple, thresholds)]
+    by_key: dict[Key, Couple] = {couple.key: couple for couple in coupled}
+    timed = [
+        believed(_time(found, couple, thresholds, floors.get(found.workload.id)), couple, thresholds)
+        for found in comparisons
+        if (couple := by_key.get((found.workload.id, found.implementation))) is not None
+    ]
+    if invalid:
+        timed, suite = [voided(ruling) for ruling in timed], voided(suite)
+    return conclude(sides, (*certainties, *timed), suite, thresholds, notes=tuple(notes), invalid=invalid)
+
+
+def overall(ratio: Estimate | None, verdict: Verdict, smallest: float | None) -> Ruling:
+    """The ruling on a whole session, from its mean ratio."""
+    nothing = Ruling(
+        workload=EVERY,
+        implementation=EVERY,
+        metric=LATENCY,
+        kind=Kind.undecided,
+        outcome=Outcome.inconclusive,
+        words="nothing can be said of the whole",
+    )
+    if ratio is None:
+        return nothing
+    kind, outcome = VERDICTS[verdict]
+    return msgspec.structs.replace(
+        nothing,
+        kind=kind,
+        outcome=outcome,
+        words=f"geometric mean: {_told(verdict, ratio.point, ratio.low, ratio.high, smallest)}",
+        effect=ratio.point,
+        low=ratio.low,
+        high=ratio.high,
+        smallest=smallest,
+    )
+
+
+VERDICTS = {
+    Verdict.slower: (Kind.slower, Outcome.finding),
+    Verdict.faster: (Kind.faster, Outcome.improved),
+    Verdict.equivalent: (Kind.same, Outcome.passed),
+    Verdict.undecided: (Kind.undecided, Outcome.inconclusive),
+}
+
+
+def _time(found: Comparison, couple: Couple, thresholds: Thresholds, floor: Estimate | None) -> Ruling:
+    """A comparison as a ruling; what no rule allows, nothing does: the verdict has a margin of its own."""
+    kind, outcome = VERDICTS[found.verdict]
+    words = _told(found.verdict, found.ratio, found.low, found.high, found.minimum_detectable_effect)
+    asked = thresholds.asked(found.workload.id, found.implementation, LATENCY)
+    lowest = 0.0 if floor is None or floor.high is None or floor.low is None else max(floor.high, 1 / floor.low) - 1
+    smallest = found.minimum_detectable_effect
+    if kind is Kind.slower and found.ratio <= 1 + (asked or 0.0):
+        kind, outcome, words = Kind.same, Outcome.passed, f"{words}; allowed is {percent(asked or 0.0)}"
+    elif outcome is not Outcome.finding and asked is not None and asked < lowest:
+        kind, outcome = Kind.refused, Outcome.inconclusive
+        reason = f"identical code may seem {percent(lowest)} apart in this session"
+        words = f"a threshold of {percent(asked)} cannot be judged: {reason}; raise it, or measure longer"
+    elif kind is Kind.undecided and smallest is not None and smallest <= thresholds.see:
+        kind, outcome = Kind.same, Outcome.passed
+        words = f"no slowdown found: {words}"
+    both = _medians(couple)
+    return Ruling(
+        workload=found.workload.id,
+        implementation=found.implementation,
+        metric=LATENCY,
+        kind=kind,
+        outcome=outcome,
+        words=words,
+        base=both[0],
+        candidate=both[1],
+        unit="s",
+        effect=found.ratio,
+        low=found.low,
+        high=found.high,
+        smallest=smallest,
+    )
+
+
+def _medians(couple: Couple) -> tuple[float | None, ...]:
+    found = (record.measurement(LATENCY) if record is not None else None for record in (couple.base, couple.candidate))
+    return tuple(None if each is None or not each.samples else median_estimate(each.samples).point for each in found)
+
+
+def _told(verdict: Verdict, ratio: float, low: float | None, high: float | None, smallest: float | None) -> str:
+    span = "" if low is None or high is None else f" ({100 * (low - 1):+.1f} to {100 * (high - 1):+.1f})"
+    could = "" if smallest is None else f"; less than {percent(smallest)} would not show"
+    return f"{verdict}: {100 * (ratio - 1):+.1f} %{span}{could if verdict is Verdict.undecided else ''}"

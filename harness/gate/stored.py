@@ -1,0 +1,132 @@
+"""Stored baselines: one journal for each fingerprint in results/baselines, written by `attnbench baseline` alone.
+
+A new baseline takes the place of the old: the folder is committed, and git keeps what was. The reasons of all stay in
+the file, one line each, behind the events of the run.
+"""
+
+from collections.abc import Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from harness import store
+from harness.events import SCHEMA, BaselineAccepted, Event, RunStarted
+from harness.gate.judge import ailments, fingerprints, judge
+from harness.gate.rulings import Kind
+from harness.gate.thresholds import Thresholds
+from harness.store import Results
+
+FOLDER = "baselines"
+FEWEST_WORDS = 2
+"""Of a reason; "ok" is none."""
+
+
+def path_of(fingerprint: str, results: Path) -> Path:
+    """Where the baseline of that environment lies."""
+    return results / FOLDER / f"{fingerprint}.jsonl"
+
+
+def stored(results: Path) -> list[Path]:
+    """Every stored baseline, by name."""
+    return sorted((results / FOLDER).glob("*.jsonl"))
+
+
+def locate(name: str, results: Path) -> Path:
+    """A run by its name below `results`, its folder or its journal; or any journal by its file, a baseline's too.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(name)
+    return path if path.suffix == ".jsonl" and path.is_file() else store.find_run(name, results)
+
+
+def find(candidate: Results, results: Path) -> Path:
+    """The baseline of the candidate's environment or, without one, the one accepted last on any other.
+
+    Raises:
+        ValueError: nothing is stored at all.
+    """
+    for fingerprint in fingerprints(candidate)[:1]:
+        if (own := path_of(fingerprint, results)).exists():
+            return own
+    others = stored(results)
+    if not others:
+        told = f"{results / FOLDER} holds no baseline"
+        raise ValueError(f'{told}: store one with attnbench baseline --reason "...", or give BASE and CANDIDATE')
+    return max(others, key=_accepted)
+
+
+def _accepted(path: Path) -> str:
+    """When a baseline was accepted, as text that sorts by time."""
+    found = store.read(path)
+    return found.accepted[-1].time if found.accepted else found.started.time
+
+
+def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Path:
+    """Make the run at `run`, its folder or journal, the baseline of its environment; return where it lies.
+
+    Raises:
+        ValueError: there is no reason, or the run does not deserve it; the message says why and what to do.
+    """
+    reason = " ".join(reason.split())
+    if len(reason.split()) < FEWEST_WORDS:
+        raise ValueError('--reason says too little: give a sentence, as in --reason "the tiles are larger now"')
+    found = store.read(run)
+    _require_sound(found, thresholds)
+    (fingerprint,) = fingerprints(found)
+    path = path_of(fingerprint, results)
+    before = store.read(path) if path.exists() else None
+    if before is not None:
+        _require_believable(before, found, thresholds)
+    accepted = BaselineAccepted(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=found.run,
+        commit=found.started.commit,
+        reason=reason,
+    )
+    kept = before.accepted if before is not None else ()
+    own = [event for event in store.events(store.journal_of(run)) if not isinstance(event, BaselineAccepted)]
+    _write(path, [_first(own), *own[1:], *kept, accepted])
+    return path
+
+
+def _require_sound(found: Results, thresholds: Thresholds) -> None:
+    """Raises ValueError where the run itself went wrong."""
+    wrong = [record for record in found.records if record.is_finding]
+    if wrong:
+        first = f"{wrong[0].implementation} on {wrong[0].workload.id}: {wrong[0].status}"
+        told = f"{found.run} has {len(wrong)} cells that went wrong ({first})"
+        raise ValueError(f"{told}: mend them, or leave them out with --implementation or --set, and run again")
+    reasons = list(ailments(found, thresholds, "the run"))
+    if not fingerprints(found):
+        reasons.append("the run has no cells")
+    if reasons:
+        raise ValueError(f"{found.run} cannot become a baseline: {'; '.join(reasons)}")
+
+
+def _require_believable(before: Results, found: Results, thresholds: Thresholds) -> None:
+    """Raises ValueError where the run is so much better than the baseline before it that it should be checked again."""
+    doubts = (Kind.suspicious, Kind.unchecked)
+    doubted = [ruling for ruling in judge(before, found, thresholds).rulings if ruling.kind in doubts]
+    if doubted:
+        told = f"{doubted[0].cell}: {doubted[0].words}"
+        raise ValueError(f"{found.run} cannot become a baseline: {told} ({len(doubted)} such)")
+
+
+def _first(events: Sequence[Event]) -> RunStarted:
+    """The first line, in today's schema: the last lines are of it."""
+    assert isinstance(events[0], RunStarted)
+    return msgspec.structs.replace(events[0], schema=SCHEMA)
+
+
+def _write(path: Path, events: list[Event]) -> None:
+    """Put the file in place whole, or not at all."""
+    partly = path.with_suffix(".partly")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partly.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+        partly.replace(path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; choose another folder with --results") from None

@@ -1,0 +1,120 @@
+"""Stored baselines: who may become one, what the file says of itself, and which one a run is held against."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from harness import store
+from harness.events import SCHEMA, RunStarted
+from harness.gate import stored
+from harness.gate.judge import fingerprints, judge
+from harness.gate.rulings import Outcome
+from harness.gate.thresholds import Thresholds
+from harness.records import Status
+from tests.harness.gate import scripts
+from tests.harness.gate.scripts import ends, run, scales
+from tests.harness.gate.test_gate import attnbench
+
+REASON = "the tiles are larger now"
+
+
+def accept(results: Path, name: str, reason: str = REASON) -> Path:
+    return stored.accept(results / "runs" / name, results, reason, Thresholds())
+
+
+def test_a_baseline_is_the_run_with_its_reason_behind_it(tmp_path, monkeypatch):
+    before = run(tmp_path / "runs" / "first")
+    assert attnbench(monkeypatch, "baseline", "first", "--results", tmp_path, "--reason", f"  {REASON}\n") == 0
+    (path,) = stored.stored(tmp_path)
+    assert path == tmp_path / "baselines" / f"{fingerprints(before)[0]}.jsonl"
+    found = store.read(path)
+    assert found.records == before.records
+    (accepted,) = found.accepted
+    assert (accepted.run, accepted.commit, accepted.reason) == ("first", before.started.commit, REASON)
+    assert accepted.time > before.started.time
+    assert judge(found, before).outcome is Outcome.passed
+
+
+def test_a_new_one_takes_the_place_of_the_old_and_keeps_its_reason(tmp_path):
+    run(tmp_path / "runs" / "first")
+    run(tmp_path / "runs" / "second", scales("fused", 1.3))
+    accept(tmp_path, "first", "the first of this machine")
+    found = store.read(accept(tmp_path, "second"))
+    assert [(each.run, each.reason) for each in found.accepted] == [
+        ("first", "the first of this machine"),
+        ("second", REASON),
+    ]
+    assert found.run == "second"
+    again = store.read(stored.accept(stored.stored(tmp_path)[0], tmp_path, "the same once more", Thresholds()))
+    assert [each.run for each in again.accepted] == ["first", "second", "second"]
+
+
+def test_a_run_is_held_against_the_baseline_of_its_machine(tmp_path, monkeypatch, capsys):
+    run(tmp_path / "runs" / "1_here")
+    run(tmp_path / "runs" / "2_there", scripts.elsewhere)
+    accept(tmp_path, "1_here")
+    accept(tmp_path, "2_there")
+    run(tmp_path / "runs" / "3_slow", scales("fused", 1.3))
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
+    assert "base 1_here" in capsys.readouterr().out
+    assert attnbench(monkeypatch, "gate", "2_there", "--results", tmp_path) == 0
+    assert "base 2_there" in capsys.readouterr().out
+    own = stored.path_of(fingerprints(store.read(tmp_path / "runs" / "1_here"))[0], tmp_path)
+    assert attnbench(monkeypatch, "gate", own, "3_slow", "--results", tmp_path) == 1
+
+
+def test_without_one_of_its_own_it_is_held_against_the_newest_and_told_so(tmp_path, monkeypatch, capsys):
+    run(tmp_path / "runs" / "here")
+    accept(tmp_path, "here")
+    run(tmp_path / "runs" / "there", scripts.elsewhere)
+    assert attnbench(monkeypatch, "gate", "there", "--results", tmp_path) == 0
+    assert "different machines or versions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reason", ["", "   ", "ok", "\n"])
+def test_a_reason_is_asked_for(reason, tmp_path):
+    run(tmp_path / "runs" / "run")
+    with pytest.raises(ValueError, match="says too little"):
+        accept(tmp_path, "run", reason)
+    assert stored.stored(tmp_path) == []
+
+
+def test_the_option_is_asked_for(tmp_path, monkeypatch):
+    run(tmp_path / "runs" / "run")
+    assert attnbench(monkeypatch, "baseline", "run", "--results", tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (ends(Status.crashed), "1 cells that went wrong .fused on .*: crashed"),
+        (scripts.killed, "did not come to its end"),
+        (scripts.disturbed, "blocks are void"),
+    ],
+)
+def test_a_run_that_went_wrong_becomes_no_baseline(change, told, tmp_path):
+    run(tmp_path / "runs" / "run", change)
+    with pytest.raises(ValueError, match=told):
+        accept(tmp_path, "run")
+    assert stored.stored(tmp_path) == []
+
+
+def test_what_is_too_good_becomes_the_new_normal_only_with_its_check(tmp_path):
+    run(tmp_path / "runs" / "run")
+    path = accept(tmp_path, "run")
+    before = path.read_bytes()
+    run(tmp_path / "runs" / "unchecked", scales("fused", 0.4), scripts.checks(lambda _: None))
+    with pytest.raises(ValueError, match="cannot become a baseline: fused on"):
+        accept(tmp_path, "unchecked")
+    assert path.read_bytes() == before
+    run(tmp_path / "runs" / "checked", scales("fused", 0.4))
+    assert store.read(accept(tmp_path, "checked")).run == "checked"
+
+
+def test_an_older_journal_becomes_a_baseline_of_todays_schema(tmp_path):
+    def older(event):
+        return msgspec.structs.replace(event, schema=1) if isinstance(event, RunStarted) else event
+
+    run(tmp_path / "runs" / "run", older)
+    assert store.read(accept(tmp_path, "run")).started.schema == SCHEMA

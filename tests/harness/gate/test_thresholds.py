@@ -1,0 +1,73 @@
+"""Thresholds: what a file may say, which rule counts, and the message for what nobody reads."""
+
+import pytest
+
+from harness.gate import thresholds
+from harness.gate.thresholds import Rule, Thresholds, load, parse
+
+TEXT = """
+[gate]
+see = 0.1
+
+[[gate.rule]]
+metric = "latency"
+allowed = 0.1
+
+[[gate.rule]]
+workload = "*-causal"
+implementation = "fused"
+metric = "latency"
+allowed = 0.3
+"""
+
+
+def test_the_last_rule_that_covers_counts():
+    found = parse(TEXT.encode())
+    assert found.see == 0.1
+    assert found.allowed("t128", "fused", "latency") == 0.1
+    assert found.allowed("t128-causal", "fused", "latency") == 0.3
+    assert found.allowed("t128-causal", "bmm", "latency") == 0.1
+
+
+def test_without_a_rule_the_defaults_hold_and_nobody_asked_for_them():
+    for metric, share in thresholds.ALLOWED.items():
+        assert Thresholds().allowed("w", "i", metric) == share
+        assert Thresholds().asked("w", "i", metric) is None
+    assert Thresholds().allowed("w", "i", "executed_flops") == 0.0
+    assert Thresholds(rule=(Rule(allowed=0.05),)).asked("w", "i", "latency") == 0.05
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("[gate]\nsea = 1", "there is no key of \\[gate\\] sea \\(did you mean see\\?\\); choose among rule, see"),
+        ("[gat]\nsee = 1", "there is no table gat .*choose among gate"),
+        ("[[gate.rule]]\nallow = 1", "no key of \\[\\[gate.rule\\]\\] allow \\(did you mean allowed"),
+        ("[[gate.rule]]\nmetric = 'latency'", "allowed"),
+        ("[[gate.rule]]\nallowed = -0.1", "allowed=-0.1 is not allowed: give a share 0 or more"),
+        ("[[gate.rule]]\nallowed = nan", "is not allowed"),
+        ("[gate]\njudged_share = 50", "judged_share=50.* from 0 to 1"),
+        ("[gate]\nfewest_epochs = 0", "give 1 or more"),
+        ("[gate]\nsee = 'much'", "see"),
+        ("[gate\n", "line 1"),
+    ],
+)
+def test_what_cannot_be_is_refused(text, told, tmp_path):
+    file = tmp_path / "t.toml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=told) as caught:
+        load(file)
+    assert str(file) in str(caught.value)
+
+
+def test_the_tool_file_is_read_where_there_is_one(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    assert load(None) == Thresholds()
+    (tmp_path / "attnbench.toml").write_text(TEXT)
+    assert load(None).see == 0.1
+    with pytest.raises(ValueError, match="cannot read the thresholds"):
+        load(tmp_path / "absent.toml")
+
+
+def test_everything_may_be_allowed():
+    assert parse(b"[[gate.rule]]\nallowed = inf").allowed("w", "i", "num_operators") == float("inf")
