@@ -64,8 +64,8 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
 
     `call` passes the mask on; without it the module is called with x (B, T, D) alone and takes part unmasked. Of a
     tuple the first entry is the output. `masks` names those that `call` can pass on: all that only hide where it is
-    left out. `axes` names those of kv_len, num_kv_heads, value_dim and embed_dim that the module was made for. Biases that a workload
-    has and the module has not, or the other way round, make the workload unsupported.
+    left out. `axes` names those of kv_len, num_kv_heads, value_dim and embed_dim that the module was made for. Biases
+    that a workload has and the module has not, or the other way round, make the workload unsupported.
 
     Raises:
         ValueError: an axis that is none of the four, or masks without a call.

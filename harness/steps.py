@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.contract import BoundMask, Weights, on_device, repeat_heads
+from harness.bound_mask import on_device
+from harness.contract import BoundMask, Weights, repeat_heads
 from harness.mask import Mask
 
 STEPS = ("projection", "heads", "scores", "masked scores", "weights", "context", "output")

@@ -65,7 +65,7 @@ def _parse_part(part: str, text: str) -> Mask:
     found = re.fullmatch(r"\s*([a-z_]+)\s*(?:\(([\d\s,]*)\))?\s*", part)
     known = masks()
     if found is None or found[1] not in known:
-        allowed = "; ".join(mask.usage for mask in [*known.values(), Combined])
+        allowed = "; ".join([*(mask.usage for mask in known.values()), Combined.usage])
         culprit = "" if part == text else f" (its part {part.strip() or 'before or after a +, which is empty'})"
         raise ValueError(f"mask={text} is not allowed{culprit}: mask is one of {allowed}")
     numbers = [number for number in (found[2] or "").replace(" ", "").split(",") if number]

@@ -29,8 +29,8 @@ class Array(Protocol):
 class Mask:
     """Every key is visible and keeps its score: the mask `none`, and the base of all others.
 
-    A mask that hides keys overrides `sees`; one that changes scores sets `changes_scores` and overrides `bias`, or `bend`
-    with its `derivative`.
+    A mask that hides keys overrides `sees`; one that changes scores sets `changes_scores` and overrides `bias`, or
+    `bend` with its `derivative`.
     Sizes are B (batch), T (query length) and S (key length) throughout.
     """
 

@@ -30,7 +30,8 @@ class Alibi(Mask):
         whole = 2 ** int(math.log2(num_heads))
         head, more = np.arange(1, whole + 1), np.arange(num_heads - whole)
         exponents = np.concatenate([head * STEEPEST / whole, (2 * more + 1) * STEEPEST / (2 * whole)])
-        return np.exp2(-exponents)
+        slopes: npt.NDArray[np.float64] = np.exp2(-exponents)
+        return slopes
 
     def bias(self, per_head: Any, query: Array, key: Array, offset: int) -> Any:  # noqa: ANN401, ARG002
         """The further apart, the less."""
