@@ -102,6 +102,10 @@ class BoundMask:
             self._biases[dtype] = added if self.hidden is None else torch.where(self.hidden, -torch.inf, added)
         return self._biases[dtype]
 
+    def explicit(self, dtype: torch.dtype) -> Tensor | None:
+        """The mask as one tensor, for a call that takes either: boolean, True where visible, or the `bias`; or None."""
+        return self.bias(dtype) if self.changes_scores else self.visible
+
     def adjust(self, scores: Tensor, *, heads: Index = ALL, queries: Index = ALL, keys: Index = ALL) -> Tensor:
         """The scores as the mask changes them, to be hidden afterwards; themselves under a mask that only hides.
 

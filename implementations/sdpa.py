@@ -20,7 +20,7 @@ class Sdpa(Attention):
             query,
             key,
             value,
-            attn_mask=None if mask.is_causal else mask.bias(query.dtype) if mask.changes_scores else mask.visible,
+            attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
             is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
             enable_gqa=query.shape[1] != key.shape[1],
         )
