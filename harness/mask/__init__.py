@@ -12,7 +12,7 @@ from harness.mask.combined import BETWEEN, Combined
 from harness.mask.drawn import Additive, Boolean
 from harness.mask.lengths import Document, Padding, PaddingToNothing
 from harness.mask.positions import Causal, CausalBottomRight, Prefix, SlidingWindow, SlidingWindowBottomRight
-from harness.mask.rule import Array, Mask, Run, Table
+from harness.mask.rule import Array, Mask, Span, Table
 from harness.mask.scores import Alibi, AlibiBottomRight, Softcap
 
 __all__ = [
@@ -29,7 +29,7 @@ __all__ = [
     "Padding",
     "PaddingToNothing",
     "Prefix",
-    "Run",
+    "Span",
     "SlidingWindow",
     "SlidingWindowBottomRight",
     "Softcap",

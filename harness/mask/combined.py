@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.mask.rule import Array, Mask, Run, Table
+from harness.mask.rule import Array, Mask, Span, Table
 
 BETWEEN = "+"
 
@@ -71,11 +71,11 @@ class Combined(Mask):
             return super().sees(batch, query, key, None, offset)
         return functools.reduce(operator.and_, (part.sees(batch, query, key, own, offset) for part, own in parts))
 
-    def run(self, batch_size: int, query_len: int, key_len: int) -> Run | None:
-        """The overlap of runs is a run."""
-        runs = [part.run(batch_size, query_len, key_len) for part in self._parts]
-        known = [run for run in runs if run is not None]
-        if len(known) < len(runs):
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span | None:
+        """The overlap of spans is a span."""
+        spans = [part.span(batch_size, query_len, key_len) for part in self._parts]
+        known = [span for span in spans if span is not None]
+        if len(known) < len(spans):
             return None
         firsts, ends = zip(*known, strict=True)
         return functools.reduce(np.maximum, firsts), functools.reduce(np.minimum, ends)

@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from harness.mask.rule import Array, Mask, Run, Table
+from harness.mask.rule import Array, Mask, Span, Table
 
 
 class Padding(Mask):
@@ -31,7 +31,7 @@ class Padding(Mask):
         """True keys only."""
         return key < table[batch]
 
-    def run(self, batch_size: int, query_len: int, key_len: int) -> Run:
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
         """The row's length, for each of its queries."""
         return 0, self.table(batch_size, query_len, key_len)[:, None]
 
@@ -81,7 +81,7 @@ class Document(Mask):
         """Same document."""
         return table[query] == table[key]
 
-    def run(self, batch_size: int, query_len: int, key_len: int) -> Run:  # noqa: ARG002
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:  # noqa: ARG002
         """From the first key of the query's document to its last."""
         lengths = self._lengths(key_len)
         ends = lengths.cumsum()

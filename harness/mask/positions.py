@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.mask.rule import Array, Mask, Run, Table
+from harness.mask.rule import Array, Mask, Span, Table
 
 
 class Causal(Mask):
@@ -22,7 +22,7 @@ class Causal(Mask):
         """Up to its own position."""
         return key <= query
 
-    def run(self, batch_size: int, query_len: int, key_len: int) -> Run:  # noqa: ARG002
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:  # noqa: ARG002
         """From the first key."""
         return 0, np.arange(query_len) + 1
 
@@ -38,7 +38,7 @@ class CausalBottomRight(Mask):
         """Up to its own position counted from the end."""
         return key <= query + offset
 
-    def run(self, batch_size: int, query_len: int, key_len: int) -> Run:  # noqa: ARG002
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:  # noqa: ARG002
         """From the first key; the first T - S queries see nothing."""
         return 0, np.arange(query_len) + key_len - query_len + 1
 
@@ -60,7 +60,7 @@ class SlidingWindow(Mask):
         """The last n positions up to its own."""
         return (key <= query) & (query - self.arguments[0] < key)
 
-    def run(self, batch_size: int, query_len: int, key_len: int) -> Run:  # noqa: ARG002
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:  # noqa: ARG002
         """Queries more than a window past the last key see nothing."""
         own = np.arange(query_len)
         return own + 1 - self.arguments[0], own + 1
@@ -77,7 +77,7 @@ class SlidingWindowBottomRight(SlidingWindow):
         """The last n positions up to its own counted from the end."""
         return super().sees(batch, query + offset, key, table, offset)
 
-    def run(self, batch_size: int, query_len: int, key_len: int) -> Run:  # noqa: ARG002
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:  # noqa: ARG002
         """The first T - S queries see nothing."""
         own = np.arange(query_len) + key_len - query_len
         return own + 1 - self.arguments[0], own + 1
@@ -95,6 +95,6 @@ class Prefix(Mask):
         """The prefix, or up to its own position."""
         return (key < self.arguments[0]) | (key <= query)
 
-    def run(self, batch_size: int, query_len: int, key_len: int) -> Run:  # noqa: ARG002
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:  # noqa: ARG002
         """Row i has max(n, i + 1) keys."""
         return 0, np.maximum(self.arguments[0], np.arange(query_len) + 1)

@@ -8,7 +8,7 @@ import numpy.typing as npt
 LARGEST = 2**31
 COUNTED_AT_ONCE = 2**24
 
-Run = tuple[npt.ArrayLike, npt.ArrayLike]
+Span = tuple[npt.ArrayLike, npt.ArrayLike]
 """The first key that each query sees and the one after its last, both broadcastable to (B, T)."""
 Table = Any
 """What `sees` looks up: whole numbers as a numpy array or a torch tensor, one number, None, or a tuple of these."""
@@ -101,16 +101,16 @@ class Mask:
         """How fast `bend` grows at that score, elementwise."""
         return 1.0
 
-    def run(self, batch_size: int, query_len: int, key_len: int) -> Run | None:  # noqa: ARG002
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span | None:  # noqa: ARG002
         """Where the keys of each query lie if they are all neighbours, for a quick count; None: count one by one."""
         return None if self.hides else (0, key_len)
 
     def num_seen(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """How many keys each query sees, exactly (B, T)."""
         sizes = (batch_size, query_len, key_len)
-        run = self.run(*sizes)
-        if run is not None:
-            found = np.minimum(run[1], key_len) - np.maximum(run[0], 0)
+        span = self.span(*sizes)
+        if span is not None:
+            found = np.minimum(span[1], key_len) - np.maximum(span[0], 0)
             return np.broadcast_to(np.maximum(found, 0), (batch_size, query_len)).astype(np.int64)
         block = max(1, COUNTED_AT_ONCE // (batch_size * key_len))
         starts = range(0, query_len, block)
