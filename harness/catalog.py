@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from harness import plugins, sweep
-from harness.mask import Combined, masks
+from harness.mask import Combined, Mask, masks
 from harness.records import BIASES, DIRECTIONS, DTYPES, SCOPES, Workload
 
 QUESTIONS: dict[str, dict[str, object]] = {
@@ -49,7 +49,7 @@ def entries(what: str) -> list[dict[str, str]]:
         case "axes":
             return [_axis(name) for name in sweep.AXES]
         case "masks":
-            listed = [*masks().values(), Combined]
+            listed: list[type[Mask]] = [*masks().values(), Combined]
             return [{"mask": mask.usage, "meaning": mask.summary} for mask in listed]
         case "metrics":
             found = plugins.plugs("harness.metrics", "METRIC")

@@ -185,7 +185,8 @@ def masking(walk: Walk, head: int = 0) -> str:
     labels = walk.labels
     before, after = effect.without[head, row, column], effect.under[head, row, column]
     if effect.seen[row].all():
-        return f"{told}In head {head}, query '{labels[row]}' gave key '{labels[column]}' {brief(before)}, now {brief(after)}."
+        told += f"In head {head}, query '{labels[row]}' gave key '{labels[column]}' {brief(before)}"
+        return f"{told} and gives it {brief(after)} now."
     lost = float((effect.without[head, row] * ~effect.seen[row]).sum())
     told += f"In head {head}, query '{labels[row]}' had {brief(lost)} of its weight on keys that are hidden now; "
     return told + f"the rest make up for it: key '{labels[column]}' goes from {brief(before)} to {brief(after)}."
