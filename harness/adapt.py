@@ -84,6 +84,8 @@ def _from_function(function: Callable[..., Tensor], spec: str) -> Implementation
     def unsupported(workload: Workload) -> str | None:
         if workload.mask != "none" and not takes_mask:
             return "the function has no parameter mask: it takes part in unmasked workloads only"
+        if workload.mask_rule.changes_scores:
+            return f"it is given a boolean mask, and {workload.mask} changes scores: hand in a subclass of Attention"
         return None
 
     return Implementation(build=FunctionAttention, source=spec, unsupported=unsupported)

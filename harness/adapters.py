@@ -63,9 +63,9 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
     """An Implementation, in scope `module`, of the module that `make` returns, with the weights where `layout` says.
 
     `call` passes the mask on; without it the module is called with x (B, T, D) alone and takes part unmasked. Of a
-    tuple the first entry is the output. `masks` names those that `call` can pass on: all where it is left out. `axes`
-    names those of kv_len, num_kv_heads, value_dim and embed_dim that the module was made for. Biases that a workload
-    has and the module has not, or the other way round, make the workload unsupported.
+    tuple the first entry is the output. `masks` names those that `call` can pass on: all that only hide where it is
+    left out. `axes` names those of kv_len, num_kv_heads, value_dim and embed_dim that the module was made for. Biases
+    that a workload has and the module has not, or the other way round, make the workload unsupported.
 
     Raises:
         ValueError: an axis that is none of the four, or masks without a call.
@@ -181,9 +181,12 @@ def _reason_in_sizes(workload: Workload, axes: Collection[str]) -> str | None:
 
 
 def _reason_in_mask(workload: Workload, masks: Collection[str] | None) -> str | None:
-    if masks is None or workload.mask_rule.name in masks:
+    rule = workload.mask_rule
+    if masks is None and rule.changes_scores:
+        return f"the adapter does not say that it passes on what changes scores: list {rule.name} among its masks"
+    if masks is None or rule.name in masks:
         return None
-    return f"the adapter passes on no mask {workload.mask_rule.name}, but {', '.join(masks)}"
+    return f"the adapter passes on no mask {rule.name}, but {', '.join(masks)}"
 
 
 def _reason_in_biases(workload: Workload, layout: Layout, parameters: Callable[[Sizes], frozenset[str]]) -> str | None:

@@ -38,9 +38,6 @@ def reason_against(implementation: Implementation, workload: Workload) -> str | 
         return f"this machine has no device {workload.device}"
     if workload.dropout > 0:
         return "attention dropout cannot be checked yet, and what is not checked is not timed"
-    rule = workload.mask_rule
-    if rule.changes_scores:
-        return f"mask {rule.name} changes scores, which no implementation takes yet"
     return implementation.unsupported(workload)
 
 
@@ -98,7 +95,7 @@ class Case:
 def bind(workload: Workload) -> BoundMask:
     """The workload's mask at its sizes on its device; cases of one workload may share it."""
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
-    return BoundMask(workload.mask_rule, sizes, workload.device)
+    return BoundMask(workload.mask_rule, sizes, workload.device, num_heads=workload.num_heads)
 
 
 def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:

@@ -3,7 +3,7 @@
 from collections.abc import Iterable
 
 from harness import plugins, sweep
-from harness.mask import masks
+from harness.mask import Combined, Mask, masks
 from harness.records import BIASES, DIRECTIONS, DTYPES, SCOPES, Workload
 
 QUESTIONS: dict[str, dict[str, object]] = {
@@ -11,6 +11,8 @@ QUESTIONS: dict[str, dict[str, object]] = {
     "module": {"scope": "module"},
     "causal": {"mask": "causal", "scope": "module"},
     "padding": {"mask": "padding", "scope": "module"},
+    "alibi": {"mask": "causal+alibi", "scope": "module"},
+    "softcap": {"mask": "causal+softcap(20)", "scope": "module"},
     "G<H": {"num_kv_heads": 2, "scope": "module"},
     "T!=S": {"kv_len": 96, "scope": "module"},
     "V!=K": {"value_dim": 32, "scope": "module"},
@@ -47,7 +49,8 @@ def entries(what: str) -> list[dict[str, str]]:
         case "axes":
             return [_axis(name) for name in sweep.AXES]
         case "masks":
-            return [{"mask": mask.usage, "meaning": mask.summary} for mask in masks().values()]
+            listed: list[type[Mask]] = [*masks().values(), Combined]
+            return [{"mask": mask.usage, "meaning": mask.summary} for mask in listed]
         case "metrics":
             found = plugins.plugs("harness.metrics", "METRIC")
             return [{"metric": name, "unit": metric.unit, "meaning": metric.summary} for name, metric in found.items()]

@@ -6,11 +6,10 @@ width. Query head h reads key/value head h // (H / G), as in grouped-query atten
 
 from collections.abc import Callable
 from dataclasses import dataclass, fields
-from functools import cached_property
 
-import torch
 from torch import Tensor, nn
 
+from harness.bound_mask import BoundMask
 from harness.counts import dense_flops, product_flops
 from harness.kinds import BACKENDS
 from harness.mask import Causal, Mask, Padding
@@ -72,63 +71,6 @@ class Weights:
     def has_bias(self) -> bool:
         """Whether the three input projections have biases (all do, or none)."""
         return self.query_bias is not None
-
-
-class BoundMask:
-    """A mask at one batch size, query length and key length on one device.
-
-    Tensors are made at first use and kept, so that a call after the first pays nothing for them; they count as inputs.
-    """
-
-    def __init__(self, rule: Mask, sizes: tuple[int, int, int], device: torch.device | str) -> None:
-        """Bind `rule` to `sizes` (B, T, S)."""
-        self.rule = rule
-        self.sizes = sizes
-        self.device = torch.device(device)
-        table = rule.table(*sizes)
-        self._table = None if table is None else torch.from_numpy(table).to(self.device)
-
-    @property
-    def is_none(self) -> bool:
-        """Whether every key is visible."""
-        return type(self.rule) is Mask
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether this is exactly the causal mask aligned at the start (top-left)."""
-        return isinstance(self.rule, Causal)
-
-    @property
-    def is_padding(self) -> bool:
-        """Whether the mask depends on batch row and key alone."""
-        return isinstance(self.rule, Padding)
-
-    @cached_property
-    def visible(self) -> Tensor | None:
-        """Boolean, True where visible, broadcastable to (B, H, T, S); None where every key is visible."""
-        return self.tile(slice(0, self.sizes[1]), slice(0, self.sizes[2]))
-
-    @cached_property
-    def hidden(self) -> Tensor | None:
-        """The opposite of `visible`."""
-        return None if self.visible is None else ~self.visible
-
-    @cached_property
-    def empty(self) -> Tensor | None:
-        """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None where each sees one."""
-        if not self.rule.has_empty_rows(*self.sizes) or self.hidden is None:
-            return None
-        return self.hidden.expand(self.sizes[0], 1, *self.sizes[1:]).all(dim=-1, keepdim=True)
-
-    def tile(self, queries: slice, keys: slice) -> Tensor | None:
-        """`visible` for some queries and keys, computed from the rule without the dense form."""
-        if self.is_none:
-            return None
-        batch = torch.arange(self.sizes[0], device=self.device)[:, None, None, None]
-        query = torch.arange(queries.start, queries.stop, device=self.device)[:, None]
-        key = torch.arange(keys.start, keys.stop, device=self.device)
-        seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
-        return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
 
 
 class Attention(nn.Module):

@@ -127,7 +127,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 def _in_path(part: str) -> str:
     """Fit for a path: `padding(3,4)` becomes padding.3.4, and what is long is cut and ends in a digest."""
-    name = re.sub(r"[^a-z0-9_.]", "", part.replace("(", ".").replace(",", "."))
+    name = re.sub(r"[^a-z0-9_.]", "", re.sub(r"[(,+]", ".", part))
     digest = hashlib.sha256(part.encode()).hexdigest()[:12]
     return name if len(name) <= LONGEST_PART else f"{name[:24]}.{digest}"
 

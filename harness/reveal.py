@@ -11,7 +11,7 @@ from torch import Tensor
 
 from harness.case import build
 from harness.contract import Implementation
-from harness.oracle import attend, seen_rows
+from harness.oracle import attend, masking, seen_rows
 from harness.reference import Reference
 
 SMALL = 1e-3
@@ -55,7 +55,7 @@ def right_weights(reference: Reference) -> Tensor:
     rows = torch.arange(workload.seq_len)
     eye = torch.eye(workload.kv_len, dtype=torch.float64)
     value = eye.expand(workload.batch_size, workload.num_kv_heads, -1, -1)
-    return attend(tensors["query"], tensors["key"], value, seen_rows(workload, rows))
+    return attend(tensors["query"], tensors["key"], value, masking(workload, rows))
 
 
 def describe(implementation: Implementation, reference: Reference) -> tuple[str, tuple[str, ...], str]:

@@ -14,12 +14,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from harness.bound_mask import on_device
 from harness.contract import BoundMask, Weights, repeat_heads
 from harness.mask import Mask
 
 STEPS = ("projection", "heads", "scores", "masked scores", "weights", "context", "output")
 Changes = Mapping[str, Callable[..., Any]]
 """For some of the steps, the function that takes its place: same operands, same kind of result."""
+Change = Callable[[Tensor, Mask, "Scene"], Tensor]
+"""What becomes of scores (B, H, R, S) by a part of the mask."""
 FLOAT32_BITS = 32
 
 
@@ -48,11 +51,17 @@ class Scene:
     def seen_under(self, rule: Mask) -> Tensor:
         """Which keys each query sees under another rule (B, 1, R, S)."""
         batch_size, query_len, key_len = self.mask.sizes
-        table = rule.table(batch_size, query_len, key_len)
-        looked_up = None if table is None else torch.from_numpy(table).to(self.rows.device)
+        table = on_device(rule.table(batch_size, query_len, key_len), self.rows.device)
         batch = torch.arange(batch_size, device=self.rows.device)[:, None, None, None]
-        seen: Tensor = rule.sees(batch, self.queries, self.keys, looked_up, key_len - query_len)
+        seen: Tensor = rule.sees(batch, self.queries, self.keys, table, key_len - query_len)
         return seen.expand(batch_size, 1, len(self.rows), key_len)
+
+    def bias(self, part: Mask) -> Tensor:
+        """What an additive part of the mask adds to the scores (H, R, S), in float64."""
+        _, query_len, key_len = self.mask.sizes
+        per_head = on_device(part.per_head(self.mask.num_heads), self.rows.device)[:, None, None]
+        bias: Tensor = part.bias(per_head, self.queries, self.keys, key_len - query_len)
+        return bias.double()
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
@@ -86,9 +95,21 @@ def scores(query: Tensor, key: Tensor, scene: Scene) -> Tensor:
     return product(query, key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
 
 
+def as_the_mask_says(scores: Tensor, part: Mask, scene: Scene) -> Tensor:
+    """One part's change of the scores (B, H, R, S)."""
+    return scores + scene.bias(part).to(scores.dtype) if part.is_additive else part.bend(scores)
+
+
+def changed(scores: Tensor, scene: Scene, change: Change = as_the_mask_says) -> Tensor:
+    """The scores (B, H, R, S) as the mask's parts change them, one after the other, none hidden yet."""
+    for part in scene.mask.rule.changes:
+        scores = change(scores, part, scene)
+    return scores
+
+
 def masked_scores(scores: Tensor, scene: Scene) -> Tensor:
-    """Hidden keys get -inf."""
-    return scores.masked_fill(~scene.seen, -math.inf)
+    """The scores are changed where the mask says so, then hidden keys get -inf."""
+    return changed(scores, scene).masked_fill(~scene.seen, -math.inf)
 
 
 def weights(masked: Tensor, scene: Scene) -> Tensor:

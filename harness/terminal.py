@@ -17,6 +17,7 @@ from harness.store import Results
 from harness.units import MISSING, show, significant
 
 LINE_EVERY_S = 10.0
+LONGEST_UNBROKEN = 40
 FAR = 1e4
 """From here on an error is told by its power of ten."""
 STAGE_WORDS = {
@@ -236,10 +237,11 @@ def print_entries(entries: Sequence[dict[str, str]]) -> None:
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table of texts."""
+    """A plain table of texts, the first column unbroken unless it is so long that it would crowd out the others."""
     made = Table(show_edge=False, pad_edge=False)
+    is_short = all(len(row[0]) <= LONGEST_UNBROKEN for row in rows)
     for number, column in enumerate(columns):
-        made.add_column(column, overflow="fold", no_wrap=number == 0)
+        made.add_column(column, overflow="fold", no_wrap=number == 0 and is_short)
     for row in rows:
         made.add_row(*map(escape, row))
     Console().print(made)

@@ -53,8 +53,10 @@ class Bmm(Attention):
         key = repeat_heads(key, sizes[1]).flatten(0, 1)  # (B,G,S,K) -> (B*H,S,K)
         value = repeat_heads(value, sizes[1]).flatten(0, 1)  # (B,G,S,V) -> (B*H,S,V)
         scores = torch.bmm(query, key.transpose(1, 2)) / math.sqrt(query.shape[-1])  # -> (B*H,T,S)
+        if mask.changes_scores:
+            scores = mask.adjust(torch.unflatten(scores, 0, sizes)).flatten(0, 1)  # by (B,H,T,S), as masks are
         if mask.hidden is not None:
-            scores = torch.unflatten(scores, 0, sizes)  # (B*H,T,S) -> (B,H,T,S), as masks are
+            scores = torch.unflatten(scores, 0, sizes)  # (B*H,T,S) -> (B,H,T,S)
             scores = scores.masked_fill(mask.hidden, -torch.inf).flatten(0, 1)  # (B,H,T,S) -> (B*H,T,S)
         weights = scores.softmax(dim=-1)  # over the keys
         if mask.empty is not None:  # who sees no key takes nothing

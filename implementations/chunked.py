@@ -65,6 +65,8 @@ class TiledAttention(torch.autograd.Function):
                 grad_value[..., keys, :] += weights.transpose(-2, -1) @ row_grad  # (B,H,s,t) @ (B,H,t,V)
                 grad_weights = row_grad @ value[..., keys, :].transpose(-2, -1)  # (B,H,t,V) @ (B,H,V,s)
                 grad_scores = grad_weights.sub_(correction[..., rows, :]).mul_(weights)
+                if ctx.mask.changes_scores:
+                    grad_scores = before_change(grad_scores, (row_query, key), ctx.mask, rows, keys)
                 grad_query[..., rows, :] += grad_scores @ key[..., keys, :]  # (B,H,t,s) @ (B,H,s,K)
                 grad_key[..., keys, :] += grad_scores.transpose(-2, -1) @ row_query  # (B,H,s,t) @ (B,H,t,K)
         return grad_query, grad_key, grad_value, None
@@ -92,9 +94,17 @@ def score_tiles(query: Tensor, key: Tensor, mask: BoundMask, rows: slice) -> Ite
         if visible is not None and not visible.any():
             continue
         scores = query @ key[..., keys, :].transpose(-2, -1)  # (B,H,t,K) @ (B,H,K,s) -> (B,H,t,s)
+        scores = mask.adjust(scores, queries=rows, keys=keys)
         if visible is not None and not visible.all():
             scores.masked_fill_(~visible, -torch.inf)
         yield keys, scores
+
+
+def before_change(grad: Tensor, pair: tuple[Tensor, Tensor], mask: BoundMask, rows: slice, keys: slice) -> Tensor:
+    """The gradient (B, H, t, s) of changed scores as that of query @ key, which is multiplied once more for it."""
+    query, key = pair
+    rate = mask.derivative(query @ key[..., keys, :].transpose(-2, -1), queries=rows, keys=keys)
+    return grad if rate is None else grad.mul_(rate)
 
 
 def tiles(length: int) -> Iterator[slice]:

@@ -53,7 +53,7 @@ class Einsum(Attention):
         groups = (key.shape[1], query.shape[1] // key.shape[1])
         query = torch.unflatten(query, 1, groups)  # (B,H,T,K) -> (B,G,R,T,K)
         scores = torch.einsum("bgrtk,bgsk->bgrts", query, key) / math.sqrt(query.shape[-1])
-        scores = scores.flatten(1, 2)  # (B,G,R,T,S) -> (B,H,T,S)
+        scores = mask.adjust(scores.flatten(1, 2))  # (B,G,R,T,S) -> (B,H,T,S), changed where the mask says so
         if mask.hidden is not None:
             scores = scores.masked_fill(mask.hidden, -torch.inf)
         weights = scores.softmax(dim=-1)  # over the keys

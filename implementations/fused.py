@@ -52,6 +52,7 @@ class Fused(Attention):
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # (B,G,S,K) -> (B,H,S,K)
         scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B,H,T,K) @ (B,H,K,S) -> (B,H,T,S)
+        scores = mask.adjust(scores)  # where the mask changes scores
         if mask.hidden is not None:
             scores = scores.masked_fill(mask.hidden, -torch.inf)
         weights = scores.softmax(dim=-1)  # over the keys

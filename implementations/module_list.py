@@ -17,16 +17,17 @@ from harness.contract import Attention, BoundMask, Implementation, Weights, Work
 class Head(nn.Module):
     """One head with query, key and value projections of its own."""
 
-    def __init__(self, embed_dim: int, head_dim: int, value_dim: int, *, bias: bool) -> None:
-        """Make the three projections."""
+    def __init__(self, number: int, embed_dim: int, head_dim: int, value_dim: int, *, bias: bool) -> None:
+        """Make the three projections of head `number`."""
         super().__init__()
+        self.number = number
         self.query = nn.Linear(embed_dim, head_dim, bias=bias)
         self.key = nn.Linear(embed_dim, head_dim, bias=bias)
         self.value = nn.Linear(embed_dim, value_dim, bias=bias)
 
     def forward(self, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
         """(B, T, D), (B, S, D) -> (B, T, V)."""
-        return attend_head(self.query(x), self.key(context), self.value(context), mask)
+        return attend_head(self.query(x), self.key(context), self.value(context), mask, self.number)
 
 
 class ModuleList(Attention):
@@ -35,7 +36,7 @@ class ModuleList(Attention):
     def make_layers(self) -> None:
         """Make the heads."""
         sizes = (self.embed_dim, self.head_dim, self.value_dim)
-        self.heads = nn.ModuleList(Head(*sizes, bias=self.has_bias) for _ in range(self.num_heads))
+        self.heads = nn.ModuleList(Head(number, *sizes, bias=self.has_bias) for number in range(self.num_heads))
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
         """Give each head its rows: (H, K, D) -> H times (K, D)."""
@@ -57,7 +58,8 @@ class ModuleList(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
         heads = zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True)  # H times (B,T,K) (B,S,K) (B,S,V)
-        return torch.stack([attend_head(*head, mask) for head in heads], dim=1)  # H times (B,T,V) -> (B,H,T,V)
+        attended = [attend_head(*head, mask, number) for number, head in enumerate(heads)]
+        return torch.stack(attended, dim=1)  # H times (B,T,V) -> (B,H,T,V)
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D), or (B, T, H*V) without an output projection."""
@@ -66,9 +68,10 @@ class ModuleList(Attention):
         return merged if self.out is None else self.out(merged)
 
 
-def attend_head(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-    """Query (B, T, K), key (B, S, K), value (B, S, V) -> (B, T, V)."""
+def attend_head(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, number: int) -> Tensor:
+    """Query (B, T, K), key (B, S, K), value (B, S, V) of head `number` -> (B, T, V)."""
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B,T,K) @ (B,K,S) -> (B,T,S)
+    scores = mask.adjust(scores, heads=number)  # where the mask changes scores
     if mask.hidden is not None:
         scores = scores.masked_fill(mask.hidden.squeeze(1), -torch.inf)  # (B,1,T,S) -> (B,T,S)
     weights = scores.softmax(dim=-1)  # over the keys

@@ -7,11 +7,15 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 """
 
 import math
+from collections.abc import Callable
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from harness.contract import Attention, BoundMask, Implementation, Workload, dense_flops
+
+Change = Callable[[Tensor], Tensor]
 
 
 class NaiveLoop(Attention):
@@ -32,16 +36,17 @@ class NaiveLoop(Attention):
         for b in range(batch_size):
             for h in range(num_heads):
                 keys, values = key[b, h // group_size], value[b, h // group_size]  # (S,K), (S,V)
-                for token, unseen in zip(query[b, h], hidden[b, h], strict=True):  # T times (K,) and (S,)
-                    attended.append(attend_token(token, keys, values, unseen))
+                for t, token in enumerate(query[b, h]):  # T times (K,)
+                    change = partial(mask.adjust, heads=h, queries=t)  # what the mask makes of its scores (S,)
+                    attended.append(attend_token(token, keys, values, hidden[b, h, t], change))
         return torch.stack(attended).view(batch_size, num_heads, query_len, -1).to(dtype)  # (B*H*T,V) -> (B,H,T,V)
 
 
-def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, change: Change) -> Tensor:
     """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,) -> (V,)."""
     if hidden.all():
         return torch.zeros_like(values[0])  # who sees no key takes nothing
-    scores = keys @ query / math.sqrt(len(query))  # (S,K) @ (K,) -> (S,)
+    scores = change(keys @ query / math.sqrt(len(query)))  # (S,K) @ (K,) -> (S,)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=0)  # over the keys
     return weights @ values  # (S,) @ (S,V) -> (V,)
 

@@ -8,7 +8,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.contract import Attention, BoundMask, Implementation
+from harness.contract import Attention, BoundMask, Implementation, Workload
 
 
 class Sdpa(Attention):
@@ -20,13 +20,19 @@ class Sdpa(Attention):
             query,
             key,
             value,
-            attn_mask=None if mask.is_causal else mask.visible,
+            attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
             is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
 
+def unsupported(workload: Workload) -> str | None:
+    """What the call has no argument for."""
+    return None if workload.mask_rule.is_additive else "scaled_dot_product_attention has no softcap"
+
+
 IMPLEMENTATION = Implementation(
     build=Sdpa,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+    unsupported=unsupported,
 )

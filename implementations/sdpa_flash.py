@@ -25,7 +25,7 @@ class SdpaFlash(Attention):
                 query,
                 key,
                 value,
-                attn_mask=None if mask.is_causal else mask.visible,
+                attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
                 is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
                 enable_gqa=query.shape[1] != key.shape[1],
             )
@@ -33,6 +33,8 @@ class SdpaFlash(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses."""
+    if not workload.mask_rule.is_additive:
+        return "scaled_dot_product_attention has no softcap"
     if workload.value_dim != workload.head_dim:
         return "the flash kernel needs value_dim == head_dim"
     if workload.device.startswith("cuda"):

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.contract import Attention, BoundMask, Implementation, dense_flops
+from harness.contract import Attention, BoundMask, Implementation, Workload, dense_flops
 
 
 class SdpaMath(Attention):
@@ -22,10 +22,15 @@ class SdpaMath(Attention):
                 query,
                 key,
                 value,
-                attn_mask=None if mask.is_causal else mask.visible,
+                attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
                 is_causal=mask.is_causal,  # aligned at the start (top-left)
                 enable_gqa=query.shape[1] != key.shape[1],
             )
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the call has no argument for."""
+    return None if workload.mask_rule.is_additive else "scaled_dot_product_attention has no softcap"
 
 
 IMPLEMENTATION = Implementation(
@@ -33,4 +38,5 @@ IMPLEMENTATION = Implementation(
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
     executed_flops=dense_flops,
     backend="math",
+    unsupported=unsupported,
 )

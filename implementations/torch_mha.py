@@ -49,11 +49,15 @@ class TorchMha(nn.Module):
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D)."""
         context = x if context is None else context
-        hidden, padding_mask, attention_mask = mask.hidden, None, None  # the module, too, says True where hidden
+        hidden, padding_mask = mask.hidden, None
+        attention_mask = mask.bias(x.dtype) if mask.changes_scores else hidden  # it, too, says True where hidden
         if hidden is not None and mask.is_padding:
-            padding_mask = hidden[:, 0, 0]  # (B,1,1,S) -> (B,S)
-        elif hidden is not None:
+            padding_mask, attention_mask = hidden[:, 0, 0], None  # (B,1,1,S) -> (B,S)
+        elif hidden is not None and hidden is attention_mask and len(hidden) == 1:
             attention_mask = hidden[0, 0]  # (1,1,T,S) -> (T,S)
+        elif attention_mask is not None:
+            whole = (len(x), self.attention.num_heads, x.shape[1], context.shape[1])
+            attention_mask = attention_mask.expand(whole).flatten(0, 1)  # any -> (B,H,T,S) -> (B*H,T,S)
         output: Tensor = self.attention(
             query=x,
             key=context,
@@ -74,6 +78,8 @@ def unsupported(workload: Workload) -> str | None:
         return "nn.MultiheadAttention needs num_kv_heads == num_heads"
     if workload.num_heads * workload.head_dim != workload.embed_dim or workload.value_dim != workload.head_dim:
         return "nn.MultiheadAttention needs head_dim == value_dim == embed_dim / num_heads"
+    if not workload.mask_rule.is_additive:
+        return "nn.MultiheadAttention has no softcap"
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
     if workload.direction == "inference" and workload.mask_rule.has_empty_rows(*sizes):
         return "nn.MultiheadAttention's fast path gives NaN to a query that sees no key"

@@ -15,7 +15,19 @@ from harness.records import DTYPES, Workload
 from harness.reference import refer_to
 
 LENGTHS = (1, 2, 3, 16, 17, 33, 64, 67, 129)
-MASKS = ("none", "causal", "causal_bottom_right", "padding", "sliding_window(5)", "prefix(3)")
+MASKS = (
+    "none",
+    "causal",
+    "causal_bottom_right",
+    "padding",
+    "sliding_window(5)",
+    "prefix(3)",
+    "boolean(40)",
+    "additive",
+    "causal+alibi",
+    "sliding_window(5)+softcap(5)",
+    "padding+softcap(20)+alibi",
+)
 HEADS = ((1, 1), (2, 2), (4, 2), (3, 1))
 WIDTHS = (1, 4, 16, 40, 64)
 OTHERS_TRY = {"normal", "needles"}

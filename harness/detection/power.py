@@ -82,6 +82,11 @@ FAMILIES = (
     Sizes({"num_heads": 4, "num_kv_heads": 2}),
     Sizes({"scope": "module"}),
     Sizes({"scope": "module", "mask": "causal"}),
+    Sizes({"mask": "causal+padding", "batch_size": 2}),
+    Sizes({"mask": "additive", "num_heads": 3}),
+    Sizes({"mask": "alibi", "num_heads": 3, "kv_len": _odd}),
+    Sizes({"mask": "alibi_bottom_right", "num_heads": 8, "kv_len": _odd}),
+    Sizes({"mask": "causal+softcap(2)+additive"}),
 )
 """Each mistake is tried at the first of these where it can be made and makes a difference."""
 

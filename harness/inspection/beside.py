@@ -118,7 +118,7 @@ def _attended(module: nn.Module, workload: Workload, inputs: Inputs, mask: Bound
     attend: Callable[..., Any] = module.attend  # type: ignore[assignment] # the caller has seen that it is there
     x = inputs.tensors["x"]
     query, key, value = oracle.project(x, x, inputs.weights)
-    seen = oracle.seen_rows(workload, torch.arange(workload.seq_len))
+    under = oracle.masking(workload, torch.arange(workload.seq_len))
     three = [tensor.float() for tensor in (query, key, value)]
     query, key, value = (tensor.double() for tensor in three)
 
@@ -126,7 +126,7 @@ def _attended(module: nn.Module, workload: Workload, inputs: Inputs, mask: Bound
         return _called(lambda: attend(query.clone(), key.clone(), value.clone(), mask))
 
     def right(values: Tensor) -> Tensor:
-        return oracle.attend(query, key, values, seen)
+        return oracle.attend(query, key, values, under)
 
     def theirs(values: Tensor) -> Any:  # noqa: ANN401
         return here(three[0], three[1], values)

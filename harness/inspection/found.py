@@ -57,6 +57,11 @@ class Masking:
     without: Numbers
     under: Numbers
 
+    @property
+    def is_felt(self) -> bool:
+        """Whether any weight is another one under the mask."""
+        return bool((self.without != self.under).any())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Walk:

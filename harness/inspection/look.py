@@ -68,13 +68,14 @@ def _steps(workload: Workload, made: dict[str, Tensor]) -> list[Step]:
     width = workload.head_dim
     groups = workload.num_kv_heads
     shared = "" if groups == workload.num_heads else f"; {workload.num_heads // groups} query heads read each"
+    first = "Scores are changed where the mask says so. " if rule.changes_scores else ""
     rows = {
         "x": ("BTD", f"Each word is a vector of D={workload.embed_dim} numbers, drawn from the seed and the word."),
         "query": ("BHTK", "What each word looks for: x times the head's query weights, plus a bias."),
         "key": ("BGSK", f"What each word offers to be found by: x times the head's key weights{shared}."),
         "value": ("BGSV", f"What each word hands on where it is found: x times the head's value weights{shared}."),
         "scores": ("BHTS", f"Each query (row) times each key (column), divided by sqrt(K) = sqrt({width})."),
-        "masked scores": ("BHTS", f"Keys that a query may not see get -inf. Mask {rule}: {rule.summary}."),
+        "masked scores": ("BHTS", f"{first}Keys that a query may not see get -inf. Mask {rule}: {rule.summary}."),
         "weights": ("BHTS", "Softmax along each row: no weight is negative, and those of a query add up to 1."),
         "context": ("BHTV", "For each query, the mean of the values by its weights."),
         "output": (
@@ -93,7 +94,8 @@ def _masking(workload: Workload, scores: Tensor, scene: steps.Scene) -> Masking:
     is_chosen = type(rule) is not Mask
     shown = rule if is_chosen else Causal()
     seen = scene.seen_under(shown)  # (B,1,T,S)
-    under = steps.weights(scores.masked_fill(~seen, -torch.inf), scene)
+    masked = steps.masked_scores(scores, scene) if is_chosen else scores.masked_fill(~seen, -torch.inf)
+    under = steps.weights(masked, scene)
     return Masking(
         mask=str(shown),
         summary=shown.summary,

@@ -54,8 +54,6 @@ def workload(num_words: int, settings: Sequence[str], seed: int, *, mask: str | 
     usual = {axis: value for axis, value in DEFAULTS.items() if axis != "head_dim" or "embed_dim" not in chosen}
     made = usual | chosen | ({} if mask is None else {"mask": mask})
     point = sweep.make(made | {"seq_len": num_words, "scope": "module", "direction": "inference", "seed": seed})
-    if point.mask_rule.changes_scores:
-        raise ValueError(f"mask={point.mask} is not allowed: it changes scores, which inspect cannot show yet")
     if point.num_heads > MOST_HEADS or max(point.head_dim, point.value_dim, point.embed_dim) > LARGEST_WIDTH:
         limits = f"at most {MOST_HEADS} heads and widths of at most {LARGEST_WIDTH}"
         raise ValueError(f"{point.num_heads} heads of width {point.head_dim} are too many to look at: choose {limits}")

@@ -175,15 +175,18 @@ def masking(walk: Walk, head: int = 0) -> str:
     """What the mask changes, in a sentence or two."""
     effect = walk.masking
     pairs, hidden = effect.seen.size, int((~effect.seen).sum())
-    if not hidden:
+    if not effect.is_felt:
         return f"Mask {effect.mask} hides none of the {pairs} pairs of query and key here: it changes nothing."
-    told = f"Mask {effect.mask} ({effect.summary}) hides {hidden} of {pairs} pairs. "
+    told = f"Mask {effect.mask} ({effect.summary}) hides {hidden or 'none'} of {pairs} pairs. "
     gap = np.abs(effect.under - effect.without)[head] * effect.seen
     if not gap.any():
         return told + "A query that sees no key has weights and a context of 0."
     row, column = np.unravel_index(int(gap.argmax()), gap.shape)
     labels = walk.labels
     before, after = effect.without[head, row, column], effect.under[head, row, column]
+    if effect.seen[row].all():
+        told += f"In head {head}, query '{labels[row]}' gave key '{labels[column]}' {brief(before)}"
+        return f"{told} and gives it {brief(after)} now."
     lost = float((effect.without[head, row] * ~effect.seen[row]).sum())
     told += f"In head {head}, query '{labels[row]}' had {brief(lost)} of its weight on keys that are hidden now; "
     return told + f"the rest make up for it: key '{labels[column]}' goes from {brief(before)} to {brief(after)}."

@@ -128,7 +128,7 @@ def masking(walk: Walk, width: int) -> Iterator[str]:
     if not effect.is_chosen:
         yield f"There is none here; as an example, what {effect.mask} would change."
     yield from textwrap.wrap(tables.masking(walk), width)
-    if not effect.seen.all():
+    if effect.is_felt:
         pair = (("without a mask", effect.without[0]), (f"under {effect.mask}", effect.under[0]))
         yield from side_by_side(
             [tables.of(f"weights {name}", "BHTS", values, walk.labels) for name, values in pair], width

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from harness.mistakes import (
+    changed_scores,
     context,
     gradients,
     heads,
@@ -25,7 +26,7 @@ from harness.steps import Changes
 
 __all__ = ["Mistake", "Planted", "catalogue", "names"]
 
-MODULES = (projection, heads, scores, masked_scores, tiles, weights, context, output, gradients, memory)
+MODULES = (projection, heads, scores, changed_scores, masked_scores, tiles, weights, context, output, gradients, memory)
 ALL: tuple[Mistake, ...] = tuple(mistake for module in MODULES for mistake in module.MISTAKES)
 
 

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from harness.mistakes.kind import Mistake
 from harness.records import Workload
-from harness.steps import Changes, Scene
+from harness.steps import Changes, Scene, changed
 
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 MOST_TILES = 80
@@ -56,7 +56,7 @@ def dropping(keys: Keys) -> Changes:
     """Those keys get no weight."""
 
     def masked(scores: Tensor, scene: Scene) -> Tensor:
-        return scores.masked_fill(~scene.seen | keys.among(scene), -math.inf)
+        return changed(scores, scene).masked_fill(~scene.seen | keys.among(scene), -math.inf)
 
     return {"masked scores": masked}
 
@@ -65,7 +65,8 @@ def counting_twice(keys: Keys) -> Changes:
     """Those keys' exponentials count twice."""
 
     def masked(scores: Tensor, scene: Scene) -> Tensor:
-        return (scores + math.log(2) * keys.among(scene).to(scores.dtype)).masked_fill(~scene.seen, -math.inf)
+        twice = math.log(2) * keys.among(scene).to(scores.dtype)
+        return (changed(scores, scene) + twice).masked_fill(~scene.seen, -math.inf)
 
     return {"masked scores": masked}
 

@@ -267,3 +267,14 @@ def test_a_value_in_a_file_takes_part_and_a_bare_module_is_told_of_adapters(tmp_
     assert forms.implementation(f"{file}:mine").source == f"{file}:mine"
     with pytest.raises(ValueError, match=re.escape("harness.adapters (docs/adapters.md)")):
         forms.implementation(f"{file}:Bare")
+
+
+def test_an_adapter_takes_masks_that_change_scores_only_where_it_lists_them():
+    def adapted(masks):
+        return adapt(Split, SPLIT, call=across, masks=masks)
+
+    point = Workload(scope="module", mask="causal+alibi")
+    assert "list causal+alibi among its masks" in str(adapted(None).unsupported(point))
+    assert "passes on no mask causal+alibi, but none, causal" in str(adapted(["none", "causal"]).unsupported(point))
+    assert adapted(["causal+alibi"]).unsupported(point) is None
+    assert adapted(None).unsupported(Workload(scope="module", mask="causal+boolean(30)")) is None

@@ -1,5 +1,8 @@
 """Masks: the rule, the dense form, a tile and the count all say the same, and that is what the words say."""
 
+import itertools
+import math
+
 import numpy as np
 import pytest
 import torch
@@ -7,83 +10,272 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.contract import BoundMask
-from harness.mask import Mask, masks, parse_mask
+from harness.mask import Combined, Mask, masks, parse_mask
+from harness.records import Workload
 
-SIZES = [(1, 1, 1), (2, 5, 5), (3, 4, 9), (2, 9, 4), (1, 8, 8)]
+SIZES = [(1, 1, 1), (2, 5, 5), (3, 4, 9), (2, 9, 4), (1, 8, 8), (2, 1, 7), (1, 7, 1)]
+HEADS = 6
 
 
-def told(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:  # noqa: PLR0911 - one each
-    """Each mask once more, as a sentence about one pair."""
+def told(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:
+    """Each mask that hides once more, as a sentence about one pair."""
     batch, queries, keys = sizes
-    match name:
-        case "none":
-            return True
-        case "causal":
-            return j <= i
-        case "causal_bottom_right":
-            return keys - j >= queries - i  # as far from the end as the query, or further
-        case "sliding_window(3)":
-            return j in {i, i - 1, i - 2}
-        case "padding":
-            return j < keys - ((b + 1) * keys) // (2 * batch)
-        case "padding_to_nothing":
-            return b < batch - 1 and told("padding", sizes, b, i, j)
-        case "prefix(2)":
-            return j in {0, 1} or j <= i
-        case "document":
-            half = keys - keys // 2
-            return (i < half) == (j < half)
-    raise AssertionError(name)
+    is_true_key = j < keys - ((b + 1) * keys) // (2 * batch)
+    half = keys - keys // 2
+    return {
+        "causal": j <= i,
+        "causal_bottom_right": keys - j >= queries - i,  # as far from the end as the query, or further
+        "sliding_window(3)": j in {i, i - 1, i - 2},
+        "sliding_window_bottom_right(3)": (keys - j) - (queries - i) in {0, 1, 2},
+        "padding": is_true_key,
+        "padding_to_nothing": b < batch - 1 and is_true_key,
+        "prefix(2)": j in {0, 1} or j <= i,
+        "document": (i < half) == (j < half),
+        "boolean(0)": j == i % keys,
+    }[name]
 
 
-BOOLEAN = ["none", "causal", "causal_bottom_right", "sliding_window(3)", "padding", "padding_to_nothing"]
-BOOLEAN += ["prefix(2)", "document"]
+HIDING = ["causal", "causal_bottom_right", "sliding_window(3)", "sliding_window_bottom_right(3)", "padding"]
+HIDING += ["padding_to_nothing", "prefix(2)", "document", "boolean(0)"]
+CHANGING = ["alibi", "alibi_bottom_right", "additive", "softcap(2)"]
+SHOWING_ALL = ["none", "boolean(100)", *CHANGING]
+PAIRS = ["+".join(pair) for pair in itertools.combinations(HIDING, 2)]
+JOINED = [*PAIRS, "causal+padding+prefix(2)", "causal+alibi", "padding+softcap(2)+alibi", "softcap(2)+additive"]
+EVERY = [*SHOWING_ALL, *HIDING, *JOINED]
 
 
-@pytest.mark.parametrize("name", BOOLEAN)
-@pytest.mark.parametrize("sizes", SIZES)
-def test_dense_form_count_and_tiles_are_what_the_words_say(name, sizes):
-    if name == "document" and sizes[1] != sizes[2]:
-        pytest.skip("document needs kv_len == seq_len")
-    mask = parse_mask(name)
-    expected = np.array(
-        [[[told(name, sizes, b, i, j) for j in range(sizes[2])] for i in range(sizes[1])] for b in range(sizes[0])]
+def dense(name, sizes):
+    """What all parts show, pair by pair."""
+    batch, queries, keys = sizes
+    parts = [part for part in name.split("+") if part not in SHOWING_ALL]
+    return np.array(
+        [
+            [[all(told(part, sizes, b, i, j) for part in parts) for j in range(keys)] for i in range(queries)]
+            for b in range(batch)
+        ]
     )
-    assert (mask.dense(*sizes) == expected).all()
-    assert mask.num_visible(*sizes) == expected.sum()
-    assert mask.has_empty_rows(*sizes) == (~expected.any(axis=-1)).any()
-    rows = np.array([0, sizes[1] - 1])
-    assert (mask.dense(*sizes, rows=rows) == expected[:, rows]).all()
-    bound = BoundMask(mask, sizes, "cpu")
-    full = torch.ones(1, dtype=torch.bool) if bound.visible is None else bound.visible
-    assert (full.expand(sizes[0], 1, *sizes[1:]).squeeze(1).numpy() == expected).all()
-    if bound.visible is not None:
-        assert bound.hidden is not None
-        assert not (bound.visible & bound.hidden).any()
-        tile = bound.tile(slice(0, 1), slice(sizes[2] - 1, sizes[2]))
-        assert tile is not None
-        assert (tile.expand(sizes[0], 1, 1, 1).flatten().numpy() == expected[:, 0, -1]).all()
 
 
-def test_every_mask_is_covered_here_or_changes_scores():
-    named = {str(parse_mask(name).name) for name in BOOLEAN}
-    assert named | {name for name, mask in masks().items() if mask.changes_scores} == set(masks())
+@pytest.mark.parametrize("name", EVERY)
+def test_dense_form_count_and_tiles_are_what_the_words_say(name):
+    mask = parse_mask(name)
+    for sizes in SIZES:
+        if "document" in name and sizes[1] != sizes[2]:
+            with pytest.raises(ValueError, match="with kv_len=seq_len"):
+                mask.check(*sizes)
+            continue
+        mask.check(*sizes)
+        expected = dense(name, sizes)
+        assert (mask.dense(*sizes) == expected).all()
+        assert (mask.num_seen(*sizes) == expected.sum(axis=-1)).all()
+        assert mask.num_visible(*sizes) == expected.sum()
+        assert mask.has_empty_rows(*sizes) == (~expected.any(axis=-1)).any()
+        rows = np.array([0, sizes[1] - 1])
+        assert (mask.dense(*sizes, rows=rows) == expected[:, rows]).all()
+        bound = BoundMask(mask, sizes, "cpu", num_heads=HEADS)
+        assert bound.is_none == (name == "none")
+        assert (bound.visible is None) == (not mask.hides)
+        full = torch.ones(1, dtype=torch.bool) if bound.visible is None else bound.visible
+        assert (full.expand(sizes[0], 1, *sizes[1:]).squeeze(1).numpy() == expected).all()
+        if bound.visible is not None:
+            assert bound.hidden is not None
+            assert not (bound.visible & bound.hidden).any()
+            tile = bound.tile(slice(0, 1), slice(sizes[2] - 1, sizes[2]))
+            assert tile is not None
+            assert (tile.expand(sizes[0], 1, 1, 1).flatten().numpy() == expected[:, 0, -1]).all()
 
 
-@given(st.sampled_from(["sliding_window", "prefix", "softcap"]), st.integers(1, 99))
+PLAIN = [name for name in EVERY if "document" not in name and not set(CHANGING) & set(name.split("+"))]
+
+
+@pytest.mark.parametrize("name", [*PLAIN, "boolean(30)", "boolean(30,5)+causal"])
+def test_the_count_is_that_of_the_dense_form_at_every_small_size(name):
+    mask = parse_mask(name)
+    for sizes in itertools.product((1, 2), range(1, 7), range(1, 7)):
+        found = mask.dense(*sizes)
+        assert mask.num_visible(*sizes) == found.sum()
+        assert mask.has_empty_rows(*sizes) == (~found.any(axis=-1)).any()
+
+
+@pytest.mark.parametrize("name", ["document", "document+causal", "document+boolean(30)"])
+def test_the_count_of_documents_is_that_of_the_dense_form(name):
+    for sizes in ((batch, length, length) for batch in (1, 2) for length in range(1, 12)):
+        assert parse_mask(name).num_visible(*sizes) == parse_mask(name).dense(*sizes).sum()
+    assert parse_mask("document(3,0,2)").num_visible(2, 5, 5) == 2 * (9 + 4)
+
+
+def test_a_count_in_blocks_is_that_of_the_whole(monkeypatch):
+    mask = parse_mask("boolean(30)")
+    whole = mask.num_seen(2, 9, 5)
+    monkeypatch.setattr("harness.mask.rule.COUNTED_AT_ONCE", 20)
+    assert (mask.num_seen(2, 9, 5) == whole).all()
+
+
+def test_a_long_count_needs_no_dense_form():
+    length = 2**20  # the dense form would be a terabyte
+    assert parse_mask("causal+sliding_window(3)").num_visible(1, length, length) == 3 * length - 3
+
+
+def test_every_mask_is_covered_here():
+    named = {part.name for name in EVERY for part in parse_mask(name).parts}
+    assert named == set(masks())
+
+
+class TestDrawn:
+    def test_a_boolean_mask_shows_its_share_in_every_row_head_and_column(self):
+        seen = parse_mask("boolean(30)").dense(4, 200, 300)
+        for axis in (0, 1, 2):
+            others = tuple({0, 1, 2} - {axis})
+            assert np.abs(seen.mean(axis=others) - 0.3).max() < 0.1
+        assert abs(seen.mean() - 0.3) < 0.01
+
+    def test_batch_rows_queries_and_seeds_differ(self):
+        seen = parse_mask("boolean(50)").dense(3, 64, 64)
+        rows = {row.tobytes() for row in seen.reshape(-1, 64)}
+        assert len(rows) == 3 * 64
+        assert (parse_mask("boolean(50,1)").dense(3, 64, 64) != seen).mean() > 0.4
+        assert (parse_mask("boolean(50,0)").dense(3, 64, 64) == seen).all()
+
+    def test_a_longer_mask_begins_as_a_shorter_one(self):
+        assert (parse_mask("boolean(50)").dense(2, 9, 64)[:, :5] == parse_mask("boolean(50)").dense(2, 5, 64)).all()
+
+    def test_an_additive_bias_differs_by_head_query_and_key_and_is_the_same_number_in_every_dtype(self):
+        bound = BoundMask(parse_mask("additive"), (2, 64, 64), "cpu", num_heads=8)
+        bias = bound.bias(torch.float64)
+        assert bias is not None
+        assert bias.shape == (1, 8, 64, 64)
+        assert -4 <= bias.min() < -3.9
+        assert 3.9 < bias.max() < 4
+        assert abs(float(bias.mean())) < 0.1
+        rows = {row.numpy().tobytes() for row in bias[0].flatten(0, 1)}
+        assert len(rows) == 8 * 64
+        for dtype in (torch.float32, torch.bfloat16, torch.float16):
+            there = bound.bias(dtype)
+            assert there is not None
+            assert there.dtype is dtype
+            assert (there.double() == bias).all()
+
+
+class TestAlibi:
+    @pytest.mark.parametrize(
+        ("heads", "expected"),
+        [
+            (1, [2**-8]),
+            (2, [2**-4, 2**-8]),
+            (8, [2**-1, 2**-2, 2**-3, 2**-4, 2**-5, 2**-6, 2**-7, 2**-8]),
+            (3, [2**-4, 2**-8, 2**-2]),  # of 2 heads, then every other one of 4
+            (6, [2**-2, 2**-4, 2**-6, 2**-8, 2**-1, 2**-3]),
+        ],
+    )
+    def test_slopes_are_those_of_the_paper(self, heads, expected):
+        assert parse_mask("alibi").per_head(heads).tolist() == expected
+
+    @pytest.mark.parametrize("sizes", SIZES)
+    def test_the_bias_is_slope_times_distance(self, sizes):
+        _, queries, keys = sizes
+        slopes = parse_mask("alibi").per_head(2)
+        for name, shift in (("alibi", 0), ("alibi_bottom_right", keys - queries)):
+            bias = BoundMask(parse_mask(name), sizes, "cpu", num_heads=2).bias(torch.float64)
+            assert bias is not None
+            for h, i, j in itertools.product(range(2), range(queries), range(keys)):
+                assert bias[0, h, i, j] == -slopes[h] * math.fabs(i + shift - j)
+
+
+class TestChange:
+    @pytest.mark.parametrize("name", ["alibi", "additive", "softcap(2)", "softcap(2)+alibi", "alibi+softcap(2)"])
+    def test_any_part_of_the_scores_is_changed_as_in_the_whole(self, name):
+        bound = BoundMask(parse_mask(name), (2, 5, 7), "cpu", num_heads=3)
+        scores = torch.randn(2, 3, 5, 7, dtype=torch.float64)
+        whole = bound.adjust(scores)
+        tile = {"queries": slice(1, 3), "keys": slice(2, 7)}
+        assert torch.equal(bound.adjust(scores[..., 1:3, 2:7], **tile), whole[..., 1:3, 2:7])
+        assert torch.equal(bound.adjust(scores[:, 1, 2], heads=1, queries=2), whole[:, 1, 2])
+        assert torch.equal(bound.adjust(scores[:, 1:], heads=slice(1, 3)), whole[:, 1:])
+        rate = bound.derivative(scores[..., 1:3, 2:7], **tile)
+        leaf = scores.requires_grad_()
+        (expected,) = torch.autograd.grad(bound.adjust(leaf).sum(), leaf)
+        if rate is None:
+            assert (expected == 1).all()
+        else:
+            torch.testing.assert_close(rate, expected[..., 1:3, 2:7])
+
+    def test_parts_work_from_left_to_right(self):
+        scores = torch.randn(1, 2, 4, 4, dtype=torch.float64)
+        added = BoundMask(parse_mask("alibi"), (1, 4, 4), "cpu", num_heads=2).bias(torch.float64)
+        for name, expected in (
+            ("softcap(2)+alibi", 2 * torch.tanh(scores / 2) + added),
+            ("alibi+softcap(2)", 2 * torch.tanh((scores + added) / 2)),
+        ):
+            bound = BoundMask(parse_mask(name), (1, 4, 4), "cpu", num_heads=2)
+            torch.testing.assert_close(bound.adjust(scores), expected)
+
+    def test_a_bias_hides_what_the_mask_hides_and_is_none_where_no_numbers_will_do(self):
+        sizes = (2, 4, 6)
+        for name in ("causal", "padding", "causal+alibi", "padding+additive", "boolean(40)"):
+            bound = BoundMask(parse_mask(name), sizes, "cpu", num_heads=2)
+            bias = bound.bias(torch.float32)
+            assert bias is not None
+            hidden = torch.isinf(bias).expand(2, 2, 4, 6)
+            assert (hidden.numpy() == ~parse_mask(name).dense(*sizes)[:, None]).all()
+            assert bound.bias(torch.float32) is bias
+        for name in ("none", "softcap(2)", "causal+softcap(2)", "softcap(2)+alibi"):
+            assert BoundMask(parse_mask(name), sizes, "cpu", num_heads=2).bias(torch.float32) is None
+
+    def test_a_mask_that_only_hides_gives_the_very_scores_back(self):
+        scores = torch.randn(2, 3, 5, 5)
+        assert BoundMask(parse_mask("causal"), (2, 5, 5), "cpu").adjust(scores) is scores
+
+    def test_heads_must_be_told_where_scores_are_changed(self):
+        with pytest.raises(ValueError, match="give num_heads"):
+            BoundMask(parse_mask("causal+alibi"), (1, 4, 4), "cpu")
+
+
+NUMBERED = ["sliding_window", "sliding_window_bottom_right", "prefix", "softcap", "boolean", "additive"]
+
+
+@given(st.sampled_from(NUMBERED), st.integers(1, 99))
 def test_text_and_mask_are_inverse(name, number):
     assert str(parse_mask(f" {name} ( {number} ) ")) == f"{name}({number})"
 
 
-@pytest.mark.parametrize("text", ["", "causal(", "causal;drop", "padding(1,x)", "__import__"])
-def test_nonsense_is_refused(text):
-    with pytest.raises(ValueError, match="mask"):
+@given(st.permutations(["causal", "padding(3,4)", "softcap(20)", "alibi"]))
+def test_a_combination_has_one_text_but_for_the_order_of_changes(parts):
+    mask = parse_mask(" + ".join(parts))
+    changes = [part for part in parts if part in {"softcap(20)", "alibi"}]
+    assert str(mask) == "+".join(["causal", "padding(3,4)", *changes])
+    assert str(parse_mask(str(mask))) == str(mask)
+    assert mask.name == str(mask).replace("(3,4)", "").replace("(20)", "")
+    assert isinstance(mask, Combined)
+
+
+def test_ids_of_combinations_are_apart_and_fit_for_a_path():
+    names = ["causal+softcap(20)", "causal", "softcap(20)", "softcap(20)+alibi", "alibi+softcap(20)"]
+    ids = {Workload(mask=name).id for name in names}
+    assert len(ids) == len(names)
+    assert not any(set(each) & set("+(), ") for each in ids)
+
+
+NONSENSE = ["", "causal(", "causal;drop", "padding(1,x)", "__import__", "+", "causal+", "causal++alibi", "none+causal"]
+NONSENSE += ["causal+causal", "padding+padding(3)", "causal(3)", "causal+softcap", "softcap(-1)"]
+
+
+@pytest.mark.parametrize("text", NONSENSE)
+def test_nonsense_is_refused_in_one_line(text):
+    with pytest.raises(ValueError, match="is not allowed") as refused:
         parse_mask(text)
+    assert "\n" not in str(refused.value)
 
 
-@pytest.mark.parametrize("name", ["padding(3,4)", "document(3,5)", "sliding_window(3)"])
+@pytest.mark.parametrize("text", ["softcap(0)", "sliding_window(0)", "boolean(101)", "causal+padding(3,4)"])
+def test_arguments_that_do_not_fit_are_refused_with_how_to_write_it(text):
+    with pytest.raises(ValueError, match="is not allowed: write it as"):
+        Workload(mask=text)
+
+
+@pytest.mark.parametrize("name", ["padding(3,4)", "document(3,5)", "sliding_window(3)", "causal+padding(3,4)+alibi"])
 @pytest.mark.parametrize("length", [2, 8, 33])
 def test_a_mask_can_be_taken_to_another_length(name, length):
     other = parse_mask(name).at_other_length()
     other.check(2, length, length)
     assert isinstance(other, Mask)
+    assert other.name == parse_mask(name).name

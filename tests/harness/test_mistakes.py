@@ -33,6 +33,11 @@ WORKLOADS = (
     workload(direction="forward_backward", mask="causal"),
     workload(scope="module", num_heads=3),
     workload(scope="module", num_heads=3, direction="forward_backward"),
+    workload(mask="causal+padding", batch_size=2),
+    workload(mask="additive", num_heads=3),
+    workload(mask="alibi", num_heads=3, kv_len=8),
+    workload(mask="alibi_bottom_right", num_heads=8, kv_len=8),
+    workload(mask="causal+softcap(2)+additive", direction="forward_backward"),
 )
 MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]
 

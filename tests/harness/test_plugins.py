@@ -88,6 +88,14 @@ def test_a_function_without_mask_takes_part_unmasked_only(forms):
     assert "no parameter mask" in str(reason_against(found, Workload(mask="causal")))
 
 
+@pytest.mark.parametrize("name", ["function", "Bare"])
+def test_what_is_given_a_boolean_mask_takes_no_mask_that_changes_scores(forms, name):
+    found = adapt.implementation(f"{forms}:{name}")
+    told = str(reason_against(found, Workload(mask="causal+alibi")))
+    assert told == "it is given a boolean mask, and causal+alibi changes scores: hand in a subclass of Attention"
+    assert reason_against(found, Workload(mask="causal+boolean(30)")) is None
+
+
 def test_a_module_without_attend_takes_part_in_scope_module_only(forms):
     found = adapt.implementation(f"{forms}:Foreign")
     assert "scope module only" in str(reason_against(found, Workload()))
@@ -143,10 +151,11 @@ def test_an_installed_package_takes_part_by_its_entry_point(tmp_path, monkeypatc
         sys.modules.pop("elsewhere", None)
 
 
-def test_dropout_and_score_masks_are_refused_with_a_reason():
+def test_dropout_and_what_a_form_cannot_do_is_refused_with_a_reason():
     found = adapt.implementation("sdpa")
     assert "dropout" in str(reason_against(found, Workload(dropout=0.1)))
-    assert "alibi" in str(reason_against(found, Workload(mask="alibi")))
+    assert "no softcap" in str(reason_against(found, Workload(mask="causal+softcap(20)")))
+    assert reason_against(found, Workload(mask="causal+alibi")) is None
     assert reason_against(found, Workload(mask="causal_bottom_right", seq_len=8, kv_len=4)) is None
     if not torch.cuda.is_available():
         assert "no device cuda" in str(reason_against(found, Workload(device="cuda")))

@@ -12,7 +12,8 @@ BY_TILES = ("TILE = 256", "TILE = 8")
 """Not a mistake: `chunked` in tiles so small that a short length has several."""
 
 HIDING = "scores = scores.masked_fill(mask.hidden, -torch.inf)"
-MASKED = "attn_mask=None if mask.is_causal else mask.visible"
+EXPLICIT = "mask.explicit(query.dtype)"
+MASKED = f"attn_mask=None if mask.is_causal else {EXPLICIT}"
 EACH_HEAD = "head(x, context, mask) for head in self.heads"
 ALL_TILES = "for keys in tiles(key.shape[-2])"
 QUERY_ROWS = "query.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)"
@@ -84,6 +85,30 @@ EDITS = [
         {"mask": "causal_bottom_right", "kv_len": 7},
     ),
     edit("fused", {HIDING: "scores = scores * ~mask.hidden"}, "mask_multiplied", {"mask": "causal"}),
+    edit(
+        "fused",
+        {"scores = mask.adjust(scores)": "pass", HIDING: f"{HIDING}\n            scores = mask.adjust(scores)"},
+        "softcap_after_mask",
+        {"mask": "causal+softcap(3)"},
+    ),
+    edit(
+        "chunked",
+        {"grad if rate is None else grad.mul_(rate)": "grad"},
+        "softcap_without_derivative",
+        TILES | BOTH | {"mask": "sliding_window(3)+softcap(2)"},
+    ),
+    edit(
+        "module_list",
+        {"mask.adjust(scores, heads=number)": "mask.adjust(scores, heads=0)"},
+        "bias_of_first_head_for_all",
+        {"mask": "additive", "num_heads": 3},
+    ),
+    edit(
+        "naive_loop",
+        {"heads=h, queries=t": "heads=(h + 1) % num_heads, queries=t"},
+        "bias_of_next_head",
+        {"mask": "causal+alibi", "num_heads": 3},
+    ),
     edit("fused", {HIDING: HIDING.replace("-torch.inf", "-10.0")}, "mask_too_weak", {"mask": "sliding_window(3)"}),
     edit(
         "fused",
@@ -203,20 +228,28 @@ EDITS = [
     edit("sdpa", {"enable_gqa=": "dropout_p=0.1, enable_gqa="}, "dropout_in_evaluation"),
     edit("sdpa", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", GROUPED),
     edit("sdpa", {"enable_gqa=": "scale=query.shape[-1] ** 0.5, enable_gqa="}, "multiplied_by_root", BOTH),
-    edit("sdpa", {"mask.visible": "mask.hidden"}, "mask_inverted", {"mask": "sliding_window(3)"}),
+    edit("sdpa", {EXPLICIT: "mask.hidden"}, "mask_inverted", {"mask": "sliding_window(3)"}),
     edit(
         "sdpa",
         {MASKED: "attn_mask=None", "is_causal=mask.is_causal": "is_causal=not mask.is_none"},
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 15},
     ),
+    edit(
+        "sdpa",
+        {EXPLICIT: "mask.bias(query.dtype).mul(query.shape[-1] ** -0.5)"},
+        "changed_before_scale",
+        {"mask": "causal+additive"},
+    ),
+    edit("sdpa_math", {EXPLICIT: "mask.visible"}, "bias_ignored", {"mask": "causal+alibi"}),
+    edit("sdpa_math", {EXPLICIT: "mask.bias(query.dtype).flip(1)"}, "bias_heads_reversed", {"mask": "causal+alibi"}),
     edit("sdpa_math", {MASKED: "attn_mask=None"}, "padding_ignored", {"mask": "padding", "batch_size": 2}),
     edit("sdpa_math", {"is_causal=mask.is_causal": "is_causal=False"}, "mask_ignored", {"mask": "causal"}),
-    edit("sdpa_math", {"mask.visible": "mask.visible.to(query.dtype)"}, "mask_added_as_number", {"mask": "prefix(3)"}),
+    edit("sdpa_math", {EXPLICIT: "mask.visible.to(query.dtype)"}, "mask_added_as_number", {"mask": "prefix(3)"}),
     edit("sdpa_math", {"                value,": "                value.roll(-1, dims=2),"}, "value_of_next_key"),
     edit(
         "sdpa_flash",
-        {"mask.visible": "mask.visible[:1]"},
+        {EXPLICIT: "mask.visible[:1]"},
         "first_rows_mask_for_all",
         {"mask": "padding", "batch_size": 2},
     ),

@@ -40,7 +40,7 @@ def prepared(name: str, mask: str, length: int) -> tuple[Attention, BoundMask]:
     rows = torch.randn(HEADS, WIDTH, 1)
     module = IMPLEMENTATIONS[name].build(Weights(query=rows, key=rows, value=rows))
     assert isinstance(module, Attention)
-    return module, BoundMask(parse_mask(mask), (1, length, length), "cpu")
+    return module, BoundMask(parse_mask(mask), (1, length, length), "cpu", num_heads=HEADS)
 
 
 def inference_bytes(name: str, length: int, mask: str = "none") -> int:
@@ -76,7 +76,7 @@ def test_a_list_of_heads_holds_scores_and_weights_of_one_head_and_all_outputs(le
     assert inference_bytes("module_list", length) == 2 * length**2 * FLOAT + output_bytes(length)
 
 
-@pytest.mark.parametrize("mask", ["none", "causal", "sliding_window(64)"])
+@pytest.mark.parametrize("mask", ["none", "causal", "sliding_window(64)", "causal+softcap(20)+alibi"])
 @pytest.mark.parametrize("bytes_of", [inference_bytes, training_bytes])
 def test_tiles_grow_with_the_length_and_not_its_square(bytes_of: Callable[..., int], mask: str) -> None:
     short, middle, long = (bytes_of("chunked", length, mask) for length in (512, 1024, 2048))

@@ -3,7 +3,8 @@
 import pytest
 import torch
 
-from harness.contract import BoundMask, Implementation, Weights, Workload
+from harness.case import bind
+from harness.contract import Implementation, Weights, Workload
 from harness.plugins import plugs
 
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
@@ -35,6 +36,7 @@ REFUSED = {
     "module_list": [{"num_kv_heads": 2}],
     "sdpa_flash": [
         {"value_dim": 5},
+        {"mask": "softcap(20)"},
         {"dropout": 0.1},
         {"device": "cuda", "dtype": "float32"},
         {"device": "cuda", "dtype": "float16", "mask": "padding"},
@@ -66,13 +68,16 @@ def test_flash_takes_half_precision_on_cuda(mask: str) -> None:
 @pytest.mark.parametrize(
     ("name", "kernel"), [("sdpa_flash", "flash_attention_for_cpu"), ("sdpa_math", "attention_math")]
 )
-@pytest.mark.parametrize("axes", [{}, {"mask": "causal", "kv_len": 9}, {"mask": "padding", "num_kv_heads": 2}])
+@pytest.mark.parametrize(
+    "axes",
+    [{}, {"mask": "causal", "kv_len": 9}, {"mask": "padding", "num_kv_heads": 2}, {"mask": "causal+alibi"}],
+)
 def test_a_forced_backend_is_the_one_that_runs(name: str, kernel: str, axes: dict[str, object]) -> None:
     point = workload(**axes)
     module = IMPLEMENTATIONS[name].build(weights(point))
     query = torch.randn(2, 4, point.seq_len, 8)
     key = torch.randn(2, point.num_kv_heads, point.kv_len, 8)
-    mask = BoundMask(point.mask_rule, (2, point.seq_len, point.kv_len), "cpu")
+    mask = bind(point)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
         module.attend(query, key, key, mask)
     ran = {event.key for event in profile.key_averages()}

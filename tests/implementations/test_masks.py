@@ -1,0 +1,194 @@
+"""Each mask in each implementation that takes it, forward and backward, against a formula written down once more."""
+
+from itertools import product
+
+import pytest
+import torch
+from torch import Tensor
+
+from harness.case import bind
+from harness.contract import Attention, Implementation, Weights, Workload
+from harness.mask import masks, parse_mask
+from harness.plugins import plugs
+
+IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+MASKS = (
+    "none",
+    "causal",
+    "causal_bottom_right",
+    "sliding_window(3)",
+    "sliding_window_bottom_right(3)",
+    "padding",
+    "padding_to_nothing",
+    "prefix(2)",
+    "document",
+    "boolean(40)",
+    "additive",
+    "alibi",
+    "alibi_bottom_right",
+    "softcap(2)",
+    "causal+padding",  # a batch of sentences in a decoder
+    "causal+document",  # sentences packed into one row
+    "causal+alibi",  # ALiBi's own
+    "sliding_window_bottom_right(3)+softcap(2)",  # Gemma 2
+    "padding_to_nothing+softcap(2)+additive",
+    "boolean(40)+alibi_bottom_right+softcap(3)",
+)
+TEXTBOOK = {"bmm", "chunked", "einsum", "fused", "module_list", "naive_loop"}
+BY_BIAS = {"sdpa", "sdpa_flash", "sdpa_math", "torch_mha"}
+SHAPES: dict[str, dict[str, int]] = {
+    "square": {},
+    "grouped": {"num_heads": 6, "num_kv_heads": 2, "value_dim": 5},  # 6 heads: slopes of two rows
+    "decode": {"seq_len": 1, "kv_len": 7},
+    "chunked prefill": {"seq_len": 3, "kv_len": 8, "num_kv_heads": 1},
+    "more queries": {"seq_len": 6, "kv_len": 4, "value_dim": 2},
+    "several tiles": {"batch_size": 2, "seq_len": 258, "kv_len": 514, "num_heads": 2, "head_dim": 2},
+}
+SEVERAL_TILES = {
+    "causal+alibi",
+    "sliding_window_bottom_right(3)+softcap(2)",
+    "boolean(40)+alibi_bottom_right+softcap(3)",
+}
+
+
+def points() -> list[Workload]:
+    made = []
+    for mask, (name, shape) in product(MASKS, SHAPES.items()):
+        sizes = {"batch_size": 2, "seq_len": 5, "num_heads": 4, "head_dim": 3, "dtype": "float64"} | shape
+        fits = "document" not in mask or "kv_len" not in shape
+        if fits and (name != "several tiles" or mask in SEVERAL_TILES):
+            made.append(Workload(mask=mask, **sizes))  # type: ignore[arg-type] # names and whole numbers
+    return made
+
+
+def has_forward_of_its_own(name: str) -> bool:
+    """Where it has not, scope `module` is the projections, which have their own laws, and `attend`."""
+    return getattr(IMPLEMENTATIONS[name].build, "forward", None) is not Attention.forward
+
+
+def supported(scope: str) -> list[object]:
+    asked = [Workload(**(point.axes() | {"scope": scope})) for point in points()]
+    return [
+        pytest.param(name, point, id=f"{name}-{point.id}")
+        for name, point in product(IMPLEMENTATIONS, asked)
+        if (scope == "attention" or has_forward_of_its_own(name))
+        and not (name == "naive_loop" and point.seq_len > 100)
+        and IMPLEMENTATIONS[name].unsupported(point) is None
+    ]
+
+
+def slopes(num_heads: int) -> Tensor:
+    """ALiBi's, as its authors' program has them: a geometric row, and every other one of the next to fill up."""
+    if num_heads & (num_heads - 1) == 0:
+        start = 2.0 ** (-8 / num_heads)
+        return torch.tensor([start ** (head + 1) for head in range(num_heads)], dtype=torch.float64)
+    whole = 1 << (num_heads.bit_length() - 1)
+    return torch.cat([slopes(whole), slopes(2 * whole)[0::2][: num_heads - whole]])
+
+
+def changed(scores: Tensor, point: Workload) -> Tensor:
+    """What the mask's text says about scores (B, H, T, S), part by part."""
+    query, key = torch.arange(point.seq_len)[:, None], torch.arange(point.kv_len)
+    slope = slopes(point.num_heads)[:, None, None]
+    for part in point.mask.split("+"):
+        if part == "alibi":
+            scores = scores - slope * (query - key).abs()
+        elif part == "alibi_bottom_right":
+            scores = scores - slope * (query + point.kv_len - point.seq_len - key).abs()
+        elif part.startswith("softcap"):
+            limit = float(part.removeprefix("softcap(").removesuffix(")"))
+            scores = limit * torch.tanh(scores / limit)
+        elif part == "additive":
+            head = torch.arange(point.num_heads)[:, None, None]
+            scores = scores + parse_mask("additive").bias(head, query, key, 0)  # drawn: its own tests say how
+    return scores
+
+
+def formula(query: Tensor, key: Tensor, value: Tensor, point: Workload) -> Tensor:
+    group = torch.arange(point.num_heads) // (point.num_heads // point.num_kv_heads)
+    scores = changed(torch.einsum("bhtk,bhsk->bhts", query, key[:, group]) / point.head_dim**0.5, point)
+    seen = torch.from_numpy(point.mask_rule.dense(point.batch_size, point.seq_len, point.kv_len).copy())[:, None]
+    powers = scores.exp() * seen
+    total = powers.sum(-1, keepdim=True)
+    return torch.einsum("bhts,bhsv->bhtv", powers / total.where(total > 0, 1.0), value[:, group])
+
+
+def normal(*shape: int, seed: int) -> Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed), dtype=torch.float64).requires_grad_()
+
+
+def weights_of(point: Workload) -> Weights:
+    width = point.embed_dim
+    return Weights(
+        query=normal(point.num_heads, point.head_dim, width, seed=1).detach(),
+        key=normal(point.num_kv_heads, point.head_dim, width, seed=2).detach(),
+        value=normal(point.num_kv_heads, point.value_dim, width, seed=3).detach(),
+        out=normal(width, point.num_heads * point.value_dim, seed=4).detach(),
+    )
+
+
+def assert_same(found: Tensor, expected: Tensor, inputs: list[Tensor]) -> None:
+    """Output and gradients."""
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-11)
+    direction = normal(*expected.shape, seed=7).detach()
+    gradients = [torch.autograd.grad(made, inputs, direction, materialize_grads=True) for made in (found, expected)]
+    torch.testing.assert_close(*gradients, rtol=1e-9, atol=1e-10)
+
+
+@pytest.mark.parametrize(("name", "point"), supported("attention"))
+def test_attention_under_every_mask_is_the_formula(name: str, point: Workload) -> None:
+    batch, heads, groups = point.batch_size, point.num_heads, point.num_kv_heads
+    query = normal(batch, heads, point.seq_len, point.head_dim, seed=4)
+    key = normal(batch, groups, point.kv_len, point.head_dim, seed=5)
+    value = normal(batch, groups, point.kv_len, point.value_dim, seed=6)
+    found = IMPLEMENTATIONS[name].build(weights_of(point)).eval().attend(query, key, value, bind(point))
+    assert_same(found, formula(query, key, value, point), [query, key, value])
+
+
+@pytest.mark.parametrize(("name", "point"), supported("module"))
+def test_modules_under_every_mask_are_the_formula(name: str, point: Workload) -> None:
+    weights = weights_of(point)
+    x = normal(point.batch_size, point.seq_len, point.embed_dim, seed=8)
+    context = normal(point.batch_size, point.kv_len, point.embed_dim, seed=9)
+    found = IMPLEMENTATIONS[name].build(weights).eval()(x, context, mask=bind(point))
+    projected = [
+        torch.einsum("btd,hkd->bhtk", tokens, weight)
+        for tokens, weight in ((x, weights.query), (context, weights.key), (context, weights.value))
+    ]
+    assert weights.out is not None
+    expected = formula(*projected, point).transpose(1, 2).flatten(2) @ weights.out.T
+    assert_same(found, expected, [x, context])
+
+
+def test_every_mask_is_tried_alone_as_well_as_joined() -> None:
+    assert {mask.partition("(")[0] for mask in MASKS if "+" not in mask} == set(masks())
+
+
+@pytest.mark.parametrize("name", IMPLEMENTATIONS)
+def test_a_mask_is_refused_with_its_reason_and_by_the_textbook_forms_never(name: str) -> None:
+    implementation = IMPLEMENTATIONS[name]
+    scope = "module" if implementation.unsupported(Workload(scope="attention")) else "attention"
+    told = {mask: implementation.unsupported(Workload(mask=mask, scope=scope, batch_size=2)) for mask in MASKS}
+    refused = {mask: reason for mask, reason in told.items() if reason is not None}
+    assert all(" " in reason for reason in refused.values())
+    if name in TEXTBOOK:
+        assert not refused
+    if name in BY_BIAS:
+        assert set(refused) == {mask for mask in MASKS if "softcap" in mask}
+        assert all(reason.endswith("has no softcap") for reason in refused.values())
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16"])
+@pytest.mark.parametrize("mask", ["causal+alibi", "additive", "softcap(2)", "softcap(2)+alibi_bottom_right"])
+def test_the_output_has_the_dtype_of_the_inputs(mask: str, dtype: str) -> None:
+    kind = getattr(torch, dtype)
+    for scope, (name, implementation) in product(("attention", "module"), IMPLEMENTATIONS.items()):
+        point = Workload(seq_len=4, kv_len=6, num_heads=2, head_dim=4, mask=mask, dtype=dtype, scope=scope)
+        if implementation.unsupported(point) is not None:
+            continue
+        module = implementation.build(weights_of(point).map(lambda tensor: tensor.to(kind))).eval()
+        sizes = [(1, 2, length, 4) if scope == "attention" else (1, length, 8) for length in (4, 6)]
+        query, key = (normal(*size, seed=1).detach().to(kind) for size in sizes)
+        bound = bind(point)
+        made = module(query, key, mask=bound) if scope == "module" else module.attend(query, key, key, bound)
+        assert made.dtype is kind, name
