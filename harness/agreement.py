@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from harness import oracle, rules
-from harness.case import Case
+from harness.case import Case, fill
 from harness.contract import Implementation
 from harness.deviation import ChangedInputError, error, errors, observe
 from harness.diagnosis import describe, explain
@@ -115,14 +115,14 @@ def verify(case: Case, reference: Reference) -> str:
     timed = {name: tensor.detach().clone() for name, tensor in case.tensors.items()}
     try:
         for name, tensor in case.tensors.items():
-            tensor.data.copy_(reference.inputs.tensors[name])  # .data: a graph that is kept must not notice
+            fill(tensor, reference.inputs.tensors[name])
         with torch.no_grad():
             output = case.output()
         rows = output.index_select(output.dim() - 2, reference.rows.to(output.device))
         found = error("output", rows, reference)
     finally:
         for name, tensor in case.tensors.items():
-            tensor.data.copy_(timed[name])
+            fill(tensor, timed[name])
     if found.agrees:
         return ""
     wrong = Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe="changed", tensors=(found,)),))

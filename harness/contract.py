@@ -133,6 +133,10 @@ class Attention(nn.Module):
     Override `attend` alone, or, where the projections are the point, `make_layers`, `pack` and `project` together.
     """
 
+    dropout: float = 0.0
+    """The share of the attention weights to drop in every call, after the softmax; the others are divided by 1 minus
+    it. The harness sets it where `Implementation.has_dropout` says that `attend` obeys."""
+
     def __init__(self, weights: Weights) -> None:
         """Take the sizes of `weights`, make the layers and load them."""
         super().__init__()
@@ -206,8 +210,10 @@ class Implementation:
 
     `build` returns an `Attention`, or any module with `forward(x, context=None, *, mask)`; a module without `attend`
     takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported.
+    `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`.
     """
 
     build: Callable[[Weights], nn.Module]
     source: str
     unsupported: Callable[[Workload], str | None] = everything
+    has_dropout: bool = False

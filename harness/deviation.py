@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from harness.case import TORCH_DTYPES, Case, build, canonical_gradients, output_shape
+from harness.case import TORCH_DTYPES, Case, build, canonical_gradients, copied, output_shape
 from harness.contract import Implementation
 from harness.outcome import TensorError
 from harness.records import Workload
@@ -28,7 +28,7 @@ def observe(implementation: Implementation, reference: Reference) -> dict[str, T
         Exception: whatever the candidate raises.
     """
     workload = reference.workload
-    given = reference.inputs.map(lambda tensor: tensor.clone())
+    given = copied(reference.inputs, workload)
     case = build(workload, implementation, given)
     with case.grad_mode():
         output = case.output()

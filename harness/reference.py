@@ -16,7 +16,7 @@ from torch import Tensor
 
 from harness import oracle
 from harness.case import TORCH_DTYPES, output_shape, place
-from harness.inputs import Inputs, generator
+from harness.inputs import Inputs, generator, shared
 from harness.probes import PROBES, VacuousError
 from harness.records import Workload
 
@@ -60,6 +60,7 @@ def refer(workload: Workload, probe: str, seed: int) -> Reference:
 def refer_to(workload: Workload, drawn: Inputs, seed: int, leniency: float = 1.0) -> Reference:
     """The same for inputs that were drawn in any way."""
     dtype = TORCH_DTYPES[workload.dtype]
+    drawn = shared(drawn, workload)  # a probe may have given each head keys and values of its own
     exact = drawn.map(lambda tensor: tensor.to(dtype).double())
     draws = generator(workload.seed, 4, seed)
     rows = oracle.checked_rows(workload, draws)

@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from harness.contract import Attention, BoundMask, Implementation, Weights, nn, repeat_heads
 
@@ -59,6 +60,7 @@ class Bmm(Attention):
         weights = scores.softmax(dim=-1)  # over the keys
         if mask.empty is not None:  # who sees no key takes nothing
             weights = torch.unflatten(weights, 0, sizes).masked_fill(mask.empty, 0.0).flatten(0, 1)
+        weights = F.dropout(weights, self.dropout)
         return torch.unflatten(torch.bmm(weights, value), 0, sizes)  # (B*H,T,S) @ (B*H,S,V) -> (B,H,T,V)
 
 
@@ -72,5 +74,7 @@ def project_replicas(x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
 
 
 IMPLEMENTATION = Implementation(
-    build=Bmm, source="https://sebastianraschka.com/blog/2023/self-attention-from-scratch.html"
+    build=Bmm,
+    source="https://sebastianraschka.com/blog/2023/self-attention-from-scratch.html",
+    has_dropout=True,
 )

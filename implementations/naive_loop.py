@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from harness.contract import Attention, BoundMask, Implementation
 
@@ -33,19 +34,22 @@ class NaiveLoop(Attention):
             for h in range(num_heads):
                 keys, values = key[b, h // group_size], value[b, h // group_size]  # (S,K), (S,V)
                 for token, unseen in zip(query[b, h], hidden[b, h], strict=True):  # T times (K,) and (S,)
-                    attended.append(attend_token(token, keys, values, unseen))
+                    attended.append(attend_token(token, keys, values, unseen, self.dropout))
         return torch.stack(attended).view(batch_size, num_heads, query_len, -1).to(dtype)  # (B*H*T,V) -> (B,H,T,V)
 
 
-def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor) -> Tensor:
+def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, dropout: float) -> Tensor:
     """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,) -> (V,)."""
     if hidden.all():
         return torch.zeros_like(values[0])  # who sees no key takes nothing
     scores = keys @ query / math.sqrt(len(query))  # (S,K) @ (K,) -> (S,)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=0)  # over the keys
+    weights = F.dropout(weights, dropout)
     return weights @ values  # (S,) @ (S,V) -> (V,)
 
 
 IMPLEMENTATION = Implementation(
-    build=NaiveLoop, source="https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention"
+    build=NaiveLoop,
+    source="https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention",
+    has_dropout=True,
 )

@@ -22,6 +22,7 @@ class Sdpa(Attention):
             value,
             attn_mask=None if mask.is_causal else mask.visible,
             is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
+            dropout_p=self.dropout,
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
@@ -29,4 +30,5 @@ class Sdpa(Attention):
 IMPLEMENTATION = Implementation(
     build=Sdpa,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
+    has_dropout=True,
 )

@@ -27,6 +27,7 @@ class SdpaFlash(Attention):
                 value,
                 attn_mask=None if mask.is_causal else mask.visible,
                 is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
+                dropout_p=self.dropout,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
 
@@ -54,5 +55,8 @@ def unsupported_on_cuda(workload: Workload) -> str | None:
 
 
 IMPLEMENTATION = Implementation(
-    build=SdpaFlash, source="https://arxiv.org/abs/2205.14135, as in torch", unsupported=unsupported
+    build=SdpaFlash,
+    source="https://arxiv.org/abs/2205.14135, as in torch",
+    unsupported=unsupported,
+    has_dropout=True,
 )

@@ -24,10 +24,13 @@ class SdpaMath(Attention):
                 value,
                 attn_mask=None if mask.is_causal else mask.visible,
                 is_causal=mask.is_causal,  # aligned at the start (top-left)
+                dropout_p=self.dropout,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
 
 
 IMPLEMENTATION = Implementation(
-    build=SdpaMath, source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html"
+    build=SdpaMath,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html",
+    has_dropout=True,
 )
