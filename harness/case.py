@@ -83,7 +83,9 @@ def reason_against(implementation: Implementation, workload: Workload) -> str | 
 def _reason_against_dropout(implementation: Implementation, workload: Workload) -> str | None:
     """Why no dropout of this size can be tried."""
     if workload.direction == "inference":
-        return "nothing is dropped in inference: set direction to forward, backward or forward_backward, or dropout to 0"
+        return (
+            "nothing is dropped in inference: set direction to forward, backward or forward_backward, or dropout to 0"
+        )
     if not LEAST_DROPOUT <= workload.dropout <= MOST_DROPOUT:
         return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
     if implementation.has_dropout or implementation.unsupported(workload):
@@ -156,7 +158,7 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs, ma
     """
     module = implementation.build(inputs.weights).eval()
     if implementation.has_dropout:
-        module.dropout = workload.dropout
+        set_dropout(module, workload.dropout)
     if workload.scope == "attention" and not hasattr(module, "attend"):
         raise ValueError(f"{type(module).__name__} has no attend(query, key, value, mask), which scope attention times")
     needs_grad = workload.direction != "inference"
@@ -164,6 +166,16 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs, ma
         parameter.requires_grad_(needs_grad and workload.scope == "module")
     tensors = {name: tensor.detach().requires_grad_(needs_grad) for name, tensor in inputs.tensors.items()}
     return Case(workload=workload, module=module, tensors=tensors, mask=mask or bind(workload))
+
+
+def set_dropout(module: nn.Module, share: float) -> None:
+    """Set the attribute `dropout` of a module; an `nn.Dropout` drops in training mode alone."""
+    layer = getattr(module, "dropout", None)
+    if isinstance(layer, nn.Dropout):
+        layer.p = share
+        layer.train(share > 0)
+    else:
+        module.dropout = share  # type: ignore[assignment] # a plain number
 
 
 def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

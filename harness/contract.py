@@ -131,11 +131,10 @@ class Attention(nn.Module):
     """Multi-head attention with the canonical weights; a subclass says how to attend.
 
     Override `attend` alone, or, where the projections are the point, `make_layers`, `pack` and `project` together.
-    """
 
-    dropout: float = 0.0
-    """The share of the attention weights to drop in every call, after the softmax; the others are divided by 1 minus
-    it. The harness sets it where `Implementation.has_dropout` says that `attend` obeys."""
+    `dropout` is the share of the attention weights that every call drops after the softmax, the others divided by 1
+    minus it; the harness sets it where `Implementation.has_dropout` says that the module obeys.
+    """
 
     def __init__(self, weights: Weights) -> None:
         """Take the sizes of `weights`, make the layers and load them."""
@@ -143,6 +142,7 @@ class Attention(nn.Module):
         self.num_heads, self.head_dim, self.embed_dim = weights.query.shape
         self.num_kv_heads, self.value_dim, _ = weights.value.shape
         self.has_bias = weights.has_bias
+        self.dropout = 0.0
         self.make_layers()
         self.out: nn.Linear | None = None
         if weights.out is not None:
@@ -210,7 +210,8 @@ class Implementation:
 
     `build` returns an `Attention`, or any module with `forward(x, context=None, *, mask)`; a module without `attend`
     takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported.
-    `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`.
+    `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which
+    is a number or an `nn.Dropout`.
     """
 
     build: Callable[[Weights], nn.Module]

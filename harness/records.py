@@ -24,7 +24,14 @@ MATMUL_PRECISIONS = ("highest", "high", "medium")
 DEFAULT_HEAD_DIM = 64
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
 """Axes that every id names."""
-SHORT_NAMES = {"kv_len": "s", "num_kv_heads": "g", "value_dim": "v", "embed_dim": "d", "mask": "", "float32_matmul_precision": "matmul_"}
+SHORT_NAMES = {
+    "kv_len": "s",
+    "num_kv_heads": "g",
+    "value_dim": "v",
+    "embed_dim": "d",
+    "mask": "",
+    "float32_matmul_precision": "matmul_",
+}
 LONGEST_PART = 40
 LARGEST = 2**31
 
@@ -91,7 +98,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         given, allowed = self.float32_matmul_precision, "one of " + ", ".join(MATMUL_PRECISIONS)
         _require(given in MATMUL_PRECISIONS, "float32_matmul_precision", given, allowed)
         if given != MATMUL_PRECISIONS[0] and self.dtype != "float32":
-            message = f"float32_matmul_precision={given} is not allowed with dtype={self.dtype}, which it does not touch"
+            message = (
+                f"float32_matmul_precision={given} is not allowed with dtype={self.dtype}, which it does not touch"
+            )
             raise ValueError(f"{message}; choose dtype=float32, or float32_matmul_precision={MATMUL_PRECISIONS[0]}")
 
     def _fill(self, axis: str, value: int) -> None:

@@ -58,7 +58,9 @@ class ModuleList(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
         heads = zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True)  # H times (B,T,K) (B,S,K) (B,S,V)
-        return torch.stack([attend_head(*head, mask, self.dropout) for head in heads], dim=1)  # H times (B,T,V) -> (B,H,T,V)
+        return torch.stack(
+            [attend_head(*head, mask, self.dropout) for head in heads], dim=1
+        )  # H times (B,T,V) -> (B,H,T,V)
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D), or (B, T, H*V) without an output projection."""

@@ -36,7 +36,7 @@ class TorchMha(nn.Module):
     @property
     def dropout(self) -> float:
         """The share of the attention weights to drop; the module drops in training mode alone."""
-        return self.attention.dropout
+        return float(self.attention.dropout)
 
     @dropout.setter
     def dropout(self, share: float) -> None:
