@@ -88,6 +88,8 @@ def _reason_against_dropout(implementation: Implementation, workload: Workload) 
         )
     if not LEAST_DROPOUT <= workload.dropout <= MOST_DROPOUT:
         return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
+    if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, nothing tells a weight from an output
+        return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
     if implementation.has_dropout or implementation.unsupported(workload):
         return None  # it can, or it has a reason of its own
     return "it offers no attention dropout: an IMPLEMENTATION with has_dropout=True drops with its module's `dropout`"

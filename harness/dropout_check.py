@@ -1,9 +1,9 @@
 """Is attention dropout right? The weights that were dropped, seen from outside, held against what chance may do.
 
-Attention is linear in its values: where they are unit vectors, one call's output is the weights that it used. Each must
-be 0 or what it is without dropout divided by 1 - p; the share of zeros must be that of independent draws, everywhere;
-and the gradients must be those of the very weights that were dropped. What is random is judged by exact tests, which
-fail an honest implementation once in 10^9 checks, and from a seed, so that a check repeats.
+Each weight must be 0, or what it is without dropout divided by 1 - p; the share of zeros must be that of independent
+draws, everywhere; and the gradients must be those of the very weights that were dropped. What is random is judged by
+exact tests, which fail an honest implementation once in 10^9 checks, and from a seed, so that a check repeats. What it
+cannot see: a rescaling that the dtype rounds away, as bfloat16 does at 0.5 %, and draws that repeat beyond 16 keys.
 
 Source of the rescaling: N. Srivastava et al., https://jmlr.org/papers/v15/srivastava14a.html, section 10.
 
@@ -91,6 +91,14 @@ def of_weights(trial: Trial) -> str:
     return "the output is dropped, not the weights: where all values are 1, columns of one row differ"
 
 
+def drawn_anew(trial: Trial) -> str:
+    """Calls, batch rows, heads, queries and keys do not all drop the same."""
+    for name, count, size, alike in _shared_fates(trial):
+        if count == size:
+            return f"what is dropped does not depend on the {name}: all {size} pairs share their fate, not {alike:.1%}"
+    return ""
+
+
 def share(trial: Trial) -> str:
     """The share that is dropped is p: overall, and for each call, batch row, head, query and key."""
     zeros, p = trial.zeros & trial.told, trial.workload.dropout
@@ -98,29 +106,34 @@ def share(trial: Trial) -> str:
     groups: list[tuple[str, list[int]]] = [("", list(range(zeros.dim())))]
     groups += [(name, [axis for axis in range(zeros.dim()) if axis != own]) for own, name in enumerate(AXES)]
     level = FALSE_ALARM / len(groups) / max(zeros.shape)
+    found = []
     for name, others in groups:
         counts, sizes = zeros.sum(dim=others).flatten().numpy(), told.sum(dim=others).flatten().numpy()
         chances = chance(counts, sizes, p)
-        worst = int(chances.argmin())
-        if chances[worst] < level:
-            where = f" in {name} {worst}" if name else ""
-            return f"{counts[worst] / sizes[worst]:.1%} of {sizes[worst]} weights{where} are dropped: dropout is {p:g}"
+        for index in np.flatnonzero(chances < level):
+            where = f" in {name} {index}" if name else ""
+            dropped = float(counts[index] / sizes[index])
+            words = f"{dropped:.1%} of {sizes[index]} weights{where} are dropped: dropout is {p:g}"
+            found.append((float(chances[index]), -abs(dropped - p), words))
+    return min(found)[-1] if found else ""
+
+
+def independent(trial: Trial) -> str:
+    """Neighbours share their fate no more often, and no less, than by chance."""
+    for name, count, size, alike in _shared_fates(trial):
+        return f"{count / size:.1%} of {size} weights share their fate with the next {name}'s, not {alike:.1%}"
     return ""
 
 
-def drawn_anew(trial: Trial) -> str:
-    """Calls, batch rows, heads, queries and keys are dropped independently: neighbours agree no more than by chance."""
+def _shared_fates(trial: Trial) -> Iterator[tuple[str, int, int, float]]:
+    """Where neighbours agree with a frequency that chance does not make: axis, how many of so many, the chance to."""
     p = trial.workload.dropout
     alike = p**2 + (1 - p) ** 2
-    level = FALSE_ALARM / (2 * len(AXES))
     told = trial.told.expand_as(trial.zeros)
     for axis, name in enumerate(AXES):
         for count, size in _agreeing(trial.zeros, told, axis):
-            if chance(np.array([count]), np.array([size]), alike)[0] < level:
-                words = f"{count / size:.1%} of {size} weights share their fate with those of the next {name}"
-                same = f"what is dropped does not depend on the {name}: " if count == size else ""
-                return f"{same}{words}, where {alike:.1%} do by chance"
-    return ""
+            if chance(np.array([count]), np.array([size]), alike)[0] < FALSE_ALARM / (2 * len(AXES)):
+                yield name, count, size, alike
 
 
 def _agreeing(zeros: Tensor, told: Tensor, axis: int) -> Iterator[tuple[int, int]]:
@@ -167,7 +180,7 @@ def consistent(trial: Trial) -> str:
         output = case.output()
     seen = weights_in(output.detach(), trial.workload)
     of_small = (seen / trial.weights).nan_to_num(0.0).clamp(0.0, trial.rescale)
-    keep = ((seen.abs() > trial.off) * trial.rescale).where(trial.told, of_small)
+    keep = ((seen.abs() > trial.off).double() * trial.rescale).where(trial.told, of_small)
 
     def dropping(form: oracle.Form) -> oracle.Form:
         def dropped(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
@@ -195,8 +208,9 @@ def chance(counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], share: f
 RULES: dict[str, Callable[[Trial], str]] = {
     "dropout rescales": rescaled,
     "dropout of weights": of_weights,
-    "dropout share": share,
     "dropout drawn anew": drawn_anew,
+    "dropout share": share,
+    "dropout independent": independent,
     "dropout mean": mean,
     "dropout gradients": consistent,
 }
