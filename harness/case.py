@@ -42,9 +42,9 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
         case "transposed":
             tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
         case "expanded":
-            tensors |= {name: tensors[name][:, :1].expand_as(tensors[name]) for name in ("key", "value")}
+            tensors |= {name: tensors[name][:, :1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
         case "broadcast":
-            tensors |= {name: tensors[name][:1].expand_as(tensors[name]) for name in ("key", "value")}
+            tensors |= {name: tensors[name][:1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
     return Inputs(tensors=tensors, weights=inputs.weights)
 
 
@@ -65,12 +65,12 @@ def fill(tensor: Tensor, values: Tensor) -> None:
     into.copy_(values)
 
 
-def reason_against(implementation: Implementation, workload: Workload) -> str | None:
-    """Why this workload cannot be tried with this implementation, or None.
+def reason_against(implementation: Implementation, workload: Workload, *, on_this_machine: bool = True) -> str | None:
+    """Why this workload cannot be tried with this implementation, or None; perhaps whatever the machine.
 
     What the harness itself cannot check yet is refused here, since what is not checked is not timed.
     """
-    if workload.device.startswith("cuda") and not cuda.has_device(workload.device):
+    if on_this_machine and workload.device.startswith("cuda") and not cuda.has_device(workload.device):
         return f"this machine has no device {workload.device}"
     if workload.dropout > 0 and (reason := _reason_against_dropout(implementation, workload)):
         return reason

@@ -143,9 +143,8 @@ def test_an_installed_package_takes_part_by_its_entry_point(tmp_path, monkeypatc
         sys.modules.pop("elsewhere", None)
 
 
-def test_dropout_and_score_masks_are_refused_with_a_reason():
+def test_score_masks_are_refused_with_a_reason():
     found = adapt.implementation("sdpa")
-    assert "dropout" in str(reason_against(found, Workload(dropout=0.1)))
     assert "alibi" in str(reason_against(found, Workload(mask="alibi")))
     assert reason_against(found, Workload(mask="causal_bottom_right", seq_len=8, kv_len=4)) is None
     if not torch.cuda.is_available():

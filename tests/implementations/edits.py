@@ -200,7 +200,7 @@ EDITS = [
         "no_gradient_of_value",
         TILES | BOTH | {"mask": "padding", "batch_size": 2},
     ),
-    edit("sdpa", {"enable_gqa=": "dropout_p=0.1, enable_gqa="}, "dropout_in_evaluation"),
+    edit("sdpa", {"dropout_p=self.dropout": "dropout_p=0.1"}, "dropout_in_evaluation"),
     edit("sdpa", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", GROUPED),
     edit("sdpa", {"enable_gqa=": "scale=query.shape[-1] ** 0.5, enable_gqa="}, "multiplied_by_root", BOTH),
     edit("sdpa", {"mask.visible": "mask.hidden"}, "mask_inverted", {"mask": "sliding_window(3)"}),
