@@ -80,7 +80,7 @@ class _Recomputed(torch.autograd.Function):
         logsumexp = scores.logsumexp(dim=-1, keepdim=True)
         out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
         signs = torch.randint(2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        moved = out * (1 + torch.finfo(out.dtype).eps / 2 * signs)
+        moved = out * (1 + torch.finfo(out.dtype).eps / 2 * signs.to(out.device))
         ctx.save_for_backward(query, key, value, seen, logsumexp, moved.to(out.dtype))
         return out
 
@@ -148,8 +148,8 @@ def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend
 
     Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D).
     """
-    seen = seen_rows(workload, rows)
     query, key, value = heads(workload, inputs, rows)
+    seen = seen_rows(workload, rows).to(query.device)
     attended = form(query, key, value, seen)
     return attended if workload.scope == "attention" else merge(attended, inputs.weights)
 

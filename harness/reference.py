@@ -18,7 +18,7 @@ from harness import oracle
 from harness.case import TORCH_DTYPES, output_shape, place
 from harness.inputs import Inputs, generator, shared
 from harness.probes import PROBES, VacuousError
-from harness.records import Workload
+from harness.records import MATMUL_PRECISIONS, Workload
 
 FLOAT32_BITS = 32
 LENIENCY_OF_LARGE = 4.0
@@ -110,10 +110,12 @@ def _yardstick_errors(
     """The largest error of each tensor that an honest form makes, on the inputs as they are and moved by a rounding."""
     forms, grad_rows = asked
     dtype = TORCH_DTYPES[workload.dtype]
-    rounded = exact.map(lambda tensor: tensor.to(dtype))
-    moved = exact.map(lambda tensor: _moved(tensor, dtype, draws))
+    has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is there on the device alone
+    device = workload.device if has_own_products else "cpu"
+    rounded = exact.map(lambda tensor: tensor.to(device=device, dtype=dtype))
+    moved = exact.map(lambda tensor: _moved(tensor, dtype, draws).to(device))
     honest = [answers(workload, each, grad_rows, form) for each in (rounded, moved) for form in forms]
-    made = {name: [largest(each[name], tensor) for each in honest] for name, tensor in expected.items()}
+    made = {name: [largest(each[name].cpu(), tensor) for each in honest] for name, tensor in expected.items()}
     if not all(math.isfinite(error) for errors in made.values() for error in errors):
         raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
     return {name: max(errors) for name, errors in made.items()}

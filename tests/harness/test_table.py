@@ -49,10 +49,12 @@ def test_groups_are_titled_in_words(results: Results) -> None:
 
 def test_unusual_axes_are_told() -> None:
     axes = {"num_kv_heads": 2, "dropout": 0.1, "device": "cuda:1", "num_threads": 1, "seed": 3, "value_dim": 32}
+    axes |= {"layout": "transposed", "float32_matmul_precision": "high"}
     told = words.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes))
     sizes = "B=1 H=8 G=2 K=64 V=32"
+    how = "transposed in memory, high precision of float32 products"
     head = "attention only, inference, float32, sliding window(8)"
-    assert told == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3"
+    assert told == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3, {how}"
 
 
 def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
