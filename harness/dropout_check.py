@@ -17,7 +17,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import torch
-from scipy.stats import binom
 from torch import Tensor
 
 from harness import oracle
@@ -201,7 +200,9 @@ def consistent(trial: Trial) -> str:
 
 def chance(counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:
     """The chance of each binomial count to be as far out as it is, on either side."""
-    below, above = binom.cdf(counts, sizes, share), binom.sf(counts - 1, sizes, share)
+    from scipy.special import bdtr, bdtrc  # a worker that checks no dropout does without
+
+    below, above = bdtr(counts.astype(float), sizes, share), bdtrc(counts.astype(float) - 1, sizes, share)
     return np.asarray(np.minimum(1.0, 2 * np.minimum(below, above)), dtype=np.float64)
 
 
