@@ -12,6 +12,7 @@ Shapes: N calls, B batch, T query length, S key length, H heads, G key/value hea
 
 import math
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -167,9 +168,9 @@ def mean(trial: Trial) -> str:
     return f"the mean of {MEAN_CALLS} calls is further from the answer without dropout than chance may take it"
 
 
-def _squared(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
+def _squared(query: Tensor, key: Tensor, value: Tensor, under: Any) -> Tensor:  # noqa: ANN401 - as the oracle's forms
     """The sum of the squares of the terms that attention adds up."""
-    return oracle.attend(query, key, unit_values(value), seen).square() @ for_heads(value.square(), query)
+    return oracle.attend(query, key, unit_values(value), under).square() @ for_heads(value.square(), query)
 
 
 def consistent(trial: Trial) -> str:
@@ -182,8 +183,8 @@ def consistent(trial: Trial) -> str:
     keep = ((seen.abs() > trial.off).double() * trial.rescale).where(trial.told, of_small)
 
     def dropping(form: oracle.Form) -> oracle.Form:
-        def dropped(query: Tensor, key: Tensor, value: Tensor, seen: Tensor) -> Tensor:
-            weights = form(query, key, unit_values(value), seen) * keep.to(query)
+        def dropped(query: Tensor, key: Tensor, value: Tensor, under: Any) -> Tensor:  # noqa: ANN401 - likewise
+            weights = form(query, key, unit_values(value), under) * keep.to(query)
             return weights @ for_heads(value, query)
 
         return dropped

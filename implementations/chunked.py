@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from harness.contract import Attention, BoundMask, Implementation, repeat_heads
+from harness.contract import Attention, BoundMask, Implementation, Workload, repeat_heads
 
 TILE = 256
 """Queries and keys in a tile: (H, t, s) scores of 8 heads in float32 are 2 MiB, about what a core's cache holds."""
@@ -102,6 +102,15 @@ def tiles(length: int) -> Iterator[slice]:
     return (slice(start, min(start + TILE, length)) for start in range(0, length, TILE))
 
 
+def unsupported(workload: Workload) -> str | None:
+    """What the backward pass cannot make again."""
+    if workload.dropout > 0:
+        return "the backward pass makes each tile's weights again, and has no way yet to drop the same ones again"
+    return None
+
+
 IMPLEMENTATION = Implementation(
-    build=Chunked, source="https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2112.05682"
+    build=Chunked,
+    source="https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2112.05682",
+    unsupported=unsupported,
 )

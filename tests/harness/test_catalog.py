@@ -44,6 +44,34 @@ def test_what_a_machine_lacks_may_be_left_out_of_account():
     assert everywhere["cuda"] == "yes"
 
 
+def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
+    import torch
+
+    from harness.adapters import adapt, packed
+    from harness.dropout_check import examine
+    from harness.records import Workload
+
+    def set_dropout(module, share):
+        module.dropout = share
+        module.train(share > 0)
+
+    def given(**how):
+        return adapt(
+            lambda sizes: torch.nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True),
+            packed("in_proj_{}", out="out_proj"),
+            call=lambda module, x, context, mask: module(x, context, context, need_weights=False),
+            masks=("none",),
+            **how,
+        )
+
+    point = Workload(seq_len=8, num_heads=2, head_dim=8, dropout=0.3, scope="module")
+    assert "no attention dropout" in str(reason_against(given(), point))
+    assert reason_against(given(dropout=set_dropout), point) is None
+    assert [each.found for each in examine(given(dropout=set_dropout), point, 0) if each.found] == []
+    inert = given(dropout=lambda module, share: None)
+    assert "nothing is dropped" in examine(inert, point, 0)[-1].found
+
+
 def test_a_function_takes_part_under_dropout_by_its_parameter(tmp_path):
     from harness.adapt import implementation
     from harness.dropout_check import examine

@@ -13,7 +13,7 @@ BY_TILES = ("TILE = 256", "TILE = 8")
 
 HIDING = "scores = scores.masked_fill(mask.hidden, -torch.inf)"
 MASKED = "attn_mask=None if mask.is_causal else mask.visible"
-EACH_HEAD = "head(x, context, mask) for head in self.heads"
+EACH_HEAD = "head(x, context, mask, self.dropout) for head in self.heads"
 ALL_TILES = "for keys in tiles(key.shape[-2])"
 QUERY_ROWS = "query.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)"
 KEY_ROWS = "key.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)"
@@ -59,9 +59,7 @@ EDITS = [
         "merged_without_transpose",
         MODULE,
     ),
-    edit(
-        "module_list", {EACH_HEAD: "head(x, context, mask) for head in self.heads[::-1]"}, "merged_in_reverse", MODULE
-    ),
+    edit("module_list", {EACH_HEAD: EACH_HEAD + "[::-1]"}, "merged_in_reverse", MODULE),
     edit(
         "module_list",
         {f"torch.cat([{EACH_HEAD}], dim=-1)": f"torch.stack([{EACH_HEAD}], dim=-1).flatten(2)"},
