@@ -67,6 +67,17 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     assert notes["bfloat16", "sdpa"] == f"{few}; bfloat16 without AVX512 or AMX may run reference loops"
 
 
+@pytest.mark.parametrize(("precision", "said"), [("high", "as highest"), ("medium", "oneDNN's route")])
+def test_what_a_cpu_makes_of_a_precision_is_told(tmp_path: Path, precision: str, said: str) -> None:
+    points = journals.workloads(seq_len=(128,), float32_matmul_precision=("highest", precision))
+    told = {
+        row.workload.float32_matmul_precision: row.cells["notes"]
+        for row in table.rows(journals.write(tmp_path, points, ("sdpa",)))
+    }
+    assert said in told[precision]
+    assert said not in told["highest"]
+
+
 def test_an_error_that_is_not_finite_is_told(tmp_path: Path) -> None:
     lied = journals.write(tmp_path, POINTS[:1], ("sdpa", "liar"))
     assert [row.cells["error"] for row in table.rows(lied) if row.implementation == "liar"] == ["not finite"]
