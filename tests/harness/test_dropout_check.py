@@ -149,6 +149,15 @@ def test_rare_and_frequent_dropout_in_every_dtype(p, dtype):
         assert not examined(PLANTED["dropout without rescaling"], point)[-1].holds
 
 
+@pytest.mark.parametrize("axes", [{"seq_len": 1, "kv_len": 40, "num_heads": 2}, {"seq_len": 20, "num_heads": 1}])
+@pytest.mark.parametrize("mask", ["none", "causal", "padding"])
+def test_few_weights_of_which_a_draw_may_leave_none(axes, mask):
+    point = Workload(head_dim=16, dropout=0.995, direction="forward_backward", mask=mask, **axes)
+    for seed in range(3):
+        implementation = Implementation(build=Dropping, source="a test", has_dropout=True)
+        assert [each.found for each in dropout_check.examine(implementation, point, seed) if each.found] == []
+
+
 def test_it_does_not_accuse_the_honest():
     """As often as an alarm of one in 10^9 may go off: never; a rule that asked for 1 % would go off here."""
     for seed in range(20):
