@@ -1,4 +1,4 @@
-"""Renew the generated blocks of README.md from results/gallery/quick: `python docs/figures.py`.
+"""Renew the generated blocks of README.md from results/gallery/quick and the implementations: `python docs/figures.py`.
 
 A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_figures.py holds the README to them.
 """
@@ -7,6 +7,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
+from harness import catalog, plugins
 from harness.records import Status
 from harness.reports import story
 from harness.reports.markdown import escaped
@@ -22,7 +23,12 @@ OWN, OFFICIAL = "fused", "torch_mha"
 
 def blocks(results: Results) -> dict[str, str]:
     """Every generated block of the README, by name."""
-    return {"table": "\n".join(_table(results)), "comparison": _comparison(results)}
+    entries = catalog.implementations(plugins.plugs("implementations", "IMPLEMENTATION"), on_this_machine=False)
+    return {
+        "table": "\n".join(_table(results)),
+        "comparison": _comparison(results),
+        "support": "\n".join(_support(entries)),
+    }
 
 
 def _table(results: Results) -> Iterator[str]:
@@ -41,6 +47,18 @@ def _table(results: Results) -> Iterator[str]:
     for row in rows:
         if row.workload.seq_len == SHOWN_LEN:
             yield _line(row)
+
+
+def _support(entries: list[dict[str, str]]) -> Iterator[str]:
+    """What each implementation supports, and below it why not."""
+    columns = ["implementation", *catalog.QUESTIONS]
+    yield f"| {' | '.join(map(escaped, columns))} |"
+    yield f"| {' | '.join('---' for _ in columns)} |"
+    for entry in entries:
+        answers = [{"yes": "yes", "no": "-"}.get(entry[column], entry[column]) for column in catalog.QUESTIONS]
+        yield f"| `{entry['implementation']}` | {' | '.join(answers)} |"
+    yield ""
+    yield from (f"- {escaped(line)}" for line in catalog.why_not(entries))
 
 
 def _line(row: Row) -> str:

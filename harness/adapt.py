@@ -71,13 +71,19 @@ def _module_scope_only(given: type) -> Callable[[Workload], str | None]:
 
 
 def _from_function(function: Callable[..., Tensor], spec: str) -> Implementation:
-    """A function of query, key, value and, where it has that parameter, a boolean mask; it sees H heads of each."""
+    """A function of query, key, value and, where it has these parameters, a boolean mask and the share to drop.
+
+    It sees H heads of each.
+    """
     parameters = inspect.signature(function).parameters
     takes_mask = "mask" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    takes_dropout = "dropout" in parameters
 
     class FunctionAttention(Attention):
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
             keywords: dict[str, Any] = {"mask": mask.visible} if takes_mask else {}
+            if takes_dropout:
+                keywords["dropout"] = self.dropout
             heads = query.shape[1]
             return function(query, repeat_heads(key, heads), repeat_heads(value, heads), **keywords)
 
@@ -88,4 +94,4 @@ def _from_function(function: Callable[..., Tensor], spec: str) -> Implementation
             return f"it is given a boolean mask, and {workload.mask} changes scores: hand in a subclass of Attention"
         return None
 
-    return Implementation(build=FunctionAttention, source=spec, unsupported=unsupported)
+    return Implementation(build=FunctionAttention, source=spec, unsupported=unsupported, has_dropout=takes_dropout)

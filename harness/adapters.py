@@ -48,6 +48,8 @@ class Sizes:
 
 Call = Callable[[Any, Tensor, Tensor, BoundMask], Any]
 """f(module, x, context, mask) with x (B, T, D), context (B, S, D), which is x itself in self-attention -> (B, T, D)."""
+SetDropout = Callable[[Any, float], object]
+"""f(module, share): drop that share of the attention weights from now on, in whatever mode the module does so."""
 
 
 def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
@@ -58,6 +60,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
     masks: Collection[str] | None = None,
     axes: Collection[str] = (),
     unsupported: Callable[[Workload], str | None] = everything,
+    dropout: SetDropout | None = None,
     source: str = "",
 ) -> Implementation:
     """An Implementation, in scope `module`, of the module that `make` returns, with the weights where `layout` says.
@@ -65,7 +68,8 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
     `call` passes the mask on; without it the module is called with x (B, T, D) alone and takes part unmasked. Of a
     tuple the first entry is the output. `masks` names those that `call` can pass on: all that only hide where it is
     left out. `axes` names those of kv_len, num_kv_heads, value_dim and embed_dim that the module was made for. Biases
-    that a workload has and the module has not, or the other way round, make the workload unsupported.
+    that a workload has and the module has not, or the other way round, make the workload unsupported. `dropout` sets
+    the share of the attention weights that the module drops; without it the module takes no part under dropout.
 
     Raises:
         ValueError: an axis that is none of the four, or masks without a call.
@@ -91,15 +95,17 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
         )
 
     def build(weights: Weights) -> nn.Module:
-        return Adapted(make(sizes_of(weights)), layout, call or _alone, weights)
+        return Adapted(make(sizes_of(weights)), layout, call or _alone, weights, dropout)
 
-    return Implementation(build=build, source=source, unsupported=reason)
+    return Implementation(build=build, source=source, unsupported=reason, has_dropout=dropout is not None)
 
 
 class Adapted(nn.Module):
     """Somebody's module with the canonical weights in it, called as the harness calls."""
 
-    def __init__(self, module: nn.Module, layout: Layout, call: Call, weights: Weights) -> None:
+    def __init__(
+        self, module: nn.Module, layout: Layout, call: Call, weights: Weights, set_dropout: SetDropout | None = None
+    ) -> None:
         """Load the weights.
 
         Raises:
@@ -109,6 +115,8 @@ class Adapted(nn.Module):
         self.module = module
         self.layout = layout
         self.call_module: Call = call
+        self.set_dropout = set_dropout
+        self.share_dropped = 0.0
         self.out: nn.Linear | None = None
         if weights.out is not None and not layout.has_out:
             self.out = nn.Linear(weights.out.shape[1], weights.out.shape[0], bias=weights.out_bias is not None)
@@ -117,6 +125,17 @@ class Adapted(nn.Module):
         found = {name: parameter.shape for name, parameter in self.named_parameters()}
         _require_fit({name: tensor.shape for name, tensor in state.items()}, found)
         self.load_state_dict(state, strict=False)  # buffers are no weights, and stay as they are
+
+    @property
+    def dropout(self) -> float:
+        """The share of the attention weights that the module drops."""
+        return self.share_dropped
+
+    @dropout.setter
+    def dropout(self, share: float) -> None:
+        assert self.set_dropout is not None
+        self.set_dropout(self.module, share)
+        self.share_dropped = share
 
     def pack(self, weights: Weights) -> dict[str, Tensor]:
         """The module's state dict from the canonical weights, by differentiable steps only."""

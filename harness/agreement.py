@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from harness import oracle, rules
-from harness.case import Case
+from harness import dropout_check, oracle, rules
+from harness.case import Case, fill, set_dropout
 from harness.contract import Implementation
 from harness.deviation import ChangedInputError, error, errors, observe
 from harness.diagnosis import describe, explain
@@ -24,7 +24,10 @@ RULES_PROBES = ("normal", "needles")
 
 @dataclass(frozen=True, kw_only=True)
 class Ground:
-    """All that the check of one workload needs, whatever the candidate: the references of every probe."""
+    """All that the check of one workload needs, whatever the candidate: the references of every probe.
+
+    They are without dropout, which is checked apart, once what it drops from is right.
+    """
 
     workload: Workload
     seed: int
@@ -40,16 +43,17 @@ def ground(workload: Workload, seed: int, on_step: Callable[[], object] = lambda
         ValueError: no probe has anything to say here: a check would be vacuous.
     """
     references: dict[str, Reference] = {}
+    plain = msgspec.structs.replace(workload, dropout=0.0)
     for probe in PROBES:
         on_step()
         try:
-            references[probe] = refer(workload, probe, seed)
+            references[probe] = refer(plain, probe, seed)
         except VacuousError as error:
             told = str(error)
     if not references:
         raise ValueError(told)
     on_step()
-    short = at_length(workload, RULES_LEN) if workload.seq_len > RULES_LEN else workload
+    short = at_length(plain, RULES_LEN) if plain.seq_len > RULES_LEN else plain
     return Ground(
         workload=workload, seed=seed, references=references, for_rules=_for_rules(short, seed), on_step=on_step
     )
@@ -57,7 +61,7 @@ def ground(workload: Workload, seed: int, on_step: Callable[[], object] = lambda
 
 def _for_rules(workload: Workload, seed: int) -> dict[str, Reference]:
     direction = "inference" if workload.direction == "inference" else "forward"
-    forward = msgspec.structs.replace(workload, direction=direction)
+    forward = msgspec.structs.replace(workload, direction=direction, layout="contiguous", dropout=0.0)
     try:
         return {probe: refer(forward, probe, seed) for probe in RULES_PROBES}
     except VacuousError:
@@ -79,6 +83,10 @@ def check(grounded: Ground, implementation: Implementation) -> Agreement:
         )
         return Agreement(oracle=oracle.NAME, probes=(), rules=(broken,), diagnosis=told.words, mistakes=told.mistakes)
     found = Agreement(oracle=oracle.NAME, probes=results, rules=_examine(grounded, implementation))
+    if found.agrees and grounded.workload.dropout > 0:
+        grounded.on_step()
+        dropped = dropout_check.examine(implementation, grounded.workload, grounded.seed)
+        found = msgspec.structs.replace(found, rules=found.rules + dropped)
     if found.agrees:
         return found
     told = explain(implementation, grounded.references, found, grounded.seed, grounded.on_step)
@@ -111,19 +119,26 @@ def verify(case: Case, reference: Reference) -> str:
     """Whether a case that is being timed still computes: what is wrong in words, or "" where all is well.
 
     Other values are put into the very tensors that are timed, and taken out again: who answers from memory is found.
+    Under dropout the answer is compared with dropout at 0, and what is dropped is watched beside it.
     """
+    dropout = case.workload.dropout
     timed = {name: tensor.detach().clone() for name, tensor in case.tensors.items()}
     try:
         for name, tensor in case.tensors.items():
-            tensor.data.copy_(reference.inputs.tensors[name])  # .data: a graph that is kept must not notice
+            fill(tensor, reference.inputs.tensors[name])
         with torch.no_grad():
+            if dropout > 0:
+                set_dropout(case.module, 0.0)
             output = case.output()
         rows = output.index_select(output.dim() - 2, reference.rows.to(output.device))
         found = error("output", rows, reference)
     finally:
+        if dropout > 0:
+            set_dropout(case.module, dropout)
         for name, tensor in case.tensors.items():
-            tensor.data.copy_(timed[name])
+            fill(tensor, timed[name])
     if found.agrees:
-        return ""
+        dropped = dropout_check.still_drops(case) if dropout > 0 else ""
+        return f"while it was timed: {dropped}" if dropped else ""
     wrong = Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe="changed", tensors=(found,)),))
     return f"while it was timed: {describe(wrong)}"

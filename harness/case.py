@@ -13,6 +13,8 @@ from harness.contract import BoundMask, Implementation
 from harness.inputs import Inputs
 from harness.records import Workload
 
+LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
+"""What is dropped, or kept, more rarely than this would not show in as many weights as the check looks at."""
 TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -24,21 +26,70 @@ def output_shape(workload: Workload) -> tuple[int, ...]:
 
 
 def place(inputs: Inputs, workload: Workload) -> Inputs:
-    """The float64 inputs cast to the workload's dtype and moved to its device."""
+    """The float64 inputs cast to the workload's dtype, moved to its device and laid out as its layout says."""
     dtype = TORCH_DTYPES[workload.dtype]
-    return inputs.map(lambda tensor: tensor.to(device=workload.device, dtype=dtype))
+    return laid_out(inputs.map(lambda tensor: tensor.to(device=workload.device, dtype=dtype)), workload)
 
 
-def reason_against(implementation: Implementation, workload: Workload) -> str | None:
-    """Why this workload cannot be tried with this implementation, or None.
+def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
+    """The same values in the workload's layout; where they lie so already, the tensors themselves.
+
+    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `expanded`: key and value
+    are those of head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
+    """
+    tensors = dict(inputs.tensors)
+    match workload.layout:
+        case "transposed":
+            tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
+        case "expanded":
+            tensors |= {name: tensors[name][:, :1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
+        case "broadcast":
+            tensors |= {name: tensors[name][:1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
+    return Inputs(tensors=tensors, weights=inputs.weights)
+
+
+def copied(inputs: Inputs, workload: Workload) -> Inputs:
+    """Fresh copies in the workload's layout, which a plain clone loses where a stride is 0."""
+    return laid_out(inputs.map(lambda tensor: tensor.clone()), workload)
+
+
+def fill(tensor: Tensor, values: Tensor) -> None:
+    """Put other values of the same layout into a tensor where it lies; a graph that is kept does not notice.
+
+    What is expanded is one number for many: each number is written once.
+    """
+    into = tensor.data
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            into, values = into.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    into.copy_(values)
+
+
+def reason_against(implementation: Implementation, workload: Workload, *, on_this_machine: bool = True) -> str | None:
+    """Why this workload cannot be tried with this implementation, or None; perhaps whatever the machine.
 
     What the harness itself cannot check yet is refused here, since what is not checked is not timed.
     """
-    if workload.device.startswith("cuda") and not cuda.has_device(workload.device):
+    if on_this_machine and workload.device.startswith("cuda") and not cuda.has_device(workload.device):
         return f"this machine has no device {workload.device}"
-    if workload.dropout > 0:
-        return "attention dropout cannot be checked yet, and what is not checked is not timed"
+    if workload.dropout > 0 and (reason := _reason_against_dropout(implementation, workload)):
+        return reason
     return implementation.unsupported(workload)
+
+
+def _reason_against_dropout(implementation: Implementation, workload: Workload) -> str | None:
+    """Why no dropout of this size can be tried."""
+    if workload.direction == "inference":
+        return (
+            "nothing is dropped in inference: set direction to forward, backward or forward_backward, or dropout to 0"
+        )
+    if not LEAST_DROPOUT <= workload.dropout <= MOST_DROPOUT:
+        return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
+    if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, nothing tells a weight from an output
+        return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
+    if implementation.has_dropout or implementation.unsupported(workload):
+        return None  # it can, or it has a reason of its own
+    return "it offers no attention dropout: an IMPLEMENTATION with has_dropout=True drops with its module's `dropout`"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,6 +156,8 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs, ma
         ValueError: the module that was built has no `attend`, in scope `attention`.
     """
     module = implementation.build(inputs.weights).eval()
+    if implementation.has_dropout:
+        set_dropout(module, workload.dropout)
     if workload.scope == "attention" and not hasattr(module, "attend"):
         raise ValueError(f"{type(module).__name__} has no attend(query, key, value, mask), which scope attention times")
     needs_grad = workload.direction != "inference"
@@ -112,6 +165,16 @@ def build(workload: Workload, implementation: Implementation, inputs: Inputs, ma
         parameter.requires_grad_(needs_grad and workload.scope == "module")
     tensors = {name: tensor.detach().requires_grad_(needs_grad) for name, tensor in inputs.tensors.items()}
     return Case(workload=workload, module=module, tensors=tensors, mask=mask or bind(workload))
+
+
+def set_dropout(module: nn.Module, share: float) -> None:
+    """Set the attribute `dropout` of a module; an `nn.Dropout` drops in training mode alone."""
+    layer = getattr(module, "dropout", None)
+    if isinstance(layer, nn.Dropout):
+        layer.p = share
+        layer.train(share > 0)
+    else:
+        module.dropout = share  # type: ignore[assignment] # a plain number
 
 
 def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, Tensor]) -> dict[str, Tensor]:

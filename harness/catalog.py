@@ -1,26 +1,32 @@
 """What there is to list, as rows of texts: implementations and what each supports here, sweeps, axes, masks, plugs."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 
 from harness import plugins, sweep
 from harness.mask import Combined, Mask, masks
-from harness.records import BIASES, DIRECTIONS, DTYPES, SCOPES, Workload
+from harness.records import BIASES, DIRECTIONS, DTYPES, LAYOUTS, MATMUL_PRECISIONS, SCOPES, Workload
 
 QUESTIONS: dict[str, dict[str, object]] = {
     "attend": {},
     "module": {"scope": "module"},
     "causal": {"mask": "causal", "scope": "module"},
-    "padding": {"mask": "padding", "scope": "module"},
+    "window": {"mask": "sliding_window(8)", "scope": "module"},
+    "pad": {"mask": "padding", "scope": "module"},
     "alibi": {"mask": "causal+alibi", "scope": "module"},
-    "softcap": {"mask": "causal+softcap(20)", "scope": "module"},
+    "cap": {"mask": "causal+softcap(20)", "scope": "module"},
     "G<H": {"num_kv_heads": 2, "scope": "module"},
     "T!=S": {"kv_len": 96, "scope": "module"},
     "V!=K": {"value_dim": 32, "scope": "module"},
+    "f64": {"dtype": "float64", "scope": "module"},
     "bf16": {"dtype": "bfloat16", "scope": "module"},
-    "cuda": {"device": "cuda", "scope": "module"},
+    "f16": {"dtype": "float16", "scope": "module"},
+    "train": {"direction": "forward_backward", "scope": "module"},
+    "drop": {"direction": "forward_backward", "dropout": 0.1, "scope": "module"},
+    "layout": {"layout": "transposed"},
+    "cuda": {"device": "cuda", "dtype": "bfloat16", "scope": "module"},
 }
-"""A column each: does the implementation support a small workload with these axes? `attend` asks for scope attention;
-the others are asked in scope module, which all have."""
+"""A column each: does the implementation support a small workload with these axes? `attend` asks for scope attention,
+as does `layout`, which only that scope has; the others are asked in scope module, which all have."""
 FOLLOWS = {
     "kv_len": "as seq_len",
     "num_kv_heads": "as num_heads",
@@ -37,7 +43,9 @@ ALLOWED = {
     "bias": ", ".join(BIASES),
     "device": "cpu, cuda, cuda:N, or all",
     "mask": "see `attnbench list masks`",
-    "dropout": "a probability below 1",
+    "dropout": "a probability below 1; not in inference",
+    "layout": f"{', '.join(LAYOUTS)}; scope attention alone",
+    "float32_matmul_precision": f"{', '.join(MATMUL_PRECISIONS)}; dtype float32 alone; TF32 on CUDA",
 }
 
 
@@ -71,23 +79,43 @@ def _axis(name: str) -> dict[str, str]:
     return {"axis": name, "default": str(default), "allowed": ALLOWED.get(name, kind)}
 
 
-def implementations(specs: Iterable[str]) -> list[dict[str, str]]:
-    """A row for each implementation, by name or path/to/file.py:Name: what it supports here, and its source."""
-    return [_implementation(spec) for spec in specs]
+def implementations(specs: Iterable[str], *, on_this_machine: bool = True) -> list[dict[str, str]]:
+    """A row for each implementation, by name or path/to/file.py:Name: what it supports, why not, and its source.
+
+    What this machine lacks may be left out of account.
+    """
+    return [_implementation(spec, on_this_machine) for spec in specs]
 
 
-def _implementation(spec: str) -> dict[str, str]:
+def _implementation(spec: str, on_this_machine: bool) -> dict[str, str]:  # noqa: FBT001 - passed on
     """What it supports; a plug that cannot be loaded is listed with its error, since the others still count."""
     from harness.adapt import implementation
     from harness.case import reason_against
 
+    name, against = plugins.name_of(spec), dict.fromkeys(QUESTIONS, "")
     try:
         found = implementation(spec)
-        answers = {
-            column: "yes" if reason_against(found, Workload(seq_len=64, batch_size=2, **axes)) is None else "no"  # type: ignore[arg-type] # the axes of QUESTIONS
-            for column, axes in QUESTIONS.items()
-        }
-        source = found.source
+        for column, axes in QUESTIONS.items():
+            asked = Workload(**({"seq_len": 64, "batch_size": 2} | axes))  # type: ignore[arg-type] # those of QUESTIONS
+            against[column] = reason_against(found, asked, on_this_machine=on_this_machine) or ""
     except Exception as error:  # noqa: BLE001 - whatever importing somebody's plug raises
-        answers, source = dict.fromkeys(QUESTIONS, "?"), f"cannot be loaded: {type(error).__name__}: {error}"
-    return {"implementation": plugins.name_of(spec), **answers, "source": source}
+        why = f"cannot be loaded: {type(error).__name__}: {error}"
+        return {"implementation": name, **dict.fromkeys(QUESTIONS, "?"), "why": "", "source": why}
+    answers = {column: "no" if reason else "yes" for column, reason in against.items()}
+    reasons = dict.fromkeys(" ".join(reason.split()) for reason in against.values() if reason)
+    lines = [
+        f"{', '.join(column for column in against if ' '.join(against[column].split()) == reason)}: {reason}"
+        for reason in reasons
+    ]
+    return {"implementation": name, **answers, "why": "\n".join(lines), "source": found.source}
+
+
+def why_not(entries: Sequence[dict[str, str]]) -> list[str]:
+    """A line for each reason against something: whose it is, what it stands against, and the reason."""
+    whose: dict[str, list[str]] = {}
+    for entry in entries:
+        for line in entry.get("why", "").splitlines():
+            whose.setdefault(line, []).append(entry["implementation"])
+    return [
+        f"{'all' if 1 < len(names) == len(entries) else ', '.join(names)}: no {line}" for line, names in whose.items()
+    ]

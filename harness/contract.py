@@ -77,6 +77,9 @@ class Attention(nn.Module):
     """Multi-head attention with the canonical weights; a subclass says how to attend.
 
     Override `attend` alone, or, where the projections are the point, `make_layers`, `pack` and `project` together.
+
+    `dropout` is the share of the attention weights that every call drops after the softmax, the others divided by 1
+    minus it; the harness sets it where `Implementation.has_dropout` says that the module obeys.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -85,6 +88,7 @@ class Attention(nn.Module):
         self.num_heads, self.head_dim, self.embed_dim = weights.query.shape
         self.num_kv_heads, self.value_dim, _ = weights.value.shape
         self.has_bias = weights.has_bias
+        self.dropout = 0.0
         self.make_layers()
         self.out: nn.Linear | None = None
         if weights.out is not None:
@@ -161,6 +165,8 @@ class Implementation:
     `dense_flops` for the textbook form, `product_flops` for what skips some.
     `backend` is the one of PyTorch's SDPA backends that the name promises (a value of BACKENDS): where another runs, it
     is a fallback and has no time.
+    `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which
+    is a number or an `nn.Dropout`.
 
     Raises:
         ValueError: there is no such backend.
@@ -171,6 +177,7 @@ class Implementation:
     unsupported: Callable[[Workload], str | None] = everything
     executed_flops: Callable[[Workload], int | None] = uncounted
     backend: str = ""
+    has_dropout: bool = False
 
     def __post_init__(self) -> None:
         """Check the backend."""

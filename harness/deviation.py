@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor
 
-from harness.case import TORCH_DTYPES, Case, build, canonical_gradients, output_shape
+from harness.case import TORCH_DTYPES, Case, build, canonical_gradients, copied, output_shape
 from harness.contract import Implementation
 from harness.outcome import TensorError
 from harness.records import Workload
@@ -28,7 +28,7 @@ def observe(implementation: Implementation, reference: Reference) -> dict[str, T
         Exception: whatever the candidate raises.
     """
     workload = reference.workload
-    given = reference.inputs.map(lambda tensor: tensor.clone())
+    given = copied(reference.inputs, workload)
     case = build(workload, implementation, given)
     with case.grad_mode():
         output = case.output()
@@ -36,7 +36,7 @@ def observe(implementation: Implementation, reference: Reference) -> dict[str, T
     rows = reference.rows.to(output.device)
     found = {"output": output.detach().index_select(output.dim() - 2, rows)}
     if reference.grad_output is not None:
-        found |= _gradients(case, output, reference)
+        found |= gradients(case, output, reference)
     missing = sorted(set(reference.expected) - set(found))
     if missing and workload.direction in {"backward", "forward_backward"}:
         raise UncheckableError(f"without pack(weights) there is no checking the {', '.join(missing)}")
@@ -46,8 +46,8 @@ def observe(implementation: Implementation, reference: Reference) -> dict[str, T
     return found
 
 
-def _gradients(case: Case, output: Tensor, reference: Reference) -> dict[str, Tensor]:
-    """The gradient of each input and, for modules with `pack`, of each canonical weight."""
+def gradients(case: Case, output: Tensor, reference: Reference) -> dict[str, Tensor]:
+    """The gradient of each input and, for modules with `pack`, of each canonical weight, by name."""
     leaves = case.leaves
     made = torch.autograd.grad(
         output, list(leaves.values()), reference.grad_output, allow_unused=True, materialize_grads=True

@@ -77,4 +77,13 @@ def draw_normal(workload: Workload, seed: int) -> Inputs:
             "key": normal(batch, groups, workload.kv_len, workload.head_dim),
             "value": normal(batch, groups, workload.kv_len, workload.value_dim),
         }
-    return Inputs(tensors=tensors, weights=draw_weights(workload))
+    return shared(Inputs(tensors=tensors, weights=draw_weights(workload)), workload)
+
+
+def shared(inputs: Inputs, workload: Workload) -> Inputs:
+    """The same inputs with equal keys and values in all heads or batch rows that share their memory (axis layout)."""
+    source = {"expanded": (slice(None), slice(0, 1)), "broadcast": (slice(0, 1),)}.get(workload.layout)
+    if source is None:
+        return inputs
+    same = {name: inputs.tensors[name][source].expand_as(inputs.tensors[name]).clone() for name in ("key", "value")}
+    return Inputs(tensors=inputs.tensors | same, weights=inputs.weights)

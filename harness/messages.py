@@ -57,7 +57,8 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     cache: str = "warm"
 
 
-Request = Hello | Check | Profile | Observe | FindCeilings | TakeVisit
+Work = Check | Profile | Observe | FindCeilings | TakeVisit
+Request = Hello | Work
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):

@@ -47,11 +47,12 @@ class Masking:
     sizes: tuple[int, int, int]  # B, T, S
     num_heads: int
     rows: Tensor  # (R,)
+    device: torch.device | str = "cpu"
 
     @cached_property
     def seen(self) -> Tensor:
         """Which keys those rows see (B, R, S)."""
-        return torch.from_numpy(self.rule.dense(*self.sizes, rows=self.rows.numpy()).copy())
+        return torch.from_numpy(self.rule.dense(*self.sizes, rows=self.rows.numpy()).copy()).to(self.device)
 
     @cached_property
     def biases(self) -> dict[Mask, Tensor]:
@@ -62,7 +63,7 @@ class Masking:
         for part in self.rule.changes:
             if part.is_additive:
                 per_head = torch.from_numpy(part.per_head(self.num_heads))[:, None, None]
-                made[part] = part.bias(per_head, query, key, key_len - query_len).double()
+                made[part] = part.bias(per_head, query, key, key_len - query_len).double().to(self.device)
         return made
 
     def changed(self, scores: Tensor, heads: int | slice = slice(None)) -> Tensor:
@@ -83,10 +84,10 @@ class Masking:
         return rate
 
 
-def masking(workload: Workload, rows: Tensor) -> Masking:
+def masking(workload: Workload, rows: Tensor, device: torch.device | str = "cpu") -> Masking:
     """The workload's mask at those query rows."""
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
-    return Masking(rule=workload.mask_rule, sizes=sizes, num_heads=workload.num_heads, rows=rows)
+    return Masking(rule=workload.mask_rule, sizes=sizes, num_heads=workload.num_heads, rows=rows, device=device)
 
 
 def seen_rows(workload: Workload, rows: Tensor) -> Tensor:
@@ -131,7 +132,7 @@ class _Recomputed(torch.autograd.Function):
         logsumexp = scores.logsumexp(dim=-1, keepdim=True)
         out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
         signs = torch.randint(2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
-        moved = out * (1 + torch.finfo(out.dtype).eps / 2 * signs)
+        moved = out * (1 + torch.finfo(out.dtype).eps / 2 * signs.to(out.device))
         ctx.save_for_backward(query, key, value, logsumexp, moved.to(out.dtype))
         ctx.under = under
         return out
@@ -206,7 +207,7 @@ def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend
     Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D).
     """
     query, key, value = heads(workload, inputs, rows)
-    attended = form(query, key, value, masking(workload, rows))
+    attended = form(query, key, value, masking(workload, rows, query.device))
     return attended if workload.scope == "attention" else merge(attended, inputs.weights)
 
 

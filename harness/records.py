@@ -19,10 +19,19 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
 BIASES = ("all", "qkv", "out", "none")
 SCOPES = ("attention", "module")
+LAYOUTS = ("contiguous", "transposed", "expanded", "broadcast")
+MATMUL_PRECISIONS = ("highest", "high", "medium")
 DEFAULT_HEAD_DIM = 64
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
 """Axes that every id names."""
-SHORT_NAMES = {"kv_len": "s", "num_kv_heads": "g", "value_dim": "v", "embed_dim": "d", "mask": ""}
+SHORT_NAMES = {
+    "kv_len": "s",
+    "num_kv_heads": "g",
+    "value_dim": "v",
+    "embed_dim": "d",
+    "mask": "",
+    "float32_matmul_precision": "matmul_",
+}
 LONGEST_PART = 40
 LARGEST = 2**31
 
@@ -51,6 +60,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     bias: str = "all"  # which projections have one; scope attention has no projections: always all
     num_threads: int = 0  # 0: one for each physical core
     seed: int = 0
+    layout: str = "contiguous"  # how query, key and value lie in memory; scope module makes its own: always contiguous
+    float32_matmul_precision: str = "highest"  # as in torch.set_float32_matmul_precision; of float32 alone
 
     def __post_init__(self) -> None:
         """Check each axis, fill in the ones that follow from others, check the combination."""
@@ -64,6 +75,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _require(self.bias in BIASES, "bias", self.bias, "one of " + ", ".join(BIASES))
         _require(bool(re.fullmatch(r"cpu|cuda(:\d+)?", self.device)), "device", self.device, "cpu, cuda or cuda:N")
         _require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "a probability from 0 up to, not including, 1")
+        _require(self.layout in LAYOUTS, "layout", self.layout, "one of " + ", ".join(LAYOUTS))
+        self._check_precision()
         if self.scope == "attention":
             msgspec.structs.force_setattr(self, "bias", "all")
         self._fill("kv_len", self.seq_len)
@@ -71,12 +84,24 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         self._fill("head_dim", self._head_dim())
         self._fill("value_dim", self.head_dim)
         self._fill("embed_dim", self.num_heads * self.head_dim)
+        shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)
+        if self.scope == "module" or shares == 1:  # one alone is shared with nobody
+            msgspec.structs.force_setattr(self, "layout", "contiguous")
         if self.num_heads % self.num_kv_heads:
             message = f"num_heads={self.num_heads} does not divide into num_kv_heads={self.num_kv_heads} equal groups"
             raise ValueError(f"{message}; choose num_kv_heads among the divisors of num_heads")
         mask = parse_mask(self.mask)
         mask.check(self.batch_size, self.seq_len, self.kv_len)
         msgspec.structs.force_setattr(self, "mask", str(mask))
+
+    def _check_precision(self) -> None:
+        given, allowed = self.float32_matmul_precision, "one of " + ", ".join(MATMUL_PRECISIONS)
+        _require(given in MATMUL_PRECISIONS, "float32_matmul_precision", given, allowed)
+        if given != MATMUL_PRECISIONS[0] and self.dtype != "float32":
+            message = (
+                f"float32_matmul_precision={given} is not allowed with dtype={self.dtype}, which it does not touch"
+            )
+            raise ValueError(f"{message}; choose dtype=float32, or float32_matmul_precision={MATMUL_PRECISIONS[0]}")
 
     def _fill(self, axis: str, value: int) -> None:
         if getattr(self, axis) == 0:

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from harness import oracle
 from harness.case import TORCH_DTYPES, output_shape, place
-from harness.inputs import Inputs, generator
+from harness.inputs import Inputs, generator, shared
 from harness.probes import PROBES, VacuousError
-from harness.records import Workload
+from harness.records import MATMUL_PRECISIONS, Workload
 
 FLOAT32_BITS = 32
 LENIENCY_OF_LARGE = 4.0
@@ -57,19 +57,27 @@ def refer(workload: Workload, probe: str, seed: int) -> Reference:
     return refer_to(workload, PROBES[probe](workload, seed), seed, leniency)
 
 
-def refer_to(workload: Workload, drawn: Inputs, seed: int, leniency: float = 1.0) -> Reference:
-    """The same for inputs that were drawn in any way."""
+def refer_to(
+    workload: Workload,
+    drawn: Inputs,
+    seed: int,
+    leniency: float = 1.0,
+    change: Callable[[oracle.Form], oracle.Form] = lambda form: form,
+) -> Reference:
+    """The same for inputs that were drawn in any way; `change` alters every form, the oracle's and the yardsticks'."""
     dtype = TORCH_DTYPES[workload.dtype]
+    drawn = shared(drawn, workload)  # a probe may have given each head keys and values of its own
     exact = drawn.map(lambda tensor: tensor.to(dtype).double())
     draws = generator(workload.seed, 4, seed)
     rows = oracle.checked_rows(workload, draws)
     *batch, _, width = output_shape(workload)
     grad_rows = torch.randn(*batch, len(rows), width, generator=draws, dtype=torch.float64).to(dtype)
-    expected = answers(workload, exact, grad_rows.double(), _asked(workload, rows, oracle.attend))
+    expected = answers(workload, exact, grad_rows.double(), _asked(workload, rows, change(oracle.attend)))
     if not expected["output"].isfinite().all():
         raise ValueError("the reference output is not finite: nothing can be compared with it")
     if _is_constant(expected["output"]):
         raise VacuousError("the reference output is constant: nothing can be compared with it")
+    asked = [_asked(workload, rows, change(form)) for form in oracle.YARDSTICKS]
     bound, scales = oracle.score_bound(workload, exact, rows), scales_of(expected)
     expected = {name: tensor for name, tensor in expected.items() if scales[name] > 0}
     grad_output = None
@@ -85,7 +93,7 @@ def refer_to(workload: Workload, drawn: Inputs, seed: int, leniency: float = 1.0
         grad_output=grad_output,
         expected=expected,
         leniency=leniency,
-        yardstick_errors=_yardstick_errors(workload, exact, (rows, grad_rows), expected, draws),
+        yardstick_errors=_yardstick_errors(workload, exact, (asked, grad_rows), expected, draws),
         rounding_bands={
             name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in expected.items()
         },
@@ -95,21 +103,19 @@ def refer_to(workload: Workload, drawn: Inputs, seed: int, leniency: float = 1.0
 def _yardstick_errors(
     workload: Workload,
     exact: Inputs,
-    asked: tuple[Tensor, Tensor],
+    asked: tuple[list[Answer], Tensor],
     expected: dict[str, Tensor],
     draws: torch.Generator,
 ) -> dict[str, float]:
     """The largest error of each tensor that an honest form makes, on the inputs as they are and moved by a rounding."""
-    rows, grad_rows = asked
+    forms, grad_rows = asked
     dtype = TORCH_DTYPES[workload.dtype]
-    rounded = exact.map(lambda tensor: tensor.to(dtype))
-    moved = exact.map(lambda tensor: _moved(tensor, dtype, draws))
-    honest = [
-        answers(workload, each, grad_rows, _asked(workload, rows, form))
-        for each in (rounded, moved)
-        for form in oracle.YARDSTICKS
-    ]
-    made = {name: [largest(each[name], tensor) for each in honest] for name, tensor in expected.items()}
+    has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is there on the device alone
+    device = workload.device if has_own_products else "cpu"
+    rounded = exact.map(lambda tensor: tensor.to(device=device, dtype=dtype))
+    moved = exact.map(lambda tensor: _moved(tensor, dtype, draws).to(device))
+    honest = [answers(workload, each, grad_rows, form) for each in (rounded, moved) for form in forms]
+    made = {name: [largest(each[name].cpu(), tensor) for each in honest] for name, tensor in expected.items()}
     if not all(math.isfinite(error) for errors in made.values() for error in errors):
         raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
     return {name: max(errors) for name, errors in made.items()}

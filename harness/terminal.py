@@ -5,6 +5,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
@@ -18,6 +19,7 @@ from harness.units import MISSING, show, significant
 
 LINE_EVERY_S = 10.0
 LONGEST_UNBROKEN = 40
+MANY, DENSE_WIDTH = 12, 120
 FAR = 1e4
 """From here on an error is told by its power of ten."""
 STAGE_WORDS = {
@@ -226,25 +228,34 @@ def _print_not_tried(results: Results, console: Console) -> None:
         console.print(f"  {line} ({number} cell{'s' if number > 1 else ''})", markup=False, style="dim", soft_wrap=True)
 
 
-def print_entries(entries: Sequence[dict[str, str]]) -> None:
-    """A list of things, all with the same columns; their sources, which are long, stand below."""
-    columns = [column for column in entries[0] if column != "source"]
-    print_table(columns, [[entry[column] for column in columns] for entry in entries])
+def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:
+    """A list of things, all with the same columns; notes and sources, which are long, stand below."""
+    columns = [column for column in entries[0] if column not in {"source", "why"}]
+    print_table(columns, [[entry[column] for column in columns] for entry in entries], dense=len(columns) > MANY)
     console = Console()
+    for note in notes:
+        console.print(note, markup=False, soft_wrap=True)
     for name, source in ((entry[columns[0]], entry.get("source")) for entry in entries):
         if source:
             console.print(f"{name}: {source}", style="dim", markup=False, soft_wrap=True)
 
 
-def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
-    """A plain table of texts, the first column unbroken unless it is so long that it would crowd out the others."""
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense: bool = False) -> None:
+    """A plain table of texts, the first column unbroken unless it is so long that it would crowd out the others.
+
+    A dense one has no lines between its columns, and is 120 characters wide if need be.
+    """
+    console = Console()
     made = Table(show_edge=False, pad_edge=False)
+    if dense:
+        made.box, made.padding = SIMPLE_HEAD, (0, 1, 0, 0)
+        console = Console(width=max(console.width, DENSE_WIDTH))
     is_short = all(len(row[0]) <= LONGEST_UNBROKEN for row in rows)
     for number, column in enumerate(columns):
         made.add_column(column, overflow="fold", no_wrap=number == 0 and is_short)
     for row in rows:
         made.add_row(*map(escape, row))
-    Console().print(made)
+    console.print(made)
 
 
 def summary(found: Results) -> dict[str, object]:

@@ -51,6 +51,7 @@ from harness.messages import (
     Request,
     TakeVisit,
     Visited,
+    Work,
 )
 from harness.metrics import Metric
 from harness.metrics.peak_memory import peak_on_cpu
@@ -83,6 +84,15 @@ class Worker:
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
             return Ready(environment=environment.collect())
         torch.set_num_threads(request.workload.num_threads or self.num_threads)
+        usual = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
+        try:
+            return self.serve(request)
+        finally:
+            torch.set_float32_matmul_precision(usual)
+
+    def serve(self, request: Work) -> Reply:
+        """The answer to a request about a workload, under whose settings the process is."""
         match request:
             case Check():
                 return self.check(request)

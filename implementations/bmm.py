@@ -11,6 +11,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from harness.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn, repeat_heads
 
@@ -61,6 +62,7 @@ class Bmm(Attention):
         weights = scores.softmax(dim=-1)  # over the keys
         if mask.empty is not None:  # who sees no key takes nothing
             weights = torch.unflatten(weights, 0, sizes).masked_fill(mask.empty, 0.0).flatten(0, 1)
+        weights = F.dropout(weights, self.dropout)
         return torch.unflatten(torch.bmm(weights, value), 0, sizes)  # (B*H,T,S) @ (B*H,S,V) -> (B,H,T,V)
 
 
@@ -77,4 +79,5 @@ IMPLEMENTATION = Implementation(
     build=Bmm,
     source="https://sebastianraschka.com/blog/2023/self-attention-from-scratch.html",
     executed_flops=dense_flops,
+    has_dropout=True,
 )

@@ -114,7 +114,8 @@ def tiles(length: int) -> Iterator[slice]:
 
 def executed_flops(workload: Workload) -> int:
     """All pairs of each tile in which any is visible; the backward pass makes the scores again."""
-    mask = BoundMask(workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len), "cpu")
+    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+    mask = BoundMask(workload.mask_rule, sizes, "cpu", num_heads=workload.num_heads)
     pairs = 0
     for rows in tiles(workload.seq_len):
         for keys in tiles(workload.kv_len):
@@ -124,8 +125,16 @@ def executed_flops(workload: Workload) -> int:
     return product_flops(workload, pairs, recomputes_scores=True)
 
 
+def unsupported(workload: Workload) -> str | None:
+    """What the backward pass cannot make again."""
+    if workload.dropout > 0:
+        return "the backward pass makes each tile's weights again, and has no way yet to drop the same ones again"
+    return None
+
+
 IMPLEMENTATION = Implementation(
     build=Chunked,
     source="https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2112.05682",
     executed_flops=executed_flops,
+    unsupported=unsupported,
 )

@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from harness.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn
 
@@ -59,8 +60,11 @@ class Einsum(Attention):
         weights = scores.softmax(dim=-1)  # over the keys
         if mask.empty is not None:
             weights = weights.masked_fill(mask.empty, 0.0)  # who sees no key takes nothing
+        weights = F.dropout(weights, self.dropout)
         weights = torch.unflatten(weights, 1, groups)  # (B,H,T,S) -> (B,G,R,T,S)
         return torch.einsum("bgrts,bgsv->bgrtv", weights, value).flatten(1, 2)  # (B,G,R,T,V) -> (B,H,T,V)
 
 
-IMPLEMENTATION = Implementation(build=Einsum, source="https://rockt.ai/2018/04/30/einsum", executed_flops=dense_flops)
+IMPLEMENTATION = Implementation(
+    build=Einsum, source="https://rockt.ai/2018/04/30/einsum", executed_flops=dense_flops, has_dropout=True
+)

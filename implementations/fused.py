@@ -58,9 +58,13 @@ class Fused(Attention):
         weights = scores.softmax(dim=-1)  # over the keys
         if mask.empty is not None:
             weights = weights.masked_fill(mask.empty, 0.0)  # who sees no key takes nothing
+        weights = F.dropout(weights, self.dropout)
         return weights @ value  # (B,H,T,S) @ (B,H,S,V) -> (B,H,T,V)
 
 
 IMPLEMENTATION = Implementation(
-    build=Fused, source="https://arxiv.org/abs/1706.03762, section 3.2", executed_flops=dense_flops
+    build=Fused,
+    source="https://arxiv.org/abs/1706.03762, section 3.2",
+    executed_flops=dense_flops,
+    has_dropout=True,
 )

@@ -10,6 +10,7 @@ import math
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, dense_flops, nn
 
@@ -25,9 +26,9 @@ class Head(nn.Module):
         self.key = nn.Linear(embed_dim, head_dim, bias=bias)
         self.value = nn.Linear(embed_dim, value_dim, bias=bias)
 
-    def forward(self, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
+    def forward(self, x: Tensor, context: Tensor, mask: BoundMask, dropout: float) -> Tensor:
         """(B, T, D), (B, S, D) -> (B, T, V)."""
-        return attend_head(self.query(x), self.key(context), self.value(context), mask, self.number)
+        return attend_head(self.query(x), self.key(context), self.value(context), mask, self.number, dropout)
 
 
 class ModuleList(Attention):
@@ -58,17 +59,19 @@ class ModuleList(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
         heads = zip(query.unbind(1), key.unbind(1), value.unbind(1), strict=True)  # H times (B,T,K) (B,S,K) (B,S,V)
-        attended = [attend_head(*head, mask, number) for number, head in enumerate(heads)]
+        attended = [attend_head(*head, mask, number, self.dropout) for number, head in enumerate(heads)]
         return torch.stack(attended, dim=1)  # H times (B,T,V) -> (B,H,T,V)
 
     def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
         """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D), or (B, T, H*V) without an output projection."""
         context = x if context is None else context
-        merged = torch.cat([head(x, context, mask) for head in self.heads], dim=-1)  # H times (B,T,V) -> (B,T,H*V)
+        merged = torch.cat([head(x, context, mask, self.dropout) for head in self.heads], dim=-1)  # -> (B,T,H*V)
         return merged if self.out is None else self.out(merged)
 
 
-def attend_head(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, number: int) -> Tensor:
+def attend_head(  # noqa: PLR0913, PLR0917 - three tensors, and what is done to the weights
+    query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, number: int, dropout: float
+) -> Tensor:
     """Query (B, T, K), key (B, S, K), value (B, S, V) of head `number` -> (B, T, V)."""
     scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B,T,K) @ (B,K,S) -> (B,T,S)
     scores = mask.adjust(scores, heads=number)  # where the mask changes scores
@@ -77,6 +80,7 @@ def attend_head(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, numb
     weights = scores.softmax(dim=-1)  # over the keys
     if mask.empty is not None:
         weights = weights.masked_fill(mask.empty.squeeze(1), 0.0)  # who sees no key takes nothing
+    weights = F.dropout(weights, dropout)
     return weights @ value  # (B,T,S) @ (B,S,V) -> (B,T,V)
 
 
@@ -92,4 +96,5 @@ IMPLEMENTATION = Implementation(
     source="https://github.com/rasbt/LLMs-from-scratch/tree/main/ch03",
     unsupported=unsupported,
     executed_flops=dense_flops,
+    has_dropout=True,
 )

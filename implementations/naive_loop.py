@@ -12,6 +12,7 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from harness.contract import Attention, BoundMask, Implementation, Workload, dense_flops
 
@@ -38,16 +39,19 @@ class NaiveLoop(Attention):
                 keys, values = key[b, h // group_size], value[b, h // group_size]  # (S,K), (S,V)
                 for t, token in enumerate(query[b, h]):  # T times (K,)
                     change = partial(mask.adjust, heads=h, queries=t)  # what the mask makes of its scores (S,)
-                    attended.append(attend_token(token, keys, values, hidden[b, h, t], change))
+                    attended.append(attend_token(token, keys, values, hidden[b, h, t], change, self.dropout))
         return torch.stack(attended).view(batch_size, num_heads, query_len, -1).to(dtype)  # (B*H*T,V) -> (B,H,T,V)
 
 
-def attend_token(query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, change: Change) -> Tensor:
+def attend_token(  # noqa: PLR0913, PLR0917 - three tensors, and what is done to the weights
+    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, change: Change, dropout: float
+) -> Tensor:
     """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,) -> (V,)."""
     if hidden.all():
         return torch.zeros_like(values[0])  # who sees no key takes nothing
     scores = change(keys @ query / math.sqrt(len(query)))  # (S,K) @ (K,) -> (S,)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=0)  # over the keys
+    weights = F.dropout(weights, dropout)
     return weights @ values  # (S,) @ (S,V) -> (V,)
 
 
@@ -61,4 +65,5 @@ IMPLEMENTATION = Implementation(
     build=NaiveLoop,
     source="https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention",
     executed_flops=executed_flops,
+    has_dropout=True,
 )

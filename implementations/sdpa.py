@@ -22,6 +22,7 @@ class Sdpa(Attention):
             value,
             attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
             is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
+            dropout_p=self.dropout,
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
@@ -35,4 +36,5 @@ IMPLEMENTATION = Implementation(
     build=Sdpa,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
     unsupported=unsupported,
+    has_dropout=True,
 )

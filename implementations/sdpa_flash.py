@@ -27,6 +27,7 @@ class SdpaFlash(Attention):
                 value,
                 attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
                 is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
+                dropout_p=self.dropout,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
 
@@ -60,4 +61,5 @@ IMPLEMENTATION = Implementation(
     source="https://arxiv.org/abs/2205.14135, as in torch",
     unsupported=unsupported,
     backend="flash",
+    has_dropout=True,
 )

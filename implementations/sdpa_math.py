@@ -24,6 +24,7 @@ class SdpaMath(Attention):
                 value,
                 attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
                 is_causal=mask.is_causal,  # aligned at the start (top-left)
+                dropout_p=self.dropout,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
 
@@ -39,4 +40,5 @@ IMPLEMENTATION = Implementation(
     executed_flops=dense_flops,
     backend="math",
     unsupported=unsupported,
+    has_dropout=True,
 )

@@ -33,6 +33,16 @@ class TorchMha(nn.Module):
         self.to(device=weights.query.device, dtype=weights.query.dtype)
         self.load_state_dict(self.pack(weights) | self.pack_out(weights))
 
+    @property
+    def dropout(self) -> float:
+        """The share of the attention weights to drop; the module drops in training mode alone."""
+        return float(self.attention.dropout)
+
+    @dropout.setter
+    def dropout(self, share: float) -> None:
+        self.attention.dropout = share
+        self.attention.train(share > 0)
+
     def pack(self, weights: Weights) -> dict[str, Tensor]:
         """The input projection's state dict: queries, keys and values below one another."""
         rows = torch.cat([weights.query, weights.key, weights.value]).flatten(0, 1)  # 3 times (H,K,D) -> (3*D,D)
@@ -90,4 +100,5 @@ IMPLEMENTATION = Implementation(
     build=TorchMha,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
     unsupported=unsupported,
+    has_dropout=True,
 )

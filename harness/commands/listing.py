@@ -29,13 +29,15 @@ def list_what(
     """List what there is; for implementations, what each supports here."""
     from harness import catalog, plugins, terminal
 
+    notes: list[str] = []
     if what is What.implementations:
         specs = list(implementation or plugins.implementation_names())
         plugins.check_specs(specs)
         entries = catalog.implementations(specs)
+        notes = catalog.why_not(entries)
     else:
         entries = catalog.entries(what)
     if as_json:
         typer.echo(json.dumps(entries, indent=2))
     else:
-        terminal.print_entries(entries)
+        terminal.print_entries(entries, notes)

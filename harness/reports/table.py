@@ -32,6 +32,10 @@ LEGEND = (
     "useful FLOPs for each compulsory byte; executed says how many FLOPs are computed for each useful one. Error is "
     "the largest error as a share of what is allowed: above 1 disagrees."
 )
+PRECISION_ON_CPU = {
+    "high": "high is TF32, which a CPU has not: as highest",
+    "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
+}
 FEW_SAMPLES = 10
 HUGE = 1000.0
 DRIFT = 0.1
@@ -247,6 +251,8 @@ def _timing_doubts(record: Record, time: Estimate) -> Iterator[str]:
         capability = "" if record.environment is None else record.environment.cpu_capability.upper()
         if capability and "AVX512" not in capability and "AMX" not in capability:
             yield f"{record.workload.dtype} without AVX512 or AMX may run reference loops"
+    if record.workload.device == "cpu" and record.workload.float32_matmul_precision != "highest":
+        yield PRECISION_ON_CPU[record.workload.float32_matmul_precision]
 
 
 def _unrest(record: Record, samples: tuple[Sample, ...]) -> Iterator[str]:

@@ -35,6 +35,8 @@ def words(workload: Workload) -> dict[str, str]:
         "device": f"on {workload.device}",
         "num_threads": threads if workload.num_threads else "a thread for each core",
         "seed": f"seed {workload.seed}",
+        "layout": f"{workload.layout} in memory",
+        "float32_matmul_precision": f"{workload.float32_matmul_precision} precision of float32 products",
     }
 
 
@@ -86,6 +88,8 @@ def _usual(workload: Workload) -> set[str]:
         "device": workload.device == "cpu",
         "num_threads": workload.num_threads == 0,
         "seed": workload.seed == 0,
+        "layout": workload.layout == "contiguous",
+        "float32_matmul_precision": workload.float32_matmul_precision == "highest",
     }
     return {axis for axis, is_usual in holds.items() if is_usual}
 

@@ -14,7 +14,13 @@ from harness.mask import masks
 from harness.records import DTYPE_BYTES, Workload
 
 SIZES = [(1, 5, 5), (2, 3, 7), (3, 7, 3), (2, 1, 6)]  # B, T, S
-ARGUMENTS = {"sliding_window": "(2)", "prefix": "(2)", "softcap": "(5)"}
+ARGUMENTS = {
+    "sliding_window": "(2)",
+    "sliding_window_bottom_right": "(2)",
+    "prefix": "(2)",
+    "softcap": "(5)",
+    "boolean": "(50)",
+}
 COUNTABLE = ("fused", "bmm", "einsum", "module_list", "sdpa_math")
 MODULE = {"scope": "module", "num_heads": 2, "head_dim": 4, "embed_dim": 12}
 

@@ -51,10 +51,12 @@ def test_groups_are_titled_in_words(results: Results) -> None:
 
 def test_unusual_axes_are_told() -> None:
     axes = {"num_kv_heads": 2, "dropout": 0.1, "device": "cuda:1", "num_threads": 1, "seed": 3, "value_dim": 32}
+    axes |= {"layout": "transposed", "float32_matmul_precision": "high"}
     told = words.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes))
     sizes = "B=1 H=8 G=2 K=64 V=32"
+    how = "transposed in memory, high precision of float32 products"
     head = "attention only, inference, float32, sliding window(8)"
-    assert told == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3"
+    assert told == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3, {how}"
 
 
 def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
@@ -65,6 +67,17 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     assert notes["float32", "sdpa"] == few
     assert notes["float32", "fused"] == f"{few}; 16,384 page faults a call: --allocator retain"
     assert notes["bfloat16", "sdpa"] == f"{few}; bfloat16 without AVX512 or AMX may run reference loops"
+
+
+@pytest.mark.parametrize(("precision", "said"), [("high", "as highest"), ("medium", "oneDNN's route")])
+def test_what_a_cpu_makes_of_a_precision_is_told(tmp_path: Path, precision: str, said: str) -> None:
+    points = journals.workloads(seq_len=(128,), float32_matmul_precision=("highest", precision))
+    told = {
+        row.workload.float32_matmul_precision: row.cells["notes"]
+        for row in table.rows(journals.write(tmp_path, points, ("sdpa",)))
+    }
+    assert said in told[precision]
+    assert said not in told["highest"]
 
 
 def test_an_error_that_is_not_finite_is_told(tmp_path: Path) -> None:

@@ -27,6 +27,9 @@ def test_lengths_and_widths_follow_from_one_another():
         ({"scope": "block"}, "attention, module"),
         ({"device": "tpu"}, "cpu, cuda or cuda:N"),
         ({"dropout": 1.0}, "a probability"),
+        ({"layout": "diagonal"}, "one of contiguous, transposed, expanded, broadcast"),
+        ({"float32_matmul_precision": "low"}, "one of highest, high, medium"),
+        ({"float32_matmul_precision": "high", "dtype": "bfloat16"}, "choose dtype=float32"),
         ({"seq_len": 0}, "from 1 to 2^31"),
         ({"seed": -1}, "from 0 to 2^31"),
         ({"mask": "casual"}, "causal_bottom_right"),
@@ -64,6 +67,7 @@ def workloads() -> st.SearchStrategy[Workload]:
         scope=st.sampled_from(["attention", "module"]),
         num_threads=st.integers(0, 2),
         seed=st.integers(0, 2),
+        layout=st.sampled_from(["contiguous", "transposed", "expanded", "broadcast"]),
     )
 
 
@@ -83,5 +87,16 @@ def test_ids_stay_as_they_are():
     assert Workload().id == "attention-forward-cpu-float32-b1-t512-h8-k64"
     padded = Workload(batch_size=2, seq_len=8, kv_len=4, num_kv_heads=2, mask="padding(3,4)", device="cuda:1", seed=5)
     assert padded.id == "attention-forward-cuda1-float32-b2-t8-h8-k64-s4-g2-padding.3.4-seed5"
+    laid = Workload(layout="transposed", float32_matmul_precision="high", dropout=0.1)
+    assert laid.id == "attention-forward-cpu-float32-b1-t512-h8-k64-dropout0.1-layouttransposed-matmul_high"
     long = Workload(seq_len=100, mask=f"document({','.join(['1'] * 100)})")
     assert len(long.id) < 100
+
+
+def test_a_workload_of_an_old_journal_is_read_with_the_defaults_of_later_axes():
+    old = b'{"batch_size":1,"seq_len":8,"kv_len":8,"num_heads":2,"num_kv_heads":2,"head_dim":4,"value_dim":4,'
+    old += b'"embed_dim":8,"dtype":"bfloat16","device":"cpu","mask":"causal","dropout":0.1,"direction":"inference",'
+    old += b'"scope":"attention","num_threads":0,"seed":0}'
+    read = msgspec.json.decode(old, type=Workload)
+    assert (read.bias, read.layout, read.float32_matmul_precision) == ("all", "contiguous", "highest")
+    assert read.id == "attention-inference-cpu-bfloat16-b1-t8-h2-k4-causal-dropout0.1"

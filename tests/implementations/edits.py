@@ -14,7 +14,7 @@ BY_TILES = ("TILE = 256", "TILE = 8")
 HIDING = "scores = scores.masked_fill(mask.hidden, -torch.inf)"
 EXPLICIT = "mask.explicit(query.dtype)"
 MASKED = f"attn_mask=None if mask.is_causal else {EXPLICIT}"
-EACH_HEAD = "head(x, context, mask) for head in self.heads"
+EACH_HEAD = "head(x, context, mask, self.dropout) for head in self.heads"
 ALL_TILES = "for keys in tiles(key.shape[-2])"
 QUERY_ROWS = "query.unflatten(-1, (self.num_heads, self.head_dim)).transpose(1, 2)"
 KEY_ROWS = "key.unflatten(-1, (self.num_kv_heads, self.head_dim)).transpose(1, 2)"
@@ -60,9 +60,7 @@ EDITS = [
         "merged_without_transpose",
         MODULE,
     ),
-    edit(
-        "module_list", {EACH_HEAD: "head(x, context, mask) for head in self.heads[::-1]"}, "merged_in_reverse", MODULE
-    ),
+    edit("module_list", {EACH_HEAD: EACH_HEAD + "[::-1]"}, "merged_in_reverse", MODULE),
     edit(
         "module_list",
         {f"torch.cat([{EACH_HEAD}], dim=-1)": f"torch.stack([{EACH_HEAD}], dim=-1).flatten(2)"},
@@ -225,7 +223,7 @@ EDITS = [
         "no_gradient_of_value",
         TILES | BOTH | {"mask": "padding", "batch_size": 2},
     ),
-    edit("sdpa", {"enable_gqa=": "dropout_p=0.1, enable_gqa="}, "dropout_in_evaluation"),
+    edit("sdpa", {"dropout_p=self.dropout": "dropout_p=0.1"}, "dropout_in_evaluation"),
     edit("sdpa", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", GROUPED),
     edit("sdpa", {"enable_gqa=": "scale=query.shape[-1] ** 0.5, enable_gqa="}, "multiplied_by_root", BOTH),
     edit("sdpa", {EXPLICIT: "mask.hidden"}, "mask_inverted", {"mask": "sliding_window(3)"}),

@@ -1,0 +1,102 @@
+"""A case's tensors lie as the axis layout says, for check and timer alike, and hold the oracle's numbers."""
+
+import msgspec
+import pytest
+import torch
+
+from harness.bench import Bench
+from harness.case import copied, fill, place
+from harness.contract import Attention, Implementation, repeat_heads
+from harness.deviation import error, observe
+from harness.inputs import draw_normal
+from harness.records import LAYOUTS, Workload
+from harness.reference import refer
+
+POINT = Workload(batch_size=2, seq_len=6, num_heads=4, num_kv_heads=2, head_dim=8, dtype="float64")
+STRIDES = {  # of a key (2, 2, 6, 8)
+    "contiguous": (96, 48, 8, 1),
+    "transposed": (96, 8, 16, 1),
+    "expanded": (48, 0, 8, 1),
+    "broadcast": (0, 48, 8, 1),
+}
+
+
+class Watching(Attention):
+    """Right, and it remembers how what it was given lay in memory."""
+
+    seen: list[dict[str, tuple[int, ...]]]
+
+    def attend(self, query, key, value, mask):
+        self.seen.append({"query": query.stride(), "key": key.stride(), "value": value.stride()})
+        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+        return (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+
+def laid(layout, **axes):
+    return Workload(**(POINT.axes() | {"layout": layout} | axes))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+@pytest.mark.parametrize("direction", ["inference", "forward_backward"])
+@pytest.mark.parametrize("dtype", ["float64", "bfloat16"])
+def test_check_and_timer_call_with_tensors_that_lie_as_asked(layout, direction, dtype):
+    Watching.seen = []
+    watching = Implementation(build=Watching, source="a test")
+    point = laid(layout, direction=direction, dtype=dtype)
+    reference = refer(point, "needles", 0)
+    found = observe(watching, reference)
+    assert all(error(name, tensor, reference).agrees for name, tensor in found.items())
+    assert set(found) == set(reference.expected)
+    bench = Bench(point)
+    bench.arm("it", watching).call()
+    assert bench.verify("it") == ""
+    assert len(Watching.seen) >= 3
+    query = STRIDES["transposed" if layout == "transposed" else "contiguous"]
+    for seen in Watching.seen:
+        assert seen["key"] == seen["value"] == STRIDES[layout]
+        assert seen["query"] == ((192, 8, 32, 1) if layout == "transposed" else (192, *query[1:]))
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_what_shares_memory_holds_the_same_numbers_and_the_values_are_the_oracles(layout):
+    drawn = draw_normal(laid(layout), 0)
+    placed = place(drawn, laid(layout))
+    for name, tensor in drawn.tensors.items():
+        assert torch.equal(tensor, placed.tensors[name]), name
+    key = drawn.tensors["key"]
+    assert torch.equal(key[:, 0], key[:, 1]) == (layout == "expanded")
+    assert torch.equal(key[0], key[1]) == (layout == "broadcast")
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_a_copy_lies_as_its_original_and_shares_nothing_with_it(layout):
+    original = place(draw_normal(laid(layout), 0), laid(layout))
+    copy = copied(original, laid(layout))
+    for name, tensor in copy.tensors.items():
+        before = original.tensors[name].clone()
+        assert tensor.stride() == original.tensors[name].stride()
+        fill(tensor, -before)
+        assert torch.equal(tensor, -before)
+        assert torch.equal(original.tensors[name], before)
+
+
+def test_who_reads_an_expanded_tensor_as_contiguous_is_found():
+    class Reading(Watching):
+        def attend(self, query, key, value, mask):
+            key = key.as_strided(key.shape, torch.empty(key.shape).stride()) if 0 not in key.stride() else key + 1.0
+            return super().attend(query, key * torch.arange(8).to(key) if 0 in value.stride() else key, value, mask)
+
+    Watching.seen = []
+    reading = Implementation(build=Reading, source="a test")
+    for layout, agrees in (("contiguous", True), ("transposed", False), ("expanded", False), ("broadcast", False)):
+        reference = refer(laid(layout), "normal", 0)
+        found = observe(reading, reference)
+        assert error("output", found["output"], reference).agrees == agrees, layout
+
+
+def test_a_layout_that_changes_nothing_is_the_usual_one():
+    assert laid("expanded", num_kv_heads=1).layout == "contiguous"
+    assert laid("broadcast", batch_size=1).layout == "contiguous"
+    assert laid("transposed", scope="module").layout == "contiguous"
+    assert laid("transposed").layout == "transposed"
+    assert msgspec.structs.replace(laid("expanded"), num_kv_heads=1).id == laid("contiguous", num_kv_heads=1).id

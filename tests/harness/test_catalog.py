@@ -1,0 +1,93 @@
+"""The support table: every implementation answers every question, each no has its reason, and it fits a terminal."""
+
+import pytest
+
+from harness import catalog, plugins, terminal
+from harness.case import reason_against
+from harness.contract import Implementation
+
+NAMES = plugins.implementation_names()
+
+
+@pytest.fixture(scope="module")
+def entries():
+    return catalog.implementations(NAMES)
+
+
+def test_every_no_has_its_reason_and_every_yes_has_none(entries):
+    assert [entry["implementation"] for entry in entries] == list(NAMES)
+    for entry in entries:
+        told = [column for line in entry["why"].splitlines() for column in line.partition(": ")[0].split(", ")]
+        assert sorted(told) == sorted(column for column in catalog.QUESTIONS if entry[column] == "no")
+        assert all(line.partition(": ")[2] for line in entry["why"].splitlines())
+        assert {entry[column] for column in catalog.QUESTIONS} <= {"yes", "no"}
+
+
+def test_the_table_is_printed_without_folding_within_120_columns(entries, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    terminal.print_entries(entries, catalog.why_not(entries))
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["implementation", *catalog.QUESTIONS]
+    assert all(len(line) <= 120 for line in lines[: 2 + len(entries)])
+    for line, entry in zip(lines[2:], entries, strict=False):
+        assert line.split() == [entry[column] for column in ("implementation", *catalog.QUESTIONS)]
+
+
+def test_reasons_that_are_shared_are_told_once():
+    entries = [{"implementation": name, "why": "cuda: none here\ndrop: no"} for name in ("a", "b")]
+    entries.append({"implementation": "c", "why": "cuda: none here"})
+    assert catalog.why_not(entries) == ["all: no cuda: none here", "a, b: no drop: no"]
+
+
+def test_what_a_machine_lacks_may_be_left_out_of_account():
+    everywhere = catalog.implementations(["sdpa"], on_this_machine=False)[0]
+    assert everywhere["cuda"] == "yes"
+
+
+def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
+    import torch
+
+    from harness.adapters import adapt, packed
+    from harness.dropout_check import examine
+    from harness.records import Workload
+
+    def set_dropout(module, share):
+        module.dropout = share
+        module.train(share > 0)
+
+    def given(**how):
+        return adapt(
+            lambda sizes: torch.nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True),
+            packed("in_proj_{}", out="out_proj"),
+            call=lambda module, x, context, mask: module(x, context, context, need_weights=False),
+            masks=("none",),
+            **how,
+        )
+
+    point = Workload(seq_len=8, num_heads=2, head_dim=8, dropout=0.3, scope="module")
+    assert "no attention dropout" in str(reason_against(given(), point))
+    assert reason_against(given(dropout=set_dropout), point) is None
+    assert [each.found for each in examine(given(dropout=set_dropout), point, 0) if each.found] == []
+    inert = given(dropout=lambda module, share: None)
+    assert "nothing is dropped" in examine(inert, point, 0)[-1].found
+
+
+def test_a_function_takes_part_under_dropout_by_its_parameter(tmp_path):
+    from harness.adapt import implementation
+    from harness.dropout_check import examine
+    from harness.records import Workload
+
+    (tmp_path / "mine.py").write_text(
+        "import torch\n"
+        "def f(query, key, value, *, mask=None, dropout=0.0):\n"
+        "    weights = (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1)\n"
+        "    return torch.dropout(weights, dropout, train=True) @ value\n"
+        "def g(query, key, value):\n"
+        "    return f(query, key, value)\n"
+    )
+    point = Workload(seq_len=8, num_heads=2, head_dim=8, dropout=0.3)
+    found = implementation(f"{tmp_path / 'mine.py'}:f")
+    assert isinstance(found, Implementation)
+    assert reason_against(found, point) is None
+    assert all(each.holds for each in examine(found, point, 0))
+    assert "no attention dropout" in str(reason_against(implementation(f"{tmp_path / 'mine.py'}:g"), point))

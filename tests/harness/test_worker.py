@@ -1,0 +1,48 @@
+"""The worker sets what a workload asks of the process, for check and timing alike, and puts it back."""
+
+import pytest
+import torch
+
+from harness.flight import Flight
+from harness.messages import Check, Checked, TakeVisit, Visited
+from harness.records import MATMUL_PRECISIONS, Workload
+from harness.worker import Worker
+
+SEES = """
+import torch
+seen = []
+
+def f(query, key, value, *, mask=None):
+    seen.append(torch.get_float32_matmul_precision())
+    return (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1) @ value
+"""
+
+
+@pytest.mark.parametrize("precision", MATMUL_PRECISIONS)
+def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(precision, tmp_path, monkeypatch):
+    (tmp_path / "sees.py").write_text(SEES)
+    spec = f"{tmp_path / 'sees.py'}:f"
+    worker = Worker(Flight(tmp_path / "flight"))
+    point = Workload(seq_len=4, num_heads=2, head_dim=4, float32_matmul_precision=precision)
+    asked = []
+
+    def noted(answer):
+        def ask(*arguments):
+            asked.append(torch.get_float32_matmul_precision())
+            return answer(*arguments)
+
+        return ask
+
+    monkeypatch.setattr("harness.oracle.answer", noted(__import__("harness.oracle").oracle.answer))
+    checked = worker.answer(Check(workload=point, spec=spec, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0))
+    assert isinstance(checked, Checked)
+    assert checked.status == "ok", checked.message
+    assert set(asked) == {precision}  # the yardsticks' products, too
+    assert torch.get_float32_matmul_precision() == "highest"
+    arms = (("f", spec),)
+    visited = worker.answer(TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
+    assert isinstance(visited, Visited)
+    seen = worker.loaded[spec].build.attend.__closure__
+    function = next(cell.cell_contents for cell in seen if callable(cell.cell_contents))
+    assert set(function.__globals__["seen"]) == {precision}
+    assert torch.get_float32_matmul_precision() == "highest"
