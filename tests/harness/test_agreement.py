@@ -142,12 +142,13 @@ def test_the_oracle_is_attention_as_a_sentence_says_it(mask):
                     assert float(answer[b, h, i, c]) == pytest.approx(mean, rel=1e-12)
 
 
+@pytest.mark.parametrize("mask", ["causal", "causal+softcap(1)"])
 @pytest.mark.parametrize("form", oracle.YARDSTICKS, ids=lambda form: form.__name__)
-def test_the_yardsticks_have_right_gradients(form):
-    workload = Workload(seq_len=3, kv_len=4, num_heads=2, head_dim=2, mask="causal")
+def test_the_yardsticks_have_right_gradients(form, mask):
+    workload = Workload(seq_len=3, kv_len=4, num_heads=2, head_dim=2, mask=mask)
     tensors = [tensor.requires_grad_() for tensor in draw_normal(workload, 0).tensors.values()]
-    seen = oracle.seen_rows(workload, torch.arange(3))
-    assert torch.autograd.gradcheck(lambda *qkv: form(*qkv, seen), tensors)
+    under = oracle.masking(workload, torch.arange(3))
+    assert torch.autograd.gradcheck(lambda *qkv: form(*qkv, under), tensors)
 
 
 def test_the_same_numbers_are_drawn_for_every_dtype_and_others_for_another_seed():
