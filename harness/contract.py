@@ -7,25 +7,34 @@ width. Query head h reads key/value head h // (H / G), as in grouped-query atten
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from functools import cached_property
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
-from harness.mask import Causal, Mask, Padding
+from harness.mask import Causal, CausalBottomRight, Mask, Padding, SlidingWindow
+from harness.needs import missing_compiler, missing_package
 from harness.records import Workload
 
 __all__ = [
     "Attention",
     "BoundMask",
     "Causal",
+    "CausalBottomRight",
     "Implementation",
     "Mask",
     "Padding",
+    "SlidingWindow",
     "Weights",
     "Workload",
+    "missing_compiler",
+    "missing_package",
     "nn",
     "repeat_heads",
 ]
+
+
+Kept = TypeVar("Kept")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -83,6 +92,19 @@ class BoundMask:
         self.device = torch.device(device)
         table = rule.table(*sizes)
         self._table = None if table is None else torch.from_numpy(table).to(self.device)
+        self._kept: dict[str, Any] = {}
+
+    def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What `make` made when it was first asked for under this name: the mask in a form that few need."""
+        if name not in self._kept:
+            self._kept[name] = make()
+        kept: Kept = self._kept[name]
+        return kept
+
+    def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Whether `query` sees `key` in that batch row: the rule itself, on whole numbers that broadcast."""
+        seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
+        return seen
 
     @property
     def is_none(self) -> bool:
@@ -123,7 +145,7 @@ class BoundMask:
         batch = torch.arange(self.sizes[0], device=self.device)[:, None, None, None]
         query = torch.arange(queries.start, queries.stop, device=self.device)[:, None]
         key = torch.arange(keys.start, keys.stop, device=self.device)
-        seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
+        seen = self.sees(batch, query, key)
         return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
 
 
