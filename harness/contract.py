@@ -4,14 +4,15 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 width. Query head h reads key/value head h // (H / G), as in grouped-query attention (https://arxiv.org/abs/2305.13245).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
+from harness.compiled import compile_whole
 from harness.mask import Causal, CausalBottomRight, Mask, Padding, SlidingWindow
 from harness.needs import missing_compiler, missing_package
 from harness.records import Workload
@@ -27,6 +28,7 @@ __all__ = [
     "SlidingWindow",
     "Weights",
     "Workload",
+    "compile_whole",
     "missing_compiler",
     "missing_package",
     "nn",
@@ -227,9 +229,13 @@ class Implementation:
     """What a plug holds: how to build the module from canonical weights, where the idea is from, what it cannot do.
 
     `build` returns an `Attention`, or any module with `forward(x, context=None, *, mask)`; a module without `attend`
-    takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported.
+    takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported. One that
+    `compiles` does so for every new size, for seconds: it is tried at few lengths before its own. `known` excuses what a
+    library's kernel does to values that are not finite: rule of the check -> why (docs/adr/0016).
     """
 
     build: Callable[[Weights], nn.Module]
     source: str
     unsupported: Callable[[Workload], str | None] = everything
+    compiles: bool = False
+    known: Mapping[str, str] = field(default_factory=dict)
