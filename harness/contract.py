@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor, nn
 
+from harness.band import band, no_band
 from harness.compiled import compile_whole
 from harness.mask import Causal, CausalBottomRight, Mask, Padding, SlidingWindow
 from harness.needs import missing_compiler, missing_package
@@ -28,10 +29,12 @@ __all__ = [
     "SlidingWindow",
     "Weights",
     "Workload",
+    "band",
     "compile_whole",
     "missing_compiler",
     "missing_package",
     "nn",
+    "no_band",
     "repeat_heads",
 ]
 

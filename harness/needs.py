@@ -1,21 +1,24 @@
-"""What an implementation may need of the machine that is not there everywhere: a package, a compiler."""
+"""What an implementation may need that is not there everywhere: a package, a compiler."""
 
 import importlib.util
 import os
 import shutil
 import sys
+from importlib.machinery import PathFinder
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
     """Why `module` cannot be imported, in words, or None; `distribution` is its name for pip where that differs.
 
-    Nothing is imported: a broken package is an error of the cell that needs it, and of no other.
+    Nothing is imported: a package that is there but broken is an error of the cell that needs it, and of no other.
     """
-    try:
-        is_there = module in sys.modules or importlib.util.find_spec(module) is not None
-    except ModuleNotFoundError:  # the package that `module` lies in
-        is_there = False
-    return None if is_there else f"{distribution or module} is not installed"
+    if module in sys.modules:
+        return None
+    package, _, rest = module.partition(".")
+    found = importlib.util.find_spec(package) if package not in sys.modules else sys.modules[package].__spec__
+    if found is not None and rest:
+        found = PathFinder.find_spec(module, found.submodule_search_locations)
+    return f"{distribution or package} is not installed" if found is None else None
 
 
 def missing_compiler(device: str) -> str | None:

@@ -59,9 +59,7 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return call
 
 
-def _complete(
-    mask: BoundMask, function: Callable[..., Tensor], given: tuple[Any, ...], named: dict[str, Any]
-) -> None:
+def _complete(mask: BoundMask, function: Callable[..., Tensor], given: tuple[Any, ...], named: dict[str, Any]) -> None:
     """Have the mask make what `function` asks of it: made while a graph is captured, it would be part of the graph."""
     if mask.is_none:
         assert mask.visible is mask.hidden is mask.empty is None  # each is now kept, and took no memory

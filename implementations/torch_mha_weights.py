@@ -14,7 +14,7 @@ from harness.contract import BoundMask, Workload, nn
 
 
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
-    """x (B, T, D), context (B, S, D) -> (B, T, D)."""
+    """(B, T, D), (B, S, D) -> (B, T, D)."""
     hidden, padding_mask, attention_mask = mask.hidden, None, None  # the module, too, says True where hidden
     if hidden is not None and mask.is_padding:
         padding_mask = hidden[:, 0, 0]  # (B,1,1,S) -> (B,S)
