@@ -233,8 +233,8 @@ class Implementation:
 
     `build` returns an `Attention`, or any module with `forward(x, context=None, *, mask)`; a module without `attend`
     takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported. One that
-    `compiles` does so for every new size, for seconds: it is tried at few lengths before its own. `known` excuses what a
-    library's kernel does to values that are not finite: rule of the check -> why (docs/adr/0016).
+    `compiles` does so for every new size, for seconds: it is tried at few lengths before its own. `known` excuses what
+    a library's kernel does to values that are not finite: rule of the check -> why (docs/adr/0016).
     """
 
     build: Callable[[Weights], nn.Module]

@@ -13,7 +13,10 @@ Settings = Annotated[
 Implementations = Annotated[
     list[str] | None,
     typer.Option(
-        "--implementation", "-i", metavar="NAME|FILE.py:NAME", help="Which to run; may be repeated. Default: all."
+        "--implementation",
+        "-i",
+        metavar="NAME|FILE.py:NAME",
+        help="Which to run; +compile after the name: by torch.compile. May be repeated. Default: all, or what the sweep says.",
     ),
 ]
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]

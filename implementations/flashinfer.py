@@ -2,7 +2,7 @@
 
 Causal masks are aligned at the end (bottom-right); any other mask is handed over as a tensor.
 
-Source: Z. Ye et al., https://arxiv.org/abs/2501.01005; https://github.com/flashinfer-ai/flashinfer, flashinfer/prefill.py
+Source: Z. Ye et al., https://arxiv.org/abs/2501.01005; github.com/flashinfer-ai/flashinfer, prefill.py
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """

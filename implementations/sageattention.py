@@ -2,7 +2,7 @@
 
 By the rules of this harness it may well disagree, and what disagrees gets no time (docs/method.md).
 
-Source: J. Zhang et al., https://arxiv.org/abs/2410.02367; https://github.com/thu-ml/SageAttention, sageattention/core.py
+Source: J. Zhang et al., https://arxiv.org/abs/2410.02367; https://github.com/thu-ml/SageAttention, core.py
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """

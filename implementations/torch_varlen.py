@@ -9,6 +9,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 import itertools
 from collections import Counter
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -26,7 +27,7 @@ class TorchVarlen(Attention):
         super().__init__(weights)
         from torch.nn.attention.varlen import varlen_attn
 
-        self.kernel = varlen_attn
+        self.kernel: Any = varlen_attn
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
