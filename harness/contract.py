@@ -97,13 +97,13 @@ class BoundMask:
         self.device = torch.device(device)
         table = rule.table(*sizes)
         self._table = None if table is None else torch.from_numpy(table).to(self.device)
-        self._kept: dict[str, Any] = {}
+        self._forms: dict[str, Any] = {}
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
         """What `make` made when it was first asked for under this name: the mask in a form that few need."""
-        if name not in self._kept:
-            self._kept[name] = make()
-        kept: Kept = self._kept[name]
+        if name not in self._forms:
+            self._forms[name] = make()
+        kept: Kept = self._forms[name]
         return kept
 
     def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ Implementations = Annotated[
         "--implementation",
         "-i",
         metavar="NAME|FILE.py:NAME",
-        help="Which to run; +compile after the name: by torch.compile. May be repeated. Default: all, or what the sweep says.",
+        help="Which to run; may be repeated. NAME+compile: by torch.compile. Default: those of the sweep, or all.",
     ),
 ]
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]

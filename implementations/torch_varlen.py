@@ -42,7 +42,7 @@ class TorchVarlen(Attention):
             window_size=band(mask.rule, *mask.sizes[1:]) or (-1, -1),
             enable_gqa=query.shape[1] != key.shape[1],
         )
-        return attended.unflatten(0, (len(query), -1)).transpose(1, 2)  # (B*T,H,K) -> (B,H,T,K)
+        return torch.unflatten(attended, 0, (len(query), -1)).transpose(1, 2)  # (B*T,H,K) -> (B,H,T,K)
 
 
 def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:

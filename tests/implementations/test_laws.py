@@ -164,7 +164,7 @@ def test_module_agrees_with_the_formula(name: str, point: Workload) -> None:
 @pytest.mark.parametrize("has_out", [False, True])
 @pytest.mark.parametrize("name", HERE)
 def test_biases_and_output_projection_may_be_absent(name: str, *, has_bias: bool, has_out: bool) -> None:
-    d = draw(workload("none"), has_bias=has_bias, has_out=has_out)
+    d = draw(workload("causal"), has_bias=has_bias, has_out=has_out)
     if name.startswith("torch_mha") and not has_out:
         with pytest.raises(ValueError, match=r"output projection|names no out_proj"):
             built(name, d.weights)
