@@ -9,8 +9,18 @@ Shapes: B batch, T query length, S key length, H heads, D embedding width = H*K.
 
 from torch import Tensor
 
-from harness.adapters import adapt, packed
+from harness.adapters import Sizes, adapt, packed
 from harness.contract import BoundMask, Workload, nn
+
+
+def make(sizes: Sizes) -> nn.MultiheadAttention:
+    """The module, without the biases that are not asked for."""
+    module = nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True)
+    if not sizes.qkv_bias:
+        module.register_parameter("in_proj_bias", None)
+    if not sizes.out_bias:
+        module.out_proj.register_parameter("bias", None)
+    return module
 
 
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
@@ -37,7 +47,7 @@ def unsupported(workload: Workload) -> str | None:
 
 
 IMPLEMENTATION = adapt(
-    lambda sizes: nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True),
+    make,
     packed("in_proj_{}", out="out_proj"),
     call=call,
     axes=("kv_len",),

@@ -58,7 +58,7 @@ REFUSED = {
     "torch_mha_weights": [
         {},
         {"scope": "module", "num_kv_heads": 2},
-        {"scope": "module", "bias": "none"},
+        {"scope": "module", "head_dim": 8, "embed_dim": 16},
         {"scope": "module", "mask": "padding(6,0)"},
     ],
     "flex": [
