@@ -220,7 +220,7 @@ def test_what_a_kernel_is_handed_is_right(name, monkeypatch):
     monkeypatch.setattr(f"implementations.{name}.missing_package", lambda *_: None, raising=False)
     tried = 0
     for axes in POINTS:
-        sizes = {"seq_len": 11, "head_dim": 64 if name == "flashinfer" else 8, "num_heads": 4, "num_kv_heads": 2}
+        sizes = {"seq_len": 11, "head_dim": 64 if name == "flashinfer" else 8, "num_heads": 6, "num_kv_heads": 2}
         batch = {"batch_size": 1 if name == "flashinfer" else 2, "direction": "inference"}
         on_cuda = Workload(**(sizes | batch | axes), device="cuda", dtype="bfloat16")
         if found.unsupported(on_cuda) is None:
