@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from harness import plugins
 from harness.contract import Attention, BoundMask, Implementation, Weights, repeat_heads
 from harness.records import Workload
+from harness.variants import VARIANTS
 
 ADAPTED = (
     "a module with its own layout of weights, as a value: adapt(lambda sizes: MyAttention(...), packed(...)), with "
@@ -18,13 +19,15 @@ ADAPTED = (
 
 
 def implementation(spec: str) -> Implementation:
-    """The implementation that `name` or `path/to/file.py:Name` names.
+    """The implementation that `name`, `path/to/file.py:Name`, or either with an option as in `name+compile`, names.
 
     Raises:
         ValueError: the value is none of the forms that can take part.
         Exception: whatever importing somebody's module raises.
     """
-    return from_value(plugins.load(spec), spec)
+    base, option = plugins.variant(spec)
+    found = from_value(plugins.load(base), base)
+    return VARIANTS[option](found) if option else found
 
 
 def from_value(value: object, spec: str) -> Implementation:

@@ -104,7 +104,7 @@ def _examine(grounded: Ground, implementation: Implementation) -> tuple[RuleResu
     trial = _trial(implementation, grounded.for_rules)
     if trial is None:
         trial = _trial(implementation, _for_rules(grounded.workload, grounded.seed))
-    return () if trial is None else rules.examine(trial)
+    return () if trial is None else rules.examine(trial, grounded.on_step)
 
 
 def _trial(implementation: Implementation, references: dict[str, Reference]) -> rules.Trial | None:

@@ -3,8 +3,9 @@
 Shapes: B batch, T query length, S key length, H heads.
 """
 
+from collections.abc import Callable
 from functools import cached_property
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from harness.mask import Causal, Mask, Padding
 
 ALL = slice(None)
 Index = int | slice
+Kept = TypeVar("Kept")
 
 
 class BoundMask:
@@ -37,9 +39,22 @@ class BoundMask:
         self.num_heads = num_heads
         self.device = torch.device(device)
         self._table = on_device(rule.table(*sizes), self.device)
-        self._per_head = [on_device(part.per_head(num_heads), self.device) for part in rule.changes]
+        self.per_head = [on_device(part.per_head(num_heads), self.device) for part in rule.changes]
         self._biases: dict[torch.dtype, Tensor] = {}
         self._additions: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._forms: dict[str, Any] = {}
+
+    def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What `make` made when it was first asked for under this name: the mask in a form that few need."""
+        if name not in self._forms:
+            self._forms[name] = make()
+        kept: Kept = self._forms[name]
+        return kept
+
+    def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Whether `query` sees `key` in that batch row: the rule itself, on whole numbers that broadcast."""
+        seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
+        return seen
 
     @property
     def is_none(self) -> bool:
@@ -85,7 +100,7 @@ class BoundMask:
         batch = torch.arange(self.sizes[0], device=self.device)[:, None, None, None]
         query = torch.arange(queries.start, queries.stop, device=self.device)[:, None]
         key = torch.arange(keys.start, keys.stop, device=self.device)
-        seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
+        seen = self.sees(batch, query, key)
         return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
 
     def bias(self, dtype: torch.dtype) -> Tensor | None:
@@ -149,7 +164,7 @@ class BoundMask:
         after = [sum(later.dim() for later in indices[place + 1 :]) for place in range(len(indices))]
         head, query, key = (index[(..., *[None] * count)] for index, count in zip(indices, after, strict=True))
         bias: Tensor = self.rule.changes[number].bias(
-            self._per_head[number][head], query, key, self.sizes[2] - self.sizes[1]
+            self.per_head[number][head], query, key, self.sizes[2] - self.sizes[1]
         )
         return bias.to(dtype)
 

@@ -4,28 +4,38 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 width. Query head h reads key/value head h // (H / G), as in grouped-query attention (https://arxiv.org/abs/2305.13245).
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
 
 from torch import Tensor, nn
 
+from harness.band import band, no_band
 from harness.bound_mask import BoundMask
+from harness.compiled import compile_whole
 from harness.counts import dense_flops, product_flops
 from harness.kinds import BACKENDS
-from harness.mask import Causal, Mask, Padding
+from harness.mask import Causal, CausalBottomRight, Mask, Padding, SlidingWindow
+from harness.needs import missing_compiler, missing_package
 from harness.records import Workload
 
 __all__ = [
     "Attention",
     "BoundMask",
     "Causal",
+    "CausalBottomRight",
     "Implementation",
     "Mask",
     "Padding",
+    "SlidingWindow",
     "Weights",
     "Workload",
+    "band",
+    "compile_whole",
     "dense_flops",
+    "missing_compiler",
+    "missing_package",
     "nn",
+    "no_band",
     "product_flops",
     "repeat_heads",
 ]
@@ -167,6 +177,8 @@ class Implementation:
     is a fallback and has no time.
     `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which
     is a number or an `nn.Dropout`.
+    One that `compiles` does so for every new size, for seconds: it is tried at few lengths before its own.
+    `known` excuses what a library's kernel does to values that are not finite: rule of the check -> why (ADR 16).
 
     Raises:
         ValueError: there is no such backend.
@@ -178,6 +190,8 @@ class Implementation:
     executed_flops: Callable[[Workload], int | None] = uncounted
     backend: str = ""
     has_dropout: bool = False
+    compiles: bool = False
+    known: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the backend."""

@@ -5,6 +5,7 @@ from pathlib import Path
 
 import torch
 
+from harness.compiled import NotOneGraphError
 from harness.deviation import UncheckableError
 from harness.predict import OutOfReachError
 from harness.records import Status
@@ -19,7 +20,7 @@ def describe(error: BaseException) -> tuple[Status, str]:
     """What became of a cell that raised `error`, and where in the implementation's own file."""
     if isinstance(error, OutOfReachError):
         return error.status, str(error)
-    if isinstance(error, UncheckableError):
+    if isinstance(error, UncheckableError | NotOneGraphError):
         return Status.unsupported, str(error)
     lines = str(error).strip().splitlines()
     first = lines[0][:LONGEST_MESSAGE] if lines else "no message"

@@ -13,7 +13,10 @@ Settings = Annotated[
 Implementations = Annotated[
     list[str] | None,
     typer.Option(
-        "--implementation", "-i", metavar="NAME|FILE.py:NAME", help="Which to run; may be repeated. Default: all."
+        "--implementation",
+        "-i",
+        metavar="NAME|FILE.py:NAME",
+        help="Which to run; may be repeated. NAME+compile: by torch.compile. Default: those of the sweep, or all.",
     ),
 ]
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]

@@ -18,6 +18,8 @@ from typing import Any
 
 ENTRY_POINT_GROUP = "attnbench.implementations"
 IMPLEMENTATIONS = "implementations"
+OPTIONS = ("compile",)
+"""What may follow a name after a plus: the same implementation run in another way (harness/variants.py)."""
 
 
 def stems(package: str) -> list[str]:
@@ -51,11 +53,20 @@ def implementation_names() -> list[str]:
 
 
 def name_of(spec: str) -> str:
-    """The name under which `name` or `path/to/file.py:Name` takes part: the name, or the stem for IMPLEMENTATION."""
-    path, attribute = split(spec)
-    if path is None:
-        return attribute
-    return path.stem if attribute == "IMPLEMENTATION" else attribute
+    """The name under which `name` or `path/to/file.py:Name` takes part: the name, or the stem for IMPLEMENTATION.
+
+    An option is part of the name.
+    """
+    base, option = variant(spec)
+    path, attribute = split(base)
+    name = path.stem if path is not None and attribute == "IMPLEMENTATION" else attribute
+    return f"{name}+{option}" if option else name
+
+
+def variant(spec: str) -> tuple[str, str]:
+    """`name+option` or `path/to/file.py:Name+option` as (what stands before the plus, option); else (spec, "")."""
+    found = re.fullmatch(r"(.*\w)\+(\w+)", spec)
+    return (found[1], found[2]) if found else (spec, "")
 
 
 def split(spec: str) -> tuple[Path | None, str]:
@@ -73,15 +84,18 @@ def check_specs(specs: Iterable[str]) -> None:
     owners: dict[str, str] = {}
     known = implementation_names()
     for spec in specs:
-        path, attribute = split(spec)
+        base, option = variant(spec)
+        if option and option not in OPTIONS:
+            raise ValueError(f"{spec}: {unknown('option', option, OPTIONS)}")
+        path, attribute = split(base)
         if path is not None:
             _check_file(path, attribute)
         elif attribute.endswith(".py"):
-            raise ValueError(f"{spec} names a file alone: add what to take from it, as in {spec}:NAME")
+            raise ValueError(f"{base} names a file alone: add what to take from it, as in {base}:NAME")
         elif attribute not in known:
             raise ValueError(unknown("implementation", attribute, known, "; or give path/to/file.py:Name"))
         name = name_of(spec)
-        clash = owners.get(name, name if path is not None and name in known else spec)
+        clash = owners.get(name, name if path is not None and name_of(base) in known else spec)
         if clash != spec:
             raise ValueError(f"{spec} and {clash} would share the name {name}: rename one of them")
         owners[name] = spec
@@ -122,7 +136,7 @@ def _top_level_names(tree: ast.Module) -> set[str]:
 
 def digest(spec: str) -> str:
     """Eight hex digits of the source file behind a spec; "" for an installed package, which has a version instead."""
-    path, attribute = split(spec)
+    path, attribute = split(variant(spec)[0])
     if path is None and attribute in stems(IMPLEMENTATIONS):
         found = importlib.util.find_spec(f"{IMPLEMENTATIONS}.{attribute}")
         path = Path(found.origin) if found is not None and found.origin is not None else None

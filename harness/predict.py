@@ -17,6 +17,9 @@ from harness.units import show
 
 FIRST_LEN = 16
 STEP = 4
+FIRST_COMPILED_LEN = 256
+COMPILED_STEP = 16
+"""What compiles for every length climbs by fewer: always the same ones, which a compiler's own cache knows by then."""
 SCORE_COPIES = 8
 """A cell whose score matrix, this many times over, fits into the limit is not asked for its memory: no form of
 attention keeps more copies of it."""
@@ -51,12 +54,15 @@ class Trial:
     peak_bytes: float | None
 
 
-def stairs(workload: Workload) -> Iterator[Workload]:
-    """The same workload at lengths that grow fourfold, all below its own, the last at least a quarter of it."""
-    length = FIRST_LEN
+def stairs(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
+    """The same workload at lengths that grow fourfold, all below its own, the last at least a quarter of it.
+
+    With `compiles`, at few lengths, the last at least a sixteenth of its own.
+    """
+    length, step = (FIRST_COMPILED_LEN, COMPILED_STEP) if compiles else (FIRST_LEN, STEP)
     while length < workload.seq_len:
         yield at_length(workload, length)
-        length *= STEP
+        length *= step
 
 
 def at_length(workload: Workload, query_len: int) -> Workload:
@@ -66,7 +72,9 @@ def at_length(workload: Workload, query_len: int) -> Workload:
     return msgspec.structs.replace(workload, seq_len=query_len, kv_len=key_len, mask=mask)
 
 
-def foresee(workload: Workload, limits: Limits, attempt: Callable[[Workload, bool], Trial | None]) -> None:
+def foresee(
+    workload: Workload, limits: Limits, attempt: Callable[[Workload, bool], Trial | None], *, compiles: bool = False
+) -> None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if the cell should fit.
 
     An attempt that gives None, since the step's length is none of the implementation's, is passed over.
@@ -76,7 +84,7 @@ def foresee(workload: Workload, limits: Limits, attempt: Callable[[Workload, boo
     """
     with_memory = SCORE_COPIES * score_matrix_bytes(workload) > limits.memory_bytes
     trials: list[Trial] = []
-    for step in stairs(workload):
+    for step in stairs(workload, compiles=compiles):
         if trials and _forecast([t.call_s for t in trials], trials, step.seq_len, least=0.0) > limits.call_s:
             break
         trial = attempt(step, with_memory)

@@ -223,18 +223,23 @@ DECIDING: dict[str, Callable[[Trial], str]] = {
 }
 MAY_REFUSE = {"layouts", "expanded"}
 """To refuse a layout, loudly, is not to give a wrong answer: it is noted."""
+MAY_BE_KNOWN = {"visible NaN"}
+"""About values that are not finite alone: an implementation may say that a kernel is known for it, and why."""
 NOTED: dict[str, Callable[[Trial], str]] = {"hidden NaN": hidden_nan, "repeatable": repeatable}
 
 
-def examine(trial: Trial) -> tuple[RuleResult, ...]:
-    """Try every rule; what a candidate raises is what was found."""
+def examine(trial: Trial, on_step: Callable[[], object] = lambda: None) -> tuple[RuleResult, ...]:
+    """Try every rule; what a candidate raises is what was found. `on_step` is called before each."""
     results = []
     for name, rule in (DECIDING | NOTED).items():
-        is_noted = name in NOTED
+        on_step()
+        known = trial.implementation.known.get(name, "") if name in MAY_BE_KNOWN else ""
+        is_noted = name in NOTED or bool(known)
         try:
             found = rule(trial)
         except Exception as error:  # noqa: BLE001 - whatever the candidate raises
             found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
-            is_noted |= name in MAY_REFUSE
+            is_noted = name in NOTED or name in MAY_REFUSE  # what is known excuses an answer, not an error
+        found = f"{found} (known: {known})" if found and known and is_noted else found
         results.append(RuleResult(rule=name, holds=not found, found=found, is_noted=is_noted))
     return tuple(results)

@@ -44,7 +44,9 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     chosen = sweep.load(selection.sweep)
     settings = sweep.parse_settings(selection.settings)
     workloads = sweep.workloads(chosen, settings, devices())
-    specs = list(dict.fromkeys(selection.implementations or chosen.implementations or plugins.implementation_names()))
+    plugins.check_specs(chosen.leave_out)
+    everybody = [name for name in plugins.implementation_names() if name not in chosen.leave_out]
+    specs = list(dict.fromkeys(selection.implementations or chosen.implementations or everybody))
     if with_baseline and selection.baseline not in map(plugins.name_of, specs):
         specs.append(selection.baseline)
     plugins.check_specs(specs)

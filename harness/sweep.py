@@ -25,6 +25,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     call_limit_s: float = 2.0  # a cell whose single call is predicted to last longer is not tried
     metrics: tuple[str, ...] = ("latency", "peak_memory")
     implementations: tuple[str, ...] = ()  # none named: all
+    leave_out: tuple[str, ...] = ()  # of all, those that take part only where they are named
     num_blocks: int = 4  # of one visit
     num_epochs: int = 1  # fresh processes over the run
     num_rounds: int = 3  # visits that every cell gets, decided or not

@@ -171,7 +171,7 @@ class Worker:
                 peak = float(peak_on_cpu(call)) if with_memory and step.device == "cpu" else None
             return predict.Trial(length=step.seq_len, call_s=call_s, peak_bytes=peak)
 
-        predict.foresee(request.workload, limits, attempt)
+        predict.foresee(request.workload, limits, attempt, compiles=found.compiles)
 
     def ground(self, workload: Workload, seed: int) -> agreement.Ground:
         """The oracle's answers for the workload, kept until another is asked for."""

@@ -9,13 +9,14 @@ import hashlib
 import io
 import re
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
+from harness import plugins
 from harness.reports import Picture, words
 
 INK = "#222222"
@@ -97,11 +98,20 @@ KINDS = {  # of operators, in the order in which they are stacked
 }
 _COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#117733", "#994455", "#555555")
 _MARKERS: tuple[Marker, ...] = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
+VARIANT_LINE = (0, (1, 1))
+VARIANT_WIDTH = 0.6
 _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 
 
 def look(name: str) -> Look:
-    """The look of an implementation: fixed for the built-in ones, drawn from a hash of the name for all others."""
+    """The look of an implementation: fixed for the built-in ones, drawn from a hash of the name for all others.
+
+    A variant, as fused+compile, is dotted and thinner, in the colour and with the marker of what it is a variant of.
+    """
+    base, option = plugins.variant(name)
+    if option:
+        plain = look(base)
+        return replace(plain, line=VARIANT_LINE, width=VARIANT_WIDTH * plain.width)
     if name in BUILT_IN:
         return BUILT_IN[name]
     digest = hashlib.sha256(name.encode(errors="replace")).digest()

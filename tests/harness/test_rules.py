@@ -1,5 +1,6 @@
 """Each rule holds for an honest form, and catches the one that breaks it."""
 
+import dataclasses
 import math
 
 import pytest
@@ -124,3 +125,20 @@ def test_to_refuse_a_layout_is_noted_and_decides_nothing():
     assert "view" in found["layouts"].found
     assert found["layouts"].is_noted
     assert not rules.examine(trial(ReadsFromTheStart))[2].is_noted
+
+
+@pytest.mark.parametrize("wrong", [LosesNan, Random, HidesByALittle])
+def test_what_is_known_of_nan_is_noted_with_its_reason_and_nothing_else_is(wrong):
+    found = trial(wrong)
+    known = dict.fromkeys(rules.DECIDING, "a reason")
+    excused = rules.Trial(dataclasses.replace(found.implementation, known=known), found.normal, found.other)
+    before, after = ({each.rule: each for each in rules.examine(one)} for one in (found, excused))
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {name for name, each in before.items() if name == "visible NaN"}
+    assert after["visible NaN"].is_noted
+    assert after["visible NaN"].found.endswith("(known: a reason)") == (wrong is LosesNan)
+
+
+def test_each_rule_is_a_step():
+    steps = []
+    assert len(rules.examine(trial(Honest), lambda: steps.append(1))) == len(steps)

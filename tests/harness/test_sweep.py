@@ -4,7 +4,7 @@ import re
 
 import pytest
 
-from harness import sweep
+from harness import plugins, sweep
 from harness.selection import Selection, plan
 
 
@@ -86,3 +86,17 @@ def test_the_baseline_takes_part_even_where_it_was_not_named():
 def test_a_bad_selection_is_refused_before_any_work(selection, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         plan(Selection(**{"sweep": "quick", **selection}))
+
+
+def test_what_a_sweep_leaves_out_takes_part_where_it_is_named():
+    everybody = set(plugins.implementation_names())
+    assert set(plan(Selection(sweep="quick")).implementations) == everybody - {"flex"}
+    assert set(plan(Selection(sweep="quick", implementations=["flex"])).implementations) == {"flex", "sdpa"}
+    assert set(plan(Selection(sweep="full")).implementations) == everybody
+
+
+def test_a_sweep_cannot_leave_out_what_there_is_not(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text('summary = "mine"\nleave_out = ["flexx"]\n[[grid]]\nseq_len = 4\n')
+    with pytest.raises(ValueError, match=r"flexx .did you mean flex"):
+        plan(Selection(sweep=str(file)))

@@ -277,4 +277,28 @@ EDITS = [
     edit("torch_mha", {'.bias": weights.out_bias}': '.bias": weights.out_bias * 0}'}, "no_output_bias", MODULE),
     edit("torch_mha", {'.weight": weights.out,': '.weight": weights.out.T,'}, "output_projection_transposed", MODULE),
     edit("torch_mha", {"hidden[0, 0]": "~hidden[0, 0]"}, "mask_inverted", MODULE | {"mask": "sliding_window(3)"}),
+    edit(
+        "sdpa_mask",
+        {"else mask.visible & everywhere": "else mask.hidden & everywhere"},
+        "mask_inverted",
+        {"mask": "sliding_window(3)"},
+    ),
+    edit("sdpa_mask", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", GROUPED),
+    edit(
+        "sdpa_bias",
+        {'"causal_bottom_right": causal_lower_right': '"causal_bottom_right": causal_upper_left'},
+        "top_left_for_bottom_right",
+        {"mask": "causal_bottom_right", "kv_len": 15},
+    ),
+    edit("sdpa_bias", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", {"mask": "causal"}),
+    edit(
+        "torch_mha_weights",
+        {'packed("in_proj_{}",': 'packed("in_proj_{}", "vqk",'},
+        "projections_in_wrong_order",
+        MODULE,
+        told="value, query and key",
+    ),
+    edit(
+        "torch_mha_weights", {"hidden[0, 0]": "~hidden[0, 0]"}, "mask_inverted", MODULE | {"mask": "sliding_window(3)"}
+    ),
 ]

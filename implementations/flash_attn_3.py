@@ -1,0 +1,52 @@
+"""FlashAttention 3, for Hopper GPUs, from the folder `hopper` of flash-attention: module flash_attn_interface.
+
+Some versions return the logsumexp beside the output.
+
+Source: J. Shah et al., https://arxiv.org/abs/2407.08608; https://github.com/Dao-AILab/flash-attention/tree/main/hopper
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width.
+"""
+
+from torch import Tensor
+
+from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
+
+LARGEST_HEAD_DIM = 256
+
+
+class FlashAttn3(Attention):
+    """One call, on tokens before heads."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Import the kernel."""
+        super().__init__(weights)
+        from flash_attn_interface import flash_attn_func
+
+        self.kernel = flash_attn_func
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+        window = band(mask.rule, *mask.sizes[1:])
+        assert window is not None  # unsupported saw to it
+        tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)
+        found = self.kernel(*tokens, causal=window == (-1, 0), window_size=window)
+        attended: Tensor = found[0] if isinstance(found, tuple) else found
+        return attended.transpose(1, 2)  # (B,T,H,K) -> (B,H,T,K)
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the kernel refuses, which needs a GPU of compute capability 9.0 (torch raises without one)."""
+    if missing := missing_package("flash_attn_interface", "flash_attn_3"):
+        return missing
+    if not workload.device.startswith("cuda"):
+        return "flash_attn_3 runs on CUDA alone"
+    if workload.dtype not in {"bfloat16", "float16"}:
+        return "flash_attn_3 needs dtype bfloat16 or float16"
+    if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
+        return f"this form of flash_attn_3 needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
+    if workload.dropout > 0:
+        return "this form of flash_attn_3 has no dropout"
+    return no_band(workload.mask_rule, workload.seq_len, workload.kv_len)
+
+
+IMPLEMENTATION = Implementation(build=FlashAttn3, source="https://arxiv.org/abs/2407.08608", unsupported=unsupported)

@@ -1,0 +1,58 @@
+"""FlashAttention 4, written in CuTe DSL for Hopper and Blackwell GPUs: package flash-attn-4, module flash_attn.cute.
+
+It says None where its elders say -1, and is compiled at its first call. It returns the logsumexp beside the output.
+
+Source: https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute, interface.py
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width.
+"""
+
+from torch import Tensor
+
+from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
+
+LARGEST_HEAD_DIM = 128
+
+
+class FlashAttn4(Attention):
+    """One call, on tokens before heads."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Import the kernel."""
+        super().__init__(weights)
+        from flash_attn.cute import flash_attn_func
+
+        self.kernel = flash_attn_func
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+        window = band(mask.rule, *mask.sizes[1:])
+        assert window is not None  # unsupported saw to it
+        left, right = (None if limit < 0 else limit for limit in window)
+        tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)
+        found = self.kernel(*tokens, causal=window == (-1, 0), window_size=(left, right))
+        attended: Tensor = found[0] if isinstance(found, tuple) else found
+        return attended.transpose(1, 2)  # (B,T,H,K) -> (B,H,T,K)
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the kernel refuses, as of its beta versions."""
+    if missing := missing_package("flash_attn.cute", "flash_attn_4"):
+        return missing
+    if not workload.device.startswith("cuda"):
+        return "flash_attn_4 runs on CUDA alone"
+    if workload.dtype not in {"bfloat16", "float16"}:
+        return "flash_attn_4 needs dtype bfloat16 or float16"
+    if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
+        return f"this form of flash_attn_4 needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
+    if workload.dropout > 0:
+        return "this form of flash_attn_4 has no dropout"
+    return no_band(workload.mask_rule, workload.seq_len, workload.kv_len)
+
+
+IMPLEMENTATION = Implementation(
+    build=FlashAttn4,
+    source="https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute",
+    unsupported=unsupported,
+    compiles=True,
+)

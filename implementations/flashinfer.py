@@ -1,0 +1,64 @@
+"""FlashInfer's `single_prefill_with_kv_cache`: the kernel of serving engines, for one request, inference alone.
+
+Causal masks are aligned at the end (bottom-right); any other mask is handed over as a tensor.
+
+Source: Z. Ye et al., https://arxiv.org/abs/2501.01005; github.com/flashinfer-ai/flashinfer, prefill.py
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+from torch import Tensor
+
+from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package
+
+HEAD_DIMS = (64, 128, 256)
+
+
+class FlashInfer(Attention):
+    """One call, on tokens before heads ("NHD")."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Import the kernel."""
+        super().__init__(weights)
+        from flashinfer import single_prefill_with_kv_cache
+
+        self.kernel = single_prefill_with_kv_cache
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (1, H, T, K), key and value (1, G, S, K) -> (1, H, T, K)."""
+        tokens = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
+        window = band(mask.rule, *mask.sizes[1:])
+        attended: Tensor
+        if window is None:
+            assert mask.visible is not None
+            visible = mask.visible[0, 0].expand(mask.sizes[1:])  # (1,1,T,S) -> (T,S)
+            attended = self.kernel(*tokens, custom_mask=visible, kv_layout="NHD")
+        else:
+            attended = self.kernel(*tokens, causal=window[1] == 0, window_left=window[0], kv_layout="NHD")
+        return attended.transpose(0, 1)[None]  # (T,H,K) -> (1,H,T,K)
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the kernel refuses."""
+    if missing := missing_package("flashinfer"):
+        return missing
+    if not workload.device.startswith("cuda"):
+        return "flashinfer runs on CUDA alone"
+    if workload.direction != "inference":
+        return "flashinfer has no gradients"
+    if workload.batch_size != 1:
+        return "this entry of flashinfer takes one request: it needs batch_size=1"
+    if workload.dtype not in {"bfloat16", "float16"}:
+        return "flashinfer needs dtype bfloat16 or float16"
+    if workload.value_dim != workload.head_dim or workload.head_dim not in HEAD_DIMS:
+        return f"flashinfer needs value_dim == head_dim, one of {', '.join(map(str, HEAD_DIMS))}"
+    if workload.mask_rule.changes_scores:
+        return f"this form of flashinfer takes no mask {workload.mask_rule.name}"
+    if workload.mask_rule.has_empty_rows(1, workload.seq_len, workload.kv_len):
+        return "flashinfer promises nothing for queries that see no key"
+    return "flashinfer has no dropout" if workload.dropout > 0 else None
+
+
+IMPLEMENTATION = Implementation(
+    build=FlashInfer, source="https://arxiv.org/abs/2501.01005", unsupported=unsupported, compiles=True
+)

@@ -1,0 +1,97 @@
+"""`flex_attention`, compiled: one kernel generated for the mask, which skips the tiles that the mask hides.
+
+The mask's rule is traced into the kernel; the list of tiles, PyTorch's block mask, is made once for each mask. Both,
+and the seconds of compiling, stay outside the timed calls. Uncompiled it is no contender, and is never timed.
+
+Source: J. Dong et al., "Flex Attention", https://arxiv.org/abs/2412.05496, by way of
+https://docs.pytorch.org/docs/stable/nn.attention.flex_attention.html
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
+
+from harness.contract import Attention, BoundMask, Implementation, Workload, compile_whole, missing_compiler
+
+SMALLEST_CUDA_HEAD_DIM = 16
+
+
+class Flex(Attention):
+    """One call of the compiled function."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        attended: Tensor = compiled()(
+            query,
+            key,
+            value,
+            score_mod=mask.keep("flex scores", lambda: score_mod(mask)),
+            block_mask=mask.keep("flex blocks", lambda: block_mask(mask)) if mask.rule.hides else None,
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return attended
+
+
+@cache
+def compiled() -> Callable[..., Any]:
+    """The compiled function, one for the process: what it has compiled once, it finds again."""
+    return compile_whole(flex_attention)
+
+
+def block_mask(mask: BoundMask) -> BlockMask:
+    """Which tiles the mask hides, shows or cuts, with the rule for those that it cuts."""
+
+    def sees(batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        return mask.sees(batch, query, key)
+
+    batch_size, query_len, key_len = mask.sizes
+    first = mask.tile(slice(0, 1), slice(0, 1))
+    differs = first is not None and len(first) > 1  # from batch row to batch row
+    return create_block_mask(sees, batch_size if differs else None, None, query_len, key_len, device=str(mask.device))
+
+
+def score_mod(mask: BoundMask) -> Callable[..., Tensor] | None:
+    """What the mask makes of a score, one part after another; None where it only hides."""
+    offset = mask.sizes[2] - mask.sizes[1]
+
+    def change(score: Tensor, _batch: Tensor, head: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        for part, per_head in zip(mask.rule.changes, mask.per_head, strict=True):
+            if part.is_additive:
+                score = score + part.bias(per_head[head], query, key, offset).to(score.dtype)
+            else:
+                score = part.bend(score)
+        return score
+
+    return change if mask.changes_scores else None
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the generated kernels cannot do, and what they are generated with."""
+    if workload.dropout > 0:
+        return "flex_attention has no dropout"
+    if workload.device.startswith("cuda"):
+        if min(workload.head_dim, workload.value_dim) < SMALLEST_CUDA_HEAD_DIM:
+            return f"flex_attention on CUDA needs head_dim and value_dim >= {SMALLEST_CUDA_HEAD_DIM}"
+        return missing_compiler(workload.device)
+    if workload.direction != "inference":
+        return "flex_attention has no gradients on the CPU"
+    if workload.dtype == "float64":
+        return "flex_attention has no float64 on the CPU"
+    if torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}:
+        return "flex_attention on the CPU needs AVX2"
+    return missing_compiler(workload.device)
+
+
+IMPLEMENTATION = Implementation(
+    build=Flex,
+    source="https://arxiv.org/abs/2412.05496",
+    unsupported=unsupported,
+    compiles=True,
+    known={"visible NaN": "under a mask, the kernel generated for the CPU takes a score that is NaN for a hidden one"},
+)

@@ -1,0 +1,55 @@
+"""SageAttention: queries and keys in 8 bits, inference alone. It approximates, and the check says by how much.
+
+By the rules of this harness it may well disagree, and what disagrees gets no time (docs/method.md).
+
+Source: J. Zhang et al., https://arxiv.org/abs/2410.02367; https://github.com/thu-ml/SageAttention, core.py
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+from torch import Tensor
+
+from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package
+
+LARGEST_HEAD_DIM = 128
+
+
+class SageAttention(Attention):
+    """One call; heads stand before tokens ("HND"), as here."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Import the kernel."""
+        super().__init__(weights)
+        from sageattention import sageattn
+
+        self.kernel = sageattn
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+        attended: Tensor = self.kernel(query, key, value, tensor_layout="HND", is_causal=not mask.is_none)
+        return attended
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the kernel refuses."""
+    if missing := missing_package("sageattention"):
+        return missing
+    if not workload.device.startswith("cuda"):
+        return "sageattention runs on CUDA alone"
+    if workload.direction != "inference":
+        return "sageattention has no gradients"
+    if workload.dtype not in {"bfloat16", "float16"}:
+        return "sageattention needs dtype bfloat16 or float16"
+    if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
+        return f"sageattention needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
+    if workload.dropout > 0:
+        return "sageattention has no dropout"
+    name = workload.mask_rule.name
+    if name not in {"none", "causal", "causal_bottom_right"}:
+        return f"sageattention takes no mask {name}, but none and causal"
+    if name != "none" and workload.seq_len != workload.kv_len:
+        return "sageattention needs kv_len == seq_len under a causal mask"
+    return None
+
+
+IMPLEMENTATION = Implementation(build=SageAttention, source="https://arxiv.org/abs/2410.02367", unsupported=unsupported)

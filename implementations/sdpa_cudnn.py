@@ -1,0 +1,52 @@
+"""`scaled_dot_product_attention` held to its CUDNN_ATTENTION backend: NVIDIA's own fused kernel, on CUDA alone.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.contract import Attention, BoundMask, Implementation, Workload
+
+LARGEST_HEAD_DIM = 128
+
+
+class SdpaCudnn(Attention):
+    """One call, one backend; torch raises where the kernel cannot run, it never falls back."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        with sdpa_kernel(SDPBackend.CUDNN_ATTENTION):
+            return F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=None if mask.is_causal else mask.visible,
+                is_causal=mask.is_causal,  # aligned at the start (top-left)
+                enable_gqa=query.shape[1] != key.shape[1],
+            )
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the kernel refuses: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers."""
+    if not workload.device.startswith("cuda"):
+        return "the cuDNN kernel runs on CUDA alone"
+    if workload.dtype not in {"bfloat16", "float16"}:
+        return "the cuDNN kernel needs dtype bfloat16 or float16"
+    if max(workload.head_dim, workload.value_dim) > LARGEST_HEAD_DIM:
+        return f"the cuDNN kernel needs head_dim and value_dim <= {LARGEST_HEAD_DIM}"
+    if workload.mask_rule.changes_scores:
+        return f"this form hands over no mask {workload.mask_rule.name}"
+    if workload.mask == "causal" and workload.kv_len != workload.seq_len:
+        return "the cuDNN kernel needs kv_len == seq_len under a causal mask"
+    return "this form has no dropout" if workload.dropout > 0 else None
+
+
+IMPLEMENTATION = Implementation(
+    build=SdpaCudnn,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html",
+    unsupported=unsupported,
+)

@@ -1,0 +1,48 @@
+"""`scaled_dot_product_attention` held to its EFFICIENT_ATTENTION backend: xformers' kernel as PyTorch has it, on CUDA.
+
+It has no grouped heads: keys and values are repeated for the query heads that read them.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+from torch import Tensor
+from torch.nn import functional as F
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from harness.contract import Attention, BoundMask, Implementation, Workload, repeat_heads
+
+
+class SdpaEfficient(Attention):
+    """One call, one backend; torch raises where the kernel cannot run, it never falls back."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # (B,G,S,K) -> (B,H,S,K)
+        with sdpa_kernel(SDPBackend.EFFICIENT_ATTENTION):
+            return F.scaled_dot_product_attention(
+                query,
+                key,
+                value,
+                attn_mask=None if mask.is_causal else mask.visible,
+                is_causal=mask.is_causal,  # aligned at the start (top-left)
+            )
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the kernel refuses: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers."""
+    if not workload.device.startswith("cuda"):
+        return "the memory-efficient kernel runs on CUDA alone"
+    if workload.dtype == "float64":
+        return "the memory-efficient kernel needs dtype float32, bfloat16 or float16"
+    if workload.mask_rule.changes_scores:
+        return f"this form hands over no mask {workload.mask_rule.name}"
+    return "this form has no dropout" if workload.dropout > 0 else None
+
+
+IMPLEMENTATION = Implementation(
+    build=SdpaEfficient,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html",
+    unsupported=unsupported,
+)

@@ -1,0 +1,56 @@
+"""`nn.MultiheadAttention` asked for its weights too, as it is by default: it then leaves the fused kernel.
+
+The weights, averaged over the heads, are computed and thrown away; that they are is what differs from `torch_mha`.
+
+Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html
+
+Shapes: B batch, T query length, S key length, H heads, D embedding width = H*K.
+"""
+
+from torch import Tensor
+
+from harness.adapters import Sizes, adapt, packed
+from harness.contract import BoundMask, Workload, nn
+
+
+def make(sizes: Sizes) -> nn.MultiheadAttention:
+    """The module, without the biases that are not asked for."""
+    module = nn.MultiheadAttention(sizes.embed_dim, sizes.num_heads, batch_first=True)
+    if not sizes.qkv_bias:
+        module.register_parameter("in_proj_bias", None)
+    if not sizes.out_bias:
+        module.out_proj.register_parameter("bias", None)
+    return module
+
+
+def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
+    """(B, T, D), (B, S, D) -> (B, T, D)."""
+    hidden, padding_mask, attention_mask = mask.hidden, None, None  # the module, too, says True where hidden
+    if hidden is not None and mask.is_padding:
+        padding_mask = hidden[:, 0, 0]  # (B,1,1,S) -> (B,S)
+    elif hidden is not None:
+        attention_mask = hidden[0, 0]  # (1,1,T,S) -> (T,S)
+    output: Tensor
+    output, _ = module(
+        x, context, context, key_padding_mask=padding_mask, attn_mask=attention_mask, need_weights=True
+    )  # the weights: (B,T,S)
+    return output
+
+
+def unsupported(workload: Workload) -> str | None:
+    """Where the textbook softmax has no answer."""
+    if workload.mask_rule.changes_scores:
+        return f"nn.MultiheadAttention has no argument for the mask {workload.mask_rule.name}"
+    if workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
+        return "nn.MultiheadAttention with weights gives NaN to a query that sees no key"
+    return "the module is measured in evaluation mode, without dropout" if workload.dropout > 0 else None
+
+
+IMPLEMENTATION = adapt(
+    make,
+    packed("in_proj_{}", out="out_proj"),
+    call=call,
+    axes=("kv_len",),
+    unsupported=unsupported,
+    source="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
+)

@@ -1,0 +1,93 @@
+"""PyTorch's `varlen_attn`: FlashAttention over packed sequences, so that documents need no mask and no padding.
+
+Its bands are counted from the end of each sequence (bottom-right).
+
+Source: https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+import itertools
+from collections import Counter
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
+
+LARGEST_HEAD_DIM = 256
+
+
+class TorchVarlen(Attention):
+    """One call on all tokens of the batch in a row."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Import the kernel."""
+        super().__init__(weights)
+        from torch.nn.attention.varlen import varlen_attn
+
+        self.kernel: Any = varlen_attn
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
+        query_starts, key_starts, longest_query, longest_key = mask.keep("sequences", lambda: sequences(mask))
+        tokens = (tensor.transpose(1, 2).flatten(0, 1) for tensor in (query, key, value))  # (B,H,T,K) -> (B*T,H,K)
+        attended: Tensor = self.kernel(
+            *tokens,
+            query_starts,
+            key_starts,
+            longest_query,
+            longest_key,
+            window_size=band(mask.rule, *mask.sizes[1:]) or (-1, -1),
+            enable_gqa=query.shape[1] != key.shape[1],
+        )
+        return torch.unflatten(attended, 0, (len(query), -1)).transpose(1, 2)  # (B*T,H,K) -> (B,H,T,K)
+
+
+def sequences(mask: BoundMask) -> tuple[Tensor, Tensor, int, int]:
+    """Where each sequence starts, and the end, among queries (N + 1,) and keys (N + 1,); the longest of each.
+
+    A sequence is a batch row, or under the mask `document` one document of a row.
+    """
+    batch_size, query_len, key_len = mask.sizes
+    query_lens, key_lens = [query_len], [key_len]
+    if mask.rule.name == "document":
+        query_lens = key_lens = document_lens(mask)
+
+    def starts(lengths: list[int]) -> Tensor:
+        ends = itertools.accumulate(lengths * batch_size, initial=0)
+        return torch.tensor(list(ends), dtype=torch.int32, device=mask.device)
+
+    return starts(query_lens), starts(key_lens), max(query_lens), max(key_lens)
+
+
+def document_lens(mask: BoundMask) -> list[int]:
+    """The lengths of a row's documents, in order."""
+    table = mask.rule.table(*mask.sizes)
+    assert table is not None
+    return list(Counter(table.tolist()).values())
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the kernel refuses."""
+    if missing_package("torch.nn.attention.varlen"):
+        return "this version of torch has no varlen_attn"
+    if not workload.device.startswith("cuda"):
+        return "varlen_attn runs on CUDA alone"
+    if workload.dtype not in {"bfloat16", "float16"}:
+        return "varlen_attn needs dtype bfloat16 or float16"
+    if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
+        return f"varlen_attn needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
+    if workload.dropout > 0:
+        return "varlen_attn has no dropout"
+    if workload.mask_rule.name == "document":
+        return None
+    return no_band(workload.mask_rule, workload.seq_len, workload.kv_len)
+
+
+IMPLEMENTATION = Implementation(
+    build=TorchVarlen,
+    source="https://docs.pytorch.org/docs/stable/nn.attention.varlen.html",
+    unsupported=unsupported,
+)

@@ -1,0 +1,57 @@
+"""The attention function `sdpa` of the package transformers, which most models of its hub run by default.
+
+As the package's own masking does, no mask is made where `is_causal` can say it.
+
+Source: https://github.com/huggingface/transformers, src/transformers/integrations/sdpa_attention.py
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+from types import SimpleNamespace
+from typing import Any
+
+from torch import Tensor
+
+from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package
+
+
+class TransformersSdpa(Attention):
+    """One call of the function that a model of the package calls, with the little of a module that it reads."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Import the function."""
+        super().__init__(weights)
+        from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+        self.function: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        groups = self.num_heads // self.num_kv_heads
+        self.as_module: Any = SimpleNamespace(num_key_value_groups=groups, is_causal=False, training=False)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        attended: Tensor = self.function(
+            self.as_module,
+            query,
+            key,
+            value,
+            None if mask.is_causal else mask.visible,
+            scaling=query.shape[-1] ** -0.5,
+            is_causal=mask.is_causal,
+        )[0]
+        return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the package has no words for."""
+    if missing := missing_package("transformers"):
+        return missing
+    if workload.mask_rule.changes_scores:
+        return f"this form hands over no mask {workload.mask_rule.name}"
+    return "this form has no dropout" if workload.dropout > 0 else None
+
+
+IMPLEMENTATION = Implementation(
+    build=TransformersSdpa,
+    source="https://github.com/huggingface/transformers",
+    unsupported=unsupported,
+)

@@ -1,0 +1,59 @@
+"""xformers' `memory_efficient_attention`: the package chooses among its kernels, its own and FlashAttention's.
+
+Source: B. Lefaudeux et al., https://github.com/facebookresearch/xformers, xformers/ops/fmha
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+"""
+
+from typing import Any
+
+from torch import Tensor
+
+from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package, repeat_heads
+
+BIASES = {"causal": "LowerTriangularMask", "causal_bottom_right": "LowerTriangularFromBottomRightMask"}
+
+
+class Xformers(Attention):
+    """One call, on tokens before heads; keys and values are repeated for the query heads that read them."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Import the package."""
+        super().__init__(weights)
+        import xformers.ops
+
+        self.ops: Any = xformers.ops
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        heads = query.shape[1]
+        key, value = repeat_heads(key, heads), repeat_heads(value, heads)  # (B,G,S,K) -> (B,H,S,K)
+        tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)
+        bias = None if mask.is_none else mask.keep("xformers", getattr(self.ops.fmha.attn_bias, BIASES[mask.rule.name]))
+        attended: Tensor = self.ops.memory_efficient_attention(*tokens, attn_bias=bias)
+        return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
+
+
+def unsupported(workload: Workload) -> str | None:
+    """What the kernels refuse."""
+    if missing := missing_package("xformers"):
+        return missing
+    if not workload.device.startswith("cuda"):
+        return "the kernels of xformers run on CUDA alone"
+    if workload.dtype == "float64":
+        return "xformers needs dtype float32, bfloat16 or float16"
+    if workload.dropout > 0:
+        return "this form of xformers has no dropout"
+    name = workload.mask_rule.name
+    if name not in {"none", *BIASES}:
+        return f"this form of xformers takes no mask {name}, but none, {', '.join(BIASES)}"
+    if name == "causal" and workload.seq_len != workload.kv_len:
+        return "not all kernels of xformers align a causal mask at the start: it needs kv_len == seq_len"
+    if name == "causal_bottom_right" and workload.seq_len > workload.kv_len:
+        return "xformers promises nothing for queries that see no key"
+    return None
+
+
+IMPLEMENTATION = Implementation(
+    build=Xformers, source="https://github.com/facebookresearch/xformers", unsupported=unsupported
+)

@@ -1,0 +1,192 @@
+"""flex_attention and variants by torch.compile: right, compiled once, and never eager under another name."""
+
+import copy
+import warnings
+
+import pytest
+import torch
+from torch.nn.attention.flex_attention import flex_attention
+
+from harness import plugins, predict
+from harness.adapt import implementation
+from harness.agreement import check, ground
+from harness.case import bind, build, place
+from harness.compiled import NotOneGraphError, compile_whole, settle
+from harness.contract import Attention
+from harness.failure import describe
+from harness.inputs import draw_normal
+from harness.needs import missing_compiler
+from harness.records import Status, Workload
+from harness.reports import style
+
+counters = torch._dynamo.utils.counters
+needs_compiler = pytest.mark.skipif(missing_compiler("cpu") is not None, reason=str(missing_compiler("cpu")))
+SMALL = {"seq_len": 9, "num_heads": 4, "num_kv_heads": 2, "head_dim": 8, "batch_size": 2, "direction": "inference"}
+
+
+@pytest.fixture
+def _captured_only(monkeypatch):
+    """Graphs are captured as they are for Inductor, and then run as they stand."""
+
+    def capture(function):
+        settle()
+        return torch.compile(function, backend="eager", dynamic=False, fullgraph=True)
+
+    monkeypatch.setattr("harness.variants.compile_whole", capture)
+    torch.compiler.reset()
+    counters.clear()
+    yield
+    torch.compiler.reset()
+
+
+def case_of(spec, **axes):
+    point = Workload(**(SMALL | axes))
+    return build(point, implementation(spec), place(draw_normal(point, 0), point))
+
+
+@pytest.mark.parametrize(
+    ("mask", "axes"),
+    [
+        ("none", {"kv_len": 15}),
+        ("causal", {"kv_len": 7}),
+        ("causal_bottom_right", {"kv_len": 15}),
+        ("causal_bottom_right", {"kv_len": 7}),
+        ("sliding_window(3)", {"value_dim": 24}),
+        ("padding", {"dtype": "bfloat16"}),
+        ("document", {}),
+        ("prefix(2)", {}),
+    ],
+)
+def test_flex_computes_what_sdpa_computes(mask, axes, monkeypatch):
+    monkeypatch.setattr("implementations.flex.compiled", lambda: flex_attention)  # uncompiled: the same semantics
+    flex, sdpa = (case_of(name, mask=mask, **axes) for name in ("flex", "sdpa"))
+    with torch.no_grad(), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")
+        torch.testing.assert_close(flex.output(), sdpa.output(), rtol=0, atol=3e-2 if "dtype" in axes else 1e-5)
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Inductor, as it is imported
+def test_compiled_flex_is_right_under_a_mask_with_a_table_and_finds_what_it_compiled():
+    cases = [case_of("flex", mask="document", value_dim=24) for _ in range(2)]
+    with torch.no_grad():
+        for case in cases:  # of two masks of the same kind
+            torch.testing.assert_close(
+                case.output(), case_of("sdpa", mask="document", value_dim=24).output(), rtol=0, atol=1e-5
+            )
+            counters.clear()
+        cases[1].output()
+    assert not counters["stats"]
+
+
+def test_the_block_mask_is_made_once():
+    mask = bind(Workload(**SMALL, mask="causal"))
+    made = [mask.keep("flex", object) for _ in range(2)]
+    assert made[0] is made[1]
+
+
+@needs_compiler
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Inductor, as it is imported
+def test_the_plain_form_becomes_the_flash_kernel_and_the_profile_tells():
+    case = case_of("fused+compile", num_kv_heads=4, seq_len=64)
+    with torch.no_grad():
+        plain = case_of("fused", num_kv_heads=4, seq_len=64).output()
+        torch.testing.assert_close(case.output(), plain, rtol=0, atol=1e-5)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as profile:
+            case.output()
+    ran = {event.key for event in profile.key_averages()}
+    assert "aten::_scaled_dot_product_flash_attention_for_cpu" in ran
+    assert not ran & {"aten::softmax", "aten::bmm"}
+
+
+@pytest.mark.usefixtures("_captured_only")
+@pytest.mark.parametrize("name", ["fused", "sdpa_mask", "module_list", "torch_mha"])
+@pytest.mark.parametrize("direction", ["inference", "backward"])
+def test_a_variant_agrees_and_is_captured_before_the_second_call(name, direction):
+    axes = {"scope": "module", "mask": "causal", "num_kv_heads": 4, "direction": direction}
+    plain, variant = (case_of(spec, **axes) for spec in (name, f"{name}+compile"))
+    assert dict(plain.module.named_parameters()).keys() == dict(variant.module.named_parameters()).keys()
+    with plain.grad_mode():
+        expected, found = plain.output(), variant.output()
+        torch.testing.assert_close(found, expected, rtol=0, atol=1e-5)
+        assert counters["stats"]["unique_graphs"] == 1
+        variant.call()()
+        variant.output()
+    assert counters["stats"]["unique_graphs"] == 1
+
+
+@pytest.mark.usefixtures("_captured_only")
+def test_a_variant_is_judged_as_any_other():
+    point = Workload(**(SMALL | {"mask": "padding", "direction": "forward_backward"}))
+    assert check(ground(point, 0), implementation("fused+compile")).agrees
+
+
+@pytest.mark.usefixtures("_captured_only")
+def test_what_is_not_one_graph_is_unsupported_with_the_reason(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text("def f(query, key, value):\n    return value * (1 if query.sum() > 0 else 2)\n")
+    with torch.no_grad(), pytest.raises(NotOneGraphError, match="as one graph: Data-dependent") as raised:
+        case_of(f"{file}:f+compile").output()
+    assert describe(raised.value)[0] is Status.unsupported
+
+
+def test_sizes_beyond_pytorchs_own_limit_are_compiled_too():
+    torch.compiler.reset()
+    settle()
+    counters.clear()
+    compiled = torch.compile(lambda x: x + 1, backend="eager", dynamic=False, fullgraph=True)
+    for size in range(1, 13):
+        compiled(torch.zeros(size + 1))
+    assert counters["stats"]["unique_graphs"] == 12
+
+
+def test_a_limit_that_is_reached_is_an_error_and_not_eager(monkeypatch):
+    import torch._dynamo.config
+
+    torch.compiler.reset()
+    compiled = compile_whole(lambda x: x + 1)
+    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 0)
+    with pytest.raises(Exception, match=r"[Rr]ecompile_limit"):
+        compiled(torch.zeros(3))
+
+
+def test_a_variant_of_what_cannot_take_a_workload_cannot_either():
+    point = Workload(**SMALL)
+    assert "project alone" not in str(implementation("module_list").unsupported(Workload()))
+    assert implementation("module_list+compile").unsupported(point) == implementation("module_list").unsupported(point)
+    assert "without +compile" in str(implementation("flex+compile").unsupported(point))
+
+
+def test_few_lengths_are_tried_of_what_compiles():
+    point = Workload(seq_len=8192)
+    assert [step.seq_len for step in predict.stairs(point)] == [16, 64, 256, 1024, 4096]
+    assert [step.seq_len for step in predict.stairs(point, compiles=True)] == [256, 4096]
+
+
+def test_an_option_is_part_of_the_name(tmp_path):
+    file = tmp_path / "a+b.py"
+    file.write_text("def f(query, key, value): ...\n")
+    assert plugins.name_of("fused+compile") == "fused+compile"
+    assert plugins.name_of(f"{file}:f+compile") == "f+compile"
+    assert plugins.name_of(f"{file}:f") == "f"
+    assert plugins.digest("fused+compile") == plugins.digest("fused") != ""
+    plugins.check_specs(["fused", "fused+compile", f"{file}:f", f"{file}:f+compile"])
+    with pytest.raises(ValueError, match=r"fused\+compil: there is no option compil .did you mean compile"):
+        plugins.check_specs(["fused+compil"])
+    with pytest.raises(ValueError, match="no implementation fusd"):
+        plugins.check_specs(["fusd+compile"])
+
+
+def test_a_variant_looks_like_what_it_is_a_variant_of():
+    plain, variant = style.look("fused"), style.look("fused+compile")
+    assert (variant.colour, variant.marker) == (plain.colour, plain.marker)
+    assert variant.line != plain.line
+    assert variant.width < plain.width
+
+
+def test_a_copy_shares_its_parameters_with_the_module():
+    class Other(Attention):
+        pass
+
+    module = Other(draw_normal(Workload(**SMALL), 0).weights)
+    assert copy.copy(module).query.weight is module.query.weight
