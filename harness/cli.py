@@ -9,8 +9,10 @@ from harness.commands.doctor import doctor
 from harness.commands.ending import WRONG_USAGE
 from harness.commands.inspect import inspect
 from harness.commands.listing import list_what
+from harness.commands.profile import profile
 from harness.commands.report import report
 from harness.commands.run import run_sweep
+from harness.commands.tensorboard import tensorboard
 
 app = typer.Typer(
     name="attnbench",
@@ -27,6 +29,8 @@ app.command("run")(run_sweep)
 app.command()(check)
 app.command()(inspect)
 app.command()(report)
+app.command()(profile)
+app.command()(tensorboard)
 app.command()(doctor)
 
 

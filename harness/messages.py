@@ -42,7 +42,15 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     cache: str = "warm"
 
 
-Request = Hello | Check | Observe | TakeVisit
+class Trace(msgspec.Struct, frozen=True, kw_only=True, tag="trace"):
+    """Trace some steps into `file`. Answered by Traced, or Failed."""
+
+    workload: Workload
+    spec: str
+    file: str
+
+
+Request = Hello | Check | Observe | TakeVisit | Trace
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
@@ -74,6 +82,12 @@ class Visited(msgspec.Struct, frozen=True, kw_only=True, tag="visited"):
     called_s: float = 0.0
 
 
+class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
+    """The trace is written, and has as many bytes."""
+
+    num_bytes: int
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The request failed at this arm (or the request's only implementation)."""
 
@@ -82,4 +96,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Reply = Ready | Checked | Observed | Visited | Failed
+Reply = Ready | Checked | Observed | Visited | Traced | Failed

@@ -11,6 +11,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from harness import run
+from harness.profiling import Traces
 from harness.records import Record, Status, Verdict
 from harness.reports import table, verdicts
 from harness.store import Results
@@ -19,7 +20,7 @@ from harness.units import MISSING, show, significant
 LINE_EVERY_S = 10.0
 FAR = 1e4
 """From here on an error is told by its power of ten."""
-STAGE_WORDS = {"check": "checking", "metrics": "reading metrics", "time": "timing"}
+STAGE_WORDS = {"check": "checking", "metrics": "reading metrics", "time": "timing", "trace": "tracing"}
 
 
 @contextmanager
@@ -217,6 +218,17 @@ def _print_not_tried(results: Results, console: Console) -> None:
         console.print("\nNot tried:", markup=False)
     for line, number in reasons.items():
         console.print(f"  {line} ({number} cell{'s' if number > 1 else ''})", markup=False, style="dim", soft_wrap=True)
+
+
+def print_traces(found: Traces) -> None:
+    """A row for each cell, with the size of its trace; then what went wrong."""
+    rows = []
+    for record in found.results.records:
+        file = found.file_of(record)
+        size = MISSING if file is None else show(file.stat().st_size, "bytes")
+        rows.append((record.implementation, record.workload.id, str(record.status), size))
+    print_table(("implementation", "workload", "status", "trace"), rows)
+    print_findings(found.results, Console())
 
 
 def print_entries(entries: Sequence[dict[str, str]]) -> None:

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -25,7 +26,7 @@ from harness import agreement, environment, measure, plugins, predict
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
 from harness.caches import flusher
-from harness.case import build, place, reason_against
+from harness.case import Case, build, place, reason_against
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
@@ -46,6 +47,8 @@ from harness.messages import (
     Reply,
     Request,
     TakeVisit,
+    Trace,
+    Traced,
     Visited,
 )
 from harness.metrics import Metric
@@ -53,6 +56,7 @@ from harness.metrics.peak_memory import peak_on_cpu
 from harness.records import Measurement, Sample, Status, Workload
 
 SHARE_OF_FREE_MEMORY = 0.75
+T = TypeVar("T")
 
 
 class Worker:
@@ -86,6 +90,8 @@ class Worker:
                 return self.observe(request)
             case TakeVisit():
                 return self.visit(request)
+            case Trace():
+                return self.trace(request)
 
     def implementation(self, spec: str) -> Implementation:
         """The implementation, imported at first use."""
@@ -168,24 +174,38 @@ class Worker:
         self.benches.move_to_end(workload.id)
         return self.benches[workload.id]
 
-    def observe(self, request: Observe) -> Observed | Failed:
+    def observe(self, request: Observe) -> Reply:
         """Read a metric in a pass of its own, on a case of its own."""
-        self.flight.take_off(0)
-        try:
-            self.metrics = self.metrics or plugins.plugs("harness.metrics", "METRIC")
-            metric = self.metrics[request.metric]
-            assert metric.measure is not None
-            guard = Guard()
-            value = metric.measure(self.bench(request.workload).case(self.implementation(request.spec)))
-            guard.require_unchanged()
-        except Exception as error:  # noqa: BLE001 - as in check
-            status, message = _report(error)
-            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+        self.metrics = self.metrics or plugins.plugs("harness.metrics", "METRIC")
+        metric = self.metrics[request.metric]
+        assert metric.measure is not None
+        value = self.attempt(request, metric.measure)
+        if isinstance(value, Failed):
+            return value
         if not math.isfinite(value):
             name = plugins.name_of(request.spec)
             return Failed(arm=name, status=Status.invalid, message=f"the metric {request.metric} is {value}")
         sample = Sample(value=value)
         return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+
+    def trace(self, request: Trace) -> Reply:
+        """Trace a case of its own, which nothing times."""
+        from harness.tracing.capture import trace
+
+        done = self.attempt(request, lambda case: trace(case, Path(request.file), lambda: self.flight.take_off(0)))
+        return done if isinstance(done, Failed) else Traced(num_bytes=done)
+
+    def attempt(self, request: Observe | Trace, work: Callable[[Case], T]) -> T | Failed:
+        """What `work` makes of a fresh case, or how the cell failed."""
+        self.flight.take_off(0)
+        try:
+            guard = Guard()
+            done = work(self.bench(request.workload).case(self.implementation(request.spec)))
+            guard.require_unchanged()
+        except Exception as error:  # noqa: BLE001 - as in check
+            status, message = _report(error)
+            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+        return done
 
     def visit(self, request: TakeVisit) -> Visited | Failed:
         """Sample the blocks of a visit, then see that every arm still computes."""

@@ -1,0 +1,54 @@
+"""The plug-in torch-tb-profiler, serving the pages of harness/viewer/pages.py, and passing over damaged traces."""
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from torch_tb_profiler.plugin import TorchProfilerPlugin
+from werkzeug import Request, Response
+
+from harness.tracing import folders
+from harness.viewer import pages
+
+SERVED: dict[str, tuple[Callable[[], str], str]] = {
+    "/index.html": (pages.index, "text/html"),
+    "/trace_embedding.html": (pages.trace_embedding, "text/html"),
+    "/charts.js": (pages.charts, "text/javascript"),
+    "/elements.js": (pages.elements, "text/javascript"),
+}
+
+
+class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in has no types
+    """Draws without the internet."""
+
+    def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
+        """What the plug-in serves, by path, with our pages in place of its own."""
+        theirs: dict[str, Callable[..., Any]] = super().get_plugin_apps()
+        return theirs | {path: _serve(make(), kind) for path, (make, kind) in SERVED.items()}
+
+    def _get_run_dirs(self) -> Iterator[str]:
+        """The folders that hold a trace which can be read; the plug-in waits for the others for ever."""
+        for folder in super()._get_run_dirs():
+            if readable(Path(folder).glob("*.pt.trace.json*"))[0]:
+                yield folder
+
+
+def readable(files: Any) -> tuple[list[Path], list[str]]:  # noqa: ANN401
+    """The traces that can be read, and what is wrong with each of the others."""
+    good, told = [], []
+    for file in files:
+        try:
+            folders.read(file)
+        except ValueError as error:
+            told.append(str(error))
+        else:
+            good.append(file)
+    return good, told
+
+
+def _serve(text: str, kind: str) -> Callable[..., Any]:
+    @Request.application
+    def answer(_: Request) -> Response:
+        return Response(text, content_type=f"{kind}; charset=utf-8", headers=TorchProfilerPlugin.headers)
+
+    return answer
