@@ -18,8 +18,6 @@ def tensorboard(
     open_page: OpenPage = False,
 ) -> None:
     """Show traces in TensorBoard, on this machine alone, and without the internet. Ctrl-C ends it."""
-    import threading
-
     from harness.tracing import folders
     from harness.viewer import server
 
@@ -30,7 +28,5 @@ def tensorboard(
     typer.echo(f"{folder}: {address} (Ctrl-C ends it)")
     if open_page:
         typer.launch(address)
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        typer.echo("ended", err=True)
+    server.wait()
+    typer.echo("ended", err=True)

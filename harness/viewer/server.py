@@ -1,7 +1,10 @@
 """TensorBoard on this machine's own address, over a folder of traces."""
 
 import logging
+import multiprocessing
 import os
+import signal
+import threading
 from pathlib import Path
 
 from tensorboard import default, program
@@ -34,6 +37,16 @@ def launch(folder: Path, port: int) -> tuple[str, list[str]]:
         in_use = f"port {port} is in use" if isinstance(error, program.TensorBoardPortInUseError) else str(error)
         raise ValueError(f"{in_use}: choose another with --port, or any that is free with --port 0") from None
     return f"{address}#pytorch_profiler", damaged
+
+
+def wait() -> None:
+    """Wait for Ctrl-C or for SIGTERM; then end the processes that still read traces, which would wait for ever."""
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        for reader in multiprocessing.active_children():
+            reader.kill()
 
 
 def shown_folder(run: Path) -> Path:

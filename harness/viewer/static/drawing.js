@@ -9,7 +9,7 @@ const COLOURS = [
   "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#F0E442", "#8c8c8c",
   "#66AAD1", "#E69E66", "#66C5AB", "#E0AFCA", "#F0C566", "#9AD2F2", "#F6EF8E", "#bababa",
 ];
-const CHARACTER = 6.1; // width of an average character at 11 px
+const CHARACTER = 6.7; // width of an average character at 11 px
 
 function draw(tag, attributes, parent, text) {
   const made = document.createElementNS(SVG, tag);
@@ -20,7 +20,9 @@ function draw(tag, attributes, parent, text) {
 }
 
 function number(value, digits = 2) {
-  return typeof value === "number" ? value.toLocaleString("en", { maximumFractionDigits: digits }) : String(value ?? "");
+  if (typeof value !== "number") return String(value ?? "");
+  const text = value.toLocaleString("en", { maximumFractionDigits: digits });
+  return text === "-0" ? "0" : text;
 }
 
 function fitted(text, width) {
@@ -46,6 +48,7 @@ class Chart {
   }
 
   draw(data, options = {}) {
+    if (!this.container) return; // the page went on to another view before the data came
     this.data = data;
     this.options = options;
     this.container.style.position = "relative";

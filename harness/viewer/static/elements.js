@@ -8,6 +8,7 @@
   const make = Document.prototype.createElement;
   const copy = Document.prototype.importNode;
   const clone = Node.prototype.cloneNode;
+  const OVERLAY = "overlay"; // the only element with a shadow; today only a name with a hyphen may have one
 
   function definitionOf(element) {
     const is = element.getAttribute("is");
@@ -68,7 +69,7 @@
   };
 
   Document.prototype.createElement = function createElement(tag, is) {
-    const element = make.call(this, tag);
+    const element = make.call(this, tag === OVERLAY ? `trace-${OVERLAY}` : tag);
     if (typeof is === "string") element.setAttribute("is", is);
     upgrade(element);
     return element;
@@ -95,6 +96,7 @@
     return root;
   };
   Object.defineProperty(document, "_currentScript", { get: () => document.currentScript });
+  window.wrap = window.unwrap = (node) => node; // of the polyfill for shadow trees, where nodes have two faces
   window.CustomElements = {
     useNative: false,
     hasNative: false,
@@ -106,6 +108,8 @@
   };
 
   document.addEventListener("DOMContentLoaded", () => {
+    const shadow = document.getElementById(`${OVERLAY}-template`);
+    shadow?.content.querySelectorAll("content").forEach((each) => each.replaceWith(make.call(document, "slot")));
     upgradeTree(document);
     observer.observe(document, { childList: true, subtree: true });
     window.CustomElements.ready = true;
