@@ -18,7 +18,7 @@ from harness.clock import VirtualClock
 from harness.crew import Crew
 from harness.events import Plan, VisitFinished, twin
 from harness.interference import CANARY
-from harness.messages import Check, Checked, Hello, Observe, Observed, Ready, Reply, Request, TakeVisit, Visited
+from harness.messages import Check, Checked, Hello, Observe, Observed, Ready, Reply, Request, TakeVisit, Trace, Visited
 from harness.outcome import Agreement, ProbeResult, TensorError
 from harness.plugins import name_of
 from harness.records import Environment, Measurement, Sample, Status, Workload
@@ -150,6 +150,8 @@ class VirtualCrew(Crew):
                 return Observed(measurement=found)
             case TakeVisit():
                 return self._visit(request)
+            case Trace():
+                raise NotImplementedError("nothing happens here that could be traced")
 
     def _visit(self, request: TakeVisit) -> Visited:
         start_s = self.clock.now()

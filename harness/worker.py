@@ -54,6 +54,7 @@ from harness.messages import (
 from harness.metrics import Metric
 from harness.metrics.peak_memory import peak_on_cpu
 from harness.records import Measurement, Sample, Status, Workload
+from harness.tracing.capture import trace
 
 SHARE_OF_FREE_MEMORY = 0.75
 T = TypeVar("T")
@@ -183,15 +184,13 @@ class Worker:
         if isinstance(value, Failed):
             return value
         if not math.isfinite(value):
-            name = plugins.name_of(request.spec)
-            return Failed(arm=name, status=Status.invalid, message=f"the metric {request.metric} is {value}")
+            message = f"the metric {request.metric} is {value}"
+            return Failed(arm=plugins.name_of(request.spec), status=Status.invalid, message=message)
         sample = Sample(value=value)
         return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
 
     def trace(self, request: Trace) -> Reply:
         """Trace a case of its own, which nothing times."""
-        from harness.tracing.capture import trace
-
         done = self.attempt(request, lambda case: trace(case, Path(request.file), lambda: self.flight.take_off(0)))
         return done if isinstance(done, Failed) else Traced(num_bytes=done)
 
@@ -251,7 +250,7 @@ class Worker:
         at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
         conditions = measure.Conditions(
             on_turn=lambda arm: on_turn(arm.name),
-            count_faults=_count_faults,
+            count_faults=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
             flush=flusher(request.workload.device) if request.cache == "cold" else None,
         )
         with torch.set_grad_enabled(request.workload.direction != "inference"):
@@ -263,10 +262,6 @@ class Worker:
             work = canary() if workload.device == "cpu" else canary_on_cuda(workload.device)
             self.canaries[workload.device] = measure.Arm(name=CANARY, call=work)
         return self.canaries[workload.device]
-
-
-def _count_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _report(error: Exception) -> tuple[Status, str]:

@@ -6,6 +6,7 @@ show even where `attend` is called by itself, and its DIFF tab finds the same ph
 
 import tempfile
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 
 import msgspec
@@ -45,9 +46,7 @@ class Backward(nn.Module):
 
     def forward(self, output: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
         """A gradient for each leaf, None where it has no part in `output`."""
-        return torch.autograd.grad(
-            output, self.leaves, grad_output, retain_graph=self.keeps_graph, allow_unused=True
-        )
+        return torch.autograd.grad(output, self.leaves, grad_output, retain_graph=self.keeps_graph, allow_unused=True)
 
 
 def stepper(case: Case) -> Callable[[], object]:
@@ -55,11 +54,10 @@ def stepper(case: Case) -> Callable[[], object]:
     forward, backward = Forward(case), Backward(case)
     if case.workload.direction in {"inference", "forward"}:
         return forward
-    kept = forward()
-    grad_output = torch.ones_like(kept) / kept.numel() ** 0.5
+    output = forward()
+    grad_output = torch.ones_like(output) / output.numel() ** 0.5
     if case.workload.direction == "backward":
-        return lambda: backward(kept, grad_output)
-    del kept
+        return partial(backward, output, grad_output)
     return lambda: backward(forward(), grad_output)
 
 

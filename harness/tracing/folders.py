@@ -48,7 +48,7 @@ def read(file: Path) -> dict[str, Any]:
     except (OSError, EOFError, ValueError) as error:
         raise ValueError(f"{file} is damaged: {error}; trace that cell again") from None
     if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
-        raise ValueError(f"{file} is no trace: it has no traceEvents")
+        raise ValueError(f"{file} is no trace: it has no traceEvents")  # noqa: TRY004 - a file's fault
     return found
 
 

@@ -13,9 +13,7 @@ THEIRS = Path(torch_tb_profiler.__file__).parent / "static"
 OURS = Path(__file__).parent / "static"
 CHARTS = ("data", "drawing", "axes", "pie", "table", "timeline", "google")
 LOADER = '<script src="https://www.gstatic.com/charts/loader.js"></script>'
-POLYFILL = (
-    '<script src="https://cdnjs.cloudflare.com/ajax/libs/webcomponentsjs/0.7.24/webcomponents.min.js"></script>'
-)
+POLYFILL = '<script src="https://cdnjs.cloudflare.com/ajax/libs/webcomponentsjs/0.7.24/webcomponents.min.js"></script>'
 IMPORT = '<link rel="import" href="trace_viewer_full.html" onerror="onTraceViewerImportFail(event)">'
 
 

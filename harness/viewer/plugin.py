@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 from torch_tb_profiler.plugin import TorchProfilerPlugin
+from torch_tb_profiler.profiler.diffrun.contract import OpAgg
 from werkzeug import Request, Response
 
 from harness.tracing import folders
@@ -26,6 +27,12 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
         theirs: dict[str, Callable[..., Any]] = super().get_plugin_apps()
         return theirs | {path: _serve(make(), kind) for path, (make, kind) in SERVED.items()}
 
+    def get_diff_status(self, base: Any, exp: Any) -> Any:  # noqa: ANN401
+        """The comparison of two runs, with the same operators in the same order on both sides: the page pairs rows."""
+        compared = super().get_diff_status(base, exp)
+        align(compared)
+        return compared
+
     @staticmethod
     def respond_as_json(answer: Any, compress: bool = False) -> Any:  # noqa: ANN401, FBT001, FBT002 - as the plug-in has it
         """The answer as JSON, times to the nanosecond: sums of times in floating point have a dozen digits more."""
@@ -36,6 +43,17 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
         for folder in super()._get_run_dirs():
             if readable(Path(folder).glob("*.pt.trace.json*"))[0]:
                 yield folder
+
+
+def align(compared: Any) -> None:  # noqa: ANN401
+    """Give both sides of a comparison and of those below it a row for each operator of either, 0 where it has none."""
+    left, right = compared.left.op_aggs, compared.right.op_aggs
+    names = dict.fromkeys(each.name for each in [*left, *right])
+    for side in (compared.left, compared.right):
+        own = {each.name: each for each in side.op_aggs}
+        side.op_aggs = [own.get(name, OpAgg(name, 0, 0, 0, 0, 0)) for name in names]
+    for child in compared.children:
+        align(child)
 
 
 def readable(files: Any) -> tuple[list[Path], list[str]]:  # noqa: ANN401

@@ -1,4 +1,4 @@
-"""A trace says what happened and not where: no host, no user, no absolute path; and viewers find in it what they want."""
+"""A trace says what happened and not where: no host, no user, no absolute path; and viewers find all they want."""
 
 import getpass
 import gzip
@@ -20,7 +20,7 @@ from harness.tracing import capture, folders, tidy
 
 PANDAS = pytest.mark.filterwarnings("ignore:The copy keyword")  # of the plug-in's own code
 LIARS = Path(__file__).parent / "liars.py"
-SIZES = {"seq_len": 8, "num_heads": 2, "head_dim": 4, "mask": "causal", "num_threads": 1}
+SIZES = {"seq_len": 32, "num_heads": 2, "head_dim": 4, "mask": "causal", "num_threads": 1}
 TRAINING = Workload(**SIZES, scope="module", direction="forward_backward")
 THEIRS = '''"""Somebody's attention."""
 
@@ -85,7 +85,14 @@ def test_no_trace_names_the_host_the_user_or_an_absolute_path(traced):
     for file in found.files.values():
         text = gzip.decompress(file.read_bytes()).decode()
         assert "host_name" not in text
-        for secret in (str(home), "jane doe", str(Path.cwd()), str(Path.home()) + "/", f"/{getpass.getuser()}/", "/site-packages/"):
+        for secret in (
+            str(home),
+            "jane doe",
+            str(Path.cwd()),
+            str(Path.home()) + "/",
+            f"/{getpass.getuser()}/",
+            "/site-packages/",
+        ):
             assert secret not in text
         strings = [each for each in _strings(json.loads(text)) if each.startswith("/") or ";/" in each]
         assert strings == []
@@ -111,7 +118,10 @@ def test_the_plug_in_finds_steps_shapes_memory_stacks_and_modules(traced, tmp_pa
     for (workload_id, name), file in found.files.items():
         profile = parsed(file, tmp_path)
         assert len(profile.steps_names) == 3, name
-        assert any("[1, 2, 8, 4]" in op.input_shape for op in profile.op_list_groupby_name_input) or "module" in workload_id
+        assert (
+            any("[1, 2, 32, 4]" in op.input_shape for op in profile.op_list_groupby_name_input)
+            or "module" in workload_id
+        )
         assert profile.memory_snapshot is not None
         assert len(profile.stack_lists_group_by_name) > 3
         if workload_id == TRAINING.id:
