@@ -221,14 +221,17 @@ def _print_not_tried(results: Results, console: Console) -> None:
 
 
 def print_traces(found: Traces) -> None:
-    """A row for each cell, with the size of its trace; then what went wrong."""
-    rows = []
-    for record in found.results.records:
-        file = found.file_of(record)
-        size = MISSING if file is None else show(file.stat().st_size, "bytes")
-        rows.append((record.implementation, record.workload.id, str(record.status), size))
-    print_table(("implementation", "workload", "status", "trace"), rows)
-    print_findings(found.results, Console())
+    """A table for each workload with the size of each trace; then what went wrong."""
+    console = Console()
+    for workload in found.results.plan.workloads:
+        console.print(workload.id, style="bold", markup=False, soft_wrap=True)
+        rows = []
+        for record in (each for each in found.results.records if each.workload.id == workload.id):
+            file = found.file_of(record)
+            size = MISSING if file is None else show(file.stat().st_size, "bytes")
+            rows.append((record.implementation, str(record.status), size))
+        print_table(("implementation", "status", "trace"), rows)
+    print_findings(found.results, console)
 
 
 def print_entries(entries: Sequence[dict[str, str]]) -> None:

@@ -31,6 +31,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
         sweep=sweep,
         settings=settings or (),
         implementations=implementation or (),
+        budget_s=0.0,
         call_limit_s=call_limit,
         timeout_s=timeout,
         memory_limit_bytes=int(memory_limit * 2**30),

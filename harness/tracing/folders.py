@@ -49,6 +49,8 @@ def read(file: Path) -> dict[str, Any]:
         raise ValueError(f"{file} is damaged: {error}; trace that cell again") from None
     if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
         raise ValueError(f"{file} is no trace: it has no traceEvents")  # noqa: TRY004 - a file's fault
+    if not all(isinstance(event, dict) and {"name", "ph"} <= event.keys() for event in found["traceEvents"]):
+        raise ValueError(f"{file} is damaged: it has events without a name; trace that cell again")
     return found
 
 

@@ -1,6 +1,7 @@
 """The plug-in torch-tb-profiler, serving the pages of harness/viewer/pages.py, and passing over damaged traces."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -56,17 +57,20 @@ def align(compared: Any) -> None:  # noqa: ANN401
         align(child)
 
 
-def readable(files: Any) -> tuple[list[Path], list[str]]:  # noqa: ANN401
+def readable(files: Iterable[Path]) -> tuple[list[Path], list[str]]:
     """The traces that can be read, and what is wrong with each of the others."""
-    good, told = [], []
-    for file in files:
-        try:
-            folders.read(file)
-        except ValueError as error:
-            told.append(str(error))
-        else:
-            good.append(file)
-    return good, told
+    faults = {file: _fault(file, file.stat().st_mtime_ns) for file in files}
+    return [file for file, fault in faults.items() if not fault], [fault for fault in faults.values() if fault]
+
+
+@cache
+def _fault(file: Path, _changed_ns: int) -> str:
+    """What is wrong with a trace, or "". The plug-in looks for new ones all the time: none is read twice for it."""
+    try:
+        folders.read(file)
+    except ValueError as error:
+        return str(error)
+    return ""
 
 
 def _serve(text: str, kind: str) -> Callable[..., Any]:

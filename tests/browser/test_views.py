@@ -18,8 +18,9 @@ from tests.browser.chromium import Browser, find
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 VIEWS = 1  # the list of views, below the list of runs
+GROUP_BY = 4  # behind the lists of workers and spans
 NAMES = ["fused", "module_list", "sdpa"]
-SIZES = ["--set", "device=cpu", *os.environ.get("ATTNBENCH_SIZES", "--set seq_len=64 --set num_heads=2").split()]
+SIZES = ["--set", "device=cpu"]
 ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
 
 
@@ -105,6 +106,9 @@ def test_operator_draws_shares_and_a_table_with_call_stacks(page):
     table = page.run("document.querySelector('.ant-table').innerText")
     assert "aten::addmm" in table
     keep_picture(page, "operator")
+    choose(page, GROUP_BY, "Operator + Input Shape")
+    page.wait("document.querySelector('.ant-table').innerText.includes('Input Shape')")
+    page.wait("/\\[\\[\\d+(, \\d+)+\\]/.test(document.querySelector('.ant-table').innerText)")
     page.press(
         *middle(page, "[...document.querySelectorAll('button, a, span')].find((e) => e.innerText === 'View CallStack')")
     )

@@ -90,6 +90,7 @@ DAMAGE = {
     "cut short": lambda file: file.write_bytes(file.read_bytes()[:-20]),
     "not packed": lambda file: file.write_bytes(b"{}"),
     "empty": lambda file: file.write_bytes(b""),
+    "half an event": lambda file: folders.write(file, {"traceEvents": [{"ph": "X"}]}),
     "no trace": lambda file: folders.write(file, {"events": []}),
 }
 

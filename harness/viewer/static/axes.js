@@ -122,7 +122,8 @@ class AxesChart extends Chart {
     const size = { x: from, width: Math.max(0.5, each), y: Math.min(a, b), height: Math.abs(a - b) };
     const bar = draw("rect", { ...size, fill: this.colour(index), "fill-opacity": shape === "steps" ? 0.75 : 1 }, this.plot);
     bar.classList.add("bar");
-    this.explain(bar, tooltip < 0 ? `${row[0]}\n${label}: ${number(value)}` : row[tooltip], tooltip >= 0);
+    const told = tooltip < 0 ? `${row[0]}\n${label}: ${number(value)}` : row[tooltip];
+    this.explain(bar, told, Boolean(this.data.columns[tooltip]?.p?.html));
     bar.addEventListener("click", () => this.choose(place, column));
   }
 
