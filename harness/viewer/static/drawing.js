@@ -30,6 +30,12 @@ function fitted(text, width) {
   return text.length <= room ? text : `${text.slice(0, Math.max(1, room - 1))}\u2026`;
 }
 
+/** Dark on light colours, and light on dark ones. */
+function inkOn(colour) {
+  const [red, green, blue] = [1, 3, 5].map((at) => parseInt(colour.slice(at, at + 2), 16));
+  return 0.299 * red + 0.587 * green + 0.114 * blue > 150 ? INK : "white";
+}
+
 /** Round values from about low to about high: 1, 2 or 5 times a power of ten apart. */
 function steps(low, high, about) {
   if (!(high > low)) return [low];

@@ -35,8 +35,8 @@ class PieChart extends Chart {
     slice.addEventListener("mouseleave", () => events.trigger(this, "onmouseout", { row: index, column: 1 }));
     if (share < 0.06) return;
     const [x, y] = at(angle + turn / 2, (radius + hole) / 2).split(" ");
-    const label = { x, y: Number(y) + 4, "text-anchor": "middle", fill: "white", "pointer-events": "none" };
-    draw("text", { ...label, stroke: "#0006", "stroke-width": 2, "paint-order": "stroke" }, this.svg, percent(share));
+    const label = { x, y: Number(y) + 4, "text-anchor": "middle", fill: inkOn(this.colour(index)) };
+    draw("text", { ...label, "pointer-events": "none" }, this.svg, percent(share));
   }
 
   /** As many names as there is room for; the last line says how many more there are, and what they are worth. */

@@ -34,8 +34,8 @@ class Timeline extends Chart {
     made.classList.add("bar");
     this.explain(made, bar.told);
     if (size.width < 6 * CHARACTER) return;
-    const label = { x: size.x + 5, y: y + row / 2 + 4, fill: "white", "pointer-events": "none" };
-    const outline = { stroke: "#0006", "stroke-width": 2, "paint-order": "stroke" };
-    draw("text", { ...label, ...outline }, this.svg, fitted(bar.name, size.width - 10));
+    const fill = inkOn(colours.get(bar.name));
+    const label = { x: size.x + 5, y: y + row / 2 + 4, fill, "pointer-events": "none" };
+    draw("text", label, this.svg, fitted(bar.name, size.width - 10));
   }
 }
