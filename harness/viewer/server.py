@@ -4,6 +4,7 @@ import logging
 import multiprocessing
 import os
 import signal
+import socket
 import threading
 from pathlib import Path
 
@@ -20,8 +21,9 @@ def launch(folder: Path, port: int) -> tuple[str, list[str]]:
     Starts threads, and processes that read the traces and import the main module: guard it.
 
     Raises:
-        ValueError: none of the traces can be read, or the port is taken.
+        ValueError: the port is taken, or none of the traces can be read.
     """
+    _require_free(port)
     os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "ERROR")  # before the import: it is read once
     from harness.viewer.plugin import OfflinePlugin, readable
 
@@ -31,22 +33,27 @@ def launch(folder: Path, port: int) -> tuple[str, list[str]]:
         raise ValueError("; ".join(damaged))
     board = program.TensorBoard(plugins=[*default.get_static_plugins(), OfflinePlugin])
     board.configure(logdir=str(folder), host=HOST, port=port, load_fast="false")
+    return f"{board.launch()}#pytorch_profiler", damaged
+
+
+def _require_free(port: int) -> None:
+    """Raises ValueError where the port is taken, before anything is started that would have to be ended."""
     try:
-        address = board.launch()
-    except program.TensorBoardServerException as error:
-        in_use = f"port {port} is in use" if isinstance(error, program.TensorBoardPortInUseError) else str(error)
-        raise ValueError(f"{in_use}: choose another with --port, or any that is free with --port 0") from None
-    return f"{address}#pytorch_profiler", damaged
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        raise ValueError(
+            f"port {port} cannot be used ({error.strerror}): choose another with --port, or any that is free with --port 0"
+        ) from None
 
 
 def wait() -> None:
-    """Wait for Ctrl-C or for SIGTERM; then end the processes that still read traces, which would wait for ever."""
+    """Wait for Ctrl-C or for SIGTERM; then end the plug-in's processes, which would outlive this one."""
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         threading.Event().wait()
     except KeyboardInterrupt:
-        for reader in multiprocessing.active_children():
-            reader.kill()
+        for process in multiprocessing.active_children():
+            process.kill()
 
 
 def shown_folder(run: Path) -> Path:

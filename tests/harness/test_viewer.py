@@ -8,6 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import psutil
 import pytest
 from torch_tb_profiler.profiler.diffrun.contract import DiffStats, OpAgg, OpStats
 
@@ -114,6 +115,14 @@ def test_no_readable_trace_at_all_is_a_users_mistake(tmp_path):
         server.launch(tmp_path, 0)
 
 
+def test_a_port_in_use_is_a_users_mistake(tmp_path):
+    cell(tmp_path, "workload", "fused")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} cannot be used .*: choose another with --port"):
+            server.launch(tmp_path, port)
+
+
 def attnbench(*arguments, cwd):
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     command = [sys.executable, "-m", "harness", "tensorboard", *arguments]
@@ -121,7 +130,8 @@ def attnbench(*arguments, cwd):
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
-def test_it_says_where_it_is_ends_with_ctrl_c_and_a_taken_port_is_told(tmp_path):
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_it_is_and_ends_with_all_of_its_processes(tmp_path, how):
     run = tmp_path / "results" / "traces" / "20260101T000000Z-a-0000"
     cell(run, "workload", "fused")
     cell(run, "workload", "sdpa").write_bytes(b"")
@@ -132,13 +142,11 @@ def test_it_says_where_it_is_ends_with_ctrl_c_and_a_taken_port_is_told(tmp_path)
         assert found is not None, line
         with socket.create_connection(("127.0.0.1", int(found[1])), timeout=10):
             pass
-        with attnbench("--port", found[1], cwd=tmp_path) as second:
-            _, told = second.communicate(timeout=60)
-            assert second.returncode == 2
-            assert f"error: port {found[1]} is in use: choose another with --port" in told
-        board.send_signal(signal.SIGINT)
+        processes = psutil.Process(board.pid).children(recursive=True)
+        board.send_signal(how)
         _, told = board.communicate(timeout=60)
     assert board.returncode == 0
+    assert psutil.wait_procs(processes, timeout=20)[1] == []  # none outlives it
     assert "sdpa.pt.trace.json.gz is damaged" in told
     assert told.rstrip().endswith("ended")
     assert "Traceback" not in told
