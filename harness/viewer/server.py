@@ -41,9 +41,8 @@ def _require_free(port: int) -> None:
     try:
         socket.create_server((HOST, port)).close()
     except OSError as error:
-        raise ValueError(
-            f"port {port} cannot be used ({error.strerror}): choose another with --port, or any that is free with --port 0"
-        ) from None
+        why = f"port {port} cannot be used ({error.strerror})"
+        raise ValueError(f"{why}: choose another with --port, or any that is free with --port 0") from None
 
 
 def wait() -> None:
