@@ -102,3 +102,14 @@ def gallery(session: nox.Session) -> None:
     for run in sorted(set(RESULTS.glob("runs/*")) - found):
         session.run("attnbench", "report", str(run), "--to", str(RESULTS / "gallery" / "quick"))
     session.run("python", "docs/figures.py")
+
+
+@nox.session
+def browser(session: nox.Session) -> None:
+    """Look at every view of TensorBoard in a browser without a network, and renew results/gallery/tensorboard.
+
+    It needs Chromium: `apt install chromium`, or the path of any in ATTNBENCH_CHROMIUM.
+    """
+    install(session, "test")
+    pictures = str((RESULTS / "gallery" / "tensorboard").resolve())
+    session.run("pytest", "-m", "browser", "tests/browser", *session.posargs, env={"ATTNBENCH_PICTURES": pictures})

@@ -13,8 +13,10 @@ from harness.commands.gate import gate
 from harness.commands.history import history
 from harness.commands.inspect import inspect
 from harness.commands.listing import list_what
+from harness.commands.profile import profile
 from harness.commands.report import report
 from harness.commands.run import run_sweep
+from harness.commands.tensorboard import tensorboard
 
 app = typer.Typer(
     name="attnbench",
@@ -35,6 +37,8 @@ app.command()(history)
 app.command()(compare)
 app.command()(gate)
 app.command()(baseline)
+app.command()(profile)
+app.command()(tensorboard)
 app.command()(doctor)
 
 

@@ -57,7 +57,15 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     cache: str = "warm"
 
 
-Work = Check | Profile | Observe | FindCeilings | TakeVisit
+class Trace(msgspec.Struct, frozen=True, kw_only=True, tag="trace"):
+    """Trace some steps into `file`. Answered by Traced, or Failed."""
+
+    workload: Workload
+    spec: str
+    file: str
+
+
+Work = Check | Profile | Observe | FindCeilings | TakeVisit | Trace
 Request = Hello | Work
 
 
@@ -103,6 +111,12 @@ class Visited(msgspec.Struct, frozen=True, kw_only=True, tag="visited"):
     called_s: float = 0.0
 
 
+class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
+    """The trace is written, and has as many bytes."""
+
+    num_bytes: int
+
+
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     """The request failed at this arm (or the request's only implementation)."""
 
@@ -111,4 +125,4 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Reply = Ready | Checked | Profiled | Observed | Found | Visited | Failed
+Reply = Ready | Checked | Profiled | Observed | Found | Visited | Traced | Failed

@@ -226,7 +226,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     """
     journal_path = folder / store.JOURNAL
     earlier = list(store.events(journal_path)) if journal_path.exists() else []
-    with store.Journal(folder) as journal, crew or _crew(plan, folder) as worker:
+    with store.Journal(folder) as journal, crew or crew_of(plan, folder) as worker:
         run = Run(plan, journal, worker, watch, clock)
         if not earlier:
             run.note(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=commit(), plan=plan))
@@ -248,7 +248,8 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     return store.read(folder)
 
 
-def _crew(plan: Plan, folder: Path) -> Crew:
+def crew_of(plan: Plan, folder: Path) -> Crew:
+    """The worker of a run, which prints into its folder."""
     return Crew(folder / "worker.log", plan.timeout_s, ALLOCATORS[plan.allocator])
 
 

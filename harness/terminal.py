@@ -12,6 +12,7 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from rich.table import Table
 
 from harness import run
+from harness.profiling import Traces
 from harness.records import Record, Status, Verdict
 from harness.reports import table, verdicts
 from harness.store import Results
@@ -28,6 +29,7 @@ STAGE_WORDS = {
     "metrics": "reading metrics",
     "ceilings": "finding ceilings",
     "time": "timing",
+    "trace": "tracing",
 }
 
 
@@ -226,6 +228,20 @@ def _print_not_tried(results: Results, console: Console) -> None:
         console.print("\nNot tried:", markup=False)
     for line, number in reasons.items():
         console.print(f"  {line} ({number} cell{'s' if number > 1 else ''})", markup=False, style="dim", soft_wrap=True)
+
+
+def print_traces(found: Traces) -> None:
+    """A table for each workload with the size of each trace; then what went wrong."""
+    console = Console()
+    for workload in found.results.plan.workloads:
+        console.print(workload.id, style="bold", markup=False, soft_wrap=True)
+        rows = []
+        for record in (each for each in found.results.records if each.workload.id == workload.id):
+            file = found.file_of(record)
+            size = MISSING if file is None else show(file.stat().st_size, "bytes")
+            rows.append((record.implementation, str(record.status), size))
+        print_table(("implementation", "status", "trace"), rows)
+    print_findings(found.results, console)
 
 
 def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:

@@ -34,6 +34,7 @@ from harness.messages import (
     Reply,
     Request,
     TakeVisit,
+    Trace,
     Visited,
 )
 from harness.outcome import Agreement, Operator, Operators, ProbeResult, TensorError
@@ -174,6 +175,8 @@ class VirtualCrew(Crew):
                 return self._ceilings(request)
             case TakeVisit():
                 return self._visit(request)
+            case Trace():
+                raise NotImplementedError("nothing happens here that could be traced")
 
     def _ceilings(self, request: FindCeilings) -> Found:
         device, dtype, num_threads = request.workload.place

@@ -17,6 +17,7 @@ from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TypeVar
 
 import msgspec
 import torch
@@ -25,7 +26,7 @@ from harness import agreement, environment, measure, operators, plugins, predict
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
 from harness.caches import flusher
-from harness.case import build, place, reason_against
+from harness.case import Case, build, place, reason_against
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
@@ -50,14 +51,19 @@ from harness.messages import (
     Reply,
     Request,
     TakeVisit,
+    Trace,
+    Traced,
     Visited,
     Work,
 )
 from harness.metrics import Metric
 from harness.metrics.peak_memory import peak_on_cpu
+from harness.outcome import Operators
 from harness.records import Measurement, Sample, Status, Workload
+from harness.tracing.capture import trace
 
 SHARE_OF_FREE_MEMORY = 0.75
+T = TypeVar("T")
 
 
 class Worker:
@@ -96,12 +102,16 @@ class Worker:
         match request:
             case Check():
                 return self.check(request)
-            case Profile() | Observe():
+            case Profile():
+                return self.profile(request)
+            case Observe():
                 return self.observe(request)
             case FindCeilings():
                 return self.find_ceilings(request)
             case TakeVisit():
                 return self.visit(request)
+            case Trace():
+                return self.trace(request)
 
     def implementation(self, spec: str) -> Implementation:
         """The implementation, imported at first use."""
@@ -190,29 +200,46 @@ class Worker:
         self.benches.move_to_end(workload.id)
         return self.benches[workload.id]
 
-    def observe(self, request: Observe | Profile) -> Observed | Profiled | Failed:
-        """Read a metric, or see what runs, in a pass of its own on a case of its own."""
+    def observe(self, request: Observe) -> Reply:
+        """Read a metric in a pass of its own, on a case of its own."""
+        self.metrics = self.metrics or plugins.plugs("harness.metrics", "METRIC")
+        metric = self.metrics[request.metric]
+        assert metric.measure is not None
+        value = self.attempt(request, metric.measure)
+        if isinstance(value, Failed):
+            return value
+        if not math.isfinite(value):
+            message = f"the metric {request.metric} is {value}"
+            return Failed(arm=plugins.name_of(request.spec), status=Status.invalid, message=message)
+        sample = Sample(value=value)
+        return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+
+    def profile(self, request: Profile) -> Reply:
+        """See what runs in a case of its own."""
+
+        def look(case: Case) -> Operators:
+            backend = self.implementation(request.spec).backend
+            return operators.observe(case, backend, on_step=lambda: self.flight.take_off(0))
+
+        seen = self.attempt(request, look)
+        return seen if isinstance(seen, Failed) else Profiled(operators=seen)
+
+    def trace(self, request: Trace) -> Reply:
+        """Trace a case of its own, which nothing times."""
+        done = self.attempt(request, lambda case: trace(case, Path(request.file), lambda: self.flight.take_off(0)))
+        return done if isinstance(done, Failed) else Traced(num_bytes=done)
+
+    def attempt(self, request: Observe | Profile | Trace, work: Callable[[Case], T]) -> T | Failed:
+        """What `work` makes of a fresh case, or how the cell failed."""
         self.flight.take_off(0)
-        name = plugins.name_of(request.spec)
         try:
-            found, guard = self.implementation(request.spec), Guard()
-            case = self.bench(request.workload).case(found)
-            if isinstance(request, Profile):
-                seen = operators.observe(case, found.backend, on_step=lambda: self.flight.take_off(0))
-                guard.require_unchanged()
-                return Profiled(operators=seen)
-            self.metrics = self.metrics or plugins.plugs("harness.metrics", "METRIC")
-            metric = self.metrics[request.metric]
-            assert metric.measure is not None
-            value = metric.measure(case)
+            guard = Guard()
+            done = work(self.bench(request.workload).case(self.implementation(request.spec)))
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             status, message = _report(error)
-            return Failed(arm=name, status=status, message=message)
-        if not math.isfinite(value):
-            return Failed(arm=name, status=Status.invalid, message=f"the metric {request.metric} is {value}")
-        sample = Sample(value=value)
-        return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+        return done
 
     def find_ceilings(self, request: FindCeilings) -> Found | Failed:
         """What matrix products and copies reach where the workload runs."""
@@ -268,7 +295,7 @@ class Worker:
         at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
         conditions = measure.Conditions(
             on_turn=lambda arm: on_turn(arm.name),
-            count_faults=_count_faults,
+            count_faults=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
             flush=flusher(request.workload.device) if request.cache == "cold" else None,
         )
         with torch.set_grad_enabled(request.workload.direction != "inference"):
@@ -280,10 +307,6 @@ class Worker:
             work = canary() if workload.device == "cpu" else canary_on_cuda(workload.device)
             self.canaries[workload.device] = measure.canary_arm(CANARY, work)
         return self.canaries[workload.device]
-
-
-def _count_faults() -> int:
-    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
 
 
 def _report(error: Exception) -> tuple[Status, str]:

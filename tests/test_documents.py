@@ -24,7 +24,14 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
 PRINTED = ["docs/tutorials.md"]
-DOCUMENTS = [*WITH_SET_UP, "docs/adapters.md", "docs/ci.md", "docs/pytest.md", *PRINTED]
+DOCUMENTS = [
+    *WITH_SET_UP,
+    "docs/adapters.md",
+    "docs/ci.md",
+    "docs/profiling.md",
+    "docs/pytest.md",
+    *PRINTED,
+]
 SHOWN = {"text", "console", "json", "mermaid"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -33,7 +40,7 @@ TIMEOUT_S = 240
 SMALL = """
 import runpy, sys
 arguments = sys.argv[1:]
-if arguments and arguments[0] in {"run", "check"} and "--help" not in arguments:
+if arguments and arguments[0] in {"run", "check", "profile"} and "--help" not in arguments:
     given = " ".join(arguments)
     if "(" not in given.replace("band(", "").replace("sliding_window(", ""):  # lengths in a mask must fit the others
         arguments += ["--set", "seq_len=16"]

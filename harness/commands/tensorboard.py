@@ -1,0 +1,32 @@
+"""`attnbench tensorboard`: a viewer for traces."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from harness.options import OpenPage, ResultsFolder
+
+
+def tensorboard(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN|DIR]", help="Which traces, by name or folder. Default: newest.")
+    ] = None,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 6006,
+    results: ResultsFolder = Path("results"),
+    open_page: OpenPage = False,
+) -> None:
+    """Show traces in TensorBoard, on this machine alone, and without the internet. Ctrl-C ends it."""
+    from harness.tracing import folders
+    from harness.viewer import server
+
+    folder = server.shown_folder(folders.find(run, results))
+    address, damaged = server.launch(folder, port)
+    for line in damaged:
+        typer.echo(f"warning: {line}", err=True)
+    typer.echo(f"{folder}: {address} (Ctrl-C ends it)")
+    if open_page:
+        typer.launch(address)
+    server.wait()
+    typer.echo("ended", err=True)

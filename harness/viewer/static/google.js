@@ -1,0 +1,18 @@
+// The names under which the page of torch-tb-profiler looks for all of this.
+"use strict";
+
+window.google = {
+  charts: { load: () => Promise.resolve(), setOnLoadCallback: (call) => call() },
+  visualization: {
+    DataTable,
+    arrayToDataTable,
+    events,
+    ColumnChart,
+    ComboChart,
+    LineChart,
+    PieChart,
+    SteppedAreaChart,
+    Table,
+    Timeline,
+  },
+};

@@ -1,0 +1,133 @@
+"""A headless Chromium that is cut off from every network but this machine, driven through a pipe.
+
+Source: the Chrome DevTools Protocol, https://chromedevtools.github.io/devtools-protocol/
+"""
+
+import base64
+import json
+import os
+import select
+import shutil
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, Self
+
+NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
+WINDOW = (1400, 1000)
+ANSWER_TIMEOUT_S = 60.0
+POLL_S = 0.25
+
+
+def find() -> str | None:
+    """The browser of the variable ATTNBENCH_CHROMIUM, or the first of NAMES that is installed."""
+    return os.environ.get("ATTNBENCH_CHROMIUM") or next(filter(None, map(shutil.which, NAMES)), None)
+
+
+class Browser:
+    """One page. Use it as a context manager."""
+
+    def __init__(self, program: str, profile: Path) -> None:
+        self._number = 0
+        self._rest = b""
+        self.requests: list[str] = []
+        """Every address that the page asked for."""
+        self.problems: list[str] = []
+        """What the page's scripts threw."""
+        theirs, self._write = os.pipe()
+        self._read, answers = os.pipe()
+        command = [
+            program,
+            "--headless=new",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--no-first-run",
+            "--disable-background-networking",
+            "--disable-component-update",
+            "--host-resolver-rules=MAP * ~NOTFOUND , EXCLUDE 127.0.0.1",
+            f"--user-data-dir={profile}",
+            f"--window-size={WINDOW[0]},{WINDOW[1]}",
+            "--remote-debugging-pipe",  # on descriptors 3 and 4
+            "about:blank",
+        ]
+        shell = ["bash", "-c", f'exec "$@" 3<&{theirs} 4>&{answers}', "bash", *command]
+        self._process = subprocess.Popen(
+            shell, pass_fds=(theirs, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
+        )
+        os.close(theirs)
+        os.close(answers)
+        self._session = ""
+        (page,) = [each for each in self.ask("Target.getTargets")["targetInfos"] if each["type"] == "page"]
+        attached = self.ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Network", "Runtime"):
+            self.ask(f"{domain}.enable")
+        size = {"width": WINDOW[0], "height": WINDOW[1], "deviceScaleFactor": 1, "mobile": False}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+
+    def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
+        """What the browser answers; what it tells meanwhile is noted."""
+        self._number += 1
+        request = {"id": self._number, "method": method, "params": parameters}
+        if self._session:
+            request["sessionId"] = self._session
+        os.write(self._write, json.dumps(request).encode() + b"\0")
+        while True:
+            told = self._next()
+            if told.get("id") == self._number:
+                assert "error" not in told, f"{method}: {told['error']}"
+                return told["result"]
+            self._note(told)
+
+    def _next(self) -> dict[str, Any]:
+        while b"\0" not in self._rest:
+            assert select.select([self._read], [], [], ANSWER_TIMEOUT_S)[0], "the browser does not answer"
+            chunk = os.read(self._read, 1 << 20)
+            assert chunk, "the browser has ended"
+            self._rest += chunk
+        line, self._rest = self._rest.split(b"\0", 1)
+        return json.loads(line)
+
+    def _note(self, told: dict[str, Any]) -> None:
+        if told.get("method") == "Network.requestWillBeSent":
+            self.requests.append(told["params"]["request"]["url"])
+        if told.get("method") == "Runtime.exceptionThrown":
+            details = told["params"]["exceptionDetails"]
+            self.problems.append(details.get("exception", {}).get("description", details["text"]))
+
+    def open(self, address: str) -> None:
+        self.ask("Page.navigate", url=address)
+
+    def run(self, script: str) -> Any:
+        """The value of an expression in the page, as JSON has it."""
+        found = self.ask("Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True)
+        assert "exceptionDetails" not in found, f"{script}: {found['exceptionDetails']}"
+        return found["result"].get("value")
+
+    def wait(self, script: str, timeout_s: float = 60.0) -> Any:
+        """The expression's value once it is true; an element is true. What throws is not there yet."""
+        end = time.monotonic() + timeout_s
+        kept = "it && typeof it === 'object' && !Array.isArray(it) ? true : it"  # an element cannot be sent
+        value = f"(() => {{ try {{ const it = {script}; return {kept}; }} catch {{ return null; }} }})()"
+        while not (found := self.run(value)):
+            assert time.monotonic() < end, f"not within {timeout_s:g} s: {script}"
+            time.sleep(POLL_S)
+        return found
+
+    def press(self, x: float, y: float) -> None:
+        for kind in ("mousePressed", "mouseReleased"):
+            self.ask("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=1)
+
+    def picture(self, file: Path) -> None:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(base64.b64decode(self.ask("Page.captureScreenshot", format="png")["data"]))
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._process.terminate()
+        self._process.wait(timeout=20)
+        os.close(self._write)
+        os.close(self._read)

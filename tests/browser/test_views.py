@@ -1,0 +1,156 @@
+"""Every view draws in a browser that reaches nothing but this machine: drawn shapes are looked for, not answers.
+
+Run by `nox -s browser`. With ATTNBENCH_PICTURES=DIR it leaves a picture of each view there.
+"""
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.browser.chromium import Browser, find
+
+pytestmark = pytest.mark.browser
+ROOT = Path(__file__).parents[2]
+VIEWS = 1  # the list of views, below the list of runs
+GROUP_BY = 4  # behind the lists of workers and spans
+NAMES = ["fused", "module_list", "sdpa"]
+SIZES = ["--set", "device=cpu"]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory):
+    """Three implementations, traced and served by the commands themselves."""
+    folder = tmp_path_factory.mktemp("traces")
+    chosen = [option for name in NAMES for option in ("-i", name)]
+    command = [sys.executable, "-m", "harness"]
+    made = subprocess.run([*command, "profile", *chosen, *SIZES], cwd=folder, env=ENVIRONMENT, check=False)
+    assert made.returncode == 0
+    serving = [*command, "tensorboard", "--port", "0"]
+    with subprocess.Popen(serving, cwd=folder, env=ENVIRONMENT, stdout=subprocess.PIPE, text=True) as board:
+        assert board.stdout is not None
+        found = re.search(r"http://127\.0\.0\.1:\d+/", board.stdout.readline())
+        assert found is not None
+        yield found[0]
+        board.terminate()
+
+
+@pytest.fixture(scope="module")
+def page(address, tmp_path_factory):
+    program = find()
+    if program is None:
+        pytest.skip("no Chromium here: install one (apt install chromium), or name it in ATTNBENCH_CHROMIUM")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as browser:
+        browser.open(f"{address}data/plugin/pytorch_profiler/index.html")
+        browser.wait(f"document.body.innerText.includes({json.dumps(NAMES[0])})")
+        yield browser
+        outside = [each for each in browser.requests if not each.startswith((address, "data:", "about:", "blob:"))]
+        assert outside == []
+        assert browser.problems == []
+
+
+def middle(page, element):
+    return page.wait(
+        f"(() => {{ const it = {element}; if (!it) return null; const box = it.getBoundingClientRect(); "
+        "return [box.left + box.width / 2, box.top + box.height / 2]; })()"
+    )
+
+
+def choose(page, number, option):
+    """Choose an option of the list with this number."""
+    page.press(*middle(page, f"document.querySelectorAll('[aria-haspopup=listbox]')[{number}]"))
+    options = "[...document.querySelectorAll('li[role=option]')]"
+    page.press(*middle(page, f"{options}.find((each) => each.innerText.trim() === {json.dumps(option)})"))
+    page.wait("!document.querySelector('li[role=option]')")
+
+
+def shapes(page, kind):
+    """How many shapes of a kind are drawn: with an area, and inside their chart's."""
+    return page.wait(
+        "[...document.querySelectorAll('svg.attnbench-chart')].flatMap((svg) => {"
+        "  const frame = svg.getBoundingClientRect();"
+        f"  return [...svg.querySelectorAll({json.dumps(kind)})].filter((each) => {{"
+        "    const box = each.getBoundingClientRect();"
+        "    return box.width > 2 && box.height > 2 && box.left >= frame.left - 1 && box.right <= frame.right + 1"
+        "      && box.top >= frame.top - 1 && box.bottom <= frame.bottom + 1;"
+        "  });"
+        "}).length"
+    )
+
+
+def keep_picture(page, name):
+    if folder := os.environ.get("ATTNBENCH_PICTURES"):
+        page.picture(Path(folder) / f"{name}.png")
+
+
+def test_overview_draws_the_steps_and_their_shares(page):
+    assert shapes(page, "rect.bar") >= 3  # one for each step at least
+    assert shapes(page, "path.slice") >= 1
+    rows = page.run(
+        "[...document.querySelectorAll('.google-visualization-table-table tr, table tr')].map((r) => r.innerText)"
+    )
+    assert any("Average Step Time" in row for row in rows)
+    keep_picture(page, "overview")
+
+
+def test_operator_draws_shares_and_a_table_with_call_stacks(page):
+    choose(page, VIEWS, "Operator")
+    page.wait("document.body.innerText.includes('View CallStack')")
+    assert shapes(page, "path.slice") >= 6  # two rings
+    table = page.run("document.querySelector('.ant-table').innerText")
+    assert "aten::addmm" in table
+    keep_picture(page, "operator")
+    choose(page, GROUP_BY, "Operator + Input Shape")
+    page.wait("document.querySelector('.ant-table').innerText.includes('Input Shape')")
+    page.wait("/\\[\\[\\d+(, \\d+)+\\]/.test(document.querySelector('.ant-table').innerText)")
+    page.press(
+        *middle(page, "[...document.querySelectorAll('button, a, span')].find((e) => e.innerText === 'View CallStack')")
+    )
+    page.press(*middle(page, "[...document.querySelectorAll('td *')].find((e) => e.innerText === 'View call frames')"))
+    page.wait("document.body.innerText.includes('capture.py')")
+    keep_picture(page, "call_stack")
+
+
+def test_trace_draws_the_steps(page):
+    choose(page, VIEWS, "Trace")
+    frame = "document.querySelector('iframe').contentDocument"
+    page.wait(f"document.querySelector('iframe') && {frame}.querySelector('tr-ui-timeline-view')")
+    page.wait(f"{frame}.body.innerText.includes('thread')")
+    colours = page.wait(
+        f"Math.max(...[...{frame}.querySelectorAll('canvas')].filter((each) => each.width && each.height)"
+        "  .map((each) => each.getContext('2d').getImageData(0, 0, each.width, each.height).data.buffer)"
+        "  .map((buffer) => new Set(new Uint32Array(buffer)).size)) > 5"
+    )
+    assert colours
+    time.sleep(2)  # until it has zoomed in
+    keep_picture(page, "trace")
+
+
+def test_memory_draws_the_curve_and_the_events(page):
+    choose(page, VIEWS, "Memory")
+    assert shapes(page, "path.line") >= 1
+    page.wait("document.querySelectorAll('.ant-table-row').length >= 3")
+    assert "Peak Memory Usage" in page.run("document.querySelector('svg.attnbench-chart').textContent")
+    keep_picture(page, "memory")
+
+
+def test_module_draws_both_phases_along_time(page):
+    choose(page, VIEWS, "Module")
+    page.wait("document.body.innerText.includes('Forward_0') && document.body.innerText.includes('Backward_0')")
+    assert shapes(page, "rect.bar") >= 9  # three steps, each with two phases
+    keep_picture(page, "module")
+
+
+def test_diff_compares_two_runs(page):
+    page.press(*middle(page, "[...document.querySelectorAll('[role=tab]')].find((e) => e.innerText.includes('DIFF'))"))
+    for number, name in enumerate(NAMES[:2]):
+        for place, option in enumerate((name, name, "default")):  # run, worker, span
+            choose(page, 3 * number + place, option)
+    assert shapes(page, "rect.bar") >= 2
+    keep_picture(page, "diff")

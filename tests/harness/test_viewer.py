@@ -1,0 +1,152 @@
+"""The viewer asks the internet for nothing, and says in a line what it cannot show."""
+
+import os
+import re
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+import psutil
+import pytest
+from torch_tb_profiler.profiler.diffrun.contract import DiffStats, OpAgg, OpStats
+
+from harness.tracing import folders
+from harness.viewer import pages, plugin, server
+
+ROOT = Path(__file__).parents[2]
+TRACE = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}
+LOADED = re.compile(r"<(?:script|link|img|iframe)\b[^>]*(?:src|href)=[\"']?(?:https?:)?//")
+
+
+def cell(run, workload, name):
+    file = folders.trace_file(run, workload, name)
+    folders.write(file, TRACE)
+    return file
+
+
+def test_their_pages_load_from_elsewhere_and_ours_do_not():
+    assert LOADED.search((pages.THEIRS / "index.html").read_text(encoding="utf-8"))
+    assert LOADED.search((pages.THEIRS / "trace_embedding.html").read_text(encoding="utf-8"))
+    assert not LOADED.search(pages.index())
+    assert not LOADED.search(pages.trace_embedding())
+
+
+def test_what_the_page_wants_of_google_charts_is_there():
+    wanted = set(re.findall(r"google\.visualization\.(\w+)", pages.index()))
+    given = pages.charts()
+    assert "PieChart" in wanted
+    assert all(re.search(rf"^    {name},$", given, re.MULTILINE) for name in wanted)
+
+
+def test_another_page_of_the_plug_in_is_told_and_not_served(monkeypatch, tmp_path):
+    (tmp_path / "index.html").write_text("<html>")
+    monkeypatch.setattr(pages, "THEIRS", tmp_path)
+    with pytest.raises(ValueError, match=r"install 0\.4\.3"):
+        pages.index()
+
+
+def test_both_sides_of_a_comparison_have_the_same_operators():
+    def side(*names):
+        return OpStats("a", 1, 0, 1, [OpAgg(name, 1, 2.0, 0, 1.0, 0) for name in names])
+
+    compared = DiffStats(side("aten::bmm", "aten::add"), side("aten::add", "aten::mm", "aten::exp"))
+    compared.children.append(DiffStats(side(), side("aten::mm")))
+    plugin.align(compared)
+    plugin.align(compared)  # what was aligned stays as it is
+    for each in (compared, *compared.children):
+        assert [op.name for op in each.left.op_aggs] == [op.name for op in each.right.op_aggs]
+    assert [(op.name, op.calls) for op in compared.left.op_aggs] == [
+        ("aten::bmm", 1), ("aten::add", 1), ("aten::mm", 0), ("aten::exp", 0),
+    ]  # fmt: skip
+
+
+def test_the_newest_traces_are_shown_unless_others_are_named(tmp_path):
+    older, newer = (tmp_path / "traces" / name for name in ("20260101T000000Z-a-0000", "20260102T000000Z-a-0000"))
+    for run in (older, newer):
+        cell(run, "workload", "fused")
+    (tmp_path / "traces" / "20260103T000000Z-empty").mkdir()
+    assert folders.find(None, tmp_path) == newer
+    assert folders.find(older.name, tmp_path) == older
+    assert folders.find(str(older), tmp_path / "elsewhere") == older
+
+
+@pytest.mark.parametrize("name", [None, "nothing", "empty"])
+def test_a_folder_without_traces_is_told(tmp_path, monkeypatch, name):
+    (tmp_path / "empty").mkdir()
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match=r"attnbench profile|there is no folder nothing"):
+        folders.find(name, tmp_path / "results")
+
+
+def test_names_are_short_where_there_is_one_workload(tmp_path):
+    cell(tmp_path, "first", "fused")
+    assert server.shown_folder(tmp_path) == tmp_path / "first"
+    cell(tmp_path, "second", "fused")
+    assert server.shown_folder(tmp_path) == tmp_path
+
+
+DAMAGE = {
+    "cut short": lambda file: file.write_bytes(file.read_bytes()[:-20]),
+    "not packed": lambda file: file.write_bytes(b"{}"),
+    "empty": lambda file: file.write_bytes(b""),
+    "half an event": lambda file: folders.write(file, {"traceEvents": [{"ph": "X"}]}),
+    "no trace": lambda file: folders.write(file, {"events": []}),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+def test_a_damaged_trace_is_named_and_the_others_are_shown(tmp_path, damage):
+    good, bad = cell(tmp_path, "workload", "fused"), cell(tmp_path, "workload", "sdpa")
+    DAMAGE[damage](bad)
+    assert plugin.readable([good, bad])[0] == [good]
+    (told,) = plugin.readable([good, bad])[1]
+    assert str(bad) in told
+    looking = plugin.OfflinePlugin.__new__(plugin.OfflinePlugin)  # without its threads
+    looking.logdir = str(tmp_path)
+    assert list(looking._get_run_dirs()) == [str(good.parent)]
+
+
+def test_no_readable_trace_at_all_is_a_users_mistake(tmp_path):
+    file = cell(tmp_path, "workload", "fused")
+    file.write_bytes(b"")
+    with pytest.raises(ValueError, match=re.escape(f"{file} is damaged")):
+        server.launch(tmp_path, 0)
+
+
+def test_a_port_in_use_is_a_users_mistake(tmp_path):
+    cell(tmp_path, "workload", "fused")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ValueError, match=f"port {port} cannot be used .*: choose another with --port"):
+            server.launch(tmp_path, port)
+
+
+def attnbench(*arguments, cwd):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    command = [sys.executable, "-m", "harness", "tensorboard", *arguments]
+    pipe = subprocess.PIPE
+    return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
+
+
+@pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
+def test_it_says_where_it_is_and_ends_with_all_of_its_processes(tmp_path, how):
+    run = tmp_path / "results" / "traces" / "20260101T000000Z-a-0000"
+    cell(run, "workload", "fused")
+    cell(run, "workload", "sdpa").write_bytes(b"")
+    with attnbench("--port", "0", cwd=tmp_path) as board:
+        assert board.stdout is not None
+        line = board.stdout.readline()
+        found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
+        assert found is not None, line
+        with socket.create_connection(("127.0.0.1", int(found[1])), timeout=10):
+            pass
+        processes = psutil.Process(board.pid).children(recursive=True)
+        board.send_signal(how)
+        _, told = board.communicate(timeout=60)
+    assert board.returncode == 0
+    assert psutil.wait_procs(processes, timeout=20)[1] == []  # none outlives it
+    assert "sdpa.pt.trace.json.gz is damaged" in told
+    assert told.rstrip().endswith("ended")
+    assert "Traceback" not in told
