@@ -5,6 +5,7 @@ import sys
 import typer
 
 from harness.commands.check import check
+from harness.commands.compare import compare
 from harness.commands.doctor import doctor
 from harness.commands.ending import WRONG_USAGE
 from harness.commands.inspect import inspect
@@ -25,6 +26,7 @@ app = typer.Typer(
 app.command("list")(list_what)
 app.command("run")(run_sweep)
 app.command()(check)
+app.command()(compare)
 app.command()(inspect)
 app.command()(report)
 app.command()(doctor)

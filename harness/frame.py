@@ -89,7 +89,11 @@ def _cells(results: Results) -> Iterator[dict[str, Any]]:
             "status": str(record.status),
             "message": record.message or None,
             **_latency(record),
-            **_ratio(record, results.plan.baseline, compared.get((record.workload.id, record.implementation))),
+            **_ratio(
+                record,
+                compared.get((record.workload.id, record.implementation)),
+                is_baseline=results.plan.is_base(record.implementation),
+            ),
             "score_matrix_bytes": score_matrix_bytes(record.workload),
             "error_ratio": _number(None if agreement is None else agreement.error_ratio),
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
@@ -113,9 +117,8 @@ def _latency(record: Record) -> dict[str, Any]:
     }
 
 
-def _ratio(record: Record, baseline: str, comparison: Comparison | None) -> dict[str, Any]:
-    is_baseline = record.implementation == baseline and record.measurement("latency") is not None
-    own = 1.0 if is_baseline else None
+def _ratio(record: Record, comparison: Comparison | None, *, is_baseline: bool) -> dict[str, Any]:
+    own = 1.0 if is_baseline and record.measurement("latency") is not None else None
     return {
         "ratio": _number(own if comparison is None else comparison.ratio),
         "ratio_low": _number(None if comparison is None else comparison.low),

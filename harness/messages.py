@@ -40,15 +40,17 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     num_blocks: int
     seed: int
     cache: str = "warm"
+    verifies: bool = True  # see afterwards whether every arm still computes
 
 
 Request = Hello | Check | Observe | TakeVisit
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The worker's environment."""
+    """The worker's environment; of two workers the candidate's, and the base's beside it."""
 
     environment: Environment
+    base: Environment | None = None
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):

@@ -12,8 +12,9 @@ from rich.table import Table
 
 from harness import run
 from harness.records import Record, Status, Verdict
-from harness.reports import table, verdicts
+from harness.reports import sides, table, verdicts
 from harness.store import Results
+from harness.suite import losses
 from harness.units import MISSING, show, significant
 
 LINE_EVERY_S = 10.0
@@ -261,3 +262,18 @@ def summary(found: Results) -> dict[str, object]:
             for row in table.rows(found)
         ],
     }
+
+
+def print_sides(results: Results) -> None:
+    """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
+    console = Console()
+    for title, members in sides.rows(results).items():
+        console.print(title, style="bold", markup=False, soft_wrap=True)
+        columns = [column for column in sides.COLUMNS if "memory" not in column and column != "notes"]
+        print_table(columns, [[row[column] for column in columns] for row in members])
+        console.print()
+    for name, told in sides.facts(results).items():
+        console.print(f"{name}: {told}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    for line in losses(results):
+        console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(sides.headline(results), style="bold", markup=False, highlight=False, soft_wrap=True)

@@ -57,7 +57,9 @@ class Row:
 def rows(results: Results) -> list[Row]:
     """Every record as a row: groups in the order of the plan, inside a group by length and then fastest first."""
     compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
-    made = [_row(record, results.plan.baseline, compared) for record in results.records]
+    made = [
+        _row(record, compared, is_baseline=results.plan.is_base(record.implementation)) for record in results.records
+    ]
     order = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in made))}
     return sorted(made, key=lambda row: (order[row.group], *row.sort_key))
 
@@ -87,13 +89,12 @@ def percent(share: float) -> str:
     return f"{significant(100 * share, 2)} %"
 
 
-def _row(record: Record, baseline: str, compared: dict[tuple[str, str], Comparison]) -> Row:
+def _row(record: Record, compared: dict[tuple[str, str], Comparison], *, is_baseline: bool) -> Row:
     latency = record.measurement("latency")
     memory = record.measurement("peak_memory")
     comparison = compared.get((record.workload.id, record.implementation))
     time = median_estimate(latency.samples) if latency is not None and latency.samples else None
     peak = median(sample.value for sample in memory.samples) if memory is not None and memory.samples else None
-    is_baseline = record.implementation == baseline
     doubts = tuple(_doubts(record, time))
     texts = {
         "length": words.length(record.workload),
