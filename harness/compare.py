@@ -57,7 +57,8 @@ def overall(results: Results) -> dict[str, Estimate]:
 def winners(results: Results) -> list[Winner]:
     """The fastest implementation of each workload that has several.
 
-    None where two states of the code are compared. Whoever seems fastest owes part of that to luck: the ratio from the visits that chose it would flatter it.
+    None where two states of the code are compared. Whoever seems fastest owes part of that to luck: the ratio from the
+    visits that chose it would flatter it.
     """
     found: dict[str, dict[str, tuple[Record, Pairs]]] = {}
     baselines = {} if results.plan.sides else _baselines(results)
@@ -86,7 +87,7 @@ def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
 
 
 def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
-    """Each cell that has a baseline to be compared with: its pairs, and those of the baseline and its twin beside it."""
+    """Each cell that has a baseline: its pairs with that, and those of the baseline and its twin beside it."""
     baselines = _baselines(results)
     for record in results.records:
         baseline = baselines.get((record.workload.id, results.plan.base(record.implementation)))

@@ -25,7 +25,8 @@ from harness.records import Sample
 
 QUIET = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 """Threads that wait for work sleep: those of the process whose turn it is not would take the other's cores."""
-OWN = "modules"
+FOLDER = "sides"
+"""Below a run's folder, as long as the run is at work: what was checked out, and where the workers find us."""
 PACKAGES = ("harness", "implementations")
 
 Taken = dict[str, tuple[Sample, ...]]
@@ -35,7 +36,7 @@ def apart(plan: Plan, folder: Path, settings: Mapping[str, str]) -> "PairedCrew"
     """The two workers of a plan with sides: this harness in both, and each side's own files and interpreter."""
     assert plan.sides is not None
     quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
-    ours = _ours_alone(folder / OWN)
+    ours = _ours_alone(folder / FOLDER / "modules")
 
     def crew(side: Side, log: str) -> Crew:
         root = Path(side.root).resolve()

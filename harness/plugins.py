@@ -63,7 +63,7 @@ def name_of(spec: str) -> str:
 
 
 def split(spec: str) -> tuple[Path | None, str]:
-    """`path/to/file.py:Name` as (path, Name); a plain name as (None, name); a label before either, `LABEL=`, is left out."""
+    """`path/to/file.py:Name` as (path, Name), a plain name as (None, name); a label before either is left out."""
     label = _LABELLED.fullmatch(spec)
     bare = spec if label is None else label[2]
     found = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", bare)

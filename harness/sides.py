@@ -17,12 +17,11 @@ import msgspec
 from harness import checkout, plugins, selection
 from harness.events import Plan, Side, Sides, based
 from harness.isolation import is_alone
+from harness.pair import FOLDER
 from harness.selection import Selection
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
-FOLDER = "sides"
-"""Below a run's folder: what was checked out, as long as the run is at work."""
 IMPLEMENTATION = "IMPLEMENTATION"
 FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
 

@@ -71,7 +71,7 @@ class Timing:
         return SPENT if self.workloads else ""
 
     def epoch_by_epoch(self) -> str:
-        """Where each side has processes of its own, a fresh pair of them is the unit: one visit for all that is open."""
+        """Where each side has processes of its own, a fresh pair of them is the unit: a visit for all that is open."""
         draws = random.Random(f"{self.plan.seed}/{self.state.num_workers}")
         epoch_s = 0.0
         while self.run.elapsed_s + epoch_s < self.plan.budget_s:

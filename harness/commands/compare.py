@@ -126,8 +126,6 @@ def side_by_side(planned: "Plan", folder: Path) -> "Results":
 
 def _tell(found: "Results", *, as_json: bool) -> None:
     from harness import terminal
-    from harness.reports.sides import headline
-    from harness.suite import losses, suite
 
     if as_json:
         typer.echo(json.dumps(terminal.summary(found) | _summary(found), indent=2))

@@ -1,4 +1,4 @@
-"""Two states of the code side by side, as sides.md: the verdict on the whole, what went wrong, and a row for each cell."""
+"""Two states of the code side by side, as sides.md: the verdict on the whole, what went wrong, a row for each cell."""
 
 from pathlib import Path
 
