@@ -41,18 +41,19 @@ def resolve(revision: str) -> str:
 
 
 def check_out(commit: str, target: Path) -> None:
-    """Write every file of a commit below `target`, which is emptied before. Submodules stay empty.
+    """Write every file of a commit below `target`, which is there whole or not at all. Submodules stay empty.
 
     Raises:
         ValueError: the commit is gone, or the folder cannot be written.
     """
-    shutil.rmtree(target, ignore_errors=True)
-    index = target.with_suffix(".index").resolve()
+    index, draft = (target.with_suffix(suffix).resolve() for suffix in (".index", ".draft"))
+    shutil.rmtree(draft, ignore_errors=True)
     try:
-        target.mkdir(parents=True)
+        draft.mkdir(parents=True)
         upper, own = top(), {"GIT_INDEX_FILE": str(index)}
         _git("read-tree", commit, folder=upper, variables=own)
-        _git("checkout-index", "--all", "--quiet", f"--prefix={target.resolve()}/", folder=upper, variables=own)
+        _git("checkout-index", "--all", "--quiet", f"--prefix={draft}/", folder=upper, variables=own)
+        draft.rename(target)
     except subprocess.CalledProcessError as error:
         raise ValueError(f"{commit[:12]} cannot be checked out: {error.stderr.strip()}") from None
     except OSError as error:

@@ -4,6 +4,7 @@ Each implementation takes part twice, from the base's files and from the candida
 both is this one.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -13,6 +14,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import msgspec
+import psutil
 
 from harness import checkout, plugins, selection
 from harness.events import Plan, Side, Sides, based
@@ -23,6 +25,7 @@ from harness.selection import Selection
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
 IMPLEMENTATION = "IMPLEMENTATION"
+OWNER = "pid"
 FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
 
 
@@ -58,6 +61,7 @@ def plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
         ValueError: whatever was given that cannot be; the message says what is allowed. Nothing is left behind.
     """
     try:
+        claim(folder)
         return _plan(asked, folder)
     except BaseException:
         clear(folder)
@@ -217,6 +221,20 @@ def put_in_place(sides: Sides) -> None:
             checkout.check_out(side.commit, Path(side.root))
 
 
+def claim(folder: Path) -> None:
+    """Note whose the files below a run's folder are."""
+    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
+    (folder / FOLDER / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+
+
+def sweep_up(results: Path) -> None:
+    """Remove what comparisons that were killed left below `results`: a run that is resumed checks out anew."""
+    for note in (results / "runs").glob(f"*/{FOLDER}/{OWNER}"):
+        with contextlib.suppress(ValueError, OSError):  # gone meanwhile, or not ours
+            if not psutil.pid_exists(int(note.read_text(encoding="utf-8"))):
+                shutil.rmtree(note.parent)
+
+
 def clear(folder: Path) -> None:
     """Remove what was checked out below a run's folder, and the folder where it holds nothing else."""
     shutil.rmtree(folder / FOLDER, ignore_errors=True)
@@ -232,8 +250,9 @@ def at_work(made: Plan, folder: Path) -> Iterator[None]:
         ValueError: a side cannot be checked out.
     """
     assert made.sides is not None
-    put_in_place(made.sides)
+    claim(folder)
     try:
+        put_in_place(made.sides)
         yield
     finally:
         clear(folder)

@@ -93,12 +93,14 @@ def _planned(
 
     if not base or not candidate:
         raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
+    sides.sweep_up(results)
     folder = run.new_folder(results, "compare")
     asked = sides.Asked(base=base, candidate=candidate, selection=selection, is_apart=is_apart)
     planned, same = sides.plan(asked, folder)
     if same:
         typer.echo(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)", err=True)
     if planned is None:
+        sides.clear(folder)
         typer.echo("nothing to compare: every implementation is the same on both sides")
         raise typer.Exit(0)
     return folder, planned
