@@ -21,6 +21,7 @@ from harness.events import Plan, Side, Sides, based
 from harness.isolation import is_alone
 from harness.pair import FOLDER
 from harness.selection import Selection
+from harness.suite import FEWEST_EPOCHS
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
@@ -102,7 +103,12 @@ def _plan_of(given: Selection, compared: Sides, kept: Mapping[str, tuple[Found, 
         if not each.missing
     ]
     made = selection.plan(replace(given, implementations=specs), with_baseline=False)
-    return msgspec.structs.replace(made, baseline=based(next(iter(kept))), sides=compared)
+    return msgspec.structs.replace(
+        made,
+        baseline=based(next(iter(kept))),
+        sides=compared,
+        num_epochs=max(made.num_epochs, FEWEST_EPOCHS),  # nothing is said of the whole with fewer
+    )
 
 
 def _side(text: str, target: Path) -> Side:
