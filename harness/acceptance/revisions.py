@@ -13,6 +13,7 @@ from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import EFFECT, GATE_FOUND, GATE_S, GATE_WRONG, Row, Size
 from harness.crew import ROOT
 from harness.events import Event, VisitFinished
+from harness.records import Verdict
 from harness.suite import suite
 
 SWEEP = """summary = "a grid of sixteen cells"
@@ -44,7 +45,9 @@ def mine(query, key, value, *, mask=None):
     return context
 '''
 NEIGHBOUR = "import neighbour  # which keeps the sides out of one process\n"
-ACTIONS = 12
+INVALID = 4
+"""The exit code of a session that says of itself that it was disturbed."""
+MOMENTS = 12
 """At so many moments of a session its verdict on the whole is read, to see when it was found."""
 
 
@@ -137,14 +140,14 @@ def found_s(run: Path) -> float:
     total_s = store.read(run).elapsed_s or math.inf
     last_s = _end_s(events[visits[-1]])
     with tempfile.TemporaryDirectory(prefix="attnbench-prefix-") as name:
-        for step in range(1, ACTIONS + 1):
-            place = visits[max(0, math.ceil(len(visits) * (step / ACTIONS) ** 2) - 1)]
+        for step in range(1, MOMENTS + 1):
+            place = visits[max(0, math.ceil(len(visits) * (step / MOMENTS) ** 2) - 1)]
             folder = Path(name) / str(step)
             with store.Journal(folder) as journal:
                 for event in events[: place + 1]:
                     journal.append(event)
             whole = suite(store.read(folder))
-            if whole is not None and whole.verdict == "slower":
+            if whole is not None and whole.verdict is Verdict.slower:
                 return total_s - (last_s - _end_s(events[place]))
     return math.inf
 
@@ -154,12 +157,17 @@ def _end_s(event: Event) -> float:
     return max(each.start_s + each.value * each.num_calls for samples in event.arms.values() for each in samples)
 
 
+def is_slower(row: Row) -> bool:
+    """Whether a session that is valid said that anything is slower: a cell, or the whole."""
+    return row["exit_code"] != INVALID and (float(row["num_slower"]) > 0 or row["suite"] == Verdict.slower)
+
+
 def _outcome(test: str, rows: list[Row], *, short: bool) -> Outcome:
     """False alarms of sessions of the same code, or how many planted slowdowns were found, in 120 seconds each."""
     is_planted, is_apart = test in {"R2", "R4"}, test in {"R3", "R4"}
-    alarms, number = sum(row["exit_code"] == 1 for row in rows), len(rows)
+    alarms, number = sum(map(is_slower, rows)), len(rows)
     slower_cells, cells = (sum(float(row[key]) for row in rows) for key in ("num_slower", "num_cells"))
-    invalid = sum(row["exit_code"] == 4 for row in rows)  # noqa: PLR2004 - as DESIGN has it
+    invalid = sum(row["exit_code"] == INVALID for row in rows)
     where = "each side in processes of its own" if is_apart else "both sides in one process"
     seconds = sorted(float(row["found_s"]) for row in rows)
     told = f"{alarms} of {number} sessions, {slower_cells:.0f} of {cells:.0f} cells"

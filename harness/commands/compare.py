@@ -6,8 +6,9 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from harness.commands.ending import FINDING, INCONCLUSIVE, INTERRUPTED, INVALID, write_reports
+from harness.commands.ending import FINDING, INCONCLUSIVE, INVALID, write_reports
 from harness.commands.run import earlier
+from harness.commands.sides import planned_anew, side_by_side
 from harness.options import (
     Allocator,
     AllocatorMode,
@@ -25,8 +26,6 @@ from harness.options import (
 )
 
 if TYPE_CHECKING:
-    from harness.events import Plan
-    from harness.selection import Selection
     from harness.store import Results
 
 SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, or FILE.py:NAME."
@@ -74,69 +73,24 @@ def compare(  # noqa: PLR0913 - one parameter for each option
             cache=cache,
             allocator=allocator,
         )
-        folder, planned = _planned(base, candidate, selection, results, is_apart=apart)
+        folder, planned = planned_anew(base, candidate, selection, results, is_apart=apart)
     found = side_by_side(planned, folder)
     failures = write_reports(found, folder)
     _tell(found, as_json=as_json)
     conclude(found, failures=failures)
 
 
-def _planned(
-    base: str, candidate: str, selection: "Selection", results: Path, *, is_apart: bool
-) -> tuple[Path, "Plan"]:
-    """Folder and plan of a new comparison; leaves with 0 where all is the same.
-
-    Raises:
-        ValueError: whatever was given that cannot be.
-    """
-    from harness import run, sides
-
-    if not base or not candidate:
-        raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
-    sides.sweep_up(results)
-    folder = run.new_folder(results, "compare")
-    asked = sides.Asked(base=base, candidate=candidate, selection=selection, is_apart=is_apart)
-    planned, same = sides.plan(asked, folder)
-    if same:
-        typer.echo(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)", err=True)
-    if planned is None:
-        sides.clear(folder)
-        typer.echo("nothing to compare: every implementation is the same on both sides")
-        raise typer.Exit(0)
-    return folder, planned
-
-
-def side_by_side(planned: "Plan", folder: Path) -> "Results":
-    """Run it, with both sides in place meanwhile.
-
-    Raises:
-        ValueError: it cannot be run.
-    """
-    from harness import run, sides, terminal
-
-    assert planned.sides is not None
-    how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
-    plural = "" if len(planned.workloads) == 1 else "s"
-    typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
-    try:
-        with sides.at_work(planned, folder), terminal.watching() as watch:
-            return run.execute(planned, folder, watch)
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; go on with: attnbench compare --resume {folder}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-
-
 def _tell(found: "Results", *, as_json: bool) -> None:
     from harness import terminal
 
     if as_json:
-        typer.echo(json.dumps(terminal.summary(found) | _summary(found), indent=2))
+        typer.echo(json.dumps(terminal.summary(found) | summary(found), indent=2))
         return
     terminal.print_sides(found)
     typer.echo(f"\nReports and plots: {found.folder}")
 
 
-def _summary(found: "Results") -> dict[str, object]:
+def summary(found: "Results") -> dict[str, object]:
     """What a program wants to know beside the cells."""
     from harness.suite import losses, suite
 
