@@ -24,7 +24,7 @@ import pytest
 ROOT = Path(__file__).parent.parent
 WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
 PRINTED = ["docs/tutorials.md"]
-DOCUMENTS = [*WITH_SET_UP, "docs/adapters.md", *PRINTED]
+DOCUMENTS = [*WITH_SET_UP, "docs/adapters.md", "docs/side-by-side.md", *PRINTED]
 SHOWN = {"text", "console", "json", "mermaid"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
@@ -33,15 +33,17 @@ TIMEOUT_S = 240
 SMALL = """
 import runpy, sys
 arguments = sys.argv[1:]
-if arguments and arguments[0] in {"run", "check"} and "--help" not in arguments:
+if arguments and arguments[0] in {"run", "check", "compare"} and "--help" not in arguments:
     given = " ".join(arguments)
     if "(" not in given.replace("band(", "").replace("sliding_window(", ""):  # lengths in a mask must fit the others
         arguments += ["--set", "seq_len=16"]
     if arguments[0] == "check" and "mask=" not in given:  # masks with lengths of their own do not fit seq_len=16
         arguments += ["--set", "mask=none,padding"]
     arguments += ["--set", "head_dim=8", "--set", "num_threads=1"]  # threads that wait for one another take the longest
-    if arguments[0] == "run":
+    if arguments[0] != "check":
         arguments += ["--budget", "1"]
+    if arguments[0] == "compare":
+        arguments += ["--set", "direction=inference"]
 sys.argv = ["attnbench", *(argument for argument in arguments if argument != "--open")]
 runpy.run_module("harness", run_name="__main__", alter_sys=True)
 """
