@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from harness.events import BASE, Side
-from harness.reports import Report, verdicts, words
+from harness.reports import Report, story, verdicts, words
 from harness.reports.markdown import escaped
 from harness.reports.table import Row, groups, percent, span
 from harness.store import Results
-from harness.suite import Suite, losses, suite
+from harness.suite import Suite, by_side, losses, suite
 from harness.units import MISSING
 
 COLUMNS = ("implementation", "length", "base", "candidate", "ratio", "verdict", "memory, base", "memory", "notes")
@@ -42,9 +42,24 @@ def facts(results: Results) -> dict[str, str]:
         "verdicts": verdicts.decided(results) + (f" ({results.reason})" if results.reason else ""),
         "disturbances": verdicts.disturbed(results),
     }
+    if unlike := _unlike(results):
+        told["environments, base and candidate"] = unlike
     if sides.new:
         told["new, nothing to compare with"] = ", ".join(sides.new)
     return {name: words.plain(text) for name, text in told.items()}
+
+
+def _unlike(results: Results) -> str:
+    """What differs between the environments of the two sides."""
+    base, candidate = (
+        next((each.environment for each in records if each.environment is not None), None)
+        for records in by_side(results)
+    )
+    if base is None or candidate is None or base.fingerprint == candidate.fingerprint:
+        return ""
+    before, after = (story.described(environment) for environment in (base, candidate))
+    kept = ("Python", "versions", "threads", "settings", "flags")
+    return "; ".join(f"{name} {before[name]} and {after[name]}" for name in kept if before[name] != after[name])
 
 
 def _named(side: Side) -> str:

@@ -18,6 +18,7 @@ from harness.interference import CANARY
 from harness.messages import Check, Failed, Ready, TakeVisit, Visited
 from harness.pair import PairedCrew
 from harness.records import Sample, Status, Verdict, Workload
+from harness.reports.markdown import summary
 from harness.reports.sides import document, headline
 from harness.stats import Pairs, mean_of, paired_ratio
 from harness.suite import by_side, losses, mean_over, suite
@@ -168,6 +169,26 @@ def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path
     assert [(row.implementation, row.verdict) for row in comparisons(results)] == [("y", Verdict.equivalent)]
     last = [event for event in events(results, VisitFinished) if event.visit > 1]
     assert not any(arm.startswith("x") for event in last for arm in event.arms)
+
+
+class Abroad(VirtualPair):
+    """The base has another torch."""
+
+    def hello(self, layout=0):
+        ready = super().hello(layout)
+        older = msgspec.structs.replace(ready.environment, versions={"torch": "1.0"}, python="2")
+        return msgspec.structs.replace(ready, base=older)
+
+
+def test_two_environments_are_told_apart_and_are_no_machine_that_changed(tmp_path):
+    asked = with_sides(virtual.plan(1, ("x",), budget_s=0.0), is_apart=True)
+    results = virtual.execute(asked, tmp_path / "run", Abroad(WORLDS["calm"], lambda *_: 2e-3))
+    base, candidate = by_side(results)
+    assert [each.environment.versions for each in (*base, *candidate)] == [{"torch": "1.0"}, {}]
+    assert "Python 2 and 3; versions torch 1.0 and none" in document(results)
+    assert "machine changed" not in summary(results)
+    (moved,) = (msgspec.structs.replace(each, environment=base[0].environment) for each in candidate)
+    assert "machine changed" in summary(dataclasses.replace(results, records=(*results.records, moved)))
 
 
 def pairs_of(*epochs: tuple[int, float], num_visits: int = 4, noise: float = 0.0, seed: int = 0) -> Pairs:
