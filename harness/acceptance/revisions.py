@@ -14,6 +14,8 @@ from harness.acceptance.plan import EFFECT, GATE_FOUND, GATE_S, GATE_WRONG, Row,
 from harness.crew import ROOT
 from harness.events import Event, VisitFinished
 from harness.records import Verdict
+from harness.stats import median
+from harness.store import Results
 from harness.suite import suite
 
 SWEEP = """summary = "a grid of sixteen cells"
@@ -47,6 +49,8 @@ def mine(query, key, value, *, mask=None):
 NEIGHBOUR = "import neighbour  # which keeps the sides out of one process\n"
 INVALID = 4
 """The exit code of a session that says of itself that it was disturbed."""
+CROWDED = 1.5
+"""A larger load than this for each core is told as the cause of a miss."""
 MOMENTS = 12
 """At so many moments of a session its verdict on the whole is read, to see when it was found."""
 
@@ -128,9 +132,17 @@ def read(told: dict[str, object], run: Path, exit_code: int) -> Row:
         "num_slower": float(verdicts.count("slower")),
         "num_equivalent": float(verdicts.count("equivalent")),
         "void_share": sum(map(len, found.void.values())) / max(1, found.num_blocks),
+        "load": load(found),
         "elapsed_s": found.elapsed_s or math.inf,
         "found_s": found_s(run),
     }
+
+
+def load(found: Results) -> float:
+    """The machine's load while samples were taken, for each of its cores: their median."""
+    cores = max(each.environment.num_logical_cores for each in found.records if each.environment is not None)
+    samples = (each for record in found.records for measured in record.measurements for each in measured.samples)
+    return median(each.load for each in samples) / max(1, cores)
 
 
 def found_s(run: Path) -> float:
@@ -175,7 +187,9 @@ def _outcome(test: str, rows: list[Row], *, short: bool) -> Outcome:
         middle = seconds[len(seconds) // 2]
         told += f"; the whole was found slower after {middle:.0f} s (median), {seconds[-1]:.0f} s at most"
     told += f"; {invalid} invalid; sessions took up to {max(float(row['elapsed_s']) for row in rows):.0f} s"
+    busiest = max(float(row["load"]) for row in rows)
     share = alarms / number
+    passes = share >= GATE_FOUND if is_planted else share <= GATE_WRONG
     what = f"a slowdown of {EFFECT:.0%} between two revisions" if is_planted else "two revisions with the same code"
     asked = f"at least {GATE_FOUND:.0%} of sessions find it" if is_planted else f"at most {GATE_WRONG:.0%} of sessions"
     return Outcome(
@@ -183,9 +197,12 @@ def _outcome(test: str, rows: list[Row], *, short: bool) -> Outcome:
         title=f"{what}, {where}: {'found' if is_planted else 'false alarms'}",
         limit=f"{asked}; 16 cells in {GATE_S:.0f} s",
         found=told,
-        passes=share >= GATE_FOUND if is_planted else share <= GATE_WRONG,
+        passes=passes,
         is_short=short,
         rows=tuple(rows),
+        cause=f"a load of up to {busiest:.1f} for each core: others were at work"
+        if busiest > CROWDED and not passes
+        else "",
     )
 
 

@@ -135,9 +135,7 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
     ("arguments", "said"),
     [
         (["rev:plain"], "give two sides, BASE and CANDIDATE"),
-        (["rev:plain", "rev:nowhere", "-i", "mine.py:mine"], "there is no revision nowhere"),
         (["rev:plain", "rev:slow", "-i", "mine.py:mine", "--set", "colour=red"], "there is no axis colour"),
-        (["--resume", "nothing"], "there is no run nothing"),
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
