@@ -95,10 +95,9 @@ def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
             found = _pairs(results, record, "latency", baseline)
             void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
             twins = beside(_samples(baseline, "latency_twin"), _samples(record, "latency"))
-            is_apart = results.plan.sides is not None and results.plan.sides.is_apart
             yield (
                 record,
-                found.by_epoch() if is_apart else found,
+                found if results.plan.sides is None else found.by_epoch(),
                 pairs(twins, _samples(baseline, "latency"), void),
             )
 
@@ -121,8 +120,11 @@ def _comparison(results: Results, record: Record, found: Judgement, verdict: Ver
 
 
 def _more_s(results: Results, record: Record, found: Judgement, threshold: float) -> float | None:
-    """Visits to go, times what a block of the arm and the baseline's two lasted."""
+    """Visits to go, times what a block of the arm and the baseline's two lasted; or processes, times what one did."""
     visits = visits_to_go(found, threshold)
+    if results.plan.sides is not None:
+        each_s = (results.elapsed_s or math.inf) / found.ratio.num_clusters
+        return visits * each_s if math.isfinite(visits * each_s) else None
     baseline = _baselines(results)[record.workload.id, results.plan.base(record.implementation)]
     block_s = 2 * _sample_s(_samples(baseline, "latency")) + _sample_s(_samples(record, "latency"))
     return visits * results.plan.num_blocks * block_s if math.isfinite(visits) else None

@@ -64,7 +64,6 @@ class Race:
     num_blocks: int
     seed: int
     has_sides: bool = False  # each name has a base of its own
-    is_apart: bool = False  # the sides live in processes of their own
     judged: dict[Key, Judgement] = field(default_factory=dict)
     closed: set[Key] = field(default_factory=set)
     _due: dict[str, float] = field(default_factory=dict)
@@ -94,7 +93,7 @@ class Race:
             baseline = arms.get(self.base(name), [])
             floor = pairs(beside(arms.get(twin(self.base(name)), []), arms.get(name, [])), baseline, void)
             compared = pairs(arms.get(name, []), baseline, void)
-            found = judge(compared.by_epoch() if self.is_apart else compared, margin(paired_ratio(floor)))
+            found = judge(compared.by_epoch() if self.has_sides else compared, margin(paired_ratio(floor)))
             if found is not None:
                 self.judged[workload, name] = found
 

@@ -41,8 +41,7 @@ def suite(results: Results) -> Suite | None:
     ratio = mean_over([found for found, _ in cells])
     if ratio is None:
         return None
-    is_apart = results.plan.sides is not None and results.plan.sides.is_apart
-    logs = (_of_processes if is_apart else _in_time_order)([found for found, _ in cells])
+    logs = (_in_time_order if results.plan.sides is None else _of_processes)([found for found, _ in cells])
     judged = Judgement(
         ratio=ratio,
         margin=margin(mean_over([twins for _, twins in cells])),

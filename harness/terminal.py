@@ -269,8 +269,12 @@ def print_sides(results: Results) -> None:
     console = Console()
     for title, members in sides.rows(results).items():
         console.print(title, style="bold", markup=False, soft_wrap=True)
-        columns = [column for column in sides.COLUMNS if "memory" not in column and column != "notes"]
-        print_table(columns, [[row[column] for column in columns] for row in members])
+        times = [[row[name].partition(" (")[0] for name in ("base", "candidate")] for row in members]
+        rows = [
+            (row["implementation"], row["length"], *both, row["ratio"], row["verdict"])
+            for row, both in zip(members, times, strict=True)
+        ]
+        print_table(("implementation", "T", "base", "candidate", "ratio", "verdict"), rows)
         console.print()
     for name, told in sides.facts(results).items():
         console.print(f"{name}: {told}", style="dim", markup=False, highlight=False, soft_wrap=True)

@@ -32,14 +32,8 @@ class Timing:
         self.state, self.plan = run.state, run.plan
         alive = (w for w in self.plan.workloads if self.state.live(w.id, run.specs))
         self.workloads: Mapping[str, Workload] = {workload.id: workload for workload in alive}
-        sides = self.plan.sides
-        self.race = Race(
-            self.plan.baseline,
-            self.plan.num_blocks,
-            self.plan.seed,
-            has_sides=sides is not None,
-            is_apart=sides is not None and sides.is_apart,
-        )
+        has_sides = self.plan.sides is not None
+        self.race = Race(self.plan.baseline, self.plan.num_blocks, self.plan.seed, has_sides=has_sides)
 
     def time_all(self) -> str:
         """Visit until every comparison is decided or the budget is spent, every workload at least a few times.
@@ -48,12 +42,12 @@ class Timing:
         """
         for number, order in enumerate(rounds(list(self.workloads), self.plan.seed)):
             todo = [workload for workload in order if self.state.num_visits[workload] <= number]
-            if todo and 0 < number < (MIN_ROUNDS if self.race.is_apart else self.plan.num_epochs):
+            if todo and 0 < number < (MIN_ROUNDS if self.race.has_sides else self.plan.num_epochs):
                 self.run.fresh_worker()
             for workload in todo:
                 self.tell(f"round {number + 1} of {MIN_ROUNDS}, {workload}")
                 self.visit(self.workloads[workload], self.state.live(workload, self.run.specs))
-        return self.epoch_by_epoch() if self.race.is_apart else self.visit_by_visit()
+        return self.epoch_by_epoch() if self.race.has_sides else self.visit_by_visit()
 
     def visit_by_visit(self) -> str:
         """The race: each visit goes where it promises most."""
@@ -71,7 +65,7 @@ class Timing:
         return SPENT if self.workloads else ""
 
     def epoch_by_epoch(self) -> str:
-        """Where each side has processes of its own, a fresh pair of them is the unit: a visit for all that is open."""
+        """Where there are two sides, a fresh process is the unit of evidence: one visit for all that is open."""
         draws = random.Random(f"{self.plan.seed}/{self.state.num_workers}")
         epoch_s = 0.0
         while self.run.elapsed_s + epoch_s < self.plan.budget_s:
