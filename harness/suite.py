@@ -41,7 +41,7 @@ def suite(results: Results) -> Suite | None:
     ratio = mean_over([found for found, _ in cells])
     if ratio is None:
         return None
-    logs = (_in_time_order if results.plan.sides is None else _of_processes)([found for found, _ in cells])
+    logs = _of_processes([found for found, _ in cells])
     judged = Judgement(
         ratio=ratio,
         margin=margin(mean_over([twins for _, twins in cells])),
@@ -103,12 +103,6 @@ def mean_over(cells: Sequence[Pairs]) -> Estimate | None:
         num_samples=alone.num_samples,
         degrees=number - 1.0,
     )
-
-
-def _in_time_order(cells: Sequence[Pairs]) -> evidence.Array:
-    """The log ratios of all cells, one process after the other."""
-    placed = [each for found in cells for each in zip(found.visits, found.logs.tolist(), strict=True)]
-    return np.array([log for _, log in sorted(placed, key=lambda each: each[0])])
 
 
 def _of_processes(cells: Sequence[Pairs]) -> evidence.Array:
