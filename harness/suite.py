@@ -106,12 +106,12 @@ def mean_over(cells: Sequence[Pairs]) -> Estimate | None:
 
 
 def _of_processes(cells: Sequence[Pairs]) -> evidence.Array:
-    """For each process, the mean log ratio of its cells: all of them share its bias."""
+    """For each process, the median log ratio of its cells, which share its bias; one disturbed cell has no say."""
     logs: dict[int, list[float]] = {}
     for found in cells:
         for (epoch, _), log in zip(found.visits, found.logs.tolist(), strict=True):
             logs.setdefault(epoch, []).append(log)
-    return np.array([np.mean(logs[epoch]) for epoch in sorted(logs)])
+    return np.array([np.median(logs[epoch]) for epoch in sorted(logs)])
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
