@@ -31,6 +31,7 @@ app = typer.Typer(
 app.command("list")(list_what)
 app.command("run")(run_sweep)
 app.command()(check)
+app.command()(compare)
 app.command()(inspect)
 app.command()(report)
 app.command()(history)

@@ -33,12 +33,16 @@ def comparisons(results: Results) -> list[Comparison]:
 
 
 def noise_floors(results: Results) -> dict[str, Estimate]:
-    """By workload id: the ratio of the baseline's twin to the baseline, identical code, which ought to be 1."""
-    floors = {
-        workload: paired_ratio(_pairs(results, record, "latency_twin", record))
-        for workload, record in _baselines(results).items()
-    }
-    return {workload: floor for workload, floor in floors.items() if floor is not None}
+    """By workload id: the ratio of the baseline's twin to the baseline, identical code, which ought to be 1.
+
+    Of several baselines the one that is worst.
+    """
+    floors: dict[str, Estimate] = {}
+    for (workload, _), record in _baselines(results).items():
+        floor = paired_ratio(_pairs(results, record, "latency_twin", record))
+        if floor is not None and (floor.largest_log or 0.0) >= (floors.get(workload, floor).largest_log or 0.0):
+            floors[workload] = floor
+    return floors
 
 
 def overall(results: Results) -> dict[str, Estimate]:
@@ -53,14 +57,16 @@ def overall(results: Results) -> dict[str, Estimate]:
 def winners(results: Results) -> list[Winner]:
     """The fastest implementation of each workload that has several.
 
-    Whoever seems fastest owes part of that to luck: the ratio from the visits that chose it would flatter it.
+    None where two states of the code are compared. Whoever seems fastest owes part of that to luck: the ratio from the
+    visits that chose it would flatter it.
     """
     found: dict[str, dict[str, tuple[Record, Pairs]]] = {}
-    baselines = _baselines(results)
+    baselines = {} if results.plan.sides else _baselines(results)
     for record in results.records:
-        if record.status is Status.ok and record.workload.id in baselines:
+        baseline = baselines.get((record.workload.id, results.plan.baseline))
+        if record.status is Status.ok and baseline is not None:
             rows = found.setdefault(record.workload.id, {})
-            rows[record.implementation] = record, _pairs(results, record, "latency", baselines[record.workload.id])
+            rows[record.implementation] = record, _pairs(results, record, "latency", baseline)
     return [winner for rows in found.values() if (winner := _winner(list(rows.values()))) is not None]
 
 
@@ -74,32 +80,33 @@ def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
     return Winner(workload=record.workload, implementation=record.implementation, ratio=held_out)
 
 
-def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
-    """Each cell that has a baseline to be compared with: its pairs, and the pairs of the twin in the same blocks."""
-    baselines = _baselines(results)
-    for record in results.records:
-        baseline = baselines.get(record.workload.id)
-        if record.status is Status.ok and baseline is not None and record is not baseline:
-            void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
-            twins = beside(_samples(baseline, "latency_twin"), _samples(record, "latency"))
-            yield (
-                record,
-                _pairs(results, record, "latency", baseline),
-                pairs(twins, _samples(baseline, "latency"), void),
-            )
-
-
 def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
     """Each cell that has a baseline to be compared with, and what its pairs say."""
     for record, found, twins in paired(results):
         yield record, judge(found, margin(paired_ratio(twins)))
 
 
+def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
+    """Each cell that has a baseline: its pairs with that, and those of the baseline and its twin beside it."""
+    baselines = _baselines(results)
+    for record in results.records:
+        baseline = baselines.get((record.workload.id, results.plan.base(record.implementation)))
+        if record.status is Status.ok and baseline is not None and record is not baseline:
+            void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
+            twins = beside(_samples(baseline, "latency_twin"), _samples(record, "latency"))
+            found = _pairs(results, record, "latency", baseline)
+            yield (
+                record,
+                found if results.plan.sides is None else found.by_epoch(),
+                pairs(twins, _samples(baseline, "latency"), void),
+            )
+
+
 def _comparison(results: Results, record: Record, found: Judgement, verdict: Verdict, threshold: float) -> Comparison:
     return Comparison(
         workload=record.workload,
         implementation=record.implementation,
-        baseline=results.plan.baseline,
+        baseline=results.plan.base(record.implementation),
         metric="latency",
         ratio=found.ratio.point,
         low=found.ratio.low,
@@ -113,9 +120,12 @@ def _comparison(results: Results, record: Record, found: Judgement, verdict: Ver
 
 
 def _more_s(results: Results, record: Record, found: Judgement, threshold: float) -> float | None:
-    """Visits to go, times what a block of the arm and the baseline's two lasted."""
+    """Visits to go, times what a block of the arm and the baseline's two lasted; or processes, times what one did."""
     visits = visits_to_go(found, threshold)
-    baseline = _baselines(results)[record.workload.id]
+    if results.plan.sides is not None:
+        each_s = (results.elapsed_s or math.inf) / found.ratio.num_clusters
+        return visits * each_s if math.isfinite(visits * each_s) else None
+    baseline = _baselines(results)[record.workload.id, results.plan.base(record.implementation)]
     block_s = 2 * _sample_s(_samples(baseline, "latency")) + _sample_s(_samples(record, "latency"))
     return visits * results.plan.num_blocks * block_s if math.isfinite(visits) else None
 
@@ -124,9 +134,10 @@ def _sample_s(samples: tuple[Sample, ...]) -> float:
     return samples[-1].value * samples[-1].num_calls
 
 
-def _baselines(results: Results) -> dict[str, Record]:
-    named = (record for record in results.records if record.implementation == results.plan.baseline)
-    return {record.workload.id: record for record in named if record.status is Status.ok}
+def _baselines(results: Results) -> dict[tuple[str, str], Record]:
+    """By workload id and name."""
+    named = (record for record in results.records if results.plan.is_base(record.implementation))
+    return {(record.workload.id, record.implementation): record for record in named if record.status is Status.ok}
 
 
 def _pairs(results: Results, record: Record, metric: str, baseline: Record) -> Pairs:

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import tempfile
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Self
@@ -40,13 +40,23 @@ class WorkerLostError(Exception):
 class Crew:
     """One worker at a time, started when it is needed. Use it as a context manager."""
 
-    def __init__(self, log: Path, timeout_s: float, settings: Mapping[str, str] | None = None) -> None:
+    def __init__(
+        self,
+        log: Path,
+        timeout_s: float,
+        settings: Mapping[str, str] | None = None,
+        *,
+        python: str = "",
+        folders: Sequence[Path] = (ROOT,),
+    ) -> None:
         """Keep `log` for what the worker prints, and how long a step may last without a sign of life.
 
-        `settings` are variables of the worker's environment beside our own.
+        `settings` are variables of the worker's environment beside our own, `python` its interpreter where it is not
+        ours, and `folders` where it looks for modules first, our own among them.
         """
         self.log = log
         self.settings = settings or {}
+        self.python, self.folders = python or sys.executable, folders
         self.timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: SimpleQueue[bytes] = SimpleQueue()
@@ -67,8 +77,8 @@ class Crew:
         """
         self.dismiss()
         # -P and our own root first: a folder called harness where the user stands must not take our place
-        command = [sys.executable, "-P", "-m", "harness.worker", str(self._flight_path)]
-        path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+        command = [self.python, "-P", "-m", "harness.worker", str(self._flight_path)]
+        path = os.pathsep.join(filter(None, [*map(str, self.folders), os.environ.get("PYTHONPATH")]))
         shift = random.Random(layout).randrange(4096)
         environment = {**os.environ, **self.settings, "PYTHONPATH": path, "ATTNBENCH_LAYOUT": "x" * shift}
         pipe = subprocess.PIPE

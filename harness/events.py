@@ -12,6 +12,7 @@ SCHEMA = 3
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
 
+TWIN, BASE = " (twin)", " (base)"
 CACHES = ("warm", "cold")
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
@@ -23,6 +24,25 @@ their pages again; told to retain them, it does not (mallopt(3), https://man7.or
 
 class DamagedError(ValueError):
     """A journal that was written by us and is not whole any more, or never was a journal."""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One of two states of the code that are compared: a revision, a folder, or an environment."""
+
+    given: str  # as typed
+    commit: str = ""  # of a revision
+    root: str = ""  # the folder in which its files are found, from where the command was given
+    python: str = ""  # the interpreter of its environment, where it has one of its own
+
+
+class Sides(msgspec.Struct, frozen=True, kw_only=True):
+    """What a comparison of two states of the code compares; each implementation takes part once from each side."""
+
+    base: Side
+    candidate: Side
+    is_apart: bool = False  # each side has processes of its own; else both live in one
+    lost: dict[str, str] = msgspec.field(default_factory=dict)  # what only the base has: the name, and why
+    new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,6 +64,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
     allocator: str = "system"  # or retain: memory that is freed stays with the process
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of each implementation's source, by its spec
+    sides: Sides | None = None  # where two states of the code are compared: then each name has a base of its own
 
     def __post_init__(self) -> None:
         """Numbers that JSON cannot hold, or that no run can have, are refused before anything is written."""
@@ -57,6 +78,19 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"allocator={self.allocator} is not allowed: it is one of {', '.join(ALLOCATORS)}")
         if self.cache not in CACHES:
             raise ValueError(f"cache={self.cache} is not allowed: cache is one of {', '.join(CACHES)}")
+
+    def base(self, name: str) -> str:
+        """What an implementation is compared with: the baseline, or itself in the base's state."""
+        return self.baseline if self.sides is None else based(name)
+
+    def is_base(self, name: str) -> bool:
+        """Whether others are compared with it."""
+        return self.base(name) == name
+
+    def owner(self, arm: str) -> str:
+        """The implementation that an arm samples: another than its name says where it is a base's twin."""
+        name = arm.removesuffix(TWIN)
+        return name if self.is_base(name) else arm
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
@@ -74,6 +108,7 @@ class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_start
 
     time: str
     environment: Environment
+    base: Environment | None = None  # of the base's process, where each side has one of its own
 
 
 class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked"):
@@ -170,4 +205,9 @@ Event = (
 
 def twin(baseline: str) -> str:
     """The name of the baseline's second arm: the same code again, a free A/A check in each block."""
-    return f"{baseline} (twin)"
+    return f"{baseline}{TWIN}"
+
+
+def based(name: str) -> str:
+    """The name of an implementation in the base's state, where two states of the code are compared."""
+    return f"{name.removesuffix(BASE)}{BASE}"

@@ -96,7 +96,11 @@ def _cells(results: Results) -> Iterator[dict[str, Any]]:
             "status": str(record.status),
             "message": record.message or None,
             **_latency(record),
-            **_ratio(record, results.plan.baseline, compared.get((record.workload.id, record.implementation))),
+            **_ratio(
+                record,
+                compared.get((record.workload.id, record.implementation)),
+                is_baseline=results.plan.is_base(record.implementation),
+            ),
             **_ran(record),
             **_counts(record),
             **_rates(record, results),
@@ -141,9 +145,8 @@ def _rates(record: Record, results: Results) -> dict[str, Any]:
     return {name: _number(getattr(found, name)) for name in RATES}
 
 
-def _ratio(record: Record, baseline: str, comparison: Comparison | None) -> dict[str, Any]:
-    is_baseline = record.implementation == baseline and record.measurement("latency") is not None
-    own = 1.0 if is_baseline else None
+def _ratio(record: Record, comparison: Comparison | None, *, is_baseline: bool) -> dict[str, Any]:
+    own = 1.0 if is_baseline and record.measurement("latency") is not None else None
     return {
         "ratio": _number(own if comparison is None else comparison.ratio),
         "ratio_low": _number(None if comparison is None else comparison.low),

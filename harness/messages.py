@@ -55,6 +55,7 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     num_blocks: int
     seed: int
     cache: str = "warm"
+    verifies: bool = True  # see afterwards whether every arm still computes
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, tag="trace"):
@@ -70,9 +71,10 @@ Request = Hello | Work
 
 
 class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The worker's environment."""
+    """The worker's environment; of two workers the candidate's, and the base's beside it."""
 
     environment: Environment
+    base: Environment | None = None
 
 
 class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):

@@ -20,6 +20,8 @@ ENTRY_POINT_GROUP = "attnbench.implementations"
 IMPLEMENTATIONS = "implementations"
 OPTIONS = ("compile",)
 """What may follow a name after a plus: the same implementation run in another way (harness/variants.py)."""
+_LABELLED = re.compile(r"([^=/]+)=(.+)")
+"""`LABEL=SPEC`: the name under which it takes part, where its own would not do."""
 
 
 def stems(package: str) -> list[str]:
@@ -53,10 +55,12 @@ def implementation_names() -> list[str]:
 
 
 def name_of(spec: str) -> str:
-    """The name under which `name` or `path/to/file.py:Name` takes part: the name, or the stem for IMPLEMENTATION.
+    """The name under which a spec takes part: its label, the name, or the stem for IMPLEMENTATION.
 
     An option is part of the name.
     """
+    if (label := _LABELLED.fullmatch(spec)) is not None:
+        return label[1]
     base, option = variant(spec)
     path, attribute = split(base)
     name = path.stem if path is not None and attribute == "IMPLEMENTATION" else attribute
@@ -70,9 +74,11 @@ def variant(spec: str) -> tuple[str, str]:
 
 
 def split(spec: str) -> tuple[Path | None, str]:
-    """`path/to/file.py:Name` as (path, Name); a plain name as (None, name)."""
-    found = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", spec)
-    return (Path(found[1]), found[2]) if found else (None, spec)
+    """`path/to/file.py:Name` as (path, Name), a plain name as (None, name); a label before either is left out."""
+    label = _LABELLED.fullmatch(spec)
+    bare = spec if label is None else label[2]
+    found = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", bare)
+    return (Path(found[1]), found[2]) if found else (None, bare)
 
 
 def check_specs(specs: Iterable[str]) -> None:
@@ -95,7 +101,8 @@ def check_specs(specs: Iterable[str]) -> None:
         elif attribute not in known:
             raise ValueError(unknown("implementation", attribute, known, "; or give path/to/file.py:Name"))
         name = name_of(spec)
-        clash = owners.get(name, name if path is not None and name_of(base) in known else spec)
+        is_own = path is not None and name_of(base) in known and not _LABELLED.fullmatch(spec)
+        clash = owners.get(name, name if is_own else spec)
         if clash != spec:
             raise ValueError(f"{spec} and {clash} would share the name {name}: rename one of them")
         owners[name] = spec
@@ -165,7 +172,8 @@ def _value(module: ModuleType, attribute: str, spec: str) -> Any:  # noqa: ANN40
 
 
 def _module_from(path: Path) -> ModuleType:
-    spec = importlib.util.spec_from_file_location(f"attnbench_plug_{path.stem}", path)
+    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files of one name may live side by side
+    spec = importlib.util.spec_from_file_location(f"attnbench_plug_{path.stem}_{where}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)

@@ -27,6 +27,7 @@ from harness.events import (
     WorkerStarted,
 )
 from harness.messages import Check, Checked, Failed, Observe, Observed, Profile, Profiled, Ready, Reply
+from harness.pair import apart
 from harness.plugins import name_of
 from harness.records import (
     Workload,
@@ -86,7 +87,7 @@ class Run:
         _require_same_sources(self.plan)
         ready = self.crew.hello(self.state.num_workers)
         _require_same_machine(self.earlier, ready)
-        self.note(WorkerStarted(time=now(), environment=ready.environment))
+        self.note(WorkerStarted(time=now(), environment=ready.environment, base=ready.base))
         return ready
 
     @property
@@ -249,8 +250,11 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
 
 
 def crew_of(plan: Plan, folder: Path) -> Crew:
-    """The worker of a run, which prints into its folder."""
-    return Crew(folder / "worker.log", plan.timeout_s, ALLOCATORS[plan.allocator])
+    """The worker of a run, which prints into its folder; two of them where the sides have processes of their own."""
+    settings = ALLOCATORS[plan.allocator]
+    if plan.sides is not None and plan.sides.is_apart:
+        return apart(plan, folder, settings)
+    return Crew(folder / "worker.log", plan.timeout_s, settings)
 
 
 def now() -> str:

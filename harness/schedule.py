@@ -11,7 +11,7 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from harness.events import twin
+from harness.events import based, twin
 from harness.evidence import needed
 from harness.records import Sample, Verdict
 from harness.state import State
@@ -63,6 +63,7 @@ class Race:
     baseline: str
     num_blocks: int
     seed: int
+    has_sides: bool = False  # each name has a base of its own
     judged: dict[Key, Judgement] = field(default_factory=dict)
     closed: set[Key] = field(default_factory=set)
     _due: dict[str, float] = field(default_factory=dict)
@@ -80,15 +81,20 @@ class Race:
             if verdict is not Verdict.undecided:
                 self.closed.add(key)
 
+    def base(self, name: str) -> str:
+        """What a name is compared with."""
+        return based(name) if self.has_sides else self.baseline
+
     def _judge(self, workload: str, state: State, names: Sequence[str]) -> None:
         arms, void = state.samples.get(workload, {}), state.gauge.void.get(workload, set())
-        baseline = arms.get(self.baseline, [])
         for name in names:
-            if name == self.baseline or (workload, name) in self.closed:
+            if name == self.base(name) or (workload, name) in self.closed:
                 continue
-            twins = beside(arms.get(twin(self.baseline), []), arms.get(name, []))
+            baseline = arms.get(self.base(name), [])
+            twins = beside(arms.get(twin(self.base(name)), []), arms.get(name, []))
             floor = margin(paired_ratio(pairs(twins, baseline, void)))
-            found = judge(pairs(arms.get(name, []), baseline, void, twins), floor)
+            compared = pairs(arms.get(name, []), baseline, void, twins)
+            found = judge(compared.by_epoch() if self.has_sides else compared, floor)
             if found is not None:
                 self.judged[workload, name] = found
 
@@ -110,15 +116,26 @@ class Race:
         workload = draws.choices(list(chosen), weights)[0] if sum(weights) else draws.choice(list(chosen))
         return workload, [row.name for row in chosen[workload]]
 
+    def still_open(self, live: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """By workload, who has no verdict yet, beside their baselines; workloads without any are left out."""
+        found = {
+            workload: [name for name in names if name != self.base(name) and (workload, name) not in self.closed]
+            for workload, names in live.items()
+        }
+        return {workload: names for workload, names in found.items() if names}
+
     def _open(self, workload: str, state: State, names: Sequence[str], threshold: float) -> Iterator[Open]:
         for name in names:
             found = self.judged.get((workload, name))
             if found is not None and (workload, name) not in self.closed:
-                cost_s = self.num_blocks * _sample_s(state.samples[workload][name])
+                own = 2 * _sample_s(state.samples[workload][self.base(name)]) if self.has_sides else 0.0
+                cost_s = self.num_blocks * (own + _sample_s(state.samples[workload][name]))
                 yield Open(name=name, visits=visits_to_go(found, threshold), cost_s=cost_s)
 
     def _shared_s(self, workload: str, state: State) -> float:
-        """What every visit of the workload costs: the baseline, twice."""
+        """What every visit of the workload costs: the baseline, twice; nothing where each name has its own."""
+        if self.has_sides:
+            return 0.0
         return 2 * self.num_blocks * _sample_s(state.samples[workload][self.baseline])
 
 

@@ -106,6 +106,14 @@ class Pairs:
             self.logs if self.twins is None else (self.logs + np.where(np.isnan(self.twins), self.logs, self.twins)) / 2
         )
 
+    def by_epoch(self) -> "Pairs":
+        """One for each process: the mean of its visits' medians, for where a process may have a bias of its own."""
+        epochs: dict[int, list[float]] = {}
+        for (epoch, _), log in self.medians.items():
+            epochs.setdefault(epoch, []).append(log)
+        logs = np.array([np.mean(found) for found in epochs.values()])
+        return Pairs(logs=logs, visits=tuple((epoch, 0) for epoch in epochs))
+
     def only(self, keeps: Callable[[int], bool]) -> "Pairs":
         """Those of the visits whose number is kept."""
         kept = np.array([keeps(number) for _, number in self.visits], dtype=bool)

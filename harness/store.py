@@ -32,7 +32,6 @@ from harness.events import (
     RunStarted,
     VisitFinished,
     WorkerStarted,
-    twin,
 )
 from harness.interference import CANARY, Gauge
 from harness.outcome import Agreement, Operators
@@ -213,9 +212,10 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
             case WorkerStarted():
                 worker = event
             case CellChecked() | CellProfiled() | CellMeasured() | CellFailed():
-                _apply(event, cells.setdefault((event.workload, event.implementation), _Cell()), worker)
+                cell = cells.setdefault((event.workload, event.implementation), _Cell())
+                _apply(event, cell, worker, is_base=started.plan.is_base(event.implementation))
             case VisitFinished():
-                _distribute(event, cells, started.plan.baseline)
+                _distribute(event, cells, started.plan)
             case RunStarted() | RunFinished() | CeilingsMeasured() | BaselineAccepted():
                 pass
     workloads = {workload.id: workload for workload in started.plan.workloads}
@@ -241,7 +241,11 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
 
 
 def _apply(
-    event: CellChecked | CellProfiled | CellMeasured | CellFailed, cell: _Cell, worker: WorkerStarted | None
+    event: CellChecked | CellProfiled | CellMeasured | CellFailed,
+    cell: _Cell,
+    worker: WorkerStarted | None,
+    *,
+    is_base: bool,
 ) -> None:
     if isinstance(event, CellMeasured):
         cell.measured[event.measurement.metric] = event.measurement
@@ -256,15 +260,17 @@ def _apply(
         cell.is_predicted, cell.agreement = event.is_predicted, event.agreement
         cell.executed_flops = event.executed_flops
     if worker is not None:
-        cell.environment, cell.time = worker.environment, worker.time
+        own = worker.base if is_base else None
+        cell.environment, cell.time = own or worker.environment, worker.time
 
 
-def _distribute(event: VisitFinished, cells: dict[tuple[str, str], _Cell], baseline: str) -> None:
-    """Give each arm's samples to its cell; the twin's go to the baseline's cell under a metric of their own."""
+def _distribute(event: VisitFinished, cells: dict[tuple[str, str], _Cell], plan: Plan) -> None:
+    """Give each arm's samples to its cell; a twin's go to its baseline's cell under a metric of their own."""
     for arm, samples in event.arms.items():
         if arm == CANARY:
             continue
-        owner, metric = (baseline, "latency_twin") if arm == twin(baseline) else (arm, "latency")
+        owner = plan.owner(arm)
+        metric = "latency" if owner == arm else "latency_twin"
         cell = cells.setdefault((event.workload, owner), _Cell())
         cell.samples.setdefault(metric, []).extend(samples)
 

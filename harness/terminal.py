@@ -14,8 +14,9 @@ from rich.table import Table
 from harness import run
 from harness.profiling import Traces
 from harness.records import Record, Status, Verdict
-from harness.reports import table, verdicts
+from harness.reports import sides, table, verdicts
 from harness.store import Results
+from harness.suite import losses
 from harness.units import MISSING, show, significant
 
 LINE_EVERY_S = 10.0
@@ -298,3 +299,22 @@ def summary(found: Results) -> dict[str, object]:
             for row in table.rows(found)
         ],
     }
+
+
+def print_sides(results: Results) -> None:
+    """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
+    console = Console()
+    for title, members in sides.rows(results).items():
+        console.print(title, style="bold", markup=False, soft_wrap=True)
+        times = [[row[name].partition(" (")[0] for name in ("base", "candidate")] for row in members]
+        rows = [
+            (row["implementation"], row["length"], *both, row["ratio"], row["verdict"])
+            for row, both in zip(members, times, strict=True)
+        ]
+        print_table(("implementation", "T", "base", "candidate", "ratio", "verdict"), rows)
+        console.print()
+    for name, told in sides.facts(results).items():
+        console.print(f"{name}: {told}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    for line in losses(results):
+        console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+    console.print(sides.headline(results), style="bold", markup=False, highlight=False, soft_wrap=True)

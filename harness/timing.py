@@ -1,7 +1,8 @@
 """The timing stage of a run: visits in rounds first, then where doubt is, in one fresh process after another."""
 
 import random
-from collections.abc import Iterable, Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from harness.crew import WorkerLostError
@@ -31,7 +32,8 @@ class Timing:
         self.state, self.plan = run.state, run.plan
         alive = (w for w in self.plan.workloads if self.state.live(w.id, run.specs))
         self.workloads: Mapping[str, Workload] = {workload.id: workload for workload in alive}
-        self.race = Race(self.plan.baseline, self.plan.num_blocks, self.plan.seed)
+        has_sides = self.plan.sides is not None
+        self.race = Race(self.plan.baseline, self.plan.num_blocks, self.plan.seed, has_sides=has_sides)
 
     def time_all(self) -> str:
         """Visit until every comparison is decided or the budget is spent, every workload at least a few times.
@@ -41,11 +43,16 @@ class Timing:
         num_rounds, num_epochs = self.plan.num_rounds, self.plan.num_epochs
         for number, order in enumerate(rounds(list(self.workloads), self.plan.seed, num_rounds)):
             todo = [workload for workload in order if self.state.num_visits[workload] <= number]
-            if todo and number and number * num_epochs // num_rounds > (number - 1) * num_epochs // num_rounds:
+            begins = number * num_epochs // num_rounds > (number - 1) * num_epochs // num_rounds
+            if todo and number and (begins or self.race.has_sides):
                 self.run.fresh_worker()
             for workload in todo:
                 self.tell(f"round {number + 1} of {num_rounds}, {workload}")
                 self.visit(self.workloads[workload], self.state.live(workload, self.run.specs))
+        return self.epoch_by_epoch() if self.race.has_sides else self.visit_by_visit()
+
+    def visit_by_visit(self) -> str:
+        """The race: each visit goes where it promises most."""
         epoch_end_s = self.epoch_end_s()
         while self.run.elapsed_s < self.plan.budget_s:
             chosen = self.race.next(self.state, self.live())
@@ -56,17 +63,48 @@ class Timing:
                 epoch_end_s = self.epoch_end_s()
             workload, names = chosen
             self.tell(f"{workload}, {len(self.race.judged) - len(self.race.closed)} open")
-            self.visit(self.workloads[workload], [self.plan.baseline, *names])
+            self.visit_with_bases(workload, names)
         return SPENT if self.workloads else ""
+
+    def epoch_by_epoch(self) -> str:
+        """Where there are two sides, a fresh process is the unit of evidence: one visit for all that is open."""
+        draws = random.Random(f"{self.plan.seed}/{self.state.num_workers}")
+        epoch_s = 0.0
+        while self.run.elapsed_s + epoch_s < self.plan.budget_s:
+            start_s, live = self.run.elapsed_s, self.live()
+            self.race.refresh(self.state, live)
+            todo = self.race.still_open(live)
+            if not todo:
+                return DECIDED
+            self.run.fresh_worker()
+            for workload in draws.sample(list(todo), len(todo)):
+                self.tell(f"{workload}, {sum(map(len, todo.values()))} open")
+                self.visit_with_bases(workload, todo[workload])
+            epoch_s = self.run.elapsed_s - start_s
+        return SPENT if self.workloads else ""
+
+    def visit_with_bases(self, workload: str, names: Sequence[str]) -> None:
+        """One visit of these and of what they are compared with."""
+        self.visit(self.workloads[workload], dict.fromkeys([*map(self.plan.base, names), *names]))
 
     def epoch_end_s(self) -> float:
         """When the epoch that begins now is to end, in seconds since the run began."""
         return self.run.elapsed_s + max(EPOCH_S, EPOCH_SHARE * self.run.elapsed_s)
 
     def live(self) -> dict[str, list[str]]:
-        """By workload, who can still be compared: nobody where the baseline is lost."""
+        """By workload, who can still be compared: nobody whose baseline is lost."""
         found = {workload: self.state.live(workload, self.run.specs) for workload in self.workloads}
-        return {workload: names for workload, names in found.items() if self.plan.baseline in names}
+        return {
+            workload: [name for name in names if self.plan.base(name) in names] for workload, names in found.items()
+        }
+
+    def worth_timing(self, workload: str, names: Iterable[str]) -> list[str]:
+        """Those of the names that are live; where there are two sides, on both of them."""
+        live = self.state.live(workload, names)
+        if self.plan.sides is None:
+            return live
+        pairs = Counter(map(self.plan.base, live))
+        return [name for name in live if pairs[self.plan.base(name)] > 1]
 
     def tell(self, cell: str) -> None:
         """Tell the watcher how far the stage is."""
@@ -78,7 +116,8 @@ class Timing:
 
     def visit(self, workload: Workload, names: Iterable[str]) -> None:
         """One visit; an arm that fails is dropped, and the visit taken again without it."""
-        while live := self.state.live(workload.id, names):
+        names = list(names)
+        while live := self.worth_timing(workload.id, names):
             if not self.run.crew.is_at_work:
                 self.run.fresh_worker()
             request = self.request(workload, live)
@@ -101,7 +140,7 @@ class Timing:
                 self.run.note(found)
                 return
             assert isinstance(reply, Failed)
-            owner = self.plan.baseline if reply.arm == twin(self.plan.baseline) else reply.arm
+            owner = self.plan.owner(reply.arm)
             failed = CellFailed(workload=workload.id, implementation=owner, status=reply.status, message=reply.message)
             self.run.note(failed)
 
@@ -110,8 +149,7 @@ class Timing:
         number = self.state.num_visits[workload.id]
         seed = visit_seed(self.plan.seed, workload.id, number)
         arms = [(name, self.run.specs[name]) for name in names]
-        if self.plan.baseline in names:
-            arms.append((twin(self.plan.baseline), self.run.specs[self.plan.baseline]))
+        arms += [(twin(name), self.run.specs[name]) for name in names if self.plan.is_base(name)]
         arms.append((CANARY, ""))
         random.Random(seed).shuffle(arms)
         return TakeVisit(

@@ -11,13 +11,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
+import msgspec
 import numpy as np
 
 from harness import measure, run
 from harness.ceilings import COPY, MATMUL, Ceilings
 from harness.clock import VirtualClock
 from harness.crew import Crew
-from harness.events import Plan, VisitFinished, twin
+from harness.events import Plan, Side, Sides, VisitFinished, based, twin
 from harness.interference import CANARY
 from harness.loads import Load, take
 from harness.messages import (
@@ -38,6 +39,7 @@ from harness.messages import (
     Visited,
 )
 from harness.outcome import Agreement, Operator, Operators, ProbeResult, TensorError
+from harness.pair import PairedCrew
 from harness.plugins import name_of
 from harness.records import Environment, Measurement, Sample, Status, Workload
 from harness.schedule import visit_seed
@@ -52,6 +54,8 @@ CANARY_S = 0.3e-3
 """What a sample of the canary takes."""
 MATMUL_RATE, COPY_RATE = 1e13, 1e12
 """The ceilings, in FLOP/s and bytes/s: higher than anything that is simulated needs."""
+START_S = 4.0
+"""What it takes until two workers are there."""
 CHECK_S = 0.05
 """What a check takes, about: a second for each twenty cells."""
 SHARE_AFTER_TOUCH = 0.02
@@ -139,15 +143,17 @@ class VirtualCrew(Crew):
     """Answers as a worker would, at once, on a machine of its own; its clock goes on through all its processes.
 
     `seconds` is the truth. With `layout`, each process has an effect of that size (a standard deviation of the log) on
-    each arm, as where memory lies has.
+    each arm, as where memory lies has, and with `process` one on all of its arms alike.
     """
 
-    def __init__(self, world: World, seconds: Seconds, *, seed: int = 0, layout: float = 0.0) -> None:
+    def __init__(
+        self, world: World, seconds: Seconds, *, seed: int = 0, layout: float = 0.0, process: float = 0.0
+    ) -> None:
         """Nobody is at work yet."""
         self.seconds = seconds
         self.machine = Machine(world, seed)
         self.clock = VirtualClock(self.machine)
-        self.seed, self.layout = seed, layout
+        self.seed, self.layout, self.process = seed, layout, process
         self._epoch: int | None = None
         self._arms: dict[tuple[str, str], measure.Arm] = {}
 
@@ -206,6 +212,7 @@ class VirtualCrew(Crew):
         if key not in self._arms:
             truth_s = CANARY_S if key[1] == CANARY else self.seconds(workload, name_of(spec))
             shift = self.layout * random.Random(f"{self.seed}/{self._epoch}/{key}").gauss(0.0, 1.0)
+            shift += self.process * random.Random(f"{self.seed}/{self._epoch}").gauss(0.0, 1.0)
             cost_s = truth_s * math.exp(shift)
             make = measure.canary_arm if key[1] == CANARY else lambda name, call: measure.Arm(name=name, call=call)
             self._arms[key] = make(key[1], lambda: self.clock.spend(cost_s))
@@ -232,7 +239,25 @@ class VirtualCrew(Crew):
         gc.unfreeze()
 
 
-def execute(plan: Plan, folder: Path, crew: VirtualCrew) -> Results:
+class VirtualPair(PairedCrew):
+    """Two such crews on one machine, as a comparison has whose sides live in processes of their own."""
+
+    def __init__(
+        self, world: World, seconds: Seconds, *, seed: int = 0, layout: float = 0.0, process: float = 0.0
+    ) -> None:
+        """Nobody is at work yet; one clock serves both."""
+        base, candidate = (VirtualCrew(world, seconds, seed=seed, layout=layout, process=process) for _ in range(2))
+        super().__init__(base, candidate, seed)
+        self.clock = base.clock
+        candidate.clock, candidate.machine = base.clock, base.machine
+
+    def hello(self, layout: int = 0) -> Ready:
+        """Two fresh processes take their time."""
+        self.clock.spend(START_S)
+        return super().hello(layout)
+
+
+def execute(plan: Plan, folder: Path, crew: VirtualCrew | VirtualPair) -> Results:
     """The whole run, in virtual time."""
     return run.execute(plan, folder, lambda _: None, crew=crew, clock=crew.clock.now)
 
@@ -257,6 +282,13 @@ def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int
         num_epochs=num_epochs,
         seed=seed,
     )
+
+
+def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
+    """The same workloads, with two states of each implementation in place of a baseline."""
+    names = [each for name in given.implementations for each in (based(name), name)]
+    sides = Sides(base=Side(given="rev:old"), candidate=Side(given="rev:new"), is_apart=is_apart)
+    return msgspec.structs.replace(given, implementations=tuple(names), baseline=names[0], sides=sides)
 
 
 def session(crew: VirtualCrew, rival: str, baseline: str, *, num_visits: int, num_epochs: int = 3) -> State:

@@ -30,6 +30,7 @@ DOCUMENTS = [
     "docs/ci.md",
     "docs/profiling.md",
     "docs/pytest.md",
+    "docs/side-by-side.md",
     *PRINTED,
 ]
 SHOWN = {"text", "console", "json", "mermaid"}
@@ -40,15 +41,17 @@ TIMEOUT_S = 240
 SMALL = """
 import runpy, sys
 arguments = sys.argv[1:]
-if arguments and arguments[0] in {"run", "check", "profile"} and "--help" not in arguments:
+if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--help" not in arguments:
     given = " ".join(arguments)
     if "(" not in given.replace("band(", "").replace("sliding_window(", ""):  # lengths in a mask must fit the others
         arguments += ["--set", "seq_len=16"]
     if arguments[0] == "check" and "mask=" not in given:  # masks with lengths of their own do not fit seq_len=16
         arguments += ["--set", "mask=none,padding"]
     arguments += ["--set", "head_dim=8", "--set", "num_threads=1"]  # threads that wait for one another take the longest
-    if arguments[0] == "run":
+    if arguments[0] != "check":
         arguments += ["--budget", "1"]
+    if arguments[0] == "compare":
+        arguments += ["--set", "direction=inference"]
 sys.argv = ["attnbench", *(argument for argument in arguments if argument != "--open")]
 runpy.run_module("harness", run_name="__main__", alter_sys=True)
 """

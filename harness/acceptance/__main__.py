@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
@@ -15,17 +16,28 @@ from harness.acceptance import suite
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import ON_CUDA, sizes
 
-DEFAULT = Path("results/gallery/acceptance")
+
+class Part(StrEnum):
+    """What is tested."""
+
+    method = "method"
+    gate = "gate"
+
+
+FOLDERS = {Part.method: Path("results/gallery/acceptance"), Part.gate: Path("results/gallery/acceptance-gate")}
 
 
 def accept(
+    what: Annotated[Part, typer.Argument(help="The method, or sessions of two revisions.")] = Part.method,
     *,
     short: Annotated[bool, typer.Option("--short", help="Fewer repetitions: about 15 minutes.")] = False,
     only: Annotated[str, typer.Option(metavar="T1,T5", help="These tests alone.")] = "",
-    to: Annotated[Path, typer.Option(metavar="DIR", help="Where table and pictures go.")] = DEFAULT,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where table and pictures go.")] = None,
 ) -> None:
     """Show what the method must show, beside its rivals. Exit code 1 where something is missed."""
-    able = [*suite.TESTS, *(ON_CUDA if suite.has_cuda() else ())]
+    to = to or FOLDERS[what]
+    whole = suite.GATE if what is Part.gate else suite.TESTS
+    able = [*whole, *(ON_CUDA if what is Part.method and suite.has_cuda() else ())]
     asked = [test for test in only.split(",") if test]
     if unknown := set(asked) - set(able):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(able)}")
@@ -39,7 +51,7 @@ def accept(
     outcomes = list(suite.conclude(tests, made, short=short))
     if tests == suite.TESTS:
         outcomes += suite.left_out(short=short)
-    write(outcomes, to, short=short, when=when(every, folder))
+    write(outcomes, to, short=short, when=when(every, folder), is_gate=what is Part.gate)
     missed = [each.id for each in outcomes if not each.passes]
     typer.echo(json.dumps({"missed": missed, "written to": str(to), "kept": str(folder)}))
     if missed:
@@ -73,12 +85,13 @@ def when(every: Sequence[suite.Job], folder: Path) -> str:
     return f"the pieces were made from {times[0]:{form}} to {times[-1]:{form}} UTC, in one or several calls"
 
 
-def write(outcomes: Sequence[Outcome], to: Path, *, short: bool, when: str = "") -> None:
+def write(outcomes: Sequence[Outcome], to: Path, *, short: bool, when: str = "", is_gate: bool = False) -> None:
     """Table, raw rows and pictures."""
     from harness.acceptance import chart, table
     from harness.reports.style import save
 
-    (to / "acceptance.md").write_text(table.markdown(outcomes, machine(), short=short, when=when), encoding="utf-8")
+    told = table.markdown(outcomes, machine(), short=short, when=when, is_gate=is_gate)
+    (to / "acceptance.md").write_text(told, encoding="utf-8")
     options = {"method": "gzip", "mtime": 0}
     table.raw(outcomes).to_csv(to / "acceptance.csv.gz", index=False, compression=options)
     for name, drawn in chart.pictures(outcomes).items():

@@ -29,6 +29,10 @@ COVERAGE = (0.93, 0.98)
 INVARIANCE_ERRORS = 1.0
 OVERHEAD = 0.01
 CALLED_SHARE = 0.70
+GATE_S = 120.0
+GATE_WRONG = 0.05
+GATE_FOUND = 0.95
+"""Of sessions of two revisions, 16 cells in two minutes: how many may alarm for nothing, and must find a slowdown."""
 
 # ---- sizes ---------------------------------------------------------------------------------------------------------
 
@@ -92,6 +96,19 @@ ON_CUDA = {
     "G5": Size(piece_s=15),
 }
 """Alike in both forms."""
+GATE_SHORT = {
+    "R1": Size(num_pieces=2, piece_s=135, compare_s=GATE_S),
+    "R2": Size(num_pieces=2, piece_s=75, compare_s=GATE_S),
+    "R3": Size(num_pieces=2, piece_s=135, compare_s=GATE_S),
+    "R4": Size(num_pieces=2, piece_s=135, compare_s=GATE_S),
+}
+GATE_FULL = {
+    "R1": Size(num_pieces=60, piece_s=135, compare_s=GATE_S),
+    "R2": Size(num_pieces=40, piece_s=75, compare_s=GATE_S),
+    "R3": Size(num_pieces=40, piece_s=135, compare_s=GATE_S),
+    "R4": Size(num_pieces=40, piece_s=135, compare_s=GATE_S),
+}
+"""Sessions of two revisions; a test by itself (`-- gate`)."""
 WHOLE = {
     **dict.fromkeys(("T3", "T4", "T9", "T12", "T13"), "simulated"),
     "C1": "growth",
@@ -120,7 +137,7 @@ COMPARED_IN_FULL = 400  # by T2
 
 def sizes(*, short: bool) -> dict[str, Size]:
     """By test."""
-    return (SHORT if short else FULL) | ON_CUDA
+    return (SHORT | GATE_SHORT if short else FULL | GATE_FULL) | ON_CUDA
 
 
 def largest_count(number: int) -> int:

@@ -17,7 +17,7 @@ from harness.events import ALLOCATORS
 
 ROOT = Path(__file__).parents[2]
 NOT_RUN = "not run"
-AS_USERS_HAVE_IT = {"T14", "T16"}
+AS_USERS_HAVE_IT = {"T14", "T16", "R1", "R2", "R3", "R4"}
 """Whole runs, with the C library as it is. In all other pieces it is told to retain freed memory, for every tool alike:
 else the ratio of two things depends on where on the heap a process happens to have them (docs/method.md)."""
 Make = Callable[[int, Size], list[Row]]
@@ -56,9 +56,14 @@ MAKERS = {
     "T14": ("endurance", "kill"),
     "T15": ("overhead", "interleave"),
     "T16": ("endurance", "run_quick"),
+    "R1": ("revisions", "same_here"),
+    "R2": ("revisions", "slower_here"),
+    "R3": ("revisions", "same_apart"),
+    "R4": ("revisions", "slower_apart"),
 }
 """Module and function that makes a test's pieces; those of the simulated ones are called t3 and so on."""
 TESTS = [*(f"T{number}" for number in range(1, 17)), "C1"]
+GATE = ["R1", "R2", "R3", "R4"]
 
 
 def jobs(tests: list[str], *, short: bool) -> list[Job]:
@@ -185,4 +190,8 @@ TITLES = {
     "T14": "kills",
     "T15": "overhead",
     "T16": "share of time inside calls",
+    "R1": "two revisions with the same code",
+    "R2": "a slowdown between two revisions",
+    "R3": "two revisions with the same code, apart",
+    "R4": "a slowdown between two revisions, apart",
 }

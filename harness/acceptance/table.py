@@ -7,7 +7,7 @@ import pandas as pd
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.suite import NOT_RUN
 
-TEMPLATE = """# What the method was asked to show, and what it showed
+TEMPLATE = """# {title}
 
 Made by `nox -s acceptance{options}` on {machine}{when}. Limits were fixed before the tests ran; what misses one is
 printed as a miss. {form}
@@ -15,11 +15,18 @@ printed as a miss. {form}
 Passed: {num_passed} of {num_run}. Missed: {missed}. Not run: {not_run}.
 
 {table}
+{notes} The raw numbers are in acceptance.csv.gz.
+"""
+TITLE = "What the method was asked to show, and what it showed"
+NOTES = """\
 Rivals were given the same wall time for each comparison, calibration and warm-up included, A to its end and then B,
 the order of the tools drawn anew each time; what they took of it is in T1. pyperf's defaults, 20 processes for each
-function, do not fit: what each tool did stands in harness/acceptance/rivals.py. The raw numbers are in
-acceptance.csv.gz.
-"""
+function, do not fit: what each tool did stands in harness/acceptance/rivals.py."""
+GATE_TITLE = "Two revisions side by side: false alarms, and planted slowdowns"
+GATE_NOTES = """\
+Each session is `attnbench compare rev:base rev:candidate` in a repository made for it, whose second revision differs
+from the first by a comment, or waits after each call for 5 % of its time. A session alarms, or finds, if it ends with
+exit code 1: any cell, or the whole, is slower."""
 IN_SHORT = (
     "**This is the short form**: rows so marked have fewer repetitions than the limit asks for, n is in the row, and "
     "a pass or a miss of theirs is weak evidence."
@@ -33,11 +40,13 @@ def result(outcome: Outcome) -> str:
     return ("pass" if outcome.passes else "**MISS**") + (" (short form)" if outcome.is_short else "")
 
 
-def markdown(outcomes: Sequence[Outcome], machine: str, *, short: bool, when: str = "") -> str:
+def markdown(outcomes: Sequence[Outcome], machine: str, *, short: bool, when: str = "", is_gate: bool = False) -> str:
     """The whole account as Markdown; `when` tells when its pieces were made."""
     run = [each for each in outcomes if result(each) != NOT_RUN]
     return TEMPLATE.format(
-        options=" -- --short" if short else "",
+        title=GATE_TITLE if is_gate else TITLE,
+        notes=GATE_NOTES if is_gate else NOTES,
+        options=" -- " * (short or is_gate) + " ".join(["gate"] * is_gate + ["--short"] * short),
         machine=machine,
         when=f"; {when}" if when else "",
         form=IN_SHORT if short else "",

@@ -1,28 +1,155 @@
-"""`attnbench compare`: two runs beside one another."""
+"""`attnbench compare`: two states of the code, side by side in one session; or two stored runs beside one another."""
 
+import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
+from harness.commands.ending import FINDING, INCONCLUSIVE, INVALID, write_reports
 from harness.commands.judging import OutputFolder, ThresholdsFile, read, show
-from harness.options import AsJson, ResultsFolder
+from harness.commands.run import earlier
+from harness.commands.sides import planned_anew, side_by_side
+from harness.options import (
+    Allocator,
+    AllocatorMode,
+    AsJson,
+    Budget,
+    Cache,
+    CacheMode,
+    CallLimit,
+    Implementations,
+    MemoryLimit,
+    ResultsFolder,
+    Seed,
+    Settings,
+    Timeout,
+)
+
+if TYPE_CHECKING:
+    from harness.store import Results
+
+SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, FILE.py:NAME, or a stored run."
 
 
 def compare(  # noqa: PLR0913 - one parameter for each option
-    base: Annotated[str, typer.Argument(metavar="BASE", help="A run's name or folder, or a journal.")],
-    candidate: Annotated[str, typer.Argument(metavar="CANDIDATE", help="What is held against it.")],
+    context: typer.Context,
+    base: Annotated[str, typer.Argument(help=SIDE, show_default=False)] = "",
+    candidate: Annotated[str, typer.Argument(help="Likewise.", show_default=False)] = "",
     *,
+    sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "sides",
+    settings: Settings = None,
+    implementation: Implementations = None,
     thresholds: ThresholdsFile = None,
-    results: ResultsFolder = Path("results"),
     to: OutputFolder = None,
+    apart: Annotated[bool, typer.Option("--apart", help="Give each side processes of its own.")] = False,
+    budget: Budget = None,
+    cache: Cache = CacheMode.warm,
+    allocator: Allocator = AllocatorMode.system,
+    call_limit: CallLimit = None,
+    memory_limit: MemoryLimit = 0.0,
+    timeout: Timeout = 60.0,
+    results: ResultsFolder = Path("results"),
+    resume: Annotated[
+        str | None, typer.Option(metavar="RUN", help="Go on with this comparison, as it was planned.")
+    ] = None,
+    seed: Seed = 0,
     as_json: AsJson = False,
 ) -> None:
-    """Compare two stored runs: what got worse, by how much, and what could have been seen. Needs no torch."""
+    """Compare two states of the code side by side: revisions, folders, environments or files; or two stored runs.
+
+    Of stored runs it says what got worse, and what could have been seen, and never fails: `attnbench gate` does.
+    """
+    from harness.selection import Selection
+
+    if resume is None and (found_runs := _stored_runs((base, candidate), results)):
+        _compare_stored(found_runs, thresholds, as_json=as_json, to=to)
+        return
+    if resume is not None:
+        folder, planned = earlier(context, resume, results)
+        if planned.sides is None:
+            raise ValueError(f"{resume} has no two sides: go on with attnbench run --resume {resume}")
+    else:
+        selection = Selection(
+            sweep=sweep,
+            settings=settings or (),
+            implementations=implementation or (),
+            budget_s=budget,
+            call_limit_s=call_limit,
+            timeout_s=timeout,
+            memory_limit_bytes=int(memory_limit * 2**30),
+            seed=seed,
+            cache=cache,
+            allocator=allocator,
+        )
+        folder, planned = planned_anew(base, candidate, selection, results, is_apart=apart)
+    found = side_by_side(planned, folder)
+    failures = write_reports(found, folder)
+    _tell(found, as_json=as_json)
+    conclude(found, failures=failures)
+
+
+def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
+    """The two runs that the names are of; empty where they are not names of two runs."""
     from harness.gate import stored
+
+    try:
+        paths = [stored.locate(name, results) for name in names]
+    except ValueError:
+        return []
+    return [read(path) for path in paths]
+
+
+def _compare_stored(runs: "list[Results]", thresholds: Path | None, *, as_json: bool, to: Path | None) -> None:
     from harness.gate.judge import judge
     from harness.gate.thresholds import load
 
-    asked = load(thresholds)
-    before, after = (read(stored.locate(name, results)) for name in (base, candidate))
-    show(judge(before, after, asked), after, as_json=as_json, to=to)
+    before, after = runs
+    show(judge(before, after, load(thresholds)), after, as_json=as_json, to=to)
+
+
+def _tell(found: "Results", *, as_json: bool) -> None:
+    from harness import terminal
+
+    if as_json:
+        typer.echo(json.dumps(terminal.summary(found) | summary(found), indent=2))
+        return
+    terminal.print_sides(found)
+    typer.echo(f"\nReports and plots: {found.folder}")
+
+
+def summary(found: "Results") -> dict[str, object]:
+    """What a program wants to know beside the cells."""
+    from harness.suite import losses, suite
+
+    whole = suite(found)
+    told = (
+        None
+        if whole is None
+        else {
+            "ratio": whole.ratio.point,
+            "low": whole.ratio.low,
+            "high": whole.ratio.high,
+            "verdict": str(whole.verdict),
+            "minimum_detectable_effect": whole.minimum_detectable_effect,
+        }
+    )
+    return {"findings": losses(found), "suite": told}
+
+
+def conclude(found: "Results", *, failures: bool) -> NoReturn:
+    """Exit as the comparison deserves: a loss counts whatever the noise; a slowdown where the session is valid."""
+    from harness.compare import comparisons
+    from harness.interference import MANY
+    from harness.records import Verdict
+    from harness.suite import losses, suite
+
+    if failures or losses(found):
+        raise typer.Exit(FINDING)
+    if sum(map(len, found.void.values())) > MANY * found.num_blocks:
+        raise typer.Exit(INVALID)
+    whole = suite(found)
+    verdicts = [each.verdict for each in comparisons(found)] + ([] if whole is None else [whole.verdict])
+    if Verdict.slower in verdicts:
+        raise typer.Exit(FINDING)
+    raise typer.Exit(INCONCLUSIVE if whole is None or whole.verdict is Verdict.undecided else 0)

@@ -16,7 +16,8 @@ def gate(
         list[str] | None,
         typer.Argument(
             metavar="[BASE] [CANDIDATE]",
-            help="Runs or journals. One: held against its stored baseline. None: the newest run is.",
+            help="Runs or journals. One: held against its stored baseline, or its own base if it compares two sides. "
+            "None: the newest run is.",
         ),
     ] = None,
     *,
@@ -28,6 +29,7 @@ def gate(
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch."""
     from harness import store
     from harness.gate import stored
+    from harness.gate.beside import of_sides
     from harness.gate.judge import judge
     from harness.gate.thresholds import load
 
@@ -36,7 +38,9 @@ def gate(
     asked = load(thresholds)
     paths = [stored.locate(name, results) for name in runs or ()] or [store.newest_run(results)]
     *before, after = (read(path) for path in paths)
-    base = before[0] if before else read(stored.find(after, results))
-    decision = judge(base, after, asked)
+    if not before and after.plan.sides is not None:
+        decision = of_sides(after, asked)
+    else:
+        decision = judge(before[0] if before else read(stored.find(after, results)), after, asked)
     show(decision, after, as_json=as_json, to=to)
     end(decision)

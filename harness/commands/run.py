@@ -50,11 +50,14 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
-    from harness import run, terminal
+    from harness import plugins, run, terminal
     from harness.selection import Selection, plan
 
     if resume is not None:
-        folder, planned = _earlier(context, resume, results)
+        folder, planned = earlier(context, resume, results)
+        if planned.sides is not None:
+            raise ValueError(f"{resume} compares two sides: go on with attnbench compare --resume {resume}")
+        plugins.check_specs(planned.implementations)
     else:
         selection = Selection(
             sweep=sweep,
@@ -88,22 +91,20 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     conclude(found, failures=failures)
 
 
-def _earlier(context: typer.Context, resume: str, results: Path) -> tuple[Path, "Plan"]:
+def earlier(context: typer.Context, resume: str, results: Path) -> tuple[Path, "Plan"]:
     """Folder and plan of the run to go on with.
 
     Raises:
         ValueError: there is no such run, or an option would change it.
     """
-    from harness import plugins, store
+    from harness import store
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if more := sorted(given - {"resume", "results", "as_json"}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = store.find_run(resume, results)
-    planned = store.read(folder).plan
-    plugins.check_specs(planned.implementations)
-    return folder, planned
+    return folder, store.read(folder).plan
 
 
 def _announcement(num_workloads: int, num_implementations: int, folder: Path) -> str:

@@ -8,15 +8,46 @@ from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
+from harness.compare import comparisons, noise_floors
 from harness.gate import certain
 from harness.gate.belief import believed
 from harness.gate.cells import Couple, Key, matched
-from harness.gate.judge import conclude, voided
+from harness.gate.judge import ailments, conclude, fingerprints, voided
 from harness.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling, Side
 from harness.gate.thresholds import Thresholds
 from harness.records import Comparison, Record, Verdict
 from harness.reports.table import percent
 from harness.stats import Estimate, median_estimate
+from harness.store import Results
+from harness.suite import by_side, suite
+
+
+def of_sides(results: Results, thresholds: Thresholds) -> Decision:
+    """The decision on a run that compared two states of the code (`attnbench compare rev:main rev:HEAD`)."""
+    whole, sides = suite(results), results.plan.sides
+    assert sides is not None
+    ruling = (
+        overall(None, Verdict.undecided, None)
+        if whole is None
+        else overall(whole.ratio, whole.verdict, whole.minimum_detectable_effect)
+    )
+    base, candidate = by_side(results)
+    told = [
+        Side(run=each.given, commit=each.commit, time=results.started.time, fingerprint="+".join(fingerprints(results)))
+        for each in (sides.base, sides.candidate)
+    ]
+    return judge(
+        (told[0], told[1]),
+        (base, candidate),
+        comparisons(results),
+        ruling,
+        thresholds,
+        floors=noise_floors(results),
+        notes=[f"{name} is gone: {reason}" for name, reason in sides.lost.items()],
+        invalid=[
+            reason for reason in ailments(results, thresholds, "the session") if not sides.is_apart or "void" in reason
+        ],
+    )
 
 
 def judge(  # noqa: PLR0913 - what a session has to say

@@ -29,6 +29,7 @@ def page(results: Results) -> str:
         columns=COLUMNS,
         legend=LEGEND,
         classes=_classes,
+        has_moved=story.has_moved(results),
         environments=[story.described(environment) for environment in story.environments(results).values()],
         is_finished=results.elapsed_s is not None,
     )

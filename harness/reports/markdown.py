@@ -66,7 +66,7 @@ def _environments(results: Results) -> Iterator[str]:
     yield ""
     yield "## Environment"
     yield ""
-    if len(found) != 1:
+    if not found or story.has_moved(results):
         yield "The machine changed during this run: times are not comparable." if found else "No environment is known."
         yield ""
     for environment in found.values():

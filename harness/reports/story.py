@@ -8,6 +8,7 @@ from harness.records import Environment
 from harness.reports import verdicts, words
 from harness.reports.table import percent, span
 from harness.store import Results
+from harness.suite import by_side
 from harness.units import MISSING, show
 from harness.verdict import margin
 
@@ -41,6 +42,13 @@ def environments(results: Results) -> dict[str, Environment]:
     """The environments of the records, by fingerprint: more than one says that the machine changed during the run."""
     found = [record.environment for record in results.records if record.environment is not None]
     return {environment.fingerprint: environment for environment in found}
+
+
+def has_moved(results: Results) -> bool:
+    """Whether what is compared was measured in more than one environment; two sides may have one each."""
+    parts = by_side(results) if results.plan.sides is not None else (results.records,)
+    found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
+    return any(len(fingerprints) > 1 for fingerprints in found)
 
 
 def described(environment: Environment) -> dict[str, str]:

@@ -116,7 +116,7 @@ def _row(
     comparison = compared.get((record.workload.id, record.implementation))
     time = median_estimate(latency.samples) if latency is not None and latency.samples else None
     peak = median(sample.value for sample in memory.samples) if memory is not None and memory.samples else None
-    is_baseline = record.implementation == results.plan.baseline
+    is_baseline = results.plan.is_base(record.implementation)
     strange = results.doubts.get((record.workload.id, record.implementation), ())
     doubts = (*_doubts(record, time), *strange)
     rated = None if time is None else results.rates(record.workload, time.point)

@@ -22,8 +22,9 @@ def decided(results: Results) -> str:
     if not within_reach:
         return f"{told}; no time that can be foreseen would decide the others"
     half = within_reach[: (len(within_reach) + 1) // 2]
-    more = "" if len(half) == len(within_reach) else f", {duration(sum(within_reach))} for {len(within_reach)}"
-    return f"{told}; about {duration(sum(half))} more would decide {len(half)} of the others{more}"
+    together = sum if results.plan.sides is None else max  # of two sides all that is open is visited in turn
+    more = "" if len(half) == len(within_reach) else f", {duration(together(within_reach))} for {len(within_reach)}"
+    return f"{told}; about {duration(together(half))} more would decide {len(half)} of the others{more}"
 
 
 def disturbed(results: Results) -> str:

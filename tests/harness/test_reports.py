@@ -73,13 +73,17 @@ class Page(HTMLParser):
 
 
 def test_every_promised_report_is_there() -> None:
-    promised = {"csv", "html", "markdown", "pytest_benchmark"}
+    promised = {"csv", "html", "markdown", "pytest_benchmark", "sides"}
     plots = {"latency_plot", "ratio_plot", "memory_plot", "agreement_plot", "breakdown_plot", "roofline_plot"}
     assert set(REPORTS) == promised | plots
     assert all(report.summary for report in REPORTS.values())
 
 
-@pytest.mark.parametrize("name", sorted(REPORTS))
+def test_a_run_without_two_sides_has_no_report_of_them(written: dict[str, list[Path]]) -> None:
+    assert written["sides"] == []
+
+
+@pytest.mark.parametrize("name", sorted(set(REPORTS) - {"sides"}))
 def test_a_report_writes_what_it_says_into_the_folder(name: str, written: dict[str, list[Path]]) -> None:
     assert written[name]
     assert len({path.parent for paths in written.values() for path in paths}) == 1

@@ -1,0 +1,141 @@
+"""One verdict for a whole session: the geometric mean over all of its cells, and both sides' records in one order."""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import msgspec
+import numpy as np
+
+from harness import evidence
+from harness.compare import paired
+from harness.events import BASE
+from harness.records import Record, Status, Verdict
+from harness.stats import NORMAL_MAD, Estimate, Pairs, mean_of, paired_ratio
+from harness.store import Results
+from harness.verdict import FALSE_SHARE, Judgement, detectable, judge, margin
+
+FEWEST_EPOCHS = 3
+"""With fewer processes than this nothing is said of the session as a whole."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Suite:
+    """What a session says of all its cells together."""
+
+    ratio: Estimate
+    margin: float
+    minimum_detectable_effect: float | None
+    verdict: Verdict
+    num_cells: int
+
+
+def suite(results: Results) -> Suite | None:
+    """The verdict on all cells together; None where no cell has enough visits for an interval.
+
+    Slower and faster ask what a cell's verdict asks, in one family with the cells. Equivalent asks that the interval
+    lies within the margin.
+    """
+    rows = list(paired(results))
+    cells = [(found, twins) for _, found, twins in rows if _has_interval(found)]
+    ratio = mean_over([found for found, _ in cells])
+    if ratio is None:
+        return None
+    logs = _of_processes([found for found, _ in cells])
+    judged = Judgement(
+        ratio=ratio,
+        margin=margin(mean_over([twins for _, twins in cells])),
+        e_same=evidence.last(evidence.e_values(logs)),
+        e_apart=0.0,
+        spread=NORMAL_MAD * float(np.median(np.abs(logs - np.median(logs)))),
+    )
+    others = [each.e_same for _, found, _ in rows if (each := judge(found, 0.0)) is not None]
+    values = np.array([judged.e_same, *others])
+    differs = bool(evidence.discoveries(values, FALSE_SHARE)[0])
+    return Suite(
+        ratio=ratio,
+        margin=judged.margin,
+        minimum_detectable_effect=detectable(judged, len(values) / FALSE_SHARE),
+        verdict=_verdict(judged, differs=differs),
+        num_cells=len(cells),
+    )
+
+
+def _verdict(judged: Judgement, *, differs: bool) -> Verdict:
+    if judged.is_within:
+        return Verdict.equivalent
+    if differs and judged.is_beyond:
+        return Verdict.slower if judged.log > 0 else Verdict.faster
+    return Verdict.undecided
+
+
+def _has_interval(found: Pairs) -> bool:
+    ratio = paired_ratio(found)
+    return ratio is not None and ratio.standard_error is not None
+
+
+def mean_over(cells: Sequence[Pairs]) -> Estimate | None:
+    """The geometric mean of the cells' ratios; its interval counts processes, which all cells of a moment share.
+
+    None without cells, or with fewer than three processes. Where cells seem to agree better than visits of their own
+    do, the latter count.
+
+    Source: a mean of clustered values, Liang and Zeger, 1986, https://doi.org/10.1093/biomet/73.1.13.
+    """
+    ratios = [ratio for found in cells if (ratio := paired_ratio(found)) is not None]
+    epochs = sorted({epoch for found in cells for epoch, _ in found.visits})
+    if len(epochs) < FEWEST_EPOCHS or any(ratio.standard_error is None for ratio in ratios):
+        return None
+    pulls = dict.fromkeys(epochs, 0.0)  # of each process on the mean
+    for found, ratio in zip(cells, ratios, strict=True):
+        medians = found.medians
+        for (epoch, _), log in medians.items():
+            pulls[epoch] += (log - math.log(ratio.point)) / (len(medians) * len(cells))
+    number = len(epochs)
+    error = math.sqrt(number / (number - 1) * sum(pull**2 for pull in pulls.values()))
+    alone = mean_of(ratios)
+    if error <= (alone.standard_error or 0.0):
+        return alone
+    return Estimate(
+        point=alone.point,
+        standard_error=error,
+        num_clusters=number,
+        num_samples=alone.num_samples,
+        degrees=number - 1.0,
+    )
+
+
+def _of_processes(cells: Sequence[Pairs]) -> evidence.Array:
+    """For each process, the median log ratio of its cells, which share its bias; one disturbed cell has no say."""
+    logs: dict[int, list[float]] = {}
+    for found in cells:
+        for (epoch, _), log in zip(found.visits, found.logs.tolist(), strict=True):
+            logs.setdefault(epoch, []).append(log)
+    return np.array([np.median(logs[epoch]) for epoch in sorted(logs)])
+
+
+def by_side(results: Results) -> tuple[list[Record], list[Record]]:
+    """The base's records and the candidate's, each implementation under one name on both sides.
+
+    A cell that only one side has is in that side's list alone.
+    """
+    base = [record for record in results.records if results.plan.is_base(record.implementation)]
+    candidate = [record for record in results.records if not results.plan.is_base(record.implementation)]
+    named = [msgspec.structs.replace(each, implementation=each.implementation.removesuffix(BASE)) for each in base]
+    return named, candidate
+
+
+def losses(results: Results) -> list[str]:
+    """What the candidate did worse than is allowed whatever its speed: who is gone, wrong or failed, a line each."""
+    sides = results.plan.sides
+    assert sides is not None
+    base, candidate = by_side(results)
+    before = {(record.workload.id, record.implementation): record.status for record in base}
+    lines = [f"lost: {name}: {reason}" for name, reason in sides.lost.items()]
+    for record in candidate:
+        was = before.get((record.workload.id, record.implementation))
+        if record.is_finding or (was is Status.ok and record.status is not Status.ok):
+            told = "" if was is None else f" (the base: {was})"
+            where = f"{record.implementation} on {record.workload.id}"
+            lines.append(f"{record.status}: {where}{told}: {record.message}")
+    return lines

@@ -1,0 +1,177 @@
+"""`attnbench compare` on a real repository with real workers: exit codes, and what is left behind."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from harness import run, sides, store
+from harness.cli import app
+from harness.commands.compare import conclude
+from harness.interference import CANARY
+from harness.messages import TakeVisit
+from harness.pair import apart
+from harness.reports import markdown
+from harness.reports import sides as beside
+from harness.reports.sides import document
+from harness.selection import Selection
+from harness.suite import losses
+from tests.harness.repositories import PLAIN, SLOW, WRONG, commit, git, repository
+
+ROOT = Path(__file__).parents[2]
+TINY = """summary = "as small as can be"
+budget_s = 0.0
+metrics = ["latency", "peak_memory"]
+
+[[grid]]
+seq_len = 16
+num_heads = 2
+head_dim = 8
+direction = "inference"
+num_threads = 1
+"""
+FAST = ["--sweep", "tiny.toml"]
+HELPED = "from helper import mine as helped\n\nmine = helped\n"
+
+
+@pytest.fixture(scope="module")
+def repo(tmp_path_factory):
+    folder = repository(tmp_path_factory.mktemp("compared") / "theirs")
+    spare = PLAIN.replace("def mine", "def spare")
+    (folder / "tiny.toml").write_text(TINY)
+    commit(folder, "plain", mine=PLAIN, helper=PLAIN, helped=HELPED, spare=spare)
+    commit(folder, "slow", mine=SLOW, helper=SLOW)
+    commit(folder, "wrong", mine=WRONG, spare=None)
+    git(folder, "tag", "x<script>y", "plain")
+    return folder
+
+
+def compare(repo, *arguments):
+    before = Path.cwd()
+    os.chdir(repo)
+    try:
+        return CliRunner().invoke(app, ["compare", *arguments])
+    finally:
+        os.chdir(before)
+
+
+def newest(repo):
+    return store.read(store.newest_run(repo / "results"))
+
+
+def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatch):
+    def write_few(results, folder):
+        return [report.write(results, folder) for report in (beside.REPORT, markdown.REPORT)] == []
+
+    monkeypatch.setattr("harness.commands.compare.write_reports", write_few)
+    found = compare(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
+    results = newest(repo)
+    told = json.loads(found.stdout)
+    assert found.exit_code in {1, 3}  # how fast it was decides nothing here
+    assert told["findings"] == []
+    assert told["suite"]["ratio"] > 0
+    assert [cell["implementation"] for cell in told["cells"]] == ["mine", "mine (base)"] or len(told["cells"]) == 2
+    assert {record.status for record in results.records} == {"ok"}
+    assert all(record.measurement("latency").samples for record in results.records)
+    assert all(record.measurement("peak_memory") for record in results.records)
+    assert not (results.folder / "sides").exists()
+    assert git(repo, "worktree", "list").count("\n") == 1
+    assert git(repo, "status", "--porcelain", "--untracked-files=no") == ""
+    text = (results.folder / "sides.md").read_text()
+    assert "x&lt;script&gt;y" in text
+    assert "<script>" not in text + (results.folder / "summary.md").read_text()
+
+
+def prepared(repo, monkeypatch, base, candidate, *implementations):
+    """Folder and plan of a comparison, as the command makes them."""
+    monkeypatch.chdir(repo)
+    selection = Selection(sweep="tiny.toml", implementations=implementations)
+    folder = run.new_folder(Path("results"), "compare")
+    planned, _ = sides.plan(sides.Asked(base=base, candidate=candidate, selection=selection), folder)
+    return folder, planned
+
+
+def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, monkeypatch):
+    folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:slow", "helped.py:mine")
+    assert planned.sides.is_apart
+    base, candidate = planned.implementations
+    arms = (("mine", candidate), ("mine (base)", base), ("mine (base) (twin)", base), (CANARY, ""))
+    asked = TakeVisit(workload=planned.workloads[0], arms=arms, epoch=0, visit=0, num_blocks=2, seed=1)
+    with sides.at_work(planned, folder), apart(planned, folder, {}) as crew:
+        ready = crew.hello(0)
+        taken = crew.ask(asked)
+    assert ready.base.fingerprint == ready.environment.fingerprint
+    assert ready.environment.settings["OMP_WAIT_POLICY"] == "passive"
+    times = {arm: min(sample.value for sample in samples) for arm, samples in taken.arms.items()}
+    assert times["mine"] > 3 * times["mine (base)"]  # forty times the work: another file was imported
+    assert [(s.epoch, s.visit, s.block) for s in taken.arms["mine"]] == [(0, 0, 0), (0, 0, 1)]
+
+
+def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypatch):
+    folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:wrong", "mine.py:mine", "spare.py:spare")
+    with sides.at_work(planned, folder):
+        results = run.execute(planned, folder, lambda _: None)
+    with pytest.raises(typer.Exit) as left:
+        conclude(results, failures=False)
+    assert left.value.exit_code == 1
+    lost, wrong = losses(results)
+    assert lost == "lost: spare: cannot read spare.py: No such file or directory"
+    assert wrong.startswith("disagrees: mine on attention-inference")
+    assert "(the base: ok)" in wrong
+    assert all(not record.measurement("latency") for record in results.records)
+    text = document(results)
+    assert "lost: spare" in text
+    assert "disagrees" in text
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["rev:plain"], "give two sides, BASE and CANDIDATE"),
+        (["rev:plain", "rev:slow", "-i", "mine.py:mine", "--set", "colour=red"], "there is no axis colour"),
+    ],
+)
+def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
+    program = [sys.executable, "-P", "-m", "harness", "compare", *arguments]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    runs = set(store.find_runs(repo / "results"))
+    found = subprocess.run(program, cwd=repo, env=environment, capture_output=True, text=True, check=False)
+    assert found.returncode == 2
+    assert said in found.stderr
+    assert found.stderr.count("\n") == 1
+    assert set(store.find_runs(repo / "results")) == runs
+
+
+def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo, monkeypatch):
+    program = [sys.executable, "-P", "-m", "harness", "compare", "rev:plain", "rev:slow", "-i", "mine.py:mine", *FAST]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    known = set(store.find_runs(repo / "results"))
+    process = subprocess.Popen(program, cwd=repo, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
+    folder = None
+    while folder is None and process.poll() is None:
+        time.sleep(0.02)
+        begun = (run for run in store.find_runs(repo / "results") if (run / store.JOURNAL).stat().st_size)
+        folder = next(iter(set(begun) - known), None)
+    os.killpg(process.pid, signal.SIGKILL)
+    process.wait()
+    left = folder / "sides"
+    assert (left / "base" / "mine.py").read_text() == PLAIN
+    assert git(repo, "worktree", "list").count("\n") == 1
+    sides.sweep_up(repo / "results")
+    assert not left.exists()
+    monkeypatch.chdir(repo)
+    planned = store.read(folder).plan
+    with sides.at_work(planned, folder):
+        sides.sweep_up(repo / "results")
+        assert (left / "base" / "mine.py").read_text() == PLAIN  # ours, and at work
+        results = run.execute(planned, folder, lambda _: None, stages=("check",))
+    assert not left.exists()
+    assert results.elapsed_s is not None
+    assert {record.status for record in results.records} == {"ok"}
