@@ -32,6 +32,9 @@ def of_sides(results: Results, thresholds: Thresholds) -> Decision:
         else overall(whole.ratio, whole.verdict, whole.minimum_detectable_effect)
     )
     base, candidate = by_side(results)
+    reasons = list(ailments(results, thresholds, "the session"))
+    if sides.is_apart:  # two environments are what was asked for
+        reasons = [reason for reason in reasons if "environments" not in reason]
     told = [
         Side(run=each.given, commit=each.commit, time=results.started.time, fingerprint="+".join(fingerprints(results)))
         for each in (sides.base, sides.candidate)
@@ -44,9 +47,7 @@ def of_sides(results: Results, thresholds: Thresholds) -> Decision:
         thresholds,
         floors=noise_floors(results),
         notes=[f"{name} is gone: {reason}" for name, reason in sides.lost.items()],
-        invalid=[
-            reason for reason in ailments(results, thresholds, "the session") if not sides.is_apart or "void" in reason
-        ],
+        invalid=reasons,
     )
 
 
