@@ -58,6 +58,12 @@ def e_values(differences: Array, others: Array | None = None, *, upwards_only: b
     return total / (2 * len(stakes))
 
 
+def most(number: int) -> float:
+    """The largest e-value that so many differences can lead to, all of them large and alike."""
+    stakes = np.concatenate([STAKES, -STAKES])
+    return float(np.mean(np.exp(np.minimum(number * np.log1p(stakes), LARGEST_LOG))))
+
+
 def last(values: Array) -> float:
     """The e-value at the end of a path; 1, which says nothing, for an empty one."""
     return float(values[-1]) if len(values) else 1.0

@@ -131,13 +131,14 @@ def _bets_to_go(needed: float, value: float, shift: float, spread: float) -> flo
 def detectable(judgement: Judgement, needed: float = 1 / FALSE_SHARE) -> float | None:
     """The relative slowdown that pairs as many and as noisy as these would find in 80 % of repetitions.
 
-    Found means: slower, with `needed` as the e-value to reach. None without an interval.
+    Found means: slower, with `needed` as the e-value to reach. None without an interval, or where so few pairs could
+    not reach it whatever the slowdown.
 
     Source of the shape: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504; the first
     part is the growth of a bet on a shift of normal differences, log-optimal among the stakes.
     """
     ratio = judgement.ratio
-    if ratio.standard_error is None or ratio.half_width is None:
+    if ratio.standard_error is None or ratio.half_width is None or evidence.most(ratio.num_samples) < needed:
         return None
     half, beyond = ratio.half_width, math.log1p(judgement.margin)
     luck = ratio.quantile(POWER) * ratio.standard_error

@@ -126,7 +126,7 @@ def _time(found: Comparison, couple: Couple, thresholds: Thresholds, floor: Esti
         kind, outcome = Kind.refused, Outcome.inconclusive
         reason = f"identical code may seem {percent(lowest)} apart in this session"
         words = f"a threshold of {percent(asked)} cannot be judged: {reason}; raise it, or measure longer"
-    elif kind is Kind.undecided and smallest is not None and smallest <= thresholds.see:
+    elif kind is Kind.undecided and smallest is not None and smallest <= thresholds.see and not _seems_slower(found):
         kind, outcome = Kind.same, Outcome.passed
         words = f"no slowdown found: {words}"
     both = _medians(couple)
@@ -145,6 +145,11 @@ def _time(found: Comparison, couple: Couple, thresholds: Thresholds, floor: Esti
         high=found.high,
         smallest=smallest,
     )
+
+
+def _seems_slower(found: Comparison) -> bool:
+    """Whether the interval lies above 1: too little for a verdict, too much for a pass."""
+    return found.low is not None and found.low > 1
 
 
 def _medians(couple: Couple) -> tuple[float | None, ...]:

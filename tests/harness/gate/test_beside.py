@@ -1,10 +1,12 @@
 """One session in which both sides were measured: its verdicts, and what is certain, as a decision."""
 
+import gc
 from pathlib import Path
 
 import msgspec
 import pytest
 
+from harness import virtual
 from harness.compare import comparisons, noise_floors
 from harness.gate import beside
 from harness.gate.judge import side
@@ -12,6 +14,7 @@ from harness.gate.rulings import Decision, Kind, Outcome
 from harness.gate.thresholds import Rule, Thresholds
 from harness.records import Status, Verdict
 from harness.stats import Estimate
+from harness.worlds import WORLDS
 from tests.harness import journals
 from tests.harness.gate import scripts
 
@@ -25,12 +28,12 @@ def session(folder: Path, ratio: float, asked: Thresholds | None = None, **chang
     same = 1.3e-3 / 2.6e-3
     found = scripts.run(folder / "run", scripts.scales("fused", same * ratio), names=NAMES, points=POINTS)
     base = [
-        msgspec.structs.replace(record, implementation="fused", measurements=record.measurements[:2])
+        msgspec.structs.replace(record, implementation="fused", measurements=record.measurements[:2], operators=None)
         for record in found.records
         if record.implementation == "sdpa"
     ]
     candidate = [record for record in found.records if record.implementation == "fused"]
-    candidate = [msgspec.structs.replace(record, **changes) for record in candidate]
+    candidate = [msgspec.structs.replace(record, operators=None, **changes) for record in candidate]
     verdict = Verdict.slower if ratio > 1.02 else Verdict.equivalent
     return beside.judge(
         (side(found), side(found)),
@@ -82,3 +85,47 @@ def test_what_is_certain_counts(tmp_path: Path) -> None:
 
 def test_nothing_of_the_whole_is_inconclusive() -> None:
     assert beside.overall(None, Verdict.undecided, None).outcome is Outcome.inconclusive
+
+
+@pytest.fixture
+def little_garbage():
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+@pytest.mark.usefixtures("little_garbage")
+@pytest.mark.parametrize(
+    ("slowdown", "budget_s", "outcome"),
+    [(0.0, 120.0, Outcome.passed), (0.05, 120.0, Outcome.finding), (0.0, 0.0, Outcome.inconclusive)],
+)
+def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, slowdown, budget_s, outcome):
+    def cost_s(workload, name):
+        return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.0 + slowdown)
+
+    asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=budget_s, seed=1))
+    crew = virtual.VirtualCrew(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
+    decision = beside.of_sides(virtual.execute(asked, tmp_path / "run", crew), Thresholds())
+    assert decision.outcome is outcome
+    assert (decision.base.run, decision.candidate.run) == ("rev:old", "rev:new")
+    assert {ruling.implementation for ruling in decision.rulings} == {"x"}
+
+
+def test_what_seems_slower_and_is_not_sure_is_no_pass(tmp_path: Path) -> None:
+    found = scripts.run(tmp_path / "run", names=NAMES, points=POINTS)
+    (record, *_) = [each for each in found.records if each.implementation == "fused"]
+    (told, *_) = [each for each in comparisons(found) if each.workload == record.workload]
+    known = {"verdict": Verdict.undecided, "ratio": 1.1, "high": 1.2, "minimum_detectable_effect": 0.05}
+    outcomes = []
+    for low in (0.99, 1.05):
+        seen = msgspec.structs.replace(told, low=low, **known)
+        decision = beside.judge(
+            (side(found), side(found)),
+            ([record], [record]),
+            [seen],
+            beside.overall(SUITE, Verdict.equivalent, 0.01),
+            Thresholds(),
+            floors={},
+        )
+        outcomes += [ruling.outcome for ruling in decision.rulings if ruling.metric == "latency"]
+    assert outcomes == [Outcome.passed, Outcome.inconclusive]
