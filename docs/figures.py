@@ -19,16 +19,32 @@ README = ROOT / "README.md"
 QUICK = ROOT / "results" / "gallery" / "quick"
 SHOWN_SCOPE, SHOWN_MASK, SHOWN_LEN = "attention", "causal", 512
 OWN, OFFICIAL = "fused", "torch_mha"
+NEEDED = re.compile(r"missing_package\(\"([\w.]+)\"")
 
 
 def blocks(results: Results) -> dict[str, str]:
     """Every generated block of the README, by name."""
-    entries = catalog.implementations(plugins.plugs("implementations", "IMPLEMENTATION"), on_this_machine=False)
+    names = plugins.implementation_names()
+    needs = {name: package for name in names if (package := _package(name))}
+    entries = catalog.implementations([name for name in names if name not in needs], on_this_machine=False)
     return {
         "table": "\n".join(_table(results)),
         "comparison": _comparison(results),
-        "support": "\n".join(_support(entries)),
+        "support": "\n".join([*_support(entries), *_optional(needs)]),
     }
+
+
+def _package(name: str) -> str:
+    """The optional package that an implementation needs, as its file has it; or nothing."""
+    found = NEEDED.search((ROOT / "implementations" / f"{name}.py").read_text(encoding="utf-8"))
+    return found[1] if found else ""
+
+
+def _optional(needs: dict[str, str]) -> Iterator[str]:
+    """Who takes part where a package is installed."""
+    yield ""
+    told = ", ".join(f"`{name}` (`{package}`)" for name, package in needs.items())
+    yield f"Where its package is installed, and else unsupported with that reason: {told}."
 
 
 def _table(results: Results) -> Iterator[str]:

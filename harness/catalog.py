@@ -25,8 +25,12 @@ QUESTIONS: dict[str, dict[str, object]] = {
     "layout": {"layout": "transposed"},
     "cuda": {"device": "cuda", "dtype": "bfloat16", "scope": "module"},
 }
-"""A column each: does the implementation support a small workload with these axes? `attend` asks for scope attention,
-as does `layout`, which only that scope has; the others are asked in scope module, which all have."""
+"""A column each: does the implementation support a small workload with these axes, in inference unless they say so?
+`attend` asks for scope attention, as does `layout`, which only that scope has; the others are asked in scope module,
+which all have."""
+USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}
+NOT_HERE = ("is not installed", "is not found")
+"""How reasons end that another machine may not have."""
 FOLLOWS = {
     "kv_len": "as seq_len",
     "num_kv_heads": "as num_heads",
@@ -96,8 +100,9 @@ def _implementation(spec: str, on_this_machine: bool) -> dict[str, str]:  # noqa
     try:
         found = implementation(spec)
         for column, axes in QUESTIONS.items():
-            asked = Workload(**({"seq_len": 64, "batch_size": 2} | axes))  # type: ignore[arg-type] # those of QUESTIONS
-            against[column] = reason_against(found, asked, on_this_machine=on_this_machine) or ""
+            asked = Workload(**(USUAL | axes))  # type: ignore[arg-type] # those of QUESTIONS
+            reason = reason_against(found, asked, on_this_machine=on_this_machine) or ""
+            against[column] = "" if reason.endswith(NOT_HERE) and not on_this_machine else reason
     except Exception as error:  # noqa: BLE001 - whatever importing somebody's plug raises
         why = f"cannot be loaded: {type(error).__name__}: {error}"
         return {"implementation": name, **dict.fromkeys(QUESTIONS, "?"), "why": "", "source": why}

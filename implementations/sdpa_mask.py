@@ -24,6 +24,7 @@ class SdpaMask(Attention):
             key,
             value,
             attn_mask=mask.keep("dense", lambda: dense(mask, query.dtype)),
+            dropout_p=self.dropout,
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
@@ -39,13 +40,12 @@ def dense(mask: BoundMask, dtype: torch.dtype) -> Tensor:
 
 def unsupported(workload: Workload) -> str | None:
     """What a dense mask cannot say."""
-    if not workload.mask_rule.is_additive:
-        return "scaled_dot_product_attention has no softcap"
-    return "this form has no dropout" if workload.dropout > 0 else None
+    return None if workload.mask_rule.is_additive else "scaled_dot_product_attention has no softcap"
 
 
 IMPLEMENTATION = Implementation(
     build=SdpaMask,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
     unsupported=unsupported,
+    has_dropout=True,
 )
