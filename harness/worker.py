@@ -25,13 +25,14 @@ from harness import agreement, environment, measure, plugins, predict, torch_loa
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
 from harness.caches import flusher
-from harness.case import build, place, reason_against
+from harness.case import Case, build, place, reason_against
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
 from harness.cuda import canary as canary_on_cuda
 from harness.failure import describe
 from harness.flight import Flight
+from harness.footprint import footprint
 from harness.inputs import draw_normal
 from harness.interference import CANARY, canary
 from harness.memory import free_bytes, is_crowded, limit_memory
@@ -51,7 +52,6 @@ from harness.messages import (
     Visited,
 )
 from harness.metrics import Metric
-from harness.metrics.peak_memory import peak_on_cpu
 from harness.records import Measurement, Sample, Status, Workload
 
 SHARE_OF_FREE_MEMORY = 0.75
@@ -69,6 +69,7 @@ class Worker:
         self.clocks: dict[str, Clock] = {}
         self.canaries: dict[str, measure.Arm] = {}
         self.metrics: dict[str, Metric] = {}
+        self.observed: tuple[tuple[str, str], Case] | None = None
         self.pads: list[bytearray] = []
         told = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
         self.num_threads = torch.get_num_threads() if told else environment.physical_cores()
@@ -81,6 +82,8 @@ class Worker:
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
             return Ready(environment=environment.collect())
         torch.set_num_threads(request.workload.num_threads or self.num_threads)
+        if not isinstance(request, Observe):
+            self.observed = None
         match request:
             case Check():
                 return self.check(request)
@@ -151,7 +154,7 @@ class Worker:
                 call_s = clock.elapsed(call, 1)
                 if step.seq_len == predict.FIRST_LEN or call_s > request.call_limit_s:
                     call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
-                peak = float(peak_on_cpu(call)) if with_memory and step.device == "cpu" else None
+                peak = float(footprint(call, "cpu").peak_bytes) if with_memory and step.device == "cpu" else None
             return predict.Trial(length=step.seq_len, call_s=call_s, peak_bytes=peak)
 
         predict.foresee(request.workload, limits, attempt)
@@ -174,14 +177,14 @@ class Worker:
         return self.benches[workload.id]
 
     def observe(self, request: Observe) -> Observed | Failed:
-        """Read a metric in a pass of its own, on a case of its own."""
+        """Read a metric apart from timing, on a case of its own, which the cell's metrics share."""
         self.flight.take_off(0)
         try:
             self.metrics = self.metrics or plugins.plugs("harness.metrics", "METRIC")
             metric = self.metrics[request.metric]
             assert metric.measure is not None
             guard = Guard()
-            value = metric.measure(self.bench(request.workload).case(self.implementation(request.spec)))
+            value = metric.measure(self.observed_case(request.workload, request.spec))
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             status, message = _report(error)
@@ -191,6 +194,14 @@ class Worker:
             return Failed(arm=name, status=Status.invalid, message=f"the metric {request.metric} is {value}")
         sample = Sample(value=value)
         return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+
+    def observed_case(self, workload: Workload, spec: str) -> Case:
+        """The case that metrics are read from, kept until another is asked for."""
+        cell = (workload.id, spec)
+        if self.observed is None or self.observed[0] != cell:
+            self.observed = None  # so that its memory is free
+            self.observed = (cell, self.bench(workload).case(self.implementation(spec)))
+        return self.observed[1]
 
     def find_ceilings(self, request: FindCeilings) -> Found | Failed:
         """What matrix products and copies reach where the workload runs."""

@@ -10,6 +10,7 @@ from harness.agreement import check, ground
 from harness.case import reason_against
 from harness.events import Plan
 from harness.failure import describe
+from harness.footprint import footprint
 from harness.records import Status, Workload
 
 pytestmark = [
@@ -42,8 +43,8 @@ def test_the_clock_sees_device_time_and_adds_up():
 
 def test_peak_memory_leaves_out_the_inputs_and_counts_scratch():
     inputs = torch.zeros(2**20, device="cuda")
-    assert cuda.peak_bytes(lambda: inputs + 1, "cuda") == 4 * 2**20
-    assert cuda.peak_bytes(lambda: (inputs + 1) + 1, "cuda") == 2 * 4 * 2**20
+    assert footprint(lambda: inputs + 1, "cuda").peak_bytes == 4 * 2**20
+    assert footprint(lambda: (inputs + 1) + 1, "cuda").peak_bytes == 2 * 4 * 2**20
 
 
 def test_running_out_of_memory_is_told_from_other_errors():
