@@ -7,6 +7,7 @@ import typer
 from harness.commands.check import check
 from harness.commands.doctor import doctor
 from harness.commands.ending import WRONG_USAGE
+from harness.commands.growth import growth
 from harness.commands.history import history
 from harness.commands.inspect import inspect
 from harness.commands.listing import list_what
@@ -28,6 +29,7 @@ app.command("run")(run_sweep)
 app.command()(check)
 app.command()(inspect)
 app.command()(report)
+app.command()(growth)
 app.command()(history)
 app.command()(doctor)
 

@@ -1,7 +1,7 @@
 """What one call takes of a device's memory, counted by the profiler on the CPU and by CUDA's allocator.
 
-Every allocation and release of a call on the CPU is an event of the profiler; the peak of their running sum includes the
-scratch space inside kernels. The resident set of the process would not do: after a first call it grows no more.
+On the CPU every allocation and release is an event of the profiler; the peak of their running sum includes the scratch
+space inside kernels. The resident set of the process would not do: after a first call it grows no more.
 """
 
 from collections.abc import Callable, Iterable, Iterator

@@ -5,6 +5,8 @@ from collections.abc import Sequence
 
 import msgspec
 
+SLACK_BYTES = 2**23
+"""What a call may take beyond what is counted: buffers inside libraries, and rests of the heap."""
 MOST_EVENTS = 2000
 """Of a timeline that is passed on: a picture is not wider."""
 

@@ -21,7 +21,7 @@ from queue import SimpleQueue
 import msgspec
 import torch
 
-from harness import agreement, environment, measure, plugins, predict, torch_loads
+from harness import agreement, attempts, environment, measure, plugins, predict, torch_loads
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
 from harness.caches import flusher
@@ -37,6 +37,8 @@ from harness.inputs import draw_normal
 from harness.interference import CANARY, canary
 from harness.memory import free_bytes, is_crowded, limit_memory
 from harness.messages import (
+    Attempt,
+    Attempted,
     Check,
     Checked,
     Failed,
@@ -93,6 +95,8 @@ class Worker:
                 return self.find_ceilings(request)
             case TakeVisit():
                 return self.visit(request)
+            case Attempt():
+                return self.attempt(request)
 
     def implementation(self, spec: str) -> Implementation:
         """The implementation, imported at first use."""
@@ -212,6 +216,17 @@ class Worker:
             status, message = _report(error)
             return Failed(arm="", status=status, message=message)
         return Found(ceilings=found)
+
+    def attempt(self, request: Attempt) -> Attempted | Failed:
+        """Make a call that may not fit, with nothing else in the way."""
+        self.benches.clear()
+        self.grounded = None
+        try:
+            made = self.implementation(request.spec)
+            return attempts.attempt(request, made, self.clock(request.workload.device), lambda: self.flight.take_off(0))
+        except Exception as error:  # noqa: BLE001 - as in check
+            status, message = _report(error)
+            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
 
     def visit(self, request: TakeVisit) -> Visited | Failed:
         """Sample the blocks of a visit, then see that every arm still computes."""
