@@ -21,6 +21,7 @@ from harness.events import Plan, VisitFinished, twin
 from harness.interference import CANARY
 from harness.loads import Load, take
 from harness.messages import (
+    Attempt,
     Check,
     Checked,
     FindCeilings,
@@ -169,6 +170,8 @@ class VirtualCrew(Crew):
                 return self._ceilings(request)
             case TakeVisit():
                 return self._visit(request)
+            case Attempt():
+                raise ValueError("a simulated machine has no memory to run out of")
 
     def _ceilings(self, request: FindCeilings) -> Found:
         device, dtype, num_threads = request.workload.place

@@ -12,7 +12,7 @@ from harness.growth.attempts import Followed
 from harness.growth.told import heading
 from harness.memory_events import held, largest
 from harness.reports import Picture, style, words
-from harness.units import show
+from harness.units import scale_of, show
 
 TITLE = "What one call holds beyond its inputs, event by event"
 STEPS = 6
@@ -54,6 +54,7 @@ def _picture(title: str, members: Sequence[Followed]) -> Picture:
 def _panel(axes: Axes, each: Followed) -> None:
     events, look = each.timeline.events, style.look(each.growth.implementation)
     levels = [0, *held(events)]
+    levels.append(levels[-1])  # so that the last one is seen
     peak = each.timeline.peak_bytes
     axes.fill_between(range(len(levels)), levels, step="post", color=look.colour, alpha=0.25, linewidth=0)
     axes.step(range(len(levels)), levels, where="post", color=look.colour, linewidth=1.6)
@@ -66,17 +67,13 @@ def _panel(axes: Axes, each: Followed) -> None:
             str(mark), (place + 1, levels[place + 1]), (0, 4), textcoords="offset points", ha="center", fontsize=8.5
         )
     axes.text(1.02, 1.0, "\n".join(told), transform=axes.transAxes, va="top", fontsize=8.5, linespacing=1.5)
-    axes.set_ylim(0, 1.18 * max(peak, 1))
-    axes.set_xlim(0, max(len(levels) - 1, 1) * 1.02)
+    axes.set_xlim(0, len(levels) - 1)
     axes.set_ylabel("held")
-    axes.set_xlabel(
-        "allocations and releases" + ("" if _is_whole(each) else f", {each.timeline.num_events} drawn together")
-    )
+    drawn = "" if len(events) == each.timeline.num_events else f": {each.timeline.num_events}, stretches drawn together"
+    axes.set_xlabel(f"allocations and releases{drawn}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    axes.yaxis.set_major_locator(MaxNLocator(nbins=4))
+    divisor, _ = scale_of(max(peak, 1), "bytes")
+    axes.set_yticks([divisor * tick for tick in MaxNLocator(nbins=4).tick_values(0, peak / divisor)])
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value, "bytes", digits=2)))
+    axes.set_ylim(0, 1.18 * max(peak, 1))
     axes.set_title(f"{style.label(each.growth.implementation)}: peak {show(peak, 'bytes')}", loc="left")
-
-
-def _is_whole(each: Followed) -> bool:
-    return each.timeline.num_events == len(each.timeline.events)

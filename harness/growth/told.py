@@ -4,6 +4,7 @@ from collections.abc import Iterator, Sequence
 
 import msgspec
 
+from harness.growth.fit import Fit
 from harness.growth.series import Growth, Outcome
 from harness.records import Status
 from harness.reports import words
@@ -28,34 +29,33 @@ def sentence(growth: Growth) -> str:
     """What is known of one implementation, in a line."""
     fit, letter = growth.fit, _letter(growth.panel)
     if fit is None:
-        return (
-            f"{words.plain(growth.implementation)}: growth needs three lengths that fit; there are {len(growth.points)}"
-        )
-    over = f"over {letter}={fit.lengths[0]} to {fit.lengths[-1]}"
+        name = words.plain(growth.implementation)
+        return f"{name}: growth needs three lengths or more; {len(growth.points)} could be measured"
+    exponent = f"{letter}^{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f})"
+    over = f"over {letter}={fit.lengths[0]} to {fit.lengths[-1]}, {letter}^{fit.end:.2f} at the end"
     told = [
-        f"{words.plain(growth.implementation)}: memory grows with {letter}^{fit.exponent:.2f} "
-        f"({fit.low:.2f} to {fit.high:.2f}) {over}, {letter}^{fit.end:.2f} at the end",
-        _reached(growth),
+        f"{words.plain(growth.implementation)}: memory grows with {exponent} {over}",
+        _reached(growth, fit),
         *(outcome_told(outcome, letter) for outcome in growth.outcomes),
     ]
     return "; ".join(part for part in told if part)
 
 
-def _reached(growth: Growth) -> str:
+def _reached(growth: Growth, fit: Fit) -> str:
     letter, limit = _letter(growth.panel), show(growth.limit_bytes, "bytes")
     if growth.limit_bytes <= 0:
         return ""
     if growth.reach is None:
         return f"{limit} are never reached, or are less than it takes at any length"
     found = growth.reach
-    if found.is_exact:
-        return f"{limit} are reached at {letter}={number(found.point)}"
-    return f"{limit} are reached at {letter}={number(found.point)} ({number(found.low)} to {number(found.high)})"
+    between = "" if found.is_exact else f" ({number(found.low)} to {number(found.high)})"
+    there = f"{letter}^{fit.slope(found.point):.2f}"
+    return f"{limit} are reached at {letter}={number(found.point)}{between}, growing with {there}"
 
 
 def outcome_told(outcome: Outcome, letter: str) -> str:
     """One call near the limit: what was predicted and what came of it."""
-    at = f"{letter}={number(outcome.length)}"
+    at = f"{letter}={outcome.length}"
     predicted = f"predicted {show(outcome.predicted_bytes, 'bytes')}"
     if outcome.status is None:
         return f"not tried {at} ({predicted}): {words.plain(outcome.message, limit=160)}"
@@ -68,9 +68,9 @@ def outcome_told(outcome: Outcome, letter: str) -> str:
 
 
 def number(value: float) -> str:
-    """A length with its thousands apart, to four digits at most."""
+    """A length to four digits at most."""
     digits = max(0, len(str(int(value))) - 4)
-    return f"{round(value, -digits):,.0f}".replace(",", " ")
+    return f"{round(value, -digits):.0f}"
 
 
 def heading(growth: Growth) -> str:
@@ -102,9 +102,11 @@ def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
     environment = next((record.environment for record in results.records if record.environment is not None), None)
     where = "" if environment is None else f" on {escaped(environment.cpu)}, torch {environment.versions.get('torch')}"
     limits = sorted({growth.limit_bytes for growth in growths if growth.limit_bytes})
-    at = f", with a limit of {' to '.join(show(limit, 'bytes') for limit in dict.fromkeys((limits[0], limits[-1])))}"
-    yield f"Written by `attnbench growth`{where}{at if limits else ''}. Bytes of one call beyond its inputs; the words are"
-    yield "those of the glossary. An exponent's interval says how well a line fits, since memory itself does not scatter."
+    ends = list(dict.fromkeys([*limits[:1], *limits[-1:]]))
+    at = f", with a limit of {' to '.join(show(limit, 'bytes') for limit in ends)}" if ends else ""
+    yield f"Written by `attnbench growth`{where}{at}."
+    yield "Bytes are those of one call beyond its inputs. Memory is counted and does not scatter: the interval of an"
+    yield "exponent says how well a line fits."
 
 
 def _table(members: Sequence[Growth], results: Results) -> Iterator[str]:
