@@ -1,4 +1,4 @@
-"""A call that may not fit: made under a limit of memory, and, where it fits, counted event by event."""
+"""Calls that tell what others cost: short ones before a cell is tried, and one that may not fit, under a limit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -7,12 +7,12 @@ from harness import cuda
 from harness.case import Case, build, place, reason_against
 from harness.clock import Clock
 from harness.contract import Implementation
-from harness.footprint import watched
+from harness.footprint import footprint, watched
 from harness.inputs import draw_normal
 from harness.memory import capped, free_bytes
 from harness.memory_events import timeline
 from harness.messages import Attempt, Attempted
-from harness.predict import OutOfReachError, at_length
+from harness.predict import FIRST_LEN, OutOfReachError, Trial, at_length
 from harness.records import Status, Workload
 from harness.units import show
 
@@ -49,6 +49,27 @@ def attempt(request: Attempt, made: Implementation, clock: Clock, on_step: Calla
             call_s = clock.elapsed(call, 1)
         on_step()
         return count(request, call, call_s, free)
+
+
+def trial(
+    step: Workload, made: Implementation, clock: Clock, call_limit_s: float, *, with_memory: bool
+) -> Trial | None:
+    """What a call at a step of the staircase costs (harness/predict.py); None where this length cannot be called."""
+    if reason_against(made, step) is not None:
+        return None
+    try:
+        case = build(step, made, place(draw_normal(step, 0), step))
+        with case.grad_mode():
+            call = case.call()
+            call()
+    except Exception:  # noqa: BLE001 - this length may be none of its own; at the workload's it will show
+        return None
+    with case.grad_mode():
+        call_s = clock.elapsed(call, 1)
+        if step.seq_len == FIRST_LEN or call_s > call_limit_s:
+            call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
+        peak = float(footprint(call, "cpu").peak_bytes) if with_memory and step.device == "cpu" else None
+    return Trial(length=step.seq_len, call_s=call_s, peak_bytes=peak)
 
 
 def require_room(workload: Workload, limit_bytes: int, room_bytes: int) -> None:

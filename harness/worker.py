@@ -25,15 +25,13 @@ from harness import agreement, attempts, environment, measure, plugins, predict,
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
 from harness.caches import flusher
-from harness.case import Case, build, place, reason_against
+from harness.case import Case, reason_against
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
 from harness.cuda import canary as canary_on_cuda
 from harness.failure import describe
 from harness.flight import Flight
-from harness.footprint import footprint
-from harness.inputs import draw_normal
 from harness.interference import CANARY, canary
 from harness.memory import free_bytes, is_crowded, limit_memory
 from harness.messages import (
@@ -143,25 +141,11 @@ class Worker:
         limits = predict.Limits(call_s=request.call_limit_s, memory_bytes=limit_bytes)
         clock = self.clock(request.workload.device)
 
-        def attempt(step: Workload, with_memory: bool) -> predict.Trial | None:  # noqa: FBT001 - passed on by predict
+        def on_step(step: Workload, with_memory: bool) -> predict.Trial | None:  # noqa: FBT001 - passed on by predict
             self.flight.take_off(0)
-            if reason_against(found, step) is not None:
-                return None
-            try:
-                case = build(step, found, place(draw_normal(step, 0), step))
-                with case.grad_mode():
-                    call = case.call()
-                    call()
-            except Exception:  # noqa: BLE001 - this length may be none of its own; at the workload's it will show
-                return None
-            with case.grad_mode():
-                call_s = clock.elapsed(call, 1)
-                if step.seq_len == predict.FIRST_LEN or call_s > request.call_limit_s:
-                    call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
-                peak = float(footprint(call, "cpu").peak_bytes) if with_memory and step.device == "cpu" else None
-            return predict.Trial(length=step.seq_len, call_s=call_s, peak_bytes=peak)
+            return attempts.trial(step, found, clock, request.call_limit_s, with_memory=with_memory)
 
-        predict.foresee(request.workload, limits, attempt)
+        predict.foresee(request.workload, limits, on_step)
 
     def ground(self, workload: Workload, seed: int) -> agreement.Ground:
         """The oracle's answers for the workload, kept until another is asked for."""

@@ -72,8 +72,10 @@ def _panel(axes: Axes, each: Followed) -> None:
     drawn = "" if len(events) == each.timeline.num_events else f": {each.timeline.num_events}, stretches drawn together"
     axes.set_xlabel(f"allocations and releases{drawn}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
-    divisor, _ = scale_of(max(peak, 1), "bytes")
-    axes.set_yticks([divisor * tick for tick in MaxNLocator(nbins=4).tick_values(0, peak / divisor)])
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value, "bytes", digits=2)))
+    divisor, symbol = scale_of(max(peak, 1), "bytes")
+    axes.set_yticks(
+        [divisor * tick for tick in MaxNLocator(nbins=4, steps=[1, 2, 5, 10]).tick_values(0, peak / divisor)]
+    )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / divisor:g} {symbol}"))
     axes.set_ylim(0, 1.18 * max(peak, 1))
     axes.set_title(f"{style.label(each.growth.implementation)}: peak {show(peak, 'bytes')}", loc="left")

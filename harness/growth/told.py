@@ -131,7 +131,7 @@ def _table(members: Sequence[Growth], results: Results) -> Iterator[str]:
 
 
 def _shown(value: float, unit: str) -> str:
-    return show(value, unit) if unit else f"{value:.0f}"
+    return show(value, unit) if unit == "bytes" else f"{value:.0f}"
 
 
 def facts(growth: Growth) -> dict[str, object]:

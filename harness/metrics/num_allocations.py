@@ -18,4 +18,4 @@ def measure(case: Case) -> float:
     return float(case.footprint.num_allocations)
 
 
-METRIC = Metric(unit="", summary="allocations of one call", measure=measure)
+METRIC = Metric(unit="allocations", summary="allocations of one call", measure=measure)

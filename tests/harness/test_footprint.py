@@ -7,10 +7,13 @@ import torch
 from harness import cuda
 from harness.adapt import from_value
 from harness.case import Case, bind, build, place
+from harness.flight import Flight
 from harness.footprint import footprint, watched
 from harness.inputs import draw_normal
+from harness.messages import Check, Observe
 from harness.plugins import plugs
 from harness.records import Workload
+from harness.worker import Worker
 
 METRICS = plugs("harness.metrics", "METRIC")
 MIB = 2**20
@@ -146,3 +149,19 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
         "allocated_bytes": 640 - taken,
         "reserved_bytes": 256 - start,
     }
+
+
+def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    worker = Worker(Flight(tmp_path / "flight"))
+    workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
+
+    def observed(spec):
+        worker.answer(Observe(workload=workload, spec=spec, metric="peak_memory"))
+        return worker.observed_case(workload, spec)
+
+    first = observed("fused")
+    assert observed("fused") is first
+    assert observed("sdpa") is not first
+    worker.answer(Check(workload=workload, spec="fused", call_limit_s=9, memory_limit_bytes=0, seed=0))
+    assert worker.observed is None

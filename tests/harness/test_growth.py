@@ -2,6 +2,9 @@
 
 import json
 import math
+import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -16,8 +19,10 @@ from harness.growth.series import Growth, Outcome, growths
 from harness.memory_events import MemoryEvent, Timeline
 from harness.messages import Attempt, Attempted, Failed, Observe, Observed, TakeVisit, Visited
 from harness.records import Status, Workload
+from harness.store import read
 from tests.harness import journals
 
+ROOT = Path(__file__).parents[2]
 LENGTHS = (256, 512, 1024, 1536, 2048, 4096)
 GIB = 2**30
 
@@ -158,7 +163,9 @@ def test_what_comes_as_predicted_is_told_so(fused):
     assert said.endswith("tried T=2112: out of memory, as predicted")
 
 
-@pytest.mark.parametrize(("lie", "said"), [(1.2, "although predicted"), (0.8, "which should not have fitted")])
+@pytest.mark.parametrize(
+    ("lie", "said"), [(1.2, "although predicted"), (0.8, "which should not have fitted"), (0.94, "measured 224 MiB")]
+)
 def test_what_does_not_come_as_predicted_is_a_finding(fused, lie, said):
     checked = asked(fused, MadeUp(lie=lie))
     assert checked.is_wrong
@@ -269,3 +276,51 @@ def test_a_real_call_fits_below_its_limit_and_runs_out_of_memory_above_it(tmp_pa
     assert isinstance(far, Failed)
     assert far.status is Status.unsupported
     assert "are free" in far.message
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere")
+    axes = [f"--set={axis}" for axis in ("seq_len=16,32,64", "num_heads=2", "head_dim=8", "num_threads=1")]
+    return folder, command(
+        "fused", *axes, "--memory-limit", "0.5", "--no-try", "--timeline=32", "--to=page", cwd=folder
+    )
+
+
+def command(*arguments: str, cwd: Path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    return subprocess.run(
+        [sys.executable, "-m", "harness", "growth", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_says_where_the_limit_is_and_writes_page_numbers_and_pictures(written):
+    folder, done = written
+    assert done.returncode == 0, done.stderr
+    reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
+    assert f"512 MiB are reached at T={reached}," in done.stdout
+    names = {path.name for path in (folder / "page").iterdir()}
+    assert names == {
+        "growth.md",
+        "growth.json",
+        "growth.svg",
+        "growth.png",
+        "timeline.svg",
+        "timeline.png",
+    }
+    assert str(folder) not in (folder / "page" / "growth.md").read_text()
+    (run,) = (folder / "results" / "runs").iterdir()
+    metrics = {found.metric for record in read(run).records for found in record.measurements}
+    assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}
+
+
+def test_a_wrong_name_is_one_line_that_says_what_there_is(tmp_path):
+    done = command("fussed", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "fused" in done.stderr
