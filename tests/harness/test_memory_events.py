@@ -29,10 +29,11 @@ def test_a_long_timeline_keeps_its_peak_its_end_and_the_largest_operators():
         change = draws.randint(-min(now, 50), 60)
         now += change
         made.append(change)
-    made[2500] += 100_000
+    made[2517] += 100_000  # inside a stretch, and gone at once
+    made[2518] -= 100_000
     whole = events(*made)
     found = timeline(whole, most=200)
     assert len(found.events) <= 200 < found.num_events == 5000
     assert found.peak_bytes == max(held(whole))
     assert held(found.events)[-1] == held(whole)[-1]
-    assert found.events[largest(found.events, 1)[0]].operator == "op2500"
+    assert found.events[largest(found.events, 1)[0]].operator == "op2517"
