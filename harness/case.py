@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor, nn
 
 from harness import cuda
 from harness.contract import BoundMask, Implementation
+from harness.footprint import Footprint, footprint
 from harness.inputs import Inputs
 from harness.records import Workload
 
@@ -141,6 +143,22 @@ class Case:
         if self.workload.direction == "backward":
             return lambda: torch.autograd.grad(kept, leaves, grad_output, retain_graph=True, allow_unused=True)
         return lambda: torch.autograd.grad(self.output(), leaves, grad_output, allow_unused=True)
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """The memory of one call; read in one pass, at first use, for every metric that tells a part of it."""
+        return self._footprint(self.call())
+
+    @cached_property
+    def forward_footprint(self) -> Footprint:
+        """The memory of one forward call: the same, where the direction has no backward pass."""
+        is_forward = self.workload.direction in {"inference", "forward"}
+        return self.footprint if is_forward else self._footprint(self.output)
+
+    def _footprint(self, call: Callable[[], object]) -> Footprint:
+        with self.grad_mode():
+            call()  # kept tensors, such as the dense mask, are made by a first call
+            return footprint(call, self.workload.device, self.tensors.values())
 
 
 def bind(workload: Workload) -> BoundMask:

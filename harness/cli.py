@@ -10,6 +10,7 @@ from harness.commands.compare import compare
 from harness.commands.doctor import doctor
 from harness.commands.ending import WRONG_USAGE
 from harness.commands.gate import gate
+from harness.commands.growth import growth
 from harness.commands.history import history
 from harness.commands.inspect import inspect
 from harness.commands.listing import list_what
@@ -31,9 +32,9 @@ app = typer.Typer(
 app.command("list")(list_what)
 app.command("run")(run_sweep)
 app.command()(check)
-app.command()(compare)
 app.command()(inspect)
 app.command()(report)
+app.command()(growth)
 app.command()(history)
 app.command()(compare)
 app.command()(gate)

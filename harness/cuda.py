@@ -1,11 +1,13 @@
-"""Everything that is said to CUDA and nowhere else: is there a device, its clock, its peak memory.
+"""Everything that is said to CUDA and nowhere else: is there a device, its clock, its memory.
 
 Source of the clock's shape (a spinning kernel hides launch latency): https://github.com/NVIDIA/nvbench.
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import repeat
+from pathlib import Path
 
 import torch
 
@@ -29,15 +31,57 @@ def held_share(device: str) -> float:
     return torch.cuda.memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
 
 
-def peak_bytes(call: Callable[[], object], device: str) -> int:
-    """The most memory that one call holds at once, beyond what was held when it began."""
+def count(call: Callable[[], object], device: str) -> tuple[object, dict[str, int]]:
+    """The result of one call, and what the allocator counted meanwhile, by the names of `footprint.Footprint`."""
     torch.cuda.synchronize(device)
     torch.cuda.empty_cache()
     torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_allocated(device)
-    call()
+    before = torch.cuda.memory_stats(device)
+    kept = call()
     torch.cuda.synchronize(device)
-    return torch.cuda.max_memory_allocated(device) - before
+    return kept, counted(before, torch.cuda.memory_stats(device))
+
+
+def counted(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
+    """What lies between two readings of the allocator, the peaks reset at the first."""
+    inputs = before.get("allocated_bytes.all.current", 0)  # a reading is empty before the first allocation
+    return {
+        "peak_bytes": after["allocated_bytes.all.peak"] - inputs,
+        "kept_bytes": after["allocated_bytes.all.current"] - inputs,
+        "num_allocations": after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),
+        "allocated_bytes": after["allocated_bytes.all.allocated"] - before.get("allocated_bytes.all.allocated", 0),
+        "reserved_bytes": after["reserved_bytes.all.peak"] - inputs,
+    }
+
+
+@contextmanager
+def capped(device: str, limit_bytes: int) -> Iterator[None]:
+    """Within: the allocator may take so much more of the device than tensors hold now, and fails beyond."""
+    torch.cuda.synchronize(device)
+    torch.cuda.empty_cache()
+    whole = torch.cuda.get_device_properties(device).total_memory
+    share = min(1.0, (torch.cuda.memory_reserved(device) + limit_bytes) / whole)
+    torch.cuda.set_per_process_memory_fraction(share, device)
+    try:
+        yield
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0, device)
+
+
+def snapshot(call: Callable[[], object], device: str, path: Path) -> None:
+    """One call with the allocator's history on; the file opens in https://docs.pytorch.org/memory_viz.
+
+    It holds the call stack of each allocation, and so the paths of source files: it is made on request alone.
+    """
+    torch.cuda.synchronize(device)
+    torch.cuda.memory._record_memory_history(device=device)  # noqa: SLF001 - as its documentation names it
+    try:
+        kept = call()
+        torch.cuda.synchronize(device)
+        torch.cuda.memory._dump_snapshot(str(path))  # noqa: SLF001 - likewise
+        del kept
+    finally:
+        torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - likewise
 
 
 def canary(device: str) -> Callable[[], object]:

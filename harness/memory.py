@@ -1,10 +1,16 @@
 """How much memory there is, and what keeps an allocation from taking more."""
 
+import ctypes
+import gc
 import resource
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 import psutil
 
 from harness import cuda
+from harness.memory_events import SLACK_BYTES
 
 KEPT_SHARE = 0.25
 
@@ -27,3 +33,27 @@ def limit_memory() -> None:
     limit = held + int(0.9 * psutil.virtual_memory().available)
     _, hard = resource.getrlimit(resource.RLIMIT_DATA)
     resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # if somebody is killed, then this one
+
+
+@contextmanager
+def capped(device: str, limit_bytes: int) -> Iterator[None]:
+    """Within: an allocation that brings what is taken from here on beyond `limit_bytes` fails, as out of memory.
+
+    On the CPU the limit is on the private memory of the process (setrlimit(2), RLIMIT_DATA), and `SLACK_BYTES` more.
+    """
+    if device != "cpu":
+        with cuda.capped(device, limit_bytes):
+            yield
+        return
+    gc.collect()
+    with suppress(OSError, AttributeError):  # of the GNU C library: what was freed goes back to the system
+        ctypes.CDLL(None).malloc_trim(0)
+    before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    limit = psutil.Process().memory_info().data + limit_bytes + SLACK_BYTES
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if before == resource.RLIM_INFINITY else min(limit, before), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (before, hard))

@@ -3,6 +3,7 @@
 import msgspec
 
 from harness.ceilings import Ceilings
+from harness.memory_events import Timeline
 from harness.outcome import Agreement, Operators
 from harness.records import Environment, Measurement, Sample, Status, Workload
 
@@ -66,7 +67,20 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, tag="trace"):
     file: str
 
 
-Work = Check | Profile | Observe | FindCeilings | TakeVisit | Trace
+class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="attempt"):
+    """Does a call fit, and what does it take? Answered by Attempted, or Failed.
+
+    `limit_bytes` is all that the call may take beyond its inputs; 0: as much as there is. `snapshot` is a file for
+    CUDA's memory snapshot; "": none.
+    """
+
+    workload: Workload
+    spec: str
+    limit_bytes: int = 0
+    snapshot: str = ""
+
+
+Work = Check | Profile | Observe | FindCeilings | TakeVisit | Trace | Attempt
 Request = Hello | Work
 
 
@@ -127,4 +141,13 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     message: str
 
 
-Reply = Ready | Checked | Profiled | Observed | Found | Visited | Traced | Failed
+class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):
+    """It fits. `timeline` is there on the CPU alone; `free_bytes` were free before it."""
+
+    call_s: float
+    peak_bytes: int
+    free_bytes: int
+    timeline: Timeline | None = None
+
+
+Reply = Ready | Checked | Profiled | Observed | Found | Visited | Traced | Attempted | Failed

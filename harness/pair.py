@@ -20,6 +20,7 @@ from harness.crew import ROOT, Crew, WorkerLostError
 from harness.events import BASE, TWIN, Plan, Side
 from harness.interference import CANARY
 from harness.messages import (
+    Attempt,
     Check,
     Failed,
     FindCeilings,
@@ -104,7 +105,7 @@ class PairedCrew(Crew):
                 return self._visit(request, timeout_s)
             case FindCeilings():
                 return self.candidate.ask(request, timeout_s)
-            case Check() | Profile() | Observe() | Trace():
+            case Check() | Profile() | Observe() | Trace() | Attempt():
                 crew = self.base if name_of(request.spec).endswith(BASE) else self.candidate
                 return crew.ask(request, timeout_s)
             case Hello():

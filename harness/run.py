@@ -171,11 +171,13 @@ class Run:
 
     def observe_all(self, metrics: Sequence[str]) -> None:
         """Read each metric that has a pass of its own, on each live cell."""
+        known = plugins.plugs("harness.metrics", "METRIC")
         wanted = [
             (workload, name, metric)
             for workload in self.plan.workloads
             for name in self.state.live(workload.id, self.specs)
             for metric in metrics
+            if known[metric].fits(workload)
         ]
         for number, (workload, name, metric) in enumerate(wanted):
             if (workload.id, name, metric) in self.state.observed or not self.state.live(workload.id, [name]):

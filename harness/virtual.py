@@ -22,6 +22,7 @@ from harness.events import Plan, Side, Sides, VisitFinished, based, twin
 from harness.interference import CANARY
 from harness.loads import Load, take
 from harness.messages import (
+    Attempt,
     Check,
     Checked,
     FindCeilings,
@@ -183,6 +184,8 @@ class VirtualCrew(Crew):
                 return self._visit(request)
             case Trace():
                 raise NotImplementedError("nothing happens here that could be traced")
+            case Attempt():
+                raise ValueError("a simulated machine has no memory to run out of")
 
     def _ceilings(self, request: FindCeilings) -> Found:
         device, dtype, num_threads = request.workload.place

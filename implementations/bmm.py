@@ -5,6 +5,8 @@ section on multi-head attention, https://sebastianraschka.com/blog/2023/self-att
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
 width.
+
+At its peak a call holds scores, weights and output: 2 B H T S + B H T V numbers beyond its inputs.
 """
 
 import math

@@ -9,6 +9,9 @@ https://arxiv.org/abs/2112.05682 (the memory); T. Dao et al., https://arxiv.org/
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width; t and s are the
 queries and keys of one tile.
+
+At its peak a call holds the output, the scaled query, the logsumexp, and two tiles of scores: 2 B H T K + B H T numbers
+and what does not grow with the length.
 """
 
 import math

@@ -4,6 +4,8 @@ Source: T. Rocktäschel, "Einsum is All you Need", https://rockt.ai/2018/04/30/e
 
 Shapes and their letters: b batch, t query, s key, h heads, g key/value heads, r query heads per key/value head, k head
 width, v value width, d embedding width. Weights keep their three axes (H, K, D).
+
+At its peak a call holds scores, weights and output: 2 B H T S + B H T V numbers beyond its inputs.
 """
 
 import math

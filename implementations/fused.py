@@ -4,7 +4,8 @@ Source: A. Vaswani et al., "Attention Is All You Need", section 3.2, https://arx
 https://github.com/karpathy/nanoGPT/blob/master/model.py
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
-width. Scores and weights are both (B, H, T, S): memory grows with the square of the length.
+width. Scores and weights are both (B, H, T, S), and live together with the output: at its peak a call holds 2 B H T S +
+B H T V numbers beyond its inputs, and keeps the B H T S weights for a backward pass.
 """
 
 import math

@@ -4,6 +4,9 @@ Source: S. Raschka, "Build a Large Language Model (From Scratch)", chapter 3, `M
 https://github.com/rasbt/LLMs-from-scratch/tree/main/ch03
 
 Shapes: B batch, T query length, S key length, H heads, K head width, V value width, D embedding width.
+
+At its peak a call holds scores and weights of one head and the outputs of all: 2 B T S + B H T V numbers; where a
+graph is recorded, the weights of all heads and the scores of one.
 """
 
 import math

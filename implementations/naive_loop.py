@@ -4,6 +4,8 @@ Source: S. Raschka, "Understanding and Coding Self-Attention, Multi-Head Attenti
 Causal-Attention in LLMs", https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+
+At its peak a call holds the output of each token, and the same once more, stacked: 2 B H T V numbers.
 """
 
 import math

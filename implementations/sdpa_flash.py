@@ -4,6 +4,9 @@ Source: T. Dao et al., "FlashAttention", https://arxiv.org/abs/2205.14135, by wa
 https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+
+At its peak a call holds the output, a logsumexp for each row, and a tile for each thread: B H T V + B H T numbers and
+what does not grow with the length.
 """
 
 from torch import Tensor

@@ -3,6 +3,9 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.sdpa_kernel.html
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
+
+At its peak a call holds scores, weights, a boolean of the same shape, the scaled key, and a boolean for each row:
+(8 + 1) B H T S + 4 B G S K + B H T bytes in float32.
 """
 
 from torch import Tensor

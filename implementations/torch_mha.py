@@ -3,6 +3,9 @@
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html
 
 Shapes: B batch, T query length, S key length, H heads, K head width, D embedding width = H*K.
+
+At its peak a fast-path call holds scores, which become weights in place, and three projections split by heads:
+B H T S + 3 B T D numbers; where a graph is recorded, the projections twice, and no scores.
 """
 
 import torch

@@ -10,6 +10,7 @@ from harness.agreement import check, ground
 from harness.case import reason_against
 from harness.events import Plan
 from harness.failure import describe
+from harness.footprint import footprint
 from harness.records import Status, Workload
 
 pytestmark = [
@@ -42,8 +43,8 @@ def test_the_clock_sees_device_time_and_adds_up():
 
 def test_peak_memory_leaves_out_the_inputs_and_counts_scratch():
     inputs = torch.zeros(2**20, device="cuda")
-    assert cuda.peak_bytes(lambda: inputs + 1, "cuda") == 4 * 2**20
-    assert cuda.peak_bytes(lambda: (inputs + 1) + 1, "cuda") == 2 * 4 * 2**20
+    assert footprint(lambda: inputs + 1, "cuda").peak_bytes == 4 * 2**20
+    assert footprint(lambda: (inputs + 1) + 1, "cuda").peak_bytes == 2 * 4 * 2**20
 
 
 def test_running_out_of_memory_is_told_from_other_errors():
@@ -76,3 +77,23 @@ def test_a_run_goes_its_whole_way(tmp_path):
     results = run.execute(plan, tmp_path / "run", lambda _: None)
     assert {record.status for record in results.records} == {Status.ok}
     assert all(record.measurement("latency") for record in results.records)
+
+
+def test_what_the_allocator_reserves_is_no_less_than_what_tensors_hold():
+    inputs = torch.zeros(2**20, device="cuda")
+    found = footprint(lambda: (inputs + 1) + 1, "cuda", [inputs])
+    assert found.reserved_bytes is not None
+    assert found.reserved_bytes >= found.peak_bytes == 2 * 4 * 2**20
+    assert found.kept_bytes == found.result_bytes == 4 * 2**20
+    assert found.num_allocations == 2
+
+
+def test_a_cap_makes_a_call_run_out_of_memory_and_is_lifted_again():
+    with pytest.raises(torch.OutOfMemoryError), cuda.capped("cuda", 2**26):
+        torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    torch.empty(2**28, dtype=torch.uint8, device="cuda")
+
+
+def test_a_snapshot_is_written_on_request(tmp_path):
+    cuda.snapshot(lambda: torch.zeros(2**20, device="cuda"), "cuda", tmp_path / "snapshot.pickle")
+    assert (tmp_path / "snapshot.pickle").stat().st_size > 0

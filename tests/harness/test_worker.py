@@ -3,10 +3,10 @@
 import pytest
 import torch
 
+from harness.answers import Worker
 from harness.flight import Flight
 from harness.messages import Check, Checked, TakeVisit, Visited
 from harness.records import MATMUL_PRECISIONS, Workload
-from harness.worker import Worker
 
 SEES = """
 import torch

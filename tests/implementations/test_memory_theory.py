@@ -1,0 +1,106 @@
+"""Each implementation's memory at its own peak, told from which tensors live together, against what is measured.
+
+B=1, T=S, G=H, no mask, float32 (4 bytes). Letters are bytes: SCORES is one (B, H, T, S), OUTPUT one (B, H, T, V), ROWS
+(B, H, T), a number for each row. A Python number that takes part in a product becomes a double of 8 bytes.
+"""
+
+import pytest
+
+from harness.case import bind, build, place
+from harness.footprint import Footprint
+from harness.inputs import draw_normal
+from harness.plugins import plugs, stems
+from harness.records import Workload
+
+IMPLEMENTATIONS = plugs("implementations", "IMPLEMENTATION")
+HEADS, WIDTH, FLOAT, DOUBLE = 8, 64, 4, 8
+LENGTH = 1024
+SCORES, OUTPUT, ROWS = HEADS * LENGTH**2 * FLOAT, HEADS * LENGTH * WIDTH * FLOAT, HEADS * LENGTH * FLOAT
+TILE = 256
+TILE_SCORES, TILE_OUTPUT, TILE_ROWS = HEADS * TILE**2 * FLOAT, HEADS * TILE * WIDTH * FLOAT, HEADS * TILE * FLOAT
+FLASH_ROWS, FLASH_KEYS = (
+    256,
+    512,
+)  # tiles of torch's kernel on the CPU from 768 queries on; `one_thread` has one scratch
+FLASH_SCRATCH = (FLASH_ROWS * FLASH_KEYS + 2 * FLASH_ROWS + FLASH_ROWS * WIDTH) * FLOAT
+
+# scores and weights of all heads with the output; scores divided and not yet freed are the same two
+TEXTBOOK = 2 * SCORES + OUTPUT
+# the output, a logsumexp for each row, and a tile of each thread: nothing grows with T * S
+FLASH = OUTPUT + ROWS + FLASH_SCRATCH
+# output, scaled query and logsumexp; a tile's scores beside the last one's; its output and six columns of row sums
+CHUNKED = 2 * OUTPUT + ROWS + 2 * TILE_SCORES + TILE_OUTPUT + 6 * TILE_ROWS
+INFERENCE = {
+    "fused": TEXTBOOK,
+    "einsum": TEXTBOOK,
+    "bmm": TEXTBOOK,
+    # scores and weights of one head, the outputs of all
+    "module_list": 2 * SCORES // HEADS + OUTPUT,
+    # outputs of all tokens, and once more stacked; a single number says that nothing is hidden
+    "naive_loop": 2 * OUTPUT + 1,
+    # scores, weights, and whether each is -inf as booleans, for each and for each row; the scaled key; a zero
+    "sdpa_math": 2 * SCORES + SCORES // FLOAT + ROWS // FLOAT + OUTPUT + FLOAT,
+    "sdpa": FLASH,
+    "sdpa_flash": FLASH,
+    "chunked": CHUNKED,
+    # scores become weights in place; query, key and value stacked and split by heads
+    "torch_mha": SCORES + 3 * OUTPUT,
+}
+FORWARD = {
+    **INFERENCE,
+    "fused": TEXTBOOK + DOUBLE,  # the root of K, kept for the backward pass
+    "einsum": TEXTBOOK + DOUBLE,
+    "bmm": TEXTBOOK + DOUBLE,
+    # the weights of all heads, and beside them the last head's scores
+    "module_list": SCORES + SCORES // HEADS + OUTPUT + HEADS * DOUBLE,
+    "sdpa_math": INFERENCE["sdpa_math"] + OUTPUT,  # the scaled query is kept too
+    "chunked": CHUNKED + DOUBLE,
+    # query, key and value, and the same laid out by heads; then a flash kernel in the room of one of them
+    "torch_mha": 6 * OUTPUT,
+}
+SAVED = {
+    "fused": SCORES + DOUBLE,  # the weights
+    "einsum": SCORES + DOUBLE,
+    "bmm": SCORES + DOUBLE,
+    "module_list": SCORES + HEADS * DOUBLE,
+    "sdpa_math": SCORES + 2 * OUTPUT,  # the weights, and query and key scaled by the root of the root of K
+    "sdpa": ROWS,
+    "sdpa_flash": ROWS,
+    "chunked": OUTPUT + ROWS + DOUBLE,  # the scaled query
+}
+
+
+def read(name: str, direction: str, **axes: object) -> tuple[Footprint, Footprint]:
+    scope = "module" if name == "torch_mha" else "attention"
+    found = Workload(**{"seq_len": LENGTH, "num_heads": HEADS, "direction": direction, "scope": scope, **axes})
+    case = build(found, IMPLEMENTATIONS[name], place(draw_normal(found, 0), found), bind(found))
+    return case.footprint, case.forward_footprint
+
+
+def test_every_implementation_has_a_theory():
+    assert set(INFERENCE) == set(FORWARD) == set(stems("implementations"))
+
+
+def test_the_textbook_form_at_length_1024_takes_66_mib():
+    assert INFERENCE["fused"] == 69_206_016
+
+
+@pytest.mark.parametrize("name", sorted(set(INFERENCE) - {"naive_loop"}))
+def test_the_peak_of_inference_is_what_theory_says(name):
+    found, _ = read(name, "inference")
+    assert found.peak_bytes == INFERENCE[name]
+    assert found.kept_bytes == found.result_bytes == OUTPUT
+
+
+def test_the_peak_of_the_loops_is_what_theory_says_at_a_sixteenth_of_the_length():  # for want of time: it is linear
+    found, _ = read("naive_loop", "inference", seq_len=LENGTH // 16)
+    assert found.peak_bytes == (INFERENCE["naive_loop"] - 1) // 16 + 1
+
+
+@pytest.mark.parametrize("name", sorted(set(FORWARD) - {"naive_loop"}))  # which saves a score row for each token
+def test_the_peak_of_a_forward_call_and_what_it_saves_are_what_theory_says(name):
+    found, _ = read(name, "forward")
+    assert found.peak_bytes == FORWARD[name]
+    assert found.result_bytes == OUTPUT
+    if name in SAVED:
+        assert found.kept_bytes - OUTPUT == SAVED[name]
