@@ -9,7 +9,6 @@ import os
 import random
 import resource
 import time
-import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -27,7 +26,7 @@ from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
 from harness.cuda import canary as canary_on_cuda
-from harness.failure import describe
+from harness.failure import report
 from harness.flight import Flight
 from harness.interference import CANARY, canary
 from harness.memory import is_crowded
@@ -127,7 +126,7 @@ class Worker:
             checked = self.judge(request)
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - whatever somebody's implementation raises costs its own cell only
-            status, message = _report(error)
+            status, message = report(error)
             is_predicted = isinstance(error, predict.OutOfReachError)
             checked = Checked(status=status, message=message, is_predicted=is_predicted)
         return msgspec.structs.replace(checked, check_s=time.perf_counter() - start)
@@ -206,7 +205,7 @@ class Worker:
             done = work(self.observed_case(request.workload, request.spec))
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
-            status, message = _report(error)
+            status, message = report(error)
             return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
         return done
 
@@ -224,7 +223,7 @@ class Worker:
         try:
             found = torch_loads.ceilings(request.workload, clock, request.limit_s, lambda: self.flight.take_off(0))
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
-            status, message = _report(error)
+            status, message = report(error)
             return Failed(arm="", status=status, message=message)
         return Found(ceilings=found)
 
@@ -236,7 +235,7 @@ class Worker:
             made = self.implementation(request.spec)
             return attempts.attempt(request, made, self.clock(request.workload.device), lambda: self.flight.take_off(0))
         except Exception as error:  # noqa: BLE001 - as in check
-            status, message = _report(error)
+            status, message = report(error)
             return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
 
     def visit(self, request: TakeVisit) -> Visited | Failed:
@@ -272,7 +271,7 @@ class Worker:
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             self.benches.pop(request.workload.id, None)
-            status, message = _report(error)
+            status, message = report(error)
             return Failed(arm=turn, status=status, message=message)
         return Visited(arms=samples, called_s=called_s)
 
@@ -295,10 +294,3 @@ class Worker:
             work = canary() if workload.device == "cpu" else canary_on_cuda(workload.device)
             self.canaries[workload.device] = measure.canary_arm(CANARY, work)
         return self.canaries[workload.device]
-
-
-def _report(error: Exception) -> tuple[Status, str]:
-    """Status and message of an exception; the whole traceback goes to standard error, which is the run's log."""
-    if not isinstance(error, predict.OutOfReachError):
-        traceback.print_exc()
-    return describe(error)

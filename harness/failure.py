@@ -38,3 +38,10 @@ def _place(error: BaseException) -> str:
         if path.exists() and OURS not in path.parents and INSTALLED not in path.parents:
             return f" ({path.name}, line {frame.lineno})"
     return ""
+
+
+def report(error: Exception) -> tuple[Status, str]:
+    """Status and message of an exception; the whole traceback goes to standard error, which is the run's log."""
+    if not isinstance(error, OutOfReachError):
+        traceback.print_exc()
+    return describe(error)
