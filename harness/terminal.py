@@ -265,7 +265,7 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense:
     console = Console()
     made = Table(show_edge=False, pad_edge=False)
     if dense:
-        made.box, made.padding = SIMPLE_HEAD, (0, 1, 0, 0)
+        made.box, made.padding = SIMPLE_HEAD, (0, 0, 0, 0)
         console = Console(width=max(console.width, DENSE_WIDTH))
     is_short = all(len(row[0]) <= LONGEST_UNBROKEN for row in rows)
     for number, column in enumerate(columns):

@@ -129,8 +129,8 @@ def _row(
         "verdict": _verdict(comparison, is_baseline=is_baseline and time is not None, is_timed=time is not None),
         "why slower": reasons.get((record.workload.id, record.implementation), MISSING),
         **_ran(record.operators),
-        **_work(record, rated),
         "memory": _memory(peak, record.workload),
+        **_work(record, rated),
         "error": _error(record),
         "notes": "; ".join(doubts) or _reason(record),
     }
