@@ -148,8 +148,14 @@ def _rendered(figure: Figure, **options: Any) -> bytes:  # noqa: ANN401 - what s
 
 
 def _fit_for_a_page(svg: str) -> str:
-    """The SVG without XML declaration, document type, comments and metadata."""
-    return re.sub(r"^.*?(?=<svg )|<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    """The SVG without XML declaration, document type, comments and metadata, its names numbered as they come.
+
+    Matplotlib names a clip by a digest of all digits of its place, of which the last ones may differ from call to call.
+    """
+    bare = re.sub(r"^.*?(?=<svg )|<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    digest = re.compile(r"(?<=[\"#])([hmp])[0-9a-f]{10}\b")
+    numbers: dict[str, int] = {}
+    return digest.sub(lambda name: f"{name[1]}{numbers.setdefault(name[0], len(numbers))}", bare)
 
 
 def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:
