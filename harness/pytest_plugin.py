@@ -8,6 +8,7 @@ It is loaded by pytest wherever attnbench is installed, and imports nothing heav
 """
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -85,6 +86,18 @@ def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Imple
     if not agreed.agrees:
         raise AssertionError(f"{name} is wrong on {workload.id}: {agreed.diagnosis}")
     return found
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the suite harness/pytest_suite runs: the same choice as `attnbench run` has."""
+    group = parser.getgroup("attnbench")
+    group.addoption("--attnbench-sweep", default="quick", metavar="NAME|FILE", help="A sweep by name, or a TOML file.")
+    group.addoption("--attnbench-set", action="append", default=[], metavar="AXIS=V,V", help="Values of an axis.")
+    group.addoption("--attnbench-implementation", action="append", default=[], metavar="NAME", help="Default: all.")
+    group.addoption("--attnbench-budget", type=float, default=None, metavar="SECONDS", help="Wall time of the run.")
+    group.addoption(
+        "--attnbench-results", type=Path, default=Path("results"), metavar="DIR", help="Where runs are kept."
+    )
 
 
 @pytest.fixture

@@ -10,7 +10,7 @@ https://arxiv.org/abs/2112.05682 (the memory); T. Dao et al., https://arxiv.org/
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width; t and s are the
 queries and keys of one tile.
 
-At its peak a call holds the output, the scaled query, the logsumexp, and two tiles of scores: 2 B H T K + B H T numbers
+At its peak a call holds the output, the scaled query, the logsumexp, and a tile of scores: 2 B H T K + B H T numbers
 and what does not grow with the length.
 """
 

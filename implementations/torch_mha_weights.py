@@ -28,8 +28,11 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
     hidden, padding_mask, attention_mask = mask.hidden, None, None  # the module, too, says True where hidden
     if hidden is not None and mask.is_padding:
         padding_mask = hidden[:, 0, 0]  # (B,1,1,S) -> (B,S)
-    elif hidden is not None:
+    elif hidden is not None and len(hidden) == 1:
         attention_mask = hidden[0, 0]  # (1,1,T,S) -> (T,S)
+    elif hidden is not None:
+        whole = (len(x), module.num_heads, x.shape[1], context.shape[1])
+        attention_mask = hidden.expand(whole).flatten(0, 1)  # (B,1,T,S) -> (B,H,T,S) -> (B*H,T,S)
     output: Tensor
     output, _ = module(
         x, context, context, key_padding_mask=padding_mask, attn_mask=attention_mask, need_weights=True

@@ -1,23 +1,10 @@
-"""Options, cells and the run of the suite."""
+"""Cells and the run of the suite."""
 
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from harness.pytest_suite.replay import Cell, Measured
-
-
-def pytest_addoption(parser: pytest.Parser) -> None:
-    """The same choice as `attnbench run` has."""
-    group = parser.getgroup("attnbench")
-    group.addoption("--attnbench-sweep", default="quick", metavar="NAME|FILE", help="A sweep by name, or a TOML file.")
-    group.addoption("--attnbench-set", action="append", default=[], metavar="AXIS=V,V", help="Values of an axis.")
-    group.addoption("--attnbench-implementation", action="append", default=[], metavar="NAME", help="Default: all.")
-    group.addoption("--attnbench-budget", type=float, default=None, metavar="SECONDS", help="Wall time of the run.")
-    group.addoption(
-        "--attnbench-results", type=Path, default=Path("results"), metavar="DIR", help="Where runs are kept."
-    )
 
 
 def _plan(config: pytest.Config) -> Any:  # noqa: ANN401 - harness.events.Plan, imported late

@@ -140,6 +140,6 @@ def test_a_replayed_clock_ends_with_its_samples():
 
 def test_a_wrong_option_is_one_line(tmp_path):
     suite = str(ROOT / "harness" / "pytest_suite")
-    done = run_pytest(ROOT, suite, "--attnbench-sweep", "nothing", "--override-ini=addopts=", "--co")
+    done = run_pytest(ROOT, *PLUGIN, suite, "--attnbench-sweep", "nothing", "--override-ini=addopts=", "--co")
     assert done.returncode != 0
     assert "nothing" in done.stdout + done.stderr

@@ -41,7 +41,7 @@ def test_what_has_no_attend_refuses_scope_attention_and_nothing_else_does(name: 
 
 
 REFUSED = {
-    "sdpa_mask": [{"mask": "alibi"}, {"dropout": 0.1}],
+    "sdpa_mask": [{"mask": "softcap(20)"}],
     "sdpa_bias": [{"mask": "none"}, {"mask": "padding"}, {"mask": "causal_bottom_right", "kv_len": 5}],
     "sdpa_cudnn": [
         {},
@@ -65,7 +65,6 @@ REFUSED = {
     "flex": [
         {},  # which has gradients
         {"direction": "inference", "dtype": "float64"},
-        {"direction": "inference", "mask": "alibi"},
         {"device": "cuda", "head_dim": 8},
     ],
     "module_list": [{"num_kv_heads": 2}],
