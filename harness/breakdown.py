@@ -6,6 +6,7 @@ Knows nothing of torch, so that reports can be made where it is missing, and tes
 import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
@@ -20,8 +21,7 @@ SMALL_SHARE = 0.05
 """A smaller share of the extra time is no reason worth telling."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Span:
+class Span(NamedTuple):
     """One event of a profile: an operator from start to end, or, where bytes are given, an allocation or a release."""
 
     name: str

@@ -4,6 +4,7 @@ On the CPU every allocation and release is an event of the profiler; the peak of
 space inside kernels. The resident set of the process would not do: after a first call it grows no more.
 """
 
+import itertools
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -11,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from harness import cuda
-from harness.memory_events import MemoryEvent, held
+from harness.memory_events import MemoryEvent
 
 MEMORY = "[memory]"
 
@@ -34,9 +35,10 @@ def footprint(call: Callable[[], object], device: str, given: Iterable[Tensor] =
     if device != "cpu":
         kept, counted = cuda.count(call, device)
         return Footprint(result_bytes=_own_bytes(kept, known), **counted)
-    kept, events = watched(call)
-    taken = [event.num_bytes for event in events if event.num_bytes > 0]
-    levels = held(events)
+    kept, seen = _profiled(call)
+    changes = [event.nbytes() for event in seen if event.name() == MEMORY]
+    taken = [change for change in changes if change > 0]
+    levels = list(itertools.accumulate(changes))
     return Footprint(
         peak_bytes=max(0, *levels, 0),
         kept_bytes=levels[-1] if levels else 0,
@@ -48,13 +50,18 @@ def footprint(call: Callable[[], object], device: str, given: Iterable[Tensor] =
 
 def watched(call: Callable[[], object]) -> tuple[object, list[MemoryEvent]]:
     """The result of one call on the CPU, and its memory events in order."""
+    kept, seen = _profiled(call)
+    return kept, list(_named(seen))
+
+
+def _profiled(call: Callable[[], object]) -> tuple[object, list[Any]]:
     from torch.profiler import ProfilerActivity, profile
 
     with profile(activities=[ProfilerActivity.CPU], profile_memory=True) as seen:
         kept = call()
     assert seen.profiler is not None
     assert seen.profiler.kineto_results is not None
-    return kept, list(_named(seen.profiler.kineto_results.events()))
+    return kept, seen.profiler.kineto_results.events()
 
 
 def _named(events: Iterable[Any]) -> Iterator[MemoryEvent]:

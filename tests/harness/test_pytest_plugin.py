@@ -81,6 +81,7 @@ def stored(tmp_path_factory):
     suite = str(ROOT / "harness" / "pytest_suite")
     done = run_pytest(
         ROOT,
+        *PLUGIN,
         suite,
         *asked,
         f"--benchmark-storage={folder / 'stored'}",
