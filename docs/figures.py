@@ -60,9 +60,12 @@ def _table(results: Results) -> Iterator[str]:
     yield ""
     yield "| implementation | time of a call | times sdpa | verdict | peak memory (score matrices) | error / allowed |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    for row in rows:
-        if row.workload.seq_len == SHOWN_LEN:
-            yield _line(row)
+    shown = [row for row in rows if row.workload.seq_len == SHOWN_LEN]
+    yield from (_line(row) for row in shown if row.status is not Status.unsupported)
+    yield ""
+    refused = [row for row in shown if row.status is Status.unsupported and not _package(row.implementation)]
+    reasons = [f"`{row.implementation}` ({escaped(row.message)})" for row in refused]
+    yield f"Not supported there: {', '.join(reasons)}; and what needs a package that is not installed."
 
 
 def _support(entries: list[dict[str, str]]) -> Iterator[str]:

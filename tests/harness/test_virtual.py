@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from harness import plugins, store, virtual
+from harness import plugins, run, store, virtual
 from harness.clock import VirtualClock
 from harness.compare import comparisons, noise_floors
 from harness.duel import duel
@@ -140,6 +140,20 @@ def test_a_run_is_the_same_for_the_same_seed(tmp_path):
 
     assert values(one) == values(other)
     assert one.elapsed_s == other.elapsed_s
+
+
+def test_looking_at_what_runs_leaves_every_time_as_it_was(tmp_path):
+    whole, without = (
+        run.execute(TIMED, tmp_path / name, lambda _: None, stages, crew=(crew := crew_in("busy")), clock=crew.clock.now)
+        for name, stages in (("whole", run.STAGES), ("without", [s for s in run.STAGES if s != "operators"]))
+    )
+
+    def taken(results):
+        return [(r.workload.id, r.implementation, r.measurement("latency").samples) for r in results.records]
+
+    assert taken(whole) == taken(without)
+    assert any(record.operators for record in whole.records)
+    assert not any(record.operators for record in without.records)
 
 
 def test_what_is_decided_gets_no_more_visits(tmp_path):

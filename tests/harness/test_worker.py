@@ -5,7 +5,7 @@ import torch
 
 from harness.answers import Worker
 from harness.flight import Flight
-from harness.messages import Check, Checked, TakeVisit, Visited
+from harness.messages import Check, Checked, Failed, Observe, Profile, TakeVisit, Trace, Visited
 from harness.records import MATMUL_PRECISIONS, Workload
 
 SEES = """
@@ -46,3 +46,37 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
     function = next(cell.cell_contents for cell in seen if callable(cell.cell_contents))
     assert set(function.__globals__["seen"]) == {precision}
     assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):
+    profiles = []
+    monkeypatch.setattr("torch.profiler.profile.__enter__", noting(torch.profiler.profile.__enter__, profiles))
+    worker = Worker(Flight(tmp_path / "flight"))
+    point = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward_backward")
+    arms = (("fused", "fused"), ("sdpa", "sdpa"))
+    visit = TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0)
+    worker.answer(visit)
+    (bench,) = worker.benches.values()
+    cases, calls = dict(bench.cases), {name: arm.call for name, arm in bench.arms.items()}
+    assert profiles == []
+    for request in (
+        Profile(workload=point, spec="fused"),
+        Observe(workload=point, spec="fused", metric="peak_memory"),
+        Trace(workload=point, spec="fused", file=str(tmp_path / "fused.pt.trace.json")),
+    ):
+        assert not isinstance(worker.answer(request), Failed)
+        assert worker.observed is None or worker.observed[1] not in cases.values()
+    num_profiles = len(profiles)
+    assert num_profiles >= 3
+    taken = worker.answer(visit)
+    assert isinstance(taken, Visited)
+    assert len(profiles) == num_profiles
+    assert (bench.cases, {name: arm.call for name, arm in bench.arms.items()}) == (cases, calls)
+
+
+def noting(method, seen):
+    def called(self):
+        seen.append(self)
+        return method(self)
+
+    return called
