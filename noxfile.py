@@ -43,7 +43,8 @@ def tests(session: nox.Session) -> None:
         session.run("pytest", *session.posargs)
         return
     session.run("coverage", "erase")
-    session.run("coverage", "run", "-m", "pytest", "--numprocesses=logical")
+    one = {"OMP_NUM_THREADS": "1"}  # each core has tests of its own: a second thread would only take turns
+    session.run("coverage", "run", "-m", "pytest", "--numprocesses=logical", env=one)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
 
