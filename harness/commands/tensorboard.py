@@ -22,11 +22,12 @@ def tensorboard(
     from harness.viewer import server
 
     folder = server.shown_folder(folders.find(run, results))
+    stopped = server.stopping()
     address, damaged = server.launch(folder, port)
     for line in damaged:
         typer.echo(f"warning: {line}", err=True)
     typer.echo(f"{folder}: {address} (Ctrl-C ends it)")
     if open_page:
         typer.launch(address)
-    server.wait()
+    server.wait(stopped)
     typer.echo("ended", err=True)

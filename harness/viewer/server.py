@@ -45,14 +45,19 @@ def _require_free(port: int) -> None:
         raise ValueError(f"{why}: choose another with --port, or any that is free with --port 0") from None
 
 
-def wait() -> None:
-    """Wait for Ctrl-C or for SIGTERM; then end the plug-in's processes, which would outlive this one."""
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        for process in multiprocessing.active_children():
-            process.kill()
+def stopping() -> threading.Event:
+    """What Ctrl-C and SIGTERM set from now on; a script that starts us in the background would have us ignore one."""
+    stopped = threading.Event()
+    for end in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(end, lambda *_: stopped.set())
+    return stopped
+
+
+def wait(stopped: threading.Event) -> None:
+    """Wait for it; then end the plug-in's processes, which would outlive this one."""
+    stopped.wait()
+    for process in multiprocessing.active_children():
+        process.kill()
 
 
 def shown_folder(run: Path) -> Path:

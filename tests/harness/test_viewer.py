@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+from contextlib import contextmanager
 from pathlib import Path
 
 import psutil
@@ -130,12 +131,21 @@ def attnbench(*arguments, cwd):
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
 
 
+@contextmanager
+def killed_at_the_end(process):
+    """A process that does not end as it should costs a test, and not all those after it."""
+    try:
+        yield
+    finally:
+        process.kill()
+
+
 @pytest.mark.parametrize("how", [signal.SIGINT, signal.SIGTERM])
 def test_it_says_where_it_is_and_ends_with_all_of_its_processes(tmp_path, how):
     run = tmp_path / "results" / "traces" / "20260101T000000Z-a-0000"
     cell(run, "workload", "fused")
     cell(run, "workload", "sdpa").write_bytes(b"")
-    with attnbench("--port", "0", cwd=tmp_path) as board:
+    with attnbench("--port", "0", cwd=tmp_path) as board, killed_at_the_end(board):
         assert board.stdout is not None
         line = board.stdout.readline()
         found = re.search(r"http://127\.0\.0\.1:(\d+)/", line)
