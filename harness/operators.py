@@ -11,7 +11,6 @@ from functools import cache
 from typing import Any
 
 import msgspec
-import numpy as np
 import torch
 from torch._C._autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
@@ -60,7 +59,7 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
         observed=seen,
         reason=asked.reason if requested not in {"", seen} else "",
         num_faults=num_faults,
-        fault_s=fault_seconds() if on_cpu else 0.0,
+        fault_s=fault_seconds(torch.get_num_threads()) if on_cpu else 0.0,
     )
 
 
@@ -119,28 +118,27 @@ def _num_faults(call: Callable[[], object], num_calls: int) -> float:
 
 
 @cache
-def fault_seconds() -> float:
-    """What a minor page fault costs here, the least of a few tries: others at work make it seem to cost more."""
+def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - another number is another cost
+    """What a minor page fault adds to the time, the least of a few tries: others at work make it seem to cost more.
+
+    All threads that torch has in this process write, as they do in a call: what one waits for, others do meanwhile.
+    """
     return min(_fault_seconds() for _ in range(NUM_CALLS))
 
 
 def _fault_seconds() -> float:
-    """What writing fresh pages costs more than writing them again, for each fault of the first time."""
-    with mmap.mmap(-1, NUM_PAGES * mmap.PAGESIZE) as memory:
-        cells = np.frombuffer(memory, dtype=np.uint8)
-        before = _faults()
-        first_s, again_s = (_write(cells) for _ in range(2))
-        num_faults = _faults() - before
-        del cells  # the map cannot be closed under it
-    return max(0.0, first_s - again_s) / max(1, num_faults)
+    """What fresh pages cost more than known ones, to be written and given back, for each fault."""
+    before, start_s = _faults(), time.perf_counter()
+    memory = mmap.mmap(-1, NUM_PAGES * mmap.PAGESIZE)
+    cells = torch.frombuffer(memory, dtype=torch.uint8)
+    cells.fill_(1)
+    num_faults, again_s = _faults() - before, time.perf_counter()
+    cells.fill_(1)
+    again_s = time.perf_counter() - again_s
+    del cells  # the map cannot be closed under it
+    memory.close()
+    return max(0.0, time.perf_counter() - start_s - 2 * again_s) / max(1, num_faults)
 
 
 def _faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-
-
-def _write(cells: np.ndarray[tuple[int], np.dtype[np.uint8]]) -> float:
-    """Seconds to write all cells."""
-    start = time.perf_counter()
-    cells[:] = 1
-    return time.perf_counter() - start
