@@ -44,7 +44,7 @@ def tests(session: nox.Session) -> None:
         return
     session.run("coverage", "erase")
     one = {"OMP_NUM_THREADS": "1"}  # each core has tests of its own: a second thread would only take turns
-    session.run("coverage", "run", "-m", "pytest", "--numprocesses=logical", env=one)
+    session.run("coverage", "run", "-m", "pytest", "--numprocesses=logical", "--durations=15", env=one)
     session.run("coverage", "combine", "--quiet")
     session.run("coverage", "report")
 

@@ -283,6 +283,7 @@ class Worker:
         conditions = measure.Conditions(
             on_turn=lambda arm: on_turn(arm.name),
             count_faults=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
+            read_load=(lambda: os.getloadavg()[0]) if hasattr(os, "getloadavg") else lambda: 0.0,
             flush=flusher(request.workload.device) if request.cache == "cold" else None,
         )
         with torch.set_grad_enabled(request.workload.direction != "inference"):

@@ -5,7 +5,6 @@ drift of the machine leaves alone. Source: R. A. Fisher, The Design of Experimen
 """
 
 import gc
-import os
 import random
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -51,11 +50,13 @@ class Conditions:
     """What surrounds every sample.
 
     `on_turn` hears of each arm before it is called, so that a crash can be laid at the right door; `count_faults`
-    reads the process's count of minor page faults; `flush`, where given, empties the caches before every call.
+    reads the process's count of minor page faults and `read_load` how many processes want to run, both as the machine
+    says that the clock belongs to; `flush`, where given, empties the caches before every call.
     """
 
     on_turn: Callable[[Arm], None] = lambda _: None
     count_faults: Callable[[], int] = lambda: 0
+    read_load: Callable[[], float] = lambda: 0.0
     flush: Callable[[], object] | None = None
 
 
@@ -110,7 +111,7 @@ def _without_garbage_collector() -> Iterator[None]:
 def _sample(arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions) -> Sample:
     if arm.is_touched and arm.call_s < TOUCH_BELOW_S and conditions.flush is None:
         arm.called_s += clock.elapsed(arm.call, 1)
-    load = os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+    load = conditions.read_load()
     start_s, faults = clock.now(), conditions.count_faults()
     flush = conditions.flush
     spent_s = clock.elapsed(arm.call, arm.num_calls) if flush is None else _cold(arm, clock, flush)

@@ -11,7 +11,7 @@ from harness.memory_events import SLACK_BYTES
 from harness.predict import at_length
 from harness.records import Status, Workload
 from harness.reports.panels import Panel, panels_of, titled
-from harness.reports.table import rows
+from harness.reports.table import shown
 from harness.store import Results
 
 MARGIN = 0.05
@@ -99,7 +99,7 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
     """Each implementation with a peak above its inputs, panel by panel in the order of the plan."""
     return [
         Growth(panel=panel, implementation=name, points=points, fit=fit(points), limit_bytes=limit_bytes)
-        for panel in titled(panels_of(rows(results)))
+        for panel in titled(panels_of(shown(results)))
         for name, points in _points(panel)
     ]
 

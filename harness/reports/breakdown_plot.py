@@ -16,7 +16,7 @@ from harness.breakdown import ran, times
 from harness.kinds import PAGE_FAULTS
 from harness.reports import Picture, Report, style, words
 from harness.reports.panels import Panel, Plot, Point, notes, titled
-from harness.reports.table import Row, rows
+from harness.reports.table import Row, shown
 from harness.store import Results
 from harness.units import show, significant
 
@@ -71,7 +71,7 @@ def panels_of(table: Iterable[Row]) -> list[Panel]:
 
 def pictures(results: Results) -> list[Picture]:
     """One panel for each workload, at most eight on a picture."""
-    panels = panels_of(rows(results))
+    panels = panels_of(shown(results))
     pages = [panels[start : start + PANELS_A_PAGE] for start in range(0, len(panels), PANELS_A_PAGE)]
     return [_picture(titled(page)) for page in pages]
 

@@ -24,7 +24,7 @@ from harness.reports.panels import (
     series_of,
     titled,
 )
-from harness.reports.table import rows
+from harness.reports.table import shown
 from harness.store import Results
 from harness.units import show
 
@@ -39,7 +39,7 @@ TITLE_LEN = 48
 
 def draw(results: Results, plot: Plot) -> list[Picture]:
     """The pictures of a run, at most six panels each; none where no row has a value."""
-    found = panels_of(rows(results))
+    found = panels_of(shown(results))
     panels = [panel for panel in found if series_of(plot, [panel])]
     empty = [panel.rows[0].group for panel in found if panel not in panels]
     pages = [panels[start : start + PANELS_A_PAGE] for start in range(0, len(panels), PANELS_A_PAGE)]

@@ -20,7 +20,7 @@ from harness.ceilings import Ceilings, Key
 from harness.counts import arithmetic_intensity
 from harness.reports import Picture, Report, style
 from harness.reports.lines import log_ticks
-from harness.reports.table import Row, rows
+from harness.reports.table import Row, shown
 from harness.store import Results
 from harness.units import show
 
@@ -38,7 +38,7 @@ NOTE = (
 def pictures(results: Results) -> list[Picture]:
     """One panel for each device, dtype and number of threads whose ceilings were measured."""
     places: dict[Key, list[Row]] = {}
-    for row in rows(results):
+    for row in shown(results):
         found = results.ceilings.get(row.workload.place)
         if row.rates is not None and found is not None and found.matmul is not None and row.rates.flops_per_s > 0:
             places.setdefault(row.workload.place, []).append(row)

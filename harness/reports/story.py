@@ -28,6 +28,7 @@ def facts(results: Results) -> dict[str, str]:
         "sweep": words.plain(plan.sweep) or MISSING,
         "baseline": words.plain(plan.baseline),
         "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
+        "not to be had here": verdicts.absences(results) or "nothing that was asked for",
         "checks": _checks(results),
         "inside calls": _called(results),
         "samples": f"{visits} visits of {plan.num_blocks} blocks, {_processes(processes)}, caches {plan.cache}",

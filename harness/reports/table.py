@@ -37,6 +37,8 @@ PRECISION_ON_CPU = {
     "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
 }
 FEW_SAMPLES = 10
+WORTH_TELLING = 1.0
+"""Where even a factor of two would be missed, what would be seen is no number to read."""
 HUGE = 1000.0
 DRIFT = 0.1
 """A time that moves by more than this on the log scale says more of the machine than of the code: trust the ratio."""
@@ -83,10 +85,31 @@ def rows(results: Results) -> list[Row]:
     return sorted(made, key=lambda row: (order[row.group], *row.sort_key))
 
 
+def absent(results: Results) -> dict[str, str]:
+    """Implementations that this run could not have, unsupported in each of their cells, and the first reason given.
+
+    None where nothing else is left to show; nor of two sides, where what one of them has lost must be seen.
+    """
+    statuses: dict[str, set[Status]] = {}
+    for record in results.records:
+        statuses.setdefault(record.implementation, set()).add(record.status)
+    names = {name for name, found in statuses.items() if found == {Status.unsupported}}
+    if results.plan.sides is not None or len(names) == len(statuses):
+        return {}
+    told = ((record.implementation, record.message) for record in reversed(results.records))
+    return {name: reason for name, reason in reversed(dict(told).items()) if name in names}
+
+
+def shown(results: Results) -> list[Row]:
+    """The rows of tables and pictures: all but those of implementations that this run could not have."""
+    left_out = absent(results)
+    return [row for row in rows(results) if row.implementation not in left_out]
+
+
 def groups(results: Results) -> dict[str, list[Row]]:
-    """The rows by their group's title, titles in the order of the plan."""
+    """What is shown by its group's title, titles in the order of the plan."""
     found: dict[str, list[Row]] = {}
-    for row in rows(results):
+    for row in shown(results):
         found.setdefault(row.group, []).append(row)
     return found
 
@@ -172,10 +195,9 @@ def _verdict(comparison: Comparison | None, *, is_baseline: bool, is_timed: bool
         return f"equivalent (would see {percent(effect)})"
     if comparison.verdict is not Verdict.undecided:
         return str(comparison.verdict)
-    if effect is None:
-        return "undecided (too few visits)"
     more = "" if comparison.more_s is None else f"; {duration(comparison.more_s)} more may tell"
-    return f"undecided (would see {percent(effect)}{more})"
+    seen = "too few visits" if effect is None or effect > WORTH_TELLING else f"would see {percent(effect)}"
+    return f"undecided ({seen}{more})"
 
 
 def _work(record: Record, rated: Rates | None) -> dict[str, str]:

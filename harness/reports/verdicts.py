@@ -4,7 +4,7 @@ from harness.compare import comparisons, overall, winners
 from harness.interference import MANY
 from harness.records import Verdict
 from harness.reports import words
-from harness.reports.table import span
+from harness.reports.table import absent, span
 from harness.store import Results
 from harness.units import duration
 
@@ -36,6 +36,14 @@ def disturbed(results: Results) -> str:
     if void > MANY * results.num_blocks:
         return f"{told}: somebody else was at work on this machine, and no verdict here is worth much"
     return told
+
+
+def absences(results: Results) -> str:
+    """Implementations that this run could not have, with their reasons, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in absent(results).items():
+        by_reason.setdefault(reason, []).append(name)
+    return words.plain("; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items()))
 
 
 def fastest(results: Results) -> list[str]:

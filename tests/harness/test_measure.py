@@ -2,6 +2,7 @@
 
 import gc
 import math
+import os
 import random
 from collections import Counter
 
@@ -122,7 +123,7 @@ def test_each_turn_is_announced_before_the_call():
     assert Counter(heard) == {"a": 3, "b": 3}
 
 
-def test_faults_are_counted_inside_the_sample_only():
+def test_a_sample_keeps_the_load_before_it_and_the_faults_inside_it():
     clock = VirtualClock()
     faults = 0
 
@@ -131,10 +132,17 @@ def test_faults_are_counted_inside_the_sample_only():
         faults += 5
         clock.spend(1e-3)
 
-    samples = measure.visit(
-        [measure.Arm(name="a", call=call)], clock, at(), measure.Conditions(count_faults=lambda: faults)
-    )
-    assert {s.num_faults for s in samples["a"]} == {5}
+    told = measure.Conditions(count_faults=lambda: faults, read_load=lambda: 1.5)
+    samples = measure.visit([measure.Arm(name="a", call=call)], clock, at(), told)
+    assert {(s.num_faults, s.load) for s in samples["a"]} == {(5, 1.5)}
+
+
+def test_on_a_virtual_clock_nothing_comes_from_the_machine_below(monkeypatch):
+    """Samples of one seed are compared bit for bit, whatever else this machine has to do meanwhile."""
+    monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0), raising=False)
+    clock = VirtualClock()
+    samples = measure.visit(arms(clock, a=1e-3), clock, at())
+    assert {s.load for s in samples["a"]} == {0.0}
 
 
 def test_the_processors_clock_moves_on_and_knows_its_step():

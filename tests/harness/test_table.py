@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.reports import table, words
+from harness.reports import latency_plot, markdown, story, table, words
 from harness.store import Results
 from tests.harness import journals
 
@@ -105,9 +105,32 @@ def test_what_ran_stands_beside_the_time(results: Results) -> None:
     assert [rows[2048, "naive_loop"][name] for name in ("ran", "operators", "allocated")] == ["-"] * 3
 
 
+def test_what_this_run_could_not_have_is_told_once_and_takes_no_row(tmp_path: Path) -> None:
+    found = journals.write(tmp_path / "one", POINTS[:4], ("sdpa", "fused", "torch_mha"))
+    assert "torch_mha" in {row.implementation for row in table.rows(found)}  # for programs
+    assert "torch_mha" not in {row.implementation for members in table.groups(found).values() for row in members}
+    told = f"torch_mha ({words.plain(journals.REASON)})"
+    assert story.facts(found)["not to be had here"] == told
+    assert f"- **not to be had here**: {markdown.escaped(told)}\n" in markdown.summary(found)
+    assert not any("torch_mha" in picture.caption for picture in latency_plot.REPORT.draw(found))
+
+
+def test_what_is_supported_somewhere_keeps_its_rows(results: Results) -> None:
+    assert table.absent(results) == {}
+    assert len(table.shown(results)) == len(table.rows(results))
+
+
+def test_a_run_of_nothing_but_the_unsupported_shows_why(tmp_path: Path) -> None:
+    found = journals.write(tmp_path, POINTS[:2], ("torch_mha",))
+    assert {row.cells["notes"] for row in table.shown(found)} == {words.plain(journals.REASON)}
+
+
 def test_undecided_says_what_it_would_have_seen(tmp_path: Path) -> None:
     short = journals.write(tmp_path, POINTS[:1], ("sdpa", "fused"), num_epochs=1, num_visits=2)
-    assert {row.cells["verdict"] for row in table.rows(short)} == {"baseline", "undecided (too few visits)"}
+    assert {row.cells["verdict"] for row in table.rows(short)} == {
+        "baseline",
+        "undecided (too few visits; 1 s more may tell)",
+    }
 
 
 @pytest.mark.parametrize(
