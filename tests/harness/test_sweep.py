@@ -88,11 +88,13 @@ def test_a_bad_selection_is_refused_before_any_work(selection, said):
         plan(Selection(**{"sweep": "quick", **selection}))
 
 
-def test_what_a_sweep_leaves_out_takes_part_where_it_is_named():
+def test_what_a_sweep_leaves_out_takes_part_where_it_is_named(tmp_path):
+    mine = tmp_path / "mine.toml"
+    mine.write_text('summary = "mine"\n[[grid]]\nseq_len = 4\n')
     everybody = set(plugins.implementation_names())
     assert set(plan(Selection(sweep="quick")).implementations) == everybody - {"flex"}
     assert set(plan(Selection(sweep="quick", implementations=["flex"])).implementations) == {"flex", "sdpa"}
-    assert set(plan(Selection(sweep="full")).implementations) == everybody
+    assert set(plan(Selection(sweep=str(mine))).implementations) == everybody
 
 
 def test_a_sweep_cannot_leave_out_what_there_is_not(tmp_path):
