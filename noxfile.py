@@ -1,5 +1,6 @@
 """Everything that is run on this project, as sessions: `nox` alone runs lint and tests, `nox --list` shows all."""
 
+import shutil
 from pathlib import Path
 
 import nox
@@ -11,6 +12,17 @@ nox.options.error_on_external_run = True
 nox.options.sessions = ["lint", "tests"]
 
 RESULTS = Path("results")
+TEXTBOOK_AND_COMPILED = ("sdpa", "sdpa_mask", "sdpa_bias", "fused", "fused+compile", "flex")
+GALLERY = {
+    "quick": ["--sweep", "quick"],
+    "full": ["--sweep", "full"],
+    "compiled": [
+        *(option for name in TEXTBOOK_AND_COMPILED for option in ("--implementation", name)),
+        *("--set", "seq_len=512,2048", "--set", "mask=none,causal", "--set", "direction=inference"),
+        *("--set", "dtype=float32", "--set", "scope=attention", "--budget", "300"),
+    ],
+}
+"""The runs that are kept, by name, as options of `attnbench run`."""
 GROUPS = nox.project.load_toml("pyproject.toml")
 
 
@@ -96,12 +108,16 @@ def acceptance(session: nox.Session) -> None:
 
 @nox.session
 def gallery(session: nox.Session) -> None:
-    """Run the quick sweep and renew from it what is committed: results/gallery and the figures in the README."""
+    """Renew results/gallery/quick, or the runs named after -- (quick, full, compiled), and the figures drawn from it."""
     install(session)
-    found = set(RESULTS.glob("runs/*"))
-    session.run("attnbench", "run", *(session.posargs or ["--sweep", "quick"]))
-    for run in sorted(set(RESULTS.glob("runs/*")) - found):
-        session.run("attnbench", "report", str(run), "--to", str(RESULTS / "gallery" / "quick"))
+    for name in session.posargs or ["quick"]:
+        if name not in GALLERY:
+            session.error(f"there is no {name} in the gallery: choose among {', '.join(GALLERY)}")
+        found = set(RESULTS.glob("runs/*"))
+        session.run("attnbench", "run", *GALLERY[name])
+        for run in sorted(set(RESULTS.glob("runs/*")) - found):
+            shutil.rmtree(RESULTS / "gallery" / name, ignore_errors=True)
+            session.run("attnbench", "report", str(run), "--to", str(RESULTS / "gallery" / name))
     session.run("python", "docs/figures.py")
 
 

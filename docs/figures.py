@@ -1,6 +1,6 @@
-"""Renew the generated blocks of README.md from results/gallery/quick and the implementations: `python docs/figures.py`.
+"""Renew what is generated from results/gallery: blocks of README.md and the gallery's page: `python docs/figures.py`.
 
-A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_figures.py holds the README to them.
+A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_figures.py holds both to their sources.
 """
 
 import re
@@ -16,7 +16,23 @@ from harness.store import Results, read
 
 ROOT = Path(__file__).parent.parent
 README = ROOT / "README.md"
-QUICK = ROOT / "results" / "gallery" / "quick"
+GALLERY = ROOT / "results" / "gallery"
+QUICK, PAGE = GALLERY / "quick", GALLERY / "README.md"
+RUNS = {
+    "quick": "The questions that people ask first, in minutes",
+    "full": "Lengths, widths, dtypes, masks, layouts and directions, in about an hour",
+    "compiled": "One mask told in five ways, and the textbook form by torch.compile",
+}
+"""The runs of the gallery and what they are about; each is a folder."""
+OTHERS = {
+    "acceptance/acceptance.md": "what the method was asked to show, beside its rivals, misses included",
+    "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
+    "detection/detection.md": "which mistakes the check catches, and what it costs",
+    "field/README.md": "attention of other packages, checked",
+    "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
+    "tensorboard": "the views of TensorBoard, without a network",
+}
+FACTS = ("started", "commit", "took", "cells", "verdicts", "disturbances", "identical code")
 SHOWN_SCOPE, SHOWN_MASK, SHOWN_LEN = "attention", "causal", 512
 OWN, OFFICIAL = "fused", "torch_mha"
 NEEDED = re.compile(r"missing_package\(\"([\w.]+)\"")
@@ -63,9 +79,9 @@ def _table(results: Results) -> Iterator[str]:
     shown = [row for row in rows if row.workload.seq_len == SHOWN_LEN]
     yield from (_line(row) for row in shown if row.status is not Status.unsupported)
     yield ""
-    refused = [row for row in shown if row.status is Status.unsupported and not _package(row.implementation)]
+    refused = [row for row in shown if row.status is Status.unsupported]
     reasons = [f"`{row.implementation}` ({escaped(row.message)})" for row in refused]
-    yield f"Not supported there: {', '.join(reasons)}; and what needs a package that is not installed."
+    yield f"Not supported there: {', '.join(reasons)}; and what runs on CUDA alone or needs a package."
 
 
 def _support(entries: list[dict[str, str]]) -> Iterator[str]:
@@ -118,5 +134,31 @@ def renewed(text: str, found: dict[str, str]) -> str:
     return text
 
 
+def page() -> str:
+    """The gallery's page: every run with what it shows and few expect, next to its pictures."""
+    lines = ["# Gallery", "", "Made by commands that anyone can run; `python docs/figures.py` wrote this page."]
+    for name, about in RUNS.items():
+        summary = GALLERY / name / "summary.md"
+        if summary.exists():
+            lines += ["", f"## {about}", "", *_run(name, summary.read_text(encoding="utf-8").splitlines())]
+    lines += ["", "## More", ""]
+    lines += [f"- [{path}]({path}): {about}" for path, about in OTHERS.items() if (GALLERY / path).exists()]
+    return "\n".join([*lines, ""])
+
+
+def _run(name: str, summary: list[str]) -> Iterator[str]:
+    """A run: its main facts, surprises and pictures."""
+    yield f"`nox -s gallery -- {name}`: [tables]({name}/summary.md)."
+    yield ""
+    yield from (line for line in summary if any(line.startswith(f"- **{fact}**") for fact in FACTS))
+    if "## Surprises" in summary:
+        told = summary[summary.index("## Surprises") + 2 :]
+        yield from ("", "What few people expect:", "", *told[: told.index("")])
+    for picture in sorted((GALLERY / name).glob("*.png")):
+        yield ""
+        yield f"![{picture.stem.replace('_', ' ')} of {name}]({name}/{picture.name})"
+
+
 if __name__ == "__main__":
+    PAGE.write_text(page(), encoding="utf-8")
     README.write_text(renewed(README.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")

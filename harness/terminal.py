@@ -99,11 +99,9 @@ def print_results(results: Results) -> None:
         console.print(title, style="bold", markup=False, soft_wrap=True)
         console.print(_table(rows))
         console.print()
-    legend = f"Median time of a call; x: times {results.plan.baseline} in the same blocks; ?: undecided."
-    console.print(f"{legend} Intervals, memory and errors are in summary.md.", style="dim", markup=False)
-    missing = verdicts.absences(results)
-    told = [f"Not to be had here: {missing}."] if missing else []
-    for line in (verdicts.decided(results), verdicts.disturbed(results), *told):
+    told = f"Median time of a call; x: times {results.plan.baseline} in the same blocks; ?: undecided."
+    console.print(f"{told} Intervals, memory and errors are in summary.md.", style="dim", markup=False)
+    for line in (verdicts.decided(results), verdicts.disturbed(results)):
         console.print(line, markup=False, highlight=False, soft_wrap=True)
     print_findings(results, console)
 

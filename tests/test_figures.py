@@ -1,6 +1,7 @@
 """The figures in the README are those of results/gallery, to the letter."""
 
 import importlib.util
+import re
 from pathlib import Path
 
 from harness.store import read
@@ -19,6 +20,14 @@ def test_the_readme_shows_what_the_gallery_holds():
     found = figures()
     readme = found.README.read_text(encoding="utf-8")
     assert readme == found.renewed(readme, found.blocks(read(found.QUICK))), "run: python docs/figures.py"
+
+
+def test_the_page_of_the_gallery_shows_what_the_gallery_holds():
+    found = figures()
+    assert found.PAGE.read_text(encoding="utf-8") == found.page(), "run: python docs/figures.py"
+    shown = re.findall(r"\]\(([^)]+)\)", found.page())
+    assert len(shown) > len(found.RUNS) + len(found.OTHERS)
+    assert all((found.GALLERY / name).exists() for name in shown)
 
 
 def test_the_pictures_of_the_readme_exist():

@@ -10,6 +10,7 @@ from markupsafe import Markup, escape
 from harness.plugins import plugs
 from harness.records import Status
 from harness.reports import Picture, Report, story
+from harness.reports.surprises import surprises
 from harness.reports.table import COLUMNS, LEGEND, Row, groups
 from harness.store import Results
 
@@ -23,6 +24,7 @@ def page(results: Results) -> str:
     return templates.get_template(TEMPLATE).render(
         facts=story.facts(results),
         findings=story.findings(results),
+        surprises=surprises(results),
         figures=[inlined(picture, number) for number, picture in enumerate(_pictures(results), start=1)],
         conclusions=story.conclusions(results),
         groups=groups(results),

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 from harness.reports import Report, story
+from harness.reports.surprises import surprises
 from harness.reports.table import COLUMNS, LEGEND, Row, groups
 from harness.store import Results
 
@@ -17,7 +18,7 @@ def escaped(text: str) -> str:
 
 def summary(results: Results) -> str:
     """The whole document."""
-    return "\n".join([*_head(results), *_findings(results), *_tables(results), *_environments(results)])
+    return "\n".join([*_head(results), *_findings(results), *_surprises(results), *_tables(results), *_environments(results)])
 
 
 def _head(results: Results) -> Iterator[str]:
@@ -35,6 +36,13 @@ def _findings(results: Results) -> Iterator[str]:
     yield "## Findings"
     yield ""
     yield from (f"- {escaped(line)}" for line in found or ["none: no cell disagreed or failed"])
+
+
+def _surprises(results: Results) -> Iterator[str]:
+    found = surprises(results)
+    if found:
+        yield from ("", "## Surprises", "")
+    yield from (f"- **{name}**: {escaped(text)}" for name, text in found.items())
 
 
 def _tables(results: Results) -> Iterator[str]:
