@@ -108,7 +108,7 @@ def acceptance(session: nox.Session) -> None:
 
 @nox.session
 def gallery(session: nox.Session) -> None:
-    """Renew results/gallery/quick, or the runs named after -- (quick, full, compiled), and the figures drawn from it."""
+    """Renew results/gallery/quick, or runs named after -- (quick, full, compiled), and the figures drawn from them."""
     install(session)
     for name in session.posargs or ["quick"]:
         if name not in GALLERY:

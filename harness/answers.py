@@ -17,18 +17,18 @@ from typing import TypeVar
 import msgspec
 import torch
 
-from harness import agreement, attempts, environment, measure, operators, plugins, predict, torch_loads
+from harness import attempts, environment, measure, operators, plugins, predict, torch_loads
 from harness.adapt import implementation
 from harness.bench import Bench, Guard
 from harness.caches import flusher
 from harness.case import Case, reason_against
+from harness.checking import agreement
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
 from harness.cuda import CudaClock
 from harness.cuda import canary as canary_on_cuda
 from harness.failure import report
 from harness.flight import Flight
-from harness.interference import CANARY, canary
 from harness.memory import is_crowded
 from harness.messages import (
     Attempt,
@@ -55,6 +55,7 @@ from harness.messages import (
 from harness.metrics import Metric
 from harness.outcome import Operators
 from harness.records import Measurement, Sample, Status, Workload
+from harness.statistics.interference import CANARY, canary
 from harness.tracing.capture import trace
 
 T = TypeVar("T")

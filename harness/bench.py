@@ -3,12 +3,13 @@
 import msgspec
 import torch
 
-from harness import agreement, measure
+from harness import measure
 from harness.case import Case, bind, build, place
+from harness.checking import agreement
+from harness.checking.reference import Reference, refer
 from harness.contract import Implementation
 from harness.inputs import draw_normal
 from harness.records import Workload
-from harness.reference import Reference, refer
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
 

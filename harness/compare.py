@@ -4,11 +4,11 @@ import math
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
-from harness.evidence import needed
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
-from harness.stats import Estimate, Pairs, beside, mean_of, paired_ratio, pairs
+from harness.statistics.evidence import needed
+from harness.statistics.stats import Estimate, Pairs, beside, mean_of, paired_ratio, pairs
+from harness.statistics.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin, visits_to_go
 from harness.store import Results
-from harness.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin, visits_to_go
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,8 @@ import psutil
 from harness import environment
 from harness.clock import CpuClock
 from harness.duel import duel
-from harness.interference import MANY
 from harness.records import Environment
+from harness.statistics.interference import MANY
 from harness.units import show
 
 BUSY_SHARE = 0.3

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from harness import measure
 from harness.clock import Clock, CpuClock
 from harness.events import twin
-from harness.interference import CANARY, Gauge, canary
 from harness.records import Comparison, Sample, Verdict, Workload
 from harness.schedule import GROWTH, visit_seed
-from harness.stats import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
-from harness.verdict import SMALLEST_EFFECT, Judgement, decide, detectable, judge, margin
+from harness.statistics.interference import CANARY, Gauge, canary
+from harness.statistics.stats import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
+from harness.statistics.verdict import SMALLEST_EFFECT, Judgement, decide, detectable, judge, margin
 
 HERE = "here"
 """Stands where a run has its workloads' names."""

@@ -159,7 +159,7 @@ class CeilingsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings_
 class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finished"):
     """A few blocks of one workload: the samples of each arm.
 
-    An arm is an implementation, the baseline's twin, or the canary (harness/interference.py).
+    An arm is an implementation, the baseline's twin, or the canary (harness/statistics/interference.py).
     """
 
     workload: str

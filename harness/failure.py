@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
+from harness.checking.deviation import UncheckableError
 from harness.compiled import NotOneGraphError
-from harness.deviation import UncheckableError
 from harness.predict import OutOfReachError
 from harness.records import Status
 

@@ -14,7 +14,7 @@ from harness.breakdown import allocated_bytes, num_operators, ran, timed, times
 from harness.compare import comparisons
 from harness.kinds import PAGE_FAULTS
 from harness.records import Comparison, Measurement, Record, Sample, Workload
-from harness.stats import median, median_estimate
+from harness.statistics.stats import median, median_estimate
 from harness.store import JOURNAL, Results, find_runs, read
 
 if TYPE_CHECKING:

@@ -18,7 +18,6 @@ import msgspec
 
 from harness.crew import ROOT, Crew, WorkerLostError
 from harness.events import BASE, TWIN, Plan, Side
-from harness.interference import CANARY
 from harness.messages import (
     Attempt,
     Check,
@@ -36,6 +35,7 @@ from harness.messages import (
 )
 from harness.plugins import name_of
 from harness.records import Sample
+from harness.statistics.interference import CANARY
 
 QUIET = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
 """Threads that wait for work sleep: those of the process whose turn it is not would take the other's cores."""

@@ -76,8 +76,9 @@ def _name(given: Given, default: str) -> str:
 
 
 def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Implementation":
-    from harness import adapt, agreement
+    from harness import adapt
     from harness.case import reason_against
+    from harness.checking import agreement
 
     found = adapt.implementation(given) if isinstance(given, str) else adapt.from_value(given, name)
     if reason := reason_against(found, workload):

@@ -222,7 +222,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
 ) -> store.Results:
     """Start a run in `folder`, or go on with the one that is there; return its results.
 
-    `crew` and `clock` are a real worker's and the machine's unless others are given, as harness/virtual.py does.
+    `crew` and `clock` are a real worker's and the machine's unless others are given, as in harness/simulated.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker can start.

@@ -10,7 +10,7 @@ import msgspec
 from harness import counts
 from harness.ceilings import Ceilings, Key
 from harness.records import Record, Status, Workload
-from harness.stats import median
+from harness.statistics.stats import median
 from harness.units import show, significant
 
 SLACK = 2.0

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.events import based, twin
-from harness.evidence import needed
 from harness.records import Sample, Verdict
 from harness.state import State
-from harness.stats import beside, paired_ratio, pairs
-from harness.verdict import FALSE_SHARE, Judgement, decide, judge, margin, visits_to_go
+from harness.statistics.evidence import needed
+from harness.statistics.stats import beside, paired_ratio, pairs
+from harness.statistics.verdict import FALSE_SHARE, Judgement, decide, judge, margin, visits_to_go
 
 MIN_ROUNDS = 3
 """Fewer visits than this give no interval: the budget may be overdrawn for them."""

@@ -18,8 +18,8 @@ from harness.events import (
     VisitFinished,
     WorkerStarted,
 )
-from harness.interference import CANARY, Gauge
 from harness.records import Sample, Status
+from harness.statistics.interference import CANARY, Gauge
 
 
 @dataclass

@@ -33,12 +33,12 @@ from harness.events import (
     VisitFinished,
     WorkerStarted,
 )
-from harness.interference import CANARY, Gauge
 from harness.outcome import Agreement, Operators
 from harness.rates import Rates, rates
 from harness.records import Environment, Measurement, Record, Sample, Status, Workload
 from harness.sanity import judged
-from harness.stats import Block
+from harness.statistics.interference import CANARY, Gauge
+from harness.statistics.stats import Block
 
 JOURNAL = "journal.jsonl"
 SYNC_EVERY_S = 0.1

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from harness import evidence
 from harness.compare import paired
 from harness.events import BASE
 from harness.records import Record, Status, Verdict
-from harness.stats import NORMAL_MAD, Estimate, Pairs, mean_of, paired_ratio
+from harness.statistics import evidence
+from harness.statistics.stats import NORMAL_MAD, Estimate, Pairs, mean_of, paired_ratio
+from harness.statistics.verdict import FALSE_SHARE, Judgement, detectable, judge, margin
 from harness.store import Results
-from harness.verdict import FALSE_SHARE, Judgement, detectable, judge, margin
 
 FEWEST_EPOCHS = 3
 """With fewer processes than this nothing is said of the session as a whole."""

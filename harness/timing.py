@@ -7,10 +7,10 @@ from typing import TYPE_CHECKING
 
 from harness.crew import WorkerLostError
 from harness.events import CellFailed, VisitFinished, twin
-from harness.interference import CANARY
 from harness.messages import Failed, TakeVisit, Visited
 from harness.records import Workload
 from harness.schedule import Race, rounds, visit_seed
+from harness.statistics.interference import CANARY
 
 if TYPE_CHECKING:
     from harness.run import Run

@@ -11,10 +11,10 @@ from harness.acceptance.plan import LARGEST_E, Row
 from harness.clock import CpuClock
 from harness.duel import Duel, duel
 from harness.events import twin
-from harness.evidence import e_values
-from harness.interference import MANY
 from harness.records import Verdict
-from harness.stats import Estimate, pairs
+from harness.statistics.evidence import e_values
+from harness.statistics.interference import MANY
+from harness.statistics.stats import Estimate, pairs
 
 OURS = "attnbench"
 ARMS = 3  # A, its twin, B

@@ -20,8 +20,8 @@ from harness.acceptance.plan import LARGEST_E, Row, largest_count
 from harness.caches import flusher
 from harness.cuda import CudaClock, canary, l2_bytes
 from harness.duel import duel
-from harness.evidence import e_values
-from harness.stats import pairs
+from harness.statistics.evidence import e_values
+from harness.statistics.stats import pairs
 
 Call = Callable[[], object]
 

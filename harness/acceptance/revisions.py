@@ -14,7 +14,7 @@ from harness.acceptance.plan import EFFECT, GATE_FOUND, GATE_S, GATE_WRONG, Row,
 from harness.crew import ROOT
 from harness.events import Event, VisitFinished
 from harness.records import Verdict
-from harness.stats import median
+from harness.statistics.stats import median
 from harness.store import Results
 from harness.suite import suite
 

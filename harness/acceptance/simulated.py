@@ -11,17 +11,19 @@ from unittest.mock import patch
 
 import numpy as np
 
-from harness import compare, evidence, timing, virtual
+from harness import compare, timing
 from harness.acceptance.outcome import Outcome
 from harness.events import Plan, twin
 from harness.records import Comparison, Verdict, Workload
 from harness.schedule import Key, Race, visit_seed
+from harness.simulated import virtual
+from harness.simulated.virtual import VirtualCrew, plan, session
+from harness.simulated.worlds import WORLDS, Array, World
 from harness.state import State
-from harness.stats import Pairs, paired_ratio, pairs
+from harness.statistics import evidence
+from harness.statistics.stats import Pairs, paired_ratio, pairs
+from harness.statistics.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin
 from harness.store import Results
-from harness.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin
-from harness.virtual import VirtualCrew, plan, session
-from harness.worlds import WORLDS, Array, World
 
 Row = dict[str, float | str]
 

@@ -19,8 +19,8 @@ from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import COVERAGE, INVARIANCE_ERRORS, REPEAT_SD, REPEAT_SHARE_OF_RIVAL, Row, Size
 from harness.clock import CpuClock
 from harness.duel import HERE, duel
-from harness.interference import CANARY, Gauge, canary
-from harness.stats import Estimate, Pairs, paired_ratio, pairs
+from harness.statistics.interference import CANARY, Gauge, canary
+from harness.statistics.stats import Estimate, Pairs, paired_ratio, pairs
 
 NUM_HEADS, LENGTH = 8, 256
 VISITS_OF_SESSION = 4  # in each of its epochs, in T8

@@ -140,8 +140,8 @@ def summary(found: "Results") -> dict[str, object]:
 def conclude(found: "Results", *, failures: bool) -> NoReturn:
     """Exit as the comparison deserves: a loss counts whatever the noise; a slowdown where the session is valid."""
     from harness.compare import comparisons
-    from harness.interference import MANY
     from harness.records import Verdict
+    from harness.statistics.interference import MANY
     from harness.suite import losses, suite
 
     if failures or losses(found):

@@ -5,14 +5,15 @@ from random import Random
 
 import msgspec
 
-from harness import agreement, plugins
+from harness import plugins
 from harness.adapt import implementation
 from harness.case import reason_against
+from harness.checking import agreement
+from harness.checking.deviation import observe
+from harness.checking.reference import refer_to
 from harness.contract import Implementation
 from harness.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
-from harness.deviation import observe
 from harness.records import DTYPES, Workload
-from harness.reference import refer_to
 
 LENGTHS = (1, 2, 3, 16, 17, 33, 64, 67, 129)
 MASKS = (

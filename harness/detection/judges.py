@@ -10,11 +10,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness import oracle
-from harness.deviation import error
+from harness.checking import oracle
+from harness.checking.deviation import error
+from harness.checking.reference import Reference, answers, largest
 from harness.inputs import Inputs, draw_normal, generator
 from harness.records import Workload
-from harness.reference import Reference, answers, largest
 
 OURS = "ours"
 ONE_PERCENT = 1e-2

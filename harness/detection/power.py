@@ -7,13 +7,13 @@ from functools import cache
 import msgspec
 import torch
 
-from harness import agreement, mistaken
+from harness.checking import agreement, mistaken
+from harness.checking.probes import PROBES, VacuousError
+from harness.checking.reference import answers, largest, refer_to
 from harness.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 from harness.inputs import Inputs
 from harness.mistakes import ALL, Mistake, Planted, catalogue
-from harness.probes import PROBES, VacuousError
 from harness.records import Workload
-from harness.reference import answers, largest, refer_to
 
 INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
 """What is tried: what many benchmarks draw, and our probes."""

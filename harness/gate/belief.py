@@ -8,7 +8,7 @@ from harness.gate.rulings import Kind, Outcome, Ruling
 from harness.gate.thresholds import Thresholds
 
 WHOLE = ("normal", "needles", "large", "equal")
-"""The probes of a whole check (harness/probes.py); a workload on which one says nothing tries fewer."""
+"""The probes of a whole check (harness/checking/probes.py); a workload on which one says nothing tries fewer."""
 
 
 def believed(ruling: Ruling, couple: Couple, thresholds: Thresholds) -> Ruling:

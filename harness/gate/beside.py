@@ -1,7 +1,7 @@
 """Two states of the code that were measured side by side, in the same blocks of one session, as a decision.
 
-There the pairs inside blocks say more than two separate runs can. The verdicts are those of harness/verdict.py; what is
-certain is judged as between two runs.
+There the pairs inside blocks say more than two separate runs can. The verdicts are those of
+harness/statistics/verdict.py; what is certain is judged as between two runs.
 """
 
 from collections.abc import Collection, Mapping, Sequence
@@ -17,7 +17,7 @@ from harness.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling
 from harness.gate.thresholds import Thresholds
 from harness.records import Comparison, Record, Verdict
 from harness.reports.table import percent
-from harness.stats import Estimate, median_estimate
+from harness.statistics.stats import Estimate, median_estimate
 from harness.store import Results
 from harness.suite import by_side, suite
 

@@ -8,7 +8,7 @@ from harness.gate.rulings import BACKEND, ERROR_RATIO, LATENCY, NUM_OPERATORS, S
 from harness.gate.thresholds import Thresholds
 from harness.outcome import Agreement, Operators
 from harness.records import Record, Status
-from harness.stats import median
+from harness.statistics.stats import median
 from harness.units import show, significant
 
 

@@ -13,7 +13,7 @@ from harness.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling
 from harness.gate.thresholds import Thresholds
 from harness.plugins import name_of
 from harness.records import Record, Status
-from harness.stats import median_estimate
+from harness.statistics.stats import median_estimate
 from harness.store import Results
 
 

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from harness.gate.rulings import LATENCY
 from harness.records import Measurement, Record
 from harness.reports.words import plain
-from harness.stats import Estimate, median, median_estimate
+from harness.statistics.stats import Estimate, median, median_estimate
 from harness.store import Results
 from harness.units import significant
 

@@ -9,8 +9,8 @@ from typing import Any
 import msgspec
 
 from harness.gate.rulings import EVERY, LATENCY
-from harness.interference import MANY
 from harness.plugins import unknown
+from harness.statistics.interference import MANY
 
 TOOL_FILE = "attnbench.toml"
 ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, "error_ratio": 0.1, "num_operators": 0.0}

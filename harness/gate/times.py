@@ -18,9 +18,9 @@ from harness.gate.cells import Key
 from harness.gate.rulings import EVERY, LATENCY, Kind, Outcome, Ruling
 from harness.gate.thresholds import Thresholds
 from harness.reports.table import percent
-from harness.stats import CONFIDENCE, Estimate, mean_of, paired_ratio, t_quantile
+from harness.statistics.stats import CONFIDENCE, Estimate, mean_of, paired_ratio, t_quantile
+from harness.statistics.verdict import FALSE_SHARE, POWER
 from harness.store import Results
-from harness.verdict import FALSE_SHARE, POWER
 
 STEADY = 1e6
 """Degrees of freedom of what is known from elsewhere: as many as none."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.stats import growth_exponent, t_quantile
+from harness.statistics.stats import growth_exponent, t_quantile
 
 FEWEST_LENGTHS = 3
 FEWEST_FITTED = 4

@@ -16,7 +16,7 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.stats import NORMAL_MAD
+from harness.statistics.stats import NORMAL_MAD
 
 Array = NDArray[np.float64]
 

@@ -8,7 +8,7 @@ from harness import plugins
 from harness.compare import comparisons
 from harness.history.changes import Change, changes
 from harness.records import Record, Status, Workload
-from harness.stats import median_estimate
+from harness.statistics.stats import median_estimate
 from harness.store import Results
 
 RATIO, LATENCY, ERROR_RATIO = "ratio", "latency", "error_ratio"

@@ -15,15 +15,16 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness import adapt, oracle
+from harness import adapt
 from harness.case import bind, build, place, reason_against
+from harness.checking import oracle
+from harness.checking.reveal import revealed
 from harness.contract import Attention, BoundMask, Implementation
 from harness.failure import describe
 from harness.inputs import Inputs
 from harness.inspection.found import Beside, Compared, Outcome, shape_of
 from harness.records import Workload
 from harness.reports.words import plain
-from harness.reveal import revealed
 from harness.sweep import make
 
 THREE = ("query", "key", "value")

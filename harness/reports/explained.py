@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from harness.breakdown import Timed, reasons, timed
 from harness.records import Comparison, Record
-from harness.stats import median
+from harness.statistics.stats import median
 
 ALIKE = 1.05
 """Below this ratio to the fastest there is too little to explain."""

@@ -18,7 +18,8 @@ def escaped(text: str) -> str:
 
 def summary(results: Results) -> str:
     """The whole document."""
-    return "\n".join([*_head(results), *_findings(results), *_surprises(results), *_tables(results), *_environments(results)])
+    parts = (_head, _findings, _surprises, _tables, _environments)
+    return "\n".join(line for part in parts for line in part(results))
 
 
 def _head(results: Results) -> Iterator[str]:

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from harness.records import Workload
 from harness.reports import words
 from harness.reports.table import Row
-from harness.stats import growth_exponent
+from harness.statistics.stats import growth_exponent
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -12,8 +12,8 @@ from harness.reports import Picture, Report, style
 from harness.reports.lines import draw
 from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row
+from harness.statistics.verdict import margin
 from harness.store import Results
-from harness.verdict import margin
 
 
 def _point(row: Row, length: int) -> Point | None:

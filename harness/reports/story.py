@@ -7,10 +7,10 @@ from harness.compare import noise_floors
 from harness.records import Environment
 from harness.reports import verdicts, words
 from harness.reports.table import percent, span
+from harness.statistics.verdict import margin
 from harness.store import Results
 from harness.suite import by_side
 from harness.units import MISSING, show
-from harness.verdict import margin
 
 
 def facts(results: Results) -> dict[str, str]:

@@ -1,6 +1,7 @@
 """What a run shows and few people expect, in words with the run's own numbers; what it does not show is not told."""
 
 from collections.abc import Callable, Iterator, Sequence
+from itertools import pairwise
 from statistics import geometric_mean
 
 import msgspec
@@ -56,7 +57,7 @@ def _cliffs(rows: Timed) -> Iterator[tuple[Row, Row]]:
         series.setdefault((row.group, row.implementation, short), []).append(row)
     for members in series.values():
         ordered = sorted(members, key=lambda row: (row.workload.seq_len, row.workload.kv_len))
-        for before, after in zip(ordered, ordered[1:], strict=False):
+        for before, after in pairwise(ordered):
             if _fault_share(before) < LOW and _fault_share(after) > HIGH:
                 yield before, after
 
@@ -98,9 +99,8 @@ def _compiled(rows: Timed) -> str:
         backends = ", ".join(dict.fromkeys(row.operators.observed for row in became if row.operators is not None))
         ratios = _beside(rows, name, plain, [row.workload for row in became])
         told.append(
-            f"in {len(became)} of {len(mine)} workloads what ran of {name} is PyTorch's {backends} kernel, which nobody "
-            f"wrote there: the compiler knows the textbook form. It takes {_times(ratios)} the time of "
-            f"{plain}"
+            f"in {len(became)} of {len(mine)} workloads what ran of {name} is PyTorch's {backends} kernel, which "
+            f"nobody wrote there: the compiler knows the textbook form. It takes {_times(ratios)} the time of {plain}"
         )
     return "; ".join(told) + "." if told else ""
 
@@ -146,7 +146,7 @@ def _baseline_beaten(rows: Timed) -> str:
 
 
 def _beside(rows: Timed, name: str, other: str, workloads: Sequence[Workload]) -> Ratios:
-    """By the row of `name`, its time divided by that of `other` on the same workload, from the same blocks if it can."""
+    """By the row of `name`, its time divided by that of `other` on each workload, from the same blocks if it can."""
     found = []
     for workload in dict.fromkeys(workloads):
         mine, its = rows.get((workload, name)), rows.get((workload, other))

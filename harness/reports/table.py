@@ -12,7 +12,7 @@ from harness.rates import Rates, executed_ratio
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.reports import words
 from harness.reports.explained import explained
-from harness.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
+from harness.statistics.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
 from harness.store import Results
 from harness.units import MISSING, duration, scale_of, show, significant
 

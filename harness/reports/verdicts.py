@@ -1,10 +1,10 @@
 """What all comparisons say together: how many are decided, who is fastest, and the mean of the ratios."""
 
 from harness.compare import comparisons, overall, winners
-from harness.interference import MANY
 from harness.records import Verdict
 from harness.reports import words
 from harness.reports.table import absent, span
+from harness.statistics.interference import MANY
 from harness.store import Results
 from harness.units import duration
 

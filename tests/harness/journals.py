@@ -22,9 +22,9 @@ from harness.events import (
     WorkerStarted,
     twin,
 )
-from harness.interference import CANARY
 from harness.outcome import Agreement, Operator, Operators, ProbeResult, TensorError
 from harness.records import Environment, Measurement, Sample, Status, Workload
+from harness.statistics.interference import CANARY
 from harness.store import Journal, Results, read
 
 EVIL = "=cmd|'<script>alert(1)</script>`$x_{1}` --> *a* [b](http://c.example)\x1b[31m"

@@ -9,8 +9,8 @@ from torch import Tensor, nn
 
 from harness import adapt as forms
 from harness.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
-from harness.agreement import check, ground
 from harness.case import reason_against
+from harness.checking.agreement import check, ground
 from harness.contract import repeat_heads
 from harness.inputs import draw_weights
 from harness.records import BIASES, Workload

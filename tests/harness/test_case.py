@@ -6,11 +6,11 @@ import torch
 
 from harness.bench import Bench
 from harness.case import copied, fill, place
+from harness.checking.deviation import error, observe
+from harness.checking.reference import refer
 from harness.contract import Attention, Implementation, repeat_heads
-from harness.deviation import error, observe
 from harness.inputs import draw_normal
 from harness.records import LAYOUTS, Workload
-from harness.reference import refer
 
 POINT = Workload(batch_size=2, seq_len=6, num_heads=4, num_kv_heads=2, head_dim=8, dtype="float64")
 STRIDES = {  # of a key (2, 2, 6, 8)

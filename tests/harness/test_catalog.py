@@ -48,7 +48,7 @@ def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
     import torch
 
     from harness.adapters import adapt, packed
-    from harness.dropout_check import examine
+    from harness.checking.dropout_check import examine
     from harness.records import Workload
 
     def set_dropout(module, share):
@@ -74,7 +74,7 @@ def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
 
 def test_a_function_takes_part_under_dropout_by_its_parameter(tmp_path):
     from harness.adapt import implementation
-    from harness.dropout_check import examine
+    from harness.checking.dropout_check import examine
     from harness.records import Workload
 
     (tmp_path / "mine.py").write_text(

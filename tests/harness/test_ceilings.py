@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness import store, virtual
+from harness import store
 from harness.ceilings import COPY, MATMUL, Ceilings, CeilingSample
 from harness.clock import VirtualClock
 from harness.crew import WorkerLostError
@@ -11,9 +11,10 @@ from harness.events import CeilingsMeasured
 from harness.loads import FEWEST_ROUNDS, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
 from harness.messages import FindCeilings
 from harness.records import Status
+from harness.simulated import virtual
+from harness.simulated.virtual import COPY_RATE, MATMUL_RATE, VirtualCrew
+from harness.simulated.worlds import WORLDS
 from harness.torch_loads import LARGEST_COPY, WIDER, loads_of
-from harness.virtual import COPY_RATE, MATMUL_RATE, VirtualCrew
-from harness.worlds import WORLDS
 
 
 def measured(*rates: tuple[str, int, float, int]) -> Ceilings:

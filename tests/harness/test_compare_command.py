@@ -15,13 +15,13 @@ from typer.testing import CliRunner
 from harness import run, sides, store
 from harness.cli import app
 from harness.commands.compare import conclude
-from harness.interference import CANARY
 from harness.messages import TakeVisit
 from harness.pair import apart
 from harness.reports import markdown
 from harness.reports import sides as beside
 from harness.reports.sides import document
 from harness.selection import Selection
+from harness.statistics.interference import CANARY
 from harness.suite import losses
 from tests.harness.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 

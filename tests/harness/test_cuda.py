@@ -6,8 +6,8 @@ import torch
 from harness import cuda, plugins, run
 from harness.acceptance import on_cuda
 from harness.adapt import implementation
-from harness.agreement import check, ground
 from harness.case import reason_against
+from harness.checking.agreement import check, ground
 from harness.events import Plan
 from harness.failure import describe
 from harness.footprint import footprint

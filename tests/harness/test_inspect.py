@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 
-from harness import oracle
+from harness.checking import oracle
 from harness.inspection import beside, look, page, sentence, softness, tables
 
 FACTS = json.loads((Path(__file__).parents[1] / "tutorials" / "facts.json").read_text(encoding="utf-8"))

@@ -11,7 +11,7 @@ import pytest
 from harness import measure
 from harness.clock import CpuClock, VirtualClock, tick
 from harness.schedule import rounds, visit_seed
-from harness.stats import median, paired_ratio, pairs
+from harness.statistics.stats import median, paired_ratio, pairs
 
 
 def arms(clock: VirtualClock, **costs: float) -> list[measure.Arm]:

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness import run, store, virtual, worlds
+from harness import run, store
 from harness.breakdown import ran
 from harness.events import (
     CellChecked,
@@ -17,6 +17,7 @@ from harness.events import (
 from harness.messages import Profile
 from harness.outcome import Operator, Operators
 from harness.records import Status, Workload
+from harness.simulated import virtual, worlds
 from harness.state import State
 from harness.store import Results
 

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from harness import adapt, plugins
-from harness.agreement import check, ground
 from harness.case import reason_against
+from harness.checking.agreement import check, ground
 from harness.records import Workload
 
 FORMS = '''

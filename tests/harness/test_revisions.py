@@ -6,11 +6,12 @@ from difflib import ndiff
 import pytest
 import torch
 
-from harness import sweep, terminal, virtual
+from harness import sweep, terminal
 from harness.acceptance import plan, revisions, suite
 from harness.commands.compare import summary
 from harness.isolation import is_alone
-from harness.worlds import WORLDS
+from harness.simulated import virtual
+from harness.simulated.worlds import WORLDS
 from tests.harness.repositories import git
 
 REVISIONS = {

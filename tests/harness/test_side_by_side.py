@@ -9,21 +9,22 @@ import numpy as np
 import pytest
 import typer
 
-from harness import store, virtual
+from harness import store
 from harness.commands.compare import conclude
 from harness.compare import comparisons
 from harness.crew import Crew, WorkerLostError
 from harness.events import CellChecked, CellFailed, VisitFinished, twin
-from harness.interference import CANARY
 from harness.messages import Check, Failed, Ready, TakeVisit, Visited
 from harness.pair import PairedCrew
 from harness.records import Sample, Status, Verdict, Workload
 from harness.reports.markdown import summary
 from harness.reports.sides import document, headline
-from harness.stats import Pairs, mean_of, paired_ratio
+from harness.simulated import virtual
+from harness.simulated.virtual import VirtualCrew, VirtualPair, with_sides
+from harness.simulated.worlds import WORLDS
+from harness.statistics.interference import CANARY
+from harness.statistics.stats import Pairs, mean_of, paired_ratio
 from harness.suite import by_side, losses, mean_over, suite
-from harness.virtual import VirtualCrew, VirtualPair, with_sides
-from harness.worlds import WORLDS
 from tests.harness.journals import EVIL
 
 

@@ -16,7 +16,9 @@ from tests.harness import journals
 Seconds = Callable[[Workload, str], float]
 CAUSAL = journals.workloads(mask=("causal",), seq_len=(128, 512))
 FLASH = Operators(
-    calls=(Operator(name="aten::_scaled_dot_product_flash_attention_for_cpu", kind="attention", num_calls=1, self_s=1),),
+    calls=(
+        Operator(name="aten::_scaled_dot_product_flash_attention_for_cpu", kind="attention", num_calls=1, self_s=1),
+    ),
     observed="flash",
 )
 
@@ -60,7 +62,9 @@ def test_page_faults_that_come_with_length(run: Callable[..., Results]) -> None:
     points = journals.workloads(seq_len=(512, 2048))
     found = surprises(run(points, ("sdpa", "fused"), lambda *_: 20e-3))
     assert found.keys() == {"Page faults"}
-    assert re.search(r"fused spends 0 % .* at length 512 and \d\d % at 2048 .* largest block is 128 MiB", *found.values())
+    assert re.search(
+        r"fused spends 0 % .* at length 512 and \d\d % at 2048 .* largest block is 128 MiB", *found.values()
+    )
     assert found["Page faults"].endswith("there for: fused.")
 
 

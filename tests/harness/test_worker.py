@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from harness.answers import Worker
+from harness.checking import oracle
 from harness.flight import Flight
 from harness.messages import Check, Checked, Failed, Observe, Profile, TakeVisit, Trace, Visited
 from harness.records import MATMUL_PRECISIONS, Workload
@@ -33,7 +34,7 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
 
         return ask
 
-    monkeypatch.setattr("harness.oracle.answer", noted(__import__("harness.oracle").oracle.answer))
+    monkeypatch.setattr("harness.checking.oracle.answer", noted(oracle.answer))
     checked = worker.answer(Check(workload=point, spec=spec, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0))
     assert isinstance(checked, Checked)
     assert checked.status == "ok", checked.message

@@ -4,8 +4,8 @@ from functools import cache
 
 import pytest
 
-from harness.agreement import Ground, check, ground
 from harness.case import reason_against
+from harness.checking.agreement import Ground, check, ground
 from harness.contract import Implementation
 from harness.plugins import plugs
 from harness.records import Workload

@@ -9,8 +9,8 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from harness import plugins, predict
 from harness.adapt import implementation
-from harness.agreement import check, ground
 from harness.case import bind, build, place
+from harness.checking.agreement import check, ground
 from harness.compiled import NotOneGraphError, compile_whole, settle
 from harness.contract import Attention
 from harness.failure import describe

@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from harness.agreement import check, ground
+from harness.checking.agreement import check, ground
 from harness.contract import Implementation, everything, missing_compiler, missing_package
 from harness.plugins import plugs
 from harness.records import Workload

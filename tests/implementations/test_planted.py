@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from harness.adapt import implementation
-from harness.agreement import Ground, check, ground
+from harness.checking.agreement import Ground, check, ground
 from harness.mistakes import catalogue
 from harness.plugins import plugs
 from harness.records import Workload

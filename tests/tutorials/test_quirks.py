@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from harness.adapt import implementation
-from harness.agreement import check, ground
+from harness.checking.agreement import check, ground
 from harness.mistakes import catalogue
 from harness.outcome import Agreement
 from harness.records import Workload

@@ -17,8 +17,8 @@ from harness.events import (
     VisitFinished,
     WorkerStarted,
 )
-from harness.interference import CANARY
 from harness.records import Sample, Status
+from harness.statistics.interference import CANARY
 from harness.store import JOURNAL, Results
 from tests.harness import journals
 

@@ -6,15 +6,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness import virtual
 from harness.compare import comparisons, noise_floors
 from harness.gate import beside
 from harness.gate.judge import side
 from harness.gate.rulings import Decision, Kind, Outcome
 from harness.gate.thresholds import Rule, Thresholds
 from harness.records import Status, Verdict
-from harness.stats import Estimate
-from harness.worlds import WORLDS
+from harness.simulated import virtual
+from harness.simulated.worlds import WORLDS
+from harness.statistics.stats import Estimate
 from tests.harness import journals
 from tests.harness.gate import scripts
 

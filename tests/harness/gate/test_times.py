@@ -10,15 +10,15 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from harness import virtual
 from harness.gate import times
 from harness.gate.judge import judge
 from harness.gate.rulings import EVERY, Decision, Kind, Outcome
 from harness.gate.thresholds import Rule, Thresholds
 from harness.gate.times import Effect, Relative
-from harness.stats import Estimate
-from harness.virtual import VirtualCrew, plan
-from harness.worlds import WORLDS
+from harness.simulated import virtual
+from harness.simulated.virtual import VirtualCrew, plan
+from harness.simulated.worlds import WORLDS
+from harness.statistics.stats import Estimate
 
 NAMES = ("reference", "one", "other")
 RATIO = {"reference": 1.0, "one": 1.3, "other": 0.8}

@@ -8,12 +8,12 @@ import math
 import pytest
 import torch
 
-from harness import oracle
-from harness.agreement import check, ground
 from harness.case import TORCH_DTYPES
+from harness.checking import oracle
+from harness.checking.agreement import check, ground
+from harness.checking.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
 from harness.contract import Attention, Implementation
 from harness.inputs import draw_normal, generator
-from harness.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
 from harness.records import Workload
 
 

@@ -8,10 +8,10 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from harness import dropout_check
-from harness.agreement import check, ground
 from harness.bench import Bench
 from harness.case import reason_against, set_dropout
+from harness.checking import dropout_check
+from harness.checking.agreement import check, ground
 from harness.contract import Attention, Implementation, nn, repeat_heads
 from harness.records import Workload
 

@@ -6,16 +6,16 @@ from dataclasses import dataclass
 import msgspec
 import torch
 
-from harness import dropout_check, oracle, rules
 from harness.case import Case, fill, set_dropout
+from harness.checking import dropout_check, oracle, rules
+from harness.checking.deviation import ChangedInputError, error, errors, observe
+from harness.checking.diagnosis import describe, explain
+from harness.checking.probes import PROBES, VacuousError
+from harness.checking.reference import Reference, refer
 from harness.contract import Implementation
-from harness.deviation import ChangedInputError, error, errors, observe
-from harness.diagnosis import describe, explain
 from harness.outcome import Agreement, ProbeResult, RuleResult
 from harness.predict import at_length
-from harness.probes import PROBES, VacuousError
 from harness.records import Workload
-from harness.reference import Reference, refer
 
 RULES_LEN = 35
 """The rules are tried at this length, which divides by no tile, or at a shorter workload's own."""

@@ -5,10 +5,10 @@ import math
 import numpy as np
 import pytest
 
-from harness.evidence import needed
 from harness.records import Verdict
-from harness.stats import Estimate, Pairs
-from harness.verdict import (
+from harness.statistics.evidence import needed
+from harness.statistics.stats import Estimate, Pairs
+from harness.statistics.verdict import (
     LARGEST_EQUIVALENCE,
     SMALLEST_EFFECT,
     Judgement,

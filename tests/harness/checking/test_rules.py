@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from harness import rules
 from harness.adapt import implementation
+from harness.checking import rules
+from harness.checking.reference import refer
 from harness.contract import Attention, Implementation
 from harness.records import Workload
-from harness.reference import refer
 
 
 class Honest(Attention):

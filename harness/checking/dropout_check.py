@@ -20,14 +20,23 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from harness import oracle
 from harness.case import Case, fill, place
+from harness.checking import oracle
+from harness.checking.deviation import allowed, errors, gradients
+from harness.checking.dropped import (
+    NUM_WEIGHTS,
+    Trial,
+    by_heads,
+    for_heads,
+    merged_inputs,
+    unit_inputs,
+    unit_values,
+    weights_in,
+)
+from harness.checking.reference import refer_to
 from harness.contract import Implementation
-from harness.deviation import allowed, errors, gradients
-from harness.dropped import NUM_WEIGHTS, Trial, by_heads, for_heads, merged_inputs, unit_inputs, unit_values, weights_in
 from harness.outcome import RuleResult
 from harness.records import Workload
-from harness.reference import refer_to
 
 FALSE_ALARM = 1e-9
 MEAN_CALLS = 16

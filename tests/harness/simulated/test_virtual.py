@@ -8,7 +8,7 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from harness import plugins, run, store, virtual
+from harness import plugins, run, store
 from harness.clock import VirtualClock
 from harness.compare import comparisons, noise_floors
 from harness.duel import duel
@@ -16,11 +16,12 @@ from harness.events import VisitFinished
 from harness.records import Sample, Verdict
 from harness.reports import Report
 from harness.schedule import Race
+from harness.simulated import virtual
+from harness.simulated.virtual import CANARY_S, Machine, VirtualCrew, clock_in, plan, session, workloads
+from harness.simulated.worlds import WORLDS
 from harness.state import State
-from harness.stats import paired_ratio, pairs
-from harness.verdict import FALSE_SHARE, decide
-from harness.virtual import CANARY_S, Machine, VirtualCrew, clock_in, plan, session, workloads
-from harness.worlds import WORLDS
+from harness.statistics.stats import paired_ratio, pairs
+from harness.statistics.verdict import FALSE_SHARE, decide
 
 NAMES = ("baseline", "same", "slow", "fast")
 RATIO = {"baseline": 1.0, "same": 1.0, "slow": 1.3, "fast": 0.6}

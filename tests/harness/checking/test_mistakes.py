@@ -5,12 +5,12 @@ from functools import cache
 
 import pytest
 
-from harness import mistaken
-from harness.agreement import Ground, check, ground
+from harness.checking import mistaken
+from harness.checking.agreement import Ground, check, ground
+from harness.checking.reference import answers, largest
 from harness.detection import power
 from harness.mistakes import ALL, catalogue, names
 from harness.records import DTYPES, Workload
-from harness.reference import answers, largest
 
 LENGTH = 11
 

@@ -8,17 +8,17 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness import mistaken, oracle
 from harness.adapt import implementation
-from harness.agreement import Ground, check, ground
 from harness.case import TORCH_DTYPES, bind, reason_against
+from harness.checking import mistaken, oracle
+from harness.checking.agreement import Ground, check, ground
+from harness.checking.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
+from harness.checking.reference import answers, largest, refer, scales_of
+from harness.checking.rules import LAYOUTS
 from harness.contract import Implementation
 from harness.inputs import generator
 from harness.mistakes import Mistake, Planted, catalogue, names
-from harness.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
 from harness.records import BIASES, DIRECTIONS, DTYPES, Workload
-from harness.reference import answers, largest, refer, scales_of
-from harness.rules import LAYOUTS
 from harness.steps import Scene
 
 TEXTBOOK = Planted(mistake=Mistake(name="none", words="all is well", changes={}), words="all is well", changes={})

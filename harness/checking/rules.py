@@ -12,12 +12,12 @@ from functools import cached_property
 import torch
 from torch import Tensor
 
-from harness import oracle
 from harness.case import TORCH_DTYPES, Case, build
+from harness.checking import oracle
+from harness.checking.deviation import allowed, error, observe, require_form
+from harness.checking.reference import Reference
 from harness.contract import Implementation
-from harness.deviation import allowed, error, observe, require_form
 from harness.outcome import RuleResult
-from harness.reference import Reference
 
 
 @dataclass(frozen=True)

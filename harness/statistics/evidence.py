@@ -11,7 +11,7 @@ Ramdas, False discovery rate control with e-values, 2022, https://doi.org/10.111
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.stats import NORMAL_MAD
+from harness.statistics.stats import NORMAL_MAD
 
 Array = NDArray[np.float64]
 

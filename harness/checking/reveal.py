@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from harness.case import build
+from harness.checking.oracle import attend, masking, seen_rows
+from harness.checking.reference import Reference
 from harness.contract import Implementation
-from harness.oracle import attend, masking, seen_rows
-from harness.reference import Reference
 
 SMALL = 1e-3
 """A right weight below this is not asked for its ratio."""

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from harness.records import Sample
-from harness.stats import (
+from harness.statistics.stats import (
     Estimate,
     Pairs,
     growth_exponent,

@@ -14,10 +14,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from harness import oracle
 from harness.case import TORCH_DTYPES, output_shape, place
+from harness.checking import oracle
+from harness.checking.probes import PROBES, VacuousError
 from harness.inputs import Inputs, generator, shared
-from harness.probes import PROBES, VacuousError
 from harness.records import MATMUL_PRECISIONS, Workload
 
 FLOAT32_BITS = 32

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from harness.events import VisitFinished
-from harness.interference import CANARY, FEWEST, LARGEST_CALM, Gauge
 from harness.records import Sample
 from harness.state import State
-from harness.stats import pairs
+from harness.statistics.interference import CANARY, FEWEST, LARGEST_CALM, Gauge
+from harness.statistics.stats import pairs
 
 
 def canaries(values: list[float], *, epoch: int = 0, visit: int = 0) -> list[Sample]:

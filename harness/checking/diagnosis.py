@@ -13,13 +13,13 @@ import msgspec
 import torch
 from torch import Tensor
 
-from harness import mistaken, reveal
+from harness.checking import mistaken, reveal
+from harness.checking.deviation import allowed, observe
+from harness.checking.reference import Reference, answers, largest, refer, rounding_band, scales_of
 from harness.contract import Implementation
-from harness.deviation import allowed, observe
 from harness.mistakes import Planted, catalogue
 from harness.outcome import Agreement, TensorError
 from harness.predict import at_length
-from harness.reference import Reference, answers, largest, refer, rounding_band, scales_of
 
 SHORT_LEN = 67
 MOST_SCORES = 2**20

@@ -4,10 +4,10 @@ import torch
 from torch import Tensor
 
 from harness.case import TORCH_DTYPES, Case, build, canonical_gradients, copied, output_shape
+from harness.checking.reference import Reference
 from harness.contract import Implementation
 from harness.outcome import TensorError
 from harness.records import Workload
-from harness.reference import Reference
 
 
 class UncheckableError(Exception):

@@ -7,7 +7,7 @@ import pytest
 
 from harness.acceptance import simulated
 from harness.acceptance.simulated import most_likely, null_differences, t3, t4, t9, t12, t13
-from harness.worlds import WORLDS
+from harness.simulated.worlds import WORLDS
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness import evidence
 from harness.records import Verdict
-from harness.stats import FEWEST_CLUSTERS, NORMAL_MAD, Estimate, Pairs, paired_ratio
+from harness.statistics import evidence
+from harness.statistics.stats import FEWEST_CLUSTERS, NORMAL_MAD, Estimate, Pairs, paired_ratio
 
 FALSE_SHARE = 0.05
 """Of all verdicts of a session, the expected share that is false is at most this."""

@@ -5,11 +5,11 @@ from torch import Tensor
 
 from harness import steps
 from harness.case import bind
+from harness.checking.reference import Answer
 from harness.contract import Attention, BoundMask, Implementation, Weights
 from harness.inputs import Inputs
 from harness.mistakes import Planted
 from harness.records import Workload
-from harness.reference import Answer
 from harness.steps import Scene
 
 BLOCK_SCORES = 2**24

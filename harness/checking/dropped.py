@@ -16,12 +16,12 @@ import torch
 from torch import Tensor
 
 from harness.case import TORCH_DTYPES, Case, build, copied
+from harness.checking.deviation import allowed
+from harness.checking.reference import Reference, refer_to
 from harness.contract import Implementation
-from harness.deviation import allowed
 from harness.inputs import Inputs, draw_normal
 from harness.predict import at_length
 from harness.records import Workload
-from harness.reference import Reference, refer_to
 
 NUM_WEIGHTS = 2**13
 """So many weights are looked at, in at least four calls."""

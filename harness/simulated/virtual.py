@@ -19,7 +19,6 @@ from harness.ceilings import COPY, MATMUL, Ceilings
 from harness.clock import VirtualClock
 from harness.crew import Crew
 from harness.events import Plan, Side, Sides, VisitFinished, based, twin
-from harness.interference import CANARY
 from harness.loads import Load, take
 from harness.messages import (
     Attempt,
@@ -44,9 +43,10 @@ from harness.pair import PairedCrew
 from harness.plugins import name_of
 from harness.records import Environment, Measurement, Sample, Status, Workload
 from harness.schedule import visit_seed
+from harness.simulated.worlds import STEP_S, World
 from harness.state import State
+from harness.statistics.interference import CANARY
 from harness.store import Results
-from harness.worlds import STEP_S, World
 
 NUM_STEPS = 2**14
 """Of the mood: 80 s, after which it runs back, and then forth again."""

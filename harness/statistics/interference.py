@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable
 import numpy as np
 
 from harness.records import Sample
-from harness.stats import Block, median
+from harness.statistics.stats import Block, median
 
 CANARY = "(canary)"
 """The arm's name; no implementation's begins with a bracket."""

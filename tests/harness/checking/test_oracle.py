@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from harness import oracle
+from harness.checking import oracle
 from harness.inputs import draw_normal
 from harness.records import Workload
 
