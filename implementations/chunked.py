@@ -2,7 +2,8 @@
 
 A row of scores is never held whole. Each tile of keys updates the row's running maximum, its running sum of
 exponentials and its accumulated output, which are rescaled whenever the maximum grows. The backward pass keeps the
-row's logsumexp alone and makes the weights of each tile again.
+row's logsumexp alone and makes the weights of each tile again; under dropout it drops the same ones again, since each
+tile has a random generator of its own.
 
 Source: M. Milakov and N. Gimelshein, https://arxiv.org/abs/1805.02867 (the softmax); M. N. Rabe and C. Staats,
 https://arxiv.org/abs/2112.05682 (the memory); T. Dao et al., https://arxiv.org/abs/2205.14135 (the backward pass).
@@ -16,6 +17,7 @@ and what does not grow with the length.
 
 import math
 from collections.abc import Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -36,22 +38,46 @@ class Chunked(Attention):
         dtype = torch.promote_types(query.dtype, torch.float32)
         key, value = (repeat_heads(tensor.to(dtype), query.shape[1]) for tensor in (key, value))  # -> (B,H,S,K)
         scaled = query.to(dtype) / math.sqrt(query.shape[-1])
-        attended: Tensor = TiledAttention.apply(scaled, key, value, mask)  # type: ignore[no-untyped-call]
+        drop = Drop(share=self.dropout, seed=int(torch.randint(2**31, ()))) if self.dropout else None
+        attended: Tensor = TiledAttention.apply(scaled, key, value, mask, drop)  # type: ignore[no-untyped-call]
         return attended.to(query.dtype)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Drop:
+    """Which weights are dropped, and by how much the others grow: told again for any tile."""
+
+    share: float
+    seed: int
+
+    def factor(self, scores: Tensor, rows: slice, keys: slice) -> Tensor:
+        """What the weights of a tile (B, H, t, s) are multiplied by: 0, or 1 / (1 - share)."""
+        tile = rows.start // TILE * 2**16 + keys.start // TILE
+        own = torch.Generator(scores.device).manual_seed((self.seed + tile) % 2**32)
+        return torch.empty_like(scores).bernoulli_(1 - self.share, generator=own).div_(1 - self.share)
 
 
 class TiledAttention(torch.autograd.Function):
     """softmax(query @ key.T) @ value, forward and backward by tiles."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:  # noqa: ANN401
+    def forward(  # noqa: PLR0913, PLR0917 - three tensors and what is done to their products
+        ctx: Any,  # noqa: ANN401
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        mask: BoundMask,
+        drop: Drop | None,
+    ) -> Tensor:
         """Query (B, H, T, K) already scaled, key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
         output = query.new_empty(*query.shape[:-1], value.shape[-1])
         logsumexp = query.new_empty(*query.shape[:-1], 1)
         for rows in tiles(query.shape[-2]):
-            output[..., rows, :], logsumexp[..., rows, :] = attend_rows(query[..., rows, :], key, value, mask, rows)
+            output[..., rows, :], logsumexp[..., rows, :] = attend_rows(  # nothing of it is kept beside the next
+                (query[..., rows, :], key, value), mask, rows, drop
+            )
         ctx.save_for_backward(query, key, value, output, logsumexp)
-        ctx.mask = mask
+        ctx.mask, ctx.drop = mask, drop
         return output
 
     @staticmethod
@@ -65,18 +91,25 @@ class TiledAttention(torch.autograd.Function):
             row_query, row_grad = query[..., rows, :], grad_output[..., rows, :]
             for keys, scores in score_tiles(row_query, key, ctx.mask, rows):
                 weights = exp_(scores.sub_(logsumexp[..., rows, :]))
-                grad_value[..., keys, :] += weights.transpose(-2, -1) @ row_grad  # (B,H,s,t) @ (B,H,t,V)
+                factor = None if ctx.drop is None else ctx.drop.factor(weights, rows, keys)
+                used = weights if factor is None else weights * factor
+                grad_value[..., keys, :] += used.transpose(-2, -1) @ row_grad  # (B,H,s,t) @ (B,H,t,V)
                 grad_weights = row_grad @ value[..., keys, :].transpose(-2, -1)  # (B,H,t,V) @ (B,H,V,s)
+                if factor is not None:
+                    grad_weights.mul_(factor)
                 grad_scores = grad_weights.sub_(correction[..., rows, :]).mul_(weights)
                 if ctx.mask.changes_scores:
                     grad_scores = before_change(grad_scores, (row_query, key), ctx.mask, rows, keys)
                 grad_query[..., rows, :] += grad_scores @ key[..., keys, :]  # (B,H,t,s) @ (B,H,s,K)
                 grad_key[..., keys, :] += grad_scores.transpose(-2, -1) @ row_query  # (B,H,s,t) @ (B,H,t,K)
-        return grad_query, grad_key, grad_value, None
+        return grad_query, grad_key, grad_value, None, None
 
 
-def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, rows: slice) -> tuple[Tensor, Tensor]:
+def attend_rows(
+    given: tuple[Tensor, Tensor, Tensor], mask: BoundMask, rows: slice, drop: Drop | None
+) -> tuple[Tensor, Tensor]:
     """Query (B, H, t, K), key (B, H, S, K), value (B, H, S, V) -> output (B, H, t, V), logsumexp (B, H, t, 1)."""
+    query, key, value = given
     maximum = query.new_full((*query.shape[:-1], 1), torch.finfo(query.dtype).min)  # finite: -inf - -inf is NaN
     total = torch.zeros_like(maximum)
     output = query.new_zeros(*query.shape[:-1], value.shape[-1])
@@ -85,6 +118,8 @@ def attend_rows(query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, rows
         rescale = (previous - maximum).exp_()  # what was summed under the previous maximum
         exponentials = exp_(scores.sub_(maximum))
         total = total.mul_(rescale).add_(exponentials.sum(dim=-1, keepdim=True))  # (B,H,t,1)
+        if drop is not None:  # only now: the sum above is of all weights, dropped or not
+            exponentials.mul_(drop.factor(exponentials, rows, keys))
         output.mul_(rescale)
         output.flatten(0, 1).baddbmm_(exponentials.flatten(0, 1), value[..., keys, :].flatten(0, 1))  # += (B,H,t,V)
     total = total.clamp_(min=torch.finfo(total.dtype).tiny)  # 0 for a query that sees no key: 0 / tiny is 0
@@ -153,16 +188,9 @@ def executed_flops(workload: Workload) -> int:
     return product_flops(workload, pairs, recomputes_scores=True)
 
 
-def unsupported(workload: Workload) -> str | None:
-    """What the backward pass cannot make again."""
-    if workload.dropout > 0:
-        return "the backward pass makes each tile's weights again, and has no way yet to drop the same ones again"
-    return None
-
-
 IMPLEMENTATION = Implementation(
     build=Chunked,
     source="https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2112.05682",
     executed_flops=executed_flops,
-    unsupported=unsupported,
+    has_dropout=True,
 )
