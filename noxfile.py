@@ -19,7 +19,7 @@ GALLERY = {
     "compiled": [
         *(option for name in TEXTBOOK_AND_COMPILED for option in ("--implementation", name)),
         *("--set", "seq_len=512,2048", "--set", "mask=none,causal", "--set", "direction=inference"),
-        *("--set", "dtype=float32", "--set", "scope=attention", "--budget", "300"),
+        *("--set", "dtype=float32", "--set", "scope=attention", "--set", "batch_size=1", "--budget", "240"),
     ],
 }
 """The runs that are kept, by name, as options of `attnbench run`."""

@@ -20,7 +20,7 @@ GALLERY = ROOT / "results" / "gallery"
 QUICK, PAGE = GALLERY / "quick", GALLERY / "README.md"
 RUNS = {
     "quick": "The questions that people ask first, in minutes",
-    "full": "Lengths, widths, dtypes, masks, layouts and directions, in about an hour",
+    "full": "Lengths, widths, dtypes, masks, layouts and directions, in forty minutes",
     "compiled": "One mask told in five ways, and the textbook form by torch.compile",
 }
 """The runs of the gallery and what they are about; each is a folder."""

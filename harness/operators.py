@@ -5,6 +5,7 @@ Nothing here is timed for a record: a profiled call is slower than a plain one, 
 
 import mmap
 import resource
+import statistics
 import time
 from collections.abc import Callable, Iterator
 from functools import cache
@@ -26,7 +27,7 @@ from harness.records import Workload
 SHORT_S = 0.1
 """The page faults of a call shorter than this are read from NUM_CALLS of them."""
 NUM_CALLS = 3
-NUM_PAGES = 4096
+NUM_PAGES, NUM_PAIRS = 2**14, 5
 
 
 def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operators:
@@ -119,25 +120,25 @@ def _num_faults(call: Callable[[], object], num_calls: int) -> float:
 
 @cache
 def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - another number is another cost
-    """What a minor page fault adds to the time, the least of a few tries: others at work make it seem to cost more.
+    """What a minor page fault adds to the time of a call: the median of a few pairs; 0.0 where fresh memory has none.
 
-    All threads that torch has in this process write, as they do in a call: what one waits for, others do meanwhile.
+    An operator writes a large block, fresh and then kept, by all threads that torch has in this process, as in a call:
+    what one thread waits for, others do meanwhile, and a fresh page is in the cache when it is written. So large a
+    block goes back to the system when it is freed, unless the allocator was told to retain it.
     """
-    return min(_fault_seconds() for _ in range(NUM_CALLS))
+    source = torch.ones(NUM_PAGES * mmap.PAGESIZE // 4)
+    kept = torch.empty_like(source)
+    return statistics.median(_fault_seconds(source, kept) for _ in range(NUM_PAIRS))
 
 
-def _fault_seconds() -> float:
-    """What fresh pages cost more than known ones, to be written and given back, for each fault."""
+def _fault_seconds(source: torch.Tensor, kept: torch.Tensor) -> float:
+    """What a fresh block costs more than a kept one, given back again, for each fault."""
     before, start_s = _faults(), time.perf_counter()
-    memory = mmap.mmap(-1, NUM_PAGES * mmap.PAGESIZE)
-    cells = torch.frombuffer(memory, dtype=torch.uint8)
-    cells.fill_(1)
-    num_faults, again_s = _faults() - before, time.perf_counter()
-    cells.fill_(1)
+    torch.mul(source, 2)
+    fresh_s, num_faults, again_s = time.perf_counter() - start_s, _faults() - before, time.perf_counter()
+    torch.mul(source, 2, out=kept)
     again_s = time.perf_counter() - again_s
-    del cells  # the map cannot be closed under it
-    memory.close()
-    return max(0.0, time.perf_counter() - start_s - 2 * again_s) / max(1, num_faults)
+    return max(0.0, fresh_s - again_s) / num_faults if num_faults > NUM_PAGES // 2 else 0.0
 
 
 def _faults() -> int:

@@ -11,6 +11,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from harness.records import DTYPES, Record
 from harness.reports import Picture, Report, style, words
+from harness.reports.table import absent
 from harness.store import Results
 
 FLOOR, CEILING = 1e-4, 1e4
@@ -28,7 +29,8 @@ def pictures(results: Results) -> list[Picture]:
     dtypes = [dtype for dtype in DTYPES if any(record.workload.dtype == dtype for record in checked)]
     if not dtypes:
         return []
-    names = list(dict.fromkeys(record.implementation for record in results.records))
+    left_out = absent(results)
+    names = list(dict.fromkeys(one.implementation for one in results.records if one.implementation not in left_out))
     shared = words.shared(record.workload for record in checked)
     width = 2.6 + 4.2 * len(dtypes)
     notes = " ".join([HOW, *_unchecked(results.records, names)])

@@ -21,6 +21,7 @@ from harness.reports.panels import (
     length_letter,
     notes,
     panels_of,
+    reach,
     series_of,
     titled,
 )
@@ -69,6 +70,9 @@ def _picture(plot: Plot, panels: list[Panel], empty: Iterable[str]) -> Picture:
         for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
             _draw_panel(axes, plot, panel, {name: lines[place] for name, lines in series.items()})
             axes.set_ylabel("" if place % num_columns else plot.y_label)
+        limits = reach(series)
+        if limits is not None:
+            grid[0].set_ylim(*limits)
         for axes, panel in zip(grid, panels, strict=False):  # once all values are in: panels share their scale
             plot.finish(axes, panel)
         for axes in grid[len(panels) :]:

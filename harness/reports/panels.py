@@ -17,6 +17,8 @@ Series = dict[str, list[list["Point"]]]
 FEWEST_LENGTHS = 3
 """Two lengths always lie on a line: their slope says nothing of how time or memory grows."""
 REASON_LEN = 72
+LONG = 4.0
+"""By what factor a bar may go beyond all points."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -112,6 +114,21 @@ def growth(lines: Sequence[Sequence[Point]]) -> str:
     return " to ".join(dict.fromkeys((told[0], told[-1]))) if told else ""
 
 
+def reach(series: Series) -> tuple[float, float] | None:
+    """From where to where the vertical axis goes where a bar is so long that it would dwarf all points; else None.
+
+    A bar is cut where it goes beyond LONG times the greatest value, or below the least divided by LONG.
+    """
+    points = [point for lines in series.values() for line in lines for point in line]
+    ends = [end for point in points for end in (point.low, point.high) if end is not None]
+    if not ends:
+        return None
+    low, high = min(point.value for point in points), max(point.value for point in points)
+    if min(ends) >= low / LONG and max(ends) <= high * LONG:
+        return None
+    return max(min(ends), low / LONG), min(max(ends), high * LONG)
+
+
 def length_letter(panels: Sequence[Panel]) -> str:
     """The letter of the length that the panels are drawn over."""
     return "S" if all(panel.axis == "kv_len" for panel in panels) else "T"
@@ -123,6 +140,8 @@ def notes(plot: Plot, panels: Sequence[Panel], series: Series) -> str:
     said = [f"Not shown: {'; '.join(told).rstrip('.')}."] if told else []
     if any(point.low is not None for lines in series.values() for line in lines for point in line):
         said.append("Bars are 95 % intervals over visits.")
+    if reach(series) is not None:
+        said.append("A bar that leaves the picture goes on.")
     if any(point.is_hollow for lines in series.values() for line in lines for point in line):
         said.append(f"Hollow: {plot.hollow}.")
     if len(series) > 1 and (not plot.is_steep or any(len(panel.lengths) == 1 for panel in panels)):

@@ -5,7 +5,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness import run, store
+from harness import operators, run, store
 from harness.breakdown import ran
 from harness.events import (
     CellChecked,
@@ -122,3 +122,19 @@ def test_a_journal_from_before_the_operators_pass_is_read(tmp_path) -> None:
     (found,) = store.read(tmp_path).records
     assert found.status is Status.ok
     assert found.operators is None
+
+
+@pytest.mark.parametrize(("num_faults", "expected_s"), [(operators.NUM_PAGES, 2 / operators.NUM_PAGES), (100, 0.0)])
+def test_a_fault_costs_what_fresh_memory_takes_longer_and_nothing_where_memory_is_kept(
+    monkeypatch: pytest.MonkeyPatch, num_faults: int, expected_s: float
+) -> None:
+    now_s, faults = [0.0], [0]
+
+    def mul(*_: object, out: object = None) -> None:
+        now_s[0] += 3.0 if out is None else 1.0
+        faults[0] += num_faults if out is None else 0
+
+    monkeypatch.setattr("torch.mul", mul)
+    monkeypatch.setattr(operators, "_faults", lambda: faults[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
+    assert operators.fault_seconds.__wrapped__(1) == expected_s

@@ -7,7 +7,7 @@ import pytest
 
 from harness.kinds import KINDS, PAGE_FAULTS
 from harness.plugins import plugs
-from harness.reports import Picture, Report, style
+from harness.reports import Picture, Report, latency_plot, panels, style
 from harness.store import Results
 from tests.harness import journals
 
@@ -112,3 +112,15 @@ def test_a_group_without_any_value_is_named(tmp_path: Path) -> None:
     half = journals.write(tmp_path, points, ("module_list",))
     (picture,) = drawn("latency_plot", half)
     assert "No panel, for want of any value: whole module, forward, float32, causal, B=1 H=8 K=64." in picture.caption
+
+
+def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Picture]]) -> None:
+    def series(*highs: float) -> panels.Series:
+        return {"a": [[panels.Point(length=8 * n, value=2.0, low=1.0, high=high) for n, high in enumerate(highs, 1)]]}
+
+    assert panels.reach(series(3.0, 7.9)) is None
+    assert panels.reach(series(3.0, 800.0)) == (1.0, 2.0 * panels.LONG)
+    assert panels.reach({"a": [[panels.Point(length=8, value=2.0)]]}) is None
+    assert not any("goes on" in picture.caption for found in pictures.values() for picture in found)
+    told = panels.notes(latency_plot.PLOT, [], series(3.0, 800.0))
+    assert "A bar that leaves the picture goes on." in told
