@@ -14,8 +14,9 @@ from harness.breakdown import allocated_bytes, num_operators, ran, timed, times
 from harness.compare import comparisons
 from harness.kinds import PAGE_FAULTS
 from harness.records import Comparison, Measurement, Record, Sample, Workload
+from harness.runs import find_runs
 from harness.statistics.stats import median, median_estimate
-from harness.store import JOURNAL, Results, find_runs, read
+from harness.store import JOURNAL, Results, read
 
 if TYPE_CHECKING:
     import pandas as pd

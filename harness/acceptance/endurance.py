@@ -18,6 +18,7 @@ from harness.acceptance.plan import CALLED_SHARE, Row, Size
 from harness.compare import comparisons
 from harness.crew import ROOT
 from harness.events import Event, RunFinished, VisitFinished
+from harness.runs import find_runs, newest_run
 
 TINY = """summary = "small enough to be killed often"
 budget_s = 40.0
@@ -66,7 +67,7 @@ def _one_life(draws: random.Random, sweep: Path, results: Path, run: Path | None
     """Start or resume, kill after a random time, and see whether every visit that had been finished is still there."""
     before = _visits(run / store.JOURNAL) if run else []
     how = ["--resume", str(run)] if run else ["--sweep", str(sweep)]
-    known = set(store.find_runs(results))
+    known = set(find_runs(results))
     process = _start(*how, "--results", str(results))
     life_s = draws.uniform(0.0, LONGEST_LIFE_S)
     try:
@@ -76,7 +77,7 @@ def _one_life(draws: random.Random, sweep: Path, results: Path, run: Path | None
     code = process.wait()
     was_killed = code == -signal.SIGKILL
     if run is None:
-        run = next(iter(set(store.find_runs(results)) - known), None)
+        run = next(iter(set(find_runs(results)) - known), None)
     after = _visits(run / store.JOURNAL) if run else []
     lost = sum(old != new for old, new in zip(before, after, strict=False)) + max(0, len(before) - len(after))
     row: Row = {
@@ -92,14 +93,14 @@ def _one_life(draws: random.Random, sweep: Path, results: Path, run: Path | None
 def _come_to_an_end(results: Path, sweep: Path, run: Path | None) -> Row:
     """Let the run go on undisturbed, or take the last that did, and see whether its verdicts are valid."""
     lost = 0.0
-    if run is None and not store.find_runs(results):
+    if run is None and not find_runs(results):
         _start("--sweep", str(sweep), "--results", str(results)).wait()
     if run is not None:
         before = _visits(run / store.JOURNAL)
         process = _start("--resume", str(run), "--results", str(results))
         process.wait()
         lost = float(_visits(run / store.JOURNAL)[: len(before)] != before)
-    last = run or store.newest_run(results)
+    last = run or newest_run(results)
     events = list(store.events(last / store.JOURNAL))
     return {"life_s": 0.0, "num_lost": lost, "is_valid": float(_is_valid(last, events)), "num_after": len(events)}
 
@@ -143,7 +144,7 @@ def run_quick(_: int, size: Size) -> list[Row]:
         budget = ["--budget", f"{size.compare_s:g}"] if size.compare_s else []
         code = _start("--sweep", "quick", "--results", str(results), *budget).wait()
         wall_s = time.perf_counter() - start
-        found = store.read(store.newest_run(results))
+        found = store.read(newest_run(results))
     row: Row = {"exit_code": float(code), "wall_s": wall_s, "elapsed_s": found.elapsed_s or wall_s}
     return [row | {"check_s": found.check_s, "called_s": found.called_s, "budget_s": found.plan.budget_s}]
 

@@ -14,6 +14,7 @@ from harness.acceptance.plan import EFFECT, GATE_FOUND, GATE_S, GATE_WRONG, Row,
 from harness.crew import ROOT
 from harness.events import Event, VisitFinished
 from harness.records import Verdict
+from harness.runs import newest_run
 from harness.statistics.stats import median
 from harness.store import Results
 from harness.suite import suite
@@ -111,7 +112,7 @@ def _session(number: int, size: Size, *, share: float, is_apart: bool) -> Row:
             check=False,
         )
         told = json.loads(done.stdout)
-        run = store.newest_run(folder / "results")
+        run = newest_run(folder / "results")
         return {"session": float(number), "planted": share, **read(told, run, done.returncode)}
 
 

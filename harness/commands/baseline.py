@@ -17,10 +17,10 @@ def baseline(
     results: ResultsFolder = Path("results"),
 ) -> None:
     """Store a run as the baseline of its machine, with the reason. Needs no torch."""
-    from harness import store
     from harness.gate import stored
     from harness.gate.thresholds import load
+    from harness.runs import newest_run
 
-    path = stored.locate(run, results) if run is not None else store.newest_run(results)
+    path = stored.locate(run, results) if run is not None else newest_run(results)
     written = stored.accept(path, results, reason, load(thresholds))
     typer.echo(f"Baseline: {written}; commit it")

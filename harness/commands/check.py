@@ -26,7 +26,7 @@ def check(  # noqa: PLR0913 - one parameter for each option
     """Check agreement with the float64 oracle, outputs and gradients; measure nothing, keep nothing."""
     import tempfile
 
-    from harness import run, terminal
+    from harness import progress, run, terminal
     from harness.selection import Selection, plan
 
     named = [*(implementations or ()), *(implementation or ())]
@@ -40,7 +40,7 @@ def check(  # noqa: PLR0913 - one parameter for each option
         seed=seed,
     )
     planned = plan(selection, with_baseline=False)
-    with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder, terminal.watching() as watch:
+    with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder, progress.watching() as watch:
         found = run.execute(planned, Path(folder), watch, stages=("check",))
     if as_json:
         typer.echo(json.dumps(terminal.summary(found), indent=2))

@@ -27,16 +27,16 @@ def gate(
     as_json: AsJson = False,
 ) -> None:
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch."""
-    from harness import store
     from harness.gate import stored
     from harness.gate.beside import of_sides
     from harness.gate.judge import judge
     from harness.gate.thresholds import load
+    from harness.runs import newest_run
 
     if len(runs or ()) > MOST_RUNS:
         raise ValueError(f"gate takes two runs at most, and {len(runs or ())} were given: BASE and CANDIDATE")
     asked = load(thresholds)
-    paths = [stored.locate(name, results) for name in runs or ()] or [store.newest_run(results)]
+    paths = [stored.locate(name, results) for name in runs or ()] or [newest_run(results)]
     *before, after = (read(path) for path in paths)
     if not before and after.plan.sides is not None:
         decision = of_sides(after, asked)

@@ -38,7 +38,7 @@ def growth(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it."""
-    from harness import plugins, run, terminal
+    from harness import plugins, progress, run
     from harness.crew import Crew
     from harness.growth import attempts, series, told
     from harness.selection import Selection, plan
@@ -55,7 +55,7 @@ def growth(  # noqa: PLR0913 - one parameter for each option
     )
     planned = plan(selection, with_baseline=False)
     folder = run.new_folder(results, planned.sweep)
-    with terminal.watching() as watch:
+    with progress.watching() as watch:
         found = run.execute(planned, folder, watch, stages=("check", "metrics"))
     measured = series.growths(found, limit_bytes)
     notes: list[str] = []

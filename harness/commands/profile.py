@@ -23,7 +23,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Trace what each call does, step by step, for attnbench tensorboard and Perfetto. Checked first, never timed."""
-    from harness import profiling, terminal
+    from harness import profiling, progress, terminal
     from harness.selection import Selection, plan
     from harness.tracing import folders
 
@@ -41,7 +41,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     planned = plan(selection, with_baseline=False)
     folder = folders.new_folder(results, planned.sweep)
     try:
-        with terminal.watching() as watch:
+        with progress.watching() as watch:
             found = profiling.execute(planned, folder, watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; the traces made so far are in {folder}", err=True)

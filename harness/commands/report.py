@@ -20,8 +20,9 @@ def report(
 ) -> None:
     """Rebuild every report of stored runs. Needs no torch."""
     from harness import store
+    from harness.runs import copy_journal, find_run, newest_run
 
-    folders = [store.find_run(name, results) for name in runs or ()] or [store.newest_run(results)]
+    folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
     if to is not None and len(folders) > 1:
         raise ValueError("--to takes one run: name a single RUN")
     failures = False
@@ -29,7 +30,7 @@ def report(
         found = store.read(folder)
         target = to or found.folder
         if to is not None and to.resolve() != found.folder.resolve():
-            store.copy_journal(found.folder, to)
+            copy_journal(found.folder, to)
         failures |= write_reports(found, target)
         typer.echo(f"Reports and plots: {target}")
         if open_page:

@@ -50,7 +50,7 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
-    from harness import plugins, run, terminal
+    from harness import plugins, progress, run, terminal
     from harness.selection import Selection, plan
 
     if resume is not None:
@@ -77,7 +77,7 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
         folder = run.new_folder(results, planned.sweep)
     typer.echo(_announcement(len(planned.workloads), len(planned.implementations), folder), err=True)
     try:
-        with terminal.watching() as watch:
+        with progress.watching() as watch:
             found = run.execute(planned, folder, watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; go on with: attnbench run --resume {folder}", err=True)
@@ -98,12 +98,13 @@ def earlier(context: typer.Context, resume: str, results: Path) -> tuple[Path, "
         ValueError: there is no such run, or an option would change it.
     """
     from harness import store
+    from harness.runs import find_run
 
     sources = {name: context.get_parameter_source(name) for name in context.params}
     given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
     if more := sorted(given - {"resume", "results", "as_json"}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
-    folder = store.find_run(resume, results)
+    folder = find_run(resume, results)
     return folder, store.read(folder).plan
 
 

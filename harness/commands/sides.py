@@ -44,14 +44,14 @@ def side_by_side(planned: "Plan", folder: Path) -> "Results":
     Raises:
         ValueError: it cannot be run.
     """
-    from harness import run, sides, terminal
+    from harness import progress, run, sides
 
     assert planned.sides is not None
     how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
     plural = "" if len(planned.workloads) == 1 else "s"
     typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
     try:
-        with sides.at_work(planned, folder), terminal.watching() as watch:
+        with sides.at_work(planned, folder), progress.watching() as watch:
             return run.execute(planned, folder, watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; go on with: attnbench compare --resume {folder}", err=True)

@@ -15,6 +15,7 @@ from harness.events import SCHEMA, BaselineAccepted, Event, RunStarted
 from harness.gate.judge import ailments, fingerprints, judge
 from harness.gate.rulings import Kind
 from harness.gate.thresholds import Thresholds
+from harness.runs import find_run
 from harness.store import Results
 
 FOLDER = "baselines"
@@ -39,7 +40,7 @@ def locate(name: str, results: Path) -> Path:
         ValueError: there is none.
     """
     path = Path(name)
-    return path if path.suffix == ".jsonl" and path.is_file() else store.find_run(name, results)
+    return path if path.suffix == ".jsonl" and path.is_file() else find_run(name, results)
 
 
 def find(candidate: Results, results: Path) -> Path:

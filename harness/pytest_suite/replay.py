@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from harness import run, terminal
+from harness import progress, run
 from harness.commands.ending import write_reports
 from harness.compare import comparisons
 from harness.events import Plan
@@ -58,7 +58,7 @@ class Measured:
         specs = tuple(s for s in planned.implementations if s in chosen or name_of(s) == planned.baseline)
         asked = msgspec.structs.replace(planned, workloads=workloads, implementations=specs)
         folder = run.new_folder(results, f"{planned.sweep}-pytest")
-        with terminal.watching() as watch:
+        with progress.watching() as watch:
             found = run.execute(asked, folder, watch)
         write_reports(found, folder)
         self._records = {(record.workload.id, record.implementation): record for record in found.records}

@@ -20,6 +20,7 @@ from harness.pair import apart
 from harness.reports import markdown
 from harness.reports import sides as beside
 from harness.reports.sides import document
+from harness.runs import find_runs, newest_run
 from harness.selection import Selection
 from harness.statistics.interference import CANARY
 from harness.suite import losses
@@ -63,7 +64,7 @@ def compare(repo, *arguments):
 
 
 def newest(repo):
-    return store.read(store.newest_run(repo / "results"))
+    return store.read(newest_run(repo / "results"))
 
 
 def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatch):
@@ -141,23 +142,23 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
 def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
     program = [sys.executable, "-P", "-m", "harness", "compare", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    runs = set(store.find_runs(repo / "results"))
+    runs = set(find_runs(repo / "results"))
     found = subprocess.run(program, cwd=repo, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 2
     assert said in found.stderr
     assert found.stderr.count("\n") == 1
-    assert set(store.find_runs(repo / "results")) == runs
+    assert set(find_runs(repo / "results")) == runs
 
 
 def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo, monkeypatch):
     program = [sys.executable, "-P", "-m", "harness", "compare", "rev:plain", "rev:slow", "-i", "mine.py:mine", *FAST]
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    known = set(store.find_runs(repo / "results"))
+    known = set(find_runs(repo / "results"))
     process = subprocess.Popen(program, cwd=repo, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
     folder = None
     while folder is None and process.poll() is None:
         time.sleep(0.02)
-        begun = (run for run in store.find_runs(repo / "results") if (run / store.JOURNAL).stat().st_size)
+        begun = (run for run in find_runs(repo / "results") if (run / store.JOURNAL).stat().st_size)
         folder = next(iter(set(begun) - known), None)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
