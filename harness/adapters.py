@@ -58,6 +58,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
     *,
     call: Call | None = None,
     masks: Collection[str] | None = None,
+    changes_scores: bool = False,
     axes: Collection[str] = (),
     unsupported: Callable[[Workload], str | None] = everything,
     dropout: SetDropout | None = None,
@@ -67,9 +68,10 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
 
     `call` passes the mask on; without it the module is called with x (B, T, D) alone and takes part unmasked. Of a
     tuple the first entry is the output. `masks` names those that `call` can pass on: all that only hide where it is
-    left out. `axes` names those of kv_len, num_kv_heads, value_dim and embed_dim that the module was made for. Biases
-    that a workload has and the module has not, or the other way round, make the workload unsupported. `dropout` sets
-    the share of the attention weights that the module drops; without it the module takes no part under dropout.
+    left out, and with `changes_scores` those that change scores, too. `axes` names those of kv_len, num_kv_heads,
+    value_dim and embed_dim that the module was made for. Biases that a workload has and the module has not, or the
+    other way round, make the workload unsupported. `dropout` sets the share of the attention weights that the module
+    drops; without it the module takes no part under dropout.
 
     Raises:
         ValueError: an axis that is none of the four, or masks without a call.
@@ -89,7 +91,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
     def reason(workload: Workload) -> str | None:
         return (
             _reason_in_sizes(workload, axes)
-            or _reason_in_mask(workload, masks)
+            or _reason_in_mask(workload, masks, changes_scores=changes_scores)
             or unsupported(workload)
             or _reason_in_biases(workload, layout, parameters)
         )
@@ -199,10 +201,13 @@ def _reason_in_sizes(workload: Workload, axes: Collection[str]) -> str | None:
     return None
 
 
-def _reason_in_mask(workload: Workload, masks: Collection[str] | None) -> str | None:
+def _reason_in_mask(workload: Workload, masks: Collection[str] | None, *, changes_scores: bool) -> str | None:
     rule = workload.mask_rule
-    if masks is None and rule.changes_scores:
-        return f"the adapter does not say that it passes on what changes scores: list {rule.name} among its masks"
+    if masks is None and rule.changes_scores and not changes_scores:
+        return (
+            "the adapter does not say that it passes on what changes scores: "
+            f"list {rule.name} among its masks, or give changes_scores=True"
+        )
     if masks is None or rule.name in masks:
         return None
     return f"the adapter passes on no mask {rule.name}, but {', '.join(masks)}"

@@ -15,7 +15,7 @@ KINDS = ("attention", "matmul", "softmax", "mask", "compiled", "copy", "allocati
 is what torch.compile generated itself."""
 
 _WORDS = {  # a name has the first kind whose pattern it contains
-    "compiled": r"compiledfxgraph|^triton_|cpp_fused",
+    "compiled": r"compiledfxgraph|^triton_|cpp_fused|^graph(_\d+)?_kernel$",
     "attention": r"scaled_dot_product(?!_attention(_math\w*)?$)|flash_(attn|fwd|bwd|attention)|efficient_attention"
     r"|cudnn_attention|fmha|flex_attention|sage_?attn",
     "softmax": r"softmax|logsumexp",
@@ -39,6 +39,7 @@ _BACKENDS = {
 _NUMBERED = (
     (re.compile(r"^## Call (\w+) \w+ ##$"), r"\1"),
     (re.compile(r"^(Torch-Compiled Region): .*$"), r"\1"),
+    (re.compile(r"^(graph)_\d+(_kernel)$"), r"\1\2"),  # a template's, such as flex_attention's on the CPU
 )
 COMPILED = "CompiledFxGraph"
 """A graph that torch.compile made; on the CPU its own time is that of the kernels inside, which have no names."""

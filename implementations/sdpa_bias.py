@@ -27,6 +27,7 @@ class SdpaBias(Attention):
             key,
             value,
             attn_mask=mask.keep("causal bias", lambda: BIASES[mask.rule.name](*mask.sizes[1:])),
+            dropout_p=self.dropout,
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
@@ -37,11 +38,12 @@ def unsupported(workload: Workload) -> str | None:
         return f"PyTorch's causal biases stand for the masks {' and '.join(BIASES)} alone"
     if workload.mask == "causal_bottom_right" and workload.seq_len > workload.kv_len:
         return "causal_lower_right gives NaN, PyTorch warns, to queries that see no key, as here where T > S"
-    return "this form has no dropout" if workload.dropout > 0 else None
+    return None
 
 
 IMPLEMENTATION = Implementation(
     build=SdpaBias,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.bias.CausalBias.html",
     unsupported=unsupported,
+    has_dropout=True,
 )

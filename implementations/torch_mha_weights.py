@@ -25,14 +25,15 @@ def make(sizes: Sizes) -> nn.MultiheadAttention:
 
 def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundMask) -> Tensor:
     """(B, T, D), (B, S, D) -> (B, T, D)."""
-    hidden, padding_mask, attention_mask = mask.hidden, None, None  # the module, too, says True where hidden
+    hidden, padding_mask = mask.hidden, None  # the module, too, says True where hidden
+    attention_mask = mask.bias(x.dtype) if mask.changes_scores else hidden
     if hidden is not None and mask.is_padding:
-        padding_mask = hidden[:, 0, 0]  # (B,1,1,S) -> (B,S)
-    elif hidden is not None and len(hidden) == 1:
+        padding_mask, attention_mask = hidden[:, 0, 0], None  # (B,1,1,S) -> (B,S)
+    elif hidden is not None and hidden is attention_mask and len(hidden) == 1:
         attention_mask = hidden[0, 0]  # (1,1,T,S) -> (T,S)
-    elif hidden is not None:
+    elif attention_mask is not None:
         whole = (len(x), module.num_heads, x.shape[1], context.shape[1])
-        attention_mask = hidden.expand(whole).flatten(0, 1)  # (B,1,T,S) -> (B,H,T,S) -> (B*H,T,S)
+        attention_mask = attention_mask.expand(whole).flatten(0, 1)  # any -> (B,H,T,S) -> (B*H,T,S)
     output: Tensor
     output, _ = module(
         x, context, context, key_padding_mask=padding_mask, attn_mask=attention_mask, need_weights=True
@@ -40,20 +41,28 @@ def call(module: nn.MultiheadAttention, x: Tensor, context: Tensor, mask: BoundM
     return output
 
 
+def set_dropout(module: nn.MultiheadAttention, share: float) -> None:
+    """The module drops in training mode alone."""
+    module.dropout = share
+    module.train(share > 0)
+
+
 def unsupported(workload: Workload) -> str | None:
-    """Where the textbook softmax has no answer."""
-    if workload.mask_rule.changes_scores:
-        return f"nn.MultiheadAttention has no argument for the mask {workload.mask_rule.name}"
+    """What the module has no argument for, and where the textbook softmax has no answer."""
+    if not workload.mask_rule.is_additive:
+        return "nn.MultiheadAttention has no softcap"
     if workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):
         return "nn.MultiheadAttention with weights gives NaN to a query that sees no key"
-    return "the module is measured in evaluation mode, without dropout" if workload.dropout > 0 else None
+    return None
 
 
 IMPLEMENTATION = adapt(
     make,
     packed("in_proj_{}", out="out_proj"),
     call=call,
+    changes_scores=True,
     axes=("kv_len",),
     unsupported=unsupported,
+    dropout=set_dropout,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
 )

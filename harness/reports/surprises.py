@@ -18,6 +18,8 @@ LOW, HIGH = 0.1, 0.25
 """A cliff: page faults are a smaller share of a call than the one, and a larger than the other at the next length."""
 COMPILED = "+compile"
 """What a name ends with that stands for the same code by torch.compile."""
+FEW = 3
+"""So many are told one by one."""
 CLEAR = 1.05
 """A ratio nearer to 1 surprises nobody."""
 
@@ -100,9 +102,18 @@ def _compiled(rows: Timed) -> str:
         ratios = _beside(rows, name, plain, [row.workload for row in became])
         told.append(
             f"in {len(became)} of {len(mine)} workloads what ran of {name} is PyTorch's {backends} kernel, which "
-            f"nobody wrote there: the compiler knows the textbook form. It takes {_times(ratios)} the time of {plain}"
+            f"nobody wrote there: the compiler knows the textbook form{_elsewhere(mine, became)}. "
+            f"It takes {_times(ratios)} the time of {plain}"
         )
     return "; ".join(told) + "." if told else ""
+
+
+def _elsewhere(rows: Sequence[Row], became: Sequence[Row]) -> str:
+    """The masks under which it does not, where masks make the difference."""
+    known = {row.workload.mask for row in became}
+    others = {row.workload.mask for row in rows} - known
+    is_clear = others and not any(row.workload.mask in known for row in rows if row not in became)
+    return f", but not under the mask {' or '.join(sorted(others))}" if is_clear else ""
 
 
 def _explicit_mask(rows: Timed) -> str:
@@ -125,8 +136,8 @@ def _module_list(rows: Timed) -> str:
             lengths.setdefault(row.workload.seq_len, []).append((row, ratio))
     if not lengths or max(map(_mean, lengths.values())) < CLEAR:
         return ""
-    told = ", ".join(f"{_times(lengths[length])} at {length}" for length in sorted(lengths))
-    return f"a ModuleList of heads, projections included, takes the time of fused {told}."
+    told = ", ".join(f"{_times(lengths[length])} at length {length}" for length in sorted(lengths))
+    return f"a ModuleList of heads beside fused, projections included, takes {told}."
 
 
 def _baseline_beaten(rows: Timed) -> str:
@@ -138,11 +149,13 @@ def _baseline_beaten(rows: Timed) -> str:
             faster.setdefault(row.implementation, []).append((row, 1 / row.comparison.ratio))
     if not faster:
         return ""
+    most = sorted(faster.items(), key=lambda item: -len(item[1]))
+    others = f", and by {', '.join(name for name, _ in most[FEW:])}" if len(most) > FEW else ""
     told = [
         f"{name} in {len(found)} of {sum(other == name for _, other in rows)} workloads (most for {_where(found)})"
-        for name, found in sorted(faster.items(), key=lambda item: -len(item[1]))
+        for name, found in most[:FEW]
     ]
-    return f"{baseline} is beaten by {'; '.join(told)}."
+    return f"{baseline} is beaten by {'; '.join(told)}{others}."
 
 
 def _beside(rows: Timed, name: str, other: str, workloads: Sequence[Workload]) -> Ratios:

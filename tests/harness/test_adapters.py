@@ -277,4 +277,5 @@ def test_an_adapter_takes_masks_that_change_scores_only_where_it_lists_them():
     assert "list causal+alibi among its masks" in str(adapted(None).unsupported(point))
     assert "passes on no mask causal+alibi, but none, causal" in str(adapted(["none", "causal"]).unsupported(point))
     assert adapted(["causal+alibi"]).unsupported(point) is None
+    assert adapt(Split, SPLIT, call=across, changes_scores=True).unsupported(point) is None
     assert adapted(None).unsupported(Workload(scope="module", mask="causal+boolean(30)")) is None

@@ -85,7 +85,7 @@ NAMES = {
     "mask": "aten::masked_fill_ aten::where aten::triu aten::isneginf",
     "copy": "aten::copy_ aten::clone aten::cat aten::_to_copy aten::repeat_interleave",
     "allocation": "aten::empty_strided aten::zeros aten::empty aten::fill_ aten::zero_",
-    "compiled": "CompiledFxGraph triton_poi_fused_add_0 graph_0_cpp_fused__softmax_1",
+    "compiled": "CompiledFxGraph triton_poi_fused_add_0 graph_0_cpp_fused__softmax_1 graph_6_kernel",
     "other": "aten::scaled_dot_product_attention aten::_scaled_dot_product_attention_math aten::view aten::div "
     "aten::total somebody::kernel",
 }

@@ -61,6 +61,7 @@ REFUSED = {
         {"scope": "module", "num_kv_heads": 2},
         {"scope": "module", "head_dim": 8, "embed_dim": 16},
         {"scope": "module", "mask": "padding(6,0)"},
+        {"scope": "module", "mask": "causal+softcap(20)"},
     ],
     "flex": [
         {},  # which has gradients
