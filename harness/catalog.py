@@ -29,6 +29,8 @@ QUESTIONS: dict[str, dict[str, object]] = {
 `attend` asks for scope attention, as does `layout`, which only that scope has; the others are asked in scope module,
 which all have."""
 USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}
+MASKS = ("none", "causal")
+"""Where a question names no mask, one of these is enough: an implementation may have no other."""
 NOT_HERE = ("is not installed", "is not found")
 """How reasons end that another machine may not have."""
 FOLLOWS = {
@@ -100,17 +102,18 @@ def _implementation(spec: str, on_this_machine: bool) -> dict[str, str]:  # noqa
     try:
         found = implementation(spec)
         for column, axes in QUESTIONS.items():
-            asked = Workload(**(USUAL | axes))  # type: ignore[arg-type] # those of QUESTIONS
-            reason = reason_against(found, asked, on_this_machine=on_this_machine) or ""
+            asked = [Workload(**({"mask": mask} | USUAL | axes)) for mask in MASKS]  # type: ignore[arg-type]
+            reasons = [reason_against(found, workload, on_this_machine=on_this_machine) or "" for workload in asked]
+            reason = "" if "" in reasons else reasons[0]
             against[column] = "" if reason.endswith(NOT_HERE) and not on_this_machine else reason
     except Exception as error:  # noqa: BLE001 - whatever importing somebody's plug raises
         why = f"cannot be loaded: {type(error).__name__}: {error}"
         return {"implementation": name, **dict.fromkeys(QUESTIONS, "?"), "why": "", "source": why}
     answers = {column: "no" if reason else "yes" for column, reason in against.items()}
-    reasons = dict.fromkeys(" ".join(reason.split()) for reason in against.values() if reason)
+    told = dict.fromkeys(" ".join(reason.split()) for reason in against.values() if reason)
     lines = [
         f"{', '.join(column for column in against if ' '.join(against[column].split()) == reason)}: {reason}"
-        for reason in reasons
+        for reason in told
     ]
     return {"implementation": name, **answers, "why": "\n".join(lines), "source": found.source}
 

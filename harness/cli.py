@@ -22,8 +22,8 @@ from harness.commands.tensorboard import tensorboard
 app = typer.Typer(
     name="attnbench",
     help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
-    epilog="Exit codes: 0 pass, 1 a finding (disagreement, failed cell, regression), 2 wrong usage, 3 nothing could be "
-    "checked or judged, 4 an invalid session, 130 interrupted.",
+    epilog="Exit codes: 0 pass, 1 a finding (disagreement, failed cell, regression), 2 wrong usage, 3 inconclusive: "
+    "too little could be checked or judged, 4 an invalid session, 130 interrupted.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,

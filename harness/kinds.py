@@ -42,7 +42,7 @@ _NUMBERED = (
     (re.compile(r"^(graph)_\d+(_kernel)$"), r"\1\2"),  # a template's, such as flex_attention's on the CPU
 )
 COMPILED = "CompiledFxGraph"
-"""A graph that torch.compile made; on the CPU its own time is that of the kernels inside, which have no names."""
+"""A graph that torch.compile made."""
 
 
 def plain_name(name: str) -> str:

@@ -16,25 +16,35 @@ Implementations = Annotated[
         "--implementation",
         "-i",
         metavar="NAME|FILE.py:NAME",
-        help="Which to run; may be repeated. NAME+compile: by torch.compile. Default: those of the sweep, or all.",
+        help="Which to run; may be repeated. NAME+compile: by torch.compile. LABEL=FILE.py:NAME: under another name. "
+        "Default: those of the sweep, or all.",
     ),
 ]
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs that are checked and of all orders.")]
-Timeout = Annotated[float, typer.Option("--timeout", min=1.0, help="Seconds after which a step without end is killed.")]
+Timeout = Annotated[
+    float,
+    typer.Option(
+        "--timeout", min=1.0, help="Seconds: a step (a probe, a sample, a metric) that lasts longer is killed."
+    ),
+]
 CallLimit = Annotated[
     float | None,
-    typer.Option("--call-limit", min=0.0, help="Seconds: a cell whose call is predicted to last longer is not tried."),
+    typer.Option(
+        "--call-limit",
+        min=0.0,
+        help="Seconds: a cell whose call is predicted to last longer is not tried. [default: the sweep's]",
+    ),
 ]
 Budget = Annotated[
     float | None,
     typer.Option(
         min=0.0,
         metavar="SECONDS",
-        help="Wall time of the run, spent where doubt is; it ends earlier when all is decided. Checks and rounds are "
-        "always made.",
+        help="Wall time of the run, spent where doubt is. It ends earlier when all is decided, and later only "
+        "where checks and first rounds take longer. [default: the sweep's]",
     ),
 ]
 Rounds = Annotated[

@@ -29,10 +29,10 @@ def test_the_step_fails_on_a_finding_and_only_warns_where_nothing_could_be_said(
     stub.parent.mkdir()
     stub.write_text(STUB.format(code=code))
     stub.chmod(0o755)
-    given = {"BASE": "1a2b3c", "IMPLEMENTATION": "my file.py:Name", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    given = {"IMPLEMENTATION": "my file.py:Name", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
     environment = os.environ | given | {"PATH": f"{stub.parent}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "-e", "-o", "pipefail", "-c", script()]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == ends
-    assert (tmp_path / "summary").read_text() == "compare rev:1a2b3c rev:HEAD --implementation my file.py:Name "
+    assert (tmp_path / "summary").read_text() == "compare rev:HEAD^1 rev:HEAD --implementation my file.py:Name "
     assert ("::warning::" in done.stdout) is (code in {3, 4})

@@ -18,7 +18,6 @@ from harness.options import (
     Cache,
     CacheMode,
     CallLimit,
-    Implementations,
     MemoryLimit,
     ResultsFolder,
     Seed,
@@ -39,7 +38,15 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     *,
     sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "sides",
     settings: Settings = None,
-    implementation: Implementations = None,
+    implementation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--implementation",
+            "-i",
+            metavar="NAME|FILE.py:NAME",
+            help="What to compare; may be repeated. Default: each file of implementations/ that differs between them.",
+        ),
+    ] = None,
     thresholds: ThresholdsFile = None,
     to: OutputFolder = None,
     apart: Annotated[bool, typer.Option("--apart", help="Give each side processes of its own.")] = False,
@@ -58,13 +65,18 @@ def compare(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Compare two states of the code side by side: revisions, folders, environments or files; or two stored runs.
 
-    Of stored runs it says what got worse, and what could have been seen, and never fails: `attnbench gate` does.
+    Of stored runs it says what got worse, and what could have been seen, and passes whatever that is: `attnbench gate`
+    does not.
     """
     from harness.selection import Selection
 
     if resume is None and (found_runs := _stored_runs((base, candidate), results)):
         _compare_stored(found_runs, thresholds, as_json=as_json, to=to)
         return
+    if thresholds is not None or to is not None:
+        raise ValueError(
+            "--thresholds and --to are for two stored runs: give them to attnbench gate after this comparison"
+        )
     if resume is not None:
         folder, planned = earlier(context, resume, results)
         if planned.sides is None:

@@ -9,7 +9,7 @@ from harness.options import AsJson
 
 
 def doctor(*, as_json: AsJson = False) -> None:
-    """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes seconds."""
+    """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds."""
     from dataclasses import asdict
 
     from harness import terminal

@@ -16,8 +16,8 @@ def gate(
         list[str] | None,
         typer.Argument(
             metavar="[BASE] [CANDIDATE]",
-            help="Runs or journals. One: held against its stored baseline, or its own base if it compares two sides. "
-            "None: the newest run is.",
+            help="Runs or journals. Two: BASE and CANDIDATE. One: against the stored baseline of its machine, or its "
+            "own base if it compared two sides. None: the newest run, likewise.",
         ),
     ] = None,
     *,

@@ -10,7 +10,9 @@ from harness.options import AsJson, OpenPage
 
 
 def inspect(  # noqa: PLR0913 - one parameter for each option
-    name: Annotated[str, typer.Argument(metavar="[NAME|FILE.py:NAME]", help="Beside the oracle.")] = "fused",
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME|FILE.py:NAME]", help="What to hold beside the oracle.")
+    ] = "fused",
     *,
     sentence: Annotated[list[str] | None, typer.Option(help="Words to attend over; may be repeated.")] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="AXIS=V", help="Heads, widths, mask.")] = None,

@@ -13,11 +13,17 @@ if TYPE_CHECKING:
 
 ThresholdsFile = Annotated[
     Path | None,
-    typer.Option("--thresholds", metavar="FILE", help="What is allowed. Default: [gate] of ./attnbench.toml, if any."),
+    typer.Option(
+        "--thresholds",
+        metavar="FILE",
+        help="What is allowed, between stored runs. Default: [gate] of ./attnbench.toml, if any.",
+    ),
 ]
 OutputFolder = Annotated[
     Path | None,
-    typer.Option("--to", metavar="DIR", help="Write gate.md, gate.xml, gate.json and benchmarks.json here."),
+    typer.Option(
+        "--to", metavar="DIR", help="Write gate.md, gate.xml, gate.json and benchmarks.json here, of stored runs."
+    ),
 ]
 EXIT_CODES = {"finding": FINDING, "inconclusive": INCONCLUSIVE, "invalid": INVALID}
 """By outcome; any other passes."""

@@ -34,7 +34,10 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "quick",
     settings: Settings = None,
     implementation: Implementations = None,
-    baseline: Annotated[str, typer.Option(metavar="NAME", help="What ratios are taken to.")] = "sdpa",
+    baseline: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="What ratios are taken against; it takes part though -i does not name it."),
+    ] = "sdpa",
     budget: Budget = None,
     rounds: Rounds = None,
     cache: Cache = CacheMode.warm,

@@ -137,7 +137,7 @@ def length_letter(panels: Sequence[Panel]) -> str:
 def notes(plot: Plot, panels: Sequence[Panel], series: Series) -> str:
     """What the picture does not show and why, and how to read what it does."""
     told = _absences(plot, panels)
-    said = [f"Not shown: {'; '.join(told).rstrip('.')}."] if told else []
+    said = [f"Not shown: {'; '.join(told).removesuffix('.')}."] if told else []
     if any(point.low is not None for lines in series.values() for line in lines for point in line):
         said.append("Bars are 95 % intervals over visits.")
     if reach(series) is not None:

@@ -187,12 +187,12 @@ def _mean(ratios: Ratios) -> float:
 
 
 def _times(ratios: Ratios) -> str:
-    """Several ratios in words: "1.8 times (1.2 to 3.1 over 6 workloads)"."""
+    """Several ratios in words: "1.8 times (1.2 to 3.1 over 6 cells)"."""
     mean = f"{significant(_mean(ratios), 2)} times"
     if len(ratios) == 1:
         return mean
     low, high = (significant(end(ratio for _, ratio in ratios), 2) for end in (min, max))
-    return f"{mean} ({low} to {high} over {len(ratios)} workloads)"
+    return f"{mean} ({low} to {high} over {len(ratios)} cells)"
 
 
 def _where(ratios: Ratios) -> str:
