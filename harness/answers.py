@@ -25,7 +25,7 @@ from harness.case import Case, reason_against
 from harness.checking import agreement
 from harness.clock import Clock, CpuClock
 from harness.contract import Implementation
-from harness.cuda import CudaClock
+from harness.cuda import CudaClock, is_broken
 from harness.cuda import canary as canary_on_cuda
 from harness.failure import report
 from harness.flight import Flight
@@ -89,7 +89,11 @@ class Worker:
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
         try:
-            return self.serve(request)
+            reply = self.serve(request)
+            on_device = request.workload.device != "cpu"
+            if on_device and isinstance(reply, Checked | Failed) and reply.status is Status.error:
+                return msgspec.structs.replace(reply, ends=is_broken(request.workload.device))
+            return reply
         finally:
             torch.set_float32_matmul_precision(usual)
 
@@ -130,6 +134,8 @@ class Worker:
             status, message = report(error)
             is_predicted = isinstance(error, predict.OutOfReachError)
             checked = Checked(status=status, message=message, is_predicted=is_predicted)
+        finally:
+            guard.changed()
         return msgspec.structs.replace(checked, check_s=time.perf_counter() - start)
 
     def judge(self, request: Check) -> Checked:
@@ -201,13 +207,15 @@ class Worker:
     def on_case(self, request: Observe | Profile | Trace, work: Callable[[Case], T]) -> T | Failed:
         """What `work` makes of a case that no timing shares, or how the cell failed."""
         self.flight.take_off(0)
+        guard = Guard()
         try:
-            guard = Guard()
             done = work(self.observed_case(request.workload, request.spec))
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             status, message = report(error)
             return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+        finally:
+            guard.changed()
         return done
 
     def observed_case(self, workload: Workload, spec: str) -> Case:
@@ -242,7 +250,7 @@ class Worker:
     def visit(self, request: TakeVisit) -> Visited | Failed:
         """Sample the blocks of a visit, then see that every arm still computes."""
         names = [name for name, _ in request.arms]
-        turn = names[0]
+        turn = CANARY  # until an arm's turn comes it is nobody's but the harness's
         guard = Guard()
 
         def on_turn(arm_name: str) -> None:
@@ -274,6 +282,8 @@ class Worker:
             self.benches.pop(request.workload.id, None)
             status, message = report(error)
             return Failed(arm=turn, status=status, message=message)
+        finally:
+            guard.changed()  # what raised, too, leaves the process as it found it
         return Visited(arms=samples, called_s=called_s)
 
     def sample(

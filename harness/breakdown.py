@@ -143,7 +143,7 @@ def times(operators: Operators, call_s: float) -> dict[str, float]:
     own_s = sum(one.self_s for one in operators.calls)
     if not own_s:
         return {}
-    found = {kind: call_s * sum(one.self_s for one in members) / own_s for kind, members in _kinds(operators).items()}
+    found = {kind: call_s * (sum(one.self_s for one in members) / own_s) for kind, members in _kinds(operators).items()}
     faults_s = min(operators.num_faults * operators.fault_s, 0.9 * call_s)
     if not faults_s:
         return found

@@ -19,7 +19,7 @@ from typing import Self
 import msgspec
 
 from harness.flight import HARNESS, Flight
-from harness.messages import Hello, Ready, Reply, Request
+from harness.messages import Checked, Failed, Hello, Ready, Reply, Request
 from harness.records import Status
 
 START_TIMEOUT_S = 120.0
@@ -110,6 +110,8 @@ class Crew:
         line = self._wait(timeout_s or self.timeout_s)
         if line:
             reply: Reply = self._decoder.decode(line)
+            if isinstance(reply, Checked | Failed) and reply.ends:
+                self.dismiss()
             return reply
         code = self._process.wait()
         _, arm = self._flight.position()

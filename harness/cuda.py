@@ -21,6 +21,18 @@ def has_device(device: str) -> bool:
     return torch.cuda.is_available() and index < torch.cuda.device_count()
 
 
+def is_broken(device: str) -> bool:
+    """Whether every call fails from now on in this process, as after an illegal memory access.
+
+    Source: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, errors that corrupt the context.
+    """
+    try:
+        torch.cuda.synchronize(device)
+    except RuntimeError:
+        return torch.cuda.is_initialized()
+    return False
+
+
 def free_bytes(device: str) -> int:
     """Memory that the device could still give."""
     return torch.cuda.mem_get_info(torch.device(device))[0]

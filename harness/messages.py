@@ -100,6 +100,7 @@ class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
     agreement: Agreement | None = None
     check_s: float = 0.0
     executed_flops: int | None = None
+    ends: bool = False  # the worker can do nothing more: its device answers every call with the same error
 
 
 class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
@@ -134,11 +135,12 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The request failed at this arm (or the request's only implementation)."""
+    """The request failed at this arm (or the request's only implementation); at the canary: by the harness itself."""
 
     arm: str
     status: Status
     message: str
+    ends: bool = False  # as of Checked
 
 
 class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):

@@ -70,7 +70,6 @@ class Run:
         self.clock = clock
         self.start = clock()
         self.stage, self.stage_start = "", self.start
-        self.earlier: list[Event] = []  # of a run that is resumed
         self.earlier_s = 0.0  # what it had spent, as far as its journal tells
 
     def note(self, event: Event) -> None:
@@ -86,8 +85,9 @@ class Run:
         """
         _require_same_sources(self.plan)
         ready = self.crew.hello(self.state.num_workers)
-        _require_same_machine(self.earlier, ready)
-        self.note(WorkerStarted(time=now(), environment=ready.environment, base=ready.base))
+        started = WorkerStarted(time=now(), environment=ready.environment, base=ready.base)
+        _require_same_machine(self.state.began or started, started)
+        self.note(started)
         return ready
 
     @property
@@ -203,12 +203,12 @@ def _require_same_sources(plan: Plan) -> None:
             )
 
 
-def _require_same_machine(earlier: Sequence[Event], ready: Ready) -> None:
-    """Raises ValueError where a run would go on in another environment than it began in."""
-    began = next((event.environment for event in earlier if isinstance(event, WorkerStarted)), ready.environment)
-    if began.fingerprint != ready.environment.fingerprint:
-        there = f"fingerprint {began.fingerprint}, and here it is {ready.environment.fingerprint}"
-        raise ValueError(f"the run began in another environment ({there}): start a new run")
+def _require_same_machine(began: WorkerStarted, now: WorkerStarted) -> None:
+    """Raises ValueError where a run would go on in another environment than it began in, on either side."""
+    for first, here in ((began.environment, now.environment), (began.base, now.base)):
+        if first is not None and here is not None and first.fingerprint != here.fingerprint:
+            there = f"fingerprint {first.fingerprint}, and here it is {here.fingerprint}"
+            raise ValueError(f"the run began in another environment ({there}): start a new run")
 
 
 def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
@@ -235,7 +235,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
             run.note(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=commit(), plan=plan))
         for event in earlier:
             run.state.apply(event)
-        run.earlier, run.earlier_s = earlier, run.state.spent_s
+        run.earlier_s = run.state.spent_s
         run.fresh_worker()
         if "check" in stages:
             run.check_all()

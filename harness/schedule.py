@@ -15,7 +15,7 @@ from harness.events import based, twin
 from harness.records import Sample, Verdict
 from harness.state import State
 from harness.statistics.evidence import needed
-from harness.statistics.stats import beside, paired_ratio, pairs
+from harness.statistics.stats import FEWEST_CLUSTERS, beside, paired_ratio, pairs
 from harness.statistics.verdict import FALSE_SHARE, Judgement, decide, judge, margin, visits_to_go
 
 MIN_ROUNDS = 3
@@ -101,7 +101,8 @@ class Race:
     def next(self, state: State, live: Mapping[str, Sequence[str]]) -> tuple[str, list[str]] | None:
         """The workload to visit, and the arms beside its baseline; None when every comparison is closed."""
         self.refresh(state, live)
-        threshold = needed(max(1, len(self.judged)), min(len(self.closed), len(self.judged) - 1), FALSE_SHARE)
+        number = max(1, len(self.judged))
+        threshold = needed(number, min(len(self.closed), number - 1), FALSE_SHARE)
         found = {workload: list(self._open(workload, state, names, threshold)) for workload, names in live.items()}
         found = {workload: rows for workload, rows in found.items() if rows}
         if not found:
@@ -127,10 +128,11 @@ class Race:
     def _open(self, workload: str, state: State, names: Sequence[str], threshold: float) -> Iterator[Open]:
         for name in names:
             found = self.judged.get((workload, name))
-            if found is not None and (workload, name) not in self.closed:
+            if name != self.base(name) and (workload, name) not in self.closed:
                 own = 2 * _sample_s(state.samples[workload][self.base(name)]) if self.has_sides else 0.0
                 cost_s = self.num_blocks * (own + _sample_s(state.samples[workload][name]))
-                yield Open(name=name, visits=visits_to_go(found, threshold), cost_s=cost_s)
+                visits = FEWEST_CLUSTERS if found is None else visits_to_go(found, threshold)  # None: all blocks void
+                yield Open(name=name, visits=visits, cost_s=cost_s)
 
     def _shared_s(self, workload: str, state: State) -> float:
         """What every visit of the workload costs: the baseline, twice; nothing where each name has its own."""

@@ -32,6 +32,7 @@ class State:
     ceilings: set[Key] = field(default_factory=set)
     num_visits: Counter[str] = field(default_factory=Counter)
     num_workers: int = 0
+    began: WorkerStarted | None = None  # the first of them
     spent_s: float = 0.0  # inside checks and samples
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)  # by workload and arm
     gauge: Gauge = field(default_factory=Gauge)
@@ -63,6 +64,7 @@ class State:
                 self._visited(event)
             case WorkerStarted():
                 self.num_workers += 1
+                self.began = self.began or event
             case RunStarted() | RunFinished() | BaselineAccepted():
                 pass
 

@@ -4,6 +4,7 @@ A journal is data, never executed. A line that a kill cut short is dropped; any 
 Idea of joining run and report by files alone: https://asv.readthedocs.io.
 """
 
+import fcntl
 import math
 import os
 import time
@@ -53,7 +54,7 @@ class Journal:
         """Open `folder`/journal.jsonl for appending, dropping a last line that a kill cut short.
 
         Raises:
-            ValueError: the folder cannot be made or written.
+            ValueError: the folder cannot be made or written, or another process is writing there.
         """
         self.path = folder / JOURNAL
         try:
@@ -63,6 +64,7 @@ class Journal:
             raise ValueError(
                 f"cannot write results to {folder}: {error.strerror}; choose another folder with --results"
             ) from None
+        _lock(self._file, folder)
         self._synced_s = -math.inf
         whole = self.path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(whole)
@@ -89,6 +91,17 @@ class Journal:
         """Wait for the disk, and close the file."""
         self._sync()
         self._file.close()
+
+
+def _lock(file: IO[bytes], folder: Path) -> None:
+    """For this process alone, until it ends, however it ends; where the file system knows no locks, for anybody."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        file.close()
+        raise ValueError(f"{folder} is being written by another process: wait for its end, or stop it") from None
+    except OSError:
+        return
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -178,7 +191,8 @@ def read(path: Path) -> Results:
     if not found or not isinstance(found[0], RunStarted):
         raise DamagedError(f"{journal} holds no run: its first line is not run_started")
     started = found[0]
-    finished = [event for event in found if isinstance(event, RunFinished)]
+    ending = next((each for each in reversed(found) if isinstance(each, RunFinished | WorkerStarted)), None)
+    finished = ending if isinstance(ending, RunFinished) else None  # a worker after the end: it went on, and was killed
     visits = [event for event in found if isinstance(event, VisitFinished)]
     gauge = Gauge()
     for visit in visits:
@@ -189,13 +203,13 @@ def read(path: Path) -> Results:
         folder=journal.parent,
         started=started,
         records=records,
-        elapsed_s=finished[-1].elapsed_s if finished else None,
+        elapsed_s=finished.elapsed_s if finished is not None else None,
         num_visits=dict(Counter(visit.workload for visit in visits)),
         check_s=sum(event.check_s for event in found if isinstance(event, CellChecked)),
         called_s=sum(visit.called_s for visit in visits),
         num_blocks=gauge.num_blocks,
         void={workload: frozenset(blocks) for workload, blocks in gauge.void.items()},
-        reason=finished[-1].reason if finished else "",
+        reason=finished.reason if finished is not None else "",
         ceilings=ceilings,
         doubts=doubts,
         accepted=tuple(event for event in found if isinstance(event, BaselineAccepted)),

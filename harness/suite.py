@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import numpy as np
@@ -49,13 +49,14 @@ def suite(results: Results) -> Suite | None:
         e_apart=0.0,
         spread=NORMAL_MAD * float(np.median(np.abs(logs - np.median(logs)))),
     )
+    of_processes = replace(judged, ratio=replace(ratio, num_samples=len(logs)))  # so many bets were made
     others = [each.e_same for _, found, _ in rows if (each := judge(found, 0.0)) is not None]
     values = np.array([judged.e_same, *others])
     differs = bool(evidence.discoveries(values, FALSE_SHARE)[0])
     return Suite(
         ratio=ratio,
         margin=judged.margin,
-        minimum_detectable_effect=detectable(judged, len(values) / FALSE_SHARE),
+        minimum_detectable_effect=detectable(of_processes, len(values) / FALSE_SHARE),
         verdict=_verdict(judged, differs=differs),
         num_cells=len(cells),
     )

@@ -10,7 +10,7 @@ from rich.table import Table
 
 from harness.profiling import Traces
 from harness.records import Record, Status, Verdict
-from harness.reports import sides, table, verdicts
+from harness.reports import sides, table, verdicts, words
 from harness.store import Results
 from harness.suite import losses
 from harness.units import MISSING, show, significant
@@ -245,5 +245,5 @@ def print_sides(results: Results) -> None:
     for name, told in sides.facts(results).items():
         console.print(f"{name}: {told}", style="dim", markup=False, highlight=False, soft_wrap=True)
     for line in losses(results):
-        console.print(line, style="red", markup=False, highlight=False, soft_wrap=True)
+        console.print(words.plain(line), style="red", markup=False, highlight=False, soft_wrap=True)
     console.print(sides.headline(results), style="bold", markup=False, highlight=False, soft_wrap=True)

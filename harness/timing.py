@@ -20,6 +20,7 @@ EPOCH_SHARE = 0.1
 """The race goes on in a fresh process after 15 s, or a tenth of the time so far where that is more: what a memory
 layout does to a ratio must not last, and a fresh process costs seconds."""
 DECIDED = "every comparison is decided"
+NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
 
 
@@ -38,7 +39,7 @@ class Timing:
     def time_all(self) -> str:
         """Visit until every comparison is decided or the budget is spent, every workload at least a few times.
 
-        Returns which of the two it was.
+        Returns which of the two it was, or that there was nothing to compare.
         """
         num_rounds, num_epochs = self.plan.num_rounds, self.plan.num_epochs
         for number, order in enumerate(rounds(list(self.workloads), self.plan.seed, num_rounds)):
@@ -57,7 +58,7 @@ class Timing:
         while self.run.elapsed_s < self.plan.budget_s:
             chosen = self.race.next(self.state, self.live())
             if chosen is None:
-                return DECIDED
+                return self.decided
             if self.run.elapsed_s > epoch_end_s:
                 self.run.fresh_worker()
                 epoch_end_s = self.epoch_end_s()
@@ -75,13 +76,18 @@ class Timing:
             self.race.refresh(self.state, live)
             todo = self.race.still_open(live)
             if not todo:
-                return DECIDED
+                return self.decided
             self.run.fresh_worker()
             for workload in draws.sample(list(todo), len(todo)):
                 self.tell(f"{workload}, {sum(map(len, todo.values()))} open")
                 self.visit_with_bases(workload, todo[workload])
             epoch_s = self.run.elapsed_s - start_s
         return SPENT if self.workloads else ""
+
+    @property
+    def decided(self) -> str:
+        """Why timing ends where no comparison is open."""
+        return DECIDED if self.race.judged else NOTHING
 
     def visit_with_bases(self, workload: str, names: Sequence[str]) -> None:
         """One visit of these and of what they are compared with."""
@@ -125,10 +131,8 @@ class Timing:
             try:
                 reply = self.run.crew.ask(request)
             except WorkerLostError as lost:
-                if lost.arm >= len(owners) or owners[lost.arm] == CANARY:  # the harness itself was at work
-                    self.give_up(workload, lost)
-                    return
-                reply = Failed(arm=owners[lost.arm], status=lost.status, message=str(lost))
+                arm = owners[lost.arm] if lost.arm < len(owners) else CANARY
+                reply = Failed(arm=arm, status=lost.status, message=str(lost))
             if isinstance(reply, Visited):
                 found = VisitFinished(
                     workload=workload.id,
@@ -140,6 +144,9 @@ class Timing:
                 self.run.note(found)
                 return
             assert isinstance(reply, Failed)
+            if reply.arm == CANARY:  # the harness itself was at work
+                self.give_up(workload, reply)
+                return
             owner = self.plan.owner(reply.arm)
             failed = CellFailed(workload=workload.id, implementation=owner, status=reply.status, message=reply.message)
             self.run.note(failed)
@@ -162,8 +169,8 @@ class Timing:
             cache=self.plan.cache,
         )
 
-    def give_up(self, workload: Workload, lost: WorkerLostError) -> None:
+    def give_up(self, workload: Workload, failed: Failed) -> None:
         """No arm is to blame, and none can be measured: the workload ends here for all."""
-        message = f"while the harness prepared or read the workload: {lost}"
+        message = f"while the harness prepared or read the workload: {failed.message}"
         for name in self.state.live(workload.id, self.run.specs):
-            self.run.note(CellFailed(workload=workload.id, implementation=name, status=lost.status, message=message))
+            self.run.note(CellFailed(workload=workload.id, implementation=name, status=failed.status, message=message))

@@ -98,7 +98,7 @@ class TiledAttention(torch.autograd.Function):
                 if factor is not None:
                     grad_weights.mul_(factor)
                 grad_scores = grad_weights.sub_(correction[..., rows, :]).mul_(weights)
-                if ctx.mask.changes_scores:
+                if not ctx.mask.rule.is_additive:
                     grad_scores = before_change(grad_scores, (row_query, key), ctx.mask, rows, keys)
                 grad_query[..., rows, :] += grad_scores @ key[..., keys, :]  # (B,H,t,s) @ (B,H,s,K)
                 grad_key[..., keys, :] += grad_scores.transpose(-2, -1) @ row_query  # (B,H,s,t) @ (B,H,t,K)
@@ -149,7 +149,10 @@ def score_tiles(query: Tensor, key: Tensor, mask: BoundMask, rows: slice) -> Ite
 
 
 def before_change(grad: Tensor, pair: tuple[Tensor, Tensor], mask: BoundMask, rows: slice, keys: slice) -> Tensor:
-    """The gradient (B, H, t, s) of changed scores as that of query @ key, which is multiplied once more for it."""
+    """The gradient (B, H, t, s) of changed scores as that of query @ key, which is multiplied once more for it.
+
+    A change that only adds leaves the gradient as it is, and never comes here.
+    """
     query, key = pair
     rate = mask.derivative(query @ key[..., keys, :].transpose(-2, -1), queries=rows, keys=keys)
     return grad if rate is None else grad.mul_(rate)
@@ -185,7 +188,9 @@ def executed_flops(workload: Workload) -> int:
             visible = mask.tile(rows, keys)
             if visible is None or visible.any():
                 pairs += workload.batch_size * (rows.stop - rows.start) * (keys.stop - keys.start)
-    return product_flops(workload, pairs, recomputes_scores=True)
+    bends_back = workload.direction in {"backward", "forward_backward"} and not workload.mask_rule.is_additive
+    bent = 2 * workload.num_heads * pairs * workload.head_dim  # `before_change` makes the scores once more
+    return product_flops(workload, pairs, recomputes_scores=True) + bends_back * bent
 
 
 IMPLEMENTATION = Implementation(

@@ -35,19 +35,21 @@ def history(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
     from harness import terminal
-    from harness.history.gather import gather
+    from harness.history.gather import alike, gather
     from harness.history.series import Choice, follow
     from harness.history.told import COLUMNS, panels, row
+    from harness.reports import words
 
     gathered = gather(paths or [results])
     chosen = Choice(
         metric=metric, implementations=tuple(implementation or ()), workload=workload, smallest=smallest / 100
     )
-    series = follow(gathered.runs, chosen)
-    for note in gathered.notes:
-        typer.echo(f"note: {note}", err=True)
+    runs, left_out = alike(gathered.runs, metric)
+    series, notes = follow(runs, chosen), (*gathered.notes, *left_out)
+    for note in notes:
+        typer.echo(f"note: {words.plain(note)}", err=True)
     if to is not None:
-        _write(series, gathered.notes, to)
+        _write(series, notes, to)
     if as_json:
         told = [
             {"workload": each.workload.id, "fingerprint": each.fingerprint, "metric": each.metric, **row(each)}

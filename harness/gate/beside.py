@@ -48,6 +48,7 @@ def of_sides(results: Results, thresholds: Thresholds) -> Decision:
         floors=noise_floors(results),
         notes=[f"{name} is gone: {reason}" for name, reason in sides.lost.items()],
         invalid=reasons,
+        is_cut_short=results.elapsed_s is None,
     )
 
 
@@ -61,6 +62,7 @@ def judge(  # noqa: PLR0913 - what a session has to say
     floors: Mapping[str, Estimate],
     notes: Collection[str] = (),
     invalid: Sequence[str] = (),
+    is_cut_short: bool = False,
 ) -> Decision:
     """The decision on one session.
 
@@ -77,7 +79,9 @@ def judge(  # noqa: PLR0913 - what a session has to say
     ]
     if invalid:
         timed, suite = [voided(ruling) for ruling in timed], voided(suite)
-    return conclude(sides, (*certainties, *timed), suite, thresholds, notes=tuple(notes), invalid=invalid)
+    return conclude(
+        sides, (*certainties, *timed), suite, thresholds, notes=tuple(notes), invalid=invalid, is_cut_short=is_cut_short
+    )
 
 
 def overall(ratio: Estimate | None, verdict: Verdict, smallest: float | None) -> Ruling:

@@ -1,10 +1,11 @@
 """Which runs there are, each once: copies are passed over, and two runs that claim one name are refused."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from harness.frame import runs_at
+from harness.history.series import RATIO
 from harness.store import JOURNAL, Results, read
 
 
@@ -34,6 +35,25 @@ def gather(paths: Iterable[Path]) -> Gathered:
             kept[results.run] = content, results
     runs = sorted((results for _, results in kept.values()), key=lambda results: (results.started.time, results.run))
     return Gathered(runs=tuple(runs), notes=tuple(notes))
+
+
+def alike(runs: Sequence[Results], metric: str) -> tuple[list[Results], tuple[str, ...]]:
+    """The runs whose values mean the same as the newest's, and what is said of the others.
+
+    A ratio is to the baseline of its run, and to a state of the code where a run compared two; a time is of warm or of
+    cold caches.
+    """
+    kept = [run for run in runs if metric != RATIO or run.plan.sides is None]
+    terms = [(run.plan.baseline if metric == RATIO else "", run.plan.cache) for run in kept]
+    same = [run for run, its in zip(kept, terms, strict=True) if its == terms[-1]]
+    notes = []
+    if len(kept) < len(runs):
+        notes.append(f"runs left out, since their ratios are to another state of the code: {len(runs) - len(kept)}")
+    if len(same) < len(kept):
+        notes.append(
+            f"runs left out, since the newest has another baseline or other caches than they: {len(kept) - len(same)}"
+        )
+    return same, tuple(notes)
 
 
 def _repeated(results: Results, content: bytes, other: tuple[bytes, Results]) -> str:

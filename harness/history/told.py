@@ -18,12 +18,12 @@ SHORT = 10
 
 def commit(point: Point) -> str:
     """The first digits of a commit, or that it is not known."""
-    return point.commit[:SHORT] or "unknown"
+    return words.plain(point.commit)[:SHORT] or "unknown"
 
 
 def day(point: Point) -> str:
     """Of the run, in ISO 8601."""
-    return point.time.partition("T")[0]
+    return words.plain(point.time.partition("T")[0], limit=NAME_LEN)
 
 
 def change(series: Series, found: Change) -> str:
@@ -70,12 +70,12 @@ def title(rows: Sequence[Series]) -> str:
 
 def markdown(series: Sequence[Series], notes: Sequence[str]) -> str:
     """A table for each workload on each machine, and what was noticed while gathering."""
-    lines = [f"# {series[0].metric} over stored runs", ""]
+    lines = [f"# {escaped(series[0].metric)} over stored runs", ""]
     for heading, rows in panels(series).items():
         lines += [f"## {escaped(heading)}", "", f"| {' | '.join(COLUMNS)} |", f"|{' --- |' * len(COLUMNS)}"]
         lines += [f"| {' | '.join(escaped(value) for value in row(each).values())} |" for each in rows]
         lines.append("")
-    lines += [f"- {escaped(note)}" for note in notes]
+    lines += [f"- {escaped(words.plain(note))}" for note in notes]
     return "\n".join(lines).rstrip() + "\n"
 
 
@@ -87,7 +87,8 @@ def table(series: Sequence[Series]) -> str:
     writer.writerow([*names, "value", "low", "high", "is_change"])
     for each in series:
         places = {found.place for found in each.changes}
-        key = [each.fingerprint, each.workload.id, guarded(each.implementation), each.metric, each.unit or "ratio"]
+        key = [each.fingerprint, each.workload.id, guarded(each.implementation), guarded(each.metric)]
+        key.append(guarded(each.unit) or "ratio")
         for place, point in enumerate(each.points):
             at = [guarded(point.run), guarded(point.time), guarded(point.commit) or "unknown"]
             bounds = ["none" if bound is None else repr(bound) for bound in (point.low, point.high)]

@@ -109,7 +109,7 @@ def _num_bars(panel: Panel) -> int:
 
 def _draw_panel(axes: Axes, panel: Panel) -> None:
     drawn = [row for row in panel.rows if shares(row)]
-    fastest = min((_cost(row) for row in drawn if row.time is not None), default=0.0)
+    fastest = min((row.cost_s for row in drawn if row.time is not None), default=0.0)
     for place, row in enumerate(drawn):
         left = 0.0
         for kind, share in shares(row).items():
@@ -126,19 +126,12 @@ def _draw_panel(axes: Axes, panel: Panel) -> None:
     axes.set_title("\n".join(textwrap.wrap(panel.title, 60)), loc="left")
 
 
-def _cost(row: Row) -> float:
-    """What rows of a workload are compared by: the ratio to the baseline, or the time where there is no baseline."""
-    if row.comparison is not None or row.is_baseline or row.time is None:
-        return 1.0 if row.comparison is None else row.comparison.ratio
-    return row.time.point
-
-
 def _beside(row: Row, fastest: float) -> str:
     """The time, its ratio to the fastest, and what ran."""
     kernel = "" if row.operators is None else words.plain(ran(row.operators), limit=26)
     if row.time is None:
         return f"not timed, {kernel}"
-    return f"{show(row.time.point, 's')}, {significant(_cost(row) / fastest, 2)} x, {kernel}"
+    return f"{show(row.time.point, 's')}, {significant(row.cost_s / fastest, 2)} x, {kernel}"
 
 
 def _label(kind: str) -> str:

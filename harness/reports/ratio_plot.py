@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from harness.compare import noise_floors
 from harness.records import Verdict
-from harness.reports import Picture, Report, style
+from harness.reports import Picture, Report, style, words
 from harness.reports.lines import draw
 from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row
@@ -34,13 +34,15 @@ def _plot(results: Results) -> Plot:
         x = [low, *(length for length, _ in band), high]
         m = [band[0][1], *(limit for _, limit in band), band[-1][1]]
         axes.fill_between(x, [1 / (1 + v) for v in m], [1 + v for v in m], color="#bbbbbb", alpha=0.55, lw=0, zorder=1)
-        axes.axhline(1.0, color=style.INK, linewidth=1.1, zorder=2, label=f"{style.label(results.plan.baseline)} = 1")
+        axes.axhline(
+            1.0, color=style.INK, linewidth=1.1, zorder=2, label=f"{style.label(words.base(results.plan))} = 1"
+        )
         axes.plot([], [], color="#bbbbbb", linewidth=6, alpha=0.55, label="too small to matter or to tell")
         _ratio_ticks(axes)
 
     return Plot(
-        title=f"Time as a ratio to {style.label(results.plan.baseline)} (below 1 is faster)",
-        y_label=f"time / time of {style.label(results.plan.baseline)}",
+        title=f"Time as a ratio to {style.label(words.base(results.plan))} (below 1 is faster)",
+        y_label=f"time / time of {style.label(words.base(results.plan))}",
         point=_point,
         finish=finish,
         hollow="undecided, the interval is too wide or there are too few visits for one",

@@ -26,7 +26,9 @@ def headline(results: Results) -> str:
 def _reach(found: Suite) -> str:
     """How small a slowdown would have shown."""
     effect = found.minimum_detectable_effect
-    seen = "none can be foreseen" if effect is None else f"one of {percent(effect)} would have been seen"
+    seen = (
+        "so few processes could have found none" if effect is None else f"one of {percent(effect)} would have been seen"
+    )
     return f"of slowdowns {seen}, none below {percent(found.margin)} counts"
 
 

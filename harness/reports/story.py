@@ -26,7 +26,7 @@ def facts(results: Results) -> dict[str, str]:
         "commit": words.plain(results.started.commit) or MISSING,
         "took": show(results.elapsed_s, "s") if results.elapsed_s is not None else "did not come to its end",
         "sweep": words.plain(plan.sweep) or MISSING,
-        "baseline": words.plain(plan.baseline),
+        "baseline": words.base(plan),
         "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not to be had here": verdicts.absences(results) or "nothing that was asked for",
         "checks": _checks(results),
@@ -89,8 +89,10 @@ def findings(results: Results) -> list[str]:
 def conclusions(results: Results) -> dict[str, list[str]]:
     """What all comparisons say together, each kind under a heading that explains it; empty where there is nothing."""
     told = {
-        "Fastest (chosen by one half of the visits, its ratio read from the other)": verdicts.fastest(results),
-        f"Geometric mean of the ratios to {words.plain(results.plan.baseline)}": verdicts.means(results),
+        "Fastest (chosen by one half of the visits, its ratio read from the other)": verdicts.fastest(results)
+        if results.plan.sides is None
+        else [],  # there, each is beside itself
+        f"Geometric mean of the ratios to {words.base(results.plan)}": verdicts.means(results),
     }
     return {heading: lines for heading, lines in told.items() if lines}
 

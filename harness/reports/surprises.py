@@ -28,7 +28,9 @@ Ratios = list[tuple[Row, float]]
 
 
 def surprises(results: Results) -> dict[str, str]:
-    """By its name, each surprise of this run in one or two sentences."""
+    """By its name, each surprise of this run in one or two sentences; none of two states of the code."""
+    if results.plan.sides is not None:
+        return {}
     rows = {(row.workload, row.implementation): row for row in shown(results) if row.time is not None}
     told = {name: look(rows) for name, look in LOOKS.items()}
     return {name: words.plain(text) for name, text in told.items() if text}

@@ -11,7 +11,7 @@ from harness.outcome import Operators
 from harness.rates import Rates, executed_ratio
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.reports import words
-from harness.reports.explained import explained
+from harness.reports.explained import Key, costs, explained
 from harness.statistics.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
 from harness.store import Results
 from harness.units import MISSING, duration, scale_of, show, significant
@@ -58,6 +58,7 @@ class Row:
     is_baseline: bool
     message: str
     time: Estimate | None  # seconds per call
+    cost_s: float  # the same, by which rows of a workload may be compared (explained.costs); 0.0 where it was not timed
     comparison: Comparison | None
     operators: Operators | None
     peak_memory_bytes: float | None
@@ -72,15 +73,15 @@ class Row:
         length = self.workload.seq_len, self.workload.kv_len
         if self.time is None:
             return *length, math.inf, math.inf
-        ratio = 1.0 if self.comparison is None else self.comparison.ratio
-        return *length, ratio, self.time.point
+        return *length, self.cost_s, self.time.point
 
 
 def rows(results: Results) -> list[Row]:
     """Every record as a row: groups in the order of the plan, inside a group by length and then fastest first."""
     compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
-    reasons = explained(results.records, results.plan.baseline, compared)
-    made = [_row(record, results, compared, reasons) for record in results.records]
+    costs_s = costs(results.records, results.plan.base, compared)
+    reasons = explained(results.records, costs_s)
+    made = [_row(record, results, compared, reasons, costs_s) for record in results.records]
     order = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in made))}
     return sorted(made, key=lambda row: (order[row.group], *row.sort_key))
 
@@ -132,7 +133,11 @@ def percent(share: float) -> str:
 
 
 def _row(
-    record: Record, results: Results, compared: dict[tuple[str, str], Comparison], reasons: dict[tuple[str, str], str]
+    record: Record,
+    results: Results,
+    compared: dict[Key, Comparison],
+    reasons: dict[Key, str],
+    costs_s: dict[Key, float],
 ) -> Row:
     latency = record.measurement("latency")
     memory = record.measurement("peak_memory")
@@ -166,6 +171,7 @@ def _row(
         is_baseline=is_baseline,
         message=record.message,
         time=time,
+        cost_s=costs_s.get((record.workload.id, record.implementation), 0.0),
         comparison=comparison,
         operators=None if record.operators is None else timed(record.operators, latency),
         peak_memory_bytes=peak,

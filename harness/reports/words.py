@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable
 
+from harness.events import Plan
 from harness.records import Workload
 
 SCOPES = {"attention": "attention only", "module": "whole module"}
@@ -75,6 +76,11 @@ def plain(text: str, limit: int = 0) -> str:
     """Text from outside on one line without control or direction characters, cut at `limit` characters if given."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if not limit or len(line) <= limit else line[: limit - 3].rstrip() + "..."
+
+
+def base(plan: Plan) -> str:
+    """What the ratios of a run are to."""
+    return plain(plan.baseline) if plan.sides is None else "the base"
 
 
 def _usual(workload: Workload) -> set[str]:

@@ -30,7 +30,8 @@ class Gauge:
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self._recent: deque[float] = deque(maxlen=WINDOW)
+        self._recent: deque[float] = deque(maxlen=WINDOW)  # of this process
+        self._before: deque[float] = deque(maxlen=WINDOW)  # of all earlier ones
         self._epoch = -1
         self.void: dict[str, set[Block]] = {}  # by workload
         self.num_blocks = 0
@@ -41,9 +42,14 @@ class Gauge:
         return sum(map(len, self.void.values()))
 
     def hear(self, workload: str, canaries: Iterable[Sample]) -> None:
-        """Canaries of one visit: each block whose canary took far longer than those before, in its process, is void."""
+        """Canaries of one visit: each block whose canary took far longer than those before is void.
+
+        Those of its own process count, and as long as these are few, those of earlier ones, too: a process of a
+        comparison of few cells makes four blocks.
+        """
         for sample in canaries:
             if sample.epoch != self._epoch:
+                self._before.extend(self._recent)
                 self._recent.clear()
                 self._epoch = sample.epoch
             self.num_blocks += 1
@@ -53,10 +59,11 @@ class Gauge:
             self._recent.append(log)
 
     def _is_late(self, log: float) -> bool:
-        if len(self._recent) < FEWEST:
+        known = self._recent if len(self._recent) >= FEWEST else [*self._before, *self._recent]
+        if len(known) < FEWEST:
             return False
-        usual = median(self._recent)
-        spread = median(abs(each - usual) for each in self._recent)
+        usual = median(known)
+        spread = median(abs(each - usual) for each in known)
         return log - usual > max(LARGEST_CALM, SPREADS * spread)
 
 

@@ -1,7 +1,9 @@
 """What ran, folded from scripted profiles: own time, who asked for memory, kinds, and the reasons for a distance."""
 
 import math
+from pathlib import Path
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -19,9 +21,13 @@ from harness.breakdown import (
     timed,
     times,
 )
+from harness.compare import comparisons
 from harness.kinds import KINDS, PAGE_FAULTS, backend_of, kind_of, plain_name
 from harness.outcome import Operator, Operators
 from harness.records import Measurement, Sample, Workload
+from harness.reports.explained import costs
+from harness.statistics.stats import median
+from tests.harness import journals
 
 MIB = 2**20
 LONG = Workload(seq_len=2048, num_heads=8)  # its score matrix: 128 MiB
@@ -213,3 +219,22 @@ def test_what_is_cheaper_than_in_the_fastest_is_no_reason() -> None:
     best = Timed(operators=Operators(calls=(operator("aten::bmm", 3.0),)), call_s=3.0)
     assert reasons(less, best, LONG) == ["100 % copy"]
     assert reasons(best, best, LONG) == []
+
+
+def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> None:
+    """In a session of two sides each implementation has a base of its own."""
+    results = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused", "naive_loop"))
+    records = {record.implementation: record for record in results.records}
+    compared = {(each.workload.id, each.implementation): each for each in comparisons(results)}
+    workload = records["sdpa"].workload.id
+
+    def own_s(name: str) -> float:
+        latency = records[name].measurement("latency")
+        assert latency is not None
+        return median(sample.value for sample in latency.samples)
+
+    to_sdpa = costs(results.records, lambda _: "sdpa", compared)
+    assert to_sdpa[workload, "fused"] == compared[workload, "fused"].ratio * own_s("sdpa")
+    to_itself = {key: msgspec.structs.replace(each, ratio=1.0) for key, each in compared.items()}
+    alone = costs(results.records, lambda name: name, to_itself)
+    assert alone == {(workload, name): own_s(name) for name in records}

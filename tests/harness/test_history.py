@@ -1,6 +1,7 @@
 """Change points by simulation, runs by scripted journals, and what is told of them."""
 
 import csv
+import dataclasses
 import io
 import shutil
 
@@ -10,11 +11,12 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
+from harness.events import Side, Sides
 from harness.history import told
 from harness.history.changes import FEWEST, among_neighbours, changes
-from harness.history.gather import gather
+from harness.history.gather import alike, gather
 from harness.history.picture import pictures
-from harness.history.series import Choice, follow
+from harness.history.series import Choice, Point, follow
 from tests.harness import journals
 
 POINTS = journals.workloads(mask=("causal",), seq_len=(128, 512))
@@ -178,3 +180,37 @@ def test_pictures_are_whole(stored):
     (picture,) = pictures(follow(gather([stored]).runs, Choice()))
     assert picture.svg.startswith("<svg")
     assert picture.png().startswith(b"\x89PNG")
+
+
+def with_plan(results, **changes):
+    return dataclasses.replace(
+        results,
+        started=msgspec.structs.replace(results.started, plan=msgspec.structs.replace(results.plan, **changes)),
+    )
+
+
+def test_only_ratios_to_the_same_thing_make_a_series(stored):
+    runs = gather([stored]).runs
+    sided, other, cold = (
+        with_plan(runs[0], sides=Sides(base=Side(given="rev:main"), candidate=Side(given="rev:HEAD"))),
+        with_plan(runs[1], baseline="fused"),
+        with_plan(runs[2], cache="cold"),
+    )
+    mixed = [sided, other, cold, *runs[3:]]
+    kept, notes = alike(mixed, "ratio")
+    assert kept == list(runs[3:])
+    assert [note.rpartition(": ")[2] for note in notes] == ["1", "2"]
+    assert alike(mixed, "latency")[0] == [sided, other, *runs[3:]]
+    assert alike(runs, "ratio") == (list(runs), ())
+    assert alike([sided], "ratio")[0] == []
+
+
+def test_text_from_a_journal_stays_on_its_line_and_is_no_formula(stored):
+    point = Point(run="r", time="x\n# heading", commit="\x1b[2Jab\n# c", value=1.0)
+    assert "\n" not in told.commit(point) + told.day(point)
+    assert "\x1b" not in told.commit(point)
+    (series, *_) = follow(gather([stored]).runs, Choice())
+    evil = dataclasses.replace(series, unit="=cmd|' /c calc'!A0", metric="=1+1")
+    assert "'=cmd" in told.table([evil])
+    assert "'=1+1" in told.table([evil])
+    assert "\n# no heading" not in told.markdown([series], ["a note\n# no heading"])

@@ -1,5 +1,6 @@
 """One session in which both sides were measured: its verdicts, and what is certain, as a decision."""
 
+import dataclasses
 import gc
 from pathlib import Path
 
@@ -129,3 +130,14 @@ def test_what_seems_slower_and_is_not_sure_is_no_pass(tmp_path: Path) -> None:
         )
         outcomes += [ruling.outcome for ruling in decision.rulings if ruling.metric == "latency"]
     assert outcomes == [Outcome.passed, Outcome.inconclusive]
+
+
+def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp_path: Path) -> None:
+    """Killed after the base's check and before the candidate's, it seems to have lost the candidate."""
+    asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=5.0, seed=1))
+    crew = virtual.VirtualCrew(WORLDS["calm"], lambda *_: 1e-3, seed=1)
+    whole = virtual.execute(asked, tmp_path / "run", crew)
+    base = tuple(record for record in whole.records if record.implementation.endswith("(base)"))
+    lost = dataclasses.replace(whole, records=base)
+    assert beside.of_sides(lost, Thresholds()).outcome is Outcome.finding
+    assert beside.of_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds()).outcome is Outcome.invalid

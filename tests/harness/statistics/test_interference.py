@@ -58,13 +58,22 @@ def test_before_a_few_canaries_nothing_is_late():
     assert gauge.num_void == 1
 
 
-def test_a_new_process_is_heard_anew():
+def test_a_new_process_is_judged_by_its_own_as_soon_as_these_are_enough():
     gauge = Gauge()
     gauge.hear("a", canaries(calm(20)))
-    gauge.hear("a", canaries([2 * value for value in calm(20)], epoch=1))
-    assert gauge.num_void == 0
-    gauge.hear("b", canaries([4e-3], epoch=1, visit=7))
-    assert gauge.void == {"b": {(1, 7, 0)}}
+    gauge.hear("b", canaries([2 * value for value in calm(20)], epoch=1))
+    assert gauge.void == {"b": {(1, 0, block) for block in range(FEWEST)}}
+    gauge.hear("c", canaries([4e-3], epoch=1, visit=7))
+    assert gauge.void["c"] == {(1, 7, 0)}
+
+
+def test_processes_too_short_to_judge_themselves_are_judged_by_those_before():
+    """As in a comparison of one cell, where each process makes four blocks."""
+    gauge = Gauge()
+    for epoch in range(5):
+        gauge.hear("a", canaries(calm(4), epoch=epoch))
+    gauge.hear("a", canaries([1e-3, 1.6e-3, 1e-3, 1e-3], epoch=5))
+    assert gauge.void == {"a": {(5, 0, 1)}}
 
 
 def test_visits_of_different_workloads_share_one_machine():
