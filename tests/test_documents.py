@@ -246,9 +246,9 @@ def test_the_glossary_names_what_is_there() -> None:
         path for path in re.findall(r"`((?:harness|implementations)/\w+\.py)`", text) if not (ROOT / path).exists()
     ]
     for module, name in re.findall(r"`([a-z]\w*)\.([A-Za-z]\w*)(?:\(\))?`", text):
-        path = ROOT / "harness" / f"{module}.py"
-        path = path if path.exists() else ROOT / "harness" / module / "__init__.py"
-        source = path.read_text(encoding="utf-8") if path.exists() else ""
+        harness = ROOT / "harness"
+        paths = [harness / f"{module}.py", harness / module / "__init__.py", *harness.glob(f"*/{module}.py")]
+        source = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.exists())
         if name != "jsonl" and not re.search(rf"^(class|def) {name}\b|^{name}\b", source, re.MULTILINE):
             missing.append(f"{module}.{name}")
     assert not missing

@@ -10,6 +10,7 @@ from harness.breakdown import times
 from harness.kinds import PAGE_FAULTS
 from harness.records import Verdict, Workload
 from harness.reports import words
+from harness.reports.explained import NEAR
 from harness.reports.table import Row, percent, shown
 from harness.store import Results
 from harness.units import show, significant
@@ -80,7 +81,7 @@ def _half_precision(rows: Timed) -> str:
         if workload.dtype in {"bfloat16", "float16"} and full is not None:
             found.setdefault(workload.dtype, []).append((row, _time(row) / _time(full)))
     told = [
-        f"{dtype} takes {_times(ratios)} the time of float32, most for {_where(ratios)}"
+        f"{dtype} takes {_times(ratios)} the time of float32, most for {_where(ratios)}{_why(ratios)}"
         for dtype, ratios in found.items()
         if _mean(ratios) > CLEAR
     ]
@@ -201,6 +202,13 @@ def _where(ratios: Ratios) -> str:
     """The row with the largest ratio, and that."""
     row, most = max(ratios, key=lambda one: one[1])
     return f"{row.implementation}, {row.group}, length {words.length(row.workload)}: {significant(most, 2)} times"
+
+
+def _why(ratios: Ratios) -> str:
+    """What the row with the largest ratio spends more than the fastest of its workload, where that is known."""
+    row, _ = max(ratios, key=lambda one: one[1])
+    why = row.cells["why slower"]
+    return f" ({why} beside the fastest there)" if "%" in why and why != NEAR else ""
 
 
 LOOKS: dict[str, Callable[[Timed], str]] = {
