@@ -25,7 +25,7 @@ SCORE_COPIES = 8
 attention keeps more copies of it."""
 SECOND_LOOKS = 3
 DOUBTFUL = 4.0
-"""A forecast of more than this many times the limit is beyond doubt."""
+"""A forecast of more than this many times the limit is beyond doubt, once it was made twice."""
 
 
 class OutOfReachError(Exception):
@@ -93,8 +93,8 @@ def foresee(
     if not trials:
         return
     call_s = _forecast([trial.call_s for trial in trials], trials, workload.seq_len)
-    for _ in range(SECOND_LOOKS):
-        if limits.call_s < call_s <= DOUBTFUL * limits.call_s:  # one slow call must not cost a cell its place
+    for look in range(SECOND_LOOKS):  # one slow call must not cost a cell its place
+        if limits.call_s < call_s and (look == 0 or call_s <= DOUBTFUL * limits.call_s):
             again = attempt(at_length(workload, trials[-1].length), False)  # noqa: FBT003 - its signature
             last = trials[-1]
             trials[-1] = replace(last, call_s=min(last.call_s, again.call_s if again else math.inf))

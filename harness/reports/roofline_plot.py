@@ -33,6 +33,10 @@ NOTE = (
     "compulsory byte. Flat: the fastest matrix product of this run; slopes: the fastest copies. Small cells stay in a "
     "cache and may lie above the slope of main memory."
 )
+ABOVE = (
+    " A cell above the flat line makes its products in another dtype than its inputs have, or the line was taken in a "
+    "bad moment."
+)
 
 
 def pictures(results: Results) -> list[Picture]:
@@ -51,7 +55,10 @@ def _picture(places: dict[Key, list[Row]], ceilings: dict[Key, Ceilings]) -> Pic
     num_columns = min(2, len(places))
     num_rows = math.ceil(len(places) / num_columns)
     width = 3.6 + 4.8 * num_columns
-    wrapped = textwrap.wrap(NOTE, int(width * 16.5))
+    note = NOTE + (
+        ABOVE if any(_is_above(row, ceilings[key]) for key, found in places.items() for row in found) else ""
+    )
+    wrapped = textwrap.wrap(note, int(width * 16.5))
     with mpl.rc_context(style.SETTINGS):
         size = (width, 1.2 + 3.6 * num_rows + 0.17 * len(wrapped))
         figure = Figure(figsize=size, layout="constrained")
@@ -64,7 +71,11 @@ def _picture(places: dict[Key, list[Row]], ceilings: dict[Key, Ceilings]) -> Pic
         figure.suptitle(TITLE, x=0.01, ha="left", fontsize=11.5)
         figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
     told = "; ".join(f"{_title(key)}: {_told(ceilings[key])}" for key in places)
-    return style.picture(figure, TITLE, f"{TITLE}. {told}. {NOTE}")
+    return style.picture(figure, TITLE, f"{TITLE}. {told}. {note}")
+
+
+def _is_above(row: Row, found: Ceilings) -> bool:
+    return row.rates is not None and found.matmul is not None and row.rates.flops_per_s > found.matmul.rate
 
 
 def _draw_panel(axes: Axes, found: Ceilings, members: list[Row]) -> None:
@@ -88,7 +99,9 @@ def _draw_panel(axes: Axes, found: Ceilings, members: list[Row]) -> None:
         assert rated is not None
         axes.plot(intensity, rated.flops_per_s, zorder=4 - seen.width / 5, **_dot(seen))
     axes.set_xlim(x[0], x[-1])
-    axes.set_ylim(top=matmul.rate * 2.2)
+    axes.set_ylim(
+        top=max(matmul.rate * 2.2, *(1.5 * row.rates.flops_per_s for row in members if row.rates is not None))
+    )
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))

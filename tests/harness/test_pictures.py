@@ -8,6 +8,7 @@ import pytest
 from harness.kinds import KINDS, PAGE_FAULTS
 from harness.plugins import plugs
 from harness.reports import Picture, Report, latency_plot, panels, style
+from harness.reports.table import shown
 from harness.store import Results
 from tests.harness import journals
 
@@ -124,3 +125,14 @@ def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Pi
     assert not any("goes on" in picture.caption for found in pictures.values() for picture in found)
     told = panels.notes(latency_plot.PLOT, [], series(3.0, 800.0))
     assert "A bar that leaves the picture goes on." in told
+
+
+def test_a_cell_above_its_ceiling_is_spoken_of(tmp_path: Path) -> None:
+    def caption(name: str, **levels: float) -> str:
+        results = journals.write(tmp_path / name, POINTS[:2], ("sdpa", "fused"), levels=levels)
+        (picture,) = drawn("roofline_plot", results)
+        return picture.caption
+
+    rates = [row.rates.flops_per_s for row in shown(journals.write(tmp_path / "one", POINTS[:2])) if row.rates]
+    assert "bad moment" not in caption("high", matmul=2 * max(rates))
+    assert "bad moment" in caption("low", matmul=max(rates) / 1.1)

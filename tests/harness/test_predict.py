@@ -65,10 +65,22 @@ def test_one_slow_call_does_not_cost_a_cell_its_place():
     assert error is not None
 
 
+@pytest.mark.parametrize("late", [256, 4096])
+def test_nor_does_one_that_the_system_kept_waiting_for_a_hundred_times_as_long(late):
+    calls = {}
+
+    def cost(n):
+        calls[n] = calls.get(n, 0) + 1
+        return 1e-8 * n * n * (100.0 if n == late and calls[n] == 1 else 1.0)
+
+    _, error = climb(LONG, cost, call_s=0.9)
+    assert error is None
+
+
 def test_the_climb_stops_before_a_step_that_would_not_fit():
     tried, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n, call_s=1.0)
     assert error is not None
-    assert tried == [16, 64, 256]  # the next, 1024, would take 10 s
+    assert tried == [16, 64, 256, 256]  # the next, 1024, would take 10 s; the last one is asked twice
 
 
 def test_memory_is_foreseen_too_and_only_asked_for_where_it_could_matter():
