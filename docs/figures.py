@@ -1,4 +1,6 @@
-"""Renew what is generated from results/gallery: blocks of README.md and the gallery's page: `python docs/figures.py`.
+"""Renew what is generated from results/gallery: blocks of README.md and docs/method.md, and the gallery's page.
+
+Command: `python docs/figures.py`.
 
 A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_figures.py holds both to their sources.
 """
@@ -15,7 +17,7 @@ from harness.reports.table import Row, groups
 from harness.store import Results, read
 
 ROOT = Path(__file__).parent.parent
-README = ROOT / "README.md"
+README, METHOD = ROOT / "README.md", ROOT / "docs" / "method.md"
 GALLERY = ROOT / "results" / "gallery"
 QUICK, PAGE = GALLERY / "quick", GALLERY / "README.md"
 RUNS = {
@@ -120,16 +122,25 @@ def _comparison(results: Results) -> str:
     return "\n".join(lines)
 
 
+def accepted() -> str:
+    """What acceptance found, less the rivals, limits and causes, which its own table has."""
+    lines = (GALLERY / "acceptance" / "acceptance.md").read_text(encoding="utf-8").splitlines()
+    told = [line for line in lines if line.startswith(("Passed:", "Made by"))]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
+    shown = [f"| {' | '.join(row[place] for place in (0, 1, 3, 5))} |" for row in rows]
+    return "\n".join([" ".join(reversed(told)), "", *shown])
+
+
 def renewed(text: str, found: dict[str, str]) -> str:
     """`text` with its blocks as `found` has them.
 
     Raises:
-        ValueError: a block has no place in the text.
+        ValueError: a block has no place there.
     """
     for name, block in found.items():
         place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         if not place.search(text):
-            raise ValueError(f"README.md has no block {name}")
+            raise ValueError(f"there is no block {name}")
         text = place.sub(lambda match, block=block: f"{match[1]}\n{block}\n\n{match[2]}", text)  # type: ignore[misc]
     return text
 
@@ -161,4 +172,5 @@ def _run(name: str, summary: list[str]) -> Iterator[str]:
 
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    METHOD.write_text(renewed(METHOD.read_text(encoding="utf-8"), {"acceptance": accepted()}), encoding="utf-8")
     README.write_text(renewed(README.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")

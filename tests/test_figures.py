@@ -22,6 +22,15 @@ def test_the_readme_shows_what_the_gallery_holds():
     assert readme == found.renewed(readme, found.blocks(read(found.QUICK))), "run: python docs/figures.py"
 
 
+def test_the_method_tells_what_acceptance_found():
+    found = figures()
+    text = found.METHOD.read_text(encoding="utf-8")
+    assert text == found.renewed(text, {"acceptance": found.accepted()}), "run: python docs/figures.py"
+    told = found.accepted()
+    assert re.search(r"^Passed: \d+ of \d+\.", told)
+    assert all(f"| T{number} | " in told for number in range(1, 17))
+
+
 def test_the_page_of_the_gallery_shows_what_the_gallery_holds():
     found = figures()
     assert found.PAGE.read_text(encoding="utf-8") == found.page(), "run: python docs/figures.py"
