@@ -29,7 +29,7 @@ def is_broken(device: str) -> bool:
     try:
         torch.cuda.synchronize(device)
     except RuntimeError:
-        return torch.cuda.is_initialized()
+        return bool(torch.cuda.is_initialized())
     return False
 
 

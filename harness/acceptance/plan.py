@@ -128,6 +128,8 @@ CAUSES = {
     "to process and with what else happens on the host; a session of seconds in one process sees one of "
     "these. Tried: freed memory retained, which halved the spread of four sessions. The rivals' best "
     "statistic is the minimum",
+    "R4": "a pair of processes counts once, and differs from the next by some percent whatever the code; starting one "
+    "takes seconds, so that two minutes hold few. Not looked into further: the short form has two sessions",
     "T8": "not known for sure. The short form draws overlapping sessions from six processes, and its reference "
     "is uncertain itself; the full form has twenty processes",
 }

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from harness import store
 from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import EFFECT, GATE_FOUND, GATE_S, GATE_WRONG, Row, Size
+from harness.acceptance.plan import CAUSES, EFFECT, GATE_FOUND, GATE_S, GATE_WRONG, Row, Size
 from harness.crew import ROOT
 from harness.events import Event, VisitFinished
 from harness.records import Verdict
@@ -182,13 +182,15 @@ def _outcome(test: str, rows: list[Row], *, short: bool) -> Outcome:
     slower_cells, cells = (sum(float(row[key]) for row in rows) for key in ("num_slower", "num_cells"))
     invalid = sum(row["exit_code"] == INVALID for row in rows)
     where = "each side in processes of its own" if is_apart else "both sides in one process"
-    seconds = sorted(float(row["found_s"]) for row in rows)
+    seconds = sorted(found_s for row in rows if math.isfinite(found_s := float(row["found_s"])))
     told = f"{alarms} of {number} sessions, {slower_cells:.0f} of {cells:.0f} cells"
     if is_planted:
-        middle = seconds[len(seconds) // 2]
-        told += f"; the whole was found slower after {middle:.0f} s (median), {seconds[-1]:.0f} s at most"
+        told += f"; the whole was found slower in {len(seconds)} of {number}"
+    if is_planted and seconds:
+        told += f", after {median(seconds):.0f} s (median), {seconds[-1]:.0f} s at most"
     told += f"; {invalid} invalid; sessions took up to {max(float(row['elapsed_s']) for row in rows):.0f} s"
     busiest = max(float(row["load"]) for row in rows)
+    crowded = f"a load of up to {busiest:.1f} for each core: others were at work"
     share = alarms / number
     passes = share >= GATE_FOUND if is_planted else share <= GATE_WRONG
     what = f"a slowdown of {EFFECT:.0%} between two revisions" if is_planted else "two revisions with the same code"
@@ -201,9 +203,7 @@ def _outcome(test: str, rows: list[Row], *, short: bool) -> Outcome:
         passes=passes,
         is_short=short,
         rows=tuple(rows),
-        cause=f"a load of up to {busiest:.1f} for each core: others were at work"
-        if busiest > CROWDED and not passes
-        else "",
+        cause="" if passes else crowded if busiest > CROWDED else CAUSES.get(test, ""),
     )
 
 
