@@ -106,7 +106,12 @@ def _power(axes: Axes, rows: pd.DataFrame, outcomes: Sequence[Outcome]) -> None:
     axes.axvline(100 * ALPHA, color=INK, linewidth=1, linestyle=":")
     axes.set(xlabel="false alarms on identical code, in per cent", ylabel="slowdowns of 5 % found, in per cent")
     axes.set(xlim=(-2, 102), ylim=(-2, 104))
-    axes.legend(loc="lower right", fontsize=8)
+    _legend(axes)
+
+
+def _legend(axes: Axes) -> None:
+    """Right of the axes, where no data can be."""
+    axes.legend(loc="upper left", bbox_to_anchor=(1.01, 1.0), borderaxespad=0.0, fontsize=8)
 
 
 def _curve(each: pd.DataFrame) -> tuple[Any, Any]:
@@ -136,7 +141,7 @@ def _times(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
         axes.step(x, y, where="post", color=colour, linewidth=2.4, label=f"{OURS}, verdict slower")
     _log_scale(axes)
     axes.set(xlabel="seconds for the comparison", ylabel="right verdicts, in per cent", ylim=(-2, 104))
-    axes.legend(loc="lower right", fontsize=8)
+    _legend(axes)
 
 
 def _coverage(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
@@ -150,7 +155,7 @@ def _coverage(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
     axes.plot(ordered.index, 100 * ordered["error"], color=INK, linestyle="", marker=".", markersize=2.5)
     axes.axhline(0.0, color=INK, linewidth=1)
     axes.set(xlabel="sessions, in the order of their errors", ylabel="error of the ratio, in per cent")
-    axes.legend(loc="upper left", fontsize=8)
+    _legend(axes)
 
 
 _PICTURES: tuple[tuple[str, str, str, str, Draw], ...] = (
