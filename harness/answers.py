@@ -284,6 +284,8 @@ class Worker:
             return Failed(arm=turn, status=status, message=message)
         finally:
             guard.changed()  # what raised, too, leaves the process as it found it
+            if request.settles:
+                measure.settle()
         return Visited(arms=samples, called_s=called_s)
 
     def sample(

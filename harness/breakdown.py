@@ -31,7 +31,7 @@ class Span(NamedTuple):
     allocated_bytes: int | None = None
 
 
-@dataclass
+@dataclass(slots=True)
 class _Open:
     """An operator that has begun, and what is known of it."""
 

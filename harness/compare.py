@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.statistics.evidence import needed
 from harness.statistics.stats import Estimate, Pairs, beside, mean_of, paired_ratio, pairs
-from harness.statistics.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin, visits_to_go
+from harness.statistics.verdict import Judgement, decide, detectable, judge, margin, share_of_cells, visits_to_go
 from harness.store import Results
 
 
@@ -23,9 +23,10 @@ class Winner:
 def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
     judged = [(record, found) for record, found in _judged(results) if found is not None]
-    verdicts = decide([found for _, found in judged])
+    share = share_of_cells(has_whole=results.plan.sides is not None)
+    verdicts = decide([found for _, found in judged], share)
     num_called = sum(verdict is not Verdict.undecided for verdict in verdicts)
-    threshold = needed(len(judged), min(num_called, len(judged) - 1), FALSE_SHARE) if judged else 0.0
+    threshold = needed(len(judged), min(num_called, len(judged) - 1), share) if judged else 0.0
     return [
         _comparison(results, record, found, verdict, threshold)
         for (record, found), verdict in zip(judged, verdicts, strict=True)

@@ -5,6 +5,7 @@ kernels and what torch.compile makes have names of their own.
 """
 
 import re
+from functools import lru_cache
 
 BACKENDS = ("flash", "math", "efficient", "cudnn", "overrideable")
 """The backends of `scaled_dot_product_attention`, as torch.nn.attention.SDPBackend has them."""
@@ -43,8 +44,11 @@ _NUMBERED = (
 )
 COMPILED = "CompiledFxGraph"
 """A graph that torch.compile made."""
+MANY_NAMES = 4096
+"""Few names make up the hundred thousand events of a loop over tokens."""
 
 
+@lru_cache(MANY_NAMES)
 def plain_name(name: str) -> str:
     """The profiler's name without what differs from process to process: digests and numbers of compiled graphs."""
     for pattern, kept in _NUMBERED:
@@ -52,6 +56,7 @@ def plain_name(name: str) -> str:
     return name
 
 
+@lru_cache(MANY_NAMES)
 def kind_of(name: str) -> str:
     """One of KINDS; what is not known is `other`."""
     bare = name.removeprefix("aten::").removesuffix("_")  # addmv_ is addmv, in place

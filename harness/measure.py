@@ -6,6 +6,7 @@ drift of the machine leaves alone. Source: R. A. Fisher, The Design of Experimen
 
 import gc
 import random
+import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -20,6 +21,10 @@ CANARY_SAMPLE_S = 0.25e-3
 TOUCH_BELOW_S = 10e-3
 """Calls shorter than this get an untimed one first: their caches were emptied by the arm before. Longer calls warm
 themselves, and a touch would double their cost."""
+
+
+SETTLED_SHARE = 0.2
+"""A process that uses less of a processor than this is taken to sleep."""
 
 
 @dataclass(kw_only=True)
@@ -136,3 +141,12 @@ def _cold(arm: Arm, clock: Clock, flush: Callable[[], object]) -> float:
         flush()
         spent_s += clock.elapsed(arm.call, 1)
     return spent_s
+
+
+def settle(limit_s: float = 0.05, step_s: float = 1e-3) -> None:
+    """Return when the threads of this process sleep: those that have just worked spin for a while, on others' cores."""
+    for _ in range(int(limit_s / step_s)):
+        before_s = time.process_time()
+        time.sleep(step_s)
+        if time.process_time() - before_s < SETTLED_SHARE * step_s:
+            return

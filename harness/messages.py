@@ -57,6 +57,7 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     seed: int
     cache: str = "warm"
     verifies: bool = True  # see afterwards whether every arm still computes
+    settles: bool = False  # answer only when no thread spins any more: another process is next
 
 
 class Trace(msgspec.Struct, frozen=True, kw_only=True, tag="trace"):

@@ -20,6 +20,7 @@ from harness import backend
 from harness.breakdown import Span, compiled, fold, observed
 from harness.case import Case, build, place
 from harness.contract import Implementation
+from harness.footprint import MEMORY
 from harness.inputs import draw_normal
 from harness.outcome import Operator, Operators
 from harness.records import Workload
@@ -99,15 +100,12 @@ def _spans(seen: profile) -> Iterator[Span]:
     assert seen.profiler.kineto_results is not None
     events: list[Any] = seen.profiler.kineto_results.events()  # any: torch's stubs lack some of their methods
     for event in events:
-        is_memory = event.name() == "[memory]"
-        if is_memory or event.device_type() == DeviceType.CPU:
-            yield Span(
-                name=event.name(),
-                thread=event.start_thread_id(),
-                start_ns=event.start_ns(),
-                end_ns=event.start_ns() + event.duration_ns(),
-                allocated_bytes=max(0, event.nbytes()) if is_memory else None,
-            )
+        name, start_ns = event.name(), event.start_ns()
+        if name == MEMORY:
+            if (taken := event.nbytes()) > 0:  # less: it was given back
+                yield Span(name, event.start_thread_id(), start_ns, start_ns, taken)
+        elif event.device_type() == DeviceType.CPU:
+            yield Span(name, event.start_thread_id(), start_ns, event.end_ns())
 
 
 def _num_faults(call: Callable[[], object], num_calls: int) -> float:

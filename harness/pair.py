@@ -1,7 +1,7 @@
 """Two workers that look like one: each side of a comparison in processes of its own, their blocks interleaved.
 
-Every block is taken by both processes, one right after the other in an order drawn anew, while the other waits without
-spinning. Both have the same arms, down to twin and canary, so that where the code is the same nothing tells them apart.
+Every block is taken by both processes, one right after the other in an order drawn anew, while the other's threads
+sleep. Both have the same arms, down to twin and canary, so that where the code is the same nothing tells them apart.
 A process has a bias of its own, which its blocks share: what counts is one number for each pair of processes
 (docs/adr/0020). Knows nothing of torch.
 """
@@ -37,8 +37,10 @@ from harness.plugins import name_of
 from harness.records import Sample
 from harness.statistics.interference import CANARY
 
-QUIET = {"OMP_WAIT_POLICY": "passive", "KMP_BLOCKTIME": "0"}
-"""Threads that wait for work sleep: those of the process whose turn it is not would take the other's cores."""
+SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
+"""Threads that wait for work spin for a millisecond at most, as between the operators of a call, and then sleep.
+
+A process hands over when its threads sleep, so that they take none of the other's cores."""
 FOLDER = "sides"
 """Below a run's folder, as long as the run is at work: what was checked out, and where the workers find us."""
 PACKAGES = ("harness", "implementations")
@@ -49,13 +51,13 @@ Taken = dict[str, tuple[Sample, ...]]
 def apart(plan: Plan, folder: Path, settings: Mapping[str, str]) -> "PairedCrew":
     """The two workers of a plan with sides: this harness in both, and each side's own files and interpreter."""
     assert plan.sides is not None
-    quiet = {name: value for name, value in QUIET.items() if name not in os.environ}
+    spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
     ours = _ours_alone(folder / FOLDER / "modules")
 
     def crew(side: Side, log: str) -> Crew:
         root = Path(side.root).resolve()
         own = [root, root / "src"] if side.root else []
-        return Crew(folder / log, plan.timeout_s, {**quiet, **settings}, python=side.python, folders=[ours, *own])
+        return Crew(folder / log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *own])
 
     return PairedCrew(crew(plan.sides.base, "worker_base.log"), crew(plan.sides.candidate, "worker.log"), plan.seed)
 
@@ -168,7 +170,9 @@ def _known(arm: str, asked: Mapping[str, object]) -> str:
 def _one_block(request: TakeVisit, arms: Sequence[tuple[str, str]], block: int, seed: int) -> TakeVisit:
     """One block of a visit for one side; only after the last are the answers verified."""
     is_last = block == request.num_blocks - 1
-    return msgspec.structs.replace(request, arms=tuple(arms), num_blocks=1, seed=seed, verifies=is_last)
+    return msgspec.structs.replace(
+        request, arms=tuple(arms), num_blocks=1, seed=seed, verifies=is_last and request.verifies, settles=True
+    )
 
 
 def _ask(crew: Crew, request: TakeVisit, timeout_s: float | None, names: Sequence[str]) -> Reply:

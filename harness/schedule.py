@@ -16,7 +16,7 @@ from harness.records import Sample, Verdict
 from harness.state import State
 from harness.statistics.evidence import needed
 from harness.statistics.stats import FEWEST_CLUSTERS, beside, paired_ratio, pairs
-from harness.statistics.verdict import FALSE_SHARE, Judgement, decide, judge, margin, visits_to_go
+from harness.statistics.verdict import Judgement, decide, judge, margin, share_of_cells, visits_to_go
 
 MIN_ROUNDS = 3
 """Fewer visits than this give no interval: the budget may be overdrawn for them."""
@@ -77,7 +77,8 @@ class Race:
         if not grown:
             return
         alive = [key for key in self.judged if key[1] in live.get(key[0], ())]
-        for key, verdict in zip(alive, decide([self.judged[key] for key in alive], CAUTION * FALSE_SHARE), strict=True):
+        share = CAUTION * share_of_cells(has_whole=self.has_sides)
+        for key, verdict in zip(alive, decide([self.judged[key] for key in alive], share), strict=True):
             if verdict is not Verdict.undecided:
                 self.closed.add(key)
 
@@ -102,7 +103,7 @@ class Race:
         """The workload to visit, and the arms beside its baseline; None when every comparison is closed."""
         self.refresh(state, live)
         number = max(1, len(self.judged))
-        threshold = needed(number, min(len(self.closed), number - 1), FALSE_SHARE)
+        threshold = needed(number, min(len(self.closed), number - 1), share_of_cells(has_whole=self.has_sides))
         found = {workload: list(self._open(workload, state, names, threshold)) for workload, names in live.items()}
         found = {workload: rows for workload, rows in found.items() if rows}
         if not found:

@@ -26,7 +26,7 @@ class Selection:
     num_rounds: int | None = None
     seed: int = 0
     cache: str = "warm"
-    allocator: str = "system"
+    allocator: str | None = None
     metrics: Sequence[str] | None = field(default=None)
 
 
@@ -70,6 +70,6 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         num_rounds=chosen.num_rounds if selection.num_rounds is None else selection.num_rounds,
         seed=selection.seed,
         cache=selection.cache,
-        allocator=selection.allocator,
+        allocator=selection.allocator or "system",
         digests={spec: plugins.digest(spec) for spec in specs},
     )

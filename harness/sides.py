@@ -102,7 +102,8 @@ def _plan_of(given: Selection, compared: Sides, kept: Mapping[str, tuple[Found, 
         for label, each in zip((based(name), name), pair, strict=True)
         if not each.missing
     ]
-    made = selection.plan(replace(given, implementations=specs), with_baseline=False)
+    allocator = given.allocator or ("retain" if compared.is_apart else "system")
+    made = selection.plan(replace(given, implementations=specs, allocator=allocator), with_baseline=False)
     return msgspec.structs.replace(
         made,
         baseline=based(next(iter(kept))),

@@ -12,7 +12,7 @@ from harness.events import BASE
 from harness.records import Record, Status, Verdict
 from harness.statistics import evidence
 from harness.statistics.stats import NORMAL_MAD, Estimate, Pairs, mean_of, paired_ratio
-from harness.statistics.verdict import FALSE_SHARE, Judgement, detectable, judge, margin
+from harness.statistics.verdict import WHOLE_SHARE, Judgement, detectable, margin
 from harness.store import Results
 
 FEWEST_EPOCHS = 3
@@ -33,11 +33,10 @@ class Suite:
 def suite(results: Results) -> Suite | None:
     """The verdict on all cells together; None where no cell has enough visits for an interval.
 
-    Slower and faster ask what a cell's verdict asks, in one family with the cells. Equivalent asks that the interval
-    lies within the margin.
+    Slower and faster ask what a cell's verdict asks, by a part of the false verdicts that are allowed which is the
+    whole's own: nothing need be found in any cell. Equivalent asks that the interval lies within the margin.
     """
-    rows = list(paired(results))
-    cells = [(found, twins) for _, found, twins in rows if _has_interval(found)]
+    cells = [(found, twins) for _, found, twins in paired(results) if _has_interval(found)]
     ratio = mean_over([found for found, _ in cells])
     if ratio is None:
         return None
@@ -50,14 +49,11 @@ def suite(results: Results) -> Suite | None:
         spread=NORMAL_MAD * float(np.median(np.abs(logs - np.median(logs)))),
     )
     of_processes = replace(judged, ratio=replace(ratio, num_samples=len(logs)))  # so many bets were made
-    others = [each.e_same for _, found, _ in rows if (each := judge(found, 0.0)) is not None]
-    values = np.array([judged.e_same, *others])
-    differs = bool(evidence.discoveries(values, FALSE_SHARE)[0])
     return Suite(
         ratio=ratio,
         margin=judged.margin,
-        minimum_detectable_effect=detectable(of_processes, len(values) / FALSE_SHARE),
-        verdict=_verdict(judged, differs=differs),
+        minimum_detectable_effect=detectable(of_processes, 1 / WHOLE_SHARE),
+        verdict=_verdict(judged, differs=judged.e_same >= 1 / WHOLE_SHARE),
         num_cells=len(cells),
     )
 

@@ -25,6 +25,9 @@ from harness.statistics.stats import Estimate, Pairs, paired_ratio, pairs
 NUM_HEADS, LENGTH = 8, 256
 VISITS_OF_SESSION = 4  # in each of its epochs, in T8
 EPOCHS_OF_SESSION = 3
+SHARE_OF_SESSION = 12
+"""In T8 a session has one epoch of so many, three at least: the reference is the mean of the others, whose own error
+would else pass for a lack of coverage."""
 
 
 def both() -> tuple[Callable[[], object], Callable[[], object]]:
@@ -128,8 +131,8 @@ def visit_on(number: int, size: Size) -> list[Row]:
 def coverage_of_sessions(rows: list[Row], num_sessions: int) -> Any:  # noqa: ANN401 - a table
     """Sessions drawn from the visits, and whether the interval of each covers what the other epochs say.
 
-    A session has a quarter of the epochs, three at least, and four visits in each, in time order and its own; the
-    reference is the mean over all visits of the epochs that it has no part in.
+    A session has a few of the epochs and four visits in each, in time order and its own; the reference is the mean over
+    all visits of the epochs that it has no part in.
     """
     draws = np.random.default_rng(0)
     table: Any = pd.DataFrame(rows)
@@ -138,7 +141,7 @@ def coverage_of_sessions(rows: list[Row], num_sessions: int) -> Any:  # noqa: AN
     found = []
     for session in range(num_sessions):
         able = [epoch for epoch, left in free.items() if len(left) >= VISITS_OF_SESSION]
-        number = max(3, len(epochs) // 4)
+        number = max(EPOCHS_OF_SESSION, len(epochs) // SHARE_OF_SESSION)
         if len(able) < number:
             break
         own = sorted(int(epoch) for epoch in draws.choice(able, number, replace=False))

@@ -1,5 +1,6 @@
 """What a candidate computes on a probe, and how far that is from the reference."""
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -100,7 +101,7 @@ def error(name: str, candidate: Tensor, reference: Reference) -> TensorError:
     distance = (actual - expected).abs()
     comparable = distance.where(distance.isfinite(), torch.inf)
     flat = int(comparable.argmax())
-    index = tuple(int(i) for i in torch.unravel_index(torch.tensor(flat), expected.shape))
+    index = tuple(int(i) for i in np.unravel_index(flat, tuple(expected.shape)))
     if name == "output":  # the second to last index counts chosen rows: name the query itself
         index = (*index[:-2], int(reference.rows[index[-2]]), index[-1])
     off, worst_actual = float(comparable.flatten()[flat]), float(actual.flatten()[flat])

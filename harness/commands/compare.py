@@ -11,7 +11,6 @@ from harness.commands.judging import OutputFolder, ThresholdsFile, read, show
 from harness.commands.run import earlier
 from harness.commands.sides import planned_anew, side_by_side
 from harness.options import (
-    Allocator,
     AllocatorMode,
     AsJson,
     Budget,
@@ -52,7 +51,10 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     apart: Annotated[bool, typer.Option("--apart", help="Give each side processes of its own.")] = False,
     budget: Budget = None,
     cache: Cache = CacheMode.warm,
-    allocator: Allocator = AllocatorMode.system,
+    allocator: Annotated[
+        AllocatorMode | None,
+        typer.Option(help="What becomes of memory that is freed. [default: system; retain where the sides are apart]"),
+    ] = None,
     call_limit: CallLimit = None,
     memory_limit: MemoryLimit = 0.0,
     timeout: Timeout = 60.0,

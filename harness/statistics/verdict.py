@@ -17,6 +17,8 @@ from harness.statistics.stats import FEWEST_CLUSTERS, NORMAL_MAD, Estimate, Pair
 
 FALSE_SHARE = 0.05
 """Of all verdicts of a session, the expected share that is false is at most this."""
+WHOLE_SHARE = FALSE_SHARE / 2
+"""The part of it that goes to the verdict on the whole, where a session has one; the cells' is the rest."""
 SMALLEST_EFFECT = 0.02
 """A difference below this is called equivalent however sure it is: nobody should choose code by it."""
 LARGEST_EQUIVALENCE = 0.10
@@ -65,6 +67,11 @@ def margin(floor: Estimate | None, smallest: float = SMALLEST_EFFECT) -> float:
 def alike(margin: float) -> float:
     """How far apart, on the log scale, two times may be that are called equivalent."""
     return min(math.log1p(margin), math.log1p(LARGEST_EQUIVALENCE))
+
+
+def share_of_cells(*, has_whole: bool) -> float:
+    """The expected share of false verdicts among those on cells, beside which there may be one on the whole."""
+    return FALSE_SHARE - WHOLE_SHARE if has_whole else FALSE_SHARE
 
 
 def judge(pairs: Pairs, margin: float) -> Judgement | None:

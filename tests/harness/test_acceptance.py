@@ -127,6 +127,19 @@ class TestCoverage:
         assert len(sessions) == 200
         assert 0.9 <= sessions["covers"].mean() <= 1.0
 
+    def test_the_error_of_the_reference_is_no_lack_of_coverage(self):
+        """Where each process has a bias of its own, the reference has as few as it has processes."""
+        draws, found = np.random.default_rng(1), []
+        for _ in range(40):
+            biases = draws.normal(0.3, 0.05, size=plan.FULL["T8"].num_pieces)
+            rows = [
+                {"epoch": float(epoch), "visit": float(visit), "log": draws.normal(bias, 0.01)}
+                for epoch, bias in enumerate(biases)
+                for visit in range(12)
+            ]
+            found.append(truth.coverage_of_sessions(rows, 20)["covers"].mean())
+        assert 0.93 <= np.mean(found) <= 0.98
+
 
 def outcome(test="T1", *, passes=True, rows=(), found="0.1 %", is_short=True):
     return Outcome(

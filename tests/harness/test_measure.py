@@ -183,3 +183,24 @@ def test_time_inside_calls_is_counted_with_the_untimed_ones():
     measure.visit(contenders, clock, at(num_blocks=5))
     assert sum(arm.called_s for arm in contenders) == pytest.approx(clock.now())
     assert contenders[1].called_s == pytest.approx(7 * 30e-3)  # two to calibrate; long calls warm themselves
+
+
+class Busy:
+    """A process whose threads use processor time for so long, as `measure` asks for both."""
+
+    def __init__(self, spins_s: float) -> None:
+        self.spins_s, self.now_s = spins_s, 0.0
+
+    def process_time(self) -> float:
+        return min(self.now_s, self.spins_s)
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+
+@pytest.mark.parametrize(("spins_s", "waits_s"), [(0.0, 1e-3), (4.5e-3, 6e-3), (math.inf, 50e-3)])
+def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(monkeypatch, spins_s, waits_s):
+    busy = Busy(spins_s)
+    monkeypatch.setattr(measure, "time", busy)
+    measure.settle()
+    assert busy.now_s == pytest.approx(waits_s)
