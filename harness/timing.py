@@ -20,8 +20,8 @@ EPOCH_SHARE = 0.1
 """The race goes on in a fresh process after 15 s, or a tenth of the time so far where that is more: what a memory
 layout does to a ratio must not last, and a fresh process costs seconds."""
 VERIFIED_OF_SIDES = 4
-"""Of two sides each epoch is a fresh process, in which the right answers cost as much as the times: they are asked for in
-the first rounds, and then in one visit of so many."""
+"""Of two sides each epoch is a fresh process, in which the right answers cost as much as the times: they are asked for
+in the first rounds, and then in one visit of so many."""
 DECIDED = "every comparison is decided"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"

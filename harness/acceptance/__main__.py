@@ -48,10 +48,12 @@ def accept(
     every = suite.jobs(tests, short=short)
     make_all(every, folder, short=short)
     made = suite.read(folder, every)
+    commits = sorted({piece.commit[:7] for pieces in made.values() for piece in pieces})
     outcomes = list(suite.conclude(tests, made, short=short))
     if tests == suite.TESTS:
         outcomes += suite.left_out(short=short)
-    write(outcomes, to, short=short, when=when(every, folder), is_gate=what is Part.gate)
+    told = ", ".join([when(every, folder), f"of {' and '.join(commits)}"])
+    write(outcomes, to, short=short, when=told, is_gate=what is Part.gate)
     missed = [each.id for each in outcomes if not each.passes]
     typer.echo(json.dumps({"missed": missed, "written to": str(to), "kept": str(folder)}))
     if missed:
@@ -60,7 +62,7 @@ def accept(
 
 def make_all(every: Sequence[suite.Job], folder: Path, *, short: bool) -> None:
     """Do the pieces that are not there yet, and tell how long the others will take, from how long these took."""
-    todo = [job for job in every if not (folder / f"{job.name}.json").exists()]
+    todo = [job for job in every if not suite.is_there(job, folder, short=short)]
     if len(todo) < len(every):
         _say(f"{len(every) - len(todo)} of {len(every)} pieces are in {folder} already: delete it to begin anew")
     guess_s = {job: sizes(short=short)[job.test].piece_s for job in todo}

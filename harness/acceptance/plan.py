@@ -3,7 +3,7 @@
 The full form is what METHOD asks for; the short one, about 15 minutes on two cores, says less and is marked so.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from harness.acceptance.outcome import Outcome
 
@@ -96,18 +96,8 @@ ON_CUDA = {
     "G5": Size(piece_s=15),
 }
 """Alike in both forms."""
-GATE_SHORT = {
-    "R1": Size(num_pieces=2, piece_s=135, compare_s=GATE_S),
-    "R2": Size(num_pieces=2, piece_s=75, compare_s=GATE_S),
-    "R3": Size(num_pieces=2, piece_s=135, compare_s=GATE_S),
-    "R4": Size(num_pieces=2, piece_s=135, compare_s=GATE_S),
-}
-GATE_FULL = {
-    "R1": Size(num_pieces=60, piece_s=135, compare_s=GATE_S),
-    "R2": Size(num_pieces=40, piece_s=75, compare_s=GATE_S),
-    "R3": Size(num_pieces=40, piece_s=135, compare_s=GATE_S),
-    "R4": Size(num_pieces=40, piece_s=135, compare_s=GATE_S),
-}
+GATE_SHORT = dict.fromkeys(("R1", "R2", "R3", "R4"), Size(num_pieces=4, piece_s=135, compare_s=GATE_S))
+GATE_FULL = {test: replace(size, num_pieces=20) for test, size in GATE_SHORT.items()}
 """Sessions of two revisions; a test by itself (`-- gate`)."""
 WHOLE = {
     **dict.fromkeys(("T3", "T4", "T9", "T12", "T13"), "simulated"),

@@ -5,7 +5,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +14,7 @@ import msgspec
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import CAUSES, ON_CUDA, WHOLE, Row, Size, missing, sizes
 from harness.events import ALLOCATORS
+from harness.revision import commit
 
 ROOT = Path(__file__).parents[2]
 NOT_RUN = "not run"
@@ -24,8 +25,10 @@ Make = Callable[[int, Size], list[Row]]
 
 
 class Piece(msgspec.Struct, frozen=True, kw_only=True):
-    """What one process leaves: rows, or the whole outcome of a simulated test."""
+    """What one process leaves: rows, or the whole outcome of a simulated test; and what it was made with."""
 
+    size: str = ""  # one of another size is made anew
+    commit: str = ""
     rows: tuple[dict[str, float | str | None], ...] = ()
     outcome: Outcome | None = None
 
@@ -81,10 +84,29 @@ def make(test: str, number: int, *, short: bool) -> Piece:
     """Do one piece, here."""
     if test in WHOLE:
         whole: Any = importlib.import_module(f"harness.acceptance.{WHOLE[test]}")
-        return Piece(outcome=getattr(whole, test.lower())(short=short))
+        return Piece(**made_with(test, short=short), outcome=getattr(whole, test.lower())(short=short))
     module, function = MAKERS[test]
     maker: Make = getattr(importlib.import_module(f"harness.acceptance.{module}"), function)
-    return Piece(rows=tuple(dict(row) for row in maker(number, sizes(short=short)[test])))
+    rows = tuple(dict(row) for row in maker(number, sizes(short=short)[test]))
+    return Piece(**made_with(test, short=short), rows=rows)
+
+
+def made_with(test: str, *, short: bool) -> dict[str, str]:
+    """What a piece of this test says of how it was made."""
+    return {"size": size_of(test, short=short), "commit": commit()}
+
+
+def size_of(test: str, *, short: bool) -> str:
+    """What the size of a test says of one of its pieces."""
+    return repr(replace(sizes(short=short)[test], num_pieces=1, piece_s=0.0))
+
+
+def is_there(job: Job, folder: Path, *, short: bool) -> bool:
+    """Whether a piece was made before, and of the size that is asked for now."""
+    path = folder / f"{job.name}.json"
+    if not path.exists():
+        return False
+    return msgspec.json.decode(path.read_bytes(), type=Piece).size == size_of(job.test, short=short)
 
 
 def run(job: Job, folder: Path, *, short: bool) -> bool:

@@ -209,7 +209,8 @@ def stub(monkeypatch, tmp_path):
 
     def run(job, folder, *, short):
         made.append(job.name)
-        piece = suite.Piece(outcome=outcome(job.test, passes=job.test != "T4"))
+        made_with = suite.made_with(job.test, short=short)
+        piece = suite.Piece(**made_with, outcome=outcome(job.test, passes=job.test != "T4"))
         (folder / f"{job.name}.json").write_bytes(msgspec.json.encode(piece))
         return True
 
@@ -226,13 +227,15 @@ def call(*args):
 
 
 class TestCommand:
-    def test_what_is_finished_is_not_made_again(self, stub, tmp_path):
+    def test_what_is_finished_is_not_made_again_unless_it_had_another_size(self, stub, tmp_path):
         folder = tmp_path / "parts" / "short"
         folder.mkdir(parents=True)
-        (folder / "T3-00.json").write_bytes(msgspec.json.encode(suite.Piece(outcome=outcome("T3"))))
-        done = call("--short", "--only", "T3,T9", "--to", str(tmp_path))
+        for test, size in (("T3", suite.size_of("T3", short=True)), ("T12", "another")):
+            piece = suite.Piece(size=size, outcome=outcome(test))
+            (folder / f"{test}-00.json").write_bytes(msgspec.json.encode(piece))
+        done = call("--short", "--only", "T3,T9,T12", "--to", str(tmp_path))
         assert done.exit_code == 0, done.output
-        assert stub == ["T9-00"]
+        assert sorted(stub) == ["T12-00", "T9-00"]
         assert json.loads(done.stdout.splitlines()[-1])["missed"] == []
         assert "| T3 |" in (tmp_path / "acceptance.md").read_text()
         assert (tmp_path / "acceptance.csv.gz").exists()
