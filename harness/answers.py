@@ -99,7 +99,7 @@ class Worker:
 
     def serve(self, request: Work) -> Reply:
         """The answer to a request about a workload, under whose settings the process is."""
-        if not isinstance(request, Observe):
+        if not isinstance(request, Profile | Observe):
             self.observed = None
         doing: dict[type[Work], Callable[..., Reply]] = {
             Check: self.check,

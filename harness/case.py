@@ -1,5 +1,6 @@
 """A case: one implementation built for one workload, with its inputs in place, ready to be called."""
 
+import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from torch import Tensor, nn
 
 from harness import cuda
 from harness.contract import BoundMask, Implementation
-from harness.footprint import Footprint, footprint
+from harness.footprint import Footprint, Recording, counted, footprint, record
 from harness.inputs import Inputs
 from harness.records import Workload
 
@@ -145,8 +146,26 @@ class Case:
         return lambda: torch.autograd.grad(self.output(), leaves, grad_output, allow_unused=True)
 
     @cached_property
+    def first_s(self) -> float:
+        """Seconds of a first call, which compiles, and makes what is kept, such as the dense mask."""
+        with self.grad_mode():
+            call = self.call()
+            start = time.perf_counter()
+            call()
+        return time.perf_counter() - start
+
+    @cached_property
+    def recording(self) -> Recording:
+        """One call on the CPU after a first one, recorded once for all that is read from it: operators and memory."""
+        _ = self.first_s  # what a first call makes is not counted
+        with self.grad_mode():
+            return record(self.call())
+
+    @cached_property
     def footprint(self) -> Footprint:
         """The memory of one call; read in one pass, at first use, for every metric that tells a part of it."""
+        if self.workload.device == "cpu":
+            return counted(self.recording, self.tensors.values())
         return self._footprint(self.call())
 
     @cached_property

@@ -29,20 +29,37 @@ class Footprint:
     reserved_bytes: int | None = None  # the most that CUDA's allocator had taken from the device; None: no such thing
 
 
+@dataclass(frozen=True, kw_only=True)
+class Recording:
+    """One call on the CPU as the profiler saw it: operators and memory in one."""
+
+    events: list[Any]  # the profiler's own
+    result: dict[int, int]  # the bytes of the result's storages, by where they lay
+
+
 def footprint(call: Callable[[], object], device: str, given: Iterable[Tensor] = ()) -> Footprint:
     """Call once and count. Memory of the result that it shares with `given`, the inputs, is none of its own."""
-    known = {tensor.untyped_storage().data_ptr() for tensor in given}
-    if device != "cpu":
-        kept, counted = cuda.count(call, device)
-        return Footprint(result_bytes=_own_bytes(kept, known), **counted)
-    kept, seen = _profiled(call)
-    changes = [event.nbytes() for event in seen if event.name() == MEMORY]
+    if device == "cpu":
+        return counted(record(call), given)
+    kept, found = cuda.count(call, device)
+    return Footprint(result_bytes=_own_bytes(_storages(kept), given), **found)
+
+
+def record(call: Callable[[], object]) -> Recording:
+    """Call once, on the CPU."""
+    kept, events = _profiled(call)
+    return Recording(events=events, result=_storages(kept))
+
+
+def counted(recording: Recording, given: Iterable[Tensor] = ()) -> Footprint:
+    """The memory of a call that was recorded; `given` as for `footprint`."""
+    changes = [event.nbytes() for event in recording.events if event.name() == MEMORY]
     taken = [change for change in changes if change > 0]
     levels = list(itertools.accumulate(changes))
     return Footprint(
         peak_bytes=max(0, *levels, 0),
         kept_bytes=levels[-1] if levels else 0,
-        result_bytes=_own_bytes(kept, known),
+        result_bytes=_own_bytes(recording.result, given),
         num_allocations=len(taken),
         allocated_bytes=sum(taken),
     )
@@ -89,12 +106,16 @@ def _telling(names: list[str]) -> str:
     return next((name for name in names if not name.startswith(bare)), names[0] if names else "")
 
 
-def _own_bytes(result: object, known: set[int]) -> int:
-    """The memory of all tensors in a result, each storage once."""
+def _storages(result: object) -> dict[int, int]:
+    """The bytes of all tensors in a result by where they lie, each storage once."""
     tensors = result if isinstance(result, tuple | list) else [result]
-    storages = {
+    return {
         tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
         for tensor in tensors
         if isinstance(tensor, Tensor)
     }
+
+
+def _own_bytes(storages: dict[int, int], given: Iterable[Tensor]) -> int:
+    known = {tensor.untyped_storage().data_ptr() for tensor in given}
     return sum(size for place, size in storages.items() if place not in known)

@@ -38,12 +38,9 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
     """
     with case.grad_mode():
         on_step()
-        call = case.call()
-        start = time.perf_counter()
-        call()  # compiles, and makes what is kept, such as the dense mask
-        is_short = time.perf_counter() - start < SHORT_S
+        is_short = case.first_s < SHORT_S
         on_step()
-        calls = profiled(call)
+        calls = recorded(case)
         forward = calls
         if case.workload.direction == "backward":
             on_step()
@@ -52,7 +49,7 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
         asked = backend.Answer() if compiled(forward) else backend.ask(case.output, requested)
         on_step()
         on_cpu = case.workload.device == "cpu"
-        num_faults = _num_faults(call, NUM_CALLS if is_short else 1) if on_cpu else 0.0
+        num_faults = _num_faults(case.call(), NUM_CALLS if is_short else 1) if on_cpu else 0.0
     seen = observed(forward)
     return Operators(
         calls=calls,
@@ -75,6 +72,12 @@ def refusal(workload: Workload, found: Implementation, error: RuntimeError) -> s
     return f"the {found.backend} backend was asked for and cannot run: {reason or 'PyTorch gives no reason'}"
 
 
+def recorded(case: Case) -> tuple[Operator, ...]:
+    """The operators of one call of a case; on the CPU from the recording that its memory is read from, too."""
+    on_cpu = case.workload.device == "cpu"
+    return fold(_spans(case.recording.events)) if on_cpu else profiled(case.call())
+
+
 def profiled(call: Callable[[], object]) -> tuple[Operator, ...]:
     """The operators of one call; on CUDA their own time is that of their kernels on the device."""
     on_cuda = torch.cuda.is_available()
@@ -84,7 +87,9 @@ def profiled(call: Callable[[], object]) -> tuple[Operator, ...]:
         if on_cuda:
             torch.cuda.synchronize()
     del kept
-    found = fold(_spans(seen))
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    found = fold(_spans(seen.profiler.kineto_results.events()))
     if not on_cuda:
         return found
     device_s = {event.key: event.self_device_time_total / 1e6 for event in seen.key_averages()}
@@ -94,11 +99,8 @@ def profiled(call: Callable[[], object]) -> tuple[Operator, ...]:
     return tuple(sorted(on_device, key=lambda one: -one.self_s))
 
 
-def _spans(seen: profile) -> Iterator[Span]:
+def _spans(events: list[Any]) -> Iterator[Span]:  # any: torch's stubs lack some of their methods
     """What the host did: operators, and the allocations among them."""
-    assert seen.profiler is not None
-    assert seen.profiler.kineto_results is not None
-    events: list[Any] = seen.profiler.kineto_results.events()  # any: torch's stubs lack some of their methods
     for event in events:
         name, start_ns = event.name(), event.start_ns()
         if name == MEMORY:

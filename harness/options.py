@@ -35,7 +35,7 @@ CallLimit = Annotated[
     typer.Option(
         "--call-limit",
         min=0.0,
-        help="Seconds: a cell whose call is predicted to last longer is not tried. [default: the sweep's]",
+        help="Seconds: a cell whose call is predicted to last longer is not tried. Default: the sweep's.",
     ),
 ]
 Budget = Annotated[
@@ -44,7 +44,7 @@ Budget = Annotated[
         min=0.0,
         metavar="SECONDS",
         help="Wall time of the run, spent where doubt is. It ends earlier when all is decided, and later only "
-        "where checks and first rounds take longer. [default: the sweep's]",
+        "where checks and first rounds take longer. Default: the sweep's.",
     ),
 ]
 Rounds = Annotated[

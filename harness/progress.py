@@ -13,8 +13,7 @@ from harness import run
 LINE_EVERY_S = 10.0
 STAGE_WORDS = {
     "check": "checking",
-    "operators": "seeing what runs",
-    "metrics": "reading metrics",
+    "observe": "seeing what runs",
     "ceilings": "finding ceilings",
     "time": "timing",
     "trace": "tracing",

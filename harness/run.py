@@ -37,13 +37,14 @@ from harness.state import State
 from harness.timing import Timing
 
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
+"""What `execute` may be asked for; operators and metrics are read together, cell by cell."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
     """Where a run stands, for those who watch."""
 
-    stage: str
+    stage: str  # check, observe, ceilings or time
     cell: str
     done: float  # of `total`, in the stage
     total: float
@@ -143,15 +144,6 @@ class Run:
             executed_flops=reply.executed_flops,
         )
 
-    def profile_all(self) -> None:
-        """See what runs in each live cell."""
-        wanted = [(workload, name) for workload in self.plan.workloads for name in self.specs]
-        wanted = [(workload, name) for workload, name in wanted if self.state.live(workload.id, [name])]
-        for number, (workload, name) in enumerate(wanted):
-            if (workload.id, name) not in self.state.profiled:
-                self.tell("operators", f"{name} on {workload.id}", number, len(wanted))
-                self.note(self.profile(workload, name))
-
     def profile(self, workload: Workload, name: str) -> CellProfiled | CellFailed:
         """What ran in one cell, or how the cell failed."""
         reply = self.ask(Profile(workload=workload, spec=self.specs[name]), name)
@@ -169,21 +161,23 @@ class Run:
         except WorkerLostError as lost:
             return Failed(arm=name, status=lost.status, message=str(lost))
 
-    def observe_all(self, metrics: Sequence[str]) -> None:
-        """Read each metric that has a pass of its own, on each live cell."""
+    def observe_all(self, metrics: Sequence[str], *, sees_operators: bool) -> None:
+        """See what runs in each live cell, and read each metric that has a pass of its own, cell by cell.
+
+        One after the other of the same cell, since both are read from one recorded call where the device allows it.
+        """
         known = plugins.plugs("harness.metrics", "METRIC")
-        wanted = [
-            (workload, name, metric)
-            for workload in self.plan.workloads
-            for name in self.state.live(workload.id, self.specs)
-            for metric in metrics
-            if known[metric].fits(workload)
-        ]
-        for number, (workload, name, metric) in enumerate(wanted):
-            if (workload.id, name, metric) in self.state.observed or not self.state.live(workload.id, [name]):
-                continue
-            self.tell("metrics", f"{metric} of {name} on {workload.id}", number, len(wanted))
-            self.note(self.observe(workload, name, metric))
+        cells = [(workload, name) for workload in self.plan.workloads for name in self.specs]
+        cells = [(workload, name) for workload, name in cells if self.state.live(workload.id, [name])]
+        for number, (workload, name) in enumerate(cells):
+            if sees_operators and (workload.id, name) not in self.state.profiled:
+                self.tell("observe", f"operators of {name} on {workload.id}", number, len(cells))
+                self.note(self.profile(workload, name))
+            for metric in metrics:
+                is_known = (workload.id, name, metric) in self.state.observed or not known[metric].fits(workload)
+                if not is_known and self.state.live(workload.id, [name]):
+                    self.tell("observe", f"{metric} of {name} on {workload.id}", number, len(cells))
+                    self.note(self.observe(workload, name, metric))
 
     def observe(self, workload: Workload, name: str, metric: str) -> CellMeasured | CellFailed:
         """One metric of one cell, or how the cell failed."""
@@ -239,10 +233,8 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         run.fresh_worker()
         if "check" in stages:
             run.check_all()
-        if "operators" in stages:
-            run.profile_all()
-        if "metrics" in stages:
-            run.observe_all([metric for metric in plan.metrics if metric != "latency"])
+        metrics = [metric for metric in plan.metrics if metric != "latency"] if "metrics" in stages else []
+        run.observe_all(metrics, sees_operators="operators" in stages)
         if "ceilings" in stages and "latency" in plan.metrics:
             find_ceilings(run)
         timed = "time" in stages and "latency" in plan.metrics

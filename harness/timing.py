@@ -84,7 +84,7 @@ class Timing:
             for workload in draws.sample(list(todo), len(todo)):
                 self.tell(f"{workload}, {sum(map(len, todo.values()))} open")
                 self.visit_with_bases(workload, todo[workload])
-            epoch_s = self.run.elapsed_s - start_s
+            epoch_s = max(epoch_s, self.run.elapsed_s - start_s)  # the longest so far: not every one verifies
         return SPENT if self.workloads else ""
 
     @property

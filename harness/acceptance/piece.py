@@ -10,7 +10,7 @@ from harness.acceptance import suite
 
 def main(test: str, number: str, folder: str, *, short: bool) -> None:
     """Make it and write it."""
-    made = suite.make(test, int(number), short=short)
+    made = suite.signed(suite.make(test, int(number), short=short), test, short=short)
     path = Path(folder) / f"{test}-{int(number):02d}.json"
     draft = path.with_suffix(".draft")
     written = msgspec.json.encode(made)

@@ -113,26 +113,30 @@ def power_of_rivals(frame: Any) -> Any:  # noqa: ANN401 - tables
 
 
 def t5(rows: list[Row], *, short: bool) -> Outcome:
-    """The share of slowdowns found in time, by kind."""
+    """The share of slowdowns found in time, of each kind; one kind that is missed is a miss."""
     frame: Any = pd.DataFrame(rows)
     own = frame[frame["tool"] == OURS]
     passes, told = True, []
     for share, (asked, budget_s) in POWER_LIMITS.items():
         each = own[own["share"] == share]
         found = each["found_s"] <= budget_s
-        kinds = found.groupby(each["injected"], sort=False).agg(["sum", "size"])
-        parts = ", ".join(f"{kind} {int(row['sum'])} of {int(row['size'])}" for kind, row in kinds.iterrows())
+        kinds = found.groupby(each["injected"], sort=False).agg(["sum", "size", "mean"])
+        seen = each.groupby("injected", sort=False)["log"].median()
+        parts = ", ".join(
+            f"{kind} {int(row['sum'])} of {int(row['size'])}, seen as {math.expm1(seen[kind]):+.1%}"
+            for kind, row in kinds.iterrows()
+        )
         slower = float((each["verdict"] == Verdict.slower).mean())
         told.append(
             f"{share:.0%}: {found.mean():.0%} ({parts}), median after {each['found_s'].median():.2f} s; "
             f"verdict slower {slower:.0%}"
         )
-        passes = passes and bool(found.mean() >= asked)
+        passes = passes and bool((kinds["mean"] >= asked).all())
     limits = ", ".join(f">= {asked:.0%} at {share:.0%} in {s:g} s" for share, (asked, s) in POWER_LIMITS.items())
     return Outcome(
         id="T5",
         title="power for injected slowdowns: timer scaling, extra work, a real extra head",
-        limit=f"{limits}; found is an e-value of 20 with the right sign",
+        limit=f"{limits}, of each kind; found is an e-value of 20 with the right sign",
         found="; ".join(told),
         passes=passes,
         is_short=short,

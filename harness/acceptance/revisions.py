@@ -48,8 +48,10 @@ def mine(query, key, value, *, mask=None):
     return context
 '''
 NEIGHBOUR = "import neighbour  # which keeps the sides out of one process\n"
-INVALID = 4
-"""The exit code of a session that says of itself that it was disturbed."""
+FINDING, INVALID = 1, 4
+"""The exit codes of a session that found something, and of one that says of itself that it was disturbed."""
+FEWEST_VALID = 0.8
+"""Of sessions of which more say that they were disturbed, the others show nothing."""
 CROWDED = 1.5
 """A larger load than this for each core is told as the cause of a miss."""
 MOMENTS = 12
@@ -172,39 +174,44 @@ def _end_s(event: Event) -> float:
 
 def is_slower(row: Row) -> bool:
     """Whether a session that is valid said that anything is slower: a cell, or the whole."""
-    return row["exit_code"] != INVALID and (float(row["num_slower"]) > 0 or row["suite"] == Verdict.slower)
+    return row["exit_code"] == FINDING and (float(row["num_slower"]) > 0 or row["suite"] == Verdict.slower)
 
 
 def _outcome(test: str, rows: list[Row], *, short: bool) -> Outcome:
     """False alarms of sessions of the same code, or how many planted slowdowns were found, in 120 seconds each."""
     is_planted, is_apart = test in {"R2", "R4"}, test in {"R3", "R4"}
-    alarms, number = sum(map(is_slower, rows)), len(rows)
-    slower_cells, cells = (sum(float(row[key]) for row in rows) for key in ("num_slower", "num_cells"))
-    invalid = sum(row["exit_code"] == INVALID for row in rows)
-    where = "each side in processes of its own" if is_apart else "both sides in one process"
-    seconds = sorted(found_s for row in rows if math.isfinite(found_s := float(row["found_s"])))
-    told = f"{alarms} of {number} sessions, {slower_cells:.0f} of {cells:.0f} cells"
-    if is_planted:
-        told += f"; the whole was found slower in {len(seconds)} of {number}"
-    if is_planted and seconds:
-        told += f", after {median(seconds):.0f} s (median), {seconds[-1]:.0f} s at most"
-    told += f"; {invalid} invalid; sessions took up to {max(float(row['elapsed_s']) for row in rows):.0f} s"
+    valid = [row for row in rows if row["exit_code"] != INVALID]
+    alarms = sum(is_slower(row) if is_planted else row["exit_code"] == FINDING for row in valid)
+    share = alarms / max(1, len(valid))
+    passes = share >= GATE_FOUND if is_planted else share <= GATE_WRONG
+    passes = passes and len(valid) >= FEWEST_VALID * len(rows)
     busiest = max(float(row["load"]) for row in rows)
     crowded = f"a load of up to {busiest:.1f} for each core: others were at work"
-    share = alarms / number
-    passes = share >= GATE_FOUND if is_planted else share <= GATE_WRONG
+    where = "each side in processes of its own" if is_apart else "both sides in one process"
     what = f"a slowdown of {EFFECT:.0%} between two revisions" if is_planted else "two revisions with the same code"
     asked = f"at least {GATE_FOUND:.0%} of sessions find it" if is_planted else f"at most {GATE_WRONG:.0%} of sessions"
     return Outcome(
         id=test,
         title=f"{what}, {where}: {'found' if is_planted else 'false alarms'}",
         limit=f"{asked}; 16 cells in {GATE_S:.0f} s",
-        found=told,
+        found=f"{alarms} of {len(valid)} sessions, {_told(rows, is_planted=is_planted)}; {len(rows) - len(valid)} more "
+        f"were invalid; sessions took up to {max(float(row['elapsed_s']) for row in rows):.0f} s",
         passes=passes,
         is_short=short,
         rows=tuple(rows),
         cause="" if passes else crowded if busiest > CROWDED else CAUSES.get(test, ""),
     )
+
+
+def _told(rows: list[Row], *, is_planted: bool) -> str:
+    """How many cells were called slower, and when the whole was where it is."""
+    slower_cells, cells = (sum(float(row[key]) for row in rows) for key in ("num_slower", "num_cells"))
+    told = f"{slower_cells:.0f} of {cells:.0f} cells"
+    if not is_planted:
+        return told
+    seconds = sorted(found_s for row in rows if math.isfinite(found_s := float(row["found_s"])))
+    told += f"; the whole was found slower in {len(seconds)} of {len(rows)}"
+    return told + (f", after {median(seconds):.0f} s (median), {seconds[-1]:.0f} s at most" if seconds else "")
 
 
 def r1(rows: list[Row], *, short: bool) -> Outcome:

@@ -84,21 +84,20 @@ def make(test: str, number: int, *, short: bool) -> Piece:
     """Do one piece, here."""
     if test in WHOLE:
         whole: Any = importlib.import_module(f"harness.acceptance.{WHOLE[test]}")
-        return Piece(**made_with(test, short=short), outcome=getattr(whole, test.lower())(short=short))
+        return Piece(outcome=getattr(whole, test.lower())(short=short))
     module, function = MAKERS[test]
     maker: Make = getattr(importlib.import_module(f"harness.acceptance.{module}"), function)
-    rows = tuple(dict(row) for row in maker(number, sizes(short=short)[test]))
-    return Piece(**made_with(test, short=short), rows=rows)
+    return Piece(rows=tuple(dict(row) for row in maker(number, sizes(short=short)[test])))
 
 
-def made_with(test: str, *, short: bool) -> dict[str, str]:
-    """What a piece of this test says of how it was made."""
-    return {"size": size_of(test, short=short), "commit": commit()}
+def signed(piece: Piece, test: str, *, short: bool) -> Piece:
+    """A piece that says how it was made."""
+    return msgspec.structs.replace(piece, size=size_of(test, short=short), commit=commit())
 
 
 def size_of(test: str, *, short: bool) -> str:
     """What the size of a test says of one of its pieces."""
-    return repr(replace(sizes(short=short)[test], num_pieces=1, piece_s=0.0))
+    return repr(replace(sizes(short=short)[test], num_pieces=1, num_rivals=0, piece_s=0.0))
 
 
 def is_there(job: Job, folder: Path, *, short: bool) -> bool:

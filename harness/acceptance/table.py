@@ -21,12 +21,14 @@ TITLE = "What the method was asked to show, and what it showed"
 NOTES = """\
 Rivals were given the same wall time for each comparison, calibration and warm-up included, A to its end and then B,
 the order of the tools drawn anew each time; what they took of it is in T1. pyperf's defaults, 20 processes for each
-function, do not fit: what each tool did stands in harness/acceptance/rivals.py."""
+function, do not fit: what each tool did stands in harness/acceptance/rivals.py. All but T14 and T16, which are whole
+runs, had memory that is freed retained, for every tool alike (`MALLOC_*` as by `--allocator retain`)."""
 GATE_TITLE = "Two revisions side by side: false alarms, and planted slowdowns"
 GATE_NOTES = """\
 Each session is `attnbench compare rev:base rev:candidate` in a repository made for it, whose second revision differs
 from the first by a comment, or waits after each call for 5 % of its time. A session alarms, or finds, if it ends with
-exit code 1: any cell, or the whole, is slower."""
+exit code 1: any cell, or the whole, is slower, or something is lost. Sessions that said of themselves that they were
+disturbed are no part of the share; where they are more than a fifth, the test is missed."""
 IN_SHORT = (
     "**This is the short form**: rows so marked have fewer repetitions than the limit asks for, n is in the row, and "
     "a pass or a miss of theirs is weak evidence."

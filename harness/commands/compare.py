@@ -53,7 +53,7 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     cache: Cache = CacheMode.warm,
     allocator: Annotated[
         AllocatorMode | None,
-        typer.Option(help="What becomes of memory that is freed. [default: system; retain where the sides are apart]"),
+        typer.Option(help="What becomes of memory that is freed. Default: system; where the sides are apart, retain."),
     ] = None,
     call_limit: CallLimit = None,
     memory_limit: MemoryLimit = 0.0,

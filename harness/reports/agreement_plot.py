@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from harness.records import DTYPES, Record
-from harness.reports import Picture, Report, style, words
+from harness.reports import Picture, Report, once, style, words
 from harness.reports.table import absent
 from harness.store import Results
 
@@ -23,6 +23,7 @@ HOW = (
 )
 
 
+@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each dtype, one row for each implementation; none where nothing was compared."""
     checked = [record for record in results.records if record.agreement is not None]

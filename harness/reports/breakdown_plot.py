@@ -14,7 +14,7 @@ from matplotlib.ticker import PercentFormatter
 
 from harness.breakdown import ran, times
 from harness.kinds import PAGE_FAULTS
-from harness.reports import Picture, Report, style, words
+from harness.reports import Picture, Report, once, style, words
 from harness.reports.panels import Panel, Plot, Point, notes, titled
 from harness.reports.table import Row, shown
 from harness.store import Results
@@ -69,6 +69,7 @@ def panels_of(table: Iterable[Row]) -> list[Panel]:
     ]
 
 
+@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each workload, at most eight on a picture."""
     panels = panels_of(shown(results))

@@ -4,7 +4,7 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from harness.reports import Picture, Report, style
+from harness.reports import Picture, Report, once, style
 from harness.reports.lines import draw, log_ticks
 from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row
@@ -32,6 +32,7 @@ PLOT = Plot(
 )
 
 
+@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each combination of the other axes that vary."""
     return draw(results, PLOT)

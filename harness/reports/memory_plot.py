@@ -8,7 +8,7 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from harness.records import DTYPE_BYTES
-from harness.reports import Picture, Report, style
+from harness.reports import Picture, Report, once, style
 from harness.reports.lines import draw
 from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row
@@ -50,6 +50,7 @@ PLOT = Plot(
 )
 
 
+@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each combination of the other axes that vary."""
     return draw(results, PLOT)

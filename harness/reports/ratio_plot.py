@@ -8,7 +8,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from harness.compare import noise_floors
 from harness.records import Verdict
-from harness.reports import Picture, Report, style, words
+from harness.reports import Picture, Report, once, style, words
 from harness.reports.lines import draw
 from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row
@@ -63,6 +63,7 @@ def _ratio_ticks(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
+@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each combination of the other axes that vary."""
     return draw(results, _plot(results))

@@ -18,7 +18,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from harness.ceilings import Ceilings, Key
 from harness.counts import arithmetic_intensity
-from harness.reports import Picture, Report, style
+from harness.reports import Picture, Report, once, style
 from harness.reports.lines import log_ticks
 from harness.reports.table import Row, shown
 from harness.store import Results
@@ -39,6 +39,7 @@ ABOVE = (
 )
 
 
+@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each device, dtype and number of threads whose ceilings were measured."""
     places: dict[Key, list[Row]] = {}

@@ -58,10 +58,17 @@ def e_values(differences: Array, others: Array | None = None, *, upwards_only: b
     return total / (2 * len(stakes))
 
 
-def most(number: int) -> float:
-    """The largest e-value that so many differences can lead to, all of them large and alike."""
+def when_alike(number: int) -> float:
+    """The e-value that so many differences lead to which are all alike: as plain as can be.
+
+    On their signs all is bet, on their sizes a half for the first few and then what a difference as large as the
+    others is worth.
+    """
     stakes = np.concatenate([STAKES, -STAKES])
-    return float(np.mean(np.exp(np.minimum(number * np.log1p(stakes), LARGEST_LOG))))
+    few = min(number, FIRST)
+    by_size = few * np.log1p(stakes / 2) + (number - few) * np.log1p(stakes / (2 * NORMAL_MAD))
+    by_sign = number * np.log1p(stakes)
+    return float(np.mean(np.exp(np.minimum(np.concatenate([by_size, by_sign]), LARGEST_LOG))))
 
 
 def last(values: Array) -> float:

@@ -145,7 +145,7 @@ def detectable(judgement: Judgement, needed: float = 1 / FALSE_SHARE) -> float |
     part is the growth of a bet on a shift of normal differences, log-optimal among the stakes.
     """
     ratio = judgement.ratio
-    if ratio.standard_error is None or ratio.half_width is None or evidence.most(ratio.num_samples) < needed:
+    if ratio.standard_error is None or ratio.half_width is None or evidence.when_alike(ratio.num_samples) < needed:
         return None
     half, beyond = ratio.half_width, math.log1p(judgement.margin)
     luck = ratio.quantile(POWER) * ratio.standard_error

@@ -88,7 +88,7 @@ class TestLimits:
     def test_every_test_has_a_size_in_both_forms_and_short_is_short(self):
         assert list(plan.SHORT) == list(plan.FULL) == suite.TESTS
         planned_s = sum(size.num_pieces * size.piece_s for size in plan.SHORT.values())
-        assert planned_s <= 17 * 60
+        assert planned_s <= 18 * 60
 
     def test_the_pieces_of_a_long_test_are_spread_over_the_session(self):
         jobs = suite.jobs(["T1", "T7"], short=True)
@@ -209,9 +209,8 @@ def stub(monkeypatch, tmp_path):
 
     def run(job, folder, *, short):
         made.append(job.name)
-        made_with = suite.made_with(job.test, short=short)
-        piece = suite.Piece(**made_with, outcome=outcome(job.test, passes=job.test != "T4"))
-        (folder / f"{job.name}.json").write_bytes(msgspec.json.encode(piece))
+        piece = suite.Piece(outcome=outcome(job.test, passes=job.test != "T4"))
+        (folder / f"{job.name}.json").write_bytes(msgspec.json.encode(suite.signed(piece, job.test, short=short)))
         return True
 
     monkeypatch.setattr(suite, "run", run)

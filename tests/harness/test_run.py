@@ -80,7 +80,7 @@ def record(results, name):
         ("greedy", Status.out_of_memory, "can't allocate memory"),
         ("slow", Status.timeout, "for one call, over the limit of 100 ms"),
         ("dying_later", Status.crashed, "exited with code 3"),
-        ("remembering", Status.disagrees, "output is wrong"),
+        ("remembering", Status.disagrees, "is wrong"),
         ("lazy", Status.disagrees, "while it was timed: output is wrong"),
         ("greedy_for_threads", Status.error, "it changed the number of threads"),
         ("one_buffer", Status.disagrees, "overwrote the output of an earlier one"),
@@ -128,7 +128,7 @@ def test_slots_of_a_block_are_a_permutation_and_epochs_are_processes(liars):
 
 def test_the_watcher_hears_every_stage_and_the_counts(liars):
     results, seen = liars
-    assert [stage for stage in run.STAGES if any(p.stage == stage for p in seen)] == list(run.STAGES)
+    assert list(dict.fromkeys(p.stage for p in seen)) == ["check", "observe", "ceilings", "time"]
     assert seen[-1].counts["ok"] >= 3
     assert results.elapsed_s is not None
 
