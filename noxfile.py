@@ -78,7 +78,7 @@ def bench(session: nox.Session) -> None:
 @nox.session
 def bench_pytest(session: nox.Session) -> None:
     """The quick sweep as a suite of pytest-benchmark, kept in results/benchmarks; arguments after -- go to pytest."""
-    install(session)
+    install(session, "histogram")
     options = [f"--benchmark-storage={RESULTS / 'benchmarks'}", "--benchmark-autosave", "--benchmark-save-data"]
     session.run("pytest", "--override-ini=addopts=", "harness/pytest_suite", *options, *session.posargs)
 

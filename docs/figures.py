@@ -37,6 +37,15 @@ OTHERS = {
 FACTS = ("started", "commit", "took", "cells", "verdicts", "disturbances", "identical code")
 SHOWN_SCOPE, SHOWN_MASK, SHOWN_LEN = "attention", "causal", 512
 OWN, OFFICIAL = "fused", "torch_mha"
+TOLD_OF_TESTS, RESULT, CAUSE = (0, 1, 2, 3, 5), 5, 6
+"""Columns of the table of acceptance: those that docs/method.md has, too, and two of them by name."""
+ACCEPTED = {
+    "errors": "How far apart identical code seems: the RMS of the log ratio by tool and statistic, by cell and in all",
+    "power": "Slowdowns of 5 % that each tool finds, against its false alarms on identical code",
+    "times": "Share of right verdicts against the seconds that a comparison takes, by tool",
+    "coverage": "The 95 % intervals of many sessions about the errors of their ratios; misses have another colour",
+}
+"""The pictures of acceptance, and what they show."""
 NEEDED = re.compile(r"missing_package\(\"([\w.]+)\"")
 
 
@@ -123,12 +132,29 @@ def _comparison(results: Results) -> str:
 
 
 def accepted() -> str:
-    """What acceptance found, less the rivals, limits and causes, which its own table has."""
-    lines = (GALLERY / "acceptance" / "acceptance.md").read_text(encoding="utf-8").splitlines()
-    told = [line for line in lines if line.startswith(("Passed:", "Made by"))]
-    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines if line.startswith("|")]
-    shown = [f"| {' | '.join(row[place] for place in (0, 1, 3, 5))} |" for row in rows]
-    return "\n".join([" ".join(reversed(told)), "", *shown])
+    """What acceptance found, less what the rivals did, which its own table has; causes of misses, and pictures."""
+    folder = GALLERY / "acceptance"
+    text = (folder / "acceptance.md").read_text(encoding="utf-8")
+    paragraphs = [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+    told = [next(each for each in paragraphs if each.startswith(begin)) for begin in ("Passed:", "Made by")]
+    lines = [line for line in text.splitlines() if line.startswith("|")]
+    rows = [[cell.strip() for cell in re.split(r"(?<!\\)\|", line)[1:-1]] for line in lines]
+    shown = [f"| {' | '.join(row[place] for place in TOLD_OF_TESTS)} |" for row in rows]
+    causes = [f"- **{row[0]}**: {_sentence(row[CAUSE])}" for row in rows if row[RESULT].startswith("**MISS**")]
+    pictures = [
+        f"![{about}](../results/gallery/acceptance/{name}.png)"
+        for name, about in ACCEPTED.items()
+        if (folder / f"{name}.png").exists()
+    ]
+    why = ["", "What is known of the causes of misses:", "", *causes] if causes else []
+    return "\n".join([" ".join(told), "", *shown, *why, *(line for each in pictures for line in ("", each))])
+
+
+def _sentence(cause: str) -> str:
+    """A cause as sentences; `-` is none."""
+    if cause == "-":
+        return "The cause was not looked into."
+    return f"{cause[0].upper()}{cause[1:].removesuffix('.')}."
 
 
 def renewed(text: str, found: dict[str, str]) -> str:

@@ -1,9 +1,10 @@
 """Verdicts on one run: each implementation against the baseline of its workload, from pairs inside blocks."""
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
+from harness.measure import TOUCH_BELOW_S
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.statistics.evidence import needed
 from harness.statistics.stats import Estimate, Pairs, beside, mean_of, paired_ratio, pairs
@@ -27,8 +28,9 @@ def comparisons(results: Results) -> list[Comparison]:
     verdicts = decide([found for _, found in judged], share)
     num_called = sum(verdict is not Verdict.undecided for verdict in verdicts)
     threshold = needed(len(judged), min(num_called, len(judged) - 1), share) if judged else 0.0
+    baselines = _baselines(results)
     return [
-        _comparison(results, record, found, verdict, threshold)
+        _comparison(results, baselines, (record, found, verdict), threshold)
         for (record, found), verdict in zip(judged, verdicts, strict=True)
     ]
 
@@ -103,7 +105,14 @@ def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
             )
 
 
-def _comparison(results: Results, record: Record, found: Judgement, verdict: Verdict, threshold: float) -> Comparison:
+def _comparison(
+    results: Results,
+    baselines: Mapping[tuple[str, str], Record],
+    row: tuple[Record, Judgement, Verdict],
+    threshold: float,
+) -> Comparison:
+    record, found, verdict = row
+    baseline = baselines[record.workload.id, results.plan.base(record.implementation)]
     return Comparison(
         workload=record.workload,
         implementation=record.implementation,
@@ -116,23 +125,25 @@ def _comparison(results: Results, record: Record, found: Judgement, verdict: Ver
         verdict=verdict,
         e_same=found.e_same,
         e_apart=found.e_apart,
-        more_s=_more_s(results, record, found, threshold) if verdict is Verdict.undecided else None,
+        more_s=_more_s(results, (record, baseline), found, threshold) if verdict is Verdict.undecided else None,
     )
 
 
-def _more_s(results: Results, record: Record, found: Judgement, threshold: float) -> float | None:
+def _more_s(results: Results, cells: tuple[Record, Record], found: Judgement, threshold: float) -> float | None:
     """Visits to go, times what a block of the arm and the baseline's two lasted; or processes, times what one did."""
     visits = visits_to_go(found, threshold)
     if results.plan.sides is not None:
         each_s = (results.elapsed_s or math.inf) / found.ratio.num_clusters
         return visits * each_s if math.isfinite(visits * each_s) else None
-    baseline = _baselines(results)[record.workload.id, results.plan.base(record.implementation)]
+    record, baseline = cells
     block_s = 2 * _sample_s(_samples(baseline, "latency")) + _sample_s(_samples(record, "latency"))
     return visits * results.plan.num_blocks * block_s if math.isfinite(visits) else None
 
 
 def _sample_s(samples: tuple[Sample, ...]) -> float:
-    return samples[-1].value * samples[-1].num_calls
+    """What a sample takes, with the untimed call before one of short calls."""
+    last = samples[-1]
+    return last.value * (last.num_calls + (last.value < TOUCH_BELOW_S))
 
 
 def _baselines(results: Results) -> dict[tuple[str, str], Record]:

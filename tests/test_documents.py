@@ -6,8 +6,9 @@
 - `bash` runs; `attnbench` in it is the copy's, on small settings. A block with a comment `# exits N` or
   `# exits N or M` ends with that exit code. Set-up commands (pip, nox, git, ...) stand in blocks of their own; they
   are not run but compared with .ci/run and the sessions that exist.
-- `text`, `console` and `json` show output, and `mermaid` is drawn. In the documents of PRINTED, a `text` right below a
-  block is what it prints: a number to its last digit or nearly, `...` for anything, any white space for any other.
+- `text`, `console` and `json` show output, `yaml` is for CI systems, and `mermaid` is drawn. In the documents of
+  PRINTED, a `text` right below a block is what it prints: a number to its last digit or nearly, `...` for anything, any
+  white space for any other.
 """
 
 import os
@@ -33,7 +34,7 @@ DOCUMENTS = [
     "docs/side-by-side.md",
     *PRINTED,
 ]
-SHOWN = {"text", "console", "json", "mermaid"}
+SHOWN = {"text", "console", "json", "yaml", "mermaid"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 240

@@ -1,9 +1,15 @@
-"""The figures in the README are those of results/gallery, to the letter."""
+"""The figures of the README are those of results/gallery, to the letter; those of the method are what the code says."""
 
 import importlib.util
 import re
 from pathlib import Path
 
+import numpy as np
+import pytest
+
+from harness.statistics import evidence
+from harness.statistics.stats import Estimate
+from harness.statistics.verdict import FALSE_SHARE, WHOLE_SHARE, Judgement, detectable, share_of_cells
 from harness.store import read
 
 ROOT = Path(__file__).parents[1]
@@ -27,8 +33,100 @@ def test_the_method_tells_what_acceptance_found():
     text = found.METHOD.read_text(encoding="utf-8")
     assert text == found.renewed(text, {"acceptance": found.accepted()}), "run: python docs/figures.py"
     told = found.accepted()
-    assert re.search(r"^Passed: \d+ of \d+\.", told)
+    assert re.search(r"^Passed: \d+ of \d+\..*\.$", told, re.MULTILINE), "whole sentences"
+    assert "| id | what | limit fixed beforehand | found | result |" in told
     assert all(f"| T{number} | " in told for number in range(1, 17))
+    shown = re.findall(r"!\[[^\]]+\]\(\.\./([^)]+)\)", told)
+    there = sorted((found.GALLERY / "acceptance").glob("*.png"))
+    assert sorted(shown) == [str(path.relative_to(ROOT)) for path in there]
+
+
+MISSES = """# Title
+
+Made by `us` on this machine. Limits were fixed; what misses one is
+printed as a miss. **This is the short form**.
+
+Passed: 1 of 3. Missed: T2, T3. Not run: none.
+
+| id | what | limit | found | rivals | result | cause |
+| --- | --- | --- | --- | --- | --- | --- |
+| T1 | one \\| two | 1 % | 0.5 % | we: 3 % | pass | - |
+| T2 | three | 1 % | 2 % | - | **MISS** (short form) | the machine. Tried: another |
+| T3 | four | 1 % | 2 % | - | **MISS** | - |
+
+Notes.
+"""
+TOLD = """Passed: 1 of 3. Missed: T2, T3. Not run: none. Made by `us` on this machine. \
+Limits were fixed; what misses one is printed as a miss. **This is the short form**.
+
+| id | what | limit | found | result |
+| --- | --- | --- | --- | --- |
+| T1 | one \\| two | 1 % | 0.5 % | pass |
+| T2 | three | 1 % | 2 % | **MISS** (short form) |
+| T3 | four | 1 % | 2 % | **MISS** |
+
+What is known of the causes of misses:
+
+- **T2**: The machine. Tried: another.
+- **T3**: The cause was not looked into."""
+
+
+def test_each_miss_is_told_with_its_cause_and_pictures_that_are_there(tmp_path, monkeypatch):
+    found = figures()
+    monkeypatch.setattr(found, "GALLERY", tmp_path)
+    folder = tmp_path / "acceptance"
+    folder.mkdir()
+    (folder / "acceptance.md").write_text(MISSES, encoding="utf-8")
+    assert found.accepted() == TOLD
+    (folder / "power.png").touch()
+    about = found.ACCEPTED["power"]
+    assert found.accepted() == f"{TOLD}\n\n![{about}](../results/gallery/acceptance/power.png)"
+    (folder / "acceptance.md").write_text(re.sub(r"\| T[23] .*\n", "", MISSES), encoding="utf-8")
+    assert "What is known" not in found.accepted()
+
+
+def test_the_method_works_its_example_out_as_the_code_does():
+    text = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
+    rows = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| \d+ \| [-+]", line)]
+    shown = np.array(rows, dtype=float).T
+    blocks, slower, told, half_up, half_down, by_sign, e_slower, same, e_same = shown
+    assert blocks.tolist() == list(range(1, 11))
+    bets = evidence.scores(slower / 100)
+    assert told == pytest.approx(bets, abs=0.00501)
+    assert half_up == pytest.approx(np.cumprod(1 + 0.5 * bets), abs=0.00501)
+    assert half_down == pytest.approx(np.cumprod(1 - 0.5 * bets), abs=0.00501)
+    assert by_sign == pytest.approx(np.cumprod(1 + 0.9 * np.sign(slower)), abs=0.0501)
+    assert e_slower == pytest.approx(evidence.e_values(slower / 100), abs=0.00501)
+    assert e_same == pytest.approx(evidence.e_values(same / 100), abs=0.00501)
+    other = np.concatenate([slower, [4.0] * 4])
+    other[3] *= -1
+    values = evidence.e_values(other)
+    assert values[9] == pytest.approx(4.80, abs=0.00501)
+    assert np.flatnonzero(values >= 20)[0] + 1 == 14
+
+
+def test_the_method_decides_many_cells_as_the_code_does():
+    limits = [evidence.needed(16, number, FALSE_SHARE) for number in range(5)]
+    assert np.round(limits).tolist() == [320, 160, 107, 80, 64]
+    alike = [1.0] * 16
+    assert evidence.discoveries(np.array([400, 150, 110, 90, 70, *alike[5:]]), FALSE_SHARE).sum() == 5
+    assert not evidence.discoveries(np.array([70, *alike[1:]]), FALSE_SHARE).any()
+
+
+def test_the_method_prints_its_example_of_a_detectable_effect_as_the_code_does():
+    ratio = Estimate(point=1.0, standard_error=0.003, num_clusters=16, num_samples=64)
+    found = detectable(Judgement(ratio=ratio, margin=0.02, e_same=1.0, e_apart=1.0, spread=0.02), 20.0)
+    assert found == pytest.approx(0.023, abs=5e-4)
+
+
+def test_as_many_processes_are_needed_as_the_documents_say():
+    """Of two states of the code, each process gives one number; here all find the same difference."""
+    slower, alike = (evidence.e_values(np.full(20, 0.1), upwards_only=upwards) for upwards in (False, True))
+    share = share_of_cells(has_whole=True)
+    together, alone = evidence.needed(16, 15, share), evidence.needed(16, 0, share)
+    assert (together, alone, 1 / WHOLE_SHARE) == pytest.approx((40, 640, 40))
+    assert [np.argmax(slower >= limit) + 1 for limit in (together, alone)] == [11, 15]
+    assert np.argmax(alike >= together) + 1 == 10
 
 
 def test_the_page_of_the_gallery_shows_what_the_gallery_holds():

@@ -1,4 +1,4 @@
-"""The workflow that people copy: its script ends as the comparison does, and leaves the summary."""
+"""The workflow that people copy: its script ends as the gate does that judges the session, and leaves the summary."""
 
 import os
 import re
@@ -10,10 +10,21 @@ import pytest
 
 WORKFLOW = Path(__file__).parent.parent / "examples" / "ci" / "attnbench.yml"
 STUB = """#!/bin/sh
-mkdir -p results/runs/20260101T000000Z-compare-00
-printf '%s ' "$@" > results/runs/20260101T000000Z-compare-00/sides.md
-exit {code}
+case $1 in
+    compare)
+        mkdir -p {session}
+        echo "$@" > {session}/sides.md
+        exit {compared} ;;
+    gate)
+        mkdir -p gate
+        echo "$@" > gate/gate.md
+        exit {judged} ;;
+esac
 """
+SESSION = "results/runs/20260101T000000Z-compare-00"
+ELSEWHERE = "elsewhere"  # as where the command ends before there is a session
+COMPARED = "compare rev:HEAD^1 rev:HEAD --implementation my file.py:Name\n"
+JUDGED = "gate --to gate\n"
 
 
 def script() -> str:
@@ -23,16 +34,46 @@ def script() -> str:
     return textwrap.dedent(found[1])
 
 
-@pytest.mark.parametrize(("code", "ends"), [(0, 0), (1, 1), (2, 2), (3, 0), (4, 0), (130, 130)])
-def test_the_step_fails_on_a_finding_and_only_warns_where_nothing_could_be_said(tmp_path, code, ends):
-    stub = tmp_path / "bin" / "attnbench"
+def follow(folder: Path, **ends: int | str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """The step in `folder`, with commands that end so; and the summary that it leaves."""
+    stub = folder / "bin" / "attnbench"
     stub.parent.mkdir()
-    stub.write_text(STUB.format(code=code))
+    stub.write_text(STUB.format(**ends))
     stub.chmod(0o755)
-    given = {"IMPLEMENTATION": "my file.py:Name", "GITHUB_STEP_SUMMARY": str(tmp_path / "summary")}
+    given = {"IMPLEMENTATION": "my file.py:Name", "GITHUB_STEP_SUMMARY": str(folder / "summary")}
     environment = os.environ | given | {"PATH": f"{stub.parent}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "-e", "-o", "pipefail", "-c", script()]
-    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, check=False)
+    return done, (folder / "summary").read_text()
+
+
+@pytest.mark.parametrize("compared", [0, 1, 3, 4])
+@pytest.mark.parametrize(("judged", "ends"), [(0, 0), (1, 1), (2, 2), (3, 0), (4, 0), (130, 130)])
+def test_the_step_ends_as_the_gate_does_and_only_warns_where_nothing_could_be_said(tmp_path, compared, judged, ends):
+    done, summary = follow(tmp_path, compared=compared, judged=judged, session=SESSION)
     assert done.returncode == ends
-    assert (tmp_path / "summary").read_text() == "compare rev:HEAD^1 rev:HEAD --implementation my file.py:Name "
-    assert ("::warning::" in done.stdout) is (code in {3, 4})
+    assert summary == COMPARED + JUDGED
+    warning = {3: "inconclusive", 4: "the runner was disturbed"}.get(judged, "")
+    assert done.stdout.count("::warning::") == bool(warning)
+    assert warning in done.stdout
+
+
+@pytest.mark.parametrize("compared", [2, 130])
+def test_a_comparison_that_did_not_come_to_its_end_fails_unjudged(tmp_path, compared):
+    done, summary = follow(tmp_path, compared=compared, judged=0, session=SESSION)
+    assert done.returncode == compared
+    assert summary == COMPARED
+
+
+@pytest.mark.parametrize("code", [0, 1, 2])
+def test_without_a_session_there_is_nothing_to_judge(tmp_path, code):
+    done, summary = follow(tmp_path, compared=code, judged=1, session=ELSEWHERE)
+    assert done.returncode == code
+    assert summary == ""
+    assert not (tmp_path / "gate").exists()
+
+
+def test_what_the_gate_writes_is_kept():
+    text = WORKFLOW.read_text()
+    (folder,) = re.findall(r"gate --to (\S+)", text)
+    assert folder in text.split("actions/upload-artifact")[1].split()

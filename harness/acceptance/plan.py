@@ -67,7 +67,7 @@ SHORT = {
     "T14": Size(piece_s=75, num_repeats=5),
     "T15": Size(piece_s=10, num_repeats=300),
     "T16": Size(piece_s=290),
-    "C1": Size(piece_s=20),
+    "C1": Size(piece_s=70),
 }
 FULL = {
     "T1": Size(num_pieces=25, piece_s=60, num_cells=16, compare_s=2.0, num_rivals=2),
@@ -86,7 +86,7 @@ FULL = {
     "T14": Size(piece_s=350, num_repeats=50),
     "T15": Size(piece_s=40, num_repeats=3000),
     "T16": Size(piece_s=330),
-    "C1": Size(piece_s=20),
+    "C1": Size(piece_s=70),
 }
 ON_CUDA = {
     "G1": Size(piece_s=15),

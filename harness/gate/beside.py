@@ -4,6 +4,7 @@ There the pairs inside blocks say more than two separate runs can. The verdicts 
 harness/statistics/verdict.py; what is certain is judged as between two runs.
 """
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
@@ -26,10 +27,11 @@ def of_sides(results: Results, thresholds: Thresholds) -> Decision:
     """The decision on a run that compared two states of the code (`attnbench compare rev:main rev:HEAD`)."""
     whole, sides = suite(results), results.plan.sides
     assert sides is not None
+    allowed = thresholds.asked(EVERY, EVERY, LATENCY) or 0.0
     ruling = (
         overall(None, Verdict.undecided, None)
         if whole is None
-        else overall(whole.ratio, whole.verdict, whole.minimum_detectable_effect)
+        else overall(whole.ratio, whole.verdict, whole.minimum_detectable_effect, allowed)
     )
     base, candidate = by_side(results)
     reasons = list(ailments(results, thresholds, "the session"))
@@ -49,6 +51,7 @@ def of_sides(results: Results, thresholds: Thresholds) -> Decision:
         notes=[f"{name} is gone: {reason}" for name, reason in sides.lost.items()],
         invalid=reasons,
         is_cut_short=results.elapsed_s is None,
+        is_apart=sides.is_apart,
     )
 
 
@@ -63,18 +66,21 @@ def judge(  # noqa: PLR0913 - what a session has to say
     notes: Collection[str] = (),
     invalid: Sequence[str] = (),
     is_cut_short: bool = False,
+    is_apart: bool = False,
 ) -> Decision:
     """The decision on one session.
 
     `records` are the base's and the candidate's, each implementation under one name on both sides; `comparisons` are of
-    the candidate's implementations against themselves in the base; `floors` by workload id (compare.noise_floors).
+    the candidate's implementations against themselves in the base; `floors` by workload id (compare.noise_floors);
+    `is_apart` says that each side had processes of its own.
     """
     coupled = matched(*records)
     certainties = [ruling for couple in coupled for ruling in certain.rulings(couple, thresholds)]
     by_key: dict[Key, Couple] = {couple.key: couple for couple in coupled}
+    lowest = [_lowest(found, floors.get(found.workload.id), is_apart=is_apart) for found in comparisons]
     timed = [
-        believed(_time(found, couple, thresholds, floors.get(found.workload.id)), couple, thresholds)
-        for found in comparisons
+        believed(_time(found, couple, thresholds, least), couple, thresholds)
+        for found, least in zip(comparisons, lowest, strict=True)
         if (couple := by_key.get((found.workload.id, found.implementation))) is not None
     ]
     if invalid:
@@ -84,8 +90,8 @@ def judge(  # noqa: PLR0913 - what a session has to say
     )
 
 
-def overall(ratio: Estimate | None, verdict: Verdict, smallest: float | None) -> Ruling:
-    """The ruling on a whole session, from its mean ratio."""
+def overall(ratio: Estimate | None, verdict: Verdict, smallest: float | None, allowed: float = 0.0) -> Ruling:
+    """The ruling on a whole session, from its mean ratio; `allowed` is what a rule for every cell allows."""
     nothing = Ruling(
         workload=EVERY,
         implementation=EVERY,
@@ -97,11 +103,14 @@ def overall(ratio: Estimate | None, verdict: Verdict, smallest: float | None) ->
     if ratio is None:
         return nothing
     kind, outcome = VERDICTS[verdict]
+    words = f"geometric mean: {_told(verdict, ratio.point, ratio.low, ratio.high, smallest)}"
+    if kind is Kind.slower and ratio.point <= 1 + allowed:
+        kind, outcome, words = Kind.same, Outcome.passed, f"{words}; {_permitted(allowed)}"
     return msgspec.structs.replace(
         nothing,
         kind=kind,
         outcome=outcome,
-        words=f"geometric mean: {_told(verdict, ratio.point, ratio.low, ratio.high, smallest)}",
+        words=words,
         effect=ratio.point,
         low=ratio.low,
         high=ratio.high,
@@ -117,15 +126,26 @@ VERDICTS = {
 }
 
 
-def _time(found: Comparison, couple: Couple, thresholds: Thresholds, floor: Estimate | None) -> Ruling:
+def _lowest(found: Comparison, floor: Estimate | None, *, is_apart: bool) -> float:
+    """The lowest threshold that can be judged: how far from 1 the ratio of identical code may seem.
+
+    The base's twin tells it. Apart, the twin lies in the base's own process, and nothing of what one process differs
+    by from another is in it; that is in the interval of the cell itself, which counts processes.
+    """
+    by_twin = 0.0 if floor is None or floor.high is None or floor.low is None else max(floor.high, 1 / floor.low) - 1
+    if not is_apart or found.high is None:
+        return by_twin
+    return max(by_twin, found.high / found.ratio - 1)
+
+
+def _time(found: Comparison, couple: Couple, thresholds: Thresholds, lowest: float) -> Ruling:
     """A comparison as a ruling; what no rule allows, nothing does: the verdict has a margin of its own."""
     kind, outcome = VERDICTS[found.verdict]
     words = _told(found.verdict, found.ratio, found.low, found.high, found.minimum_detectable_effect)
     asked = thresholds.asked(found.workload.id, found.implementation, LATENCY)
-    lowest = 0.0 if floor is None or floor.high is None or floor.low is None else max(floor.high, 1 / floor.low) - 1
     smallest = found.minimum_detectable_effect
     if kind is Kind.slower and found.ratio <= 1 + (asked or 0.0):
-        kind, outcome, words = Kind.same, Outcome.passed, f"{words}; allowed is {percent(asked or 0.0)}"
+        kind, outcome, words = Kind.same, Outcome.passed, f"{words}; {_permitted(asked or 0.0)}"
     elif outcome is not Outcome.finding and asked is not None and asked < lowest:
         kind, outcome = Kind.refused, Outcome.inconclusive
         reason = f"identical code may seem {percent(lowest)} apart in this session"
@@ -149,6 +169,10 @@ def _time(found: Comparison, couple: Couple, thresholds: Thresholds, floor: Esti
         high=found.high,
         smallest=smallest,
     )
+
+
+def _permitted(allowed: float) -> str:
+    return "any growth is allowed" if math.isinf(allowed) else f"allowed is {percent(allowed)}"
 
 
 def _seems_slower(found: Comparison) -> bool:

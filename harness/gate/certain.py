@@ -1,10 +1,23 @@
-"""Hard gates: what has no noise, and so needs no statistics. Status, check, errors, memory, operators, backend."""
+"""Hard gates: what has no noise, and so needs no statistics.
+
+Status, check, errors, memory, FLOPs, operators and backend.
+"""
 
 import math
 from collections.abc import Iterator
 
 from harness.gate.cells import Couple
-from harness.gate.rulings import BACKEND, ERROR_RATIO, LATENCY, NUM_OPERATORS, STATUS, Kind, Outcome, Ruling
+from harness.gate.rulings import (
+    BACKEND,
+    ERROR_RATIO,
+    EXECUTED_FLOPS,
+    LATENCY,
+    NUM_OPERATORS,
+    STATUS,
+    Kind,
+    Outcome,
+    Ruling,
+)
 from harness.gate.thresholds import Thresholds
 from harness.outcome import Agreement, Operators
 from harness.records import Record, Status
@@ -29,6 +42,7 @@ def rulings(couple: Couple, thresholds: Thresholds) -> Iterator[Ruling]:
     if base.status is candidate.status is Status.ok:
         yield from _checks(base, candidate, thresholds)
         yield from _operators(base, candidate, thresholds)
+        yield from _flops(base, candidate, thresholds)
         yield from _measured(base, candidate, thresholds)
 
 
@@ -150,8 +164,21 @@ def count(operators: Operators) -> int:
     return sum(operator.num_calls for operator in operators.calls)
 
 
+def _flops(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
+    """How many FLOPs one call executes, where the base's implementation said so."""
+    if base.executed_flops is None:
+        return
+    if candidate.executed_flops is None:
+        words = "how many FLOPs one call executes is no longer told"
+        yield _ruling(candidate, EXECUTED_FLOPS, Kind.lost, Outcome.finding, words)
+        return
+    counts = base.executed_flops, candidate.executed_flops
+    allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, EXECUTED_FLOPS)
+    yield _growth(candidate, EXECUTED_FLOPS, "flops", counts, allowed)
+
+
 def _measured(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Each metric with a pass of its own, such as peak memory or executed FLOPs."""
+    """Each metric with a pass of its own, such as peak memory."""
     for before in base.measurements:
         if before.metric.startswith(LATENCY) or not before.samples:
             continue

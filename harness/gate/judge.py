@@ -26,7 +26,12 @@ class Terms:
 
 
 def judge(base: Results, candidate: Results, thresholds: Thresholds | None = None) -> Decision:
-    """Compare two stored runs."""
+    """Compare two stored runs.
+
+    Raises:
+        ValueError: one of them compared two sides.
+    """
+    _require_one_state(base, candidate)
     asked = thresholds or Thresholds()
     coupled = cells.couples(base, candidate)
     terms = _terms(base, candidate)
@@ -44,6 +49,14 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
         invalid=tuple(reasons),
         is_cut_short=candidate.elapsed_s is None or base.elapsed_s is None,
     )
+
+
+def _require_one_state(*runs: Results) -> None:
+    """Raises ValueError where a run holds two states of the code: its times are of both, side by side."""
+    for results in runs:
+        if results.plan.sides is not None:
+            told = f"{results.run} compared two sides, and is judged by itself and against no other run"
+            raise ValueError(f"{told}: give it alone, as in attnbench gate {results.run}")
 
 
 def conclude(  # noqa: PLR0913 - a decision and what may stand beside it
@@ -130,7 +143,8 @@ def fingerprints(results: Results) -> list[str]:
 def ailments(results: Results, thresholds: Thresholds, name: str) -> Iterator[str]:
     """Why the times of a run are worth nothing."""
     if results.elapsed_s is None:
-        yield f"{name} did not come to its end: go on with attnbench run --resume {results.run}"
+        command = "run" if results.plan.sides is None else "compare"
+        yield f"{name} did not come to its end: go on with attnbench {command} --resume {results.run}"
     if len(fingerprints(results)) > 1:
         yield f"{name} saw {len(fingerprints(results))} environments: the machine changed during the run"
     num_void = sum(map(len, results.void.values()))

@@ -10,6 +10,7 @@ LATENCY = "latency"
 ERROR_RATIO = "error_ratio"
 BACKEND = "backend"
 NUM_OPERATORS = "num_operators"
+EXECUTED_FLOPS = "executed_flops"
 EVERY = "*"
 """In place of a workload or an implementation: the ruling is about all of them."""
 

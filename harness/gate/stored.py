@@ -94,7 +94,10 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
 
 
 def _require_sound(found: Results, thresholds: Thresholds) -> None:
-    """Raises ValueError where the run itself went wrong."""
+    """Raises ValueError where the run itself went wrong, or is none that others can be held against."""
+    if found.plan.sides is not None:
+        told = f"{found.run} cannot become a baseline: it compared two sides, and a baseline is one state of the code"
+        raise ValueError(f"{told}; store a run of attnbench run")
     wrong = [record for record in found.records if record.is_finding]
     if wrong:
         first = f"{wrong[0].implementation} on {wrong[0].workload.id}: {wrong[0].status}"

@@ -1,7 +1,6 @@
 """The table that the summary, the page and the terminal share: one row for each cell, as raw values and as text."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 from harness.breakdown import allocated_bytes, num_operators, ran, timed
@@ -9,10 +8,11 @@ from harness.compare import comparisons
 from harness.counts import arithmetic_intensity, score_matrix_bytes
 from harness.outcome import Operators
 from harness.rates import Rates, executed_ratio
-from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
+from harness.records import Comparison, Record, Status, Verdict, Workload
 from harness.reports import words
+from harness.reports.doubts import held_against
 from harness.reports.explained import Key, costs, explained
-from harness.statistics.stats import FEWEST_CLUSTERS, Estimate, median, median_estimate
+from harness.statistics.stats import Estimate, median, median_estimate
 from harness.store import Results
 from harness.units import MISSING, duration, scale_of, show, significant
 
@@ -32,18 +32,9 @@ LEGEND = (
     "useful FLOPs for each compulsory byte; executed says how many FLOPs are computed for each useful one. Error is "
     "the largest error as a share of what is allowed: above 1 disagrees."
 )
-PRECISION_ON_CPU = {
-    "high": "high is TF32, which a CPU has not: as highest",
-    "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
-}
-FEW_SAMPLES = 10
 WORTH_TELLING = 1.0
 """Where even a factor of two would be missed, what would be seen is no number to read."""
 HUGE = 1000.0
-DRIFT = 0.1
-"""A time that moves by more than this on the log scale says more of the machine than of the code: trust the ratio."""
-FAULT_S = 0.25e-6
-"""About what one minor page fault costs; only decides whether their number is worth telling."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -146,7 +137,7 @@ def _row(
     peak = median(sample.value for sample in memory.samples) if memory is not None and memory.samples else None
     is_baseline = results.plan.is_base(record.implementation)
     strange = results.doubts.get((record.workload.id, record.implementation), ())
-    doubts = (*_doubts(record, time), *strange)
+    doubts = (*held_against(record, time, results.void.get(record.workload.id, ())), *strange)
     rated = None if time is None else results.rates(record.workload, time.point)
     texts = {
         "length": words.length(record.workload),
@@ -245,56 +236,3 @@ def _error(record: Record) -> str:
     if ratio is None:
         return "not finite" if any(record.agreement.tensors()) else MISSING
     return significant(ratio, 2) if ratio < HUGE else f"{ratio:.0e}"
-
-
-def _doubts(record: Record, time: Estimate | None) -> Iterator[str]:
-    """What a reader should hold against the numbers of an ok cell."""
-    if record.status is not Status.ok:
-        return
-    if record.message:
-        yield words.plain(record.message)
-    if time is None:
-        yield "agrees, not timed"
-        return
-    yield from _timing_doubts(record, time)
-    for measurement in record.measurements:
-        yield from map(words.plain, measurement.warnings)
-
-
-def _timing_doubts(record: Record, time: Estimate) -> Iterator[str]:
-    latency = record.measurement("latency")
-    assert latency is not None
-    if time.num_clusters < FEWEST_CLUSTERS:
-        yield f"{time.num_clusters} visit{'s' * (time.num_clusters > 1)}: too few for an interval"
-    if time.num_samples < FEW_SAMPLES:
-        yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
-    faults = median(_faults(sample) for sample in latency.samples)
-    if faults * FAULT_S > 0.05 * time.point:
-        hint = (
-            "" if record.environment and "MALLOC_MMAP_MAX_" in record.environment.settings else ": --allocator retain"
-        )
-        yield f"{faults:,.0f} page faults a call{hint}"
-    yield from _unrest(record, latency.samples)
-    if record.workload.device == "cpu" and record.workload.dtype in {"bfloat16", "float16"}:
-        capability = "" if record.environment is None else record.environment.cpu_capability.upper()
-        if capability and "AVX512" not in capability and "AMX" not in capability:
-            yield f"{record.workload.dtype} without AVX512 or AMX may run reference loops"
-    if record.workload.device == "cpu" and record.workload.float32_matmul_precision != "highest":
-        yield PRECISION_ON_CPU[record.workload.float32_matmul_precision]
-
-
-def _unrest(record: Record, samples: tuple[Sample, ...]) -> Iterator[str]:
-    """More work than cores while this was timed, or times that moved between its first and its last third."""
-    cores = 0 if record.environment is None else record.environment.num_logical_cores
-    load = median(sample.load for sample in samples)
-    if cores and load > 1.5 * cores:
-        yield f"load {load:.1f} on {cores} cores"
-    third = len(samples) // 3
-    if third >= FEWEST_CLUSTERS:
-        first, last = (median(sample.value for sample in part) for part in (samples[:third], samples[-third:]))
-        if abs(math.log(last / first)) > DRIFT:
-            yield f"drifted by {percent(last / first - 1)} while it was timed"
-
-
-def _faults(sample: Sample) -> float:
-    return sample.num_faults / max(1, sample.num_calls)

@@ -2,9 +2,12 @@
 
 import json
 import os
+import re
+import shutil
 import subprocess
 import sys
 from importlib.metadata import entry_points
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -14,6 +17,7 @@ from harness.pytest_suite.replay import ReplayClock
 ROOT = Path(__file__).parents[2]
 INSTALLED = entry_points(group="pytest11", name="attnbench")
 PLUGIN = [] if INSTALLED else ["-p", "harness.pytest_plugin"]  # an installation brings it by itself
+CAN_DRAW = find_spec("pygal") is not None
 
 SUITE = """
 import pytest
@@ -70,26 +74,31 @@ def test_a_suite_of_ones_own_uses_the_engine_in_a_few_lines(tmp_path):
     assert "3 passed" in done.stdout
 
 
-@pytest.fixture(scope="module")
-def stored(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("suite")
+def run_suite(folder: Path, *options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Our suite on a tiny sweep; all that it keeps lies in `folder`."""
     sweep = folder / "tiny.toml"
     sweep.write_text('summary = "tiny"\n[[grid]]\nseq_len = 16\nnum_heads = 2\nnum_threads = 1\n', encoding="utf-8")
     asked = ["--attnbench-sweep", str(sweep), "--attnbench-set", "direction=inference"]
     asked += ["--attnbench-implementation", "fused", "--attnbench-implementation", "torch_mha"]
     asked += ["--attnbench-budget", "0", "--attnbench-results", str(folder), "--override-ini=addopts="]
-    suite = str(ROOT / "harness" / "pytest_suite")
-    done = run_pytest(
-        ROOT,
-        *PLUGIN,
-        suite,
-        *asked,
-        f"--benchmark-storage={folder / 'stored'}",
-        "--benchmark-autosave",
-        "--benchmark-save-data",
-        "-rs",
-    )
-    return folder, done
+    asked += [f"--benchmark-storage={folder / 'stored'}", "--benchmark-autosave", "--benchmark-save-data", "-rs"]
+    return run_pytest(cwd, *PLUGIN, str(ROOT / "harness" / "pytest_suite"), *asked, *options)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("suite")
+    return folder, run_suite(folder)
+
+
+@pytest.fixture(scope="module")
+def again(stored, tmp_path_factory):
+    """The same once more: beside a copy of what is stored, and drawn where that can be."""
+    folder = tmp_path_factory.mktemp("again")
+    shutil.copytree(stored[0] / "stored", folder / "stored")
+    options = ["--benchmark-compare=0001", "-W", "default"]  # the clock may tick otherwise than before: a warning
+    options += [f"--benchmark-histogram={folder / 'drawn' / 'plot'}"] if CAN_DRAW else []
+    return folder, run_suite(folder, *options, cwd=folder)
 
 
 def test_each_cell_is_a_test_of_pytest_benchmark(stored):
@@ -126,6 +135,29 @@ def test_what_is_stored_can_be_compared_by_its_own_command(stored):
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "test_attention[fused-" in done.stdout
+
+
+def test_a_later_run_is_compared_with_the_one_that_was_saved(again):
+    folder, done = again
+    assert done.returncode == 0, done.stdout + done.stderr
+    saved = [json.loads(path.read_text()) for path in sorted((folder / "stored").glob("*/*.json"))]
+    assert len(saved) == 2
+    names = {each["name"] for document in saved for each in document["benchmarks"]}
+    rows = re.findall(r"^(test_attention\S+) \((0001|NOW)", done.stdout, re.MULTILINE)
+    assert sorted(rows) == sorted((name, source) for name in names for source in ("0001", "NOW"))
+
+
+@pytest.mark.skipif(not CAN_DRAW, reason="needs pygal: pip install 'pytest-benchmark[histogram]'")
+def test_a_histogram_is_drawn_for_each_workload(again):
+    folder, done = again
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path, *_) = (folder / "stored").glob("*/0002_*.json")
+    groups = {each["group"] for each in json.loads(path.read_text())["benchmarks"]}
+    assert {drawn.name for drawn in (folder / "drawn").iterdir()} == {f"plot-{group}.svg" for group in groups}
+    for drawn in (folder / "drawn").iterdir():
+        text = drawn.read_text(encoding="utf-8")
+        assert "<svg" in text
+        assert "test_attention[fused-" in text
 
 
 def test_a_replayed_clock_ends_with_its_samples():

@@ -1,11 +1,19 @@
 """The shared table: every record has a row, every row every cell, groups are titled in words, doubts are told."""
 
+import dataclasses
+import math
 import re
+from collections.abc import Iterable
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from harness.outcome import Operators
+from harness.records import Measurement, Record, Sample, Status, Workload
 from harness.reports import latency_plot, markdown, story, table, words
+from harness.reports.doubts import held_against
+from harness.statistics.stats import median_estimate
 from harness.store import Results
 from tests.harness import journals
 
@@ -65,8 +73,91 @@ def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     notes = {(row.workload.dtype, row.implementation): row.cells["notes"] for row in table.rows(short)}
     few = "2 visits: too few for an interval; 8 samples only"
     assert notes["float32", "sdpa"] == few
-    assert notes["float32", "fused"] == f"{few}; 16,384 page faults a call: --allocator retain"
+    faults = "page faults dominate (16,384 a call, about 51 % of the time): --allocator retain"
+    assert notes["float32", "fused"] == f"{few}; {faults}"
     assert notes["bfloat16", "sdpa"] == f"{few}; bfloat16 without AVX512 or AMX may run reference loops"
+
+
+def doubted(
+    values: Iterable[float],
+    *,
+    num_cores: int = 2,
+    load: float = 0.0,
+    num_faults: int = 0,
+    fault_s: float = 0.0,
+    num_void: int = 0,
+) -> list[str]:
+    """What is held against a cell with these times, four of a visit, the first blocks of which are void."""
+    samples = tuple(
+        Sample(value, visit=number // 4, block=number % 4, num_faults=num_faults, load=load)
+        for number, value in enumerate(values)
+    )
+    record = Record(
+        run="run",
+        time="now",
+        commit="c",
+        workload=Workload(),
+        implementation="it",
+        environment=msgspec.structs.replace(journals.ENVIRONMENT, num_logical_cores=num_cores),
+        status=Status.ok,
+        operators=Operators(calls=(), fault_s=fault_s),
+        measurements=(Measurement(metric="latency", unit="s", samples=samples),),
+    )
+    void = frozenset((sample.epoch, sample.visit, sample.block) for sample in samples[:num_void])
+    return list(held_against(record, median_estimate(samples), void))
+
+
+STEADY = [1e-3] * 12
+
+
+@pytest.mark.parametrize(
+    ("load", "num_void", "told"),
+    [
+        (1.9, 3, []),  # two threads alone on two cores, and a quarter of the blocks void
+        (3.0, 0, ["other work on the machine: load 3.0 on 2 cores"]),  # and one busy neighbour
+        (1.9, 4, ["other work on the machine: 4 of 12 blocks void"]),
+        (3.0, 4, ["other work on the machine: load 3.0 on 2 cores, 4 of 12 blocks void"]),
+    ],
+)
+def test_other_work_on_the_machine_is_told_by_load_and_by_void_blocks(load: float, num_void: int, told: list[str]):
+    assert doubted(STEADY, load=load, num_void=num_void) == told
+
+
+def test_void_blocks_are_told_where_they_are_and_nowhere_else(results: Results) -> None:
+    void = frozenset((0, visit, block) for visit in range(4) for block in range(4))  # the first of three processes
+    notes = table.rows(dataclasses.replace(results, void={POINTS[0].id: void}))
+    told = {row.workload.id for row in notes if "other work on the machine: 16 of 48 blocks void" in row.doubts}
+    assert told == {POINTS[0].id}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([1e-3 * 1.5 ** (number / 63) for number in range(64)], ["drifted by 32 % while it was timed"]),
+        ([1e-3 * (1.0, 1.1, 1.25)[number // 4] for number in range(12)], []),  # three visits: no more than their noise
+        ([1e-3 * 1.05 ** (number / 63) for number in range(64)], []),  # sure, and too little to matter
+    ],
+)
+def test_a_drift_is_told_where_noise_does_not_explain_it(values: list[float], told: list[str]) -> None:
+    assert doubted(values) == told
+
+
+def test_a_time_that_may_be_a_factor_away_is_unsteady() -> None:
+    visits = [300.1e-6 * math.exp(0.2122 * place) for place in (-1, 0, 1)]
+    assert doubted([value for value in visits for _ in range(4)]) == ["unsteady: 155 to 581 us"]
+
+
+@pytest.mark.parametrize(
+    ("fault_s", "told"),
+    [
+        (1e-6, ["page faults dominate (600 a call, about 60 % of the time): --allocator retain"]),
+        (0.5e-6, ["600 page faults a call (about 30 % of the time): --allocator retain"]),
+        (0.0, ["600 page faults a call (about 15 % of the time): --allocator retain"]),  # not measured: a guess
+        (0.05e-6, []),
+    ],
+)
+def test_page_faults_are_told_by_what_the_run_saw_one_cost(fault_s: float, told: list[str]) -> None:
+    assert doubted(STEADY, num_faults=600, fault_s=fault_s) == told
 
 
 @pytest.mark.parametrize(("precision", "said"), [("high", "as highest"), ("medium", "oneDNN's route")])

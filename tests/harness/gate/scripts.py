@@ -136,6 +136,17 @@ def holds(num_bytes: float) -> Change:
     return change
 
 
+def executes(num_flops: int | None) -> Change:
+    """`fused` on the first workload says that one call executes so many FLOPs; None: it does not say."""
+
+    def change(event: Event) -> Event:
+        if is_cell(event, "fused") and isinstance(event, CellChecked):
+            return msgspec.structs.replace(event, executed_flops=num_flops)
+        return event
+
+    return change
+
+
 def checks(change_agreement: Callable) -> Change:
     """The check of `fused` on the first workload came out otherwise."""
 

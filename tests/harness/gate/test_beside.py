@@ -2,6 +2,7 @@
 
 import dataclasses
 import gc
+import math
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ import pytest
 from harness.compare import comparisons, noise_floors
 from harness.gate import beside
 from harness.gate.judge import side
-from harness.gate.rulings import Decision, Kind, Outcome
+from harness.gate.rulings import Decision, Kind, Outcome, Ruling
 from harness.gate.thresholds import Rule, Thresholds
 from harness.records import Status, Verdict
 from harness.simulated import virtual
@@ -62,8 +63,9 @@ def test_five_percent_are_seen_side_by_side(tmp_path: Path) -> None:
     assert kinds(decision) == {Kind.slower}
 
 
-def test_what_a_rule_allows_passes(tmp_path: Path) -> None:
-    asked = Thresholds(rule=(Rule(metric="latency", allowed=0.4),))
+@pytest.mark.parametrize("allowed", [0.4, math.inf])
+def test_what_a_rule_allows_passes(tmp_path: Path, allowed: float) -> None:
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
     assert kinds(session(tmp_path, 1.3, asked)) == {Kind.same}
 
 
@@ -88,6 +90,23 @@ def test_nothing_of_the_whole_is_inconclusive() -> None:
     assert beside.overall(None, Verdict.undecided, None).outcome is Outcome.inconclusive
 
 
+@pytest.mark.parametrize(
+    ("allowed", "outcome", "ends"),
+    [
+        (0.0, Outcome.finding, ")"),
+        (0.04, Outcome.finding, ")"),
+        (0.10, Outcome.passed, "; allowed is 10 %"),
+        (math.inf, Outcome.passed, "; any growth is allowed"),
+    ],
+)
+def test_what_is_allowed_to_every_cell_is_allowed_to_the_whole(allowed: float, outcome: Outcome, ends: str) -> None:
+    slower = Estimate(point=1.05, standard_error=0.002, num_clusters=9, num_samples=90)
+    found = beside.overall(slower, Verdict.slower, 0.01, allowed)
+    assert found.outcome is outcome
+    assert found.words.startswith("geometric mean: slower: +5.0 % (")
+    assert found.words.endswith(ends)
+
+
 @pytest.fixture
 def little_garbage():
     gc.freeze()
@@ -97,39 +116,80 @@ def little_garbage():
 
 @pytest.mark.usefixtures("little_garbage")
 @pytest.mark.parametrize(
-    ("slowdown", "budget_s", "outcome"),
-    [(0.0, 120.0, Outcome.passed), (0.05, 120.0, Outcome.finding), (0.0, 0.0, Outcome.inconclusive)],
+    ("slowdown", "budget_s", "allowed", "outcome"),
+    [
+        (0.0, 120.0, None, Outcome.passed),
+        (0.05, 120.0, None, Outcome.finding),
+        (0.05, 120.0, 0.02, Outcome.finding),
+        (0.05, 120.0, 0.10, Outcome.passed),
+        (0.0, 0.0, None, Outcome.inconclusive),
+    ],
 )
-def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, slowdown, budget_s, outcome):
+def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, slowdown, budget_s, allowed, outcome):
     def cost_s(workload, name):
         return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.0 + slowdown)
 
     asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=budget_s, seed=1))
     crew = virtual.VirtualCrew(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
-    decision = beside.of_sides(virtual.execute(asked, tmp_path / "run", crew), Thresholds())
+    rules = () if allowed is None else (Rule(metric="latency", allowed=allowed),)
+    decision = beside.of_sides(virtual.execute(asked, tmp_path / "run", crew), Thresholds(rule=rules))
     assert decision.outcome is outcome
     assert (decision.base.run, decision.candidate.run) == ("rev:old", "rev:new")
     assert {ruling.implementation for ruling in decision.rulings} == {"x"}
 
 
-def test_what_seems_slower_and_is_not_sure_is_no_pass(tmp_path: Path) -> None:
-    found = scripts.run(tmp_path / "run", names=NAMES, points=POINTS)
+def judged(folder: Path, asked: Thresholds, floor: Estimate | None = None, *, is_apart: bool = False, **seen) -> Ruling:
+    """The ruling on the time of one cell, of which that was seen."""
+    found = scripts.run(folder / "run", names=NAMES, points=POINTS)
     (record, *_) = [each for each in found.records if each.implementation == "fused"]
     (told, *_) = [each for each in comparisons(found) if each.workload == record.workload]
+    decision = beside.judge(
+        (side(found), side(found)),
+        ([record], [record]),
+        [msgspec.structs.replace(told, **seen)],
+        beside.overall(SUITE, Verdict.equivalent, 0.01),
+        asked,
+        floors={} if floor is None else {record.workload.id: floor},
+        is_apart=is_apart,
+    )
+    (ruling,) = [ruling for ruling in decision.rulings if ruling.metric == "latency"]
+    return ruling
+
+
+@pytest.mark.parametrize(("low", "outcome"), [(0.99, Outcome.passed), (1.05, Outcome.inconclusive)])
+def test_what_seems_slower_and_is_not_sure_is_no_pass(tmp_path: Path, low: float, outcome: Outcome) -> None:
     known = {"verdict": Verdict.undecided, "ratio": 1.1, "high": 1.2, "minimum_detectable_effect": 0.05}
-    outcomes = []
-    for low in (0.99, 1.05):
-        seen = msgspec.structs.replace(told, low=low, **known)
-        decision = beside.judge(
-            (side(found), side(found)),
-            ([record], [record]),
-            [seen],
-            beside.overall(SUITE, Verdict.equivalent, 0.01),
-            Thresholds(),
-            floors={},
-        )
-        outcomes += [ruling.outcome for ruling in decision.rulings if ruling.metric == "latency"]
-    assert outcomes == [Outcome.passed, Outcome.inconclusive]
+    assert judged(tmp_path, Thresholds(), low=low, **known).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("is_apart", "twin_error", "allowed", "floor"),
+    [(False, 0.001, 0.03, ""), (True, 0.001, 0.03, "5.0 %"), (True, 0.001, 0.06, ""), (True, 0.03, 0.06, "7.2 %")],
+)
+def test_apart_the_floor_is_the_twins_or_the_cells_own_whichever_is_larger(
+    tmp_path: Path, *, is_apart: bool, twin_error: float, allowed: float, floor: str
+) -> None:
+    twin = Estimate(point=1.0, standard_error=twin_error, num_clusters=9, num_samples=90)
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    seen = {"verdict": Verdict.equivalent, "ratio": 1.0, "low": 1 / 1.05, "high": 1.05}
+    found = judged(tmp_path, asked, twin, is_apart=is_apart, **seen)
+    assert found.kind is (Kind.refused if floor else Kind.same)
+    assert not floor or f"identical code may seem {floor} apart" in found.words
+
+
+@pytest.mark.usefixtures("little_garbage")
+def test_what_processes_differ_by_is_the_floor_of_a_session_apart(tmp_path: Path) -> None:
+    asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1), is_apart=True)
+    crew = virtual.VirtualPair(WORLDS["calm"], lambda *_: 2e-3, seed=1, layout=0.001, process=0.05)
+    results = virtual.execute(asked, tmp_path / "run", crew)
+    (row,) = comparisons(results)
+    (twin,) = noise_floors(results).values()
+    assert row.high is not None
+    assert twin.largest_log is not None
+    own, by_twin = row.high / row.ratio - 1, math.expm1(twin.largest_log)
+    assert by_twin < own / 2  # the twin lies in the base's own process
+    between = Thresholds(rule=(Rule(metric="latency", allowed=(by_twin + own) / 2),))
+    assert kinds(beside.of_sides(results, between)) == {Kind.refused}
 
 
 def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp_path: Path) -> None:
@@ -140,4 +200,6 @@ def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp
     base = tuple(record for record in whole.records if record.implementation.endswith("(base)"))
     lost = dataclasses.replace(whole, records=base)
     assert beside.of_sides(lost, Thresholds()).outcome is Outcome.finding
-    assert beside.of_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds()).outcome is Outcome.invalid
+    killed = beside.of_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds())
+    assert killed.outcome is Outcome.invalid
+    assert killed.words.endswith("go on with attnbench compare --resume run")

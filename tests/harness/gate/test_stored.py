@@ -14,7 +14,7 @@ from harness.gate.thresholds import Thresholds
 from harness.records import Status
 from tests.harness.gate import scripts
 from tests.harness.gate.scripts import ends, run, scales
-from tests.harness.gate.test_gate import attnbench
+from tests.harness.gate.test_gate import attnbench, weaker
 
 REASON = "the tiles are larger now"
 
@@ -101,15 +101,25 @@ def test_a_run_that_went_wrong_becomes_no_baseline(change, told, tmp_path):
 
 
 def test_what_is_too_good_becomes_the_new_normal_only_with_its_check(tmp_path):
-    run(tmp_path / "runs" / "run")
+    run(tmp_path / "runs" / "run", scripts.checks(weaker))
     path = accept(tmp_path, "run")
     before = path.read_bytes()
-    run(tmp_path / "runs" / "unchecked", scales("fused", 0.4), scripts.checks(lambda _: None))
-    with pytest.raises(ValueError, match="cannot become a baseline: fused on"):
-        accept(tmp_path, "unchecked")
+    run(tmp_path / "runs" / "hasty", scales("fused", 0.4), scripts.checks(weaker))  # as much checked as before
+    with pytest.raises(ValueError, match=r"cannot become a baseline: fused on .*: too good to be believed"):
+        accept(tmp_path, "hasty")
     assert path.read_bytes() == before
     run(tmp_path / "runs" / "checked", scales("fused", 0.4))
     assert store.read(accept(tmp_path, "checked")).run == "checked"
+
+
+def test_what_is_checked_less_than_before_becomes_no_baseline(tmp_path):
+    run(tmp_path / "runs" / "run")
+    path = accept(tmp_path, "run")
+    before = path.read_bytes()
+    run(tmp_path / "runs" / "unchecked", scripts.checks(lambda _: None))
+    with pytest.raises(ValueError, match=r"cannot become a baseline: fused on .*: the check no longer tries"):
+        accept(tmp_path, "unchecked")
+    assert path.read_bytes() == before
 
 
 def test_an_older_journal_becomes_a_baseline_of_todays_schema(tmp_path):

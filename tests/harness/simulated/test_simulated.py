@@ -57,15 +57,17 @@ def test_t9_ratios_are_not_biased():
 
 def test_t12_racing_saves_time_and_changes_few_verdicts():
     found = t12(num_runs=2, num_workloads=6)
-    raced, uniform, equal, cells = (
-        sum(r[key] for r in found.rows) for key in ("raced_s", "uniform_s", "equal", "cells")
+    raced, uniform, equal, right, cells = (
+        sum(r[key] for r in found.rows) for key in ("raced_s", "uniform_s", "equal", "right", "cells")
     )
-    assert raced <= 0.8 * uniform
-    assert equal >= 0.9 * cells
-    assert sum(row["right"] for row in found.rows) >= 0.9 * cells
+    assert raced <= 0.85 * uniform  # of 16 workloads it is some 40 %
+    assert equal >= 0.97 * cells
+    assert right >= 0.9 * cells
+    assert right >= sum(row["right_uniform"] for row in found.rows) - 0.03 * cells
+    assert f"{right / cells:.1%} are right" in found.found
 
 
 def test_t13_what_is_said_to_be_detectable_is_found_more_often_than_not():
     found = t13(num_runs=6)
-    assert 0.5 <= np.mean([row["found"] for row in found.rows]) <= 0.95
+    assert 0.6 <= np.mean([row["found"] for row in found.rows]) <= 0.95
     assert all(row["effect"] >= 0.02 for row in found.rows)

@@ -1,0 +1,77 @@
+"""What more time is said to decide, against what it then decides."""
+
+from pathlib import Path
+
+import msgspec
+
+from harness import run
+from harness.compare import comparisons
+from harness.records import Comparison, Verdict
+from harness.simulated.virtual import VirtualCrew, plan
+from harness.simulated.worlds import WORLDS
+from harness.statistics.stats import median
+from harness.store import Results
+
+SEEDS = range(2)
+IN_WORLDS = ("calm", "bimodal", "busy")
+NUM_WORKLOADS, NUM_BLOCKS = 8, 2
+FIRST_S = 5.0
+"""The rounds, and a few visits of the race."""
+BASE_S = 12e-3
+"""A call so long that it has no untimed one before it, which no forecast knows of."""
+SLOWDOWNS = (1.04, 1.05, 1.06)
+FEWEST_FORECASTS = 12
+LEAST_SHARE, MOST_SHARE = 0.30, 0.95
+"""Of those that were to be decided by then: a forecast takes what was seen so far for the truth."""
+
+
+def cost_s(workload, name: str) -> float:
+    slowdown = SLOWDOWNS[workload.seq_len // 8 % len(SLOWDOWNS)]
+    return BASE_S * (1.0 if name == "baseline" else slowdown)
+
+
+def executed(world: str, seed: int, budget_s: float, folder: Path) -> Results:
+    """The run; with another budget the same one, shorter or longer."""
+    asked = plan(NUM_WORKLOADS, ("baseline", "rival"), budget_s=budget_s, seed=seed)
+    crew = VirtualCrew(WORLDS[world], cost_s, seed=seed, layout=0.002)
+    chosen = msgspec.structs.replace(asked, num_blocks=NUM_BLOCKS)
+    return run.execute(chosen, folder, lambda _: None, ("check", "time"), crew=crew, clock=crew.clock.now)
+
+
+def by_workload(results: Results) -> dict[str, Comparison]:
+    return {found.workload.id: found for found in comparisons(results)}
+
+
+def decided_in_time(world: str, seed: int, folder: Path) -> list[bool]:
+    """Of each comparison that half of the time was to decide: whether it is decided then.
+
+    The race goes to all that are open, so that each gets about the median of what was forecast for them.
+    """
+    before = executed(world, seed, FIRST_S, folder / "before")
+    forecasts = {key: found.more_s for key, found in by_workload(before).items() if found.more_s is not None}
+    if not forecasts:
+        return []
+    typical_s = median(forecasts.values())
+    after = executed(world, seed, before.elapsed_s + typical_s * len(forecasts), folder / "after")
+    assert all(after.num_visits[key] >= number for key, number in before.num_visits.items())
+    found = by_workload(after)
+    return [found[key].verdict is not Verdict.undecided for key, more_s in forecasts.items() if more_s <= typical_s]
+
+
+def test_a_longer_run_goes_on_where_the_shorter_one_ended(tmp_path):
+    before, after = (executed("busy", 0, FIRST_S * factor, tmp_path / str(factor)) for factor in (1, 1.3))
+    assert sum(after.num_visits.values()) > sum(before.num_visits.values())
+    for one, other in zip(before.records, after.records, strict=True):
+        taken = one.measurement("latency").samples
+        assert other.measurement("latency").samples[: len(taken)] == taken
+
+
+def test_a_fair_share_is_decided_in_the_time_that_was_forecast(tmp_path):
+    told = [
+        decided
+        for world in IN_WORLDS
+        for seed in SEEDS
+        for decided in decided_in_time(world, seed, tmp_path / f"{world}-{seed}")
+    ]
+    assert len(told) >= FEWEST_FORECASTS
+    assert LEAST_SHARE <= sum(told) / len(told) <= MOST_SHARE

@@ -1,0 +1,78 @@
+"""Identical code through the real loop of blocks, where the first slot is slower: the drawn order makes it fair."""
+
+import gc
+import math
+import random
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+from harness import measure
+from harness.clock import VirtualClock
+from harness.schedule import visit_seed
+from harness.statistics.evidence import e_values
+from harness.statistics.stats import pairs
+from harness.statistics.verdict import FALSE_SHARE
+
+NAMES = ("rival", "baseline", "twin")
+NUM_SEEDS, NUM_VISITS, NUM_BLOCKS = 100, 5, 12
+CALL_S = 20e-3
+"""Long calls, so that a turn is one stretch of time without an untimed call before it."""
+FIRST_SLOT, NOISE = 1.05, 0.01
+
+
+@pytest.fixture(autouse=True)
+def little_garbage():
+    """Each visit collects garbage: what pytest keeps is left out of it."""
+    gc.freeze()
+    yield
+    gc.unfreeze()
+
+
+def session(seed: int) -> tuple[np.ndarray, np.ndarray]:
+    """The log ratios of the rival to the baseline and to its twin, block by block; all three are the same code."""
+    draws, turns = random.Random(f"noise/{seed}"), []
+
+    def disturb(seconds: float, _: float) -> float:
+        is_first = (len(turns) - 1) % len(NAMES) == 0
+        return seconds * (FIRST_SLOT if is_first else 1.0) * math.exp(draws.gauss(0.0, NOISE))
+
+    clock = VirtualClock(disturb)
+    told = measure.Conditions(on_turn=lambda arm: turns.append(arm.name))
+    arms = [measure.Arm(name=name, call=lambda: clock.spend(CALL_S), num_calls=1, call_s=CALL_S) for name in NAMES]
+    samples = {name: [] for name in NAMES}
+    for number in range(NUM_VISITS):
+        drawn = visit_seed(seed, "identical", number)
+        at = measure.Visit(epoch=0, number=number, num_blocks=NUM_BLOCKS, seed=drawn)
+        for name, taken in measure.visit(arms, clock, at, told).items():
+            samples[name].extend(taken)
+    assert len(turns) == NUM_VISITS * NUM_BLOCKS * len(NAMES)
+    found = pairs(samples["rival"], samples["baseline"], (), samples["twin"])
+    assert found.twins is not None
+    return found.logs, found.twins
+
+
+def num_alarms() -> int:
+    """In how many sessions identical code is ever called different, with a look after each block."""
+    logs, twins = (np.stack(each, axis=1) for each in zip(*map(session, range(NUM_SEEDS)), strict=True))
+    return int((e_values(logs, twins) >= 1 / FALSE_SHARE).any(axis=0).sum())
+
+
+def test_an_effect_of_the_slot_raises_few_alarms_where_the_order_is_drawn():
+    assert num_alarms() <= FALSE_SHARE * NUM_SEEDS
+
+
+class InOrder:
+    """Draws that leave everything where it is."""
+
+    def __init__(self, seed: int) -> None:
+        self.seed = seed
+
+    def sample(self, items, number):
+        return list(items)[:number]
+
+
+def test_the_same_effect_alarms_always_where_the_order_is_not_drawn(monkeypatch):
+    monkeypatch.setattr(measure, "random", SimpleNamespace(Random=InOrder))
+    assert num_alarms() == NUM_SEEDS
