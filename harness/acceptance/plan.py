@@ -96,7 +96,7 @@ ON_CUDA = {
     "G5": Size(piece_s=15),
 }
 """Alike in both forms."""
-GATE_SHORT = dict.fromkeys(("R1", "R2", "R3", "R4"), Size(num_pieces=4, piece_s=135, compare_s=GATE_S))
+GATE_SHORT = dict.fromkeys(("R1", "R2", "R3", "R4"), Size(num_pieces=2, piece_s=135, compare_s=GATE_S))
 GATE_FULL = {test: replace(size, num_pieces=20) for test, size in GATE_SHORT.items()}
 """Sessions of two revisions; a test by itself (`-- gate`)."""
 WHOLE = {

@@ -12,6 +12,9 @@ from harness.store import Results
 from harness.suite import by_side
 from harness.units import MISSING, show
 
+OVERDRAWN = 1.1
+"""A run that took more than so many times its budget says why."""
+
 
 def facts(results: Results) -> dict[str, str]:
     """What was asked and how it went, each under its name."""
@@ -24,7 +27,7 @@ def facts(results: Results) -> dict[str, str]:
         "run": words.plain(results.run),
         "started": words.plain(results.started.time),
         "commit": words.plain(results.started.commit) or MISSING,
-        "took": show(results.elapsed_s, "s") if results.elapsed_s is not None else "did not come to its end",
+        "took": _took(results),
         "sweep": words.plain(plan.sweep) or MISSING,
         "baseline": words.base(plan),
         "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
@@ -95,6 +98,18 @@ def conclusions(results: Results) -> dict[str, list[str]]:
         f"Geometric mean of the ratios to {words.base(results.plan)}": verdicts.means(results),
     }
     return {heading: lines for heading, lines in told.items() if lines}
+
+
+def _took(results: Results) -> str:
+    """How long it took, and of what budget: checks, metrics and first rounds come before it counts."""
+    if results.elapsed_s is None:
+        return "did not come to its end"
+    took, budget_s = show(results.elapsed_s, "s"), results.plan.budget_s
+    if not any(results.num_visits.values()):
+        return took
+    is_overdrawn = results.elapsed_s > OVERDRAWN * budget_s
+    why = ": checks, metrics and the first rounds took longer" if is_overdrawn else ""
+    return f"{took} of a budget of {show(budget_s, 's')}{why}"
 
 
 def _ceilings(results: Results) -> str:

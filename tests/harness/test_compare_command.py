@@ -2,6 +2,7 @@
 
 import json
 import os
+import shlex
 import signal
 import subprocess
 import sys
@@ -23,7 +24,8 @@ from harness.reports.sides import document
 from harness.runs import find_runs, newest_run
 from harness.selection import Selection
 from harness.statistics.interference import CANARY
-from harness.suite import losses
+from harness.statistics.stats import median
+from harness.suite import by_side, losses
 from tests.harness.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +42,16 @@ num_threads = 1
 """
 FAST = ["--sweep", "tiny.toml"]
 HELPED = "from helper import mine as helped\n\nmine = helped\n"
+ASKING = """import os
+
+from untracked import mine as plain
+
+
+def mine(query, key, value, *, mask=None):
+    for _ in range({"old": 1, "new": 40}[os.environ["WHOSE"]]):
+        context = plain(query, key, value, mask=mask)
+    return context
+"""
 
 
 @pytest.fixture(scope="module")
@@ -115,6 +127,25 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     times = {arm: min(sample.value for sample in samples) for arm, samples in taken.arms.items()}
     assert times["mine"] > 3 * times["mine (base)"]  # forty times the work: another file was imported
     assert [(s.epoch, s.visit, s.block) for s in taken.arms["mine"]] == [(0, 0, 0), (0, 0, 1)]
+
+
+def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_path, monkeypatch):
+    pythons = {}
+    for whose in ("old", "new"):
+        pythons[whose] = tmp_path / whose / "python"
+        pythons[whose].parent.mkdir()
+        pythons[whose].write_text(f'#!/bin/sh\nWHOSE={whose} exec {shlex.quote(sys.executable)} "$@"\n')
+        pythons[whose].chmod(0o755)
+    for name, text in (("asking", ASKING), ("untracked", PLAIN)):
+        (repo / f"{name}.py").write_text(text)
+    folder, planned = prepared(repo, monkeypatch, *map(str, pythons.values()), "asking.py:mine")
+    assert planned.sides.is_apart
+    with sides.at_work(planned, folder):
+        results = run.execute(planned, folder, lambda _: None)
+    assert {record.status for record in results.records} == {"ok"}
+    base, candidate = by_side(results)
+    times = [median(s.value for s in one.measurement("latency").samples) for (one,) in (base, candidate)]
+    assert times[1] > 3 * times[0]
 
 
 def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypatch):

@@ -14,7 +14,7 @@ from harness.compare import comparisons, noise_floors
 from harness.duel import duel
 from harness.events import VisitFinished
 from harness.records import Sample, Verdict
-from harness.reports import Report
+from harness.reports import Report, story
 from harness.schedule import Race
 from harness.simulated import virtual
 from harness.simulated.virtual import CANARY_S, Machine, VirtualCrew, clock_in, plan, session, workloads
@@ -171,6 +171,20 @@ def test_what_is_decided_gets_no_more_visits(tmp_path):
     for workload in asked.workloads:
         assert visits[workload.id, "plain"] < visits[workload.id, "near"] / 2
         assert visits[workload.id, "baseline"] == results.num_visits[workload.id]
+
+
+@pytest.mark.parametrize("budget_s", [20.0, 40.0])
+def test_a_run_that_stays_open_takes_its_budget_and_no_more(tmp_path, budget_s):
+    crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.02}[name])
+    results = virtual.execute(plan(2, ("baseline", "near"), budget_s=budget_s), tmp_path / "run", crew)
+    assert budget_s <= results.elapsed_s <= 1.05 * budget_s
+    assert story.facts(results)["took"].endswith(f" of a budget of {budget_s:.1f} s")
+
+
+def test_a_budget_that_the_first_rounds_overdraw_is_told(tmp_path):
+    crew = VirtualCrew(WORLDS["calm"], lambda *_: 2e-3)
+    results = virtual.execute(plan(2, ("baseline", "near"), budget_s=0.1), tmp_path / "run", crew)
+    assert story.facts(results)["took"].endswith(": checks, metrics and the first rounds took longer")
 
 
 NUM_CALLS = {"base": 1, "base (twin)": 1, "one": 1, "other": 200}
