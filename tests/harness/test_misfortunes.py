@@ -7,7 +7,7 @@ import msgspec
 import pytest
 import torch
 
-from harness import run, store
+from harness import measure, run, store
 from harness.answers import Worker
 from harness.crew import Crew
 from harness.events import RunFinished, WorkerStarted
@@ -90,6 +90,17 @@ def test_inputs_that_find_no_room_are_the_harness_own_failure(tmp_path, monkeypa
     arms = (("fused", "fused"), (CANARY, ""), ("sdpa", "sdpa"))
     failed = worker.answer(TakeVisit(workload=SMALL, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
     assert (failed.arm, failed.status) == (CANARY, Status.out_of_memory)
+
+
+@pytest.mark.parametrize("spec", ["fused", "no such file.py:mine"])
+def test_a_worker_whose_turn_ends_lets_its_threads_sleep_whatever_came_of_it(tmp_path, monkeypatch, spec):
+    worker, turns = Worker(Flight(tmp_path / "flight")), []
+    monkeypatch.setattr(measure, "settle", lambda: turns.append(spec))
+    asked = TakeVisit(workload=SMALL, arms=(("x", spec), (CANARY, "")), epoch=0, visit=0, num_blocks=1, seed=0)
+    worker.answer(asked)
+    assert turns == []
+    worker.answer(msgspec.structs.replace(asked, settles=True))
+    assert turns == [spec]
 
 
 RUDE = """

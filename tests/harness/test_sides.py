@@ -34,8 +34,8 @@ def repo(tmp_path, monkeypatch):
     return folder
 
 
-def asked(base: str, candidate: str, *implementations: str, **more) -> Asked:
-    selection = Selection(sweep="sides", settings=TINY, implementations=implementations)
+def asked(base: str, candidate: str, *implementations: str, allocator=None, **more) -> Asked:
+    selection = Selection(sweep="sides", settings=TINY, implementations=implementations, allocator=allocator)
     return Asked(base=base, candidate=candidate, selection=selection, **more)
 
 
@@ -175,6 +175,13 @@ def test_sides_that_cannot_share_a_process_get_one_each(repo, tmp_path):
     other.touch()
     assert made(str(python), str(other), "sdpa").sides.is_apart
     assert made("rev:one", str(other), "mine.py:mine").sides.is_apart
+
+
+def test_apart_freed_memory_stays_with_its_process_unless_one_asks_otherwise(repo):
+    assert made("rev:one", "rev:two", "mine.py:mine").allocator == "system"
+    assert made("rev:one", "rev:two", "helped.py:helped").allocator == "retain"
+    assert made("rev:one", "rev:two", "helped.py:helped", allocator="system").allocator == "system"
+    assert made("rev:one", "rev:two", "mine.py:mine", allocator="retain").allocator == "retain"
 
 
 def test_sides_are_in_place_while_a_run_is_at_work_and_are_removed_after_it(repo):
