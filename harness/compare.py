@@ -4,7 +4,8 @@ import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
-from harness.measure import TOUCH_BELOW_S
+from harness.events import TOUCH_BELOW_S
+from harness.once import once
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.statistics.evidence import needed
 from harness.statistics.stats import Estimate, Pairs, beside, mean_of, paired_ratio, pairs
@@ -21,6 +22,7 @@ class Winner:
     ratio: Estimate | None  # None: there are no other visits
 
 
+@once
 def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
     judged = [(record, found) for record, found in _judged(results) if found is not None]
@@ -35,6 +37,7 @@ def comparisons(results: Results) -> list[Comparison]:
     ]
 
 
+@once
 def noise_floors(results: Results) -> dict[str, Estimate]:
     """By workload id: the ratio of the baseline's twin to the baseline, identical code, which ought to be 1.
 
@@ -48,6 +51,7 @@ def noise_floors(results: Results) -> dict[str, Estimate]:
     return floors
 
 
+@once
 def overall(results: Results) -> dict[str, Estimate]:
     """By implementation: the geometric mean of its ratios over all workloads where it has an interval, two at least."""
     ratios: dict[str, list[Estimate]] = {}
@@ -57,6 +61,7 @@ def overall(results: Results) -> dict[str, Estimate]:
     return {name: mean_of(found) for name, found in ratios.items() if len(found) > 1}
 
 
+@once
 def winners(results: Results) -> list[Winner]:
     """The fastest implementation of each workload that has several.
 

@@ -14,6 +14,9 @@ SCHEMA = 3
 
 TWIN, BASE = " (twin)", " (base)"
 CACHES = ("warm", "cold")
+TOUCH_BELOW_S = 10e-3
+"""Where caches are warm, calls shorter than this get an untimed one first: their caches were emptied by the arm before.
+Longer calls warm themselves, and a touch would double their cost."""
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
     "retain": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},

@@ -12,15 +12,13 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from harness.clock import Clock
+from harness.events import TOUCH_BELOW_S
 from harness.records import Sample
 
 MIN_SAMPLE_S = 1e-3
 MIN_SAMPLE_TICKS = 1000
 CANARY_SAMPLE_S = 0.25e-3
 """Of a canary: long enough to be late, and short beside what it watches over."""
-TOUCH_BELOW_S = 10e-3
-"""Calls shorter than this get an untimed one first: their caches were emptied by the arm before. Longer calls warm
-themselves, and a touch would double their cost."""
 
 
 SETTLED_SHARE = 0.2

@@ -5,7 +5,6 @@ Idea of showing as a small open interface: criterion.rs, `report.rs`, https://gi
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import wraps
 from pathlib import Path
 
 from harness.store import Results
@@ -32,19 +31,3 @@ class Report:
     summary: str
     write: Callable[[Results, Path], list[Path]]
     draw: Callable[[Results], list[Picture]] | None = None
-
-
-Draw = Callable[[Results], list[Picture]]
-
-
-def once(draw: Draw) -> Draw:
-    """Keeps what was drawn last: a page shows the pictures that were written just before, of the same results."""
-    last: list[tuple[Results, list[Picture]]] = []
-
-    @wraps(draw)
-    def remembered(results: Results) -> list[Picture]:
-        if not last or last[0][0] is not results:
-            last[:] = [(results, draw(results))]
-        return last[0][1]
-
-    return remembered

@@ -9,8 +9,9 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from harness.once import once
 from harness.records import DTYPES, Record
-from harness.reports import Picture, Report, once, style, words
+from harness.reports import Picture, Report, style, words
 from harness.reports.table import absent
 from harness.store import Results
 

@@ -14,7 +14,8 @@ from matplotlib.ticker import PercentFormatter
 
 from harness.breakdown import ran, times
 from harness.kinds import PAGE_FAULTS
-from harness.reports import Picture, Report, once, style, words
+from harness.once import once
+from harness.reports import Picture, Report, style, words
 from harness.reports.panels import Panel, Plot, Point, notes, titled
 from harness.reports.table import Row, shown
 from harness.store import Results

@@ -4,7 +4,8 @@ from pathlib import Path
 
 from matplotlib.axes import Axes
 
-from harness.reports import Picture, Report, once, style
+from harness.once import once
+from harness.reports import Picture, Report, style
 from harness.reports.lines import draw, log_ticks
 from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row

@@ -7,8 +7,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
+from harness.once import once
 from harness.records import DTYPE_BYTES
-from harness.reports import Picture, Report, once, style
+from harness.reports import Picture, Report, style
 from harness.reports.lines import draw
 from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row

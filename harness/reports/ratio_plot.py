@@ -7,8 +7,9 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
 from harness.compare import noise_floors
+from harness.once import once
 from harness.records import Verdict
-from harness.reports import Picture, Report, once, style, words
+from harness.reports import Picture, Report, style, words
 from harness.reports.lines import draw
 from harness.reports.panels import Panel, Plot, Point
 from harness.reports.table import Row

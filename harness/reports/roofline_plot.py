@@ -18,7 +18,8 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from harness.ceilings import Ceilings, Key
 from harness.counts import arithmetic_intensity
-from harness.reports import Picture, Report, once, style
+from harness.once import once
+from harness.reports import Picture, Report, style
 from harness.reports.lines import log_ticks
 from harness.reports.table import Row, shown
 from harness.store import Results

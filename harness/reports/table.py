@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from harness.breakdown import allocated_bytes, num_operators, ran, timed
 from harness.compare import comparisons
 from harness.counts import arithmetic_intensity, score_matrix_bytes
+from harness.once import once
 from harness.outcome import Operators
 from harness.rates import Rates, executed_ratio
 from harness.records import Comparison, Record, Status, Verdict, Workload
@@ -67,6 +68,7 @@ class Row:
         return *length, self.cost_s, self.time.point
 
 
+@once
 def rows(results: Results) -> list[Row]:
     """Every record as a row: groups in the order of the plan, inside a group by length and then fastest first."""
     compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
