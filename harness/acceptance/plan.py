@@ -51,7 +51,7 @@ class Size:
 
 
 SHORT = {
-    "T1": Size(num_pieces=3, piece_s=55, num_cells=8, compare_s=2.0, num_rivals=1),
+    "T1": Size(num_pieces=2, piece_s=55, num_cells=8, compare_s=2.0, num_rivals=1),
     "T2": Size(num_pieces=1, piece_s=25, num_cells=8, compare_s=0.5, num_repeats=5),
     "T3": Size(piece_s=20),
     "T4": Size(piece_s=15),
