@@ -14,7 +14,7 @@ import pandas as pd
 
 from harness import store
 from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import CALLED_SHARE, Row, Size
+from harness.acceptance.plan import CALLED_SHARE, KILLS, Row, Size
 from harness.compare import comparisons
 from harness.crew import ROOT
 from harness.events import Event, RunFinished, VisitFinished
@@ -118,8 +118,8 @@ def _is_valid(run: Path) -> bool:
         if isinstance(event, VisitFinished):
             numbers.setdefault(event.workload, []).append(event.visit)
     is_whole = bool(numbers) and all(each == list(range(len(each))) for each in numbers.values())
-    slow = [row.verdict for row in comparisons(store.read(run)) if row.implementation == SLOW]
-    return is_whole and len(slow) == len(numbers) and set(slow) == {Verdict.slower}
+    slow = {row.verdict for row in comparisons(store.read(run)) if row.implementation == SLOW}
+    return is_whole and Verdict.slower in slow and slow <= {Verdict.slower, Verdict.undecided}
 
 
 def t14(rows: list[Row], *, short: bool) -> Outcome:
@@ -132,12 +132,12 @@ def t14(rows: list[Row], *, short: bool) -> Outcome:
     return Outcome(
         id="T14",
         title="runs killed by SIGKILL at random moments and resumed",
-        limit="50 kills, no finished visit lost, each resumed run ends with exit code 0 and with valid verdicts",
+        limit=f"{KILLS} kills, no finished visit lost, each resumed run ends with exit code 0 and with valid verdicts",
         found=f"{killed} kills, {amid} of them amid visits, {lost} visits lost, up to {frame['num_after'].max():.0f} "
-        f"visits in a journal; of {len(ends)} runs that came to their end {num_valid} were valid, {SLOW} slower in all "
-        f"cells, and {crashed} ended with another exit code than 0",
+        f"visits in a journal; of {len(ends)} runs that came to their end {num_valid} were valid, with no verdict on "
+        f"{SLOW} but slower, and {crashed} ended with another exit code than 0",
         passes=lost == 0 and num_valid == len(ends) and not crashed and amid > 0,
-        is_short=short,
+        is_short=short or killed < KILLS,
         rows=tuple(rows),
     )
 

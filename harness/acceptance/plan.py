@@ -29,6 +29,7 @@ COVERAGE = (0.93, 0.98)
 INVARIANCE_ERRORS = 1.0
 OVERHEAD = 0.01
 CALLED_SHARE = 0.70
+KILLS = 50
 GATE_S = 120.0
 GATE_WRONG = 0.05
 GATE_FOUND = 0.95
@@ -83,7 +84,7 @@ FULL = {
     "T11": Size(piece_s=105, compare_s=5.0, num_repeats=20),
     "T12": Size(piece_s=300),
     "T13": Size(piece_s=300),
-    "T14": Size(piece_s=350, num_repeats=50),
+    "T14": Size(piece_s=350, num_repeats=KILLS),
     "T15": Size(piece_s=40, num_repeats=3000),
     "T16": Size(piece_s=330),
     "C1": Size(piece_s=70),
