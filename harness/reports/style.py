@@ -10,6 +10,7 @@ import io
 import re
 import warnings
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -135,7 +136,7 @@ def picture(figure: Figure, title: str, caption: str) -> Picture:
         title=title,
         caption=caption,
         svg=_fit_for_a_page(vector.decode()),
-        png=lambda: _rendered(figure, format="png", dpi=160, metadata={"Software": None}),
+        png=cache(lambda: _rendered(figure, format="png", dpi=160, metadata={"Software": None})),  # anew it differs
     )
 
 

@@ -68,7 +68,7 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
         assert not isinstance(worker.answer(request), Failed)
         assert worker.observed is None or worker.observed[1] not in cases.values()
     num_profiles = len(profiles)
-    assert num_profiles >= 3
+    assert num_profiles >= 2  # what ran and what memory it took come from one
     taken = worker.answer(visit)
     assert isinstance(taken, Visited)
     assert len(profiles) == num_profiles
