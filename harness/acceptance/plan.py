@@ -98,7 +98,8 @@ ON_CUDA = {
 }
 """Alike in both forms."""
 GATE_SHORT = dict.fromkeys(("R1", "R2", "R3", "R4"), Size(num_pieces=2, piece_s=135, compare_s=GATE_S))
-GATE_FULL = {test: replace(size, num_pieces=20) for test, size in GATE_SHORT.items()}
+GATE_SESSIONS = {"R1": 10, "R2": 10, "R3": 20, "R4": 20}  # more where each side has processes of its own
+GATE_FULL = {test: replace(size, num_pieces=GATE_SESSIONS[test]) for test, size in GATE_SHORT.items()}
 """Sessions of two revisions; a test by itself (`-- gate`)."""
 WHOLE = {
     **dict.fromkeys(("T3", "T4", "T9", "T12", "T13"), "simulated"),
