@@ -9,7 +9,7 @@ from harness.once import once
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
 from harness.statistics.evidence import needed
 from harness.statistics.stats import Estimate, Pairs, beside, mean_of, paired_ratio, pairs
-from harness.statistics.verdict import Judgement, decide, detectable, judge, margin, share_of_cells, visits_to_go
+from harness.statistics.verdict import Judgement, decide, detectable, judge, share_of_cells, visits_to_go
 from harness.store import Results
 
 
@@ -91,7 +91,7 @@ def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
 def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
     """Each cell that has a baseline to be compared with, and what its pairs say."""
     for record, found, twins in paired(results):
-        yield record, judge(found, margin(paired_ratio(twins)))
+        yield record, judge(found, paired_ratio(twins), results.plan.smallest_effect)
 
 
 def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:

@@ -9,11 +9,11 @@ from dataclasses import dataclass, field
 from harness import measure
 from harness.clock import Clock, CpuClock
 from harness.events import twin
-from harness.records import Comparison, Sample, Verdict, Workload
+from harness.records import SMALLEST_EFFECT, Comparison, Sample, Verdict, Workload
 from harness.schedule import GROWTH, visit_seed
 from harness.statistics.interference import CANARY, Gauge, canary
 from harness.statistics.stats import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
-from harness.statistics.verdict import SMALLEST_EFFECT, Judgement, decide, detectable, judge, margin
+from harness.statistics.verdict import Judgement, decide, detectable, judge
 
 HERE = "here"
 """Stands where a run has its workloads' names."""
@@ -24,14 +24,24 @@ class Duel:
     """What came of it so far."""
 
     baseline: str
+    arms: tuple[measure.Arm, ...]  # the baseline's twin and the canary too
+    clock: Clock
     smallest_effect: float
-    samples: dict[str, list[Sample]] = field(default_factory=dict)  # by arm, the baseline's twin and the canary too
+    num_blocks: int
+    seed: int
+    samples: dict[str, list[Sample]] = field(default_factory=dict)  # by arm
     judgements: dict[str, Judgement] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     decided_s: dict[str, float] = field(default_factory=dict)  # after how many seconds each verdict was found
-    spent_s: float = 0.0
+    start_s: float  # on the clock
+    spent_s: float = 0.0  # since then
     num_visits: int = 0
     gauge: Gauge = field(default_factory=Gauge)
+
+    @property
+    def rivals(self) -> list[str]:
+        """Who is compared with the baseline."""
+        return [arm.name for arm in self.arms if arm.name not in {self.baseline, twin(self.baseline), CANARY}]
 
     @property
     def void(self) -> set[Block]:
@@ -43,17 +53,28 @@ class Duel:
         """The ratio of the baseline to itself."""
         return paired_ratio(pairs(self.samples[twin(self.baseline)], self.samples[self.baseline], self.void))
 
-    def judge(self, names: list[str]) -> None:
-        """Say of these arms what their pairs say now."""
-        limit = margin(self.floor, self.smallest_effect)
-        for name in names:
-            twins = self.samples[twin(self.baseline)]
-            found = judge(pairs(self.samples[name], self.samples[self.baseline], self.void, twins), limit)
+    def visit(self) -> None:
+        """Take one visit more."""
+        seed = visit_seed(self.seed, HERE, self.num_visits)
+        at = measure.Visit(epoch=0, number=self.num_visits, num_blocks=self.num_blocks, seed=seed)
+        taken = measure.visit(self.arms, self.clock, at)
+        for name, samples in taken.items():
+            self.samples.setdefault(name, []).extend(samples)
+        self.gauge.hear(HERE, taken[CANARY])
+        self.num_visits += 1
+        self.spent_s = self.clock.now() - self.start_s
+
+    def judge(self) -> None:
+        """Say of all rivals what their pairs say now."""
+        twins = self.samples[twin(self.baseline)]
+        for name in self.rivals:
+            compared = pairs(self.samples[name], self.samples[self.baseline], self.void, twins)
+            found = judge(compared, self.floor, self.smallest_effect)
             if found is not None:
                 self.judgements[name] = found
         told = decide(list(self.judgements.values()))
         self.verdicts = dict(zip(self.judgements, told, strict=True))
-        for name in names:
+        for name in self.rivals:
             if self.verdicts.get(name, Verdict.undecided) is not Verdict.undecided:
                 self.decided_s.setdefault(name, self.spent_s)
 
@@ -97,28 +118,53 @@ def duel(  # noqa: PLR0913 - all but the first two have defaults that serve
     Raises:
         ValueError: the baseline is not among the calls.
     """
-    if baseline not in calls:
-        raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
-    clock = clock or CpuClock()
-    arms = {name: measure.Arm(name=name, call=call) for name, call in calls.items()}
-    arms[twin(baseline)] = measure.Arm(name=twin(baseline), call=calls[baseline])
-    arms[CANARY] = measure.canary_arm(CANARY, gauge_work or canary())
-    found = Duel(baseline=baseline, smallest_effect=smallest_effect, samples={name: [] for name in arms})
-    rivals = [name for name in calls if name != baseline]
-    start, due = clock.now(), FEWEST_CLUSTERS
+    found = begin(
+        calls,
+        baseline,
+        smallest_effect=smallest_effect,
+        clock=clock or CpuClock(),
+        num_blocks=num_blocks,
+        seed=seed,
+        gauge_work=gauge_work,
+    )
+    due = FEWEST_CLUSTERS
     while found.spent_s < budget_s or found.num_visits < FEWEST_CLUSTERS:
-        seed_of_visit = visit_seed(seed, HERE, found.num_visits)
-        at = measure.Visit(epoch=0, number=found.num_visits, num_blocks=num_blocks, seed=seed_of_visit)
-        taken = measure.visit(list(arms.values()), clock, at)
-        for name, samples in taken.items():
-            found.samples[name].extend(samples)
-        found.gauge.hear(HERE, taken[CANARY])
-        found.num_visits += 1
-        found.spent_s = clock.now() - start
+        found.visit()
         if found.num_visits >= due:
             due = max(due + 1, int(due * GROWTH))
-            found.judge(rivals)
-            if stops and len(found.decided_s) == len(rivals):
+            found.judge()
+            if stops and len(found.decided_s) == len(found.rivals):
                 return found
-    found.judge(rivals)
+    found.judge()
     return found
+
+
+def begin(  # noqa: PLR0913 - as above
+    calls: Mapping[str, Callable[[], object]],
+    baseline: str,
+    *,
+    smallest_effect: float = SMALLEST_EFFECT,
+    clock: Clock,
+    num_blocks: int = 4,
+    seed: int = 0,
+    gauge_work: Callable[[], object] | None = None,
+) -> Duel:
+    """The same before its first visit, for whoever has several to go through by turns.
+
+    Raises:
+        ValueError: the baseline is not among the calls.
+    """
+    if baseline not in calls:
+        raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
+    arms = [measure.Arm(name=name, call=call) for name, call in calls.items()]
+    arms.append(measure.Arm(name=twin(baseline), call=calls[baseline]))
+    arms.append(measure.canary_arm(CANARY, gauge_work or canary()))
+    return Duel(
+        baseline=baseline,
+        arms=tuple(arms),
+        clock=clock,
+        smallest_effect=smallest_effect,
+        num_blocks=num_blocks,
+        seed=seed,
+        start_s=clock.now(),
+    )

@@ -6,7 +6,7 @@ import msgspec
 
 from harness.ceilings import Ceilings
 from harness.outcome import Agreement, Operators
-from harness.records import Environment, Measurement, Sample, Status, Workload
+from harness.records import SMALLEST_EFFECT, Environment, Measurement, Sample, Status, Workload
 
 SCHEMA = 3
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
@@ -63,6 +63,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int = 4  # of one visit
     num_epochs: int = 1
     num_rounds: int = 3  # over all workloads, before visits go where doubt is
+    smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
     seed: int = 0
     cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
     allocator: str = "system"  # or retain: memory that is freed stays with the process
@@ -77,6 +78,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("num_blocks", "num_epochs", "num_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
+        if not 0 < self.smallest_effect < 1:
+            allowed = "a share above 0 and below 1, as in 0.02 for 2 %"
+            raise ValueError(f"smallest_effect={self.smallest_effect} is not allowed: give {allowed}")
         if self.allocator not in ALLOCATORS:
             raise ValueError(f"allocator={self.allocator} is not allowed: it is one of {', '.join(ALLOCATORS)}")
         if self.cache not in CACHES:

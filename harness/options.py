@@ -55,6 +55,15 @@ Rounds = Annotated[
         help="Visits that every cell gets, decided or not; 3 are usual, 12 for runs that a gate is to judge.",
     ),
 ]
+SmallestEffect = Annotated[
+    float | None,
+    typer.Option(
+        "--smallest-effect",
+        metavar="SHARE",
+        help="Times that differ by less are called equivalent, and never slower: 0.01 takes longer and sees more. "
+        "Default: the sweep's, 0.02.",
+    ),
+]
 MemoryLimit = Annotated[
     float, typer.Option("--memory-limit", min=0.0, help="GiB a call may need; 0: three quarters of what is free.")
 ]

@@ -176,6 +176,10 @@ class Status(enum.StrEnum):
     invalid = "invalid"
 
 
+SMALLEST_EFFECT = 0.02
+"""Times that differ by less are called equivalent however sure it is, where nothing else is asked for."""
+
+
 class Verdict(enum.StrEnum):
     """What a comparison concluded."""
 

@@ -12,11 +12,11 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from harness.events import based, twin
-from harness.records import Sample, Verdict
+from harness.records import SMALLEST_EFFECT, Sample, Verdict
 from harness.state import State
 from harness.statistics.evidence import needed
 from harness.statistics.stats import FEWEST_CLUSTERS, beside, paired_ratio, pairs
-from harness.statistics.verdict import Judgement, decide, judge, margin, share_of_cells, visits_to_go
+from harness.statistics.verdict import Judgement, decide, judge, share_of_cells, visits_to_go
 
 MIN_ROUNDS = 3
 """Fewer visits than this give no interval: the budget may be overdrawn for them."""
@@ -64,6 +64,7 @@ class Race:
     num_blocks: int
     seed: int
     has_sides: bool = False  # each name has a base of its own
+    smallest_effect: float = SMALLEST_EFFECT
     judged: dict[Key, Judgement] = field(default_factory=dict)
     closed: set[Key] = field(default_factory=set)
     _due: dict[str, float] = field(default_factory=dict)
@@ -93,9 +94,9 @@ class Race:
                 continue
             baseline = arms.get(self.base(name), [])
             twins = beside(arms.get(twin(self.base(name)), []), arms.get(name, []))
-            floor = margin(paired_ratio(pairs(twins, baseline, void)))
+            floor = paired_ratio(pairs(twins, baseline, void))
             compared = pairs(arms.get(name, []), baseline, void, twins)
-            found = judge(compared.by_epoch() if self.has_sides else compared, floor)
+            found = judge(compared.by_epoch() if self.has_sides else compared, floor, self.smallest_effect)
             if found is not None:
                 self.judged[workload, name] = found
 

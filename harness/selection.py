@@ -24,6 +24,7 @@ class Selection:
     timeout_s: float = 60.0
     memory_limit_bytes: int = 0
     num_rounds: int | None = None
+    smallest_effect: float | None = None
     seed: int = 0
     cache: str = "warm"
     allocator: str | None = None
@@ -68,6 +69,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         num_blocks=chosen.num_blocks,
         num_epochs=chosen.num_epochs,
         num_rounds=chosen.num_rounds if selection.num_rounds is None else selection.num_rounds,
+        smallest_effect=chosen.smallest_effect if selection.smallest_effect is None else selection.smallest_effect,
         seed=selection.seed,
         cache=selection.cache,
         allocator=selection.allocator or "system",

@@ -41,9 +41,12 @@ def suite(results: Results) -> Suite | None:
     if ratio is None:
         return None
     logs = _of_processes([found for found, _ in cells])
+    smallest = results.plan.smallest_effect
+    limit = margin(mean_over([twins for _, twins in cells]), smallest)
     judged = Judgement(
         ratio=ratio,
-        margin=margin(mean_over([twins for _, twins in cells])),
+        margin=limit,
+        is_floor=limit > smallest,
         e_same=evidence.last(evidence.e_values(logs)),
         e_apart=0.0,
         spread=NORMAL_MAD * float(np.median(np.abs(logs - np.median(logs)))),

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from harness.plugins import unknown
-from harness.records import Workload
+from harness.records import SMALLEST_EFFECT, Workload
 
 FOLDER = Path(__file__).parent / "sweeps"
 AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
@@ -29,6 +29,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_blocks: int = 4  # of one visit
     num_epochs: int = 1  # fresh processes over the run
     num_rounds: int = 3  # visits that every cell gets, decided or not
+    smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
 
 
 def names() -> list[str]:

@@ -36,8 +36,13 @@ class Timing:
         self.state, self.plan = run.state, run.plan
         alive = (w for w in self.plan.workloads if self.state.live(w.id, run.specs))
         self.workloads: Mapping[str, Workload] = {workload.id: workload for workload in alive}
-        has_sides = self.plan.sides is not None
-        self.race = Race(self.plan.baseline, self.plan.num_blocks, self.plan.seed, has_sides=has_sides)
+        self.race = Race(
+            self.plan.baseline,
+            self.plan.num_blocks,
+            self.plan.seed,
+            has_sides=self.plan.sides is not None,
+            smallest_effect=self.plan.smallest_effect,
+        )
 
     def time_all(self) -> str:
         """Visit until every comparison is decided or the budget is spent, every workload at least a few times.

@@ -11,7 +11,7 @@ from harness.acceptance.plan import LARGEST_E, Row
 from harness.clock import CpuClock
 from harness.duel import Duel, duel
 from harness.events import twin
-from harness.records import Verdict
+from harness.records import SMALLEST_EFFECT, Verdict
 from harness.statistics.evidence import e_values
 from harness.statistics.interference import MANY
 from harness.statistics.stats import Estimate, pairs
@@ -82,12 +82,21 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
     stops: bool = False,
     clock: CpuClock | None = None,
     seed: int = 0,
+    smallest_effect: float = SMALLEST_EFFECT,
 ) -> Ours:
     """B against A within the budget, calibration, twin and canary included; no visit begins that would overdraw it."""
     clock = clock or CpuClock()
     visit_s = ARMS * BLOCKS * max(SHORTEST_SAMPLE_S, clock.elapsed(a, 1))
     start = time.perf_counter()
-    found = duel({"a": a, "b": b}, "a", budget_s=budget_s - visit_s, stops=stops, clock=clock, seed=seed)
+    found = duel(
+        {"a": a, "b": b},
+        "a",
+        budget_s=budget_s - visit_s,
+        stops=stops,
+        clock=clock,
+        seed=seed,
+        smallest_effect=smallest_effect,
+    )
     return read(found, "b", start)
 
 

@@ -46,7 +46,7 @@ class Size:
     piece_s: float  # a guess, for the time left
     num_cells: int = 0
     compare_s: float = 0.0  # of one comparison by one tool
-    num_repeats: int = 1  # inside a piece
+    num_repeats: int = 1  # inside a piece; in T5, of an extra head
     num_rivals: int = 0  # pieces in which the rivals take part
     ladder_s: tuple[float, ...] = ()  # budgets that the rivals are given
 
@@ -75,7 +75,7 @@ FULL = {
     "T2": Size(num_pieces=0, piece_s=0),  # the 400 comparisons of T1
     "T3": Size(piece_s=600),
     "T4": Size(piece_s=300),
-    "T5": Size(num_pieces=4, piece_s=200, num_cells=8, num_rivals=2),
+    "T5": Size(num_pieces=4, piece_s=200, num_cells=8, num_repeats=4, num_rivals=2),
     "T6": Size(num_pieces=6, piece_s=65, num_repeats=6, ladder_s=(0.5, 1.0, 2.0, 5.0)),
     "T7": Size(num_pieces=60, piece_s=13, compare_s=4.0),
     "T8": Size(num_pieces=60, piece_s=15, compare_s=11.0, num_repeats=200),
@@ -98,7 +98,7 @@ ON_CUDA = {
 }
 """Alike in both forms."""
 GATE_SHORT = dict.fromkeys(("R1", "R2", "R3", "R4"), Size(num_pieces=2, piece_s=135, compare_s=GATE_S))
-GATE_SESSIONS = {"R1": 10, "R2": 10, "R3": 20, "R4": 20}  # more where each side has processes of its own
+GATE_SESSIONS = {"R1": 6, "R2": 6, "R3": 20, "R4": 20}  # more where each side has processes of its own
 GATE_FULL = {test: replace(size, num_pieces=GATE_SESSIONS[test]) for test, size in GATE_SHORT.items()}
 """Sessions of two revisions; a test by itself (`-- gate`)."""
 WHOLE = {

@@ -20,7 +20,7 @@ from harness.simulated.worlds import WORLDS, Array, World
 from harness.state import State
 from harness.statistics import evidence
 from harness.statistics.stats import Pairs, paired_ratio, pairs
-from harness.statistics.verdict import FALSE_SHARE, Judgement, decide, detectable, judge, margin
+from harness.statistics.verdict import FALSE_SHARE, Judgement, decide, detectable, judge
 
 Row = dict[str, float | str]
 
@@ -266,7 +266,7 @@ def _pairs(state: State, arm: str) -> Pairs:
 
 
 def _judged(state: State) -> Judgement:
-    found = judge(_pairs(state, RIVAL), margin(paired_ratio(_pairs(state, twin(BASELINE)))))
+    found = judge(_pairs(state, RIVAL), paired_ratio(_pairs(state, twin(BASELINE))))
     assert found is not None
     return found
 

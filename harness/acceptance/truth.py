@@ -7,6 +7,7 @@ import math
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -17,14 +18,16 @@ from harness.acceptance import rivals, workloads
 from harness.acceptance.engine import BLOCKS, OURS
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import COVERAGE, INVARIANCE_ERRORS, REPEAT_SD, REPEAT_SHARE_OF_RIVAL, Row, Size
-from harness.clock import CpuClock
-from harness.duel import HERE, duel
+from harness.clock import Clock, CpuClock
+from harness.duel import HERE, Duel, begin
 from harness.statistics.interference import CANARY, Gauge, canary
 from harness.statistics.stats import Estimate, Pairs, paired_ratio, pairs
 
 NUM_HEADS, LENGTH = 8, 256
 VISITS_OF_SESSION = 4  # in each of its epochs, in T8
 EPOCHS_OF_SESSION = 3
+LETTERS = "aknz"
+"""Names in T11."""
 SHARE_OF_SESSION = 12
 """In T8 a session has one epoch of so many, three at least: the reference is the mean of the others, whose own error
 would else pass for a lack of coverage."""
@@ -194,29 +197,49 @@ def t8(rows: list[Row], aa_rows: list[Row], num_sessions: int, *, short: bool) -
 
 
 def permute(number: int, size: Size) -> list[Row]:
-    """T11: the textbook form against SDPA, beside two others; each time in another order and under other names."""
-    rows: list[Row] = []
+    """T11: the textbook form against SDPA, beside two others; each session in another order and under other names.
+
+    All sessions go on by turns, in an order drawn anew in each round, so that the machine's drift is all sessions' own.
+    """
     with workloads.ready(workloads.MILLISECOND):
         base, rival = both()
         calls = {"base": base, "rival": rival, "twin": rival, "other": workloads.textbook(NUM_HEADS, LENGTH // 2)}
-        for turn in range(size.num_repeats):
-            draws = random.Random(f"T11/{number}/{turn}")
-            names = dict(zip(calls, draws.sample("aknz", len(calls)), strict=True))
-            order = draws.sample(list(calls), len(calls))
-            shown = {names[role]: calls[role] for role in order}
-            found = duel(shown, names["base"], budget_s=size.compare_s, stops=False, seed=turn)
-            for role in ("rival", "twin"):
-                ratio = found.judgements[names[role]].ratio
-                rows.append(
-                    {
-                        "role": role,
-                        "log": math.log(ratio.point),
-                        "standard_error": ratio.standard_error or math.inf,
-                        "place": float(order.index(role) - order.index("base")),
-                        "letter": float("aknz".index(names[role]) - "aknz".index(names["base"])),
-                    }
-                )
-    return rows
+        draws, clock = random.Random(f"T11/{number}"), CpuClock()
+        sessions = [_Permuted.draw(calls, draws, clock, seed) for seed in range(size.num_repeats)]
+        start = time.perf_counter()
+        while time.perf_counter() - start < size.compare_s * size.num_repeats:
+            for session in draws.sample(sessions, len(sessions)):
+                session.duel.visit()
+    return [session.row(role) for session in sessions for role in ("rival", "twin")]
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Permuted:
+    """A session with names and an order of its own."""
+
+    duel: Duel
+    names: dict[str, str]  # by role
+    order: list[str]  # of the roles
+
+    @classmethod
+    def draw(cls, calls: dict[str, workloads.Call], draws: random.Random, clock: Clock, seed: int) -> "_Permuted":
+        """One by chance."""
+        names = dict(zip(calls, draws.sample(LETTERS, len(calls)), strict=True))
+        order = draws.sample(list(calls), len(calls))
+        shown = {names[role]: calls[role] for role in order}
+        return cls(duel=begin(shown, names["base"], clock=clock, seed=seed), names=names, order=order)
+
+    def row(self, role: str) -> Row:
+        """What it says of that role, and where that stood."""
+        self.duel.judge()
+        ratio = self.duel.judgements[self.names[role]].ratio
+        return {
+            "role": role,
+            "log": math.log(ratio.point),
+            "standard_error": ratio.standard_error or math.inf,
+            "place": float(self.order.index(role) - self.order.index("base")),
+            "letter": float(LETTERS.index(self.names[role]) - LETTERS.index(self.names["base"])),
+        }
 
 
 def t11(rows: list[Row], *, short: bool) -> Outcome:

@@ -21,6 +21,7 @@ from harness.options import (
     ResultsFolder,
     Seed,
     Settings,
+    SmallestEffect,
     Timeout,
 )
 
@@ -50,6 +51,7 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     to: OutputFolder = None,
     apart: Annotated[bool, typer.Option("--apart", help="Give each side processes of its own.")] = False,
     budget: Budget = None,
+    smallest_effect: SmallestEffect = None,
     cache: Cache = CacheMode.warm,
     allocator: Annotated[
         AllocatorMode | None,
@@ -89,6 +91,7 @@ def compare(  # noqa: PLR0913 - one parameter for each option
             settings=settings or (),
             implementations=implementation or (),
             budget_s=budget,
+            smallest_effect=smallest_effect,
             call_limit_s=call_limit,
             timeout_s=timeout,
             memory_limit_bytes=int(memory_limit * 2**30),

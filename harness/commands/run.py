@@ -21,6 +21,7 @@ from harness.options import (
     Rounds,
     Seed,
     Settings,
+    SmallestEffect,
     Timeout,
 )
 
@@ -39,6 +40,7 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
         typer.Option(metavar="NAME", help="What ratios are taken against; it takes part though -i does not name it."),
     ] = "sdpa",
     budget: Budget = None,
+    smallest_effect: SmallestEffect = None,
     rounds: Rounds = None,
     cache: Cache = CacheMode.warm,
     allocator: Allocator = AllocatorMode.system,
@@ -68,6 +70,7 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
             implementations=implementation or (),
             baseline=baseline,
             budget_s=budget,
+            smallest_effect=smallest_effect,
             num_rounds=rounds,
             call_limit_s=call_limit,
             timeout_s=timeout,

@@ -16,7 +16,7 @@ from harness.gate.cells import Couple, Key, matched
 from harness.gate.judge import ailments, conclude, fingerprints, voided
 from harness.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling, Side
 from harness.gate.thresholds import Thresholds
-from harness.records import Comparison, Record, Verdict
+from harness.records import SMALLEST_EFFECT, Comparison, Record, Verdict
 from harness.reports.table import percent
 from harness.statistics.stats import Estimate, median_estimate
 from harness.store import Results
@@ -52,6 +52,7 @@ def of_sides(results: Results, thresholds: Thresholds) -> Decision:
         invalid=reasons,
         is_cut_short=results.elapsed_s is None,
         is_apart=sides.is_apart,
+        smallest_effect=results.plan.smallest_effect,
     )
 
 
@@ -67,22 +68,25 @@ def judge(  # noqa: PLR0913 - what a session has to say
     invalid: Sequence[str] = (),
     is_cut_short: bool = False,
     is_apart: bool = False,
+    smallest_effect: float = SMALLEST_EFFECT,
 ) -> Decision:
     """The decision on one session.
 
     `records` are the base's and the candidate's, each implementation under one name on both sides; `comparisons` are of
     the candidate's implementations against themselves in the base; `floors` by workload id (compare.noise_floors);
-    `is_apart` says that each side had processes of its own.
+    `is_apart` says that each side had processes of its own, `smallest_effect` what the session took for no difference.
     """
     coupled = matched(*records)
     certainties = [ruling for couple in coupled for ruling in certain.rulings(couple, thresholds)]
     by_key: dict[Key, Couple] = {couple.key: couple for couple in coupled}
-    lowest = [_lowest(found, floors.get(found.workload.id), is_apart=is_apart) for found in comparisons]
-    timed = [
-        believed(_time(found, couple, thresholds, least), couple, thresholds)
-        for found, least in zip(comparisons, lowest, strict=True)
-        if (couple := by_key.get((found.workload.id, found.implementation))) is not None
-    ]
+    timed = []
+    for found in comparisons:
+        couple = by_key.get((found.workload.id, found.implementation))
+        if couple is not None:
+            lowest = _lowest(found, floors.get(found.workload.id), is_apart=is_apart)
+            asked = thresholds.asked(found.workload.id, found.implementation, LATENCY)
+            refusal = _refusal(found, asked, lowest, smallest_effect)
+            timed.append(believed(_time(found, couple, thresholds, refusal), couple, thresholds))
     if invalid:
         timed, suite = [voided(ruling) for ruling in timed], voided(suite)
     return conclude(
@@ -138,7 +142,21 @@ def _lowest(found: Comparison, floor: Estimate | None, *, is_apart: bool) -> flo
     return max(by_twin, found.high / found.ratio - 1)
 
 
-def _time(found: Comparison, couple: Couple, thresholds: Thresholds, lowest: float) -> Ruling:
+def _refusal(found: Comparison, asked: float | None, lowest: float, smallest_effect: float) -> str:
+    """Why a threshold that a rule asks for cannot be judged; empty where it can."""
+    if asked is None or asked >= max(lowest, smallest_effect):
+        return ""
+    words = f"a threshold of {percent(asked)} cannot be judged"
+    if asked < lowest:
+        seen = f"identical code may seem {percent(lowest)} apart in this session"
+        return f"{words}: {seen}; raise it, or measure longer"
+    if found.high is not None and found.high <= 1 + asked:
+        return ""
+    taken = f"the session takes less than {percent(smallest_effect)} for no difference"
+    return f"{words}: {taken}; compare with --smallest-effect {asked:g}"
+
+
+def _time(found: Comparison, couple: Couple, thresholds: Thresholds, refusal: str) -> Ruling:
     """A comparison as a ruling; what no rule allows, nothing does: the verdict has a margin of its own."""
     kind, outcome = VERDICTS[found.verdict]
     words = _told(found.verdict, found.ratio, found.low, found.high, found.minimum_detectable_effect)
@@ -146,10 +164,8 @@ def _time(found: Comparison, couple: Couple, thresholds: Thresholds, lowest: flo
     smallest = found.minimum_detectable_effect
     if kind is Kind.slower and found.ratio <= 1 + (asked or 0.0):
         kind, outcome, words = Kind.same, Outcome.passed, f"{words}; {_permitted(asked or 0.0)}"
-    elif outcome is not Outcome.finding and asked is not None and asked < lowest:
-        kind, outcome = Kind.refused, Outcome.inconclusive
-        reason = f"identical code may seem {percent(lowest)} apart in this session"
-        words = f"a threshold of {percent(asked)} cannot be judged: {reason}; raise it, or measure longer"
+    elif refusal and outcome is not Outcome.finding:
+        kind, outcome, words = Kind.refused, Outcome.inconclusive, refusal
     elif kind is Kind.undecided and smallest is not None and smallest <= thresholds.see and not _seems_slower(found):
         kind, outcome = Kind.same, Outcome.passed
         words = f"no slowdown found: {words}"

@@ -26,7 +26,8 @@ def _point(row: Row, length: int) -> Point | None:
 
 
 def _plot(results: Results) -> Plot:
-    margins = {workload: margin(floor) for workload, floor in noise_floors(results).items()}
+    least = results.plan.smallest_effect
+    margins = {workload: margin(floor, least) for workload, floor in noise_floors(results).items()}
 
     def finish(axes: Axes, panel: Panel) -> None:
         at = {panel.length(row.workload): margins.get(row.workload.id, 0.0) for row in panel.rows}

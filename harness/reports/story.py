@@ -136,7 +136,7 @@ def _floor(results: Results) -> str:
     seen = span(floor.point, floor.low, floor.high)
     where = next(record.workload for record in results.records if record.workload.id == widest)
     told = f"the baseline against itself gave {seen} at worst ({words.title(where)}, length {words.length(where)})"
-    return f"{told}; there, differences below {percent(margin(floor))} are not called"
+    return f"{told}; there, differences below {percent(margin(floor, results.plan.smallest_effect))} are not called"
 
 
 def _checks(results: Results) -> str:

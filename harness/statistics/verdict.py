@@ -11,7 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.records import Verdict
+from harness.records import SMALLEST_EFFECT, Verdict
 from harness.statistics import evidence
 from harness.statistics.stats import FEWEST_CLUSTERS, NORMAL_MAD, Estimate, Pairs, paired_ratio
 
@@ -19,8 +19,6 @@ FALSE_SHARE = 0.05
 """Of all verdicts of a session, the expected share that is false is at most this."""
 WHOLE_SHARE = FALSE_SHARE / 2
 """The part of it that goes to the verdict on the whole, where a session has one; the cells' is the rest."""
-SMALLEST_EFFECT = 0.02
-"""A difference below this is called equivalent however sure it is: nobody should choose code by it."""
 LARGEST_EQUIVALENCE = 0.10
 """On a machine so noisy that identical code seems further apart than this, nothing is called equivalent any more."""
 LARGEST_LOG = 100.0
@@ -39,6 +37,7 @@ class Judgement:
     e_same: float  # against "the same code"
     e_apart: float  # against "apart by the margin or more"
     spread: float  # a standard deviation of the pairs, robust, on the log scale
+    is_floor: bool = False  # the margin is a noise floor, which other repetitions will find elsewhere
 
     @property
     def log(self) -> float:
@@ -59,7 +58,7 @@ class Judgement:
 
 
 def margin(floor: Estimate | None, smallest: float = SMALLEST_EFFECT) -> float:
-    """The relative difference below which nothing is called faster or slower: max(2 %, the cell's own A/A floor)."""
+    """The relative difference below which nothing is called faster or slower: `smallest` or the cell's A/A floor."""
     largest = None if floor is None else floor.largest_log
     return max(smallest, 0.0 if largest is None else math.expm1(min(largest, LARGEST_LOG)))
 
@@ -74,18 +73,19 @@ def share_of_cells(*, has_whole: bool) -> float:
     return FALSE_SHARE - WHOLE_SHARE if has_whole else FALSE_SHARE
 
 
-def judge(pairs: Pairs, margin: float) -> Judgement | None:
-    """What these pairs say; None without any."""
-    ratio = paired_ratio(pairs)
+def judge(pairs: Pairs, floor: Estimate | None, smallest: float = SMALLEST_EFFECT) -> Judgement | None:
+    """What these pairs say, where the baseline to itself is `floor`; None without any."""
+    ratio, limit = paired_ratio(pairs), margin(floor, smallest)
     if ratio is None:
         return None
     medians = np.array(list(pairs.medians.values()))
     halfway = pairs.halfway
     return Judgement(
         ratio=ratio,
-        margin=margin,
+        margin=limit,
+        is_floor=limit > smallest,
         e_same=evidence.last(evidence.e_values(pairs.logs, pairs.twins)),
-        e_apart=evidence.against_beyond(medians, alike(margin)),
+        e_apart=evidence.against_beyond(medians, alike(limit)),
         spread=NORMAL_MAD * float(np.median(np.abs(halfway - np.median(halfway)))),
     )
 
@@ -150,7 +150,7 @@ def detectable(judgement: Judgement, needed: float = 1 / FALSE_SHARE) -> float |
     half, beyond = ratio.half_width, math.log1p(judgement.margin)
     luck = ratio.quantile(POWER) * ratio.standard_error
     by_interval = max(half + math.hypot(half * ratio.unsteadiness(POWER), luck), beyond + luck)
-    if judgement.margin > SMALLEST_EFFECT:  # a noise floor, and other repetitions will see another
+    if judgement.is_floor:  # other repetitions will see another
         by_interval = max(by_interval, beyond + math.hypot(beyond * ratio.unsteadiness(POWER), luck))
     number, unit = ratio.num_samples, 2 * judgement.spread
     toll = math.log(needed * 4 * len(evidence.STAKES)) / number  # what a single stake must make, per pair

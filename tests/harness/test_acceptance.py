@@ -141,6 +141,27 @@ class TestCoverage:
         assert 0.93 <= np.mean(found) <= 0.98
 
 
+class TestPermutations:
+    def test_sessions_go_on_by_turns_and_none_is_as_another(self):
+        rows = truth.permute(0, Size(piece_s=1, compare_s=0.05, num_repeats=4))
+        assert [row["role"] for row in rows] == ["rival", "twin"] * 4
+        assert len({(row["place"], row["letter"]) for row in rows}) > 2
+        assert all(0 not in {row["place"], row["letter"]} for row in rows)
+
+    @pytest.mark.parametrize("what", ["place", "letter"])
+    @pytest.mark.parametrize(("shift", "passes"), [(0.0, True), (0.02, False)])
+    def test_who_stands_first_must_not_matter(self, what, shift, passes):
+        draws = np.random.default_rng(1)
+        rows = []
+        for number in range(40):
+            at = {"place": draws.choice([-1.0, 1.0]), "letter": draws.choice([-1.0, 1.0])}
+            log = draws.normal(0.2, 0.005) + shift * (at[what] > 0)
+            rows.append({**at, "role": ("rival", "twin")[number % 2], "log": log, "standard_error": 0.005})
+        found = truth.t11(rows, short=False)
+        assert found.passes == passes
+        assert "20 permutations" in found.found
+
+
 def outcome(test="T1", *, passes=True, rows=(), found="0.1 %", is_short=True):
     return Outcome(
         id=test,

@@ -149,6 +149,8 @@ def test_a_wrong_implementation_is_a_finding(theirs):
         (["run", "--resume", "nothing"], "there is no run nothing"),
         (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out budget, settings"),
         (["run", "--budget", "inf"], "budget_s=inf is not allowed"),
+        (["run", "--smallest-effect", "2"], "as in 0.02 for 2 %"),
+        (["run", "--smallest-effect", "0"], "as in 0.02 for 2 %"),
         (["check", "mine.py"], "as in mine.py:NAME"),
         (["report"], "begin with attnbench run"),
         (["report", "damaged"], "line 1: not an event"),

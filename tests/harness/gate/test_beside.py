@@ -177,6 +177,32 @@ def test_apart_the_floor_is_the_twins_or_the_cells_own_whichever_is_larger(
     assert not floor or f"identical code may seem {floor} apart" in found.words
 
 
+@pytest.mark.parametrize(
+    ("allowed", "high", "is_refused"), [(0.01, 1.018, True), (0.01, 1.009, False), (0.03, 1.018, False)]
+)
+def test_a_threshold_below_what_the_session_took_for_no_difference_is_refused(
+    tmp_path: Path, *, allowed: float, high: float, is_refused: bool
+) -> None:
+    """The cell was left alone as soon as it was within 2 %: who asks for 1 % has no answer from it."""
+    twin = Estimate(point=1.0, standard_error=0.001, num_clusters=9, num_samples=90)
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    found = judged(tmp_path, asked, twin, verdict=Verdict.equivalent, ratio=1.004, low=0.99, high=high)
+    assert found.kind is (Kind.refused if is_refused else Kind.same)
+    assert not is_refused or "compare with --smallest-effect 0.01" in found.words
+
+
+@pytest.mark.usefixtures("little_garbage")
+@pytest.mark.parametrize(("smallest", "kind"), [(0.02, Kind.refused), (0.005, Kind.slower)])
+def test_one_percent_is_a_finding_where_it_is_asked_for(tmp_path: Path, smallest: float, kind: Kind) -> None:
+    asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1))
+    asked = msgspec.structs.replace(asked, smallest_effect=smallest)
+    costs = {"x": 2e-3 * 1.012}
+    crew = virtual.VirtualCrew(WORLDS["calm"], lambda _, name: costs.get(name, 2e-3), seed=1)
+    results = virtual.execute(asked, tmp_path / "run", crew)
+    rule = Rule(metric="latency", allowed=0.01)
+    assert kinds(beside.of_sides(results, Thresholds(rule=(rule,)))) == {kind}
+
+
 @pytest.mark.usefixtures("little_garbage")
 def test_what_processes_differ_by_is_the_floor_of_a_session_apart(tmp_path: Path) -> None:
     asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1), is_apart=True)

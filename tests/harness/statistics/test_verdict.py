@@ -77,9 +77,26 @@ def test_the_margin_is_two_percent_or_the_floor():
     assert alike(5.0) == math.log1p(LARGEST_EQUIVALENCE)
 
 
+@pytest.mark.parametrize(
+    ("smallest", "verdict"), [(0.02, Verdict.equivalent), (0.005, Verdict.slower), (0.2, Verdict.equivalent)]
+)
+def test_what_matters_is_what_one_asks_for(smallest, verdict):
+    judged = judge(made(0.01, num_visits=60), None, smallest)
+    assert judged is not None
+    assert judged.margin == smallest
+    assert not judged.is_floor
+    assert decide([judged]) == [verdict]
+
+
+def test_a_floor_above_what_matters_is_the_margin():
+    floor = Estimate(point=1.01, standard_error=ERROR, num_clusters=10, num_samples=40)
+    assert judge(made(0.0), floor, 0.001).is_floor
+    assert not judge(made(0.0), floor, 0.5).is_floor
+
+
 @pytest.mark.parametrize(("shift", "verdict"), [(0.05, Verdict.slower), (0.0, Verdict.equivalent)])
 def test_pairs_of_a_shift_are_told(shift, verdict):
-    judged = judge(made(shift), SMALLEST_EFFECT)
+    judged = judge(made(shift), None)
     assert judged is not None
     assert decide([judged]) == [verdict]
     assert judged.spread == pytest.approx(0.01, rel=0.3)
@@ -89,8 +106,8 @@ def test_swapping_the_arms_mirrors_the_verdict():
     mirrored = {Verdict.slower: Verdict.faster, Verdict.faster: Verdict.slower}
     for seed in range(40):
         found = made(0.03 * (seed % 5 - 2), seed=seed, num_visits=4 + seed % 9)
-        one = judge(found, SMALLEST_EFFECT)
-        other = judge(Pairs(logs=-found.logs, visits=found.visits), SMALLEST_EFFECT)
+        one = judge(found, None)
+        other = judge(Pairs(logs=-found.logs, visits=found.visits), None)
         assert one is not None
         assert other is not None
         assert other.e_same == pytest.approx(one.e_same)
@@ -100,7 +117,7 @@ def test_swapping_the_arms_mirrors_the_verdict():
 
 
 def test_no_pairs_no_judgement():
-    assert judge(Pairs(logs=np.array([]), visits=()), SMALLEST_EFFECT) is None
+    assert judge(Pairs(logs=np.array([]), visits=()), None) is None
 
 
 def test_what_is_decided_has_nothing_to_go():
@@ -138,7 +155,7 @@ def test_a_detectable_effect_is_more_where_more_is_compared():
 
 
 def test_without_an_interval_nothing_is_said_to_be_detectable():
-    few = judge(made(0.0, num_visits=2), SMALLEST_EFFECT)
+    few = judge(made(0.0, num_visits=2), None)
     assert few is not None
     assert detectable(few) is None
 
@@ -146,11 +163,11 @@ def test_without_an_interval_nothing_is_said_to_be_detectable():
 def test_a_detectable_effect_is_found_four_times_of_five():
     found = []
     for seed in range(150):
-        null = judge(made(0.0, seed=seed), SMALLEST_EFFECT)
+        null = judge(made(0.0, seed=seed), None)
         assert null is not None
         effect = detectable(null)
         assert effect is not None
-        fresh = judge(made(math.log1p(effect), seed=1000 + seed), SMALLEST_EFFECT)
+        fresh = judge(made(math.log1p(effect), seed=1000 + seed), None)
         assert fresh is not None
         found.append(decide([fresh]) == [Verdict.slower])
     assert 0.65 <= np.mean(found) <= 0.93
