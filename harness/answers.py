@@ -7,7 +7,6 @@ knows whose it was.
 import math
 import os
 import random
-import resource
 import time
 from collections import OrderedDict
 from collections.abc import Callable
@@ -293,12 +292,8 @@ class Worker:
     ) -> dict[str, tuple[Sample, ...]]:
         """The samples of the visit's blocks."""
         at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
-        conditions = measure.Conditions(
-            on_turn=lambda arm: on_turn(arm.name),
-            count_faults=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
-            read_load=(lambda: os.getloadavg()[0]) if hasattr(os, "getloadavg") else lambda: 0.0,
-            flush=flusher(request.workload.device) if request.cache == "cold" else None,
-        )
+        flush = flusher(request.workload.device) if request.cache == "cold" else None
+        conditions = measure.here(lambda arm: on_turn(arm.name), flush)
         with torch.set_grad_enabled(request.workload.direction != "inference"):
             return measure.visit(arms, self.clock(request.workload.device), at, conditions)
 

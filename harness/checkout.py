@@ -10,18 +10,25 @@ import subprocess
 from collections.abc import Mapping
 from pathlib import Path
 
+NO_REPOSITORY = "not a git repository (or any"
+"""What git says where there is none in a folder and none above it."""
+ENGLISH = {"LC_ALL": "C"}
+"""The words that are looked for must not be translated."""
+
 
 def top(folder: Path = Path()) -> Path:
     """The uppermost folder of the repository that `folder` lies in.
 
     Raises:
-        ValueError: it lies in none, or there is no git.
+        ValueError: it lies in none, git refuses it, or there is no git.
     """
     try:
-        return Path(_git("rev-parse", "--show-toplevel", folder=folder).rstrip("\n"))
-    except subprocess.CalledProcessError:
-        where = folder.resolve()
-        raise ValueError(f"{where} lies in no git repository: go to one, or give two folders or files") from None
+        return Path(_git("rev-parse", "--show-toplevel", folder=folder, variables=ENGLISH).rstrip("\n"))
+    except subprocess.CalledProcessError as error:
+        where, said = folder.resolve(), " ".join(error.stderr.split())
+        if NO_REPOSITORY in said:
+            raise ValueError(f"{where} lies in no git repository: go to one, or give two folders or files") from None
+        raise ValueError(f"git cannot read the repository at {where}: {said}") from None
 
 
 def resolve(revision: str) -> str:

@@ -7,9 +7,17 @@ from dataclasses import dataclass
 from harness.events import TOUCH_BELOW_S
 from harness.once import once
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
-from harness.statistics.evidence import needed
 from harness.statistics.stats import Estimate, Pairs, beside, mean_of, paired_ratio, pairs
-from harness.statistics.verdict import Judgement, decide, detectable, judge, share_of_cells, visits_to_go
+from harness.statistics.verdict import (
+    Judgement,
+    Needed,
+    decide,
+    detectable,
+    judge,
+    needed,
+    share_of_cells,
+    visits_to_go,
+)
 from harness.store import Results
 
 
@@ -28,11 +36,10 @@ def comparisons(results: Results) -> list[Comparison]:
     judged = [(record, found) for record, found in _judged(results) if found is not None]
     share = share_of_cells(has_whole=results.plan.sides is not None)
     verdicts = decide([found for _, found in judged], share)
-    num_called = sum(verdict is not Verdict.undecided for verdict in verdicts)
-    threshold = needed(len(judged), min(num_called, len(judged) - 1), share) if judged else 0.0
+    limits = needed(verdicts, share)
     baselines = _baselines(results)
     return [
-        _comparison(results, baselines, (record, found, verdict), threshold)
+        _comparison(results, baselines, (record, found, verdict), limits)
         for (record, found), verdict in zip(judged, verdicts, strict=True)
     ]
 
@@ -114,7 +121,7 @@ def _comparison(
     results: Results,
     baselines: Mapping[tuple[str, str], Record],
     row: tuple[Record, Judgement, Verdict],
-    threshold: float,
+    limits: Needed,
 ) -> Comparison:
     record, found, verdict = row
     baseline = baselines[record.workload.id, results.plan.base(record.implementation)]
@@ -126,17 +133,18 @@ def _comparison(
         ratio=found.ratio.point,
         low=found.ratio.low,
         high=found.ratio.high,
-        minimum_detectable_effect=detectable(found, threshold),
+        minimum_detectable_effect=detectable(found, limits.differ),
         verdict=verdict,
+        margin=found.sameness,
         e_same=found.e_same,
         e_apart=found.e_apart,
-        more_s=_more_s(results, (record, baseline), found, threshold) if verdict is Verdict.undecided else None,
+        more_s=_more_s(results, (record, baseline), found, limits) if verdict is Verdict.undecided else None,
     )
 
 
-def _more_s(results: Results, cells: tuple[Record, Record], found: Judgement, threshold: float) -> float | None:
+def _more_s(results: Results, cells: tuple[Record, Record], found: Judgement, limits: Needed) -> float | None:
     """Visits to go, times what a block of the arm and the baseline's two lasted; or processes, times what one did."""
-    visits = visits_to_go(found, threshold)
+    visits = visits_to_go(found, limits)
     if results.plan.sides is not None:
         each_s = (results.elapsed_s or math.inf) / found.ratio.num_clusters
         return visits * each_s if math.isfinite(visits * each_s) else None

@@ -92,6 +92,7 @@ def comparison(found: Duel, name: str, workload: Workload) -> Comparison:
         high=judged.ratio.high,
         minimum_detectable_effect=detectable(judged),
         verdict=verdict,
+        margin=judged.sameness,
         e_same=judged.e_same,
         e_apart=judged.e_apart,
         more_s=None,

@@ -6,7 +6,7 @@ import msgspec
 
 from harness.ceilings import Ceilings
 from harness.outcome import Agreement, Operators
-from harness.records import SMALLEST_EFFECT, Environment, Measurement, Sample, Status, Workload
+from harness.records import LARGEST_EQUIVALENCE, SMALLEST_EFFECT, Environment, Measurement, Sample, Status, Workload
 
 SCHEMA = 3
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
@@ -78,8 +78,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         for name in ("num_blocks", "num_epochs", "num_rounds"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
-        if not 0 < self.smallest_effect < 1:
-            allowed = "a share above 0 and below 1, as in 0.02 for 2 %"
+        if not 0 < self.smallest_effect <= LARGEST_EQUIVALENCE:
+            allowed = f"a share above 0 and up to {LARGEST_EQUIVALENCE}, as in 0.02 for 2 %"
             raise ValueError(f"smallest_effect={self.smallest_effect} is not allowed: give {allowed}")
         if self.allocator not in ALLOCATORS:
             raise ValueError(f"allocator={self.allocator} is not allowed: it is one of {', '.join(ALLOCATORS)}")

@@ -5,7 +5,9 @@ drift of the machine leaves alone. Source: R. A. Fisher, The Design of Experimen
 """
 
 import gc
+import os
 import random
+import resource
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -64,6 +66,16 @@ class Conditions:
 
 
 WARM = Conditions()
+
+
+def here(on_turn: Callable[[Arm], None] = lambda _: None, flush: Callable[[], object] | None = None) -> Conditions:
+    """The conditions on a real machine: its load, and the page faults of this process."""
+    return Conditions(
+        on_turn=on_turn,
+        count_faults=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
+        read_load=(lambda: os.getloadavg()[0]) if hasattr(os, "getloadavg") else lambda: 0.0,
+        flush=flush,
+    )
 
 
 def canary_arm(name: str, call: Callable[[], object]) -> Arm:

@@ -18,6 +18,7 @@ import msgspec
 
 from harness.crew import ROOT, Crew, WorkerLostError
 from harness.events import BASE, TWIN, Plan, Side
+from harness.isolation import hides, places
 from harness.messages import (
     Attempt,
     Check,
@@ -33,7 +34,7 @@ from harness.messages import (
     Trace,
     Visited,
 )
-from harness.plugins import name_of
+from harness.plugins import name_of, split
 from harness.records import Sample
 from harness.statistics.interference import CANARY
 
@@ -54,12 +55,45 @@ def apart(plan: Plan, folder: Path, settings: Mapping[str, str]) -> "PairedCrew"
     spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
     ours = _ours_alone(folder / FOLDER / "modules")
 
-    def crew(side: Side, log: str) -> Crew:
-        root = Path(side.root).resolve()
-        own = [root, root / "src"] if side.root else []
-        return Crew(folder / log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *own])
+    def crew(side: Side, name: str, *, is_base: bool) -> Crew:
+        specs = [spec for spec in plan.implementations if _is_of_base(name_of(spec)) is is_base]
+        own = _own_of(side, specs, folder / FOLDER / f"{name}_modules")
+        log = folder / f"{name}.log"
+        return Crew(log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *own])
 
-    return PairedCrew(crew(plan.sides.base, "worker_base.log"), crew(plan.sides.candidate, "worker.log"), plan.seed)
+    base = crew(plan.sides.base, "worker_base", is_base=True)
+    return PairedCrew(base, crew(plan.sides.candidate, "worker", is_base=False), plan.seed)
+
+
+def _own_of(side: Side, specs: Sequence[str], target: Path) -> list[Path]:
+    """Where a process looks for its side's own packages, before those that are installed.
+
+    A folder that is a package is left out: what lies in it is imported by the package's name. In place of one with
+    what would hide Python's own modules or torch, there is a folder below `target` with links to the rest.
+    """
+    files = [file for spec in specs if (file := split(spec)[0]) is not None]
+    if not side.root or not files:
+        return []
+    top = Path(side.root).resolve()
+    found = dict.fromkeys(place for file in files for place in places(file, top))
+    kept = [
+        place
+        for place in sorted(found, key=lambda place: len(place.parts))
+        if place.is_dir() and (place in {top, top / "src"} or not (place / "__init__.py").exists())
+    ]
+    return [_without_hiding(place, target / str(number)) for number, place in enumerate(kept)]
+
+
+def _without_hiding(place: Path, target: Path) -> Path:
+    entries = sorted(place.iterdir())
+    if not any(map(hides, entries)):
+        return place
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in entries:
+        link = target / entry.name
+        if not hides(entry) and not link.is_symlink():
+            link.symlink_to(entry)
+    return target.resolve()
 
 
 def _ours_alone(folder: Path) -> Path:

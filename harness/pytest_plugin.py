@@ -19,6 +19,8 @@ if TYPE_CHECKING:
 
 Given = str | Callable[..., Any] | type
 """A name, a path/to/file.py:Name, a function of query, key, value and mask, or a class: see docs/adapters.md."""
+CANDIDATE = " (candidate)"
+"""Follows the candidate's name where the baseline has the same, after which its twin is named (harness/events.py)."""
 
 
 class AttentionBench:
@@ -49,9 +51,7 @@ class AttentionBench:
         from harness.records import Workload
 
         workload = Workload(**{"direction": "inference", **axes})
-        contenders = {_name(given, default): given for given, default in ((baseline, "baseline"), (candidate, "mine"))}
-        if len(contenders) == 1:
-            raise ValueError(f"{baseline} would be compared with itself: give two that differ in name")
+        contenders = _contenders(candidate, baseline)
         before = torch.get_num_threads()
         torch.set_num_threads(workload.num_threads or before)
         try:
@@ -67,6 +67,18 @@ class AttentionBench:
         finally:
             torch.set_num_threads(before)
         return comparison(found, mine, workload)
+
+
+def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:
+    """Both by name, the baseline first, which keeps a name that both have.
+
+    Raises:
+        ValueError: both are one.
+    """
+    reference, mine = _name(baseline, "baseline"), _name(candidate, "mine")
+    if candidate == baseline:
+        raise ValueError(f"{reference} would be compared with itself: give two different ones")
+    return {reference: baseline, mine if mine != reference else f"{mine}{CANDIDATE}": candidate}
 
 
 def _name(given: Given, default: str) -> str:

@@ -178,6 +178,8 @@ class Status(enum.StrEnum):
 
 SMALLEST_EFFECT = 0.02
 """Times that differ by less are called equivalent however sure it is, where nothing else is asked for."""
+LARGEST_EQUIVALENCE = 0.10
+"""Times that may differ by more are not called equivalent, however noisy the machine."""
 
 
 class Verdict(enum.StrEnum):
@@ -238,8 +240,11 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def fingerprint(self) -> str:
-        """Eight hex digits over the fields that must match before times may be compared."""
-        must_match = msgspec.structs.asdict(self)
+        """Eight hex digits over the fields that must match before times may be compared.
+
+        Memory counts in whole GiB: what a kernel or a hypervisor keeps of it differs from version to version.
+        """
+        must_match = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
         for varies in ("load", "clocks", "moment"):
             del must_match[varies]
         return hashlib.sha256(msgspec.json.encode(must_match, order="deterministic")).hexdigest()[:8]
@@ -284,6 +289,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     minimum_detectable_effect: float | None  # a relative slowdown
     verdict: Verdict
+    margin: float  # what equivalent means here: the times differ by a smaller share
     e_same: float  # the e-value against "the same code": 20 is reached by chance in at most one comparison of 20
     e_apart: float  # the e-value against "apart by the margin or more"
     more_s: float | None  # about as many seconds of visits more would decide it; None: decided, or nobody can tell

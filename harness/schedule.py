@@ -14,9 +14,8 @@ from dataclasses import dataclass, field
 from harness.events import based, twin
 from harness.records import SMALLEST_EFFECT, Sample, Verdict
 from harness.state import State
-from harness.statistics.evidence import needed
 from harness.statistics.stats import FEWEST_CLUSTERS, beside, paired_ratio, pairs
-from harness.statistics.verdict import Judgement, decide, judge, share_of_cells, visits_to_go
+from harness.statistics.verdict import Judgement, Needed, decide, judge, needed, share_of_cells, visits_to_go
 
 MIN_ROUNDS = 3
 """Fewer visits than this give no interval: the budget may be overdrawn for them."""
@@ -66,7 +65,7 @@ class Race:
     has_sides: bool = False  # each name has a base of its own
     smallest_effect: float = SMALLEST_EFFECT
     judged: dict[Key, Judgement] = field(default_factory=dict)
-    closed: set[Key] = field(default_factory=set)
+    closed: dict[Key, Verdict] = field(default_factory=dict)
     _due: dict[str, float] = field(default_factory=dict)
 
     def refresh(self, state: State, live: Mapping[str, Sequence[str]]) -> None:
@@ -81,7 +80,7 @@ class Race:
         share = CAUTION * share_of_cells(has_whole=self.has_sides)
         for key, verdict in zip(alive, decide([self.judged[key] for key in alive], share), strict=True):
             if verdict is not Verdict.undecided:
-                self.closed.add(key)
+                self.closed[key] = verdict
 
     def base(self, name: str) -> str:
         """What a name is compared with."""
@@ -103,9 +102,9 @@ class Race:
     def next(self, state: State, live: Mapping[str, Sequence[str]]) -> tuple[str, list[str]] | None:
         """The workload to visit, and the arms beside its baseline; None when every comparison is closed."""
         self.refresh(state, live)
-        number = max(1, len(self.judged))
-        threshold = needed(number, min(len(self.closed), number - 1), share_of_cells(has_whole=self.has_sides))
-        found = {workload: list(self._open(workload, state, names, threshold)) for workload, names in live.items()}
+        verdicts = [self.closed.get(key, Verdict.undecided) for key in self.judged]
+        limits = needed(verdicts, share_of_cells(has_whole=self.has_sides))
+        found = {workload: list(self._open(workload, state, names, limits)) for workload, names in live.items()}
         found = {workload: rows for workload, rows in found.items() if rows}
         if not found:
             return None
@@ -127,13 +126,13 @@ class Race:
         }
         return {workload: names for workload, names in found.items() if names}
 
-    def _open(self, workload: str, state: State, names: Sequence[str], threshold: float) -> Iterator[Open]:
+    def _open(self, workload: str, state: State, names: Sequence[str], limits: Needed) -> Iterator[Open]:
         for name in names:
             found = self.judged.get((workload, name))
             if name != self.base(name) and (workload, name) not in self.closed:
                 own = 2 * _sample_s(state.samples[workload][self.base(name)]) if self.has_sides else 0.0
                 cost_s = self.num_blocks * (own + _sample_s(state.samples[workload][name]))
-                visits = FEWEST_CLUSTERS if found is None else visits_to_go(found, threshold)  # None: all blocks void
+                visits = FEWEST_CLUSTERS if found is None else visits_to_go(found, limits)  # None: all blocks void
                 yield Open(name=name, visits=visits, cost_s=cost_s)
 
     def _shared_s(self, workload: str, state: State) -> float:

@@ -13,7 +13,7 @@ STUB = """#!/bin/sh
 case $1 in
     compare)
         mkdir -p {session}
-        echo "$@" > {session}/sides.md
+        echo "$@" > {session}/{left}
         exit {compared} ;;
     gate)
         mkdir -p gate
@@ -22,9 +22,10 @@ case $1 in
 esac
 """
 SESSION = "results/runs/20260101T000000Z-compare-00"
+EARLIER = "results/runs/20250101T000000Z-compare-ff"
 ELSEWHERE = "elsewhere"  # as where the command ends before there is a session
 COMPARED = "compare rev:HEAD^1 rev:HEAD --implementation my file.py:Name\n"
-JUDGED = "gate --to gate\n"
+JUDGED = f"gate --to gate {SESSION}\n"
 
 
 def script() -> str:
@@ -38,8 +39,9 @@ def follow(folder: Path, **ends: int | str) -> tuple[subprocess.CompletedProcess
     """The step in `folder`, with commands that end so; and the summary that it leaves."""
     stub = folder / "bin" / "attnbench"
     stub.parent.mkdir()
-    stub.write_text(STUB.format(**ends))
+    stub.write_text(STUB.format(**{"left": "sides.md"} | ends))
     stub.chmod(0o755)
+    (folder / "summary").touch()
     given = {"IMPLEMENTATION": "my file.py:Name", "GITHUB_STEP_SUMMARY": str(folder / "summary")}
     environment = os.environ | given | {"PATH": f"{stub.parent}{os.pathsep}{os.environ['PATH']}"}
     command = ["bash", "-e", "-o", "pipefail", "-c", script()]
@@ -71,6 +73,24 @@ def test_without_a_session_there_is_nothing_to_judge(tmp_path, code):
     assert done.returncode == code
     assert summary == ""
     assert not (tmp_path / "gate").exists()
+
+
+@pytest.mark.parametrize("code", [1, 3, 4])
+def test_a_comparison_that_broke_off_before_it_told_its_end_fails_unjudged(tmp_path, code):
+    done, summary = follow(tmp_path, compared=code, judged=4, session=SESSION, left="journal.jsonl")
+    assert done.returncode == code
+    assert summary == ""
+    assert "::warning::" not in done.stdout
+    assert not (tmp_path / "gate").exists()
+
+
+@pytest.mark.parametrize(("session", "ends", "told"), [(ELSEWHERE, 1, ""), (SESSION, 0, COMPARED + JUDGED)])
+def test_the_session_of_an_earlier_job_is_neither_judged_nor_told(tmp_path, session, ends, told):
+    (tmp_path / EARLIER).mkdir(parents=True)
+    (tmp_path / EARLIER / "sides.md").write_text("earlier\n")
+    done, summary = follow(tmp_path, compared=1, judged=0, session=session)
+    assert done.returncode == ends
+    assert summary == told
 
 
 def test_what_the_gate_writes_is_kept():

@@ -18,7 +18,7 @@ from harness.reports.markdown import escaped
 from harness.reports.words import plain
 from harness.selection import Selection, plan
 from harness.store import Results, read
-from harness.terminal import watching
+from harness.progress import watching
 from harness.units import significant
 
 HERE = Path(__file__).parent

@@ -48,7 +48,7 @@ def accept(
     every = suite.jobs(tests, short=short)
     make_all(every, folder, short=short)
     made = suite.read(folder, every)
-    commits = sorted({piece.commit[:7] for pieces in made.values() for piece in pieces})
+    commits = sorted({_short(piece.commit) for pieces in made.values() for piece in pieces})
     outcomes = list(suite.conclude(tests, made, short=short))
     if tests == suite.TESTS:
         outcomes += suite.left_out(short=short)
@@ -58,6 +58,11 @@ def accept(
     typer.echo(json.dumps({"missed": missed, "written to": str(to), "kept": str(folder)}))
     if missed:
         raise typer.Exit(1)
+
+
+def _short(commit: str) -> str:
+    """A commit as git abbreviates it, with the plus that says that files had changed since."""
+    return commit[:7] + "+" * commit.endswith("+")
 
 
 def make_all(every: Sequence[suite.Job], folder: Path, *, short: bool) -> None:

@@ -164,7 +164,8 @@ def t16(rows: list[Row], *, short: bool) -> Outcome:
         id="T16",
         title="share of a quick sweep's wall time inside timed or checked calls",
         limit=f"at least {CALLED_SHARE:.0%} of the command's wall time, start and reports included",
-        found=f"{share:.1%} of {row['wall_s']:.0f} s (checks {row['check_s']:.0f} s, calls {row['called_s']:.0f} s); "
+        found=f"{share:.1%} of {row['wall_s']:.0f} s (checks {row['check_s']:.0f} s, "
+        f"inputs, oracle and diagnosis among them; calls {row['called_s']:.0f} s); "
         f"{used_s / row['elapsed_s']:.1%} of the {row['elapsed_s']:.0f} s without start and reports",
         passes=share >= CALLED_SHARE,
         is_short=short,

@@ -2,7 +2,8 @@
 
 Definition: the time per call that a visit of the engine reports, over the time per call of `timeit.Timer.timeit`, a
 bare loop between two reads of the timer, for as many calls, the two in an order drawn anew each time. Beside it is
-printed how much of the visits' wall time lies outside of calls: timer reads, load average, drawing orders, records.
+printed how much of the visits' wall time lies outside of calls: timer reads, load average, counts of page faults,
+drawing orders, records. A worker's sign of life for each turn and the canary are not in it.
 """
 
 import math
@@ -25,7 +26,7 @@ from harness.clock import CpuClock
 def interleave(number: int, size: Size) -> list[Row]:
     """Pairs of a visit and bare loops, as many samples by each."""
     rows: list[Row] = []
-    clock, draws = CpuClock(), random.Random(f"T15/{number}")
+    clock, draws, conditions = CpuClock(), random.Random(f"T15/{number}"), measure.here()
     with workloads.ready(workloads.HUNDRED_US) as call:
         arm, bare = measure.Arm(name="a", call=call), timeit.Timer(call)
         measure.calibrate(arm, clock)
@@ -41,7 +42,7 @@ def interleave(number: int, size: Size) -> list[Row]:
                     found["bare"] = float(np.median(taken))
                 else:
                     before, start = arm.called_s, time.perf_counter()
-                    samples = measure.visit([arm], clock, at)["a"]
+                    samples = measure.visit([arm], clock, at, conditions)["a"]
                     found["wall_s"], found["called_s"] = time.perf_counter() - start, arm.called_s - before
                     found["engine"] = float(np.median([sample.value for sample in samples]))
             rows.append({"log": math.log(found["engine"] / found["bare"]), **found})

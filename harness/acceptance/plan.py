@@ -55,7 +55,7 @@ SHORT = {
     "T1": Size(num_pieces=2, piece_s=55, num_cells=8, compare_s=2.0, num_rivals=1),
     "T2": Size(num_pieces=1, piece_s=25, num_cells=8, compare_s=0.5, num_repeats=5),
     "T3": Size(piece_s=20),
-    "T4": Size(piece_s=15),
+    "T4": Size(piece_s=25),
     "T5": Size(num_pieces=2, piece_s=65, num_cells=2, num_rivals=2),
     "T6": Size(num_pieces=2, piece_s=35, num_repeats=3, ladder_s=(1.0, 5.0)),
     "T7": Size(num_pieces=12, piece_s=9, compare_s=2.0),  # three for each session
@@ -74,9 +74,9 @@ FULL = {
     "T1": Size(num_pieces=25, piece_s=60, num_cells=16, compare_s=2.0, num_rivals=2),
     "T2": Size(num_pieces=0, piece_s=0),  # the 400 comparisons of T1
     "T3": Size(piece_s=600),
-    "T4": Size(piece_s=300),
+    "T4": Size(piece_s=400),
     "T5": Size(num_pieces=4, piece_s=200, num_cells=8, num_repeats=4, num_rivals=2),
-    "T6": Size(num_pieces=6, piece_s=65, num_repeats=6, ladder_s=(0.5, 1.0, 2.0, 5.0)),
+    "T6": Size(num_pieces=6, piece_s=110, num_repeats=6, ladder_s=(1.0, 2.0, 5.0, 10.0)),
     "T7": Size(num_pieces=60, piece_s=13, compare_s=4.0),
     "T8": Size(num_pieces=60, piece_s=15, compare_s=11.0, num_repeats=200),
     "T9": Size(piece_s=300),

@@ -5,24 +5,33 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from unittest.mock import patch
 
+import numpy as np
+
 from harness import timing
 from harness.events import Plan
+from harness.records import Verdict
 from harness.schedule import Key, Race, visit_seed
 from harness.simulated import virtual
 from harness.simulated.virtual import VirtualCrew
 from harness.state import State
+from harness.statistics import evidence
+from harness.statistics.verdict import FALSE_SHARE
 from harness.store import Results
 
 
 class Witness(Race):
-    """A race that remembers every comparison that it ever called faster or slower."""
+    """A race that remembers every comparison that it ever called faster or slower, or whose e-value was ever enough."""
 
     called: set[Key]
+    rejected: set[Key]  # by e-BH among all others, however small the difference
 
     def refresh(self, state: State, live: Mapping[str, Sequence[str]]) -> None:
         """As a race does."""
         super().refresh(state, live)
-        type(self).called |= {key for key in self.closed if self.judged[key].is_beyond}
+        values = np.array([judged.e_same for judged in self.judged.values()])
+        found = evidence.discoveries(values, FALSE_SHARE)
+        type(self).rejected |= {key for key, is_found in zip(self.judged, found, strict=True) if is_found}
+        type(self).called |= {key for key, verdict in self.closed.items() if verdict is not Verdict.equivalent}
 
 
 class Uniform(Race):
@@ -31,7 +40,7 @@ class Uniform(Race):
     def next(self, state: State, live: Mapping[str, Sequence[str]]) -> tuple[str, list[str]] | None:
         """The workload with the fewest visits, and all its arms."""
         self.refresh(state, live)
-        if self.judged and self.closed >= set(self.judged):
+        if self.judged and self.closed.keys() >= self.judged.keys():
             return None
         workload = min(
             live, key=lambda each: (state.num_visits[each], visit_seed(self.seed, each, state.num_visits[each]))

@@ -115,7 +115,15 @@ def _session(number: int, size: Size, *, share: float, is_apart: bool) -> Row:
         )
         told = json.loads(done.stdout)
         run = newest_run(folder / "results")
-        return {"session": float(number), "planted": share, **read(told, run, done.returncode)}
+        row = read(told, run, done.returncode)
+        return {"session": float(number), "planted": share, **row, "gate_code": float(_gate(folder))}
+
+
+def _gate(folder: Path) -> int:
+    """How `attnbench gate` ends on the session, memory, operators and errors included."""
+    command = [sys.executable, "-P", "-m", "harness", "gate"]
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    return subprocess.run(command, cwd=folder, env=environment, stdout=sys.stderr, check=False).returncode  # noqa: S603
 
 
 def read(told: dict[str, object], run: Path, exit_code: int) -> Row:
@@ -207,6 +215,9 @@ def _told(rows: list[Row], *, is_planted: bool) -> str:
     """How many cells were called slower, and when the whole was where it is."""
     slower_cells, cells = (sum(float(row[key]) for row in rows) for key in ("num_slower", "num_cells"))
     told = f"{slower_cells:.0f} of {cells:.0f} cells"
+    gates = [row["gate_code"] for row in rows if "gate_code" in row]
+    if gates:
+        told += f"; of {len(gates)}, the gate on the session made {sum(code == FINDING for code in gates)} a finding"
     if not is_planted:
         return told
     seconds = sorted(found_s for row in rows if math.isfinite(found_s := float(row["found_s"])))

@@ -45,9 +45,12 @@ def history(  # noqa: PLR0913 - one parameter for each option
         metric=metric, implementations=tuple(implementation or ()), workload=workload, smallest=smallest / 100
     )
     runs, left_out = alike(gathered.runs, metric)
-    series, notes = follow(runs, chosen), (*gathered.notes, *left_out)
+    if not runs:
+        raise ValueError(f"metric={metric} has nothing to follow: {'; '.join(left_out)}; give --metric latency")
+    notes = (*gathered.notes, *left_out)
     for note in notes:
         typer.echo(f"note: {words.plain(note)}", err=True)
+    series = follow(runs, chosen)
     if to is not None:
         _write(series, notes, to)
     if as_json:

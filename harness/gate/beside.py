@@ -12,7 +12,7 @@ import msgspec
 from harness.compare import comparisons, noise_floors
 from harness.gate import certain
 from harness.gate.belief import believed
-from harness.gate.cells import Couple, Key, matched
+from harness.gate.cells import Couple, Key, matched, metrics
 from harness.gate.judge import ailments, conclude, fingerprints, voided
 from harness.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling, Side
 from harness.gate.thresholds import Thresholds
@@ -25,14 +25,8 @@ from harness.suite import by_side, suite
 
 def of_sides(results: Results, thresholds: Thresholds) -> Decision:
     """The decision on a run that compared two states of the code (`attnbench compare rev:main rev:HEAD`)."""
-    whole, sides = suite(results), results.plan.sides
+    sides = results.plan.sides
     assert sides is not None
-    allowed = thresholds.asked(EVERY, EVERY, LATENCY) or 0.0
-    ruling = (
-        overall(None, Verdict.undecided, None)
-        if whole is None
-        else overall(whole.ratio, whole.verdict, whole.minimum_detectable_effect, allowed)
-    )
     base, candidate = by_side(results)
     reasons = list(ailments(results, thresholds, "the session"))
     if sides.is_apart:  # two environments are what was asked for
@@ -45,7 +39,7 @@ def of_sides(results: Results, thresholds: Thresholds) -> Decision:
         (told[0], told[1]),
         (base, candidate),
         comparisons(results),
-        ruling,
+        _whole(results, thresholds),
         thresholds,
         floors=noise_floors(results),
         notes=[f"{name} is gone: {reason}" for name, reason in sides.lost.items()],
@@ -85,17 +79,37 @@ def judge(  # noqa: PLR0913 - what a session has to say
         if couple is not None:
             lowest = _lowest(found, floors.get(found.workload.id), is_apart=is_apart)
             asked = thresholds.asked(found.workload.id, found.implementation, LATENCY)
-            refusal = _refusal(found, asked, lowest, smallest_effect)
+            refusal = _refusal(asked, found.high, lowest, smallest_effect)
             timed.append(believed(_time(found, couple, thresholds, refusal), couple, thresholds))
     if invalid:
         timed, suite = [voided(ruling) for ruling in timed], voided(suite)
     return conclude(
-        sides, (*certainties, *timed), suite, thresholds, notes=tuple(notes), invalid=invalid, is_cut_short=is_cut_short
+        sides,
+        (*certainties, *timed),
+        suite,
+        thresholds,
+        notes=(*notes, *thresholds.idle(by_key, metrics(coupled))),
+        invalid=invalid,
+        is_cut_short=is_cut_short,
     )
 
 
-def overall(ratio: Estimate | None, verdict: Verdict, smallest: float | None, allowed: float = 0.0) -> Ruling:
-    """The ruling on a whole session, from its mean ratio; `allowed` is what a rule for every cell allows."""
+def _whole(results: Results, thresholds: Thresholds) -> Ruling:
+    """The ruling on the whole session, to which is allowed what the rules allow to each of its cells."""
+    whole = suite(results)
+    if whole is None:
+        return overall(None, Verdict.undecided, None)
+    timed = [(found.workload.id, found.implementation) for found in comparisons(results)]
+    allowed = thresholds.asked_of_all(timed, LATENCY)
+    ruling = overall(whole.ratio, whole.verdict, whole.minimum_detectable_effect, allowed)
+    refusal = _refusal(allowed, whole.ratio.high, 0.0, results.plan.smallest_effect)
+    if not refusal or ruling.kind in PLAIN:
+        return ruling
+    return msgspec.structs.replace(ruling, kind=Kind.refused, outcome=Outcome.inconclusive, words=refusal)
+
+
+def overall(ratio: Estimate | None, verdict: Verdict, smallest: float | None, allowed: float | None = None) -> Ruling:
+    """The ruling on a whole session, from its mean ratio; `allowed` is what rules allow to every cell, if any."""
     nothing = Ruling(
         workload=EVERY,
         implementation=EVERY,
@@ -108,7 +122,7 @@ def overall(ratio: Estimate | None, verdict: Verdict, smallest: float | None, al
         return nothing
     kind, outcome = VERDICTS[verdict]
     words = f"geometric mean: {_told(verdict, ratio.point, ratio.low, ratio.high, smallest)}"
-    if kind is Kind.slower and ratio.point <= 1 + allowed:
+    if allowed is not None and _is_allowed(kind, ratio.point, ratio.high, allowed):
         kind, outcome, words = Kind.same, Outcome.passed, f"{words}; {_permitted(allowed)}"
     return msgspec.structs.replace(
         nothing,
@@ -128,6 +142,8 @@ VERDICTS = {
     Verdict.equivalent: (Kind.same, Outcome.passed),
     Verdict.undecided: (Kind.undecided, Outcome.inconclusive),
 }
+PLAIN = (Kind.slower, Kind.faster)
+"""What is so whatever a rule asks for."""
 
 
 def _lowest(found: Comparison, floor: Estimate | None, *, is_apart: bool) -> float:
@@ -142,18 +158,18 @@ def _lowest(found: Comparison, floor: Estimate | None, *, is_apart: bool) -> flo
     return max(by_twin, found.high / found.ratio - 1)
 
 
-def _refusal(found: Comparison, asked: float | None, lowest: float, smallest_effect: float) -> str:
-    """Why a threshold that a rule asks for cannot be judged; empty where it can."""
+def _refusal(asked: float | None, high: float | None, lowest: float, smallest_effect: float) -> str:
+    """Why a threshold that a rule asks for cannot be judged, where the ratio may be up to `high`; empty: it can."""
     if asked is None or asked >= max(lowest, smallest_effect):
         return ""
     words = f"a threshold of {percent(asked)} cannot be judged"
     if asked < lowest:
         seen = f"identical code may seem {percent(lowest)} apart in this session"
         return f"{words}: {seen}; raise it, or measure longer"
-    if found.high is not None and found.high <= 1 + asked:
+    if high is not None and high <= 1 + asked:
         return ""
     taken = f"the session takes less than {percent(smallest_effect)} for no difference"
-    return f"{words}: {taken}; compare with --smallest-effect {asked:g}"
+    return f"{words}: {taken}; {f'compare with --smallest-effect {asked:g}' if asked else 'raise it'}"
 
 
 def _time(found: Comparison, couple: Couple, thresholds: Thresholds, refusal: str) -> Ruling:
@@ -162,10 +178,10 @@ def _time(found: Comparison, couple: Couple, thresholds: Thresholds, refusal: st
     words = _told(found.verdict, found.ratio, found.low, found.high, found.minimum_detectable_effect)
     asked = thresholds.asked(found.workload.id, found.implementation, LATENCY)
     smallest = found.minimum_detectable_effect
-    if kind is Kind.slower and found.ratio <= 1 + (asked or 0.0):
-        kind, outcome, words = Kind.same, Outcome.passed, f"{words}; {_permitted(asked or 0.0)}"
-    elif refusal and outcome is not Outcome.finding:
+    if refusal and kind not in PLAIN:
         kind, outcome, words = Kind.refused, Outcome.inconclusive, refusal
+    elif asked is not None and _is_allowed(kind, found.ratio, found.high, asked):
+        kind, outcome, words = Kind.same, Outcome.passed, f"{words}; {_permitted(asked)}"
     elif kind is Kind.undecided and smallest is not None and smallest <= thresholds.see and not _seems_slower(found):
         kind, outcome = Kind.same, Outcome.passed
         words = f"no slowdown found: {words}"
@@ -185,6 +201,13 @@ def _time(found: Comparison, couple: Couple, thresholds: Thresholds, refusal: st
         high=found.high,
         smallest=smallest,
     )
+
+
+def _is_allowed(kind: Kind, ratio: float, high: float | None, allowed: float) -> bool:
+    """Whether a rule allows what was seen: the ratio of what is slower, all of the interval of what is undecided."""
+    if kind is Kind.undecided:
+        return math.isinf(allowed) or (high is not None and high <= 1 + allowed)
+    return kind is Kind.slower and ratio <= 1 + allowed
 
 
 def _permitted(allowed: float) -> str:

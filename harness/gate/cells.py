@@ -5,6 +5,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from harness.gate.rulings import LATENCY
 from harness.plugins import name_of
 from harness.records import Record, Workload
 from harness.store import Results
@@ -112,3 +113,9 @@ def alive(found: Iterable[Couple]) -> Iterator[tuple[Record, Record]]:
     for couple in found:
         if couple.base is not None and couple.candidate is not None:
             yield couple.base, couple.candidate
+
+
+def metrics(found: Iterable[Couple]) -> set[str]:
+    """Every metric with a pass of its own that either run holds."""
+    records = [record for couple in found for record in (couple.base, couple.candidate) if record is not None]
+    return {each.metric for record in records for each in record.measurements if not each.metric.startswith(LATENCY)}

@@ -4,6 +4,7 @@ Status, check, errors, memory, FLOPs, operators and backend.
 """
 
 import math
+import re
 from collections.abc import Iterator
 
 from harness.gate.cells import Couple
@@ -22,7 +23,13 @@ from harness.gate.thresholds import Thresholds
 from harness.outcome import Agreement, Operators
 from harness.records import Record, Status
 from harness.statistics.stats import median
-from harness.units import show, significant
+from harness.units import SCALES, show, significant
+
+_UNITS = "|".join(re.escape(symbol) for scales in SCALES.values() for _, symbol in scales)
+_VARIES = re.compile(rf"[^\s'\"(]*/|0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?( ({_UNITS})\b)?", re.IGNORECASE)
+"""What of a message differs where the reason does not: folders, addresses, and numbers with their units."""
+_BEGINNING = 160
+"""So many letters of what is left tell a reason; a long message was cut, somewhere among its numbers."""
 
 
 def rulings(couple: Couple, thresholds: Thresholds) -> Iterator[Ruling]:
@@ -92,7 +99,7 @@ def _ended(base: Record, candidate: Record) -> tuple[Kind, Outcome, str]:
 def _went_wrong(base: Record, candidate: Record) -> tuple[Kind, Outcome, str]:
     if not base.is_finding:
         return Kind.failed, Outcome.finding, _told(f"was {base.status}", candidate)
-    if base.status is candidate.status and _mistakes(base) == _mistakes(candidate):
+    if base.status is candidate.status and _reason(base) == _reason(candidate):
         return Kind.known, Outcome.passed, f"still wrong: {_say(candidate)}"
     return Kind.changed, Outcome.finding, f"wrong in another way: {_say(candidate)}; before it was {_say(base)}"
 
@@ -106,9 +113,11 @@ def _say(record: Record) -> str:
     return f"{record.status} ({record.message})" if record.message else str(record.status)
 
 
-def _mistakes(record: Record) -> tuple[str, ...]:
-    """The diagnosis without its numbers, which depend on the inputs."""
-    return () if record.agreement is None else (*record.agreement.mistakes, record.agreement.step)
+def _reason(record: Record) -> tuple[str, ...]:
+    """The diagnosis of a check that found a mistake, or else the message without what varies."""
+    if record.agreement is None or record.agreement.agrees:
+        return (_VARIES.sub("", record.message)[:_BEGINNING],)
+    return *record.agreement.mistakes, record.agreement.step
 
 
 def _checks(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:

@@ -9,8 +9,8 @@ import msgspec
 from harness.gate import cells, certain, times
 from harness.gate.belief import believed
 from harness.gate.cells import Couple, Key
-from harness.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling, Side
-from harness.gate.thresholds import Thresholds
+from harness.gate.rulings import EVERY, LATENCY, STATUS, Decision, Kind, Outcome, Ruling, Side
+from harness.gate.thresholds import ALLOWED, Thresholds
 from harness.plugins import name_of
 from harness.records import Record, Status
 from harness.statistics.stats import median_estimate
@@ -99,8 +99,8 @@ def _outcome(
 
 
 def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thresholds) -> tuple[Outcome, str]:
-    if not rulings:
-        return Outcome.inconclusive, "nothing could be compared"
+    if not any(map(_is_compared, rulings)):
+        return Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides"
     refused = sum(ruling.kind is Kind.refused for ruling in rulings)
     timed = [ruling for ruling in rulings if ruling.metric == LATENCY and ruling.kind is not Kind.reference]
     num_judged = sum(ruling.outcome is not Outcome.inconclusive for ruling in timed)
@@ -112,6 +112,11 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thre
     if any(ruling.outcome is Outcome.improved for ruling in (*rulings, suite)):
         return Outcome.improved, f"nothing got worse, something got better; {told}"
     return Outcome.passed, f"nothing got worse; {told}"
+
+
+def _is_compared(ruling: Ruling) -> bool:
+    """Whether it says that a cell is ok on both sides: of no other is there anything to compare."""
+    return ruling.metric == STATUS and ruling.base == ruling.candidate == Status.ok
 
 
 def _counted(rulings: Sequence[Ruling]) -> str:
@@ -167,6 +172,7 @@ def _times(
 ) -> tuple[list[Ruling], Ruling]:
     """The rulings on time, and the suite's."""
     before, after = times.relatives(base), times.relatives(candidate)
+    apart = thresholds.elsewhere if terms.is_elsewhere else 0.0
     effects: list[times.Effect] = []
     bare: list[times.Effect] = []
     others: list[Ruling] = []
@@ -178,14 +184,15 @@ def _times(
             others.append(_unjudged(old, new, candidate.plan.baseline, terms))
             continue
         pair = before[keys[0]], after[keys[1]]
-        effects.append(times.effect(keys[1], *pair, thresholds.between_runs))
+        effects.append(times.effect(keys[1], *pair, thresholds.between_runs, apart))
         bare.append(times.effect(keys[1], *pair, 0.0))
     asked = {(each.workload, each.implementation): _asked(each, thresholds, terms) for each in effects}
     made = times.rulings(effects, asked, _shown(coupled, before, after, terms))
     agreements = {couple.key: couple for couple in coupled}
     made = [believed(ruling, agreements[ruling.workload, ruling.implementation], thresholds) for ruling in made]
-    limit = max(thresholds.allowed(EVERY, EVERY, LATENCY), thresholds.elsewhere if terms.is_elsewhere else 0.0)
-    return [*made, *others], times.suite(bare, thresholds, thresholds.between_runs, limit)
+    by_rules = thresholds.asked_of_all(asked, LATENCY)
+    limit = max(ALLOWED[LATENCY] if by_rules is None else by_rules, apart)
+    return [*made, *others], times.suite(bare, thresholds, thresholds.between_runs, limit, apart)
 
 
 def _asked(each: times.Effect, thresholds: Thresholds, terms: Terms) -> times.Asked:
@@ -269,10 +276,7 @@ def _notes(
         )
     if _source(base) != _source(candidate):
         yield f"the source of the reference {candidate.plan.baseline} has changed: every ratio to it may move with it"
-    for number, rule in enumerate(thresholds.rule, start=1):
-        keys = [couple.key for couple in coupled]
-        if not any(rule.covers(workload, name, rule.metric) for workload, name in keys):
-            yield f"rule {number} ({rule.workload}, {rule.implementation}) covers no cell: is a name in it wrong?"
+    yield from thresholds.idle([couple.key for couple in coupled], cells.metrics(coupled))
 
 
 def _source(results: Results) -> str:

@@ -4,7 +4,7 @@ A new baseline takes the place of the old: the folder is committed, and git keep
 the file, one line each, behind the events of the run.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -12,6 +12,7 @@ import msgspec
 
 from harness import store
 from harness.events import SCHEMA, BaselineAccepted, Event, RunStarted
+from harness.gate import times
 from harness.gate.judge import ailments, fingerprints, judge
 from harness.gate.rulings import Kind
 from harness.gate.thresholds import Thresholds
@@ -106,14 +107,27 @@ def _require_sound(found: Results, thresholds: Thresholds) -> None:
     reasons = list(ailments(found, thresholds, "the run"))
     if not fingerprints(found):
         reasons.append("the run has no cells")
+    reasons.extend(_shortage(found, thresholds.fewest_epochs))
     if reasons:
         raise ValueError(f"{found.run} cannot become a baseline: {'; '.join(reasons)}")
 
 
+def _shortage(found: Results, fewest: int) -> Iterator[str]:
+    """Why no gate could judge any of its times, where they are of too few processes."""
+    num_epochs = max((each.num_epochs for each in times.relatives(found).values()), default=fewest)
+    if num_epochs < fewest:
+        told = f"its times are of {times.processes(num_epochs)}, and a gate judges from {fewest} on"
+        yield f"{told}: give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
+
+
 def _require_believable(before: Results, found: Results, thresholds: Thresholds) -> None:
-    """Raises ValueError where the run is so much better than the baseline before it that it should be checked again."""
+    """Raises ValueError where the run is so much better than the baseline before it that it should be checked again.
+
+    No rule has a say in it: rules are about what may grow.
+    """
     doubts = (Kind.suspicious, Kind.unchecked)
-    doubted = [ruling for ruling in judge(before, found, thresholds).rulings if ruling.kind in doubts]
+    judged = judge(before, found, msgspec.structs.replace(thresholds, rule=()))
+    doubted = [ruling for ruling in judged.rulings if ruling.kind in doubts]
     if doubted:
         told = f"{doubted[0].cell}: {doubted[0].words}"
         raise ValueError(f"{found.run} cannot become a baseline: {told} ({len(doubted)} such)")

@@ -1,14 +1,14 @@
 """What a gate allows: numbers in the table [gate] of attnbench.toml, with defaults that serve without a file."""
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.gate.rulings import EVERY, LATENCY
+from harness.gate.rulings import EVERY, EXECUTED_FLOPS, LATENCY
 from harness.plugins import unknown
 from harness.statistics.interference import MANY
 
@@ -32,8 +32,15 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
     def covers(self, workload: str, implementation: str, metric: str) -> bool:
         """Whether the rule is about that metric of that cell."""
-        given = ((workload, self.workload), (implementation, self.implementation), (metric, self.metric))
-        return all(fnmatchcase(name, pattern) for name, pattern in given)
+        return self.covers_cell(workload, implementation) and self.covers_metric(metric)
+
+    def covers_cell(self, workload: str, implementation: str) -> bool:
+        """Whether the rule is about that cell, in whatever metric."""
+        return fnmatchcase(workload, self.workload) and fnmatchcase(implementation, self.implementation)
+
+    def covers_metric(self, metric: str) -> bool:
+        """Whether the rule is about that metric, of whatever cell."""
+        return fnmatchcase(metric, self.metric)
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -64,6 +71,21 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """The same where a rule of the file says so, and None where it is a default."""
         found = [rule.allowed for rule in self.rule if rule.covers(workload, implementation, metric)]
         return found[-1] if found else None
+
+    def asked_of_all(self, cells: Iterable[tuple[str, str]], metric: str) -> float | None:
+        """The least that the rules allow to any of the cells; None where one of them has no rule, or there is none."""
+        found = [self.asked(workload, implementation, metric) for workload, implementation in cells]
+        known = [allowed for allowed in found if allowed is not None]
+        return min(known) if known and len(known) == len(found) else None
+
+    def idle(self, cells: Collection[tuple[str, str]], metrics: Iterable[str]) -> Iterator[str]:
+        """A note for each rule that covers none of the cells, or none of the metrics: those stored, and our own."""
+        known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
+        for number, rule in enumerate(self.rule, start=1):
+            if not any(rule.covers_cell(*cell) for cell in cells):
+                yield f"rule {number} ({rule.workload}, {rule.implementation}) covers no cell: is a name in it wrong?"
+            elif not any(map(rule.covers_metric, known)):
+                yield f"rule {number} covers nothing here: {unknown('metric', rule.metric, known)}"
 
 
 class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

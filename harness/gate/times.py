@@ -71,10 +71,11 @@ def relatives(results: Results) -> dict[Key, Relative]:
     return found
 
 
-def effect(key: Key, base: Relative, candidate: Relative, between_runs: float) -> Effect:
-    """The candidate's relative time over the base's."""
+def effect(key: Key, base: Relative, candidate: Relative, between_runs: float, apart: float = 0.0) -> Effect:
+    """The candidate's relative time over the base's; identical code may lie `apart` by what two machines differ by."""
     parts = (*_variance(base.ratio), *_variance(candidate.ratio), (2 * between_runs**2, STEADY))
     has_error = None not in {base.ratio.standard_error, candidate.ratio.standard_error}
+    floor = _floor(base.floor, candidate.floor, between_runs)
     return Effect(
         workload=key[0],
         implementation=key[1],
@@ -85,7 +86,7 @@ def effect(key: Key, base: Relative, candidate: Relative, between_runs: float) -
             num_samples=base.ratio.num_samples + candidate.ratio.num_samples,
             degrees=_degrees(parts),
         ),
-        floor=_floor(base.floor, candidate.floor, between_runs),
+        floor=max(floor or 0.0, apart) if apart else floor,
         num_epochs=min(base.num_epochs, candidate.num_epochs),
     )
 
@@ -136,14 +137,17 @@ def sure(effects: Sequence[Effect]) -> list[bool]:
 
 
 def smallest(effects: Sequence[Effect], known: Sequence[bool], limits: Sequence[float]) -> list[float | None]:
-    """For each, the slowdown that would have been found in 80 % of repetitions, beside those that are found already."""
+    """For each, the slowdown that would have been found in 80 % of repetitions, beside those that are found already.
+
+    None where there is no error to tell it by, and where none would be: whatever it is, it is allowed.
+    """
     number, rank = len(effects), min(sum(known) + 1, max(1, len(effects)))
     harmonic = sum(1 / place for place in range(1, number + 1))
     level = FALSE_SHARE * rank / (number * harmonic) if number else FALSE_SHARE
     found: list[float | None] = []
     for each, limit in zip(effects, limits, strict=True):
         error = each.ratio.standard_error
-        if error is None:
+        if error is None or math.isinf(limit):
             found.append(None)
             continue
         needed = max(each.ratio.quantile(1 - level / 2) * error, math.log1p(limit))
@@ -152,24 +156,38 @@ def smallest(effects: Sequence[Effect], known: Sequence[bool], limits: Sequence[
 
 
 def rule(each: Effect, asked: Asked, *, is_sure: bool, smallest: float | None) -> tuple[Kind, Outcome, str]:
-    """What one effect comes to, and why."""
-    log, limit = math.log(each.ratio.point), max(asked.allowed, each.floor or 0.0)
+    """What one effect comes to, and why; what a rule allows has no say in what is faster."""
+    log, change, floor = math.log(each.ratio.point), _percent(each.ratio), each.floor or 0.0
+    limit = max(asked.allowed, floor)
+    is_plain = is_sure and each.num_epochs >= asked.fewest_epochs
+    if is_plain and log < -math.log1p(floor):
+        return Kind.faster, Outcome.improved, f"faster: {change} in time"
+    if math.isinf(asked.allowed):
+        return Kind.same, Outcome.passed, f"{change}; any growth is allowed"
+    if is_plain and log > math.log1p(limit):
+        return Kind.slower, Outcome.finding, f"slower: {change}; allowed is {percent(limit)}"
+    doubt = _doubt(each, asked, smallest)
+    if doubt is not None:
+        return doubt[0], Outcome.inconclusive, doubt[1]
+    could_show = smallest is not None and smallest <= asked.see
+    words = f"no slower: {change}" if could_show else f"{change}; allowed is {percent(asked.allowed)}"
+    return Kind.same, Outcome.passed, words
+
+
+def _doubt(each: Effect, asked: Asked, smallest: float | None) -> tuple[Kind, str] | None:
+    """Why a time that is plainly neither faster nor slower cannot be judged; None where it can."""
     if each.num_epochs < asked.fewest_epochs:
-        words = f"measured in {_processes(each.num_epochs)}; a gate judges from {asked.fewest_epochs} in each run on"
-        return Kind.undecided, Outcome.inconclusive, words
-    if is_sure and log > math.log1p(limit):
-        return Kind.slower, Outcome.finding, f"slower: {_percent(each.ratio)}; allowed is {percent(limit)}"
+        words = f"measured in {processes(each.num_epochs)}; a gate judges from {asked.fewest_epochs} in each run on"
+        return Kind.undecided, f"{words}: raise num_epochs in the sweep file, and --rounds to as many or more"
     if asked.is_by_rule and each.floor is not None and asked.allowed < each.floor:
         floor = f"identical code may seem {percent(each.floor)} apart {asked.how}"
         words = f"a threshold of {percent(asked.allowed)} cannot be judged: {floor}; raise it, or measure longer"
-        return Kind.refused, Outcome.inconclusive, words
-    if is_sure and log < -math.log1p(limit):
-        return Kind.faster, Outcome.improved, f"faster: {_percent(each.ratio)} in time"
-    if smallest is None or smallest > asked.see:
-        could = "nothing is known of its error" if smallest is None else f"less than {reach(smallest)} would not show"
-        words = f"undecided: {_percent(each.ratio)}, and {could}; run with more --rounds"
-        return Kind.undecided, Outcome.inconclusive, words
-    return Kind.same, Outcome.passed, f"no slower: {_percent(each.ratio)}"
+        return Kind.refused, words
+    is_allowed = each.ratio.high is not None and each.ratio.high <= 1 + asked.allowed
+    if is_allowed or (smallest is not None and smallest <= asked.see):
+        return None
+    could = "nothing is known of its error" if smallest is None else f"less than {reach(smallest)} would not show"
+    return Kind.undecided, f"undecided: {_percent(each.ratio)}, and {could}; run with more --rounds"
 
 
 def rulings(
@@ -213,7 +231,9 @@ def ruling(  # noqa: PLR0913, PLR0917 - the fields of a ruling, in their order
     )
 
 
-def suite(effects: Sequence[Effect], thresholds: Thresholds, between_runs: float, limit: float) -> Ruling:
+def suite(
+    effects: Sequence[Effect], thresholds: Thresholds, between_runs: float, limit: float, apart: float = 0.0
+) -> Ruling:
     """All times together: the geometric mean, its error clustered by workload, whose cells share a reference."""
     groups: dict[str, list[Estimate]] = {}
     for each in effects:
@@ -230,7 +250,7 @@ def suite(effects: Sequence[Effect], thresholds: Thresholds, between_runs: float
         num_samples=mean.num_samples,
         degrees=_degrees(parts),
     )
-    whole = Effect(workload=EVERY, implementation=EVERY, ratio=ratio, floor=None, num_epochs=thresholds.fewest_epochs)
+    whole = Effect(workload=EVERY, implementation=EVERY, ratio=ratio, floor=apart, num_epochs=thresholds.fewest_epochs)
     known = sure([whole])
     least = smallest([whole], known, [limit])[0]
     asked = Asked(allowed=limit, is_by_rule=False, see=thresholds.see, fewest_epochs=1)
@@ -268,5 +288,6 @@ def _percent(ratio: Estimate) -> str:
     return f"{100 * (ratio.point - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
 
 
-def _processes(number: int) -> str:
+def processes(number: int) -> str:
+    """How many processes, in words."""
     return "1 process" if number == 1 else f"{number} processes"

@@ -10,7 +10,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter
 
-from harness.history.series import LATENCY, RATIO, Series
+from harness.history.series import LATENCY, RATIO, Point, Series
 from harness.history.told import commit, day, machines, title
 from harness.reports import Picture, style
 from harness.reports.lines import log_ticks
@@ -63,7 +63,10 @@ def _picture(panels: list[list[Series]]) -> Picture:
 
 
 def _panel(axes: Axes, rows: list[Series], name: str) -> None:
-    runs = sorted({(point.time, point.run): point for each in rows for point in each.points}.items())
+    found: dict[tuple[str, str], list[Point]] = {}
+    for point in (point for each in rows for point in each.points):
+        found.setdefault((point.time, point.run), []).append(point)
+    runs = sorted(found.items())
     place = {run: number for number, ((_, run), _) in enumerate(runs)}
     for each in rows:
         _line(axes, each, [place[point.run] for point in each.points])
@@ -77,12 +80,17 @@ def _panel(axes: Axes, rows: list[Series], name: str) -> None:
         axes.set_ylim(middle - half, middle + half)
         axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value, rows[0].unit)))
     ticks = sorted({round(step * (len(runs) - 1) / (MOST_TICKS - 1)) for step in range(MOST_TICKS)})
-    axes.set_xticks(ticks, [f"{commit(runs[tick][1])[:7]}\n{day(runs[tick][1])[5:]}" for tick in ticks], fontsize=8)
+    axes.set_xticks(ticks, [_label(runs[tick][1]) for tick in ticks], fontsize=8)
     axes.set_xlim(-0.5, len(runs) - 0.5)
     axes.set_xlabel("commit and day of the run")
     axes.set_ylabel(name)
     told = f"{workload_title(rows[0].workload)}, T={length(rows[0].workload)}"
     axes.set_title("\n".join(textwrap.wrap(told, 52)), loc="left")
+
+
+def _label(points: Sequence[Point]) -> str:
+    """The commit of a run, of each side where it compared two, and its day."""
+    return "\n".join([*dict.fromkeys(commit(point)[:7] for point in points), day(points[0])[5:]])
 
 
 def _line(axes: Axes, series: Series, places: list[int]) -> None:

@@ -6,6 +6,7 @@ from fnmatch import fnmatchcase
 
 from harness import plugins
 from harness.compare import comparisons
+from harness.gate.series import commit_of
 from harness.history.changes import Change, changes
 from harness.records import Record, Status, Workload
 from harness.statistics.stats import median_estimate
@@ -66,13 +67,19 @@ def follow(runs: Sequence[Results], choice: Choice) -> list[Series]:
             key = record.environment.fingerprint, record.workload.id, record.implementation
             found.setdefault(key, (record, []))[1].append(point)
     if not found:
-        there = sorted({*UNITS, *(m.metric for results in runs for r in results.records for m in r.measurements)})
         raise ValueError(
             f"no stored cell matches metric={choice.metric}, workload={choice.workload} and "
-            f"implementation={','.join(choice.implementations) or 'all'}: metrics that there are: {', '.join(there)}"
+            f"implementation={','.join(choice.implementations) or 'all'}: metrics that there are: "
+            f"{', '.join(_metrics(runs)) or 'none'}"
         )
     units = UNITS | {m.metric: m.unit for results in runs for r in results.records for m in r.measurements}
     return [_series(record, points, choice, units[choice.metric]) for record, points in found.values()]
+
+
+def _metrics(runs: Sequence[Results]) -> list[str]:
+    """Those that can be followed in some of the runs."""
+    names = {*UNITS, *(m.metric for results in runs for r in results.records for m in r.measurements)}
+    return sorted(name for name in names if any(True for results in runs for _ in _points(results, name)))
 
 
 def _series(record: Record, points: list[Point], choice: Choice, unit: str) -> Series:
@@ -99,7 +106,7 @@ def _points(results: Results, metric: str) -> Iterator[tuple[Record, Point]]:
     """Each cell of a run that has the metric, with its value."""
     values = _ratios(results) if metric == RATIO else _values(results.records, metric)
     for record, (value, low, high) in values:
-        at = {"run": results.run, "time": results.started.time, "commit": results.started.commit}
+        at = {"run": results.run, "time": results.started.time, "commit": commit_of(results, record)}
         yield record, Point(**at, value=value, low=low, high=high)
 
 
@@ -107,6 +114,9 @@ Value = tuple[float, float | None, float | None]
 
 
 def _ratios(results: Results) -> Iterator[tuple[Record, Value]]:
+    """None where a run compared two states of the code: each ratio is to another state."""
+    if results.plan.sides is not None:
+        return
     records = {(record.workload.id, record.implementation): record for record in results.records}
     for each in comparisons(results):
         yield records[each.workload.id, each.implementation], (each.ratio, each.low, each.high)

@@ -1,5 +1,6 @@
 """Cells and the run of the suite."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -31,13 +32,19 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
         metafunc.parametrize("cell", cells, ids=[str(cell) for cell in cells])
 
 
+def chosen(items: Sequence[Any]) -> list[Cell]:
+    """The cells of our own tests: others beside them have other parameters, or a `cell` that is something else."""
+    parameters = (item.callspec.params for item in items if hasattr(item, "callspec"))
+    return [each["cell"] for each in parameters if isinstance(each.get("cell"), Cell)]
+
+
 @pytest.fixture(scope="session")
 def measured(request: pytest.FixtureRequest) -> Measured:
     """The run over the cells whose tests were chosen."""
-    chosen = [item.callspec.params["cell"] for item in request.session.items if hasattr(item, "callspec")]
+    cells = chosen(request.session.items)
     capture: Any = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        return Measured(_plan(request.config), chosen, request.config.getoption("--attnbench-results"))
+        return Measured(_plan(request.config), cells, request.config.getoption("--attnbench-results"))
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -190,8 +190,9 @@ def _verdict(comparison: Comparison | None, *, is_baseline: bool, is_timed: bool
     if comparison is None:
         return "baseline" if is_baseline else ("no baseline" if is_timed else MISSING)
     effect = comparison.minimum_detectable_effect
-    if comparison.verdict is Verdict.equivalent and effect is not None:
-        return f"equivalent (would see {percent(effect)})"
+    if comparison.verdict is Verdict.equivalent:
+        within = f"equivalent within {percent(comparison.margin)}"
+        return within if effect is None else f"{within} (would see {percent(effect)})"
     if comparison.verdict is not Verdict.undecided:
         return str(comparison.verdict)
     more = "" if comparison.more_s is None else f"; {duration(comparison.more_s)} more may tell"

@@ -11,16 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.records import SMALLEST_EFFECT, Verdict
+from harness.records import LARGEST_EQUIVALENCE, SMALLEST_EFFECT, Verdict
 from harness.statistics import evidence
 from harness.statistics.stats import FEWEST_CLUSTERS, NORMAL_MAD, Estimate, Pairs, paired_ratio
 
 FALSE_SHARE = 0.05
-"""Of all verdicts of a session, the expected share that is false is at most this."""
+"""Of what a session calls faster or slower, the expected share that is false is at most this; of what it calls
+equivalent, too."""
 WHOLE_SHARE = FALSE_SHARE / 2
 """The part of it that goes to the verdict on the whole, where a session has one; the cells' is the rest."""
-LARGEST_EQUIVALENCE = 0.10
-"""On a machine so noisy that identical code seems further apart than this, nothing is called equivalent any more."""
 LARGEST_LOG = 100.0
 """Noise beyond all numbers, which still is one."""
 POWER = 0.80
@@ -43,6 +42,11 @@ class Judgement:
     def log(self) -> float:
         """The logarithm of the ratio."""
         return math.log(self.ratio.point)
+
+    @property
+    def sameness(self) -> float:
+        """By what share two times may differ that are called equivalent."""
+        return math.expm1(alike(self.margin))
 
     @property
     def is_beyond(self) -> bool:
@@ -91,9 +95,13 @@ def judge(pairs: Pairs, floor: Estimate | None, smallest: float = SMALLEST_EFFEC
 
 
 def decide(judgements: Sequence[Judgement], false_share: float = FALSE_SHARE) -> list[Verdict]:
-    """The verdicts of a session's comparisons, together: e-BH over all of them."""
-    differ = evidence.discoveries(np.array([each.e_same for each in judgements]), false_share)
-    agree = evidence.discoveries(np.array([each.e_apart for each in judgements]), false_share)
+    """The verdicts of a session's comparisons, together: e-BH over all of them, for each kind of verdict.
+
+    An e-value counts only where margin and interval allow the verdict, and is 0 else, which leaves it an e-value. So
+    whatever is rejected is told; a part of what is rejected, chosen afterwards, could be false more often.
+    """
+    differ = evidence.discoveries(np.array([each.e_same * each.is_beyond for each in judgements]), false_share)
+    agree = evidence.discoveries(np.array([each.e_apart * each.is_within for each in judgements]), false_share)
     return [
         _verdict(each, differs=bool(differs), is_alike=bool(is_alike))
         for each, differs, is_alike in zip(judgements, differ, agree, strict=True)
@@ -101,14 +109,31 @@ def decide(judgements: Sequence[Judgement], false_share: float = FALSE_SHARE) ->
 
 
 def _verdict(judgement: Judgement, *, differs: bool, is_alike: bool) -> Verdict:
-    if is_alike and judgement.is_within:
+    if is_alike:
         return Verdict.equivalent
-    if differs and judgement.is_beyond:
+    if differs:
         return Verdict.slower if judgement.log > 0 else Verdict.faster
     return Verdict.undecided
 
 
-def visits_to_go(judgement: Judgement, needed: float) -> float:
+@dataclass(frozen=True, kw_only=True)
+class Needed:
+    """The e-values that the next verdicts of a session need beside those that it has."""
+
+    differ: float  # to be faster or slower
+    agree: float  # to be equivalent
+
+
+def needed(verdicts: Sequence[Verdict], false_share: float = FALSE_SHARE) -> Needed:
+    """What the next verdict among these takes: the fewer of its kind there are, the more."""
+    number = max(1, len(verdicts))
+    agreed, open_ones = verdicts.count(Verdict.equivalent), verdicts.count(Verdict.undecided)
+    differed = len(verdicts) - agreed - open_ones
+    differ, agree = (evidence.needed(number, min(found, number - 1), false_share) for found in (differed, agreed))
+    return Needed(differ=differ, agree=agree)
+
+
+def visits_to_go(judgement: Judgement, needed: Needed) -> float:
     """About how many visits more would decide it, if what was seen so far is the truth; infinity where none would."""
     ratio, shift = judgement.ratio, abs(judgement.log)
     number, half, error = ratio.num_clusters, ratio.half_width, ratio.standard_error
@@ -117,13 +142,13 @@ def visits_to_go(judgement: Judgement, needed: float) -> float:
     beyond, within = math.log1p(judgement.margin), alike(judgement.margin)
     ways = []
     if shift > beyond:
-        bets = _bets_to_go(needed, judgement.e_same, shift, judgement.spread) * number / ratio.num_samples
+        bets = _bets_to_go(needed.differ, judgement.e_same, shift, judgement.spread) * number / ratio.num_samples
         ways.append(max(bets, number * ((half / shift) ** 2 - 1)))
     elif shift > within:  # the noise floor hides it: more visits lower the floor
         ways.append(number * ((beyond / shift) ** 2 - 1))
     if shift < within:
         room = within - shift
-        bets = _bets_to_go(needed, judgement.e_apart, room, error * math.sqrt(number))
+        bets = _bets_to_go(needed.agree, judgement.e_apart, room, error * math.sqrt(number))
         ways.append(max(bets, number * ((half / room) ** 2 - 1)))
     return max(1.0, min(ways, default=math.inf))
 

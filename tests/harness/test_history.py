@@ -11,12 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.cli import app
-from harness.events import Side, Sides
-from harness.history import told
+from harness.events import RunStarted, Side, Sides
+from harness.gate.series import entries
+from harness.history import picture, told
 from harness.history.changes import FEWEST, among_neighbours, changes
 from harness.history.gather import alike, gather
 from harness.history.picture import pictures
 from harness.history.series import Choice, Point, follow
+from harness.store import JOURNAL
 from tests.harness import journals
 
 POINTS = journals.workloads(mask=("causal",), seq_len=(128, 512))
@@ -214,3 +216,41 @@ def test_text_from_a_journal_stays_on_its_line_and_is_no_formula(stored):
     assert "'=cmd" in told.table([evil])
     assert "'=1+1" in told.table([evil])
     assert "\n# no heading" not in told.markdown([series], ["a note\n# no heading"])
+
+
+HEAD, BASE, CANDIDATE = "e" * 40, "b" * 40, "c" * 40
+
+
+def session(folder, *, candidate=""):
+    """A run that compared two states of the code, on disk; the candidate is of a commit, or of a folder."""
+    journals.write(folder, POINTS[:1], ("fused (base)", "fused"), num_visits=2, commit=HEAD)
+    first, *others = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    started = msgspec.json.decode(first, type=RunStarted)
+    both = Sides(base=Side(given="rev:main", commit=BASE), candidate=Side(given="rev:HEAD", commit=candidate))
+    sided = msgspec.structs.replace(started, plan=msgspec.structs.replace(started.plan, sides=both))
+    (folder / JOURNAL).write_bytes(b"".join([msgspec.json.encode(sided) + b"\n", *others]))
+
+
+def test_where_only_sessions_of_two_sides_are_stored_it_is_told_why_and_what_to_do(tmp_path):
+    session(tmp_path / "runs" / "one", candidate=CANDIDATE)
+    done = CliRunner().invoke(app, ["history", str(tmp_path)])
+    said = "runs left out, since their ratios are to another state of the code: 1; give --metric latency"
+    assert said in str(done.exception)
+    assert CliRunner().invoke(app, ["history", str(tmp_path), "--metric", "latency", "--json"]).exit_code == 0
+    with pytest.raises(ValueError, match=r"metrics that there are: error_ratio, latency, peak_memory$"):
+        follow(gather([tmp_path]).runs, Choice())
+
+
+@pytest.mark.parametrize(("candidate", "known"), [(CANDIDATE, "cccccccccc"), ("", "unknown")])
+def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, known):
+    session(tmp_path / "runs" / "one", candidate=candidate)
+    (results,) = gather([tmp_path]).runs
+    found = {each.implementation: each.points[0] for each in follow([results], Choice(metric="latency"))}
+    assert {name: told.commit(point) for name, point in found.items()} == {
+        "fused (base)": "bbbbbbbbbb",
+        "fused": known,
+    }
+    assert picture._label(list(found.values())).splitlines() == ["bbbbbbb", known[:7], "11-02"]
+    points = {str(entry["name"]).partition(" on ")[0]: entry["extra"] for entry in entries(results)}
+    assert f"commit {BASE}" in points["fused (base)"]
+    assert f"commit {candidate or 'unknown'}" in points["fused"]

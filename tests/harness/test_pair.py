@@ -1,10 +1,15 @@
 """Two workers that look like one: what each is asked, and at whose door a failure is laid."""
 
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import msgspec
 import pytest
 
 from harness.crew import Crew, WorkerLostError
+from harness.events import Side, Sides
 from harness.messages import Check, Failed, Ready, TakeVisit, Visited
-from harness.pair import PairedCrew
+from harness.pair import PairedCrew, apart
 from harness.records import Sample, Status, Workload
 from harness.simulated import virtual
 from harness.statistics.interference import CANARY
@@ -89,3 +94,54 @@ def test_memory_layouts_are_dealt_to_the_sides_at_random():
         {2 * epoch, 2 * epoch + 1} for epoch in range(20)
     ]
     assert 4 < sum(layout % 2 for layout in base.layouts) < 16
+
+
+@pytest.fixture
+def workers(tmp_path):
+    """The two workers of a plan with one file on each side; each side holds the files that are named, all empty."""
+
+    def made(implementation, *files):
+        specs = []
+        for whose, label in (("base", "x (base)"), ("candidate", "x")):
+            for file in (implementation, *files):
+                (tmp_path / whose / file).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / whose / file).touch()
+            specs.append(f"{label}={tmp_path / whose / implementation}:f")
+        roots = [Side(given=whose, root=str(tmp_path / whose)) for whose in ("base", "candidate")]
+        plan = msgspec.structs.replace(
+            virtual.with_sides(virtual.plan(1, ("x",), budget_s=1.0), is_apart=True),
+            implementations=tuple(specs),
+            sides=Sides(base=roots[0], candidate=roots[1], is_apart=True),
+        )
+        return apart(plan, tmp_path / "run", {})
+
+    return made
+
+
+def found(crew, name):
+    """The file that a process would find for a module, were nothing else installed; None for no file."""
+    spec = PathFinder.find_spec(name, [str(folder) for folder in crew.folders])
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+
+
+@pytest.mark.parametrize("own", ["foo", "src/foo", "python/foo", "packages/foo/foo", "packages/foo/src/foo"])
+def test_each_process_finds_the_package_of_its_own_side_wherever_it_lies(tmp_path, workers, own):
+    inside = [f"{own}/{name}.py" for name in ("__init__", "ops", "types", "triton", "torch")]
+    with workers(f"{own}/attn.py", *inside) as crew:
+        for whose, one in zip(("base", "candidate"), crew.both, strict=True):
+            assert found(one, "foo") == tmp_path / whose / own / "__init__.py"
+            assert [found(one, name) for name in ("ops", "types", "triton", "torch")] == [None] * 4
+
+
+def test_what_lies_beside_an_implementation_by_chance_hides_neither_python_nor_torch(tmp_path, workers):
+    chance = ["types.py", "torch/__init__.py", "kernels/random.py", "kernels/numpy.py", "kernels/json/__init__.py"]
+    with workers("kernels/attn.py", "helper.py", "kernels/beside.py", *chance) as crew:
+        for whose, one in zip(("base", "candidate"), crew.both, strict=True):
+            assert found(one, "helper") == tmp_path / whose / "helper.py"
+            assert found(one, "beside") == tmp_path / whose / "kernels" / "beside.py"
+            assert [found(one, name) for name in ("types", "torch", "random", "numpy", "json")] == [None] * 5
+
+
+def test_a_file_beside_an_implementation_takes_the_place_of_no_package_above_it(tmp_path, workers):
+    with workers("bench/attn.py", "bench/foo.py", "foo/__init__.py") as crew:
+        assert found(crew.candidate, "foo") == tmp_path / "candidate" / "foo" / "__init__.py"

@@ -9,10 +9,15 @@ import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
-from harness.pytest_suite.replay import ReplayClock
+from harness.events import based, twin
+from harness.pytest_plugin import AttentionBench, _contenders
+from harness.pytest_suite.conftest import chosen
+from harness.pytest_suite.replay import Cell, ReplayClock
+from harness.records import Workload
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = entry_points(group="pytest11", name="attnbench")
@@ -72,6 +77,46 @@ def test_a_suite_of_ones_own_uses_the_engine_in_a_few_lines(tmp_path):
     done = run_pytest(tmp_path, *PLUGIN, f"--benchmark-storage={tmp_path}")
     assert done.returncode == 0, done.stdout + done.stderr
     assert "3 passed" in done.stdout
+
+
+def versions():
+    """The new one and the old one of a function, as from two modules."""
+    found = []
+    for _ in range(2):
+
+        def attention(query, key, value, *, mask=None):
+            return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+        found.append(attention)
+    return found
+
+
+def test_two_functions_of_one_name_are_compared_and_the_candidate_is_called_so(monkeypatch):
+    new, old = versions()
+    timed = {}
+
+    def duel(calls, baseline, **_):
+        timed.update(names=list(calls), baseline=baseline)
+
+    monkeypatch.setattr("harness.duel.duel", duel)
+    monkeypatch.setattr("harness.duel.comparison", lambda found, name, workload: name)
+    told = AttentionBench()(new, old, seq_len=8, num_heads=1, head_dim=8, num_threads=1)
+    assert told == "attention (candidate)"
+    assert timed == {"names": ["attention", "attention (candidate)"], "baseline": "attention"}
+
+
+@pytest.mark.parametrize("pair", [versions(), ("new.py:mine", "old.py:mine"), (lambda query: query, lambda key: key)])
+def test_who_shares_a_name_is_told_apart_whatever_its_twin_or_its_base_is_called(pair):
+    candidate, baseline = pair
+    (reference, first), (name, second) = _contenders(candidate, baseline).items()
+    assert (first, second) == (baseline, candidate)
+    assert len({reference, name, twin(reference), based(reference)}) == 4
+
+
+@pytest.mark.parametrize("given", ["sdpa", "mine.py:mine", versions()[0], AttentionBench])
+def test_nobody_is_compared_with_itself(given):
+    with pytest.raises(ValueError, match="would be compared with itself"):
+        _contenders(given, given)
 
 
 def run_suite(folder: Path, *options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
@@ -158,6 +203,13 @@ def test_a_histogram_is_drawn_for_each_workload(again):
         text = drawn.read_text(encoding="utf-8")
         assert "<svg" in text
         assert "test_attention[fused-" in text
+
+
+def test_tests_beside_the_suite_may_have_parameters_of_their_own():
+    cell = Cell(Workload(), "sdpa")
+    parameters = [{"cell": cell}, {"number": 1}, {"cell": "of a table"}, {}]
+    items = [SimpleNamespace(callspec=SimpleNamespace(params=each)) for each in parameters]
+    assert chosen([*items, SimpleNamespace()]) == [cell]
 
 
 def test_a_replayed_clock_ends_with_its_samples():

@@ -1,6 +1,7 @@
 """What two sides are: how they are found, checked out and left, and what a plan makes of them."""
 
 import hashlib
+import os
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,12 @@ from harness.sides import Asked
 from tests.harness.repositories import PLAIN, SLOW, commit, git, repository
 
 TINY = ("seq_len=8", "num_heads=2", "head_dim=8", "direction=inference", "mask=none")
+REFUSAL = """#!/bin/sh
+[ "$LC_ALL" = C ] || { echo "fatal: translated" >&2; exit 128; }
+echo "fatal: detected dubious ownership in repository at '/theirs'" >&2
+echo "To add an exception for this directory, call:" >&2
+exit 128
+"""
 
 
 @pytest.fixture
@@ -97,6 +104,24 @@ def test_outside_a_repository_revisions_are_refused_and_folders_are_not(repo, tm
     assert found.implementations == ("mine (base)=theirs/mine.py:mine", "mine=theirs/mine.py:mine")
 
 
+def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp_path, monkeypatch):
+    stub = tmp_path / "bin" / "git"
+    stub.parent.mkdir()
+    stub.write_text(REFUSAL)
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stub.parent}{os.pathsep}{os.environ['PATH']}")
+    said = "detected dubious ownership in repository at '/theirs' To add an exception for this directory, call:"
+    with pytest.raises(ValueError, match=said) as refused:
+        checkout.top()
+    assert "lies in no git repository" not in str(refused.value)
+
+
+def test_a_repository_that_was_moved_away_is_told_in_the_words_of_git(tmp_path):
+    (tmp_path / ".git").write_text("gitdir: /nowhere/at/all\n")
+    with pytest.raises(ValueError, match=r"git cannot read the repository at .*: fatal: .*/nowhere/at/all"):
+        checkout.top(tmp_path)
+
+
 def test_a_plan_has_each_implementation_from_both_sides_under_two_names(repo):
     found = made("rev:one", "rev:two", "mine.py:mine")
     assert list(map(plugins.name_of, found.implementations)) == ["mine (base)", "mine"]
@@ -161,6 +186,38 @@ def test_a_file_is_alone_if_it_imports_nothing_beside_it(tmp_path, text, alone):
     path = tmp_path / "code" / "it.py"
     path.write_text(text)
     assert is_alone(path, [tmp_path]) is alone
+
+
+@pytest.mark.parametrize(
+    ("file", "imported"),
+    [
+        ("packages/foo/foo/attn.py", "foo"),
+        ("python/foo/attn.py", "foo"),
+        ("python/foo/deep/er/attn.py", "foo"),
+        ("packages/foo/src/foo/attn.py", "foo"),
+        ("packages/foo/benchmarks/attn.py", "lying_in_src"),
+        ("attn.py", "lying_beside"),
+    ],
+)
+def test_a_file_that_imports_its_own_package_is_not_alone_wherever_that_lies(tmp_path, file, imported):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "packages" / "foo" / "src" / "lying_in_src").mkdir(parents=True)
+    (tmp_path / "lying_beside.py").touch()
+    path.write_text(f"from {imported}.ops import f\n")
+    assert not is_alone(path, [tmp_path])
+    path.write_text("from elsewhere.ops import f\n")
+    assert is_alone(path, [tmp_path])
+
+
+@pytest.mark.parametrize("text", ["import torch", "from types import SimpleNamespace", "import numpy as np"])
+def test_what_lies_beside_a_file_by_chance_is_not_imported_by_it(tmp_path, text):
+    (tmp_path / "kernels" / "torch").mkdir(parents=True)
+    for name in ("types", "numpy"):
+        (tmp_path / "kernels" / f"{name}.py").touch()
+    path = tmp_path / "kernels" / "torch" / "attn.py"
+    path.write_text(text)
+    assert is_alone(path, [tmp_path])
 
 
 def test_sides_that_cannot_share_a_process_get_one_each(repo, tmp_path):

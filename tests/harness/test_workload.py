@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.records import Workload
+from tests.harness import journals
 
 
 def test_lengths_and_widths_follow_from_one_another():
@@ -100,3 +101,11 @@ def test_a_workload_of_an_old_journal_is_read_with_the_defaults_of_later_axes():
     read = msgspec.json.decode(old, type=Workload)
     assert (read.bias, read.layout, read.float32_matmul_precision) == ("all", "contiguous", "highest")
     assert read.id == "attention-inference-cpu-bfloat16-b1-t8-h2-k4-causal-dropout0.1"
+
+
+def test_memory_tells_machines_apart_by_whole_gib_and_is_stored_to_the_byte():
+    here = journals.ENVIRONMENT
+    updated = msgspec.structs.replace(here, memory_bytes=here.memory_bytes - 12_345_678)  # the kernel keeps some more
+    assert updated.fingerprint == here.fingerprint
+    assert msgspec.json.decode(msgspec.json.encode(updated), type=type(here)).memory_bytes == 8 * 2**30 - 12_345_678
+    assert msgspec.structs.replace(here, memory_bytes=7 * 2**30).fingerprint != here.fingerprint

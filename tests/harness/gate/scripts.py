@@ -76,6 +76,42 @@ def ends(status: Status, message: str = "for a reason", **more) -> Change:
     return change
 
 
+def fails(message: str) -> Change:
+    """`fused` on the first workload passes its check, and raises when its memory is read."""
+
+    def change(event: Event) -> Event:
+        if is_cell(event, "fused") and isinstance(event, CellMeasured):
+            where = {"workload": event.workload, "implementation": event.implementation}
+            return CellFailed(**where, status=Status.error, message=message)
+        return event
+
+    return change
+
+
+def all_end(status: Status, **more) -> Change:
+    """Every cell ends so."""
+
+    def change(event: Event) -> Event | None:
+        if isinstance(event, CellChecked):
+            return msgspec.structs.replace(event, status=status, message="for a reason", agreement=None, **more)
+        return None if isinstance(event, CellMeasured | VisitFinished) else event
+
+    return change
+
+
+def untimed(event: Event) -> Event | None:
+    """No time was taken."""
+    return None if isinstance(event, VisitFinished) else event
+
+
+def shaken(event: Event) -> Event:
+    """What is not the reference takes up to twice as long or as short, from visit to visit."""
+    if not isinstance(event, VisitFinished):
+        return event
+    ratio = (1.0, 1.8, 1 / 1.8)[event.visit % 3]
+    return scales("bmm", ratio)(scales("fused", ratio)(event))
+
+
 def vanishes(name: str = "fused") -> Change:
     """The first workload never saw that implementation."""
     return lambda event: None if is_cell(event, name) else _without(event, name)

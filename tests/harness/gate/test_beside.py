@@ -81,6 +81,45 @@ def test_half_the_time_asks_for_a_check(tmp_path: Path, is_checked: bool, kind: 
     assert kinds(decision) == {kind}
 
 
+@pytest.mark.parametrize(("is_checked", "kind"), [(True, Kind.faster), (False, Kind.suspicious)])
+@pytest.mark.parametrize("allowed", [1e-4, math.inf])
+def test_half_the_time_asks_for_a_check_whatever_a_rule_allows(
+    tmp_path: Path, *, allowed: float, is_checked: bool, kind: Kind
+) -> None:
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    decision = session(tmp_path, 0.5, asked, **({} if is_checked else {"agreement": None}))
+    assert kinds(decision) == {kind}
+
+
+@pytest.mark.parametrize(("is_new", "status"), [(True, Status.ok), (False, Status.error), (False, Status.unsupported)])
+def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(
+    tmp_path: Path, *, is_new: bool, status: Status
+) -> None:
+    found = scripts.run(tmp_path / "run", names=NAMES, points=POINTS)
+    records = [msgspec.structs.replace(record, status=status, message="no", agreement=None) for record in found.records]
+    decision = beside.judge(
+        (side(found), side(found)),
+        ([] if is_new else records, records),
+        [],
+        beside.overall(None, Verdict.undecided, None),
+        Thresholds(),
+        floors={},
+    )
+    told = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
+    assert (decision.outcome, decision.words) == told
+
+
+def test_a_rule_that_is_about_nothing_is_told(tmp_path: Path) -> None:
+    rules = (
+        Rule(implementation="fusd", allowed=0.5),
+        Rule(metric="peak_mem", allowed=0.5),
+        Rule(metric="peak_memory", allowed=0.5),
+    )
+    cell, metric = session(tmp_path, 1.0, Thresholds(rule=rules)).notes
+    assert cell.startswith("rule 1 (*, fusd) covers no cell")
+    assert metric.startswith("rule 2 covers nothing here: there is no metric peak_mem (did you mean peak_memory?)")
+
+
 def test_what_is_certain_counts(tmp_path: Path) -> None:
     decision = session(tmp_path, 1.0, status=Status.disagrees)
     assert Kind.failed in {ruling.kind for ruling in decision.of(Outcome.finding)}
@@ -160,6 +199,30 @@ def judged(folder: Path, asked: Thresholds, floor: Estimate | None = None, *, is
 def test_what_seems_slower_and_is_not_sure_is_no_pass(tmp_path: Path, low: float, outcome: Outcome) -> None:
     known = {"verdict": Verdict.undecided, "ratio": 1.1, "high": 1.2, "minimum_detectable_effect": 0.05}
     assert judged(tmp_path, Thresholds(), low=low, **known).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("allowed", "high", "outcome"),
+    [
+        (math.inf, 1.7, Outcome.passed),
+        (math.inf, None, Outcome.passed),
+        (0.4, 1.3, Outcome.passed),
+        (0.4, 1.7, Outcome.inconclusive),
+        (0.4, None, Outcome.inconclusive),
+    ],
+)
+def test_what_is_undecided_passes_where_all_that_it_may_be_is_allowed(
+    tmp_path: Path, allowed: float, high: float | None, outcome: Outcome
+) -> None:
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    low = None if high is None else 1.05
+    known = {"verdict": Verdict.undecided, "ratio": 1.2, "minimum_detectable_effect": 0.9}
+    assert judged(tmp_path, asked, low=low, high=high, **known).outcome is outcome
+
+
+@pytest.mark.parametrize(("allowed", "outcome"), [(math.inf, Outcome.passed), (None, Outcome.inconclusive)])
+def test_a_whole_that_is_undecided_passes_where_any_growth_is_allowed(allowed: float | None, outcome: Outcome) -> None:
+    assert beside.overall(SUITE, Verdict.undecided, 0.5, allowed).outcome is outcome
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ import pytest
 
 from harness import cli
 from harness.counts import dense_flops
-from harness.events import CellMeasured, RunStarted, VisitFinished, WorkerStarted
+from harness.events import CellMeasured, RunStarted, WorkerStarted
 from harness.gate.judge import judge
 from harness.gate.rulings import Kind, Outcome
 from harness.gate.thresholds import Rule, Thresholds
@@ -224,17 +224,12 @@ def test_fewer_than_three_processes_decide_nothing(base: Results, tmp_path: Path
     decision = judge(base, short)
     assert decision.outcome is Outcome.inconclusive
     assert all("a gate judges from 3" in r.words for r in decision.rulings if r.kind is Kind.undecided)
+    assert all("raise num_epochs in the sweep file" in r.words for r in decision.rulings if r.kind is Kind.undecided)
     assert attnbench(monkeypatch, "gate", base.folder, short.folder) == 3
 
 
 def test_noise_that_hides_everything_is_no_pass(base: Results, tmp_path: Path, monkeypatch) -> None:
-    shake = (1.0, 1.8, 1 / 1.8)
-
-    def noisy(event):
-        ratio = shake[event.visit % 3] if isinstance(event, VisitFinished) else 1.0
-        return scales("bmm", ratio)(scales("fused", ratio)(event))
-
-    candidate = run(tmp_path / "run", noisy)
+    candidate = run(tmp_path / "run", scripts.shaken)
     decision = judge(base, candidate)
     assert decision.outcome is Outcome.inconclusive
     assert "0 of 4 times could be judged" in decision.words

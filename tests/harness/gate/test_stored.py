@@ -1,5 +1,6 @@
 """Stored baselines: who may become one, what the file says of itself, and which one a run is held against."""
 
+import math
 from pathlib import Path
 
 import msgspec
@@ -10,7 +11,7 @@ from harness.events import SCHEMA, RunStarted
 from harness.gate import stored
 from harness.gate.judge import fingerprints, judge
 from harness.gate.rulings import Outcome
-from harness.gate.thresholds import Thresholds
+from harness.gate.thresholds import Rule, Thresholds
 from harness.records import Status
 from tests.harness.gate import scripts
 from tests.harness.gate.scripts import ends, run, scales
@@ -19,8 +20,8 @@ from tests.harness.gate.test_gate import attnbench, weaker
 REASON = "the tiles are larger now"
 
 
-def accept(results: Path, name: str, reason: str = REASON) -> Path:
-    return stored.accept(results / "runs" / name, results, reason, Thresholds())
+def accept(results: Path, name: str, reason: str = REASON, asked: Thresholds | None = None) -> Path:
+    return stored.accept(results / "runs" / name, results, reason, asked or Thresholds())
 
 
 def test_a_baseline_is_the_run_with_its_reason_behind_it(tmp_path, monkeypatch):
@@ -100,6 +101,19 @@ def test_a_run_that_went_wrong_becomes_no_baseline(change, told, tmp_path):
     assert stored.stored(tmp_path) == []
 
 
+def test_a_run_of_fewer_processes_than_a_gate_needs_becomes_no_baseline(tmp_path):
+    run(tmp_path / "runs" / "run", num_epochs=2)
+    with pytest.raises(ValueError, match=r"of 2 processes, .*: give num_epochs = 3 in the sweep file"):
+        accept(tmp_path, "run")
+    assert stored.stored(tmp_path) == []
+    assert accept(tmp_path, "run", asked=Thresholds(fewest_epochs=2)).exists()
+
+
+def test_a_run_without_times_needs_no_more_processes(tmp_path):
+    run(tmp_path / "runs" / "run", scripts.untimed, num_epochs=1)
+    assert accept(tmp_path, "run").exists()
+
+
 def test_what_is_too_good_becomes_the_new_normal_only_with_its_check(tmp_path):
     run(tmp_path / "runs" / "run", scripts.checks(weaker))
     path = accept(tmp_path, "run")
@@ -110,6 +124,16 @@ def test_what_is_too_good_becomes_the_new_normal_only_with_its_check(tmp_path):
     assert path.read_bytes() == before
     run(tmp_path / "runs" / "checked", scales("fused", 0.4))
     assert store.read(accept(tmp_path, "checked")).run == "checked"
+
+
+@pytest.mark.parametrize("allowed", [0.01, 1.0, math.inf])
+def test_no_rule_makes_what_is_too_good_a_baseline(allowed, tmp_path):
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    run(tmp_path / "runs" / "run", scripts.checks(weaker))
+    accept(tmp_path, "run", asked=asked)
+    run(tmp_path / "runs" / "hasty", scales("fused", 0.4), scripts.checks(weaker))
+    with pytest.raises(ValueError, match="too good to be believed"):
+        accept(tmp_path, "hasty", asked=asked)
 
 
 def test_what_is_checked_less_than_before_becomes_no_baseline(tmp_path):

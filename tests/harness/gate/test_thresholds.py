@@ -71,3 +71,22 @@ def test_the_tool_file_is_read_where_there_is_one(tmp_path, monkeypatch):
 
 def test_everything_may_be_allowed():
     assert parse(b"[[gate.rule]]\nallowed = inf").allowed("w", "i", "num_operators") == float("inf")
+
+
+@pytest.mark.parametrize(
+    ("cells", "least"),
+    [
+        ([("t128", "fused")], 0.1),
+        ([("t128", "fused"), ("t128-causal", "fused")], 0.1),
+        ([("t128-causal", "fused")], 0.3),
+        ([], None),
+    ],
+)
+def test_what_is_asked_of_all_is_the_least_that_is_allowed_to_any(cells, least):
+    assert parse(TEXT.encode()).asked_of_all(cells, "latency") == least
+
+
+def test_nothing_is_asked_of_all_where_one_has_no_rule():
+    found = Thresholds(rule=(Rule(implementation="fused", allowed=0.3),))
+    assert found.asked_of_all([("t128", "fused")], "latency") == 0.3
+    assert found.asked_of_all([("t128", "fused"), ("t128", "bmm")], "latency") is None

@@ -6,22 +6,25 @@ import numpy as np
 import pytest
 
 from harness.records import Verdict
-from harness.statistics.evidence import needed
 from harness.statistics.stats import Estimate, Pairs
 from harness.statistics.verdict import (
     LARGEST_EQUIVALENCE,
     SMALLEST_EFFECT,
     Judgement,
+    Needed,
     alike,
     decide,
     detectable,
     judge,
     margin,
+    needed,
     visits_to_go,
 )
 
 ERROR = 0.005
 HALF = 2.2621572 * ERROR  # ten visits
+ALONE, AMONG = (Needed(differ=value, agree=value) for value in (20.0, 1280.0))
+"""One comparison, and one among 64."""
 
 
 def said(log: float, *, e_same: float = 1e9, e_apart: float = 0.0, limit: float = 0.02) -> Judgement:
@@ -65,6 +68,24 @@ def test_among_many_cells_one_needs_more():
     assert set(decide([one, *others])) == {Verdict.undecided}
     assert decide([said(0.05, e_same=1280.0), *others])[0] is Verdict.slower
     assert decide([one] * 2 + others[1:])[:2] == [Verdict.slower] * 2
+
+
+def test_what_is_found_and_not_told_makes_nothing_else_easier():
+    """Sixty plain differences that are too small to matter: a lucky one of 64 needs 1280 as before, and not 21."""
+    tiny = [said(0.005, e_same=1e9)] * 60
+    lucky = said(0.05, e_same=100.0)
+    assert decide([lucky, *tiny, *[said(0.0, e_same=1.0)] * 3])[0] is Verdict.undecided
+    agreed = [said(0.0, e_same=1.0, e_apart=1e9)] * 63
+    assert decide([lucky, *agreed])[0] is Verdict.undecided
+    assert decide([said(0.05, e_same=1280.0), *agreed])[0] is Verdict.slower
+
+
+def test_the_next_verdict_needs_more_the_fewer_of_its_kind_there_are():
+    session = [Verdict.equivalent] * 15 + [Verdict.undecided]
+    assert needed(session) == Needed(differ=pytest.approx(320.0), agree=pytest.approx(20.0))
+    session = [Verdict.slower] * 3 + [Verdict.faster] * 4 + [Verdict.undecided] * 9
+    assert needed(session) == Needed(differ=pytest.approx(40.0), agree=pytest.approx(320.0))
+    assert needed([]) == ALONE
 
 
 def test_the_margin_is_two_percent_or_the_floor():
@@ -121,21 +142,21 @@ def test_no_pairs_no_judgement():
 
 
 def test_what_is_decided_has_nothing_to_go():
-    assert visits_to_go(said(0.2), 20.0) == 1.0
-    assert visits_to_go(said(0.0, e_same=1.0, e_apart=1e9), 20.0) == 1.0
+    assert visits_to_go(said(0.2), ALONE) == 1.0
+    assert visits_to_go(said(0.0, e_same=1.0, e_apart=1e9), ALONE) == 1.0
     few = Estimate(point=1.0, standard_error=None, num_clusters=1, num_samples=4)
-    assert visits_to_go(Judgement(ratio=few, margin=0.02, e_same=1.0, e_apart=1.0, spread=0.01), 20.0) == 2.0
+    assert visits_to_go(Judgement(ratio=few, margin=0.02, e_same=1.0, e_apart=1.0, spread=0.01), ALONE) == 2.0
 
 
 def test_visits_to_go_grow_as_the_margin_comes_near():
-    beyond = [visits_to_go(said(log, e_same=1.0), 1280.0) for log in (0.1, 0.03, 0.021)]
-    within = [visits_to_go(said(log, e_apart=1.0), 1280.0) for log in (0.0, 0.01, 0.0195)]
+    beyond = [visits_to_go(said(log, e_same=1.0), AMONG) for log in (0.1, 0.03, 0.021)]
+    within = [visits_to_go(said(log, e_apart=1.0), AMONG) for log in (0.0, 0.01, 0.0195)]
     assert beyond[0] <= beyond[1] <= beyond[2]
     assert within[0] < within[1] < within[2]
 
 
 def test_more_is_asked_where_more_is_compared():
-    assert visits_to_go(said(0.03, e_same=1.0), 1280.0) > visits_to_go(said(0.03, e_same=1.0), 20.0)
+    assert visits_to_go(said(0.03, e_same=1.0), AMONG) > visits_to_go(said(0.03, e_same=1.0), ALONE)
 
 
 def null(num_visits: int) -> Judgement:
@@ -151,7 +172,7 @@ def test_a_detectable_effect_lies_above_the_margin_and_falls_with_more_visits():
 
 
 def test_a_detectable_effect_is_more_where_more_is_compared():
-    assert detectable(null(8), needed(64, 0, 0.05)) > detectable(null(8))
+    assert detectable(null(8), AMONG.differ) > detectable(null(8))
 
 
 def test_without_an_interval_nothing_is_said_to_be_detectable():
