@@ -3,11 +3,11 @@
 import msgspec
 import torch
 
-from harness import measure
 from harness.case import Case, bind, build, place
 from harness.checking import agreement
 from harness.checking.reference import Reference, refer
 from harness.contract import Implementation
+from harness.engine import measure
 from harness.inputs import draw_normal
 from harness.records import Workload
 

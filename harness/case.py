@@ -10,10 +10,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from harness import cuda
 from harness.contract import BoundMask, Implementation
-from harness.footprint import Footprint, Recording, counted, footprint, record
 from harness.inputs import Inputs
+from harness.machine import cuda
+from harness.machine.footprint import Footprint, Recording, counted, footprint, record
 from harness.records import Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995

@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import numpy as np
 import psutil
 
-from harness import environment
-from harness.clock import CpuClock
-from harness.duel import duel
+from harness.engine.duel import duel
+from harness.machine import environment
+from harness.machine.clock import CpuClock
 from harness.records import Environment
 from harness.statistics.interference import MANY
 from harness.units import show

@@ -4,7 +4,7 @@ import math
 
 import msgspec
 
-from harness.ceilings import Ceilings
+from harness.machine.ceilings import Ceilings
 from harness.outcome import Agreement, Operators
 from harness.records import LARGEST_EQUIVALENCE, SMALLEST_EFFECT, Environment, Measurement, Sample, Status, Workload
 

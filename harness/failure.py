@@ -7,7 +7,7 @@ import torch
 
 from harness.checking.deviation import UncheckableError
 from harness.compiled import NotOneGraphError
-from harness.predict import OutOfReachError
+from harness.engine.predict import OutOfReachError
 from harness.records import Status
 
 LONGEST_MESSAGE = 300

@@ -2,8 +2,8 @@
 
 import msgspec
 
-from harness.ceilings import Ceilings
-from harness.memory_events import Timeline
+from harness.machine.ceilings import Ceilings
+from harness.machine.memory_events import Timeline
 from harness.outcome import Agreement, Operators
 from harness.records import Environment, Measurement, Sample, Status, Workload
 

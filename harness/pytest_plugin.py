@@ -47,7 +47,7 @@ class AttentionBench:
         import torch
 
         from harness.bench import Bench
-        from harness.duel import comparison, duel
+        from harness.engine.duel import comparison, duel
         from harness.records import Workload
 
         workload = Workload(**{"direction": "inference", **axes})

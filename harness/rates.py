@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from harness import counts
-from harness.ceilings import Ceilings
+from harness.machine.ceilings import Ceilings
 from harness.records import Workload
 
 

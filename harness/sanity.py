@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from harness import counts
-from harness.ceilings import Ceilings, Key
+from harness.machine.ceilings import Ceilings, Key
 from harness.records import Record, Status, Workload
 from harness.statistics.stats import median
 from harness.units import show, significant

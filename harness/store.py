@@ -16,7 +16,6 @@ from typing import IO, Self
 
 import msgspec
 
-from harness.ceilings import Ceilings, Key
 from harness.events import (
     SCHEMA,
     BaselineAccepted,
@@ -33,6 +32,7 @@ from harness.events import (
     VisitFinished,
     WorkerStarted,
 )
+from harness.machine.ceilings import Ceilings, Key
 from harness.outcome import Agreement, Operators
 from harness.rates import Rates, rates
 from harness.records import Environment, Measurement, Record, Sample, Status, Workload

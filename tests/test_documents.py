@@ -241,10 +241,20 @@ def execute(
     return done.stdout
 
 
+def test_it_is_told_where_everything_is() -> None:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    told = set(re.findall(r"`(\w+(?:\.py|/))`", text.partition("## Where things are")[2].partition("\n## ")[0]))
+    there = {path.name if path.suffix else f"{path.name}/" for path in (ROOT / "harness").iterdir()}
+    hidden = {"__init__.py", "__main__.py", "__pycache__/", "py.typed"}
+    assert told - {"implementations/", "harness/"} == there - hidden
+
+
 def test_the_glossary_names_what_is_there() -> None:
     text = (ROOT / "docs" / "glossary.md").read_text(encoding="utf-8")
     missing = [
-        path for path in re.findall(r"`((?:harness|implementations)/\w+\.py)`", text) if not (ROOT / path).exists()
+        path
+        for path in re.findall(r"`((?:harness|implementations)/(?:\w+/)*\w+\.py)`", text)
+        if not (ROOT / path).exists()
     ]
     for module, name in re.findall(r"`([a-z]\w*)\.([A-Za-z]\w*)(?:\(\))?`", text):
         harness = ROOT / "harness"

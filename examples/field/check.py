@@ -12,13 +12,13 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from harness import run
+from harness.commands.progress import watching
+from harness.parent import run
+from harness.parent.selection import Selection, plan
 from harness.records import Record, Status
 from harness.reports.markdown import escaped
 from harness.reports.words import plain
-from harness.selection import Selection, plan
 from harness.store import Results, read
-from harness.progress import watching
 from harness.units import significant
 
 HERE = Path(__file__).parent

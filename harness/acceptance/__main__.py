@@ -107,7 +107,7 @@ def write(outcomes: Sequence[Outcome], to: Path, *, short: bool, when: str = "",
 
 def machine() -> str:
     """Processor, cores and versions, in a few words."""
-    from harness import environment
+    from harness.machine import environment
 
     found = environment.collect()
     versions = f"Python {platform.python_version()}, torch {found.versions.get('torch', '?')}"

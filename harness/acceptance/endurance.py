@@ -16,8 +16,8 @@ from harness import store
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import CALLED_SHARE, KILLS, Row, Size
 from harness.compare import comparisons
-from harness.crew import ROOT
 from harness.events import Event, RunFinished, VisitFinished
+from harness.parent.crew import ROOT
 from harness.records import Verdict
 from harness.runs import find_runs, newest_run
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.acceptance.plan import LARGEST_E, Row
-from harness.clock import CpuClock
-from harness.duel import Duel, duel
+from harness.engine.duel import Duel, duel
 from harness.events import twin
+from harness.machine.clock import CpuClock
 from harness.records import SMALLEST_EFFECT, Verdict
 from harness.statistics.evidence import e_values
 from harness.statistics.interference import MANY

@@ -9,14 +9,14 @@ from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
 
-from harness import run
 from harness.acceptance.outcome import Outcome
 from harness.compare import comparisons
-from harness.crew import Crew
-from harness.environment import collect
+from harness.machine.environment import collect
 from harness.messages import Check, Checked, Ready, Reply, Request
+from harness.parent import run
+from harness.parent.crew import Crew
+from harness.parent.selection import Selection, plan
 from harness.records import Status
-from harness.selection import Selection, plan
 from harness.simulated import virtual
 from harness.simulated.virtual import VirtualCrew
 from harness.simulated.worlds import WORLDS

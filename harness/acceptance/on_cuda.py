@@ -14,12 +14,12 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from harness import measure
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import LARGEST_E, Row, largest_count
-from harness.caches import flusher
-from harness.cuda import CudaClock, canary, l2_bytes
-from harness.duel import duel
+from harness.engine import measure
+from harness.engine.duel import duel
+from harness.machine.caches import flusher
+from harness.machine.cuda import CudaClock, canary, l2_bytes
 from harness.statistics.evidence import e_values
 from harness.statistics.stats import pairs
 
@@ -188,7 +188,7 @@ def g4(*, short: bool = False) -> Outcome:
     """A flush of 20 ms before a call of microseconds: the call's time must not know of it."""
     clock, source = CudaClock(DEVICE), torch.ones(2**16, device=DEVICE)
     spin = 1_000_000
-    cycles = int(spin * FLUSH_S / clock.elapsed(lambda: torch.cuda._sleep(spin), 1))  # noqa: SLF001 - as in harness.cuda
+    cycles = int(spin * FLUSH_S / clock.elapsed(lambda: torch.cuda._sleep(spin), 1))  # noqa: SLF001 - as in harness.machine.cuda
     plain_s = _cold_s(clock, lambda: source + 1, lambda: None)
     beside_s = _cold_s(clock, lambda: source + 1, lambda: torch.cuda._sleep(cycles))  # noqa: SLF001 - likewise
     return Outcome(

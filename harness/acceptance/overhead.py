@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness import measure
 from harness.acceptance import workloads
 from harness.acceptance.engine import BLOCKS
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import OVERHEAD, Row, Size
-from harness.clock import CpuClock
+from harness.engine import measure
+from harness.machine.clock import CpuClock
 
 
 def interleave(number: int, size: Size) -> list[Row]:

@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 import numpy as np
 
-from harness import timing
+from harness.engine.schedule import Key, Race, visit_seed
+from harness.engine.state import State
 from harness.events import Plan
+from harness.parent import timing
 from harness.records import Verdict
-from harness.schedule import Key, Race, visit_seed
 from harness.simulated import virtual
 from harness.simulated.virtual import VirtualCrew
-from harness.state import State
 from harness.statistics import evidence
 from harness.statistics.verdict import FALSE_SHARE
 from harness.store import Results

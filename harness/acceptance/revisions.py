@@ -11,8 +11,8 @@ from pathlib import Path
 from harness import store
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import CAUSES, EFFECT, GATE_FOUND, GATE_S, GATE_WRONG, Row, Size
-from harness.crew import ROOT
 from harness.events import Event, VisitFinished
+from harness.parent.crew import ROOT
 from harness.records import Verdict
 from harness.runs import newest_run
 from harness.statistics.stats import median

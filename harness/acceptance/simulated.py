@@ -12,12 +12,12 @@ import numpy as np
 from harness import compare
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.races import Uniform, Witness, whole_run
+from harness.engine.schedule import Key, Race, visit_seed
+from harness.engine.state import State
 from harness.events import Plan, twin
 from harness.records import Comparison, Verdict, Workload
-from harness.schedule import Key, Race, visit_seed
 from harness.simulated.virtual import VirtualCrew, plan, session
 from harness.simulated.worlds import WORLDS, Array, World
-from harness.state import State
 from harness.statistics import evidence
 from harness.statistics.stats import Pairs, paired_ratio, pairs
 from harness.statistics.verdict import FALSE_SHARE, Judgement, decide, detectable, judge

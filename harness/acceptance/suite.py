@@ -14,7 +14,7 @@ import msgspec
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import CAUSES, ON_CUDA, WHOLE, Row, Size, missing, sizes
 from harness.events import ALLOCATORS
-from harness.revision import commit
+from harness.parent.revision import commit
 
 ROOT = Path(__file__).parents[2]
 NOT_RUN = "not run"
@@ -179,7 +179,7 @@ def _reader(test: str) -> Callable[..., Outcome]:
 
 def has_cuda() -> bool:
     """Whether there is a device for the tests that need one."""
-    from harness.cuda import has_device
+    from harness.machine.cuda import has_device
 
     return has_device("cuda")
 

@@ -13,13 +13,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness import measure
 from harness.acceptance import rivals, workloads
 from harness.acceptance.engine import BLOCKS, OURS
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import COVERAGE, INVARIANCE_ERRORS, REPEAT_SD, REPEAT_SHARE_OF_RIVAL, Row, Size
-from harness.clock import Clock, CpuClock
-from harness.duel import HERE, Duel, begin
+from harness.engine import measure
+from harness.engine.duel import HERE, Duel, begin
+from harness.machine.clock import Clock, CpuClock
 from harness.statistics.interference import CANARY, Gauge, canary
 from harness.statistics.stats import Estimate, Pairs, paired_ratio, pairs
 

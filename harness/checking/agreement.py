@@ -13,8 +13,8 @@ from harness.checking.diagnosis import describe, explain
 from harness.checking.probes import PROBES, VacuousError
 from harness.checking.reference import Reference, refer
 from harness.contract import Implementation
+from harness.engine.predict import at_length
 from harness.outcome import Agreement, ProbeResult, RuleResult
-from harness.predict import at_length
 from harness.records import Workload
 
 RULES_LEN = 35

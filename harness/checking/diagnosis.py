@@ -17,9 +17,9 @@ from harness.checking import mistaken, reveal
 from harness.checking.deviation import allowed, observe
 from harness.checking.reference import Reference, answers, largest, refer, rounding_band, scales_of
 from harness.contract import Implementation
+from harness.engine.predict import at_length
 from harness.mistakes import Planted, catalogue
 from harness.outcome import Agreement, TensorError
-from harness.predict import at_length
 
 SHORT_LEN = 67
 MOST_SCORES = 2**20

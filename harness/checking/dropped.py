@@ -19,8 +19,8 @@ from harness.case import TORCH_DTYPES, Case, build, copied
 from harness.checking.deviation import allowed
 from harness.checking.reference import Reference, refer_to
 from harness.contract import Implementation
+from harness.engine.predict import at_length
 from harness.inputs import Inputs, draw_normal
-from harness.predict import at_length
 from harness.records import Workload
 
 NUM_WEIGHTS = 2**13

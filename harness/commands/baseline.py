@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.judging import ThresholdsFile
-from harness.options import ResultsFolder
+from harness.commands.options import ResultsFolder
 
 
 def baseline(

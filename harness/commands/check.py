@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.ending import conclude
-from harness.options import AsJson, CallLimit, Implementations, Seed, Settings, Timeout
+from harness.commands.options import AsJson, CallLimit, Implementations, Seed, Settings, Timeout
 
 
 def check(  # noqa: PLR0913 - one parameter for each option
@@ -26,8 +26,9 @@ def check(  # noqa: PLR0913 - one parameter for each option
     """Check agreement with the float64 oracle, outputs and gradients; measure nothing, keep nothing."""
     import tempfile
 
-    from harness import progress, run, terminal
-    from harness.selection import Selection, plan
+    from harness.commands import progress, terminal
+    from harness.parent import run
+    from harness.parent.selection import Selection, plan
 
     named = [*(implementations or ()), *(implementation or ())]
     selection = Selection(

@@ -8,9 +8,7 @@ import typer
 
 from harness.commands.ending import FINDING, INCONCLUSIVE, INVALID, write_reports
 from harness.commands.judging import OutputFolder, ThresholdsFile, read, show
-from harness.commands.run import earlier
-from harness.commands.sides import planned_anew, side_by_side
-from harness.options import (
+from harness.commands.options import (
     AllocatorMode,
     AsJson,
     Budget,
@@ -24,6 +22,8 @@ from harness.options import (
     SmallestEffect,
     Timeout,
 )
+from harness.commands.run import earlier
+from harness.commands.sides import planned_anew, side_by_side
 
 if TYPE_CHECKING:
     from harness.store import Results
@@ -72,7 +72,7 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     Of stored runs it says what got worse, and what could have been seen, and passes whatever that is: `attnbench gate`
     does not.
     """
-    from harness.selection import Selection
+    from harness.parent.selection import Selection
 
     if resume is None and (found_runs := _stored_runs((base, candidate), results)):
         _compare_stored(found_runs, thresholds, as_json=as_json, to=to)
@@ -126,7 +126,7 @@ def _compare_stored(runs: "list[Results]", thresholds: Path | None, *, as_json: 
 
 
 def _tell(found: "Results", *, as_json: bool) -> None:
-    from harness import terminal
+    from harness.commands import terminal
 
     if as_json:
         typer.echo(json.dumps(terminal.summary(found) | summary(found), indent=2))

@@ -5,14 +5,14 @@ import json
 import typer
 
 from harness.commands.ending import leave
-from harness.options import AsJson
+from harness.commands.options import AsJson
 
 
 def doctor(*, as_json: AsJson = False) -> None:
     """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds."""
     from dataclasses import asdict
 
-    from harness import terminal
+    from harness.commands import terminal
     from harness.doctor import examine
 
     findings = examine()

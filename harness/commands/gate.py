@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.judging import OutputFolder, ThresholdsFile, end, read, show
-from harness.options import AsJson, ResultsFolder
+from harness.commands.options import AsJson, ResultsFolder
 
 MOST_RUNS = 2
 

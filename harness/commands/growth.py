@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.commands.ending import conclude, leave
-from harness.options import AsJson, CallLimit, MemoryLimit, ResultsFolder, Seed, Settings, Timeout
+from harness.commands.options import AsJson, CallLimit, MemoryLimit, ResultsFolder, Seed, Settings, Timeout
 
 if TYPE_CHECKING:
     from harness.growth.attempts import Followed
@@ -38,10 +38,12 @@ def growth(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it."""
-    from harness import plugins, progress, run
-    from harness.crew import Crew
+    from harness import plugins
+    from harness.commands import progress
     from harness.growth import attempts, series, told
-    from harness.selection import Selection, plan
+    from harness.parent import run
+    from harness.parent.crew import Crew
+    from harness.parent.selection import Selection, plan
 
     limit_bytes = int(memory_limit * 2**30)
     selection = Selection(

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from harness.options import AsJson, ResultsFolder
+from harness.commands.options import AsJson, ResultsFolder
 
 if TYPE_CHECKING:
     from harness.history.series import Series
@@ -34,7 +34,7 @@ def history(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
-    from harness import terminal
+    from harness.commands import terminal
     from harness.history.gather import alike, gather
     from harness.history.series import Choice, follow
     from harness.history.told import COLUMNS, panels, row

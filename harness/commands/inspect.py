@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.ending import FINDING, INCONCLUSIVE
-from harness.options import AsJson, OpenPage
+from harness.commands.options import AsJson, OpenPage
 
 
 def inspect(  # noqa: PLR0913 - one parameter for each option

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from harness.options import AsJson, Implementations
+from harness.commands.options import AsJson, Implementations
 
 
 class What(StrEnum):
@@ -27,7 +27,8 @@ def list_what(
     as_json: AsJson = False,
 ) -> None:
     """List what there is; for implementations, what each supports here."""
-    from harness import catalog, plugins, terminal
+    from harness import catalog, plugins
+    from harness.commands import terminal
 
     notes: list[str] = []
     if what is What.implementations:

@@ -7,7 +7,16 @@ from typing import Annotated
 import typer
 
 from harness.commands.ending import INTERRUPTED, conclude
-from harness.options import AsJson, CallLimit, Implementations, MemoryLimit, ResultsFolder, Seed, Settings, Timeout
+from harness.commands.options import (
+    AsJson,
+    CallLimit,
+    Implementations,
+    MemoryLimit,
+    ResultsFolder,
+    Seed,
+    Settings,
+    Timeout,
+)
 
 
 def profile(  # noqa: PLR0913 - one parameter for each option
@@ -23,8 +32,9 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Trace what each call does, step by step, for attnbench tensorboard and Perfetto. Checked first, never timed."""
-    from harness import profiling, progress, terminal
-    from harness.selection import Selection, plan
+    from harness.commands import progress, terminal
+    from harness.parent import profiling
+    from harness.parent.selection import Selection, plan
     from harness.tracing import folders
 
     selection = Selection(

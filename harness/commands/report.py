@@ -6,7 +6,7 @@ from typing import Annotated
 import typer
 
 from harness.commands.ending import leave, write_reports
-from harness.options import OpenPage, ResultsFolder
+from harness.commands.options import OpenPage, ResultsFolder
 
 
 def report(

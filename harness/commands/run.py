@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from harness.commands.ending import INTERRUPTED, conclude, write_reports
-from harness.options import (
+from harness.commands.options import (
     Allocator,
     AllocatorMode,
     AsJson,
@@ -55,8 +55,10 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
-    from harness import plugins, progress, run, terminal
-    from harness.selection import Selection, plan
+    from harness import plugins
+    from harness.commands import progress, terminal
+    from harness.parent import run
+    from harness.parent.selection import Selection, plan
 
     if resume is not None:
         folder, planned = earlier(context, resume, results)

@@ -9,7 +9,7 @@ from harness.commands.ending import INTERRUPTED
 
 if TYPE_CHECKING:
     from harness.events import Plan
-    from harness.selection import Selection
+    from harness.parent.selection import Selection
     from harness.store import Results
 
 
@@ -21,7 +21,7 @@ def planned_anew(
     Raises:
         ValueError: whatever was given that cannot be.
     """
-    from harness import run, sides
+    from harness.parent import run, sides
 
     if not base or not candidate:
         raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
@@ -44,7 +44,8 @@ def side_by_side(planned: "Plan", folder: Path) -> "Results":
     Raises:
         ValueError: it cannot be run.
     """
-    from harness import progress, run, sides
+    from harness.commands import progress
+    from harness.parent import run, sides
 
     assert planned.sides is not None
     how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"

@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from harness.options import OpenPage, ResultsFolder
+from harness.commands.options import OpenPage, ResultsFolder
 
 
 def tensorboard(

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 
-from harness.crew import Crew, WorkerLostError
 from harness.growth.series import Growth, Outcome
-from harness.memory_events import Timeline
+from harness.machine.memory_events import Timeline
 from harness.messages import Attempt, Attempted, Failed
+from harness.parent.crew import Crew, WorkerLostError
 from harness.records import Status
 from harness.units import duration
 

@@ -6,9 +6,9 @@ from dataclasses import dataclass
 
 import msgspec
 
+from harness.engine.predict import at_length
 from harness.growth.fit import Fit, Reach, fit
-from harness.memory_events import SLACK_BYTES
-from harness.predict import at_length
+from harness.machine.memory_events import SLACK_BYTES
 from harness.records import Status, Workload
 from harness.reports.panels import Panel, panels_of, titled
 from harness.reports.table import shown

@@ -10,7 +10,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from harness.growth.attempts import Followed
 from harness.growth.told import heading
-from harness.memory_events import held, largest
+from harness.machine.memory_events import held, largest
 from harness.reports import Picture, style, words
 from harness.units import scale_of, show
 

@@ -1,4 +1,4 @@
-"""Seconds for one call, sampled in randomised interleaved blocks (harness/measure.py)."""
+"""Seconds for one call, sampled in randomised interleaved blocks (harness/engine/measure.py)."""
 
 from harness.metrics import Metric
 

@@ -9,7 +9,7 @@ from harness.pytest_suite.replay import Cell, Measured
 
 
 def _plan(config: pytest.Config) -> Any:  # noqa: ANN401 - harness.events.Plan, imported late
-    from harness.selection import Selection, plan
+    from harness.parent.selection import Selection, plan
 
     return plan(
         Selection(

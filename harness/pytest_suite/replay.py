@@ -7,10 +7,11 @@ from typing import Any
 
 import msgspec
 
-from harness import progress, run
+from harness.commands import progress
 from harness.commands.ending import write_reports
 from harness.compare import comparisons
 from harness.events import Plan
+from harness.parent import run
 from harness.plugins import name_of
 from harness.records import Comparison, Record, Workload
 

@@ -16,8 +16,8 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from harness.ceilings import Ceilings, Key
 from harness.counts import arithmetic_intensity
+from harness.machine.ceilings import Ceilings, Key
 from harness.once import once
 from harness.reports import Picture, Report, style
 from harness.reports.lines import log_ticks

@@ -1,7 +1,7 @@
 """A whole machine that is simulated: a clock bent by a world, and a crew that works on it in place of a real worker.
 
 The truth is known, a run of minutes takes a second, and the same seed gives the same samples. The engine that is driven
-is the real one: harness/measure.py takes the visits, harness/run.py keeps the journal.
+is the real one: harness/engine/measure.py takes the visits, harness/parent/run.py keeps the journal.
 """
 
 import gc
@@ -14,12 +14,13 @@ from typing import Self
 import msgspec
 import numpy as np
 
-from harness import measure, run
-from harness.ceilings import COPY, MATMUL, Ceilings
-from harness.clock import VirtualClock
-from harness.crew import Crew
+from harness.engine import measure
+from harness.engine.schedule import visit_seed
+from harness.engine.state import State
 from harness.events import Plan, Side, Sides, VisitFinished, based, twin
-from harness.loads import Load, take
+from harness.machine.ceilings import COPY, MATMUL, Ceilings
+from harness.machine.clock import VirtualClock
+from harness.machine.loads import Load, take
 from harness.messages import (
     Attempt,
     Check,
@@ -39,12 +40,12 @@ from harness.messages import (
     Visited,
 )
 from harness.outcome import Agreement, Operator, Operators, ProbeResult, TensorError
-from harness.pair import PairedCrew
+from harness.parent import run
+from harness.parent.crew import Crew
+from harness.parent.pair import PairedCrew
 from harness.plugins import name_of
 from harness.records import Environment, Measurement, Sample, Status, Workload
-from harness.schedule import visit_seed
 from harness.simulated.worlds import STEP_S, World
-from harness.state import State
 from harness.statistics.interference import CANARY
 from harness.store import Results
 

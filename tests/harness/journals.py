@@ -5,7 +5,6 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.ceilings import COPY, MATMUL, Ceilings, CeilingSample
 from harness.counts import dense_flops
 from harness.events import (
     SCHEMA,
@@ -22,6 +21,7 @@ from harness.events import (
     WorkerStarted,
     twin,
 )
+from harness.machine.ceilings import COPY, MATMUL, Ceilings, CeilingSample
 from harness.outcome import Agreement, Operator, Operators, ProbeResult, TensorError
 from harness.records import Environment, Measurement, Sample, Status, Workload
 from harness.statistics.interference import CANARY

@@ -10,7 +10,6 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness import backend, operators
 from harness.adapt import implementation
 from harness.bench import Bench
 from harness.breakdown import compiled, observed, ran
@@ -18,6 +17,7 @@ from harness.contract import Attention, BoundMask, Implementation
 from harness.kinds import BACKENDS
 from harness.outcome import Operators
 from harness.records import Workload
+from harness.worker import backend, operators
 
 B, H, T, K = 2, 2, 8, 4
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")

@@ -2,8 +2,9 @@
 
 import pytest
 
-from harness import catalog, plugins, terminal
+from harness import catalog, plugins
 from harness.case import reason_against
+from harness.commands import terminal
 from harness.contract import Implementation
 
 NAMES = plugins.implementation_names()

@@ -13,16 +13,17 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness import run, sides, store
+from harness import store
 from harness.cli import app
 from harness.commands.compare import conclude
 from harness.messages import TakeVisit
-from harness.pair import SHORT_SPIN, apart
+from harness.parent import run, sides
+from harness.parent.pair import SHORT_SPIN, apart
+from harness.parent.selection import Selection
 from harness.reports import markdown
 from harness.reports import sides as beside
 from harness.reports.sides import document
 from harness.runs import find_runs, newest_run
-from harness.selection import Selection
 from harness.statistics.interference import CANARY
 from harness.statistics.stats import median
 from harness.suite import by_side, losses

@@ -10,14 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from harness.crew import Crew, WorkerLostError
 from harness.events import ALLOCATORS
 from harness.growth import picture, timeline, told
 from harness.growth.attempts import SETTINGS, Asking, Followed
 from harness.growth.fit import fit
 from harness.growth.series import Growth, Outcome, growths
-from harness.memory_events import MemoryEvent, Timeline
+from harness.machine.memory_events import MemoryEvent, Timeline
 from harness.messages import Attempt, Attempted, Failed, Observe, Observed, TakeVisit, Visited
+from harness.parent.crew import Crew, WorkerLostError
 from harness.records import Status, Workload
 from harness.store import read
 from tests.harness import journals

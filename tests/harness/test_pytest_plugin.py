@@ -98,8 +98,8 @@ def test_two_functions_of_one_name_are_compared_and_the_candidate_is_called_so(m
     def duel(calls, baseline, **_):
         timed.update(names=list(calls), baseline=baseline)
 
-    monkeypatch.setattr("harness.duel.duel", duel)
-    monkeypatch.setattr("harness.duel.comparison", lambda found, name, workload: name)
+    monkeypatch.setattr("harness.engine.duel.duel", duel)
+    monkeypatch.setattr("harness.engine.duel.comparison", lambda found, name, workload: name)
     told = AttentionBench()(new, old, seq_len=8, num_heads=1, head_dim=8, num_threads=1)
     assert told == "attention (candidate)"
     assert timed == {"names": ["attention", "attention (candidate)"], "baseline": "attention"}

@@ -3,11 +3,12 @@
 import msgspec
 import pytest
 
-from harness import crew, run, store, timing
-from harness.crew import WorkerLostError
+from harness import store
 from harness.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
+from harness.parent import crew, run, timing
+from harness.parent.crew import WorkerLostError
+from harness.parent.selection import Selection, plan
 from harness.records import Environment, Status, Workload
-from harness.selection import Selection, plan
 
 SOURCE = """
 def mine(query, key, value):

@@ -6,10 +6,11 @@ from difflib import ndiff
 import pytest
 import torch
 
-from harness import sweep, terminal
+from harness import sweep
 from harness.acceptance import plan, revisions, suite
+from harness.commands import terminal
 from harness.commands.compare import summary
-from harness.isolation import is_alone
+from harness.parent.isolation import is_alone
 from harness.simulated import virtual
 from harness.simulated.worlds import WORLDS
 from tests.harness.repositories import git

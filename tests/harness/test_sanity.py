@@ -5,14 +5,15 @@ from pathlib import Path
 
 import pytest
 
-from harness import counts, run, store
+from harness import counts, store
 from harness.events import CeilingsMeasured
 from harness.frame import frame
+from harness.parent import run
 from harness.records import Measurement, Record, Sample, Status, Workload
 from harness.reports import table
 from harness.sanity import READING, SLACK, judged
 from tests.harness import journals
-from tests.harness.test_run import LIARS, plan
+from tests.harness.parent.test_run import LIARS, plan
 
 MATMUL, COPY = 1e11, 1e10
 LONG = Workload(seq_len=1024, direction="forward")

@@ -5,7 +5,7 @@ import re
 import pytest
 
 from harness import plugins, sweep
-from harness.selection import Selection, plan
+from harness.parent.selection import Selection, plan
 
 
 def write(folder, text):

@@ -10,10 +10,11 @@ import pytest
 from torch.nn.modules.module import register_module_forward_hook
 from torch_tb_profiler.profiler.data import RunProfileData
 
-from harness import plugins, profiling
+from harness import plugins
 from harness.adapt import implementation
 from harness.bench import Bench
 from harness.events import Plan, VisitFinished
+from harness.parent import profiling
 from harness.records import Status, Workload
 from harness.store import JOURNAL, events
 from harness.tracing import capture, folders, tidy

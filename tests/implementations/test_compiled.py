@@ -7,12 +7,13 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from harness import plugins, predict
+from harness import plugins
 from harness.adapt import implementation
 from harness.case import bind, build, place
 from harness.checking.agreement import check, ground
 from harness.compiled import NotOneGraphError, compile_whole, settle
 from harness.contract import Attention
+from harness.engine import predict
 from harness.failure import describe
 from harness.inputs import draw_normal
 from harness.needs import missing_compiler

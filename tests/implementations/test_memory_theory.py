@@ -7,8 +7,8 @@ B=1, T=S, G=H, no mask, float32 (4 bytes). Letters are bytes: SCORES is one (B, 
 import pytest
 
 from harness.case import bind, build, place
-from harness.footprint import Footprint
 from harness.inputs import draw_normal
+from harness.machine.footprint import Footprint
 from harness.plugins import plugs, stems
 from harness.records import Workload
 

@@ -4,8 +4,8 @@ from pathlib import Path
 
 import msgspec
 
-from harness import run
 from harness.compare import comparisons
+from harness.parent import run
 from harness.records import Comparison, Verdict
 from harness.simulated.virtual import VirtualCrew, plan
 from harness.simulated.worlds import WORLDS

@@ -8,9 +8,9 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness import measure
-from harness.clock import VirtualClock
-from harness.schedule import visit_seed
+from harness.engine import measure
+from harness.engine.schedule import visit_seed
+from harness.machine.clock import VirtualClock
 from harness.statistics.evidence import e_values
 from harness.statistics.stats import pairs
 from harness.statistics.verdict import FALSE_SHARE

@@ -4,14 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from harness import store, timing
+from harness import store
 from harness.compare import comparisons
+from harness.engine.schedule import Race
+from harness.engine.state import State
 from harness.events import VisitFinished
-from harness.schedule import Race
+from harness.parent import timing
 from harness.simulated import virtual
 from harness.simulated.virtual import VirtualCrew, plan
 from harness.simulated.worlds import WORLDS
-from harness.state import State
 from harness.statistics.verdict import Judgement
 from harness.store import Results
 

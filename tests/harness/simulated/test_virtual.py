@@ -8,18 +8,19 @@ from collections import Counter
 import numpy as np
 import pytest
 
-from harness import plugins, run, store
-from harness.clock import VirtualClock
+from harness import plugins, store
 from harness.compare import comparisons, noise_floors
-from harness.duel import duel
+from harness.engine.duel import duel
+from harness.engine.schedule import Race
+from harness.engine.state import State
 from harness.events import VisitFinished
+from harness.machine.clock import VirtualClock
+from harness.parent import run
 from harness.records import Sample, Verdict
 from harness.reports import Report, story
-from harness.schedule import Race
 from harness.simulated import virtual
 from harness.simulated.virtual import CANARY_S, Machine, VirtualCrew, clock_in, plan, session, workloads
 from harness.simulated.worlds import WORLDS
-from harness.state import State
 from harness.statistics.stats import paired_ratio, pairs
 from harness.statistics.verdict import FALSE_SHARE, decide
 

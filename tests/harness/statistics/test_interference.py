@@ -5,9 +5,9 @@ import random
 import numpy as np
 import pytest
 
+from harness.engine.state import State
 from harness.events import VisitFinished
 from harness.records import Sample
-from harness.state import State
 from harness.statistics.interference import CANARY, FEWEST, LARGEST_CALM, Gauge
 from harness.statistics.stats import pairs
 

@@ -1,0 +1,83 @@
+"""The worker sets what a workload asks of the process, for check and timing alike, and puts it back."""
+
+import pytest
+import torch
+
+from harness.checking import oracle
+from harness.flight import Flight
+from harness.messages import Check, Checked, Failed, Observe, Profile, TakeVisit, Trace, Visited
+from harness.records import MATMUL_PRECISIONS, Workload
+from harness.worker.answers import Worker
+
+SEES = """
+import torch
+seen = []
+
+def f(query, key, value, *, mask=None):
+    seen.append(torch.get_float32_matmul_precision())
+    return (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1) @ value
+"""
+
+
+@pytest.mark.parametrize("precision", MATMUL_PRECISIONS)
+def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(precision, tmp_path, monkeypatch):
+    (tmp_path / "sees.py").write_text(SEES)
+    spec = f"{tmp_path / 'sees.py'}:f"
+    worker = Worker(Flight(tmp_path / "flight"))
+    point = Workload(seq_len=4, num_heads=2, head_dim=4, float32_matmul_precision=precision)
+    asked = []
+
+    def noted(answer):
+        def ask(*arguments):
+            asked.append(torch.get_float32_matmul_precision())
+            return answer(*arguments)
+
+        return ask
+
+    monkeypatch.setattr("harness.checking.oracle.answer", noted(oracle.answer))
+    checked = worker.answer(Check(workload=point, spec=spec, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0))
+    assert isinstance(checked, Checked)
+    assert checked.status == "ok", checked.message
+    assert set(asked) == {precision}  # the yardsticks' products, too
+    assert torch.get_float32_matmul_precision() == "highest"
+    arms = (("f", spec),)
+    visited = worker.answer(TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
+    assert isinstance(visited, Visited)
+    seen = worker.loaded[spec].build.attend.__closure__
+    function = next(cell.cell_contents for cell in seen if callable(cell.cell_contents))
+    assert set(function.__globals__["seen"]) == {precision}
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):
+    profiles = []
+    monkeypatch.setattr("torch.profiler.profile.__enter__", noting(torch.profiler.profile.__enter__, profiles))
+    worker = Worker(Flight(tmp_path / "flight"))
+    point = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward_backward")
+    arms = (("fused", "fused"), ("sdpa", "sdpa"))
+    visit = TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0)
+    worker.answer(visit)
+    (bench,) = worker.benches.values()
+    cases, calls = dict(bench.cases), {name: arm.call for name, arm in bench.arms.items()}
+    assert profiles == []
+    for request in (
+        Profile(workload=point, spec="fused"),
+        Observe(workload=point, spec="fused", metric="peak_memory"),
+        Trace(workload=point, spec="fused", file=str(tmp_path / "fused.pt.trace.json")),
+    ):
+        assert not isinstance(worker.answer(request), Failed)
+        assert worker.observed is None or worker.observed[1] not in cases.values()
+    num_profiles = len(profiles)
+    assert num_profiles >= 2  # what ran and what memory it took come from one
+    taken = worker.answer(visit)
+    assert isinstance(taken, Visited)
+    assert len(profiles) == num_profiles
+    assert (bench.cases, {name: arm.call for name, arm in bench.arms.items()}) == (cases, calls)
+
+
+def noting(method, seen):
+    def called(self):
+        seen.append(self)
+        return method(self)
+
+    return called
