@@ -32,8 +32,9 @@ def scores(differences: Array) -> Array:
     sizes = pd.DataFrame(np.abs(differences)).shift().rolling(WINDOW, min_periods=1).median()
     scale = 2 * NORMAL_MAD * sizes.to_numpy().reshape(np.shape(differences))
     has_scale = (np.arange(len(differences)) >= FIRST).reshape(-1, *[1] * (np.ndim(differences) - 1)) & (scale > 0)
-    scaled = np.clip(np.divide(differences, scale, where=has_scale, out=np.zeros_like(differences)), -1.0, 1.0)
-    return np.where(has_scale, scaled, np.sign(differences) / 2)
+    with np.errstate(over="ignore"):  # what is beyond all numbers is beyond 1, too
+        scaled = np.divide(differences, scale, where=has_scale, out=np.zeros_like(differences))
+    return np.where(has_scale, np.clip(scaled, -1.0, 1.0), np.sign(differences) / 2)
 
 
 def e_values(differences: Array, others: Array | None = None, *, upwards_only: bool = False) -> Array:

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.statistics import evidence
@@ -28,6 +28,7 @@ def test_the_mean_over_all_patterns_of_signs_is_one_after_each_difference(sizes)
 
 @settings(deadline=None, max_examples=40)
 @given(SIZES, st.floats(0.0, 1e3))
+@example([0.0, 0.0, 0.0, 0.0, 12.0], 2.3e-308)  # in units of this, 12 is beyond all numbers
 def test_upwards_nothing_is_won_on_average_where_the_truth_lies_below(sizes, shift):
     found = e_values(all_signs(len(sizes)) * np.array(sizes)[:, None] - shift, upwards_only=True)
     assert (np.diff(found.mean(axis=1), prepend=1.0) <= 1e-10).all()
