@@ -135,7 +135,7 @@ def _comparison(
         high=found.ratio.high,
         minimum_detectable_effect=detectable(found, limits.differ),
         verdict=verdict,
-        margin=found.sameness,
+        sameness=found.sameness,
         e_same=found.e_same,
         e_apart=found.e_apart,
         more_s=_more_s(results, (record, baseline), found, limits) if verdict is Verdict.undecided else None,

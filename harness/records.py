@@ -289,7 +289,7 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     high: float | None
     minimum_detectable_effect: float | None  # a relative slowdown
     verdict: Verdict
-    margin: float  # what equivalent means here: the times differ by a smaller share
+    sameness: float  # what equivalent means here: the times differ by a smaller share
     e_same: float  # the e-value against "the same code": 20 is reached by chance in at most one comparison of 20
     e_apart: float  # the e-value against "apart by the margin or more"
     more_s: float | None  # about as many seconds of visits more would decide it; None: decided, or nobody can tell

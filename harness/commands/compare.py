@@ -22,12 +22,14 @@ from harness.commands.options import (
     SmallestEffect,
     Timeout,
 )
-from harness.commands.run import earlier
+from harness.commands.run import earlier, given
 from harness.commands.sides import planned_anew, side_by_side
 
 if TYPE_CHECKING:
     from harness.store import Results
 
+OF_STORED = {"base", "candidate", "thresholds", "to", "results", "as_json"}
+"""What may be given beside two stored runs."""
 SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, FILE.py:NAME, or a stored run."
 
 
@@ -75,6 +77,8 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     from harness.parent.selection import Selection
 
     if resume is None and (found_runs := _stored_runs((base, candidate), results)):
+        if more := given(context) - OF_STORED:
+            raise ValueError(f"two stored runs are compared as they are: leave out {', '.join(sorted(more))}")
         _compare_stored(found_runs, thresholds, as_json=as_json, to=to)
         return
     if thresholds is not None or to is not None:

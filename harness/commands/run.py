@@ -108,12 +108,16 @@ def earlier(context: typer.Context, resume: str, results: Path) -> tuple[Path, "
     from harness import store
     from harness.runs import find_run
 
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    given = {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
-    if more := sorted(given - {"resume", "results", "as_json"}):
+    if more := sorted(given(context) - {"resume", "results", "as_json"}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
     return folder, store.read(folder).plan
+
+
+def given(context: typer.Context) -> set[str]:
+    """The parameters that stood on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
 
 
 def _announcement(num_workloads: int, num_implementations: int, folder: Path) -> str:

@@ -220,7 +220,7 @@ def summary(found: Results) -> dict[str, object]:
                 "latency_s": None if row.time is None else row.time.point,
                 "ratio": None if row.comparison is None else row.comparison.ratio,
                 "verdict": None if row.comparison is None else str(row.comparison.verdict),
-                "margin": None if row.comparison is None else row.comparison.margin,
+                "sameness": None if row.comparison is None else row.comparison.sameness,
                 "flops_per_s": None if row.rates is None else row.rates.flops_per_s,
                 "matmul_share": None if row.rates is None else row.rates.matmul_share,
                 "peak_memory_bytes": row.peak_memory_bytes,

@@ -66,10 +66,10 @@ class Duel:
 
     def judge(self) -> None:
         """Say of all rivals what their pairs say now."""
-        twins = self.samples[twin(self.baseline)]
+        twins, floor = self.samples[twin(self.baseline)], self.floor
         for name in self.rivals:
             compared = pairs(self.samples[name], self.samples[self.baseline], self.void, twins)
-            found = judge(compared, self.floor, self.smallest_effect)
+            found = judge(compared, floor, self.smallest_effect)
             if found is not None:
                 self.judgements[name] = found
         told = decide(list(self.judgements.values()))
@@ -92,7 +92,7 @@ def comparison(found: Duel, name: str, workload: Workload) -> Comparison:
         high=judged.ratio.high,
         minimum_detectable_effect=detectable(judged),
         verdict=verdict,
-        margin=judged.sameness,
+        sameness=judged.sameness,
         e_same=judged.e_same,
         e_apart=judged.e_apart,
         more_s=None,

@@ -21,8 +21,8 @@ MIN_ROUNDS = 3
 """Fewer visits than this give no interval: the budget may be overdrawn for them."""
 UNIFORM_SHARE = 0.1
 CAUTION = 0.8
-"""An arm is left alone once its verdict would hold with this share of the false verdicts that are allowed: others may
-still lose theirs, which makes e-BH ask more of it."""
+"""An arm is left alone once its verdict would hold with this share of the false verdicts that are allowed: its last
+visits are judged with it at the end only, and may weaken it."""
 GROWTH = 1.1
 """A workload is judged again when it has this many times the visits that it had."""
 

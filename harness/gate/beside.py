@@ -80,7 +80,7 @@ def judge(  # noqa: PLR0913 - what a session has to say
             lowest = _lowest(found, floors.get(found.workload.id), is_apart=is_apart)
             asked = thresholds.asked(found.workload.id, found.implementation, LATENCY)
             refusal = _refusal(asked, found.high, lowest, smallest_effect)
-            timed.append(believed(_time(found, couple, thresholds, refusal), couple, thresholds))
+            timed.append(believed(_time(found, couple, thresholds, asked, refusal), couple, thresholds))
     if invalid:
         timed, suite = [voided(ruling) for ruling in timed], voided(suite)
     return conclude(
@@ -172,11 +172,10 @@ def _refusal(asked: float | None, high: float | None, lowest: float, smallest_ef
     return f"{words}: {taken}; {f'compare with --smallest-effect {asked:g}' if asked else 'raise it'}"
 
 
-def _time(found: Comparison, couple: Couple, thresholds: Thresholds, refusal: str) -> Ruling:
+def _time(found: Comparison, couple: Couple, thresholds: Thresholds, asked: float | None, refusal: str) -> Ruling:
     """A comparison as a ruling; what no rule allows, nothing does: the verdict has a margin of its own."""
     kind, outcome = VERDICTS[found.verdict]
     words = _told(found.verdict, found.ratio, found.low, found.high, found.minimum_detectable_effect)
-    asked = thresholds.asked(found.workload.id, found.implementation, LATENCY)
     smallest = found.minimum_detectable_effect
     if refusal and kind not in PLAIN:
         kind, outcome, words = Kind.refused, Outcome.inconclusive, refusal

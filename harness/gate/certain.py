@@ -26,7 +26,11 @@ from harness.statistics.stats import median
 from harness.units import SCALES, show, significant
 
 _UNITS = "|".join(re.escape(symbol) for scales in SCALES.values() for _, symbol in scales)
-_VARIES = re.compile(rf"[^\s'\"(]*/|0x[0-9a-f]+|\d+(\.\d+)?(e[-+]?\d+)?( ({_UNITS})\b)?", re.IGNORECASE)
+_FOLDERS = r"(?<![\w/])(?:[.~]?/[^\s'\"()]*/|[\w.-]+(?:/[\w.-]+)*/(?=[\w-]+\.\w))"
+_VARIES = re.compile(
+    rf"{_FOLDERS}|\b0x[0-9a-f]+|(?<!\w)\d+(\.\d+)?(e[-+]?\d+)?( ({_UNITS})\b)?",
+    re.IGNORECASE,
+)
 """What of a message differs where the reason does not: folders, addresses, and numbers with their units."""
 _BEGINNING = 160
 """So many letters of what is left tell a reason; a long message was cut, somewhere among its numbers."""
@@ -114,10 +118,11 @@ def _say(record: Record) -> str:
 
 
 def _reason(record: Record) -> tuple[str, ...]:
-    """The diagnosis of a check that found a mistake, or else the message without what varies."""
-    if record.agreement is None or record.agreement.agrees:
+    """The mistake that a check named, or else the message without what varies."""
+    found = record.agreement
+    if found is None or found.agrees or not (found.mistakes or found.step):
         return (_VARIES.sub("", record.message)[:_BEGINNING],)
-    return *record.agreement.mistakes, record.agreement.step
+    return *found.mistakes, found.step
 
 
 def _checks(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:

@@ -101,7 +101,7 @@ def _outcome(
 def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thresholds) -> tuple[Outcome, str]:
     if not any(map(_is_compared, rulings)):
         return Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides"
-    refused = sum(ruling.kind is Kind.refused for ruling in rulings)
+    refused = sum(ruling.kind is Kind.refused for ruling in (*rulings, suite))
     timed = [ruling for ruling in rulings if ruling.metric == LATENCY and ruling.kind is not Kind.reference]
     num_judged = sum(ruling.outcome is not Outcome.inconclusive for ruling in timed)
     told = f"{num_judged} of {len(timed)} times could be judged"

@@ -51,13 +51,20 @@ def find(candidate: Results, results: Path) -> Path:
         ValueError: nothing is stored at all.
     """
     for fingerprint in fingerprints(candidate)[:1]:
-        if (own := path_of(fingerprint, results)).exists():
+        if (own := _own(fingerprint, results)) is not None:
             return own
     others = stored(results)
     if not others:
         told = f"{results / FOLDER} holds no baseline"
         raise ValueError(f'{told}: store one with attnbench baseline --reason "...", or give BASE and CANDIDATE')
     return max(others, key=_accepted)
+
+
+def _own(fingerprint: str, results: Path) -> Path | None:
+    """The baseline of that environment: by its name or, where fingerprints were made otherwise then, by its content."""
+    if (named := path_of(fingerprint, results)).exists():
+        return named
+    return next((path for path in stored(results) if fingerprint in fingerprints(store.read(path))), None)
 
 
 def _accepted(path: Path) -> str:
@@ -78,8 +85,8 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     found = store.read(run)
     _require_sound(found, thresholds)
     (fingerprint,) = fingerprints(found)
-    path = path_of(fingerprint, results)
-    before = store.read(path) if path.exists() else None
+    path, old = path_of(fingerprint, results), _own(fingerprint, results)
+    before = None if old is None else store.read(old)
     if before is not None:
         _require_believable(before, found, thresholds)
     accepted = BaselineAccepted(
@@ -91,6 +98,8 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     kept = before.accepted if before is not None else ()
     own = [event for event in store.events(store.journal_of(run)) if not isinstance(event, BaselineAccepted)]
     _write(path, [_first(own), *own[1:], *kept, accepted])
+    if old is not None and old != path:
+        old.unlink()
     return path
 
 

@@ -191,7 +191,7 @@ def _verdict(comparison: Comparison | None, *, is_baseline: bool, is_timed: bool
         return "baseline" if is_baseline else ("no baseline" if is_timed else MISSING)
     effect = comparison.minimum_detectable_effect
     if comparison.verdict is Verdict.equivalent:
-        within = f"equivalent within {percent(comparison.margin)}"
+        within = f"equivalent within {percent(comparison.sameness)}"
         return within if effect is None else f"{within} (would see {percent(effect)})"
     if comparison.verdict is not Verdict.undecided:
         return str(comparison.verdict)

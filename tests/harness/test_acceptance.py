@@ -12,6 +12,7 @@ from harness.acceptance import __main__ as command
 from harness.acceptance import chart, engine, on_cuda, plan, power, rivals, suite, table, truth
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import Size
+from harness.engine import duel
 
 pytestmark = pytest.mark.filterwarnings("default")  # pytest-benchmark runs inside, and warns of what it likes
 
@@ -142,8 +143,13 @@ class TestCoverage:
 
 
 class TestPermutations:
-    def test_sessions_go_on_by_turns_and_none_is_as_another(self):
-        rows = truth.permute(0, Size(piece_s=1, compare_s=0.05, num_repeats=4))
+    def test_sessions_go_on_by_turns_and_none_is_as_another(self, monkeypatch):
+        visit, visited = duel.Duel.visit, []
+        monkeypatch.setattr(duel.Duel, "visit", lambda found: (visited.append(found.seed), visit(found)))
+        rows = truth.permute(0, Size(piece_s=1, compare_s=0.2, num_repeats=4))
+        rounds = [set(visited[start : start + 4]) for start in range(0, len(visited), 4)]
+        assert len(rounds) > 1
+        assert all(each == {0, 1, 2, 3} for each in rounds)
         assert [row["role"] for row in rows] == ["rival", "twin"] * 4
         assert len({(row["place"], row["letter"]) for row in rows}) > 2
         assert all(0 not in {row["place"], row["letter"]} for row in rows)

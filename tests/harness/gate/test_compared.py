@@ -2,8 +2,10 @@
 
 from pathlib import Path
 
+import msgspec
 import pytest
 
+from harness.events import CellChecked
 from harness.gate.judge import judge
 from harness.gate.rulings import Kind, Outcome
 from harness.records import Status
@@ -21,6 +23,9 @@ MESSAGES = {
     "another line": ("ValueError: no (mine.py, line 3)", "ValueError: no (mine.py, line 41)", Kind.known),
     "another address": ("TypeError: <T at 0x7f3acc10>", "TypeError: <T at 0x55d1f0>", Kind.known),
     "another size": ("RuntimeError: no room for 2.00 GiB", "RuntimeError: no room for 980 MiB", Kind.known),
+    "another dtype": ("RuntimeError: no float16 here", "RuntimeError: no float32 here", Kind.changed),
+    "another part": ("TypeError: no input/mask", "TypeError: no output/mask", Kind.changed),
+    "a folder below": ("ImportError: x in base/y.py", "ImportError: x in candidate/z/y.py", Kind.known),
     "another folder": ("ImportError: x in /a/base/y.py", "ImportError: x in /b/candidate/y.py", Kind.known),
 }
 
@@ -33,6 +38,28 @@ def test_what_fails_as_before_says_the_same_whatever_its_numbers(name: str, is_c
     before, after = (run(tmp_path / str(number), change) for number, change in enumerate(changes))
     (found,) = [ruling for ruling in judge(before, after).rulings if ruling.base == Status.error]
     assert (found.metric, found.kind) == ("status", kind)
+
+
+def disagrees(diagnosis: str) -> scripts.Change:
+    """`fused` on the first workload is wrong in a way that has no name."""
+
+    def change(event):
+        if scripts.is_cell(event, "fused") and isinstance(event, CellChecked):
+            wrong = msgspec.structs.replace(event.agreement, diagnosis=diagnosis, mistakes=(), step="")
+            return msgspec.structs.replace(event, status=Status.disagrees, message=diagnosis, agreement=wrong)
+        return ends(Status.disagrees)(event)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"), [("hidden keys matter (3.1)", Kind.known), ("equal rows differ (1.2)", Kind.changed)]
+)
+def test_what_is_wrong_without_a_name_is_told_apart_by_its_words(after: str, kind: Kind, tmp_path: Path) -> None:
+    told = (disagrees("hidden keys matter (2.9)"), disagrees(after))
+    both = [run(tmp_path / str(number), change) for number, change in enumerate(told)]
+    (found,) = [ruling for ruling in judge(*both).rulings if ruling.base == Status.disagrees]
+    assert found.kind is kind
 
 
 @pytest.mark.parametrize(
