@@ -132,8 +132,8 @@ CAUSES = {
     "interval lay above 1.03, too, but the bet had not reached 40: where pairs scatter by as much as the slowdown, "
     "some seem faster, and a bet on signs, or on sizes in units of three times the usual one, then grows slowly. "
     "Tried: threads that spin a little and a handover when they sleep, in place of threads that never spin (the spread "
-    "at length 64 fell from 0.4 to 0.1), freed memory retained (at length 512 from 0.3 to 0.1), answers verified in one "
-    "visit of four, and false verdicts of its own for the whole",
+    "at length 64 fell from 0.4 to 0.1), freed memory retained (at length 512 from 0.3 to 0.1), answers verified in "
+    "one visit of four, and false verdicts of its own for the whole",
 }
 """Of misses that were looked into, and what was tried against them."""
 COMPARED_IN_FULL = 400  # by T2
