@@ -128,9 +128,6 @@ CAUSES = {
     "most sessions see none of them and lie below it (15 of the 18 misses). Five processes are too few to tell "
     "of such a tail; and since sessions share processes, the coverage itself has a standard error of some "
     "percent. Tried: a reference from more processes, whose own error had passed for a lack of coverage",
-    "T16": "the rest goes into seeing what runs, starting processes, and reports (21 s). Tried: one recorded call for "
-    "operators and memory in place of two, and, after this run, comparisons and table rows made once for all reports, "
-    "which takes a third off them",
     "R4": "a pair of processes counts once, and two minutes hold some twenty. In the sessions that missed it the "
     "interval lay above 1.03, too, but the bet had not reached 40: where pairs scatter by as much as the slowdown, "
     "some seem faster, and a bet on signs, or on sizes in units of three times the usual one, then grows slowly. "
