@@ -89,20 +89,22 @@ def test_the_method_works_its_example_out_as_the_code_does():
     text = (ROOT / "docs" / "method.md").read_text(encoding="utf-8")
     rows = [line.strip("| ").split(" | ") for line in text.splitlines() if re.match(r"\| \d+ \| [-+]", line)]
     shown = np.array(rows, dtype=float).T
-    blocks, slower, told, half_up, half_down, by_sign, e_slower, same, e_same = shown
+    blocks, slower, large, usual, up, down, by_sign, e_slower, same, e_same = shown
     assert blocks.tolist() == list(range(1, 11))
-    bets = evidence.scores(slower / 100)
-    assert told == pytest.approx(bets, abs=0.00501)
-    assert half_up == pytest.approx(np.cumprod(1 + 0.5 * bets), abs=0.00501)
-    assert half_down == pytest.approx(np.cumprod(1 - 0.5 * bets), abs=0.00501)
+    sizes = evidence.usual(slower / 100)
+    assert large == pytest.approx(evidence.scores(slower / 100, sizes, 3.0), abs=0.00501)
+    bets = evidence.scores(slower / 100, sizes, 1.0)
+    assert usual == pytest.approx(bets, abs=0.00501)
+    assert up == pytest.approx(np.cumprod(1 + 0.6 * bets), abs=0.00501)
+    assert down == pytest.approx(np.cumprod(1 - 0.6 * bets), abs=0.00501)
     assert by_sign == pytest.approx(np.cumprod(1 + 0.9 * np.sign(slower)), abs=0.0501)
     assert e_slower == pytest.approx(evidence.e_values(slower / 100), abs=0.00501)
     assert e_same == pytest.approx(evidence.e_values(same / 100), abs=0.00501)
     other = np.concatenate([slower, [4.0] * 4])
     other[3] *= -1
     values = evidence.e_values(other)
-    assert values[9] == pytest.approx(4.80, abs=0.00501)
-    assert np.flatnonzero(values >= 20)[0] + 1 == 14
+    assert values[9] == pytest.approx(5.73, abs=0.00501)
+    assert np.flatnonzero(values >= 20)[0] + 1 == 13
 
 
 def test_the_method_decides_many_cells_as_the_code_does():

@@ -8,40 +8,51 @@ of symmetry, 2024, https://arxiv.org/abs/2010.14208 (a sign times a size known b
 Ramdas, False discovery rate control with e-values, 2022, https://doi.org/10.1111/rssb.12489.
 """
 
+from functools import cache
+from statistics import NormalDist
+
 import numpy as np
 from numpy.typing import NDArray
 
-from harness.statistics.stats import NORMAL_MAD
-
 Array = NDArray[np.float64]
 
-STAKES = np.array([0.05, 0.1, 0.2, 0.35, 0.5, 0.7, 0.9])
+STAKES = np.array([0.05, 0.15, 0.3, 0.6, 0.9])
 """Shares of what one has that are bet, each by a player of its own; the e-value is the mean of what they all have."""
+WIDTHS = (3.0, 1.0, 0.0)
+"""Which difference is worth a whole stake, in medians of the sizes before it: a large one, a usual one, or any."""
+NUM_PLAYERS = 2 * len(WIDTHS) * len(STAKES)
+"""Half of them bet on each direction."""
 WINDOW = 200
-"""The scale of a difference is taken from this many before it."""
+"""The usual size of a difference is taken from this many before it."""
 FIRST = 4
-"""The first few differences have no scale yet: half is bet on their sign."""
+"""The first few differences have no usual size yet: half is bet on their sign."""
 LARGEST_LOG = 690.0
 """Beyond e^690 nobody counts, and floating point numbers end soon after."""
 
 
-def scores(differences: Array) -> Array:
-    """Bets from -1 to 1 on differences (n,) or (n, paths): odd in each, their size known from earlier ones alone."""
+def usual(differences: Array) -> Array:
+    """The median size of those before each of the differences (n,) or (n, paths); 0 for the first few."""
     import pandas as pd  # here, because it takes longer to import than --help may take
 
-    sizes = pd.DataFrame(np.abs(differences)).shift().rolling(WINDOW, min_periods=1).median()
-    scale = 2 * NORMAL_MAD * sizes.to_numpy().reshape(np.shape(differences))
-    has_scale = (np.arange(len(differences)) >= FIRST).reshape(-1, *[1] * (np.ndim(differences) - 1)) & (scale > 0)
+    sizes = pd.DataFrame(np.abs(differences)).shift().rolling(WINDOW, min_periods=FIRST).median()
+    return np.nan_to_num(sizes.to_numpy().reshape(np.shape(differences)), nan=0.0, posinf=np.inf)
+
+
+def scores(differences: Array, sizes: Array, width: float) -> Array:
+    """Bets from -1 to 1 on differences: odd in each, and whole from `width` times its usual size on."""
+    if not width:
+        return np.sign(differences)
     with np.errstate(over="ignore"):  # what is beyond all numbers is beyond 1, too
-        scaled = np.divide(differences, scale, where=has_scale, out=np.zeros_like(differences))
-    return np.where(has_scale, np.clip(scaled, -1.0, 1.0), np.sign(differences) / 2)
+        scaled = np.divide(differences, width * sizes, where=sizes > 0, out=np.sign(differences) / 2)
+    return np.clip(scaled, -1.0, 1.0)
 
 
 def e_values(differences: Array, others: Array | None = None, *, upwards_only: bool = False) -> Array:
     """After each difference, the e-value against "they lie symmetrically about 0"; shape as given, (n,) or (n, paths).
 
-    With `upwards_only` the hypothesis is that they lie about 0 or below. One half of the stakes is bet on `scores`,
-    which sees small differences among outliers, the other on signs, which decides in few steps what is plain.
+    With `upwards_only` the hypothesis is that they lie about 0 or below. A third of the players bets by each of the
+    widths: large ones see small differences among outliers, signs decide in few steps what is plain, and usual sizes
+    serve what scatters about as much as it differs.
 
     `others` are the differences from the baseline's twin, NaN where there is none. Then each bet is the mean of the two
     that could be made: where all three are the same code in a random order, either is fair whatever the noise, and so
@@ -49,27 +60,47 @@ def e_values(differences: Array, others: Array | None = None, *, upwards_only: b
     """
     differences = np.asarray(differences, dtype=np.float64)
     stakes = STAKES if upwards_only else np.concatenate([STAKES, -STAKES])
+    both = [differences] if others is None else [differences, np.nan_to_num(others)]
+    sizes = [usual(each) for each in both]
     total = np.zeros_like(differences)
-    for bet in (scores, np.sign):
-        bets = bet(differences)
+    for width in WIDTHS:
+        bets, *twins = (scores(each, size, width) for each, size in zip(both, sizes, strict=True))
         if others is not None:
-            bets = np.where(np.isnan(others), bets, (bets + bet(np.nan_to_num(others))) / 2)
+            bets = np.where(np.isnan(others), bets, (bets + twins[0]) / 2)
         for stake in stakes:
             total += np.exp(np.minimum(np.cumsum(np.log1p(stake * bets), axis=0), LARGEST_LOG))
-    return total / (2 * len(stakes))
+    return total / (len(WIDTHS) * len(stakes))
 
 
+@cache
 def when_alike(number: int) -> float:
-    """The e-value that so many differences lead to which are all alike: as plain as can be.
+    """The e-value that so many differences lead to which are all alike: as plain as can be."""
+    return last(e_values(np.ones(number)))
 
-    On their signs all is bet, on their sizes a half for the first few and then what a difference as large as the
-    others is worth.
+
+@cache
+def _growth() -> tuple[Array, Array]:
+    """Shifts of normal differences, in their standard deviations, and what a bet on the sure side makes of them.
+
+    The latter is the logarithm of the factor by which the player grows who fares best, on average over each bet.
     """
-    stakes = np.concatenate([STAKES, -STAKES])
-    few = min(number, FIRST)
-    by_size = few * np.log1p(stakes / 2) + (number - few) * np.log1p(stakes / (2 * NORMAL_MAD))
-    by_sign = number * np.log1p(stakes)
-    return float(np.mean(np.exp(np.minimum(np.concatenate([by_size, by_sign]), LARGEST_LOG))))
+    shifts = np.geomspace(1e-3, 10, 200)
+    draws = np.array([NormalDist().inv_cdf((place + 0.5) / 500) for place in range(500)])[:, None] + shifts
+    sizes = np.broadcast_to(np.median(np.abs(draws), axis=0), draws.shape)
+    players = [np.log1p(stake * scores(draws, sizes, width)).mean(axis=0) for width in WIDTHS for stake in STAKES]
+    return shifts, np.maximum.accumulate(np.max(players, axis=0))
+
+
+def growth(shift: float) -> float:
+    """What a bet makes, as a logarithm on average, of normal differences so many standard deviations from 0; or 0."""
+    shifts, growths = _growth()
+    return max(0.0, float(np.interp(shift, shifts, growths)))
+
+
+def shift_for(growth: float) -> float:
+    """The shift that is needed for a bet to make so much: the other way round."""
+    shifts, growths = _growth()
+    return float(np.interp(growth, growths, shifts))
 
 
 def last(values: Array) -> float:

@@ -155,9 +155,10 @@ def visits_to_go(judgement: Judgement, needed: Needed) -> float:
 
 def _bets_to_go(needed: float, value: float, shift: float, spread: float) -> float:
     """How many bets on differences of this mean and spread bring an e-value from `value` to `needed`."""
-    signal = shift / max(spread, 1e-9)
-    growth = min(0.5 * math.log1p(signal**2), math.log1p(evidence.STAKES.max()))
-    return math.log(needed / value) / growth if needed > value else 0.0
+    if value >= needed:
+        return 0.0
+    growth = evidence.growth(shift / max(spread, 1e-9))
+    return math.log(needed / value) / growth if growth else math.inf
 
 
 def detectable(judgement: Judgement, needed: float = 1 / FALSE_SHARE) -> float | None:
@@ -166,8 +167,8 @@ def detectable(judgement: Judgement, needed: float = 1 / FALSE_SHARE) -> float |
     Found means: slower, with `needed` as the e-value to reach. None without an interval, or where so few pairs could
     not reach it whatever the slowdown.
 
-    Source of the shape: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504; the first
-    part is the growth of a bet on a shift of normal differences, log-optimal among the stakes.
+    Source of the shape: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504; beside the
+    interval, the bets on normal differences have to make enough.
     """
     ratio = judgement.ratio
     if ratio.standard_error is None or ratio.half_width is None or evidence.when_alike(ratio.num_samples) < needed:
@@ -177,7 +178,6 @@ def detectable(judgement: Judgement, needed: float = 1 / FALSE_SHARE) -> float |
     by_interval = max(half + math.hypot(half * ratio.unsteadiness(POWER), luck), beyond + luck)
     if judgement.is_floor:  # other repetitions will see another
         by_interval = max(by_interval, beyond + math.hypot(beyond * ratio.unsteadiness(POWER), luck))
-    number, unit = ratio.num_samples, 2 * judgement.spread
-    toll = math.log(needed * 4 * len(evidence.STAKES)) / number  # what a single stake must make, per pair
-    by_bets = min(unit * (toll / stake + stake / 8) for stake in evidence.STAKES.tolist())
+    growth = math.log(needed * evidence.NUM_PLAYERS) / ratio.num_samples  # of a single player, for each pair
+    by_bets = evidence.shift_for(growth) * judgement.spread
     return math.expm1(max(by_interval, by_bets + NORMAL_POWER * ratio.standard_error))

@@ -5,8 +5,8 @@ import multiprocessing
 import os
 import signal
 import socket
-import threading
 from pathlib import Path
+from queue import SimpleQueue
 
 from tensorboard import default, program
 
@@ -45,17 +45,21 @@ def _require_free(port: int) -> None:
         raise ValueError(f"{why}: choose another with --port, or any that is free with --port 0") from None
 
 
-def stopping() -> threading.Event:
-    """What Ctrl-C and SIGTERM set from now on; a script that starts us in the background would have us ignore one."""
-    stopped = threading.Event()
+def stopping() -> SimpleQueue[int]:
+    """Where Ctrl-C and SIGTERM arrive from now on; a script that starts us in the background would have us ignore one.
+
+    A queue of this kind may be filled by a signal at any moment. threading.Event may not: a signal that comes while
+    wait() holds its lock waits for that lock for ever.
+    """
+    stopped: SimpleQueue[int] = SimpleQueue()
     for end in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(end, lambda *_: stopped.set())
+        signal.signal(end, lambda number, _: stopped.put(number))
     return stopped
 
 
-def wait(stopped: threading.Event) -> None:
-    """Wait for it; then end the plug-in's processes, which would outlive this one."""
-    stopped.wait()
+def wait(stopped: SimpleQueue[int]) -> None:
+    """Wait for a signal; then end the plug-in's processes, which would outlive this one."""
+    stopped.get()
     for process in multiprocessing.active_children():
         process.kill()
 

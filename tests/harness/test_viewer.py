@@ -6,6 +6,7 @@ import signal
 import socket
 import subprocess
 import sys
+import threading
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -122,6 +123,31 @@ def test_a_port_in_use_is_a_users_mistake(tmp_path):
         port = taken.getsockname()[1]
         with pytest.raises(ValueError, match=f"port {port} cannot be used .*: choose another with --port"):
             server.launch(tmp_path, port)
+
+
+@pytest.mark.parametrize("moment", range(1, 13))
+def test_a_signal_is_heard_whenever_it_comes(moment):
+    """At each call and return inside the wait for it, up to the one that waits: none holds what its handler needs."""
+    seen = 0
+
+    def at_the_moment(*_):
+        nonlocal seen
+        seen += 1
+        if seen == moment:
+            sys.setprofile(None)
+            signal.raise_signal(signal.SIGINT)
+
+    handlers = {end: signal.getsignal(end) for end in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        stopped = server.stopping()
+        threading.Timer(0.2, stopped.put, [0]).start()  # where there were fewer moments
+        sys.setprofile(at_the_moment)
+        server.wait(stopped)
+    finally:
+        sys.setprofile(None)
+        for end, handler in handlers.items():
+            signal.signal(end, handler)
+    assert seen
 
 
 def attnbench(*arguments, cwd):

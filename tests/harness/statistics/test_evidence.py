@@ -8,7 +8,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from harness.statistics import evidence
-from harness.statistics.evidence import STAKES, WINDOW, discoveries, e_values, scores
+from harness.statistics.evidence import STAKES, WIDTHS, WINDOW, discoveries, e_values, scores, usual
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=9)
 DIFFERENCES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 100), st.floats(-100, -1e-6)), min_size=1, max_size=40)
@@ -88,24 +88,43 @@ def test_many_paths_are_many_single_ones():
         assert together[:, path] == pytest.approx(e_values(draws[:, path]), rel=1e-12)
 
 
-def test_the_size_of_a_bet_is_known_before_its_difference():
-    """The score of the last one is its own multiple of a scale that only earlier ones set, up to 1."""
-    before = np.random.default_rng(2).normal(size=300)
-    scale = 2 * evidence.NORMAL_MAD * np.median(np.abs(before[-WINDOW:]))
+def bets(differences: list[float], width: float) -> list[float]:
+    given = np.array(differences)
+    return scores(given, usual(given), width).tolist()
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_size_of_a_bet_is_known_before_its_difference(width):
+    """The score of the last one is its own multiple of a size that only earlier ones set, up to 1."""
+    before = np.random.default_rng(2).normal(size=300).tolist()
+    whole = width * np.median(np.abs(before[-WINDOW:]))
     for last in (-1e9, -0.5, -0.1, 0.0, 0.1, 0.5, 1e9):
-        assert scores(np.append(before, last))[-1] == pytest.approx(np.clip(last / scale, -1, 1), rel=1e-12)
+        share = last / whole if width else np.sign(last)
+        assert bets([*before, last], width)[-1] == pytest.approx(np.clip(share, -1, 1), rel=1e-12)
 
 
-def test_the_first_few_bet_half_on_the_sign():
-    assert scores(np.array([5.0, -1e-9, 0.0, 7.0, 0.5])).tolist()[:4] == [0.5, -0.5, 0.0, 0.5]
-    assert scores(np.zeros(9)).tolist() == [0.0] * 9
+def test_the_first_few_bet_half_on_the_sign_and_one_player_all_of_it():
+    for width in WIDTHS:
+        whole = 0.5 if width else 1.0
+        assert bets([5.0, -1e-9, 0.0, 7.0, 0.5], width)[:4] == [whole, -whole, 0.0, whole]
+        assert bets([0.0] * 9, width) == [0.0] * 9
 
 
 def test_e_values_by_hand():
     both = np.concatenate([STAKES, -STAKES])
-    by_score, by_sign = np.mean((1 + both / 2) * (1 - both / 2)), np.mean((1 + both) * (1 - both))
-    assert e_values(np.array([0.3, -0.2])) == pytest.approx([1.0, (by_score + by_sign) / 2])
-    assert e_values(np.array([1.0]), upwards_only=True) == pytest.approx([1 + 0.75 * STAKES.mean()])
+    by_size, by_sign = np.mean((1 + both / 2) * (1 - both / 2)), np.mean((1 + both) * (1 - both))
+    assert e_values(np.array([0.3, -0.2])) == pytest.approx([1.0, (2 * by_size + by_sign) / 3])
+    assert e_values(np.array([1.0]), upwards_only=True) == pytest.approx([1 + (0.5 + 0.5 + 1) / 3 * STAKES.mean()])
+    assert evidence.NUM_PLAYERS == 30
+
+
+def test_what_bets_make_of_normal_differences_is_what_is_said_without_them():
+    draws = np.random.default_rng(8).normal(size=(2000, 40))
+    for shift in (0.3, 1.0, 3.0):
+        slower = np.log(e_values(draws[:1000] + shift, upwards_only=True)[[199, 399]]).mean(axis=1)
+        assert np.diff(slower)[0] / 200 == pytest.approx(evidence.growth(shift), rel=0.1)
+        assert evidence.shift_for(evidence.growth(shift)) == pytest.approx(shift, rel=1e-2)
+    assert evidence.growth(0.0) == 0.0
 
 
 @pytest.mark.parametrize("number", [0, 3, 4, 5, 10, 40])
@@ -125,6 +144,15 @@ def test_a_shift_is_found_and_its_absence_is_not():
     found = [(e_values(draws.normal(shift, 1, (150, 300))) >= 20).any(axis=0).mean() for shift in (0.0, 0.5)]
     assert found[0] <= 0.06
     assert found[1] >= 0.95
+
+
+def test_few_differences_that_scatter_about_as_much_as_they_differ_are_enough():
+    """As two sides in processes of their own give: most of 20 such sets are found, of which signs alone find half."""
+    draws = np.random.default_rng(9).normal(1.3, 1, (20, 2000))
+    found = (e_values(draws) >= 40).any(axis=0).mean()
+    signs = (e_values(np.sign(draws)) >= 40).any(axis=0).mean()
+    assert found >= 0.88
+    assert signs < 0.8
 
 
 def test_outliers_do_not_hide_a_shift():
