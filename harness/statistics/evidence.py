@@ -41,7 +41,8 @@ def usual(differences: Array) -> Array:
 def scores(differences: Array, sizes: Array, width: float) -> Array:
     """Bets from -1 to 1 on differences: odd in each, and whole from `width` times its usual size on."""
     if not width:
-        return np.sign(differences)
+        signs: Array = np.sign(differences)
+        return signs
     with np.errstate(over="ignore"):  # what is beyond all numbers is beyond 1, too
         scaled = np.divide(differences, width * sizes, where=sizes > 0, out=np.sign(differences) / 2)
     return np.clip(scaled, -1.0, 1.0)
