@@ -106,12 +106,22 @@ def mean_over(cells: Sequence[Pairs]) -> Estimate | None:
 
 
 def _of_processes(cells: Sequence[Pairs]) -> evidence.Array:
-    """For each process, the median log ratio of its cells, which share its bias; one disturbed cell has no say."""
+    """For each process, the mean of the middle half of all its blocks, which share its bias; the disturbed have no say.
+
+    It turns its sign where the sides change places, so that a bet on it is as fair as on a single block, and scatters
+    less than a median of the same blocks.
+    """
     logs: dict[int, list[float]] = {}
     for found in cells:
         for (epoch, _), log in zip(found.visits, found.logs.tolist(), strict=True):
             logs.setdefault(epoch, []).append(log)
-    return np.array([np.median(logs[epoch]) for epoch in sorted(logs)])
+    return np.array([_midmean(logs[epoch]) for epoch in sorted(logs)])
+
+
+def _midmean(values: Sequence[float]) -> float:
+    """The mean of the middle half: a quarter is cut off at either end."""
+    cut = len(values) // 4
+    return float(np.mean(sorted(values)[cut : len(values) - cut]))
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:

@@ -35,7 +35,8 @@ def usual(differences: Array) -> Array:
     import pandas as pd  # here, because it takes longer to import than --help may take
 
     sizes = pd.DataFrame(np.abs(differences)).shift().rolling(WINDOW, min_periods=FIRST).median()
-    return np.nan_to_num(sizes.to_numpy().reshape(np.shape(differences)), nan=0.0, posinf=np.inf)
+    found: Array = sizes.fillna(0.0).to_numpy().reshape(np.shape(differences))
+    return found
 
 
 def scores(differences: Array, sizes: Array, width: float) -> Array:
