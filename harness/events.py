@@ -5,6 +5,7 @@ import math
 import msgspec
 
 from harness.machine.ceilings import Ceilings
+from harness.machine.counters import Counters
 from harness.outcome import Agreement, Operators
 from harness.records import LARGEST_EQUIVALENCE, SMALLEST_EFFECT, Environment, Measurement, Sample, Status, Workload
 
@@ -106,8 +107,15 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
     schema: int
     run: str
     time: str
-    commit: str
+    commit: str  # from where the command was given
     plan: Plan
+
+    def commit_of(self, name: str) -> str:
+        """The commit of the code that an implementation is, which is its side's; "" where that is of none."""
+        sides = self.plan.sides
+        if sides is None:
+            return self.commit
+        return (sides.base if self.plan.is_base(name) else sides.candidate).commit
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_started"):
@@ -116,6 +124,8 @@ class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_start
     time: str
     environment: Environment
     base: Environment | None = None  # of the base's process, where each side has one of its own
+    before: Counters | None = None  # before the one before it was ended
+    counters: Counters | None = None  # when it was there
 
 
 class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked"):
@@ -182,6 +192,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
     time: str
     elapsed_s: float
     reason: str = ""  # why timing ended: everything is decided, or the budget is spent
+    counters: Counters | None = None
 
 
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):

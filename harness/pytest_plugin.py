@@ -38,7 +38,7 @@ class AttentionBench:
         """The ratio of the candidate's time to the baseline's, its interval, and the verdict.
 
         `axes` are those of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference). The
-        comparison ends when the verdict is found, or `budget_s` is spent.
+        comparison ends when the verdict is settled, or `budget_s` is spent.
 
         Raises:
             AssertionError: the answers of either disagree with the float64 oracle; the message is the diagnosis.

@@ -16,6 +16,7 @@ from typing import IO, Self
 
 import msgspec
 
+from harness.crowd import Crowd, crowd
 from harness.events import (
     SCHEMA,
     BaselineAccepted,
@@ -120,6 +121,7 @@ class Results:
     reason: str = ""  # why timing ended
     ceilings: dict[Key, Ceilings] = field(default_factory=dict)
     doubts: dict[tuple[str, str], tuple[str, ...]] = field(default_factory=dict)  # of times, by workload id and name
+    crowd: Crowd | None = None  # what others did meanwhile
     accepted: tuple[BaselineAccepted, ...] = ()  # of a stored baseline: what it and its predecessors were accepted for
 
     @property
@@ -212,6 +214,7 @@ def read(path: Path) -> Results:
         reason=finished.reason if finished is not None else "",
         ceilings=ceilings,
         doubts=doubts,
+        crowd=crowd(found),
         accepted=tuple(event for event in found if isinstance(event, BaselineAccepted)),
     )
 
@@ -239,7 +242,7 @@ def _fold(started: RunStarted, found: Iterable[Event]) -> Iterator[Record]:
         yield Record(
             run=started.run,
             time=cell.time or started.time,
-            commit=started.commit,
+            commit=started.commit_of(implementation),
             workload=workloads[workload],
             implementation=implementation,
             environment=cell.environment,

@@ -46,7 +46,7 @@ def suite(results: Results) -> Suite | None:
     judged = Judgement(
         ratio=ratio,
         margin=limit,
-        is_floor=limit > smallest,
+        smallest=smallest,
         e_same=evidence.last(evidence.e_values(logs)),
         e_apart=0.0,
         spread=NORMAL_MAD * float(np.median(np.abs(logs - np.median(logs)))),
@@ -106,10 +106,10 @@ def mean_over(cells: Sequence[Pairs]) -> Estimate | None:
 
 
 def _of_processes(cells: Sequence[Pairs]) -> evidence.Array:
-    """For each process, the mean of the middle half of all its blocks, which share its bias; the disturbed have no say.
+    """For each process, the mean of the middle half of its cells, which share its bias; the disturbed have no say.
 
-    It turns its sign where the sides change places, so that a bet on it is as fair as on a single block, and scatters
-    less than a median of the same blocks.
+    It turns its sign where the sides change places, so that a bet on it is as fair as on a single cell, and scatters
+    less than their median, which it is for fewer than four.
     """
     logs: dict[int, list[float]] = {}
     for found in cells:
@@ -119,8 +119,8 @@ def _of_processes(cells: Sequence[Pairs]) -> evidence.Array:
 
 
 def _midmean(values: Sequence[float]) -> float:
-    """The mean of the middle half: a quarter is cut off at either end."""
-    cut = len(values) // 4
+    """The mean of the middle half: a quarter is cut off at either end; of up to four values it is the median."""
+    cut = (len(values) + 1) // 4
     return float(np.mean(sorted(values)[cut : len(values) - cut]))
 
 

@@ -11,13 +11,20 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.contract import Attention, BoundMask, Implementation, Workload
+from harness.contract import Attention, BoundMask, Implementation, Weights, Workload
 
-BIASES = {"causal": "causal_upper_left", "causal_bottom_right": "causal_lower_right"}
+MASKS = ("causal", "causal_bottom_right")
 
 
 class SdpaBias(Attention):
     """One call; the bias is made once."""
+
+    def __init__(self, weights: Weights) -> None:
+        """Import the biases, which takes as long as torch itself, since they bring its compiler along."""
+        from torch.nn.attention import bias
+
+        super().__init__(weights)
+        self.biases = {"causal": bias.causal_upper_left, "causal_bottom_right": bias.causal_lower_right}
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
@@ -25,24 +32,16 @@ class SdpaBias(Attention):
             query,
             key,
             value,
-            attn_mask=mask.keep("causal bias", lambda: bias(mask)),
+            attn_mask=mask.keep("causal bias", lambda: self.biases[mask.rule.name](*mask.sizes[1:])),
             dropout_p=self.dropout,
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
 
-def bias(mask: BoundMask) -> Tensor:
-    """The bias that stands for a causal mask."""
-    from torch.nn.attention import bias as biases  # here: it takes torch's compiler along, as long as torch itself
-
-    made: Tensor = getattr(biases, BIASES[mask.rule.name])(*mask.sizes[1:])
-    return made
-
-
 def unsupported(workload: Workload) -> str | None:
     """What is not causal, and what PyTorch itself warns of."""
-    if workload.mask_rule.name not in BIASES:
-        return f"PyTorch's causal biases stand for the masks {' and '.join(BIASES)} alone"
+    if workload.mask_rule.name not in MASKS:
+        return f"PyTorch's causal biases stand for the masks {' and '.join(MASKS)} alone"
     if workload.mask == "causal_bottom_right" and workload.seq_len > workload.kv_len:
         return "causal_lower_right gives NaN, PyTorch warns, to queries that see no key, as here where T > S"
     return None

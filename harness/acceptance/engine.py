@@ -44,7 +44,7 @@ class Ours:
     largest_e: float  # that was ever reached
     found_s: float  # when the e-value first reached 20 while B seemed slower; infinity: never
     verdict: Verdict
-    decided_s: float  # when the verdict was found; infinity: never
+    decided_s: float  # when the verdict was settled; infinity: never
     void_share: float
     wall_s: float
 
@@ -116,7 +116,7 @@ def read(found: Duel, name: str, start: float) -> Ours:
         largest_e=float(np.max(values, initial=1.0)),
         found_s=ends[compared.visits[reached[0]]] - start if len(reached) else math.inf,
         verdict=found.verdicts[name],
-        decided_s=found.decided_s.get(name, math.inf),
+        decided_s=found.settled_s.get(name, math.inf),
         void_share=found.gauge.num_void / max(1, found.gauge.num_blocks),
         wall_s=time.perf_counter() - start,
     )

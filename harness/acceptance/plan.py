@@ -58,7 +58,7 @@ SHORT = {
     "T4": Size(piece_s=25),
     "T5": Size(num_pieces=2, piece_s=65, num_cells=2, num_rivals=2),
     "T6": Size(num_pieces=2, piece_s=35, num_repeats=3, ladder_s=(1.0, 5.0)),
-    "T7": Size(num_pieces=12, piece_s=9, compare_s=2.0),  # three for each session
+    "T7": Size(num_pieces=24, piece_s=6, compare_s=2.0),  # six for each session
     "T8": Size(num_pieces=12, piece_s=6, compare_s=2.0, num_repeats=40),
     "T9": Size(piece_s=12),
     "T10": Size(piece_s=20, compare_s=0.5, num_repeats=8),
@@ -76,8 +76,8 @@ FULL = {
     "T3": Size(piece_s=600),
     "T4": Size(piece_s=400),
     "T5": Size(num_pieces=4, piece_s=200, num_cells=8, num_repeats=4, num_rivals=2),
-    "T6": Size(num_pieces=6, piece_s=65, num_repeats=6, ladder_s=(0.5, 1.0, 2.0, 5.0)),
-    "T7": Size(num_pieces=60, piece_s=13, compare_s=4.0),
+    "T6": Size(num_pieces=6, piece_s=150, num_repeats=6, ladder_s=(0.5, 1.0, 2.0, 5.0, 7.0, 10.0)),
+    "T7": Size(num_pieces=120, piece_s=9.5, compare_s=6.0),
     "T8": Size(num_pieces=60, piece_s=15, compare_s=11.0, num_repeats=200),
     "T9": Size(piece_s=300),
     "T10": Size(num_pieces=4, piece_s=50, compare_s=1.0, num_repeats=10),

@@ -13,7 +13,7 @@ from harness.machine.clock import Clock, CpuClock
 from harness.records import SMALLEST_EFFECT, Comparison, Sample, Verdict, Workload
 from harness.statistics.interference import CANARY, Gauge, canary
 from harness.statistics.stats import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
-from harness.statistics.verdict import Judgement, decide, detectable, judge
+from harness.statistics.verdict import Judgement, decide, detectable, is_settled, judge
 
 HERE = "here"
 """Stands where a run has its workloads' names."""
@@ -32,7 +32,7 @@ class Duel:
     samples: dict[str, list[Sample]] = field(default_factory=dict)  # by arm
     judgements: dict[str, Judgement] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
-    decided_s: dict[str, float] = field(default_factory=dict)  # after how many seconds each verdict was found
+    settled_s: dict[str, float] = field(default_factory=dict)  # after how many seconds each verdict was settled
     start_s: float  # on the clock
     spent_s: float = 0.0  # since then
     num_visits: int = 0
@@ -74,9 +74,9 @@ class Duel:
                 self.judgements[name] = found
         told = decide(list(self.judgements.values()))
         self.verdicts = dict(zip(self.judgements, told, strict=True))
-        for name in self.rivals:
-            if self.verdicts.get(name, Verdict.undecided) is not Verdict.undecided:
-                self.decided_s.setdefault(name, self.spent_s)
+        for name, judged in self.judgements.items():
+            if is_settled(judged, self.verdicts[name]):
+                self.settled_s.setdefault(name, self.spent_s)
 
 
 def comparison(found: Duel, name: str, workload: Workload) -> Comparison:
@@ -111,7 +111,7 @@ def duel(  # noqa: PLR0913 - all but the first two have defaults that serve
     seed: int = 0,
     gauge_work: Callable[[], object] | None = None,
 ) -> Duel:
-    """Time each of `calls` against `calls[baseline]` until every verdict is found or `budget_s` is spent.
+    """Time each of `calls` against `calls[baseline]` until every verdict is settled or `budget_s` is spent.
 
     Without `stops`, the budget is spent to its end, whatever is found. `gauge_work` is the canary's, by default a small
     matrix product and a copy. A difference below `smallest_effect` is nothing that matters.
@@ -134,7 +134,7 @@ def duel(  # noqa: PLR0913 - all but the first two have defaults that serve
         if found.num_visits >= due:
             due = max(due + 1, int(due * GROWTH))
             found.judge()
-            if stops and len(found.decided_s) == len(found.rivals):
+            if stops and len(found.settled_s) == len(found.rivals):
                 return found
     found.judge()
     return found

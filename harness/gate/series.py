@@ -19,23 +19,15 @@ PER_SECOND = 1e6
 
 def entries(results: Results) -> list[dict[str, object]]:
     """A point for each metric of each cell that has one."""
-    return [entry for record in results.records for entry in _entries(record, commit_of(results, record))]
+    return [entry for record in results.records for entry in _entries(record)]
 
 
-def commit_of(results: Results, record: Record) -> str:
-    """The commit of the code that a cell ran: its side's where a run compared two; "" where that is of none."""
-    sides = results.plan.sides
-    if sides is None:
-        return record.commit
-    return (sides.base if results.plan.is_base(record.implementation) else sides.candidate).commit
-
-
-def _entries(record: Record, commit: str) -> Iterator[dict[str, object]]:
+def _entries(record: Record) -> Iterator[dict[str, object]]:
     for found in record.measurements:
         if not found.samples or found.metric == "latency_twin":
             continue
         entry: dict[str, object] = {"name": plain(f"{record.implementation} on {record.workload.id}: {found.metric}")}
-        extra = f"run {record.run}, commit {commit or 'unknown'}"
+        extra = f"run {record.run}, commit {record.commit or 'unknown'}"
         if found.metric == LATENCY:
             estimate = median_estimate(found.samples)
             entry |= {"unit": UNIT_S, "value": estimate.point * PER_SECOND, "range": _range(estimate)}

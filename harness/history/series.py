@@ -6,7 +6,6 @@ from fnmatch import fnmatchcase
 
 from harness import plugins
 from harness.compare import comparisons
-from harness.gate.series import commit_of
 from harness.history.changes import Change, changes
 from harness.records import Record, Status, Workload
 from harness.statistics.stats import median_estimate
@@ -106,7 +105,7 @@ def _points(results: Results, metric: str) -> Iterator[tuple[Record, Point]]:
     """Each cell of a run that has the metric, with its value."""
     values = _ratios(results) if metric == RATIO else _values(results.records, metric)
     for record, (value, low, high) in values:
-        at = {"run": results.run, "time": results.started.time, "commit": commit_of(results, record)}
+        at = {"run": results.run, "time": results.started.time, "commit": record.commit}
         yield record, Point(**at, value=value, low=low, high=high)
 
 

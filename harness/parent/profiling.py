@@ -40,7 +40,7 @@ def execute(plan: Plan, folder: Path, watch: Watch) -> Traces:
         run.fresh_worker()
         run.check_all()
         files = _trace_all(run, folder)
-        run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s, reason=""))
+        run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s, reason="", counters=run.count()))
     return Traces(results=store.read(folder), files=files)
 
 

@@ -25,6 +25,8 @@ from harness.events import (
     RunStarted,
     WorkerStarted,
 )
+from harness.machine import counters
+from harness.machine.counters import Counters
 from harness.messages import Check, Checked, Failed, Observe, Observed, Profile, Profiled, Ready, Reply
 from harness.parent.ceiling_stage import find_ceilings
 from harness.parent.crew import Crew, WorkerLostError
@@ -32,9 +34,7 @@ from harness.parent.pair import apart
 from harness.parent.revision import commit
 from harness.parent.timing import Timing
 from harness.plugins import name_of
-from harness.records import (
-    Workload,
-)
+from harness.records import Workload
 
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """What `execute` may be asked for; operators and metrics are read together, cell by cell."""
@@ -58,8 +58,15 @@ Watch = Callable[[Progress], None]
 class Run:
     """One run at work: plan, journal, worker and state."""
 
-    def __init__(
-        self, plan: Plan, journal: store.Journal, crew: Crew, watch: Watch, clock: Callable[[], float] = time.monotonic
+    def __init__(  # noqa: PLR0913 - the last two are the machine's unless others are given
+        self,
+        plan: Plan,
+        journal: store.Journal,
+        crew: Crew,
+        watch: Watch,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        count: Callable[[], Counters | None] = counters.read,
     ) -> None:
         """Begin with nothing done."""
         self.plan = plan
@@ -68,7 +75,7 @@ class Run:
         self.watch = watch
         self.state = State()
         self.specs = {name_of(spec): spec for spec in plan.implementations}
-        self.clock = clock
+        self.clock, self.count = clock, count
         self.start = clock()
         self.stage, self.stage_start = "", self.start
         self.earlier_s = 0.0  # what it had spent, as far as its journal tells
@@ -85,8 +92,11 @@ class Run:
             ValueError: it cannot start, or the code or the environment is no longer the same.
         """
         _require_same_sources(self.plan)
+        before = self.count()
         ready = self.crew.hello(self.state.num_workers)
-        started = WorkerStarted(time=now(), environment=ready.environment, base=ready.base)
+        started = WorkerStarted(
+            time=now(), environment=ready.environment, base=ready.base, before=before, counters=self.count()
+        )
         _require_same_machine(self.state.began or started, started)
         self.note(started)
         return ready
@@ -213,10 +223,11 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     *,
     crew: Crew | None = None,
     clock: Callable[[], float] = time.monotonic,
+    count: Callable[[], Counters | None] = counters.read,
 ) -> store.Results:
     """Start a run in `folder`, or go on with the one that is there; return its results.
 
-    `crew` and `clock` are a real worker's and the machine's unless others are given, as in harness/simulated.
+    `crew`, `clock` and `count` are a real worker's and the machine's unless others are given, as in harness/simulated.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker can start.
@@ -224,7 +235,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     journal_path = folder / store.JOURNAL
     earlier = list(store.events(journal_path)) if journal_path.exists() else []
     with store.Journal(folder) as journal, crew or crew_of(plan, folder) as worker:
-        run = Run(plan, journal, worker, watch, clock)
+        run = Run(plan, journal, worker, watch, clock=clock, count=count)
         if not earlier:
             run.note(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=commit(), plan=plan))
         for event in earlier:
@@ -239,7 +250,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
             find_ceilings(run)
         timed = "time" in stages and "latency" in plan.metrics
         reason = Timing(run).time_all() if timed else ""
-        run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s, reason=reason))
+        run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s, reason=reason, counters=run.count()))
     return store.read(folder)
 
 

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Collection, Iterator
 
+from harness.crowd import Crowd
 from harness.records import Record, Sample, Status
 from harness.reports import words
 from harness.statistics.interference import MANY
@@ -25,6 +26,8 @@ tells it already: by size alone 38 of 135 cells of a quick sweep on a shared mac
 SPARE = 0.5
 """Alone, as many threads as there are cores give a load somewhat below their number, and one busy neighbour adds one.
 But the load is a mean over a minute, which comes there late: it counts from half a process above the cores."""
+TAKEN = 0.1
+"""Of the time of all processors, what others and the host may take before it is told beside each number."""
 FAULT_S = 0.25e-6
 """What one minor page fault costs at least: for runs that did not measure it."""
 TOLD_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
@@ -32,8 +35,10 @@ TOLD_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
 may say, as in harness/breakdown.py."""
 
 
-def held_against(record: Record, time: Estimate | None, void: Collection[Block] = ()) -> Iterator[str]:
-    """Each doubt about an ok cell, in words; `void` are the disturbed blocks of its workload."""
+def held_against(
+    record: Record, time: Estimate | None, void: Collection[Block] = (), crowd: Crowd | None = None
+) -> Iterator[str]:
+    """Each doubt about an ok cell, in words; `void` are the disturbed blocks of its workload, `crowd` is the run's."""
     if record.status is not Status.ok:
         return
     if record.message:
@@ -44,7 +49,7 @@ def held_against(record: Record, time: Estimate | None, void: Collection[Block] 
         return
     yield from _few(time)
     yield from _faults(record, latency.samples, time)
-    yield from _other_work(record, latency.samples, void)
+    yield from _other_work(record, latency.samples, void, crowd)
     yield from _unsteady(time)
     yield from _drift(latency.samples, time)
     yield from _numbers(record)
@@ -75,8 +80,10 @@ def _faults(record: Record, samples: tuple[Sample, ...], time: Estimate) -> Iter
         yield f"{num_faults:,.0f} page faults a call ({part}){hint}"
 
 
-def _other_work(record: Record, samples: tuple[Sample, ...], void: Collection[Block]) -> Iterator[str]:
-    """More work than cores while this was timed, or many of its blocks with a canary that came late."""
+def _other_work(
+    record: Record, samples: tuple[Sample, ...], void: Collection[Block], crowd: Crowd | None
+) -> Iterator[str]:
+    """More work than cores while this was timed, many of its blocks with a late canary, or a busy machine all along."""
     told = []
     cores = 0 if record.environment is None else record.environment.num_logical_cores
     load = median(sample.load for sample in samples)
@@ -86,6 +93,8 @@ def _other_work(record: Record, samples: tuple[Sample, ...], void: Collection[Bl
     num_void = len(blocks.intersection(void))
     if num_void > MANY * len(blocks):
         told.append(f"{num_void} of {len(blocks)} blocks void")
+    if crowd is not None and crowd.others + crowd.stolen > TAKEN:
+        told.append(f"{_percent(crowd.others + crowd.stolen)} of the processors' time during the run")
     if told:
         yield f"other work on the machine: {', '.join(told)}"
 

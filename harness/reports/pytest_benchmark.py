@@ -49,7 +49,7 @@ def _benchmark(record: Record, latency: Measurement) -> dict[str, Any]:
         "fullname": f"attnbench::{name}[{record.workload.id}]",
         "params": {"implementation": name, **record.workload.axes()},
         "param": record.workload.id,
-        "extra_info": {"status": str(record.status), "run": record.run},
+        "extra_info": {"status": str(record.status), "run": record.run, "commit": record.commit or "unknown"},
         "options": {"timer": "perf_counter", "warmup": True},
         "stats": _stats(latency),
     }

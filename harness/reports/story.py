@@ -37,6 +37,7 @@ def facts(results: Results) -> dict[str, str]:
         "samples": f"{visits} visits of {plan.num_blocks} blocks, {_processes(processes)}, caches {plan.cache}",
         "verdicts": f"{verdicts.decided(results)}" + (f" ({results.reason})" if results.reason else ""),
         "disturbances": verdicts.disturbed(results),
+        "free memory": _free(results),
         "identical code": _floor(results),
         "ceilings": _ceilings(results),
     }
@@ -124,6 +125,11 @@ def _ceilings(results: Results) -> str:
         parts += [f"{show(main.rate, 'bytes/s')} beyond the caches"] if main is not None else []
         told.append(f"{where}: {', '.join(parts) or words.plain(found.message)}")
     return "; ".join(told) or "not measured"
+
+
+def _free(results: Results) -> str:
+    """The least memory that was free when a process took up the work."""
+    return MISSING if results.crowd is None else f"{show(results.crowd.free_bytes, 'bytes')} as processes began"
 
 
 def _floor(results: Results) -> str:

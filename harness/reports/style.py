@@ -132,6 +132,7 @@ def label(name: str) -> str:
 def picture(figure: Figure, title: str, caption: str) -> Picture:
     """The figure as SVG, the same bytes at every call, and as PNG."""
     vector = _rendered(figure, format="svg", metadata={"Date": None, "Creator": None})
+    figure.set_layout_engine("none")  # all has its place now: to find it again takes as long as to draw
     return Picture(
         title=title,
         caption=caption,

@@ -139,7 +139,7 @@ def _row(
     peak = median(sample.value for sample in memory.samples) if memory is not None and memory.samples else None
     is_baseline = results.plan.is_base(record.implementation)
     strange = results.doubts.get((record.workload.id, record.implementation), ())
-    doubts = (*held_against(record, time, results.void.get(record.workload.id, ())), *strange)
+    doubts = (*held_against(record, time, results.void.get(record.workload.id, ()), results.crowd), *strange)
     rated = None if time is None else results.rates(record.workload, time.point)
     texts = {
         "length": words.length(record.workload),

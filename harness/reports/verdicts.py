@@ -3,7 +3,7 @@
 from harness.compare import comparisons, overall, winners
 from harness.records import Verdict
 from harness.reports import words
-from harness.reports.table import absent, span
+from harness.reports.table import absent, percent, span
 from harness.statistics.interference import MANY
 from harness.store import Results
 from harness.units import duration
@@ -16,6 +16,11 @@ def decided(results: Results) -> str:
         return "nothing was compared"
     still_open = [each for each in found if each.verdict is Verdict.undecided]
     told = f"{len(found) - len(still_open)} of {len(found)} comparisons decided"
+    within_floor = sum(
+        each.verdict is Verdict.equivalent and each.sameness > results.plan.smallest_effect for each in found
+    )
+    if within_floor:
+        told += f", {within_floor} of them as equivalent within a noise floor that more time may lower"
     within_reach = sorted(each.more_s for each in still_open if each.more_s is not None)
     if not still_open:
         return told
@@ -28,13 +33,16 @@ def decided(results: Results) -> str:
 
 
 def disturbed(results: Results) -> str:
-    """How many blocks were void because somebody else was at work."""
+    """How many blocks were void because somebody else was at work, and what others had of the processors."""
     void = sum(map(len, results.void.values()))
     if not results.num_blocks:
         return "not watched"
     told = f"{void} of {results.num_blocks} blocks void, since their canary came late"
     if void > MANY * results.num_blocks:
-        return f"{told}: somebody else was at work on this machine, and no verdict here is worth much"
+        told += ": somebody else was at work on this machine, and no verdict here is worth much"
+    if results.crowd is not None:
+        others, host = percent(results.crowd.others), percent(results.crowd.stolen)
+        told += f"; others had {others} of the processors' time, and the host took {host}"
     return told
 
 

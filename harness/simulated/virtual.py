@@ -263,7 +263,7 @@ class VirtualPair(PairedCrew):
 
 def execute(plan: Plan, folder: Path, crew: VirtualCrew | VirtualPair) -> Results:
     """The whole run, in virtual time."""
-    return run.execute(plan, folder, lambda _: None, crew=crew, clock=crew.clock.now)
+    return run.execute(plan, folder, lambda _: None, crew=crew, clock=crew.clock.now, count=lambda: None)
 
 
 def workloads(number: int) -> tuple[Workload, ...]:

@@ -25,7 +25,7 @@ NUM_PLAYERS = 2 * len(WIDTHS) * len(STAKES)
 WINDOW = 200
 """The usual size of a difference is taken from this many before it."""
 FIRST = 4
-"""The first few differences have no usual size yet: half is bet on their sign."""
+"""The first few differences have no usual size yet: half is bet on their sign, or all of it where size is none."""
 LARGEST_LOG = 690.0
 """Beyond e^690 nobody counts, and floating point numbers end soon after."""
 
@@ -84,13 +84,16 @@ def when_alike(number: int) -> float:
 def _growth() -> tuple[Array, Array]:
     """Shifts of normal differences, in their standard deviations, and what a bet on the sure side makes of them.
 
-    The latter is the logarithm of the factor by which the player grows who fares best, on average over each bet.
+    The latter is the logarithm of the factor by which the player grows who fares best, on average over each bet. From
+    the last shift on all differences are on the sure side.
     """
-    shifts = np.geomspace(1e-3, 10, 200)
-    draws = np.array([NormalDist().inv_cdf((place + 0.5) / 500) for place in range(500)])[:, None] + shifts
+    shifts = np.geomspace(1e-3, 4, 100)
+    draws = np.array([NormalDist().inv_cdf((place + 0.5) / 4000) for place in range(4000)])[:, None] + shifts
     sizes = np.broadcast_to(np.median(np.abs(draws), axis=0), draws.shape)
     players = [np.log1p(stake * scores(draws, sizes, width)).mean(axis=0) for width in WIDTHS for stake in STAKES]
-    return shifts, np.maximum.accumulate(np.max(players, axis=0))
+    growths = np.max(players, axis=0)
+    rising = slice(int(np.argmax(growths)) + 1)
+    return shifts[rising], growths[rising]
 
 
 def growth(shift: float) -> float:
@@ -100,7 +103,7 @@ def growth(shift: float) -> float:
 
 
 def shift_for(growth: float) -> float:
-    """The shift that is needed for a bet to make so much: the other way round."""
+    """The shift that is needed for a bet to make so much: the other way round, and the last for more than it can."""
     shifts, growths = _growth()
     return float(np.interp(growth, growths, shifts))
 

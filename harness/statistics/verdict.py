@@ -36,7 +36,7 @@ class Judgement:
     e_same: float  # against "the same code"
     e_apart: float  # against "apart by the margin or more"
     spread: float  # a standard deviation of the pairs, robust, on the log scale
-    is_floor: bool = False  # the margin is a noise floor, which other repetitions will find elsewhere
+    smallest: float = SMALLEST_EFFECT  # relative, too: what the margin would be without any noise
 
     @property
     def log(self) -> float:
@@ -44,9 +44,14 @@ class Judgement:
         return math.log(self.ratio.point)
 
     @property
+    def is_floor(self) -> bool:
+        """Whether the margin is a noise floor, which falls with more visits, and which others will find elsewhere."""
+        return self.margin > self.smallest
+
+    @property
     def sameness(self) -> float:
         """By what share two times may differ that are called equivalent."""
-        return math.expm1(alike(self.margin))
+        return min(self.margin, LARGEST_EQUIVALENCE)
 
     @property
     def is_beyond(self) -> bool:
@@ -87,7 +92,7 @@ def judge(pairs: Pairs, floor: Estimate | None, smallest: float = SMALLEST_EFFEC
     return Judgement(
         ratio=ratio,
         margin=limit,
-        is_floor=limit > smallest,
+        smallest=smallest,
         e_same=evidence.last(evidence.e_values(pairs.logs, pairs.twins)),
         e_apart=evidence.against_beyond(medians, alike(limit)),
         spread=NORMAL_MAD * float(np.median(np.abs(halfway - np.median(halfway)))),
@@ -114,6 +119,11 @@ def _verdict(judgement: Judgement, *, differs: bool, is_alike: bool) -> Verdict:
     if differs:
         return Verdict.slower if judgement.log > 0 else Verdict.faster
     return Verdict.undecided
+
+
+def is_settled(judgement: Judgement, verdict: Verdict) -> bool:
+    """Whether more visits are for nothing: within a noise floor two are equivalent only until it has fallen."""
+    return verdict in {Verdict.faster, Verdict.slower} or (verdict is Verdict.equivalent and not judgement.is_floor)
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from harness.cli import app
 from harness.events import RunStarted, Side, Sides
+from harness.frame import frame
 from harness.gate.series import entries
 from harness.history import picture, told
 from harness.history.changes import FEWEST, among_neighbours, changes
@@ -254,3 +255,4 @@ def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, kn
     points = {str(entry["name"]).partition(" on ")[0]: entry["extra"] for entry in entries(results)}
     assert f"commit {BASE}" in points["fused (base)"]
     assert f"commit {candidate or 'unknown'}" in points["fused"]
+    assert set(frame([results])["commit"]) == {BASE, candidate}

@@ -185,5 +185,7 @@ def test_stages_that_fail_leave_no_lock_behind(tmp_path):
     with pytest.raises(ValueError, match="began in another environment"):
         virtual.execute(msgspec.structs.replace(asked, num_epochs=3), tmp_path / "run", crew(Elsewhere))
     again = crew()
-    results = run.execute(asked, tmp_path / "run", lambda _: None, crew=again, clock=again.clock.now)
+    results = run.execute(
+        asked, tmp_path / "run", lambda _: None, crew=again, clock=again.clock.now, count=lambda: None
+    )
     assert results.elapsed_s is not None

@@ -1,7 +1,6 @@
 """Sessions of two sides on the virtual machine: verdicts, exit codes, and two workers that look like one."""
 
 import dataclasses
-import gc
 import math
 
 import msgspec
@@ -23,16 +22,10 @@ from harness.simulated.worlds import WORLDS
 from harness.statistics.interference import CANARY
 from harness.statistics.stats import Pairs, mean_of, paired_ratio
 from harness.statistics.verdict import FALSE_SHARE, WHOLE_SHARE, share_of_cells
-from harness.suite import by_side, losses, mean_over, suite
+from harness.suite import _of_processes, by_side, losses, mean_over, suite
 from tests.harness.journals import EVIL
 
-
-@pytest.fixture(autouse=True)
-def little_garbage():
-    """Each visit collects garbage: what pytest keeps is left out of it."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("many_visits")
 
 
 def session(folder, slowdown=0.0, *, names=("x",), is_apart=False, world="calm", seed=1, budget_s=120.0, num_cells=2):
@@ -246,3 +239,14 @@ def test_the_mean_over_cells_counts_processes_that_all_cells_share():
     assert (found.degrees, found.num_clusters) == (3, 4)
     assert mean_over([pairs_of((0, 0.0), (1, 0.0))]) is None
     assert mean_over([]) is None
+
+
+def test_of_a_process_the_middle_half_of_its_cells_counts():
+    def of(*cells):
+        return [Pairs(logs=np.array(logs), visits=tuple((epoch, 0) for epoch in range(len(logs)))) for logs in cells]
+
+    both = of([0.01, -0.3], [0.03, 0.02], [0.02, 0.04], [5.0, 0.03], [-3.0, 0.9])
+    assert _of_processes(both) == pytest.approx([0.02, 0.03])
+    for number, middle in {1: 0.01, 2: 0.02, 3: 0.02, 4: 0.025}.items():
+        assert _of_processes(both[:number])[0] == pytest.approx(middle)
+    assert _of_processes(of(*[[-float(log) for log in each.logs] for each in both])) == pytest.approx([-0.02, -0.03])

@@ -9,6 +9,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from harness.crowd import Crowd
 from harness.outcome import Operators
 from harness.records import Measurement, Record, Sample, Status, Workload
 from harness.reports import latency_plot, markdown, story, table, words
@@ -121,6 +122,23 @@ STEADY = [1e-3] * 12
 )
 def test_other_work_on_the_machine_is_told_by_load_and_by_void_blocks(load: float, num_void: int, told: list[str]):
     assert doubted(STEADY, load=load, num_void=num_void) == told
+
+
+@pytest.mark.parametrize(("others", "stolen", "is_told"), [(0.04, 0.05, False), (0.2, 0.0, True), (0.0, 0.2, True)])
+def test_what_others_and_the_host_took_is_told_beside_each_number(
+    results: Results, others: float, stolen: float, *, is_told: bool
+) -> None:
+    crowd = Crowd(others=others, stolen=stolen, free_bytes=2**30)
+    crowded = dataclasses.replace(results, crowd=crowd)
+    timed = [row for row in table.rows(crowded) if row.time is not None]
+    told = "20 % of the processors' time during the run"
+    assert timed
+    assert all(any(told in doubt for doubt in row.doubts) is is_told for row in timed)
+    facts = story.facts(crowded)
+    shares = table.percent(others), table.percent(stolen)
+    assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["disturbances"]
+    assert facts["free memory"] == "1.00 GiB as processes began"
+    assert story.facts(results)["free memory"] == "-"
 
 
 def test_void_blocks_are_told_where_they_are_and_nowhere_else(results: Results) -> None:

@@ -286,7 +286,7 @@ EDITS = [
     edit("sdpa_mask", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", GROUPED),
     edit(
         "sdpa_bias",
-        {'"causal_bottom_right": "causal_lower_right"': '"causal_bottom_right": "causal_upper_left"'},
+        {'"causal_bottom_right": bias.causal_lower_right': '"causal_bottom_right": bias.causal_upper_left'},
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 15},
     ),

@@ -1,7 +1,6 @@
 """One session in which both sides were measured: its verdicts, and what is certain, as a decision."""
 
 import dataclasses
-import gc
 import math
 from pathlib import Path
 
@@ -146,14 +145,7 @@ def test_what_is_allowed_to_every_cell_is_allowed_to_the_whole(allowed: float, o
     assert found.words.endswith(ends)
 
 
-@pytest.fixture
-def little_garbage():
-    gc.freeze()
-    yield
-    gc.unfreeze()
-
-
-@pytest.mark.usefixtures("little_garbage")
+@pytest.mark.usefixtures("many_visits")
 @pytest.mark.parametrize(
     ("slowdown", "budget_s", "allowed", "outcome"),
     [
@@ -254,7 +246,7 @@ def test_a_threshold_below_what_the_session_took_for_no_difference_is_refused(
     assert not is_refused or "compare with --smallest-effect 0.01" in found.words
 
 
-@pytest.mark.usefixtures("little_garbage")
+@pytest.mark.usefixtures("many_visits")
 @pytest.mark.parametrize(("smallest", "kind"), [(0.02, Kind.refused), (0.005, Kind.slower)])
 def test_one_percent_is_a_finding_where_it_is_asked_for(tmp_path: Path, smallest: float, kind: Kind) -> None:
     asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1))
@@ -266,7 +258,7 @@ def test_one_percent_is_a_finding_where_it_is_asked_for(tmp_path: Path, smallest
     assert kinds(beside.of_sides(results, Thresholds(rule=(rule,)))) == {kind}
 
 
-@pytest.mark.usefixtures("little_garbage")
+@pytest.mark.usefixtures("many_visits")
 def test_what_processes_differ_by_is_the_floor_of_a_session_apart(tmp_path: Path) -> None:
     asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1), is_apart=True)
     crew = virtual.VirtualPair(WORLDS["calm"], lambda *_: 2e-3, seed=1, layout=0.001, process=0.05)

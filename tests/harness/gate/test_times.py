@@ -1,6 +1,5 @@
 """Time between two separate runs: simulated ones, where the truth is known, and the arithmetic by value."""
 
-import gc
 import math
 from collections import Counter
 from pathlib import Path
@@ -20,19 +19,14 @@ from harness.simulated.virtual import VirtualCrew, plan
 from harness.simulated.worlds import WORLDS
 from harness.statistics.stats import Estimate
 
+pytestmark = pytest.mark.usefixtures("many_visits")
+
 NAMES = ("reference", "one", "other")
 RATIO = {"reference": 1.0, "one": 1.3, "other": 0.8}
 NUM_SESSIONS = 40
 STRICT = Thresholds(between_runs=0.0, rule=(Rule(metric="latency", allowed=0.0),))
 """Nothing is allowed, and simulated runs differ by nothing but noise: what is judged here is the error."""
 KEEN = Thresholds(between_runs=0.0, rule=(Rule(metric="latency", allowed=0.02),))
-
-
-@pytest.fixture(autouse=True)
-def little_garbage():
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def session(folder: Path, world: str, seed: int, slowdown: float, thresholds: Thresholds, *, budget_s=8.0) -> Decision:

@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import msgspec
+import pytest
 
 from harness.compare import comparisons
 from harness.parent import run
@@ -11,6 +12,8 @@ from harness.simulated.virtual import VirtualCrew, plan
 from harness.simulated.worlds import WORLDS
 from harness.statistics.stats import median
 from harness.store import Results
+
+pytestmark = pytest.mark.usefixtures("many_visits")
 
 SEEDS = range(2)
 IN_WORLDS = ("calm", "bimodal", "busy")
@@ -35,7 +38,9 @@ def executed(world: str, seed: int, budget_s: float, folder: Path) -> Results:
     asked = plan(NUM_WORKLOADS, ("baseline", "rival"), budget_s=budget_s, seed=seed)
     crew = VirtualCrew(WORLDS[world], cost_s, seed=seed, layout=0.002)
     chosen = msgspec.structs.replace(asked, num_blocks=NUM_BLOCKS)
-    return run.execute(chosen, folder, lambda _: None, ("check", "time"), crew=crew, clock=crew.clock.now)
+    return run.execute(
+        chosen, folder, lambda _: None, ("check", "time"), crew=crew, clock=crew.clock.now, count=lambda: None
+    )
 
 
 def by_workload(results: Results) -> dict[str, Comparison]:

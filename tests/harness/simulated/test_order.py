@@ -1,6 +1,5 @@
 """Identical code through the real loop of blocks, where the first slot is slower: the drawn order makes it fair."""
 
-import gc
 import math
 import random
 from types import SimpleNamespace
@@ -15,19 +14,13 @@ from harness.statistics.evidence import e_values
 from harness.statistics.stats import pairs
 from harness.statistics.verdict import FALSE_SHARE
 
+pytestmark = pytest.mark.usefixtures("many_visits")
+
 NAMES = ("rival", "baseline", "twin")
 NUM_SEEDS, NUM_VISITS, NUM_BLOCKS = 100, 5, 12
 CALL_S = 20e-3
 """Long calls, so that a turn is one stretch of time without an untimed call before it."""
 FIRST_SLOT, NOISE = 1.05, 0.01
-
-
-@pytest.fixture(autouse=True)
-def little_garbage():
-    """Each visit collects garbage: what pytest keeps is left out of it."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def session(seed: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,8 @@ from harness.simulated.worlds import WORLDS
 from harness.statistics.verdict import Judgement
 from harness.store import Results
 
+pytestmark = pytest.mark.usefixtures("many_visits")
+
 RATIO = {"baseline": 1.0, "same": 1.0, "near": 1.017, "slow": 1.3}
 """One lies near the margin, so that the race goes on for a while."""
 ASKED = plan(2, tuple(RATIO), budget_s=5.0)

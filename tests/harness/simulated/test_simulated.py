@@ -1,7 +1,5 @@
 """Small forms of the simulated acceptance tests, with limits that suit so few repetitions."""
 
-import gc
-
 import numpy as np
 import pytest
 
@@ -13,13 +11,7 @@ from harness.simulated.virtual import VirtualCrew, plan
 from harness.simulated.worlds import WORLDS
 from harness.statistics import evidence
 
-
-@pytest.fixture(autouse=True)
-def little_garbage():
-    """Each visit collects garbage, and these tests take thousands of visits beside all that pytest keeps."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
+pytestmark = pytest.mark.usefixtures("many_visits")
 
 
 def test_the_upper_limit_of_a_share_by_value():

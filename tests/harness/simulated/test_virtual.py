@@ -1,10 +1,10 @@
 """The simulated machine: worlds that are what they claim, and whole runs that find what was planted in them."""
 
-import gc
 import math
 import random
 from collections import Counter
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -24,18 +24,12 @@ from harness.simulated.worlds import WORLDS
 from harness.statistics.stats import paired_ratio, pairs
 from harness.statistics.verdict import FALSE_SHARE, decide
 
+pytestmark = pytest.mark.usefixtures("many_visits")
+
 NAMES = ("baseline", "same", "slow", "fast")
 RATIO = {"baseline": 1.0, "same": 1.0, "slow": 1.3, "fast": 0.6}
 TOLD = {"same": Verdict.equivalent, "slow": Verdict.slower, "fast": Verdict.faster}
 TIMED = plan(3, NAMES, budget_s=600.0)
-
-
-@pytest.fixture(autouse=True)
-def little_garbage():
-    """Each visit collects garbage: what pytest keeps is left out of it."""
-    gc.freeze()
-    yield
-    gc.unfreeze()
 
 
 def cost_s(workload, name):
@@ -149,7 +143,9 @@ def test_looking_at_what_runs_leaves_every_time_as_it_was(tmp_path):
     for name, stages in (("whole", run.STAGES), ("without", [s for s in run.STAGES if s != "operators"])):
         crew = crew_in("busy")
         folder = tmp_path / name
-        found.append(run.execute(TIMED, folder, lambda _: None, stages, crew=crew, clock=crew.clock.now))
+        found.append(
+            run.execute(TIMED, folder, lambda _: None, stages, crew=crew, clock=crew.clock.now, count=lambda: None)
+        )
     whole, without = found
 
     def taken(results):
@@ -250,5 +246,23 @@ def test_a_duel_finds_what_was_planted(world):
     found = duel(calls, "baseline", clock=clock, budget_s=300.0, gauge_work=lambda: clock.spend(CANARY_S))
     assert found.verdicts == TOLD
     assert found.spent_s < 300
-    assert set(found.decided_s) == set(TOLD)
+    assert set(found.settled_s) == set(TOLD)
     assert decide(list(found.judgements.values()), FALSE_SHARE) == list(TOLD.values())
+
+
+def test_a_duel_goes_on_where_two_are_equivalent_within_a_high_noise_floor_alone():
+    """The last differs by 2 %, which is less than the floor of the first visits, and more than what matters."""
+    draws = np.random.default_rng(3)
+    clock = VirtualClock(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.08)))
+    calls = {"a": lambda: clock.spend(2e-3), "b": lambda: clock.spend(2e-3 * 1.02)}
+    found = duel(calls, "a", clock=clock, budget_s=60.0, smallest_effect=0.01, gauge_work=lambda: clock.spend(CANARY_S))
+    assert found.verdicts == {"b": Verdict.slower}
+    assert found.settled_s["b"] == pytest.approx(found.spent_s)
+
+
+def test_a_run_says_how_many_equivalents_rest_on_the_noise_floor_alone(tmp_path):
+    crew = VirtualCrew(WORLDS["random_walk"], lambda *_: 2e-3)
+    asked = msgspec.structs.replace(plan(1, ("baseline", "same"), budget_s=60.0), smallest_effect=1e-4)
+    results = virtual.execute(asked, tmp_path / "run", crew)
+    told = "1 of 1 comparisons decided, 1 of them as equivalent within a noise floor that more time may lower"
+    assert story.facts(results)["verdicts"] == f"{told} (every comparison is decided)"

@@ -147,12 +147,14 @@ def test_a_shift_is_found_and_its_absence_is_not():
 
 
 def test_few_differences_that_scatter_about_as_much_as_they_differ_are_enough():
-    """As two sides in processes of their own give: most of 20 such sets are found, of which signs alone find half."""
+    """As two sides in processes of their own give: of sets of 20, 88 % are found, and 78 % by signs alone."""
     draws = np.random.default_rng(9).normal(1.3, 1, (20, 2000))
     found = (e_values(draws) >= 40).any(axis=0).mean()
-    signs = (e_values(np.sign(draws)) >= 40).any(axis=0).mean()
+    stakes = np.concatenate([STAKES, -STAKES])
+    players = [np.exp(np.cumsum(np.log1p(stake * np.sign(draws)), axis=0)) for stake in stakes]
+    by_signs = (np.mean(players, axis=0) >= 40).any(axis=0).mean()
     assert found >= 0.88
-    assert signs < 0.8
+    assert found - by_signs >= 0.08
 
 
 def test_outliers_do_not_hide_a_shift():

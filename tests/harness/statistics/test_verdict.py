@@ -15,6 +15,7 @@ from harness.statistics.verdict import (
     alike,
     decide,
     detectable,
+    is_settled,
     judge,
     margin,
     needed,
@@ -113,6 +114,24 @@ def test_a_floor_above_what_matters_is_the_margin():
     floor = Estimate(point=1.01, standard_error=ERROR, num_clusters=10, num_samples=40)
     assert judge(made(0.0), floor, 0.001).is_floor
     assert not judge(made(0.0), floor, 0.5).is_floor
+
+
+@pytest.mark.parametrize(("number", "limit"), [(11, 40.0), (15, 640.0)])
+def test_the_fewest_pairs_that_can_be_enough_see_what_is_plain_and_no_absurdity(number, limit):
+    """All must find the slowdown, which two to four standard deviations of the pairs are."""
+    ratio = Estimate(point=1.0, standard_error=1e-4, num_clusters=number, num_samples=number)
+    seen = detectable(Judgement(ratio=ratio, margin=0.001, e_same=1.0, e_apart=1.0, spread=0.01), limit)
+    assert seen is not None
+    assert 0.015 < seen < 0.04
+
+
+def test_equivalent_within_a_noise_floor_is_not_settled_for_the_floor_may_fall():
+    floor = Estimate(point=1.01, standard_error=ERROR, num_clusters=10, num_samples=40)
+    within_floor, within_effect = judge(made(0.0), floor, 0.001), judge(made(0.0), floor, 0.5)
+    assert not is_settled(within_floor, Verdict.equivalent)
+    assert is_settled(within_effect, Verdict.equivalent)
+    assert is_settled(within_floor, Verdict.slower)
+    assert not is_settled(within_effect, Verdict.undecided)
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.05, Verdict.slower), (0.0, Verdict.equivalent)])

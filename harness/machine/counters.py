@@ -1,0 +1,44 @@
+"""Who uses the processors: the system's counters at a moment, and those of a process with all that it started."""
+
+import os
+from typing import Any
+
+import msgspec
+import psutil
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """How all processors together have spent their time since the machine started, and the memory that is free."""
+
+    began_s: float  # when the process began whose own time this is
+    total_s: float
+    idle_s: float
+    stolen_s: float  # by the host, where the machine is a virtual one
+    own_s: float  # of the process and of all that it started
+    free_bytes: int
+
+
+def read() -> Counters:
+    """The counters as they stand."""
+    spent: Any = psutil.cpu_times()  # its fields differ from system to system
+    counted_twice = getattr(spent, "guest", 0.0) + getattr(spent, "guest_nice", 0.0)  # they are in user and nice, too
+    this = psutil.Process()
+    return Counters(
+        began_s=this.create_time(),
+        total_s=sum(spent) - counted_twice,
+        idle_s=spent.idle + getattr(spent, "iowait", 0.0),
+        stolen_s=getattr(spent, "steal", 0.0),
+        own_s=sum(os.times()[:4]) + _at_work_s(this),
+        free_bytes=psutil.virtual_memory().available,
+    )
+
+
+def _at_work_s(process: psutil.Process) -> float:
+    """Processor time of those that a process started and that have not ended, and of theirs that have."""
+    spent_s = 0.0
+    for child in process.children(recursive=True):
+        try:
+            spent_s += sum(child.cpu_times()[:4])
+        except psutil.Error:  # it has just ended
+            continue
+    return spent_s
