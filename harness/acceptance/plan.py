@@ -58,7 +58,7 @@ SHORT = {
     "T4": Size(piece_s=25),
     "T5": Size(num_pieces=2, piece_s=65, num_cells=2, num_rivals=2),
     "T6": Size(num_pieces=2, piece_s=35, num_repeats=3, ladder_s=(1.0, 5.0)),
-    "T7": Size(num_pieces=24, piece_s=6, compare_s=2.0),  # six for each session
+    "T7": Size(num_pieces=18, piece_s=6, compare_s=2.0),  # six for each session
     "T8": Size(num_pieces=12, piece_s=6, compare_s=2.0, num_repeats=40),
     "T9": Size(piece_s=12),
     "T10": Size(piece_s=20, compare_s=0.5, num_repeats=8),
