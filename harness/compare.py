@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from harness.events import TOUCH_BELOW_S
 from harness.once import once
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
-from harness.statistics.stats import Estimate, Pairs, beside, mean_of, paired_ratio, pairs
+from harness.statistics.stats import Estimate, Pairs, mean_of, paired_ratio, pairs
+from harness.statistics.twins import beside, of_sides
 from harness.statistics.verdict import (
     Judgement,
     Needed,
@@ -98,7 +99,8 @@ def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
 def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
     """Each cell that has a baseline to be compared with, and what its pairs say."""
     for record, found, twins in paired(results):
-        yield record, judge(found, paired_ratio(twins), results.plan.smallest_effect)
+        counted = found if results.plan.sides is None else found.by_epoch()
+        yield record, judge(counted, paired_ratio(twins), results.plan.smallest_effect)
 
 
 def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
@@ -108,13 +110,14 @@ def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
         baseline = baselines.get((record.workload.id, results.plan.base(record.implementation)))
         if record.status is Status.ok and baseline is not None and record is not baseline:
             void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
-            twins = beside(_samples(baseline, "latency_twin"), _samples(record, "latency"))
-            found = _pairs(results, record, "latency", baseline)
-            yield (
-                record,
-                found if results.plan.sides is None else found.by_epoch(),
-                pairs(twins, _samples(baseline, "latency"), void),
+            own, reference = _samples(record, "latency"), _samples(baseline, "latency")
+            twins = beside(_samples(baseline, "latency_twin"), own)
+            found = (
+                pairs(own, reference, void, twins)
+                if results.plan.sides is None
+                else of_sides((own, _samples(record, "latency_twin")), (reference, twins), void)
             )
+            yield record, found, pairs(twins, reference, void)
 
 
 def _comparison(

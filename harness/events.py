@@ -96,9 +96,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return self.base(name) == name
 
     def owner(self, arm: str) -> str:
-        """The implementation that an arm samples: another than its name says where it is a base's twin."""
+        """The implementation that an arm samples: another than its name says where it is a twin."""
         name = arm.removesuffix(TWIN)
-        return name if self.is_base(name) else arm
+        has_twin = self.is_base(name) or (self.sides is not None and self.sides.is_apart)
+        return name if has_twin else arm
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):

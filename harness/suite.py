@@ -36,8 +36,8 @@ def suite(results: Results) -> Suite | None:
     Slower and faster ask what a cell's verdict asks, by a part of the false verdicts that are allowed which is the
     whole's own: nothing need be found in any cell. Equivalent asks that the interval lies within the margin.
     """
-    cells = [(found, twins) for _, found, twins in paired(results) if _has_interval(found)]
-    ratio = mean_over([found for found, _ in cells])
+    cells = [(found, twins) for _, found, twins in paired(results) if _has_interval(found.by_epoch())]
+    ratio = mean_over([found.by_epoch() for found, _ in cells])
     if ratio is None:
         return None
     logs = _of_processes([found for found, _ in cells])
@@ -106,10 +106,10 @@ def mean_over(cells: Sequence[Pairs]) -> Estimate | None:
 
 
 def _of_processes(cells: Sequence[Pairs]) -> evidence.Array:
-    """For each process, the mean of the middle half of its cells, which share its bias; the disturbed have no say.
+    """For each process, the mean of the middle half of all blocks of all cells; the disturbed have no say.
 
-    It turns its sign where the sides change places, so that a bet on it is as fair as on a single cell, and scatters
-    less than their median, which it is for fewer than four.
+    It turns its sign where the sides change places, so that a bet on it is as fair as on a single block, and scatters
+    less than their median.
     """
     logs: dict[int, list[float]] = {}
     for found in cells:

@@ -14,7 +14,8 @@ from dataclasses import dataclass, field
 from harness.engine.state import State
 from harness.events import based, twin
 from harness.records import SMALLEST_EFFECT, Sample, Verdict
-from harness.statistics.stats import FEWEST_CLUSTERS, beside, paired_ratio, pairs
+from harness.statistics.stats import FEWEST_CLUSTERS, paired_ratio, pairs
+from harness.statistics.twins import beside, of_sides
 from harness.statistics.verdict import Judgement, Needed, decide, judge, needed, share_of_cells, visits_to_go
 
 MIN_ROUNDS = 3
@@ -91,11 +92,15 @@ class Race:
         for name in names:
             if name == self.base(name) or (workload, name) in self.closed:
                 continue
-            baseline = arms.get(self.base(name), [])
-            twins = beside(arms.get(twin(self.base(name)), []), arms.get(name, []))
+            own, baseline = arms.get(name, []), arms.get(self.base(name), [])
+            twins = beside(arms.get(twin(self.base(name)), []), own)
             floor = paired_ratio(pairs(twins, baseline, void))
-            compared = pairs(arms.get(name, []), baseline, void, twins)
-            found = judge(compared.by_epoch() if self.has_sides else compared, floor, self.smallest_effect)
+            compared = (
+                of_sides((own, arms.get(twin(name), [])), (baseline, twins), void).by_epoch()
+                if self.has_sides
+                else pairs(own, baseline, void, twins)
+            )
+            found = judge(compared, floor, self.smallest_effect)
             if found is not None:
                 self.judged[workload, name] = found
 

@@ -8,7 +8,7 @@ A process has a bias of its own, which its blocks share: what counts is one numb
 
 import os
 import random
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
@@ -151,23 +151,23 @@ class PairedCrew(Crew):
         draws = random.Random(request.seed)
         base = [(name, spec) for name, spec in request.arms if _is_of_base(name)]
         rival = [(name, spec) for name, spec in request.arms if name != CANARY and not _is_of_base(name)]
-        halves = [(self.base, base), (self.candidate, [*rival, *[(f"{name}{TWIN}", spec) for name, spec in rival]])]
-        halves = [(crew, [*arms, (CANARY, "")]) for crew, arms in halves]
-        found: dict[str, list[Sample]] = {name: [] for name, _ in request.arms}
+        rival += [(f"{name}{TWIN}", spec) for name, spec in rival]  # as the base has them
+        halves = [(crew, [*arms, (CANARY, "")]) for crew, arms in ((self.base, base), (self.candidate, rival))]
+        names = [name for name, _ in request.arms]
+        found: dict[str, list[Sample]] = {name: [] for name in dict.fromkeys([*names, *[name for name, _ in rival]])}
         called_s = 0.0
         for block in range(request.num_blocks):
             taken: list[Taken] = []
             for crew, arms in draws.sample(halves, len(halves)):
                 asked = _one_block(request, arms, block, draws.getrandbits(53))
-                reply = _ask(crew, asked, timeout_s, [name for name, _ in request.arms])
+                reply = _ask(crew, asked, timeout_s, names)
                 if isinstance(reply, Failed):
-                    return msgspec.structs.replace(reply, arm=_known(reply.arm, found))
+                    return msgspec.structs.replace(reply, arm=_known(reply.arm, names))
                 assert isinstance(reply, Visited)
                 called_s += reply.called_s
                 taken.append(reply.arms)
             for name, sample in _merged(taken, block).items():
-                if name in found:
-                    found[name].append(sample)
+                found[name].append(sample)
         return Visited(arms={name: tuple(samples) for name, samples in found.items()}, called_s=called_s)
 
     @property
@@ -196,8 +196,8 @@ def _is_of_base(arm: str) -> bool:
     return arm.removesuffix(TWIN).endswith(BASE)
 
 
-def _known(arm: str, asked: Mapping[str, object]) -> str:
-    """The arm as the request has it: the candidate's twin is ours alone."""
+def _known(arm: str, asked: Collection[str]) -> str:
+    """The arm as the request has it, which knows nothing of the candidate's twin."""
     return arm if arm in asked else arm.removesuffix(TWIN)
 
 
@@ -217,7 +217,7 @@ def _ask(crew: Crew, request: TakeVisit, timeout_s: float | None, names: Sequenc
         if lost.arm >= len(request.arms):
             raise
         arm = request.arms[lost.arm][0]
-        raise WorkerLostError(lost.status, names.index(_known(arm, dict.fromkeys(names))), str(lost)) from None
+        raise WorkerLostError(lost.status, names.index(_known(arm, names)), str(lost)) from None
 
 
 def _merged(taken: Sequence[Taken], block: int) -> dict[str, Sample]:

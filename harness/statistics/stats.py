@@ -168,12 +168,6 @@ def pairs(
     )
 
 
-def beside(samples: Sequence[Sample], arm: Sequence[Sample]) -> list[Sample]:
-    """The samples of the blocks in which `arm` took part too."""
-    places = {(sample.epoch, sample.visit, sample.block) for sample in arm}
-    return [sample for sample in samples if (sample.epoch, sample.visit, sample.block) in places]
-
-
 def paired_ratio(found: Pairs) -> Estimate | None:
     """How many times longer the arm takes than the baseline; None without any pair.
 

@@ -46,9 +46,10 @@ VISIT = TakeVisit(workload=Workload(), arms=ARMS, epoch=1, visit=3, num_blocks=4
 def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another():
     base, candidate = Scripted(1.0), Scripted(2.0)
     reply = PairedCrew(base, candidate, 0).ask(VISIT)
-    assert list(reply.arms) == [name for name, _ in ARMS]
+    assert list(reply.arms) == [*[name for name, _ in ARMS], "x (twin)", "y (twin)"]
     assert {name: {s.value for s in samples} for name, samples in reply.arms.items()} == {
         "x": {2.0}, "y": {2.0}, "y (base)": {1.0}, "y (base) (twin)": {1.0}, CANARY: {2.0},
+        "x (twin)": {2.0}, "y (twin)": {2.0},
     }  # fmt: skip
     assert [len(crew.asked) for crew in (base, candidate)] == [4, 4]
     assert [request.num_blocks for request in base.asked] == [1] * 4
@@ -58,7 +59,7 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
     assert [name for name, _ in candidate.asked[0].arms] == ["x", "y", "x (twin)", "y (twin)", CANARY]
     for block in range(4):
         slots = sorted(s.slot for samples in reply.arms.values() for s in samples if s.block == block)
-        assert len(set(slots)) == len(slots) == len(ARMS)
+        assert len(set(slots)) == len(slots) == len(reply.arms)
     firsts = {reply.arms["y"][block].slot < reply.arms["y (base)"][block].slot for block in range(4)}
     assert firsts == {True, False}
     assert reply.called_s == 8.0
