@@ -114,9 +114,6 @@ CAUSES = {
     "from few comparisons, comes close to 0 instead. Tried: young garbage only before a visit (two to three times "
     "as many pairs), visits far out drawn in, freed memory retained; Huber's estimate and the median of all pairs "
     "were as good where it was calm, and the former was off where the order in a block matters",
-    "T5": "all but one of those not found had ended as equivalent, after 0.2 to 2 s: within a noise floor of several "
-    "percent, which takes the smallest effect's place and had not yet fallen. Tried: half the slowdown as the smallest "
-    "effect, without which 2 % itself is equivalent; an extra head sixteen times",
     "T6": "a block is four samples, each after an untimed call: 8 ms for a millisecond operation in calm minutes, 15 "
     "ms in others. Half of the verdicts take a third of a second; the last ones wait for an interval, in minutes "
     "when pairs differ by some percent. Tried: freed memory retained (a third less)",
