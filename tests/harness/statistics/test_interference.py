@@ -1,6 +1,8 @@
 """Void blocks: told by the canary alone, in its own process, and never by what is compared."""
 
 import random
+import subprocess
+import sys
 
 import numpy as np
 import pytest
@@ -137,3 +139,22 @@ def test_a_visit_without_canaries_says_nothing():
     gauge = Gauge()
     gauge.hear("a", ())
     assert (gauge.num_void, gauge.num_blocks, gauge.void) == (0, 0, {})
+
+
+LISTEN = """
+import time
+from harness.statistics.interference import canary
+
+sing = canary()
+for _ in range(5):
+    sing()
+before_s = time.process_time()
+time.sleep(0.05)
+print(time.process_time() - before_s)
+"""
+
+
+def test_nothing_is_at_work_when_the_canary_has_sung():
+    """A thread that spins after it would disturb whoever comes next in the block, and did: numpy's BLAS has some."""
+    done = subprocess.run([sys.executable, "-c", LISTEN], capture_output=True, text=True, check=True)
+    assert float(done.stdout) < 0.01
