@@ -37,7 +37,7 @@ OTHERS = {
 FACTS = ("started", "commit", "took", "cells", "verdicts", "disturbances", "identical code")
 SHOWN_SCOPE, SHOWN_MASK, SHOWN_LEN = "attention", "causal", 512
 OWN, OFFICIAL = "fused", "torch_mha"
-TOLD_OF_TESTS, RESULT, CAUSE = (0, 1, 2, 3, 5), 5, 6
+TOLD_OF_TESTS, RESULT, CAUSE = (0, 1, 2, 3, 5, 7), 5, 6
 """Columns of the table of acceptance: those that docs/method.md has, too, and two of them by name."""
 ACCEPTED = {
     "errors": "How far apart identical code seems: the RMS of the log ratio by tool and statistic, by cell and in all",

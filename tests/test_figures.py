@@ -34,7 +34,7 @@ def test_the_method_tells_what_acceptance_found():
     assert text == found.renewed(text, {"acceptance": found.accepted()}), "run: python docs/figures.py"
     told = found.accepted()
     assert re.search(r"^Passed: \d+ of \d+\..*\.$", told, re.MULTILINE), "whole sentences"
-    assert "| id | what | limit fixed beforehand | found | result |" in told
+    assert "| id | what | limit fixed beforehand | found | result | made |" in told
     assert all(f"| T{number} | " in told for number in range(1, 17))
     shown = re.findall(r"!\[[^\]]+\]\(\.\./([^)]+)\)", told)
     there = sorted((found.GALLERY / "acceptance").glob("*.png"))
@@ -48,22 +48,22 @@ printed as a miss. **This is the short form**.
 
 Passed: 1 of 3. Missed: T2, T3. Not run: none.
 
-| id | what | limit | found | rivals | result | cause |
-| --- | --- | --- | --- | --- | --- | --- |
-| T1 | one \\| two | 1 % | 0.5 % | we: 3 % | pass | - |
-| T2 | three | 1 % | 2 % | - | **MISS** (short form) | the machine. Tried: another |
-| T3 | four | 1 % | 2 % | - | **MISS** | - |
+| id | what | limit | found | rivals | result | cause | made |
+| --- | --- | --- | --- | --- | --- | --- | --- |
+| T1 | one \\| two | 1 % | 0.5 % | we: 3 % | pass | - | today |
+| T2 | three | 1 % | 2 % | - | **MISS** (short form) | the machine. Tried: another | today |
+| T3 | four | 1 % | 2 % | - | **MISS** | - | then |
 
 Notes.
 """
 TOLD = """Passed: 1 of 3. Missed: T2, T3. Not run: none. Made by `us` on this machine. \
 Limits were fixed; what misses one is printed as a miss. **This is the short form**.
 
-| id | what | limit | found | result |
-| --- | --- | --- | --- | --- |
-| T1 | one \\| two | 1 % | 0.5 % | pass |
-| T2 | three | 1 % | 2 % | **MISS** (short form) |
-| T3 | four | 1 % | 2 % | **MISS** |
+| id | what | limit | found | result | made |
+| --- | --- | --- | --- | --- | --- |
+| T1 | one \\| two | 1 % | 0.5 % | pass | today |
+| T2 | three | 1 % | 2 % | **MISS** (short form) | today |
+| T3 | four | 1 % | 2 % | **MISS** | then |
 
 What is known of the causes of misses:
 

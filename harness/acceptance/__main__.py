@@ -5,14 +5,13 @@ import platform
 import sys
 import time
 from collections.abc import Sequence
-from datetime import UTC, datetime
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from harness.acceptance import suite
+from harness.acceptance import kept, suite
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import ON_CUDA, sizes
 
@@ -31,7 +30,7 @@ def accept(
     what: Annotated[Part, typer.Argument(help="The method, or sessions of two revisions.")] = Part.method,
     *,
     short: Annotated[bool, typer.Option("--short", help="Fewer repetitions: about 15 minutes.")] = False,
-    only: Annotated[str, typer.Option(metavar="T1,T5", help="These tests alone.")] = "",
+    only: Annotated[str, typer.Option(metavar="T1,T5", help="These tests alone; the table keeps the others.")] = "",
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where table and pictures go.")] = None,
 ) -> None:
     """Show what the method must show, beside its rivals. Exit code 1 where something is missed."""
@@ -42,27 +41,43 @@ def accept(
     if unknown := set(asked) - set(able):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(able)}")
     tests = [test for test in able if test in asked] or able
+    here = machine()
+    earlier = _earlier(to, here, short=short)
     folder = to / "parts" / ("short" if short else "full")
     folder.mkdir(parents=True, exist_ok=True)
     (to / "parts" / ".gitignore").write_text("*\n", encoding="utf-8")
     every = suite.jobs(tests, short=short)
     make_all(every, folder, short=short)
-    made = suite.read(folder, every)
-    commits = sorted({_short(piece.commit) for pieces in made.values() for piece in pieces})
-    outcomes = list(suite.conclude(tests, made, short=short))
-    if tests == suite.TESTS:
-        outcomes += suite.left_out(short=short)
-    told = ", ".join([when(every, folder), f"of {' and '.join(commits)}"])
-    write(outcomes, to, short=short, when=told, is_gate=what is Part.gate)
-    missed = [each.id for each in outcomes if not each.passes]
+    outcomes = conclude(tests, suite.read(folder, every), earlier, short=short)
+    kept.save(outcomes, to, machine=here, short=short)
+    write(outcomes, to, here, short=short, is_gate=what is Part.gate)
+    missed = [each.id for each in outcomes if each.id in tests and not each.passes]
     typer.echo(json.dumps({"missed": missed, "written to": str(to), "kept": str(folder)}))
     if missed:
         raise typer.Exit(1)
 
 
-def _short(commit: str) -> str:
-    """A commit as git abbreviates it, with the plus that says that files had changed since."""
-    return commit[:7] + "+" * commit.endswith("+")
+def _earlier(to: Path, here: str, *, short: bool) -> dict[str, Outcome]:
+    """What the folder has already, of this machine and form."""
+    try:
+        earlier = kept.load(to, machine=here, short=short)
+    except ValueError as error:
+        raise typer.BadParameter(str(error)) from error
+    if not earlier and (to / kept.FILE).exists():
+        _say(f"what {to / kept.FILE} has is of another machine or form: it will be replaced")
+    return earlier
+
+
+def conclude(
+    tests: list[str], made: dict[str, list[suite.Piece]], earlier: dict[str, Outcome], *, short: bool
+) -> list[Outcome]:
+    """The outcomes of these tests, among those of earlier calls. Some read the rows of T1, too."""
+    if "T1" in earlier:
+        made = {"T1": [suite.Piece(rows=tuple(dict(row) for row in earlier["T1"].rows))]} | made
+    found = earlier | {each.id: each for each in suite.conclude(tests, made, short=short)}
+    if tests == suite.TESTS:
+        found |= {each.id: each for each in suite.left_out(short=short)}
+    return [found[test] for test in [*suite.TESTS, *ON_CUDA, *suite.GATE] if test in found]
 
 
 def make_all(every: Sequence[suite.Job], folder: Path, *, short: bool) -> None:
@@ -82,25 +97,13 @@ def make_all(every: Sequence[suite.Job], folder: Path, *, short: bool) -> None:
         guessed_s += guess_s[job]
 
 
-def when(every: Sequence[suite.Job], folder: Path) -> str:
-    """When the pieces were made: a call keeps those that an earlier one finished."""
-    paths = [folder / f"{job.name}.json" for job in every]
-    times = sorted(datetime.fromtimestamp(path.stat().st_mtime, UTC) for path in paths if path.exists())
-    if not times:
-        return ""
-    form = "%Y-%m-%d %H:%M"
-    return f"the pieces were made from {times[0]:{form}} to {times[-1]:{form}} UTC, in one or several calls"
-
-
-def write(outcomes: Sequence[Outcome], to: Path, *, short: bool, when: str = "", is_gate: bool = False) -> None:
-    """Table, raw rows and pictures."""
+def write(outcomes: Sequence[Outcome], to: Path, machine: str, *, short: bool, is_gate: bool) -> None:
+    """Table and pictures."""
     from harness.acceptance import chart, table
     from harness.reports.style import save
 
-    told = table.markdown(outcomes, machine(), short=short, when=when, is_gate=is_gate)
+    told = table.markdown(outcomes, machine, short=short, is_gate=is_gate)
     (to / "acceptance.md").write_text(told, encoding="utf-8")
-    options = {"method": "gzip", "mtime": 0}
-    table.raw(outcomes).to_csv(to / "acceptance.csv.gz", index=False, compression=options)
     for name, drawn in chart.pictures(outcomes).items():
         save([drawn], to, name)
 

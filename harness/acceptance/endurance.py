@@ -13,8 +13,8 @@ from typing import Any
 import pandas as pd
 
 from harness import store
-from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import CALLED_SHARE, KILLS, Row, Size
+from harness.acceptance.outcome import Outcome, Row
+from harness.acceptance.plan import CALLED_SHARE, KILLS, Size
 from harness.compare import comparisons
 from harness.events import Event, RunFinished, VisitFinished
 from harness.parent.crew import ROOT

@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from harness.acceptance.plan import LARGEST_E, Row
-from harness.engine.duel import Duel, duel
+from harness.acceptance.outcome import Row
+from harness.acceptance.plan import LARGEST_E
+from harness.engine.duel import Duel, duel, prepare
 from harness.events import twin
 from harness.machine.clock import CpuClock
 from harness.records import SMALLEST_EFFECT, Verdict
@@ -86,7 +87,8 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
 ) -> Ours:
     """B against A within the budget, calibration, twin and canary included; no visit begins that would overdraw it."""
     clock = clock or CpuClock()
-    visit_s = ARMS * BLOCKS * max(SHORTEST_SAMPLE_S, clock.elapsed(a, 1))
+    prepare()
+    visit_s = ARMS * BLOCKS * max(SHORTEST_SAMPLE_S, min(clock.elapsed(a, 1) for _ in range(2)))
     start = time.perf_counter()
     found = duel(
         {"a": a, "b": b},

@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import LARGEST_E, Row, largest_count
+from harness.acceptance.outcome import Outcome, Row
+from harness.acceptance.plan import LARGEST_E, largest_count
 from harness.engine import measure
 from harness.engine.duel import duel
 from harness.machine.caches import flusher

@@ -17,8 +17,8 @@ import pandas as pd
 
 from harness.acceptance import workloads
 from harness.acceptance.engine import BLOCKS
-from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import OVERHEAD, Row, Size
+from harness.acceptance.outcome import Outcome, Row
+from harness.acceptance.plan import OVERHEAD, Size
 from harness.engine import measure
 from harness.machine.clock import CpuClock
 

@@ -7,8 +7,6 @@ from dataclasses import dataclass, replace
 
 from harness.acceptance.outcome import Outcome
 
-Row = dict[str, float | str]
-
 # ---- limits --------------------------------------------------------------------------------------------------------
 
 ALPHA = 0.05

@@ -17,7 +17,7 @@ import pandas as pd
 
 from harness.acceptance import engine, rivals, workloads
 from harness.acceptance.engine import OURS, SlowedClock
-from harness.acceptance.outcome import Outcome
+from harness.acceptance.outcome import Outcome, Row
 from harness.acceptance.plan import (
     ALPHA,
     DECIDE_POWER,
@@ -25,7 +25,6 @@ from harness.acceptance.plan import (
     DECIDE_SHARE_OF_RIVAL,
     EFFECT,
     POWER_LIMITS,
-    Row,
     Size,
 )
 from harness.acceptance.workloads import Cell

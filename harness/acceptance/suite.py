@@ -6,13 +6,14 @@ import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import CAUSES, ON_CUDA, WHOLE, Row, Size, missing, sizes
+from harness.acceptance.outcome import Outcome, Row, Stored, restored
+from harness.acceptance.plan import ON_CUDA, WHOLE, Size, missing, sizes
 from harness.events import ALLOCATORS
 from harness.parent.revision import commit
 
@@ -29,7 +30,8 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
 
     size: str = ""  # one of another size is made anew
     commit: str = ""
-    rows: tuple[dict[str, float | str | None], ...] = ()
+    made: str = ""  # when, in UTC
+    rows: tuple[Stored, ...] = ()
     outcome: Outcome | None = None
 
 
@@ -91,8 +93,9 @@ def make(test: str, number: int, *, short: bool) -> Piece:
 
 
 def signed(piece: Piece, test: str, *, short: bool) -> Piece:
-    """A piece that says how it was made."""
-    return msgspec.structs.replace(piece, size=size_of(test, short=short), commit=commit())
+    """A piece that says how it was made, and when."""
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
+    return msgspec.structs.replace(piece, size=size_of(test, short=short), commit=commit(), made=now)
 
 
 def size_of(test: str, *, short: bool) -> str:
@@ -140,11 +143,16 @@ def conclude(tests: list[str], made: dict[str, list[Piece]], *, short: bool) -> 
             continue
         try:
             found = outcome(test, made, short=short)
-            known = "" if found.passes or found.cause else CAUSES.get(test, "")
-            yield msgspec.structs.replace(found, cause=found.cause or known)
+            yield msgspec.structs.replace(found, made=_made(pieces or made.get("T1", [])))
         except Exception as error:  # noqa: BLE001 - a test that cannot be read costs its own row only
             cause = f"{type(error).__name__}: {error}"
             yield missing(test, TITLES.get(test, test), "that it can be read", cause, short=short)
+
+
+def _made(pieces: list[Piece]) -> str:
+    """When the last of them was made, and of which commits; a plus says that files had changed since."""
+    commits = sorted({each.commit[:7] + "+" * each.commit.endswith("+") for each in pieces})
+    return f"{max((each.made for each in pieces), default='')}, {' and '.join(commits)}"
 
 
 def outcome(test: str, made: dict[str, list[Piece]], *, short: bool) -> Outcome:
@@ -162,12 +170,8 @@ def outcome(test: str, made: dict[str, list[Piece]], *, short: bool) -> Outcome:
 
 
 def rows_of(pieces: list[Piece]) -> list[Row]:
-    """All rows; JSON has no infinity, so that a number that is null stands for one."""
-    return [
-        {name: float("inf") if value is None else value for name, value in row.items()}
-        for piece in pieces
-        for row in piece.rows
-    ]
+    """All rows."""
+    return [row for piece in pieces for row in restored(piece.rows)]
 
 
 def _reader(test: str) -> Callable[..., Outcome]:

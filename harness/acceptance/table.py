@@ -2,20 +2,20 @@
 
 from collections.abc import Sequence
 
-import pandas as pd
-
+from harness.acceptance.kept import FILE
 from harness.acceptance.outcome import Outcome
+from harness.acceptance.plan import CAUSES
 from harness.acceptance.suite import NOT_RUN
 
 TEMPLATE = """# {title}
 
-Made by `nox -s acceptance{options}` on {machine}{when}. Limits were fixed before the tests ran; what misses one is
+Made by `nox -s acceptance{options}` on {machine}. Limits were fixed before the tests ran; what misses one is
 printed as a miss. {form}
 
 Passed: {num_passed} of {num_run}. Missed: {missed}. Not run: {not_run}.
 
 {table}
-{notes} The raw numbers are in acceptance.csv.gz.
+{notes} The raw numbers are in {file}.
 """
 TITLE = "What the method was asked to show, and what it showed"
 NOTES = """\
@@ -42,15 +42,15 @@ def result(outcome: Outcome) -> str:
     return ("pass" if outcome.passes else "**MISS**") + (" (short form)" if outcome.is_short else "")
 
 
-def markdown(outcomes: Sequence[Outcome], machine: str, *, short: bool, when: str = "", is_gate: bool = False) -> str:
-    """The whole account as Markdown; `when` tells when its pieces were made."""
+def markdown(outcomes: Sequence[Outcome], machine: str, *, short: bool, is_gate: bool = False) -> str:
+    """The whole account as Markdown."""
     run = [each for each in outcomes if result(each) != NOT_RUN]
     return TEMPLATE.format(
         title=GATE_TITLE if is_gate else TITLE,
         notes=GATE_NOTES if is_gate else NOTES,
         options=" -- " * (short or is_gate) + " ".join(["gate"] * is_gate + ["--short"] * short),
         machine=machine,
-        when=f"; {when}" if when else "",
+        file=FILE,
         form=IN_SHORT if short else "",
         num_passed=sum(each.passes for each in run),
         num_run=len(run),
@@ -61,11 +61,11 @@ def markdown(outcomes: Sequence[Outcome], machine: str, *, short: bool, when: st
 
 
 def _table(outcomes: Sequence[Outcome]) -> str:
-    titles = ("id", "what", "limit fixed beforehand", "found", "rivals in the same session", "result", "cause")
+    titles = ("id", "what", "limit fixed beforehand", "found", "rivals in the same session", "result", "cause", "made")
     rows = [list(titles), ["---"] * len(titles)]
     for each in outcomes:
         told = "<br>".join(f"{tool}: {text}" for tool, text in each.rivals.items())
-        cells = [each.id, each.title, each.limit, each.found, told, result(each), each.cause]
+        cells = [each.id, each.title, each.limit, each.found, told, result(each), _cause(each), each.made]
         rows.append([_in_cell(cell) for cell in cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 
@@ -74,6 +74,6 @@ def _in_cell(text: str) -> str:
     return " ".join(text.split()).replace("|", "\\|") or "-"
 
 
-def raw(outcomes: Sequence[Outcome]) -> pd.DataFrame:
-    """Every row of every test."""
-    return pd.DataFrame([{"test": each.id, **row} for each in outcomes for row in each.rows])
+def _cause(outcome: Outcome) -> str:
+    """Of a miss: what the test itself says of it, or what was found when it was looked into."""
+    return "" if outcome.passes else outcome.cause or CAUSES.get(outcome.id, "")

@@ -15,8 +15,8 @@ import pandas as pd
 
 from harness.acceptance import rivals, workloads
 from harness.acceptance.engine import BLOCKS, OURS
-from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import COVERAGE, INVARIANCE_ERRORS, REPEAT_SD, REPEAT_SHARE_OF_RIVAL, Row, Size
+from harness.acceptance.outcome import Outcome, Row
+from harness.acceptance.plan import COVERAGE, INVARIANCE_ERRORS, REPEAT_SD, REPEAT_SHARE_OF_RIVAL, Size
 from harness.engine import measure
 from harness.engine.duel import HERE, Duel, begin
 from harness.machine.clock import Clock, CpuClock

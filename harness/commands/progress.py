@@ -1,5 +1,6 @@
 """How far a run is, on standard error."""
 
+import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,6 +12,8 @@ from rich.progress import BarColumn, Progress, TaskProgressColumn, TextColumn
 from harness.parent import run
 
 LINE_EVERY_S = 10.0
+DRAW_EVERY_S = 0.5
+"""Of the bar: it is drawn between two steps alone, since a thread that draws would take a core of what is timed."""
 STAGE_WORDS = {
     "check": "checking",
     "observe": "seeing what runs",
@@ -35,10 +38,15 @@ def watching() -> Iterator[run.Watch]:
         TextColumn("{task.fields[counts]}"),
         TextColumn("[dim]{task.description}"),
     )
-    with Progress(*columns, console=console, transient=True) as bar:
+    with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=1.0, stage="starting", left="", counts="")
+        drawn_s = -math.inf
 
         def show_progress(seen: run.Progress) -> None:
+            nonlocal drawn_s
+            is_due = time.monotonic() - drawn_s >= DRAW_EVERY_S
+            if is_due:
+                drawn_s = time.monotonic()
             bar.update(
                 task,
                 completed=seen.done,
@@ -47,6 +55,7 @@ def watching() -> Iterator[run.Watch]:
                 stage=STAGE_WORDS[seen.stage],
                 left=_left(seen),
                 counts=_counts(seen.counts),
+                refresh=is_due,
             )
 
         yield show_progress

@@ -3,16 +3,20 @@
 What the doctor, the acceptance tests and a test suite of yours use to compare a few callables.
 """
 
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+
+import numpy as np
 
 from harness.engine import measure
 from harness.engine.schedule import GROWTH, visit_seed
 from harness.events import twin
 from harness.machine.clock import Clock, CpuClock
 from harness.records import SMALLEST_EFFECT, Comparison, Sample, Verdict, Workload
+from harness.statistics.evidence import e_values
 from harness.statistics.interference import CANARY, Gauge, canary
-from harness.statistics.stats import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
+from harness.statistics.stats import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs, t_quantile
 from harness.statistics.verdict import Judgement, decide, detectable, is_settled, judge
 
 HERE = "here"
@@ -131,13 +135,22 @@ def duel(  # noqa: PLR0913 - all but the first two have defaults that serve
     due = FEWEST_CLUSTERS
     while found.spent_s < budget_s or found.num_visits < FEWEST_CLUSTERS:
         found.visit()
-        if found.num_visits >= due:
+        if stops and found.num_visits >= due:
             due = max(due + 1, int(due * GROWTH))
             found.judge()
-            if stops and len(found.settled_s) == len(found.rivals):
+            if len(found.settled_s) == len(found.rivals):
                 return found
     found.judge()
     return found
+
+
+def prepare() -> None:
+    """Load what the first judgement would, amid the samples: libraries that take their time, and whose threads spin."""
+    if "scipy.special" in sys.modules and "pandas" in sys.modules:
+        return
+    t_quantile(0.5, 1.0)
+    e_values(np.zeros(1))
+    measure.settle(limit_s=0.3)
 
 
 def begin(  # noqa: PLR0913 - as above
@@ -157,6 +170,7 @@ def begin(  # noqa: PLR0913 - as above
     """
     if baseline not in calls:
         raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
+    prepare()
     arms = [measure.Arm(name=name, call=call) for name, call in calls.items()]
     arms.append(measure.Arm(name=twin(baseline), call=calls[baseline]))
     arms.append(measure.canary_arm(CANARY, gauge_work or canary()))

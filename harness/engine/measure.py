@@ -21,8 +21,12 @@ MIN_SAMPLE_S = 1e-3
 MIN_SAMPLE_TICKS = 1000
 CANARY_SAMPLE_S = 0.25e-3
 """Of a canary: long enough to be late, and short beside what it watches over."""
-
-
+BELIEVED = 10
+"""A reading so many times as long as a sample must be ends the calibration, whatever shorter ones said."""
+CLOSE = 2**0.5
+"""Arms whose calls differ by less than this factor are sampled alike: the same code shall be, wherever it stands."""
+MOST_COLD_CALLS = 8
+"""Of a sample with cold caches: before each call twice the largest cache is written."""
 SETTLED_SHARE = 0.2
 """A process that uses less of a processor than this is taken to sleep."""
 
@@ -84,15 +88,44 @@ def canary_arm(name: str, call: Callable[[], object]) -> Arm:
 
 
 def calibrate(arm: Arm, clock: Clock) -> None:
-    """Double the number of calls until they fill a sample: at least the arm's, and 1000 ticks of the clock."""
-    arm.called_s += clock.elapsed(arm.call, 1)  # not counted: first calls allocate and compile
+    """Double the number of calls until they fill a sample: at least the arm's, and 1000 ticks of the clock.
+
+    A short call that once had to wait seems long, and would be alone in all its samples: what counts is the quickest
+    reading so far.
+    """
     target_s = max(arm.sample_s, MIN_SAMPLE_TICKS * clock.resolution_s)
-    num_calls = 1
-    while (spent_s := clock.elapsed(arm.call, num_calls)) < target_s:
-        arm.called_s += spent_s
-        num_calls *= 2
+    spent_s = arm.call_s = clock.elapsed(arm.call, 1)  # first calls allocate and compile
     arm.called_s += spent_s
-    arm.num_calls, arm.call_s = num_calls, spent_s / num_calls
+    num_calls = 0
+    while not num_calls or (num_calls * arm.call_s < target_s and spent_s < BELIEVED * target_s):
+        num_calls = 2 * num_calls or 1
+        spent_s = clock.elapsed(arm.call, num_calls)
+        arm.called_s += spent_s
+        arm.call_s = min(arm.call_s, spent_s / num_calls)
+    arm.num_calls = num_calls
+
+
+@dataclass(frozen=True, kw_only=True)
+class Turn:
+    """How an arm is sampled in a visit."""
+
+    arm: Arm
+    num_calls: int
+    is_touched: bool
+
+
+def turn(arm: Arm, arms: Sequence[Arm], *, is_cold: bool) -> Turn:
+    """As the others whose calls last about as long, of which one may have been calibrated just below a threshold."""
+    near = [
+        other
+        for other in arms
+        if other.sample_s == arm.sample_s and arm.call_s <= CLOSE * other.call_s and other.call_s <= CLOSE * arm.call_s
+    ]
+    num_calls = max(other.num_calls for other in near)
+    if is_cold:
+        return Turn(arm=arm, num_calls=min(num_calls, MOST_COLD_CALLS), is_touched=False)
+    is_short = any(other.call_s < TOUCH_BELOW_S for other in near)
+    return Turn(arm=arm, num_calls=num_calls, is_touched=arm.is_touched and is_short)
 
 
 def visit(arms: Sequence[Arm], clock: Clock, at: Visit, conditions: Conditions = WARM) -> dict[str, tuple[Sample, ...]]:
@@ -104,10 +137,11 @@ def visit(arms: Sequence[Arm], clock: Clock, at: Visit, conditions: Conditions =
             if not arm.num_calls:
                 conditions.on_turn(arm)
                 calibrate(arm, clock)
+        turns = [turn(arm, arms, is_cold=conditions.flush is not None) for arm in arms]
         for block in range(at.num_blocks):
-            for slot, arm in enumerate(draws.sample(arms, len(arms))):
-                conditions.on_turn(arm)
-                samples[arm.name].append(_sample(arm, clock, at, (block, slot), conditions))
+            for slot, taken in enumerate(draws.sample(turns, len(turns))):
+                conditions.on_turn(taken.arm)
+                samples[taken.arm.name].append(_sample(taken, clock, at, (block, slot), conditions))
     return {name: tuple(taken) for name, taken in samples.items()}
 
 
@@ -123,17 +157,17 @@ def _without_garbage_collector() -> Iterator[None]:
             gc.enable()
 
 
-def _sample(arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions) -> Sample:
-    if arm.is_touched and arm.call_s < TOUCH_BELOW_S and conditions.flush is None:
+def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions) -> Sample:
+    arm, load = turn.arm, conditions.read_load()
+    if turn.is_touched:
         arm.called_s += clock.elapsed(arm.call, 1)
-    load = conditions.read_load()
     start_s, faults = clock.now(), conditions.count_faults()
     flush = conditions.flush
-    spent_s = clock.elapsed(arm.call, arm.num_calls) if flush is None else _cold(arm, clock, flush)
+    spent_s = clock.elapsed(arm.call, turn.num_calls) if flush is None else _cold(turn, clock, flush)
     arm.called_s += spent_s
     return Sample(
-        value=spent_s / arm.num_calls,
-        num_calls=arm.num_calls,
+        value=spent_s / turn.num_calls,
+        num_calls=turn.num_calls,
         epoch=at.epoch,
         visit=at.number,
         block=place[0],
@@ -144,12 +178,12 @@ def _sample(arm: Arm, clock: Clock, at: Visit, place: tuple[int, int], condition
     )
 
 
-def _cold(arm: Arm, clock: Clock, flush: Callable[[], object]) -> float:
+def _cold(turn: Turn, clock: Clock, flush: Callable[[], object]) -> float:
     """Seconds of the calls alone, each after a flush."""
     spent_s = 0.0
-    for _ in range(arm.num_calls):
+    for _ in range(turn.num_calls):
         flush()
-        spent_s += clock.elapsed(arm.call, 1)
+        spent_s += clock.elapsed(turn.arm.call, 1)
     return spent_s
 
 

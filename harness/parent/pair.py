@@ -8,7 +8,7 @@ A process has a bias of its own, which its blocks share: what counts is one numb
 
 import os
 import random
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from operator import attrgetter
 from pathlib import Path
@@ -47,6 +47,7 @@ FOLDER = "sides"
 PACKAGES = ("harness", "implementations")
 
 Taken = dict[str, tuple[Sample, ...]]
+Half = tuple[Crew, tuple[tuple[str, str], ...]]
 
 
 def apart(plan: Plan, folder: Path, settings: Mapping[str, str]) -> "PairedCrew":
@@ -152,22 +153,23 @@ class PairedCrew(Crew):
         base = [(name, spec) for name, spec in request.arms if _is_of_base(name)]
         rival = [(name, spec) for name, spec in request.arms if name != CANARY and not _is_of_base(name)]
         rival += [(f"{name}{TWIN}", spec) for name, spec in rival]  # as the base has them
-        halves = [(crew, [*arms, (CANARY, "")]) for crew, arms in ((self.base, base), (self.candidate, rival))]
+        halves: list[Half] = [(self.base, (*base, (CANARY, ""))), (self.candidate, (*rival, (CANARY, "")))]
         names = [name for name, _ in request.arms]
         found: dict[str, list[Sample]] = {name: [] for name in dict.fromkeys([*names, *[name for name, _ in rival]])}
         called_s = 0.0
-        for block in range(request.num_blocks):
+        for step in _steps(request):
             taken: list[Taken] = []
             for crew, arms in draws.sample(halves, len(halves)):
-                asked = _one_block(request, arms, block, draws.getrandbits(53))
+                asked = msgspec.structs.replace(step, arms=arms, seed=draws.getrandbits(53))
                 reply = _ask(crew, asked, timeout_s, names)
                 if isinstance(reply, Failed):
                     return msgspec.structs.replace(reply, arm=_known(reply.arm, names))
                 assert isinstance(reply, Visited)
                 called_s += reply.called_s
                 taken.append(reply.arms)
-            for name, sample in _merged(taken, block).items():
-                found[name].append(sample)
+            if step.num_blocks:
+                for name, sample in _merged(taken, len(found[names[0]])).items():
+                    found[name].append(sample)
         return Visited(arms={name: tuple(samples) for name, samples in found.items()}, called_s=called_s)
 
     @property
@@ -201,12 +203,17 @@ def _known(arm: str, asked: Collection[str]) -> str:
     return arm if arm in asked else arm.removesuffix(TWIN)
 
 
-def _one_block(request: TakeVisit, arms: Sequence[tuple[str, str]], block: int, seed: int) -> TakeVisit:
-    """One block of a visit for one side; only after the last are the answers verified."""
-    is_last = block == request.num_blocks - 1
-    return msgspec.structs.replace(
-        request, arms=tuple(arms), num_blocks=1, seed=seed, verifies=is_last and request.verifies, settles=True
-    )
+def _steps(request: TakeVisit) -> Iterator[TakeVisit]:
+    """What both sides are asked, one after the other: to make ready, each block by itself, and to verify the answers.
+
+    What is not sampling is no part of a block: its two halves would lie far apart.
+    """
+    ready = msgspec.structs.replace(request, num_blocks=0, verifies=False, settles=True)
+    yield ready
+    for _ in range(request.num_blocks):
+        yield msgspec.structs.replace(ready, num_blocks=1)
+    if request.verifies:
+        yield msgspec.structs.replace(ready, verifies=True)
 
 
 def _ask(crew: Crew, request: TakeVisit, timeout_s: float | None, names: Sequence[str]) -> Reply:

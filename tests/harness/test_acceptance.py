@@ -1,5 +1,7 @@
 import json
 import math
+import re
+import shutil
 import time
 
 import msgspec
@@ -9,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from harness.acceptance import __main__ as command
-from harness.acceptance import chart, engine, on_cuda, plan, power, rivals, suite, table, truth
+from harness.acceptance import chart, engine, kept, on_cuda, plan, power, rivals, suite, table, truth
 from harness.acceptance.outcome import Outcome
 from harness.acceptance.plan import Size
 from harness.engine import duel
@@ -207,9 +209,9 @@ class TestShown:
         told = [outcome(), outcome("T2", passes=False), outcome("G1", found="not run: no CUDA device", is_short=False)]
         text = table.markdown(told, "a machine", short=True)
         rows = [line for line in text.splitlines() if line.startswith("| ")]
-        assert {line.replace("\\|", "").count("|") for line in rows} == {8}
+        assert {line.replace("\\|", "").count("|") for line in rows} == {9}
         assert "pass (short form)" in rows[2]
-        assert "**MISS** (short form) | the machine" in rows[3]
+        assert "**MISS** (short form) | the machine |" in rows[3]
         assert "| not run |" in rows[4]
         assert "Passed: 1 of 2. Missed: T2. Not run: G1." in text
         assert "This is the short form" in text
@@ -264,12 +266,50 @@ class TestCommand:
         assert sorted(stub) == ["T12-00", "T9-00"]
         assert json.loads(done.stdout.splitlines()[-1])["missed"] == []
         assert "| T3 |" in (tmp_path / "acceptance.md").read_text()
-        assert (tmp_path / "acceptance.csv.gz").exists()
+        assert set(kept.load(tmp_path, machine=command.machine(), short=True)) == {"T3", "T9", "T12"}
 
     def test_a_miss_gives_exit_code_1_and_is_in_the_table(self, stub, tmp_path):
         done = call("--short", "--only", "T3,T4", "--to", str(tmp_path))
         assert done.exit_code == 1
         assert "**MISS**" in (tmp_path / "acceptance.md").read_text()
+
+    def test_a_test_that_is_run_again_leaves_the_rows_of_the_others(self, stub, tmp_path, monkeypatch):
+        call("--short", "--only", "T3,T12", "--to", str(tmp_path))
+        first = kept.load(tmp_path, machine=command.machine(), short=True)
+        shutil.rmtree(tmp_path / "parts")
+        monkeypatch.setattr(suite, "commit", lambda: "0123456789+")
+        assert call("--short", "--only", "T4", "--to", str(tmp_path)).exit_code == 1
+        assert call("--short", "--only", "T12", "--to", str(tmp_path)).exit_code == 0, "T4's miss is not its own"
+        assert stub == ["T12-00", "T3-00", "T4-00", "T12-00"]
+        found = kept.load(tmp_path, machine=command.machine(), short=True)
+        assert list(found) == ["T3", "T4", "T12"]
+        assert found["T3"] == first["T3"]
+        assert found["T12"].made.endswith(", 0123456+")
+        text = (tmp_path / "acceptance.md").read_text()
+        assert re.findall(r"^\| (T\d+) .* \| ([^|]*) \|$", text, re.MULTILINE) == [
+            (test, each.made) for test, each in found.items()
+        ]
+
+    @pytest.mark.parametrize("other", ["machine", "form"])
+    def test_rows_of_another_machine_or_form_are_no_neighbours(self, stub, tmp_path, other):
+        here = "another machine" if other == "machine" else command.machine()
+        kept.save([outcome("T9")], tmp_path, machine=here, short=other == "machine")
+        done = call("--short", "--only", "T3", "--to", str(tmp_path))
+        assert "another machine or form: it will be replaced" in done.stderr
+        assert list(kept.load(tmp_path, machine=command.machine(), short=True)) == ["T3"]
+
+    def test_a_damaged_account_is_told_before_anything_runs(self, stub, tmp_path):
+        (tmp_path / kept.FILE).write_bytes(b"nothing")
+        done = call("--short", "--only", "T3", "--to", str(tmp_path))
+        assert (done.exit_code, stub) == (2, [])
+        assert "cannot be read" in " ".join(done.stderr.split())
+        assert (tmp_path / kept.FILE).read_bytes() == b"nothing"
+
+    def test_rows_come_back_as_they_were(self, tmp_path):
+        rows = [{"tool": 'one, "two"', "log": 0.1 + 0.2, "found_s": math.inf}, {"tool": "3"}]
+        told = [outcome("T1", rows=rows), outcome("T2")]
+        kept.save(told, tmp_path, machine="here", short=True)
+        assert list(kept.load(tmp_path, machine="here", short=True).values()) == told
 
     def test_a_piece_that_crashes_is_a_miss_of_its_test_alone(self, monkeypatch, tmp_path):
         monkeypatch.setattr(suite, "run", lambda job, folder, *, short: False)

@@ -33,6 +33,37 @@ def test_a_sample_lasts_at_least_a_millisecond_and_a_thousand_ticks(cost, calls)
     assert arm.num_calls * cost >= 1.0
 
 
+def test_a_short_call_that_once_had_to_wait_is_not_taken_for_a_long_one():
+    """Where it is believed it stands alone in each sample of its process, and every wake of a thread is in its time."""
+    draws = iter([0.0, 3.5e-3, 0.0, 0.0, 3.5e-3])
+    clock = VirtualClock(lambda seconds, _: seconds + next(draws, 0.0))
+    arm = arms(clock, a=2e-5)[0]
+    measure.calibrate(arm, clock)
+    assert arm.num_calls == 64
+    assert arm.call_s == pytest.approx(2e-5)
+
+
+def test_a_call_that_was_short_once_and_is_long_now_ends_the_calibration():
+    draws = iter([1e-6])
+    clock = VirtualClock(lambda seconds, _: next(draws, seconds))
+    arm = arms(clock, a=0.5)[0]
+    measure.calibrate(arm, clock)
+    assert arm.num_calls == 1
+
+
+def test_what_lasts_about_as_long_is_sampled_alike():
+    clock = VirtualClock()
+    samples = measure.visit(arms(clock, a=6.2e-5, b=6.3e-5, c=1.4e-4), clock, at(num_blocks=2))
+    assert {name: {s.num_calls for s in taken} for name, taken in samples.items()} == {"a": {32}, "b": {32}, "c": {8}}
+    near, far = arms(clock, a=9.9e-3, b=10.1e-3), arms(clock, c=10.1e-3, d=15e-3)
+    for contenders, touches in ((near, 5), (far, 0)):
+        measure.visit(contenders, clock, at(num_blocks=1))
+        before_s = clock.now()
+        measure.visit(contenders, clock, at(num_blocks=5))
+        calls = (clock.now() - before_s) / sum(arm.call_s for arm in contenders)
+        assert calls == pytest.approx(5 + touches)
+
+
 def test_every_block_holds_every_arm_once_in_an_order_drawn_anew():
     clock = VirtualClock()
     samples = measure.visit(arms(clock, a=1e-3, b=2e-3, c=4e-3), clock, at(num_blocks=60))
@@ -175,6 +206,10 @@ def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
     assert told[::2] == ["flush"] * 24
     assert sorted(told[1::2]) == ["a"] * 12 + ["b"] * 12
     assert [sample.value for sample in samples["a"]] == pytest.approx([3e-4] * 3)
+    short = arms(clock, a=1e-5)
+    measure.visit(short, clock, at(num_blocks=1))
+    told.clear()
+    assert measure.visit(short, clock, at(num_blocks=1), cold)["a"][0].num_calls == told.count("flush") == 8
 
 
 def test_time_inside_calls_is_counted_with_the_untimed_ones():

@@ -35,12 +35,15 @@ class Scripted(Crew):
             return Failed(arm=self.failing, status=Status.error, message="no")
         if self.losing in names:
             raise WorkerLostError(Status.crashed, names.index(self.losing), "gone")
-        samples = {name: (Sample(self.value, slot=slot, visit=3),) for slot, name in enumerate(names)}
+        taken = [Sample(self.value, slot=0, visit=3)] * request.num_blocks
+        samples = {
+            name: tuple(msgspec.structs.replace(each, slot=slot) for each in taken) for slot, name in enumerate(names)
+        }
         return Visited(arms=samples, called_s=1.0)
 
 
 ARMS = (("x", "x"), ("y (base) (twin)", "y (base)"), (CANARY, ""), ("y (base)", "y (base)"), ("y", "y"))
-VISIT = TakeVisit(workload=Workload(), arms=ARMS, epoch=1, visit=3, num_blocks=4, seed=5)
+VISIT = TakeVisit(workload=Workload(), arms=ARMS, epoch=1, visit=3, num_blocks=4, seed=6)
 
 
 def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another():
@@ -51,9 +54,9 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
         "x": {2.0}, "y": {2.0}, "y (base)": {1.0}, "y (base) (twin)": {1.0}, CANARY: {2.0},
         "x (twin)": {2.0}, "y (twin)": {2.0},
     }  # fmt: skip
-    assert [len(crew.asked) for crew in (base, candidate)] == [4, 4]
-    assert [request.num_blocks for request in base.asked] == [1] * 4
-    assert [request.verifies for request in candidate.asked] == [False, False, False, True]
+    for crew in (base, candidate):  # who makes ready or verifies does not stand between the halves of a block
+        assert [request.num_blocks for request in crew.asked] == [0, 1, 1, 1, 1, 0]
+        assert [request.verifies for request in crew.asked] == [False] * 5 + [True]
     assert all(request.settles for request in (*base.asked, *candidate.asked))
     assert [name for name, _ in base.asked[0].arms] == ["y (base) (twin)", "y (base)", CANARY]
     assert [name for name, _ in candidate.asked[0].arms] == ["x", "y", "x (twin)", "y (twin)", CANARY]
@@ -62,7 +65,14 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
         assert len(set(slots)) == len(slots) == len(reply.arms)
     firsts = {reply.arms["y"][block].slot < reply.arms["y (base)"][block].slot for block in range(4)}
     assert firsts == {True, False}
-    assert reply.called_s == 8.0
+    assert reply.called_s == 12.0
+
+
+def test_answers_are_verified_only_where_that_is_asked():
+    base, candidate = Scripted(), Scripted()
+    PairedCrew(base, candidate, 0).ask(msgspec.structs.replace(VISIT, verifies=False))
+    assert [request.num_blocks for request in (*base.asked, *candidate.asked)] == 2 * [0, 1, 1, 1, 1]
+    assert not any(request.verifies for request in (*base.asked, *candidate.asked))
 
 
 def test_requests_go_to_the_worker_whose_side_it_is():
