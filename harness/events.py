@@ -45,6 +45,7 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     base: Side
     candidate: Side
     is_apart: bool = False  # each side has processes of its own; else both live in one
+    build: str = ""  # the command that made each revision ready in its folder
     lost: dict[str, str] = msgspec.field(default_factory=dict)  # what only the base has: the name, and why
     new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
 

@@ -124,12 +124,6 @@ CAUSES = {
     "most sessions see none of them and lie below it (15 of the 18 misses). Five processes are too few to tell "
     "of such a tail; and since sessions share processes, the coverage itself has a standard error of some "
     "percent. Tried: a reference from more processes, whose own error had passed for a lack of coverage",
-    "R4": "a pair of processes counts once, and two minutes hold some twenty. The sessions that missed it fell into "
-    "minutes in which the whole's interval was 5 to 7 % either way, in place of 1.5 to 3.5 %. Tried: threads that spin "
-    "a little and a handover when they sleep, in place of threads that never spin (the spread at length 64 fell from "
-    "0.4 to 0.1), freed memory retained (at length 512 from 0.3 to 0.1), answers verified in one visit of four, false "
-    "verdicts of its own for the whole, bets on usual sizes, and the mean of the middle half of the cells in place of "
-    "their median",
 }
 """Of misses that were looked into, and what was tried against them."""
 COMPARED_IN_FULL = 400  # by T2

@@ -23,9 +23,10 @@ from harness.commands.options import (
     Timeout,
 )
 from harness.commands.run import earlier, given
-from harness.commands.sides import planned_anew, side_by_side
+from harness.commands.sides import build_option, planned_anew, side_by_side
 
 if TYPE_CHECKING:
+    from harness.events import Plan
     from harness.store import Results
 
 OF_STORED = {"base", "candidate", "thresholds", "to", "results", "as_json"}
@@ -51,6 +52,9 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     ] = None,
     thresholds: ThresholdsFile = None,
     to: OutputFolder = None,
+    build: Annotated[
+        str, typer.Option(metavar="COMMAND", help="Run it in the files of each revision first; they are then apart.")
+    ] = "",
     apart: Annotated[bool, typer.Option("--apart", help="Give each side processes of its own.")] = False,
     budget: Budget = None,
     smallest_effect: SmallestEffect = None,
@@ -75,6 +79,7 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     does not.
     """
     from harness.parent.selection import Selection
+    from harness.parent.sides import Asked
 
     if resume is None and (found_runs := _stored_runs((base, candidate), results)):
         if more := given(context) - OF_STORED:
@@ -87,8 +92,7 @@ def compare(  # noqa: PLR0913 - one parameter for each option
         )
     if resume is not None:
         folder, planned = earlier(context, resume, results)
-        if planned.sides is None:
-            raise ValueError(f"{resume} has no two sides: go on with attnbench run --resume {resume}")
+        _require_same_sides(planned, resume, build)
     else:
         selection = Selection(
             sweep=sweep,
@@ -103,11 +107,21 @@ def compare(  # noqa: PLR0913 - one parameter for each option
             cache=cache,
             allocator=allocator,
         )
-        folder, planned = planned_anew(base, candidate, selection, results, is_apart=apart)
+        asked = Asked(base=base, candidate=candidate, selection=selection, is_apart=apart, build=build)
+        folder, planned = planned_anew(asked, results)
     found = side_by_side(planned, folder)
     failures = write_reports(found, folder)
     _tell(found, as_json=as_json)
     conclude(found, failures=failures)
+
+
+def _require_same_sides(planned: "Plan", resume: str, build: str) -> None:
+    """A command is never taken from a journal, which may be anybody's: it is typed again."""
+    if planned.sides is None:
+        raise ValueError(f"{resume} has no two sides: go on with attnbench run --resume {resume}")
+    if planned.sides.build != build:
+        begun = f"with{build_option(planned.sides)}: give just that again" if planned.sides.build else "without --build"
+        raise ValueError(f"{resume} was begun {begun}")
 
 
 def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":

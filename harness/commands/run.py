@@ -108,7 +108,7 @@ def earlier(context: typer.Context, resume: str, results: Path) -> tuple[Path, "
     from harness import store
     from harness.runs import find_run
 
-    if more := sorted(given(context) - {"resume", "results", "as_json"}):
+    if more := sorted(given(context) - {"resume", "results", "as_json", "build"}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
     return folder, store.read(folder).plan

@@ -1,5 +1,6 @@
 """What commands share that measure two states of the code: from what was typed to the results of the session."""
 
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -8,14 +9,12 @@ import typer
 from harness.commands.ending import INTERRUPTED
 
 if TYPE_CHECKING:
-    from harness.events import Plan
-    from harness.parent.selection import Selection
+    from harness.events import Plan, Sides
+    from harness.parent.sides import Asked
     from harness.store import Results
 
 
-def planned_anew(
-    base: str, candidate: str, selection: "Selection", results: Path, *, is_apart: bool
-) -> tuple[Path, "Plan"]:
+def planned_anew(asked: "Asked", results: Path) -> tuple[Path, "Plan"]:
     """Folder and plan of a new comparison; leaves with 0 where all is the same.
 
     Raises:
@@ -23,11 +22,10 @@ def planned_anew(
     """
     from harness.parent import run, sides
 
-    if not base or not candidate:
+    if not asked.base or not asked.candidate:
         raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
     sides.sweep_up(results)
     folder = run.new_folder(results, "compare")
-    asked = sides.Asked(base=base, candidate=candidate, selection=selection, is_apart=is_apart)
     planned, same = sides.plan(asked, folder)
     if same:
         typer.echo(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)", err=True)
@@ -36,6 +34,11 @@ def planned_anew(
         typer.echo("nothing to compare: every implementation is the same on both sides")
         raise typer.Exit(0)
     return folder, planned
+
+
+def build_option(sides: "Sides") -> str:
+    """What has to be typed again to build both sides as before, with a space before it; nothing where nothing is."""
+    return f" --build {shlex.quote(sides.build)}" if sides.build else ""
 
 
 def side_by_side(planned: "Plan", folder: Path) -> "Results":
@@ -55,5 +58,6 @@ def side_by_side(planned: "Plan", folder: Path) -> "Results":
         with sides.at_work(planned, folder), progress.watching() as watch:
             return run.execute(planned, folder, watch)
     except KeyboardInterrupt:
-        typer.echo(f"stopped; go on with: attnbench compare --resume {folder}", err=True)
+        more = build_option(planned.sides)
+        typer.echo(f"stopped; go on with: attnbench compare --resume {folder}{more}", err=True)
         raise typer.Exit(INTERRUPTED) from None

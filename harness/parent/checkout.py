@@ -5,6 +5,7 @@ Source: https://git-scm.com/docs/git-checkout-index, "Using git checkout-index t
 """
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Mapping
@@ -67,6 +68,21 @@ def check_out(commit: str, target: Path) -> None:
         raise ValueError(f"cannot write to {target}: {error.strerror}; choose another folder with --results") from None
     finally:
         index.unlink(missing_ok=True)
+
+
+def build(command: str, folder: Path, what: str) -> None:
+    """Run a command where a state of the code lies, without a shell; what it says goes to standard error.
+
+    Raises:
+        ValueError: it cannot be run, or fails.
+    """
+    try:
+        words = shlex.split(command)
+        code = subprocess.run(words, cwd=folder, stdin=subprocess.DEVNULL, stdout=2, check=False).returncode  # noqa: S603
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{what} cannot be built by {command}: {error}") from None
+    if code:
+        raise ValueError(f"{what} cannot be built: {command} ended with exit code {code}; what it said stands above")
 
 
 def _git(*arguments: str, folder: Path = Path(), variables: Mapping[str, str] | None = None) -> str:

@@ -39,6 +39,7 @@ class Asked:
     candidate: str
     selection: Selection
     is_apart: bool = False
+    build: str = ""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -73,12 +74,14 @@ def plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
 def _plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
     texts = {"base": asked.base, "candidate": asked.candidate}
     files = {name: text for name, text in texts.items() if plugins.split(text)[0] is not None}
+    if files and asked.build:
+        raise ValueError("--build is for revisions: FILE.py:NAME is measured as it lies there")
     if files:
         sides, found = _files(asked), _specs_of_files(asked)
         same: list[str] = []
     else:
         sides = {name: _side(text, folder / FOLDER / name) for name, text in texts.items()}
-        put_in_place(Sides(base=sides["base"], candidate=sides["candidate"]))
+        put_in_place(Sides(base=sides["base"], candidate=sides["candidate"], build=asked.build))
         found, same = _implementations(asked.selection.implementations, sides)
     kept = {name: pair for name, pair in found.items() if not all(each.missing for each in pair)}
     if gone := [pair[1].missing for name, pair in found.items() if name not in kept]:
@@ -88,7 +91,8 @@ def _plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
     compared = Sides(
         base=sides["base"],
         candidate=sides["candidate"],
-        is_apart=asked.is_apart or _must_be_apart(sides, kept),
+        is_apart=asked.is_apart or bool(asked.build) or _must_be_apart(sides, kept),
+        build=asked.build,
         lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
         new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
     )
@@ -219,14 +223,19 @@ def _are_same(pair: tuple[Found, Found], sides: Mapping[str, Side]) -> bool:
 
 
 def put_in_place(sides: Sides) -> None:
-    """Check out what is a revision and not there.
+    """Check out what is a revision and not there, and build it.
 
     Raises:
-        ValueError: it cannot be.
+        ValueError: it cannot be, or there is nothing to build.
     """
-    for side in (sides.base, sides.candidate):
-        if side.commit and not Path(side.root).exists():
+    revisions = [side for side in (sides.base, sides.candidate) if side.commit]
+    if sides.build and not revisions:
+        raise ValueError("--build is for revisions: what else a side can be is measured as it lies there")
+    for side in revisions:
+        if not Path(side.root).exists():
             checkout.check_out(side.commit, Path(side.root))
+            if sides.build:
+                checkout.build(sides.build, Path(side.root), side.given)
 
 
 def claim(folder: Path) -> None:

@@ -103,12 +103,13 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
     assert "<script>" not in text + (results.folder / "summary.md").read_text()
 
 
-def prepared(repo, monkeypatch, base, candidate, *implementations):
+def prepared(repo, monkeypatch, base, candidate, *implementations, build=""):
     """Folder and plan of a comparison, as the command makes them."""
     monkeypatch.chdir(repo)
     selection = Selection(sweep="tiny.toml", implementations=implementations)
     folder = run.new_folder(Path("results"), "compare")
-    planned, _ = sides.plan(sides.Asked(base=base, candidate=candidate, selection=selection), folder)
+    asked = sides.Asked(base=base, candidate=candidate, selection=selection, build=build)
+    planned, _ = sides.plan(asked, folder)
     return folder, planned
 
 
@@ -182,6 +183,66 @@ def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
     assert said in found.stderr
     assert found.stderr.count("\n") == 1
     assert set(find_runs(repo / "results")) == runs
+
+
+BUILDER = """import pathlib
+import sys
+
+print("building")
+pathlib.Path("built.py").write_text(pathlib.Path("source.txt").read_text())
+sys.exit(int(pathlib.Path("code.txt").read_text()))
+"""
+BUILD = f"{shlex.quote(sys.executable)} builder.py"
+
+
+@pytest.fixture(scope="module")
+def to_build(tmp_path_factory):
+    """A repository whose implementation is not there before a command has made it."""
+    folder = repository(tmp_path_factory.mktemp("built") / "theirs")
+    (folder / "tiny.toml").write_text(TINY)
+    (folder / ".gitignore").write_text("built.py\n")
+    (folder / "builder.py").write_text(BUILDER)
+    for tag, text, code in (("plain", PLAIN, 0), ("slow", SLOW, 0), ("broken", SLOW, 7)):
+        (folder / "source.txt").write_text(text)
+        (folder / "code.txt").write_text(str(code))
+        commit(folder, tag, using="from built import mine\n")
+    return folder
+
+
+def test_what_must_be_built_is_built_for_each_revision(to_build, monkeypatch, capfd):
+    folder, planned = prepared(to_build, monkeypatch, "rev:plain", "rev:slow", "using.py:mine", build=BUILD)
+    assert capfd.readouterr().err == 2 * "building\n"
+    assert planned.sides.is_apart
+    with sides.at_work(planned, folder):
+        texts = [(folder / "sides" / name / "built.py").read_text() for name in ("base", "candidate")]
+        results = run.execute(planned, folder, lambda _: None, stages=("check",))
+    assert texts == [PLAIN, SLOW]
+    assert {record.status for record in results.records} == {"ok"}
+    assert not (folder / "sides").exists()
+    with sides.at_work(planned, folder):  # gone on with: both are made anew
+        assert (folder / "sides" / "base" / "built.py").read_text() == PLAIN
+    for asked in ([], ["--build", "true"]):
+        found = compare(to_build, "--resume", folder.name, *asked)
+        assert f"begun with --build {shlex.quote(BUILD)}: give just that again" in str(found.exception)
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "build", "said"),
+    [
+        ("rev:plain", "rev:broken", BUILD, "rev:broken cannot be built"),
+        ("rev:plain", "rev:slow", "no-such-program", "rev:plain cannot be built by no-such-program: "),
+        ("rev:plain", "rev:slow", "'", "rev:plain cannot be built by ': No closing quotation"),
+        (".", ".", BUILD, "--build is for revisions"),
+        ("using.py:mine", "using.py:mine", BUILD, "--build is for revisions"),
+    ],
+)
+def test_a_build_that_fails_or_cannot_be_leaves_nothing(to_build, base, candidate, build, said):
+    known = set((to_build / "results").glob("runs/*"))
+    more = [] if "mine" in base else ["-i", "using.py:mine"]
+    found = compare(to_build, base, candidate, *more, *FAST, "--build", build)
+    assert isinstance(found.exception, ValueError)
+    assert said in str(found.exception)
+    assert set((to_build / "results").glob("runs/*")) == known
 
 
 def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo, monkeypatch):
