@@ -1,6 +1,7 @@
 """What a journal's lines say: the plan of a run, and each thing that happened, as frozen types that become JSON."""
 
 import math
+import shlex
 
 import msgspec
 
@@ -48,6 +49,11 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     build: str = ""  # the command that made each revision ready in its folder
     lost: dict[str, str] = msgspec.field(default_factory=dict)  # what only the base has: the name, and why
     new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
+
+    @property
+    def build_option(self) -> str:
+        """What is typed again to build both as before, with a space before it; nothing where nothing is built."""
+        return f" --build {shlex.quote(self.build)}" if self.build else ""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):

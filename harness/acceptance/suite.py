@@ -116,6 +116,7 @@ def run(job: Job, folder: Path, *, short: bool) -> bool:
     command = [sys.executable, "-P", "-m", "harness.acceptance.piece", job.test, str(job.number), str(folder)]
     settings = {} if job.test in AS_USERS_HAVE_IT else ALLOCATORS["retain"]
     environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}
+    (folder / f"{job.name}.json").unlink(missing_ok=True)  # one of another size is none
     with (folder / f"{job.name}.log").open("wb") as log:
         done = subprocess.run(  # noqa: S603 - our own module
             [*command, *(["--short"] if short else [])], env=environment, stdout=log, stderr=log, check=False

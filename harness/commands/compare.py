@@ -23,7 +23,7 @@ from harness.commands.options import (
     Timeout,
 )
 from harness.commands.run import earlier, given
-from harness.commands.sides import build_option, planned_anew, side_by_side
+from harness.commands.sides import planned_anew, side_by_side
 
 if TYPE_CHECKING:
     from harness.events import Plan
@@ -120,7 +120,7 @@ def _require_same_sides(planned: "Plan", resume: str, build: str) -> None:
     if planned.sides is None:
         raise ValueError(f"{resume} has no two sides: go on with attnbench run --resume {resume}")
     if planned.sides.build != build:
-        begun = f"with{build_option(planned.sides)}: give just that again" if planned.sides.build else "without --build"
+        begun = f"with{planned.sides.build_option}: give just that again" if planned.sides.build else "without --build"
         raise ValueError(f"{resume} was begun {begun}")
 
 

@@ -1,6 +1,5 @@
 """How far a run is, on standard error."""
 
-import math
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -40,13 +39,13 @@ def watching() -> Iterator[run.Watch]:
     )
     with Progress(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=1.0, stage="starting", left="", counts="")
-        drawn_s = -math.inf
+        stage, drawn_s = "", 0.0
 
         def show_progress(seen: run.Progress) -> None:
-            nonlocal drawn_s
-            is_due = time.monotonic() - drawn_s >= DRAW_EVERY_S
+            nonlocal stage, drawn_s
+            is_due = seen.stage != stage or time.monotonic() - drawn_s >= DRAW_EVERY_S
             if is_due:
-                drawn_s = time.monotonic()
+                stage, drawn_s = seen.stage, time.monotonic()
             bar.update(
                 task,
                 completed=seen.done,

@@ -1,6 +1,5 @@
 """What commands share that measure two states of the code: from what was typed to the results of the session."""
 
-import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -9,7 +8,7 @@ import typer
 from harness.commands.ending import INTERRUPTED
 
 if TYPE_CHECKING:
-    from harness.events import Plan, Sides
+    from harness.events import Plan
     from harness.parent.sides import Asked
     from harness.store import Results
 
@@ -36,11 +35,6 @@ def planned_anew(asked: "Asked", results: Path) -> tuple[Path, "Plan"]:
     return folder, planned
 
 
-def build_option(sides: "Sides") -> str:
-    """What has to be typed again to build both sides as before, with a space before it; nothing where nothing is."""
-    return f" --build {shlex.quote(sides.build)}" if sides.build else ""
-
-
 def side_by_side(planned: "Plan", folder: Path) -> "Results":
     """Run it, with both sides in place meanwhile.
 
@@ -58,6 +52,6 @@ def side_by_side(planned: "Plan", folder: Path) -> "Results":
         with sides.at_work(planned, folder), progress.watching() as watch:
             return run.execute(planned, folder, watch)
     except KeyboardInterrupt:
-        more = build_option(planned.sides)
+        more = planned.sides.build_option
         typer.echo(f"stopped; go on with: attnbench compare --resume {folder}{more}", err=True)
         raise typer.Exit(INTERRUPTED) from None

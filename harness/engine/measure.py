@@ -23,8 +23,8 @@ CANARY_SAMPLE_S = 0.25e-3
 """Of a canary: long enough to be late, and short beside what it watches over."""
 BELIEVED = 10
 """A reading so many times as long as a sample must be ends the calibration, whatever shorter ones said."""
-CLOSE = 2**0.5
-"""Arms whose calls differ by less than this factor are sampled alike: the same code shall be, wherever it stands."""
+CLOSE = 1.25
+"""Arms of one process whose calls differ by less than this factor from the next are sampled alike, as the same code."""
 MOST_COLD_CALLS = 8
 """Of a sample with cold caches: before each call twice the largest cache is written."""
 SETTLED_SHARE = 0.2
@@ -102,6 +102,8 @@ def calibrate(arm: Arm, clock: Clock) -> None:
         spent_s = clock.elapsed(arm.call, num_calls)
         arm.called_s += spent_s
         arm.call_s = min(arm.call_s, spent_s / num_calls)
+    if num_calls * arm.call_s < target_s:  # a long call that once seemed short
+        arm.call_s = spent_s / num_calls
     arm.num_calls = num_calls
 
 
@@ -114,18 +116,27 @@ class Turn:
     is_touched: bool
 
 
-def turn(arm: Arm, arms: Sequence[Arm], *, is_cold: bool) -> Turn:
-    """As the others whose calls last about as long, of which one may have been calibrated just below a threshold."""
-    near = [
-        other
-        for other in arms
-        if other.sample_s == arm.sample_s and arm.call_s <= CLOSE * other.call_s and other.call_s <= CLOSE * arm.call_s
-    ]
-    num_calls = max(other.num_calls for other in near)
-    if is_cold:
-        return Turn(arm=arm, num_calls=min(num_calls, MOST_COLD_CALLS), is_touched=False)
-    is_short = any(other.call_s < TOUCH_BELOW_S for other in near)
-    return Turn(arm=arm, num_calls=num_calls, is_touched=arm.is_touched and is_short)
+def turns(arms: Sequence[Arm], *, is_cold: bool) -> list[Turn]:
+    """One for each arm; those whose calls last about as long go alike, though one was just below a threshold."""
+    groups: list[list[Arm]] = []
+    for arm in sorted(arms, key=lambda arm: (arm.sample_s, arm.call_s)):
+        last = groups[-1][-1] if groups else None
+        if last is not None and last.sample_s == arm.sample_s and arm.call_s <= CLOSE * last.call_s:
+            groups[-1].append(arm)
+        else:
+            groups.append([arm])
+    found = {turn.arm.name: turn for group in groups for turn in _alike(group, is_cold=is_cold)}
+    return [found[arm.name] for arm in arms]
+
+
+def _alike(group: Sequence[Arm], *, is_cold: bool) -> Iterator[Turn]:
+    num_calls = max(arm.num_calls for arm in group)
+    is_short = any(arm.call_s < TOUCH_BELOW_S for arm in group)
+    for arm in group:
+        if is_cold:
+            yield Turn(arm=arm, num_calls=min(num_calls, MOST_COLD_CALLS), is_touched=False)
+        else:
+            yield Turn(arm=arm, num_calls=num_calls, is_touched=arm.is_touched and is_short)
 
 
 def visit(arms: Sequence[Arm], clock: Clock, at: Visit, conditions: Conditions = WARM) -> dict[str, tuple[Sample, ...]]:
@@ -137,9 +148,9 @@ def visit(arms: Sequence[Arm], clock: Clock, at: Visit, conditions: Conditions =
             if not arm.num_calls:
                 conditions.on_turn(arm)
                 calibrate(arm, clock)
-        turns = [turn(arm, arms, is_cold=conditions.flush is not None) for arm in arms]
+        ready = turns(arms, is_cold=conditions.flush is not None)
         for block in range(at.num_blocks):
-            for slot, taken in enumerate(draws.sample(turns, len(turns))):
+            for slot, taken in enumerate(draws.sample(ready, len(ready))):
                 conditions.on_turn(taken.arm)
                 samples[taken.arm.name].append(_sample(taken, clock, at, (block, slot), conditions))
     return {name: tuple(taken) for name, taken in samples.items()}

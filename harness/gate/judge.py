@@ -148,8 +148,9 @@ def fingerprints(results: Results) -> list[str]:
 def ailments(results: Results, thresholds: Thresholds, name: str) -> Iterator[str]:
     """Why the times of a run are worth nothing."""
     if results.elapsed_s is None:
-        command = "run" if results.plan.sides is None else "compare"
-        yield f"{name} did not come to its end: go on with attnbench {command} --resume {results.run}"
+        sides = results.plan.sides
+        how = f"run --resume {results.run}" if sides is None else f"compare --resume {results.run}{sides.build_option}"
+        yield f"{name} did not come to its end: go on with attnbench {how}"
     if len(fingerprints(results)) > 1:
         yield f"{name} saw {len(fingerprints(results))} environments: the machine changed during the run"
     num_void = sum(map(len, results.void.values()))

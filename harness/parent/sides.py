@@ -82,7 +82,7 @@ def _plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
     else:
         sides = {name: _side(text, folder / FOLDER / name) for name, text in texts.items()}
         put_in_place(Sides(base=sides["base"], candidate=sides["candidate"], build=asked.build))
-        found, same = _implementations(asked.selection.implementations, sides)
+        found, same = _implementations(asked.selection.implementations, sides, is_built=bool(asked.build))
     kept = {name: pair for name, pair in found.items() if not all(each.missing for each in pair)}
     if gone := [pair[1].missing for name, pair in found.items() if name not in kept]:
         raise ValueError(f"on neither side: {gone[0]}")
@@ -146,9 +146,12 @@ def _specs_of_files(asked: Asked) -> dict[str, tuple[Found, Found]]:
 
 
 def _implementations(
-    given: Sequence[str], sides: Mapping[str, Side]
+    given: Sequence[str], sides: Mapping[str, Side], *, is_built: bool
 ) -> tuple[dict[str, tuple[Found, Found]], list[str]]:
-    """By name: the implementation on the base's side and on the candidate's; and who was left out, being the same."""
+    """By name: the implementation on the base's side and on the candidate's; and who was left out, being the same.
+
+    Where something was built nobody is the same: it may come in by ways that a text does not show.
+    """
     specs = list(dict.fromkeys(given)) or _in_folders(sides)
     found: dict[str, tuple[Found, Found]] = {}
     for spec in specs:
@@ -156,7 +159,7 @@ def _implementations(
         if name in found:
             raise ValueError(f"{spec} would share the name {name} with another: label it, as in OTHER={spec}")
         found[name] = (_find(spec, sides["base"]), _find(spec, sides["candidate"]))
-    same = [] if given else [name for name, pair in found.items() if _are_same(pair, sides)]
+    same = [] if given or is_built else [name for name, pair in found.items() if _are_same(pair, sides)]
     return {name: pair for name, pair in found.items() if name not in same}, same
 
 
@@ -239,7 +242,8 @@ def put_in_place(sides: Sides) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Note whose the files below a run's folder are."""
+    """Note whose the files below a run's folder are; those of somebody who was killed may not be whole."""
+    _sweep_up(folder / FOLDER / OWNER)
     (folder / FOLDER).mkdir(parents=True, exist_ok=True)
     (folder / FOLDER / OWNER).write_text(str(os.getpid()), encoding="utf-8")
 
@@ -247,9 +251,13 @@ def claim(folder: Path) -> None:
 def sweep_up(results: Path) -> None:
     """Remove what comparisons that were killed left below `results`: a run that is resumed checks out anew."""
     for note in (results / "runs").glob(f"*/{FOLDER}/{OWNER}"):
-        with contextlib.suppress(ValueError, OSError):  # gone meanwhile, or not ours
-            if not psutil.pid_exists(int(note.read_text(encoding="utf-8"))):
-                shutil.rmtree(note.parent)
+        _sweep_up(note)
+
+
+def _sweep_up(note: Path) -> None:
+    with contextlib.suppress(ValueError, OSError):  # gone meanwhile, or not ours
+        if not psutil.pid_exists(int(note.read_text(encoding="utf-8"))):
+            shutil.rmtree(note.parent)
 
 
 def clear(folder: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness import store
+from harness import plugins, store
 from harness.cli import app
 from harness.commands.compare import conclude
 from harness.messages import TakeVisit
@@ -219,11 +219,25 @@ def test_what_must_be_built_is_built_for_each_revision(to_build, monkeypatch, ca
     assert texts == [PLAIN, SLOW]
     assert {record.status for record in results.records} == {"ok"}
     assert not (folder / "sides").exists()
-    with sides.at_work(planned, folder):  # gone on with: both are made anew
+    (folder / "sides" / "base").mkdir(parents=True)  # as a kill amid its build leaves it
+    (folder / "sides" / sides.OWNER).write_text(str(2**22 + 1))
+    with sides.at_work(planned, folder):
         assert (folder / "sides" / "base" / "built.py").read_text() == PLAIN
     for asked in ([], ["--build", "true"]):
         found = compare(to_build, "--resume", folder.name, *asked)
         assert f"begun with --build {shlex.quote(BUILD)}: give just that again" in str(found.exception)
+
+
+def test_the_same_text_may_import_what_was_built(to_build, monkeypatch):
+    """Without --implementation what is the same on both sides is left out; a text does not show all that it uses."""
+    (to_build / "implementations").mkdir()
+    (to_build / "implementations" / "other.py").write_text(f"{PLAIN}\n\nIMPLEMENTATION = mine\n")
+    git(to_build, "add", "--all")
+    git(to_build, "commit", "--quiet", "--message", "other")
+    for build, names in (("", []), (BUILD.replace("builder.py", "-c pass"), ["other (base)", "other"])):
+        folder, planned = prepared(to_build, monkeypatch, "rev:HEAD", "rev:HEAD", build=build)
+        sides.clear(folder)
+        assert [plugins.name_of(spec) for spec in (planned.implementations if planned else ())] == names
 
 
 @pytest.mark.parametrize(

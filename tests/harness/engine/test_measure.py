@@ -55,6 +55,8 @@ def test_what_lasts_about_as_long_is_sampled_alike():
     clock = VirtualClock()
     samples = measure.visit(arms(clock, a=6.2e-5, b=6.3e-5, c=1.4e-4), clock, at(num_blocks=2))
     assert {name: {s.num_calls for s in taken} for name, taken in samples.items()} == {"a": {32}, "b": {32}, "c": {8}}
+    chained = measure.visit(arms(clock, a=0.9e-6, b=1.1e-6, c=1.3e-6), clock, at(num_blocks=1))
+    assert {taken[0].num_calls for taken in chained.values()} == {2048}
     near, far = arms(clock, a=9.9e-3, b=10.1e-3), arms(clock, c=10.1e-3, d=15e-3)
     for contenders, touches in ((near, 5), (far, 0)):
         measure.visit(contenders, clock, at(num_blocks=1))
