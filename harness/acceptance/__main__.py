@@ -44,13 +44,13 @@ def accept(
         asked += ["T1", "T2"]  # two readings of the same comparisons
     tests = [test for test in able if test in asked] or able
     here = machine()
-    _earlier(to, here, short=short)  # what is wrong with it is told before anything runs
+    _tell_of_earlier(to, here, short=short)
     folder = to / "parts" / ("short" if short else "full")
     folder.mkdir(parents=True, exist_ok=True)
     (to / "parts" / ".gitignore").write_text("*\n", encoding="utf-8")
     every = suite.jobs(tests, short=short)
     make_all(every, folder, short=short)
-    earlier = _earlier(to, here, short=short)
+    earlier = kept.load(to, machine=here, short=short)  # by now another call may have renewed some
     outcomes = conclude(tests, suite.read(folder, every), earlier, short=short)
     kept.save(outcomes, to, machine=here, short=short)
     write(outcomes, to, here, short=short, is_gate=what is Part.gate)
@@ -60,15 +60,14 @@ def accept(
         raise typer.Exit(1)
 
 
-def _earlier(to: Path, here: str, *, short: bool) -> dict[str, Outcome]:
-    """What the folder has already, of this machine and form."""
+def _tell_of_earlier(to: Path, here: str, *, short: bool) -> None:
+    """Before anything runs, what is wrong with what the folder has already."""
     try:
         earlier = kept.load(to, machine=here, short=short)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     if not earlier and (to / kept.FILE).exists():
         _say(f"what {to / kept.FILE} has is of another machine or form: it will be replaced")
-    return earlier
 
 
 def conclude(

@@ -120,7 +120,8 @@ def _require_same_sides(planned: "Plan", resume: str, build: str) -> None:
     if planned.sides is None:
         raise ValueError(f"{resume} has no two sides: go on with attnbench run --resume {resume}")
     if planned.sides.build != build:
-        begun = f"with{planned.sides.build_option}: give just that again" if planned.sides.build else "without --build"
+        option = planned.sides.build_option
+        begun = f"with{option}: give just that again" if option else "without --build: leave it out"
         raise ValueError(f"{resume} was begun {begun}")
 
 

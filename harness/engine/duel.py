@@ -117,8 +117,8 @@ def duel(  # noqa: PLR0913 - all but the first two have defaults that serve
 ) -> Duel:
     """Time each of `calls` against `calls[baseline]` until every verdict is settled or `budget_s` is spent.
 
-    Without `stops`, the budget is spent to its end, whatever is found. `gauge_work` is the canary's, by default a small
-    matrix product and a copy. A difference below `smallest_effect` is nothing that matters.
+    Without `stops`, the budget is spent to its end, whatever is found, and judged then alone. `gauge_work` is the
+    canary's, by default a small matrix product and a copy. A difference below `smallest_effect` is none that matters.
 
     Raises:
         ValueError: the baseline is not among the calls.

@@ -74,8 +74,8 @@ def plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
 def _plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
     texts = {"base": asked.base, "candidate": asked.candidate}
     files = {name: text for name, text in texts.items() if plugins.split(text)[0] is not None}
-    if files and asked.build:
-        raise ValueError("--build is for revisions: FILE.py:NAME is measured as it lies there")
+    if asked.build and not any(map(_is_built, texts.values())):
+        raise ValueError("--build is for revisions: what else a side can be is measured as it lies there")
     if files:
         sides, found = _files(asked), _specs_of_files(asked)
         same: list[str] = []
@@ -97,6 +97,10 @@ def _plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
         new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
     )
     return _plan_of(asked.selection, compared, kept), same
+
+
+def _is_built(text: str) -> bool:
+    return text.startswith(REVISION) and text != REVISION + WORKTREE
 
 
 def _plan_of(given: Selection, compared: Sides, kept: Mapping[str, tuple[Found, Found]]) -> Plan:
@@ -229,13 +233,10 @@ def put_in_place(sides: Sides) -> None:
     """Check out what is a revision and not there, and build it.
 
     Raises:
-        ValueError: it cannot be, or there is nothing to build.
+        ValueError: it cannot be.
     """
-    revisions = [side for side in (sides.base, sides.candidate) if side.commit]
-    if sides.build and not revisions:
-        raise ValueError("--build is for revisions: what else a side can be is measured as it lies there")
-    for side in revisions:
-        if not Path(side.root).exists():
+    for side in (sides.base, sides.candidate):
+        if side.commit and not Path(side.root).exists():
             checkout.check_out(side.commit, Path(side.root))
             if sides.build:
                 checkout.build(sides.build, Path(side.root), side.given)

@@ -37,6 +37,7 @@ class Timing:
         self.state, self.plan = run.state, run.plan
         alive = (w for w in self.plan.workloads if self.state.live(w.id, run.specs))
         self.workloads: Mapping[str, Workload] = {workload.id: workload for workload in alive}
+        self.places = {workload: number for number, workload in enumerate(self.workloads)}
         self.race = Race(
             self.plan.baseline,
             self.plan.num_blocks,
@@ -164,7 +165,7 @@ class Timing:
     def request(self, workload: Workload, names: list[str]) -> TakeVisit:
         """What the worker is asked: the arms, the baseline twice and a canary, built in an order of their own."""
         number = self.state.num_visits[workload.id]
-        is_due = (number + list(self.workloads).index(workload.id)) % VERIFIED_OF_SIDES == 0  # not all in one process
+        is_due = (number + self.places[workload.id]) % VERIFIED_OF_SIDES == 0  # not all in one process
         seed = visit_seed(self.plan.seed, workload.id, number)
         arms = [(name, self.run.specs[name]) for name in names]
         arms += [(twin(name), self.run.specs[name]) for name in names if self.plan.is_base(name)]
