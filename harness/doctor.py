@@ -4,10 +4,10 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import numpy as np
 import psutil
+import torch
 
-from harness.engine.duel import duel
+from harness.engine.duel import Duel, duel
 from harness.machine import environment
 from harness.machine.clock import CpuClock
 from harness.records import Environment
@@ -19,6 +19,8 @@ COARSE_TICK_S = 1e-6
 STEAL_PERCENT = 1.0
 NOISY_SHARE = 0.02
 AA_S = 10.0
+SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
+"""Settings, and what their values begin with, by which a thread that has done its work never sleeps."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -68,7 +70,18 @@ def _threads(found: Environment) -> Iterator[Finding]:
     advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}" if too_many else ""
     yield Finding(name="threads", value=f"{found.num_threads} on {cores} physical cores", advice=advice)
     shown = ", ".join(f"{name}={value}" for name, value in found.settings.items()) or "none set"
-    yield Finding(name="thread and malloc settings", value=shown)
+    spins = [name for name, start in SPINNING.items() if found.settings.get(name, "").lower().startswith(start)]
+    told = f"idle threads keep their cores from what is timed next: unset {', '.join(spins)}" if spins else ""
+    yield Finding(name="thread and malloc settings", value=shown, advice=told)
+    yield Finding(name="freed memory", value=_freed(found))
+
+
+def _freed(found: Environment) -> str:
+    if found.settings.get("MALLOC_MMAP_MAX_") == "0":
+        return "kept by the process"
+    if not found.system.startswith("Linux"):
+        return "left to the system"
+    return "large blocks go back to the system, and cost page faults anew at each call; --allocator retain keeps them"
 
 
 def _stolen() -> Iterator[Finding]:
@@ -80,9 +93,13 @@ def _stolen() -> Iterator[Finding]:
 
 
 def noise_floor(budget_s: float = AA_S) -> Finding:
-    """How far two arms that are the same code seem apart, measured as everything here is measured."""
-    matrix = np.random.default_rng(0).standard_normal((192, 192), dtype=np.float32)
-    found = duel({"one": lambda: matrix @ matrix}, "one", budget_s=budget_s, stops=False)
+    """How far two arms that are the same code seem apart, measured as everything here is measured, threads included."""
+    matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
+    return told(duel({"one": lambda: matrix @ matrix}, "one", budget_s=budget_s, stops=False))
+
+
+def told(found: Duel) -> Finding:
+    """What the baseline and its twin say of the machine."""
     floor = found.floor
     assert floor is not None
     assert floor.largest_log is not None

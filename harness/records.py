@@ -236,16 +236,18 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
     flags: dict[str, str] = msgspec.field(default_factory=dict)  # TF32, determinism, matmul precision
     clocks: dict[str, str] = msgspec.field(default_factory=dict)  # governor, limits
     load: float | None = None  # one-minute load average when the worker started
+    native_dtypes: tuple[str, ...] | None = None  # of half precision, those it has instructions for; None: unknown
     moment: dict[str, str] = msgspec.field(default_factory=dict)  # what else varies: timer step, time taken by the host
 
     @property
     def fingerprint(self) -> str:
         """Eight hex digits over the fields that must match before times may be compared.
 
-        Memory counts in whole GiB: what a kernel or a hypervisor keeps of it differs from version to version.
+        Memory counts in whole GiB: what a kernel or a hypervisor keeps of it differs from version to version. The
+        native dtypes follow from the processor and the version of torch.
         """
         must_match = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
-        for varies in ("load", "clocks", "moment"):
+        for varies in ("load", "clocks", "moment", "native_dtypes"):
             del must_match[varies]
         return hashlib.sha256(msgspec.json.encode(must_match, order="deterministic")).hexdigest()[:8]
 

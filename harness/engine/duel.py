@@ -12,7 +12,7 @@ import numpy as np
 from harness.engine import measure
 from harness.engine.schedule import GROWTH, visit_seed
 from harness.events import twin
-from harness.machine.clock import Clock, CpuClock
+from harness.machine.clock import Clock, CpuClock, VirtualClock
 from harness.records import SMALLEST_EFFECT, Comparison, Sample, Verdict, Workload
 from harness.statistics.evidence import e_values
 from harness.statistics.interference import CANARY, Gauge, canary
@@ -30,6 +30,7 @@ class Duel:
     baseline: str
     arms: tuple[measure.Arm, ...]  # the baseline's twin and the canary too
     clock: Clock
+    conditions: measure.Conditions
     smallest_effect: float
     num_blocks: int
     seed: int
@@ -61,7 +62,7 @@ class Duel:
         """Take one visit more."""
         seed = visit_seed(self.seed, HERE, self.num_visits)
         at = measure.Visit(epoch=0, number=self.num_visits, num_blocks=self.num_blocks, seed=seed)
-        taken = measure.visit(self.arms, self.clock, at)
+        taken = measure.visit(self.arms, self.clock, at, self.conditions)
         for name, samples in taken.items():
             self.samples.setdefault(name, []).extend(samples)
         self.gauge.hear(HERE, taken[CANARY])
@@ -178,6 +179,7 @@ def begin(  # noqa: PLR0913 - as above
         baseline=baseline,
         arms=tuple(arms),
         clock=clock,
+        conditions=measure.WARM if isinstance(clock, VirtualClock) else measure.here(),
         smallest_effect=smallest_effect,
         num_blocks=num_blocks,
         seed=seed,

@@ -61,7 +61,16 @@ def collect() -> Environment:
         clocks=_clocks(),
         moment=_moment(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
+        native_dtypes=_native_dtypes(),
     )
+
+
+def _native_dtypes() -> tuple[str, ...] | None:
+    """What oneDNN, which multiplies matrices of half precision, says of this processor; None: torch has no oneDNN."""
+    if not torch.backends.mkldnn.is_available():
+        return None
+    asked = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
+    return tuple(dtype for dtype, name in asked.items() if getattr(torch.ops.mkldnn, name)())
 
 
 def _cpu_name() -> str:

@@ -14,6 +14,8 @@ PRECISION_ON_CPU = {
     "high": "high is TF32, which a CPU has not: as highest",
     "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
 }
+NOT_NATIVE = "has no hardware here and may run reference loops"
+"""Of half precision."""
 FEW_SAMPLES = 10
 UNSTEADY = math.log(1.5)
 """An interval that reaches so far either way, on the log scale, leaves even a factor of two between two rows open."""
@@ -123,10 +125,9 @@ def _numbers(record: Record) -> Iterator[str]:
     workload = record.workload
     if workload.device != "cpu":
         return
-    if workload.dtype in {"bfloat16", "float16"}:
-        capability = "" if record.environment is None else record.environment.cpu_capability.upper()
-        if capability and "AVX512" not in capability and "AMX" not in capability:
-            yield f"{workload.dtype} without AVX512 or AMX may run reference loops"
+    native = None if record.environment is None else record.environment.native_dtypes
+    if workload.dtype in {"bfloat16", "float16"} and native is not None and workload.dtype not in native:
+        yield f"{workload.dtype} {NOT_NATIVE}"
     if workload.float32_matmul_precision != "highest":
         yield PRECISION_ON_CPU[workload.float32_matmul_precision]
 

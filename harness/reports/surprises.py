@@ -10,6 +10,7 @@ from harness.breakdown import times
 from harness.kinds import PAGE_FAULTS
 from harness.records import Verdict, Workload
 from harness.reports import words
+from harness.reports.doubts import NOT_NATIVE
 from harness.reports.explained import NEAR
 from harness.reports.table import Row, percent, shown
 from harness.store import Results
@@ -87,7 +88,7 @@ def _half_precision(rows: Timed) -> str:
     ]
     if not told:
         return ""
-    notes = dict.fromkeys(note for row in rows.values() for note in row.doubts if "without AVX512" in note)
+    notes = dict.fromkeys(note for row in rows.values() for note in row.doubts if note.endswith(NOT_NATIVE))
     return f"{'; '.join(told)}.{''.join(f' {note}.' for note in notes)}"
 
 

@@ -12,7 +12,6 @@ from pathlib import Path
 from typing import Self
 
 import msgspec
-import numpy as np
 
 from harness.engine import measure
 from harness.engine.schedule import visit_seed
@@ -45,13 +44,11 @@ from harness.parent.crew import Crew
 from harness.parent.pair import PairedCrew
 from harness.plugins import name_of
 from harness.records import Environment, Measurement, Sample, Status, Workload
-from harness.simulated.worlds import STEP_S, World
+from harness.simulated.machine import Machine
+from harness.simulated.worlds import World
 from harness.statistics.interference import CANARY
 from harness.store import Results
 
-NUM_STEPS = 2**14
-"""Of the mood: 80 s, after which it runs back, and then forth again."""
-NUM_LUCKS = 2**12
 CANARY_S = 0.3e-3
 """What a sample of the canary takes."""
 MATMUL_RATE, COPY_RATE = 1e13, 1e12
@@ -60,10 +57,6 @@ START_S = 4.0
 """What it takes until two workers are there."""
 CHECK_S = 0.05
 """What a check takes, about: a second for each twenty cells."""
-SHARE_AFTER_TOUCH = 0.02
-"""Of what other work left behind in the caches, so much is still there after one stretch of one's own work."""
-LARGEST_CARRY_S = 1e-3
-"""A call longer than this is slowed by what ran before no longer than this."""
 
 ENVIRONMENT = Environment(
     cpu="simulated",
@@ -90,69 +83,32 @@ OPERATORS = Operators(calls=(Operator(name="simulated", kind="other", num_calls=
 
 Seconds = Callable[[Workload, str], float]
 """What one call of an implementation truly takes on a workload."""
-
-
-class Machine:
-    """Bends time as a world does; call it with seconds and now. One machine is one draw of its world."""
-
-    def __init__(self, world: World, seed: int) -> None:
-        """Draw the mood of the whole session."""
-        self.world = world
-        self._draws = np.random.default_rng(seed)
-        self._mood = world.mood(self._draws, NUM_STEPS, 1)[:, 0].tolist()
-        self._lucks: list[float] = []
-        self._num_slots = 5
-        self._slot = -1
-        self._since = 0  # stretches of work since another had its turn
-        self._last_s, self._before_s = 0.0, 0.0  # the last stretch of work, and that of other work before
-
-    def begin_visit(self, num_slots: int) -> None:
-        """The next turn is the first of a block with so many."""
-        self._slot, self._num_slots = -1, num_slots
-
-    def turn(self) -> None:
-        """Other work begins: the next slot of the block."""
-        self._slot = (self._slot + 1) % self._num_slots
-        self._since = 0
-
-    def __call__(self, seconds: float, now: float) -> float:
-        """The seconds that a stretch of work really takes."""
-        if not self._lucks:
-            self._lucks = self.world.luck(self._draws, (NUM_LUCKS,)).tolist()
-        step = int(now / STEP_S) % (2 * NUM_STEPS)
-        mood = self._mood[min(step, 2 * NUM_STEPS - 1 - step)]
-        bend = mood + self._lucks.pop() + self.world.slot * max(0, self._slot)
-        self._last_s = (seconds + self._carry_s(seconds)) * math.exp(bend)
-        self._since += 1
-        return self._last_s
-
-    def _carry_s(self, seconds: float) -> float:
-        """What refilling the caches costs: most of it the first stretch after other work, which may be a touch."""
-        if self._since == 0:
-            self._before_s = self._last_s
-        share = (1.0, SHARE_AFTER_TOUCH, 0.0)[min(self._since, 2)]
-        size = min(1.0, self._before_s / (10 * LARGEST_CARRY_S))
-        return share * size * self.world.carry * min(seconds, LARGEST_CARRY_S)
-
-
-def clock_in(world: World, seed: int) -> VirtualClock:
-    """A clock of a machine in that world."""
-    machine = Machine(world, seed)
-    return VirtualClock(machine, machine.turn)
+Faults = Callable[[Workload, str], int]
+"""And how many minor page faults it has."""
+FLUSH_S = 20e-3
+"""What it takes to empty the caches."""
 
 
 class VirtualCrew(Crew):
     """Answers as a worker would, at once, on a machine of its own; its clock goes on through all its processes.
 
     `seconds` is the truth. With `layout`, each process has an effect of that size (a standard deviation of the log) on
-    each arm, as where memory lies has, and with `process` one on all of its arms alike.
+    each arm, as where memory lies has, and with `process` one on all of its arms alike. `faults` says how many page
+    faults a call has: they are counted, and their time is part of the truth.
     """
 
-    def __init__(
-        self, world: World, seconds: Seconds, *, seed: int = 0, layout: float = 0.0, process: float = 0.0
+    def __init__(  # noqa: PLR0913 - all but the first two have defaults
+        self,
+        world: World,
+        seconds: Seconds,
+        *,
+        seed: int = 0,
+        layout: float = 0.0,
+        process: float = 0.0,
+        faults: Faults = lambda *_: 0,
     ) -> None:
         """Nobody is at work yet."""
-        self.seconds = seconds
+        self.seconds, self.faults = seconds, faults
         self.machine = Machine(world, seed)
         self.clock = VirtualClock(self.machine)
         self.seed, self.layout, self.process = seed, layout, process
@@ -208,8 +164,20 @@ class VirtualCrew(Crew):
                 measure.calibrate(arm, self.clock)
         self.machine.begin_visit(len(arms))
         at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
-        taken = measure.visit(arms, self.clock, at, measure.Conditions(on_turn=lambda _: self.machine.turn()))
+        taken = measure.visit(arms, self.clock, at, self._conditions(is_cold=request.cache == "cold"))
         return Visited(arms=taken, called_s=self.clock.now() - start_s)
+
+    def _conditions(self, *, is_cold: bool) -> measure.Conditions:
+        def flush() -> None:
+            self.clock.spend(FLUSH_S)
+            self.machine.forget()
+
+        return measure.Conditions(
+            on_turn=lambda _: self.machine.turn(),
+            count_faults=lambda: self.machine.num_faults,
+            read_load=lambda: self.machine.load(self.clock.now()),
+            flush=flush if is_cold else None,
+        )
 
     def _arm(self, key: tuple[str, str], workload: Workload, spec: str) -> measure.Arm:
         """The arm of a workload id and a name, made at first use in each process."""
@@ -219,8 +187,13 @@ class VirtualCrew(Crew):
             shift += self.process * random.Random(f"{self.seed}/{self._epoch}").gauss(0.0, 1.0)
             cost_s = truth_s * math.exp(shift)
             make = measure.canary_arm if key[1] == CANARY else lambda name, call: measure.Arm(name=name, call=call)
-            self._arms[key] = make(key[1], lambda: self.clock.spend(cost_s))
+            num_faults = 0 if key[1] == CANARY else self.faults(workload, name_of(spec))
+            self._arms[key] = make(key[1], lambda: self._call(cost_s, num_faults))
         return self._arms[key]
+
+    def _call(self, cost_s: float, num_faults: int) -> None:
+        self.clock.spend(cost_s)
+        self.machine.num_faults += num_faults
 
     @property
     def is_at_work(self) -> bool:

@@ -88,6 +88,7 @@ class World:
     mood: Callable[[Draws, int, int], Array] = even  # (steps, paths), a step lasts STEP_S
     luck: Callable[[Draws, tuple[int, ...]], Array] = quiet  # any shape, one for each sample
     slot: float = 0.0  # each slot of a block is so much slower than the one before
+    is_shared: bool = False  # its mood is somebody else, who comes and goes
     carry: float = 0.0  # after 10 ms of other work, the first millisecond takes so much longer; after less, less
 
 
@@ -101,6 +102,6 @@ WORLDS: dict[str, World] = {
         World(name="bimodal", luck=twofold),
         World(name="slots", slot=0.015, carry=0.2),
         World(name="throttling", mood=heating),
-        World(name="busy", mood=beside_a_thread),
+        World(name="busy", mood=beside_a_thread, is_shared=True),
     )
 }

@@ -46,6 +46,7 @@ BASELINE = "sdpa"
 ENVIRONMENT = Environment(
     cpu="Example CPU @ 2.00GHz",
     cpu_capability="AVX2",
+    native_dtypes=(),
     num_physical_cores=2,
     num_logical_cores=4,
     memory_bytes=8 * 2**30,

@@ -19,7 +19,8 @@ from harness.parent import run
 from harness.records import Sample, Verdict
 from harness.reports import Report, story
 from harness.simulated import virtual
-from harness.simulated.virtual import CANARY_S, Machine, VirtualCrew, clock_in, plan, session, workloads
+from harness.simulated.machine import Machine, clock_in
+from harness.simulated.virtual import CANARY_S, VirtualCrew, plan, session, workloads
 from harness.simulated.worlds import WORLDS
 from harness.statistics.stats import paired_ratio, pairs
 from harness.statistics.verdict import FALSE_SHARE, decide

@@ -1,0 +1,70 @@
+"""What surrounds a sample on a simulated machine: cold caches, page faults, load; and the journal, byte for byte."""
+
+import re
+
+import msgspec
+import pytest
+
+from harness import store
+from harness.reports import table
+from harness.simulated import virtual
+from harness.simulated.virtual import VirtualCrew, plan
+from harness.simulated.worlds import WORLDS
+from harness.statistics.stats import median
+
+pytestmark = pytest.mark.usefixtures("many_visits")
+
+SHORT_S = 0.3e-3
+ASKED = plan(2, ("baseline", "same"), budget_s=20.0)
+
+
+def samples(results, name="same"):
+    return [
+        sample
+        for record in results.records
+        if record.implementation == name
+        for measurement in record.measurements
+        if measurement.metric == "latency"
+        for sample in measurement.samples
+    ]
+
+
+def run_in(world, folder, asked=ASKED, **settings):
+    return virtual.execute(asked, folder, VirtualCrew(WORLDS[world], lambda *_: SHORT_S, **settings))
+
+
+def test_cold_caches_cost_each_call_what_the_world_says(tmp_path):
+    """Emptying them is not in the time, and short calls are not batched beyond what is bearable."""
+    warm = samples(run_in("slots", tmp_path / "warm"))
+    cold = samples(run_in("slots", tmp_path / "cold", msgspec.structs.replace(ASKED, cache="cold")))
+    ratio = median(each.value for each in cold) / median(each.value for each in warm)
+    assert ratio == pytest.approx(1 + WORLDS["slots"].carry, rel=0.02)
+    assert {each.num_calls for each in cold} == {4}
+
+
+def test_page_faults_are_counted_call_by_call_and_told(tmp_path):
+    results = run_in("calm", tmp_path, faults=lambda _, name: 900 if name == "same" else 0)
+    assert {each.num_faults / each.num_calls for each in samples(results)} == {900}
+    assert {each.num_faults for each in samples(results, "baseline")} == {0}
+    notes = {row.implementation: row.cells["notes"] for row in table.rows(results)}
+    assert "900 page faults" in notes["same"] or "page faults dominate (900" in notes["same"]
+    assert "page fault" not in notes["baseline"]
+
+
+def test_load_is_higher_while_somebody_else_is_there(tmp_path):
+    assert {each.load for each in samples(run_in("calm", tmp_path / "calm"))} == {1.0}
+    alone, beside = (
+        [each.value for each in samples(run_in("busy", tmp_path / "busy")) if each.load == load] for load in (1.0, 2.0)
+    )
+    assert median(beside) > 1.2 * median(alone)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_the_same_seed_writes_the_same_journal(world, tmp_path):
+    journals = []
+    for name in ("one", "other"):
+        run_in(world, tmp_path / name, layout=0.01, process=0.01, seed=3)
+        lines = (tmp_path / name / store.JOURNAL).read_text().splitlines()
+        journals.append([re.sub(r'"(time|run|commit)":"[^"]*"', "", line) for line in lines])
+    assert len(journals[0]) > 10
+    assert journals[0] == journals[1]

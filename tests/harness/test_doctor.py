@@ -1,0 +1,127 @@
+"""The doctor's advice: each is planted, and absent on a machine that is fit."""
+
+import math
+from types import SimpleNamespace
+
+import msgspec
+import numpy as np
+import psutil
+import pytest
+
+from harness import doctor
+from harness.engine.duel import duel
+from harness.machine import environment
+from harness.machine.clock import VirtualClock
+from harness.simulated.virtual import CANARY_S, ENVIRONMENT
+
+FIT = msgspec.structs.replace(
+    ENVIRONMENT,
+    system="Linux x86_64",
+    num_physical_cores=4,
+    num_logical_cores=4,
+    num_threads=4,
+    clocks={"governor": "performance"},
+)
+
+
+@pytest.fixture(autouse=True)
+def _fit_machine(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_percent", lambda **_: 2.0)
+    monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(steal=0.0))
+    monkeypatch.setattr(psutil, "cpu_times_percent", lambda **_: SimpleNamespace(steal=0.1))
+    monkeypatch.setattr(environment, "physical_cores", lambda: 4)
+    monkeypatch.setattr(doctor, "CpuClock", lambda: SimpleNamespace(resolution_s=1e-7))
+    monkeypatch.setattr(doctor, "noise_floor", lambda: doctor.Finding(name="noise floor", value="1 %"))
+
+
+def advice(monkeypatch, **changes):
+    monkeypatch.setattr(environment, "collect", lambda: msgspec.structs.replace(FIT, **changes))
+    return {found.name: found.advice for found in doctor.examine() if found.advice}
+
+
+def test_nothing_is_advised_on_a_machine_that_is_fit(monkeypatch):
+    assert advice(monkeypatch) == {}
+
+
+def test_clocks_that_follow_the_load(monkeypatch):
+    assert advice(monkeypatch, clocks={"governor": "powersave"}) == {
+        "frequency governor": "clocks follow the load: set the governor to performance"
+    }
+
+
+def test_other_work(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_percent", lambda **_: 60.0)
+    assert advice(monkeypatch) == {"load": "other work is running: stop it, or expect wide intervals"}
+
+
+def test_a_coarse_timer(monkeypatch):
+    monkeypatch.setattr(doctor, "CpuClock", lambda: SimpleNamespace(resolution_s=1e-3))
+    assert advice(monkeypatch) == {"timer step": "the timer is coarse: samples are made longer to suit it"}
+
+
+def test_more_threads_than_cores(monkeypatch):
+    told = advice(monkeypatch, num_threads=8)
+    assert told == {"threads": "more threads than cores: unset OMP_NUM_THREADS, or set it to 4"}
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("OMP_WAIT_POLICY", "ACTIVE"), ("GOMP_SPINCOUNT", "infinity"), ("KMP_BLOCKTIME", "infinite")]
+)
+def test_threads_that_never_sleep(monkeypatch, name, value):
+    told = f"idle threads keep their cores from what is timed next: unset {name}"
+    assert advice(monkeypatch, settings={name: value}) == {"thread and malloc settings": told}
+
+
+@pytest.mark.parametrize(("name", "value"), [("OMP_WAIT_POLICY", "passive"), ("KMP_BLOCKTIME", "0")])
+def test_threads_that_sleep_are_none_of_its_business(monkeypatch, name, value):
+    assert advice(monkeypatch, settings={name: value}) == {}
+
+
+def test_where_freed_memory_goes(monkeypatch):
+    def freed(**changes):
+        monkeypatch.setattr(environment, "collect", lambda: msgspec.structs.replace(FIT, **changes))
+        return next(found.value for found in doctor.examine() if found.name == "freed memory")
+
+    assert "page faults anew at each call" in freed()
+    assert freed(settings={"MALLOC_MMAP_MAX_": "0"}) == "kept by the process"
+    assert freed(system="Darwin arm64") == "left to the system"
+
+
+def test_time_that_the_host_takes(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_times_percent", lambda **_: SimpleNamespace(steal=7.0))
+    told = "the host takes time away: measure elsewhere, or take more visits"
+    assert advice(monkeypatch) == {"stolen by the host": told}
+
+
+def test_a_system_that_does_not_tell_of_stolen_time_is_not_asked(monkeypatch):
+    monkeypatch.setattr(psutil, "cpu_times", SimpleNamespace)
+    monkeypatch.setattr(environment, "collect", lambda: FIT)
+    assert "stolen by the host" not in {found.name for found in doctor.examine()}
+
+
+def compared_with_itself(warp):
+    clock = VirtualClock(warp)
+    work = {"one": lambda: clock.spend(2e-3)}
+    return doctor.told(
+        duel(work, "one", clock=clock, budget_s=10.0, stops=False, gauge_work=lambda: clock.spend(CANARY_S))
+    )
+
+
+def test_the_noise_floor_is_measured_for_its_budget_and_quiet_where_the_machine_is():
+    draws = np.random.default_rng(0)
+    found = compared_with_itself(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.01)))
+    assert "(measured for 10.0 s)" in found.value
+    assert not found.advice
+
+
+def test_a_noise_floor_of_several_percent_is_not_good_enough():
+    draws = np.random.default_rng(0)
+    found = compared_with_itself(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.8)))
+    assert found.advice == "differences below this cannot be told: see what else is running"
+
+
+def test_many_disturbed_blocks_are_worse():
+    draws = np.random.default_rng(0)
+    found = compared_with_itself(lambda seconds, _: seconds * (3.0 if draws.random() < 0.35 else 1.0))
+    assert found.advice == "somebody else is at work on this machine: what is measured now is of little worth"
+    assert "blocks disturbed" in found.value
