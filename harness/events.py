@@ -192,6 +192,7 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     visit: int
     arms: dict[str, tuple[Sample, ...]]
     called_s: float = 0.0  # inside calls of the arms, untimed ones and the check of their answers included
+    elapsed_s: float = 0.0  # what the run had taken when it ended
 
 
 class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished"):

@@ -33,7 +33,7 @@ class State:
     num_visits: Counter[str] = field(default_factory=Counter)
     num_workers: int = 0
     began: WorkerStarted | None = None  # the first of them
-    spent_s: float = 0.0  # inside checks and samples
+    spent_s: float = 0.0  # of the run: until its last visit, and inside checks and ceilings after it
     samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)  # by workload and arm
     gauge: Gauge = field(default_factory=Gauge)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
@@ -75,7 +75,7 @@ class State:
 
     def _visited(self, event: VisitFinished) -> None:
         self.num_visits[event.workload] += 1
-        self.spent_s += event.called_s
+        self.spent_s = max(self.spent_s + event.called_s, event.elapsed_s)
         arms = self.samples.setdefault(event.workload, {})
         for arm, taken in event.arms.items():
             arms.setdefault(arm, []).extend(taken)

@@ -151,6 +151,7 @@ class Timing:
                     visit=request.visit,
                     arms=reply.arms,
                     called_s=reply.called_s,
+                    elapsed_s=round(self.run.elapsed_s, 3),
                 )
                 self.run.note(found)
                 return

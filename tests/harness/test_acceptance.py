@@ -272,6 +272,16 @@ class TestCommand:
         assert "| T3 |" in (tmp_path / "acceptance.md").read_text()
         assert set(kept.load(tmp_path, machine=command.machine(), short=True)) == {"T3", "T9", "T12"}
 
+    def test_a_piece_amid_which_the_session_was_killed_is_made_again(self, stub, tmp_path):
+        call("--short", "--only", "T3,T12", "--to", str(tmp_path))
+        parts = tmp_path / "parts" / "short"
+        whole = (parts / "T12-00.json").read_bytes()
+        (parts / "T12-00.json").rename(parts / "T12-00.draft")
+        (parts / "T12-00.draft").write_bytes(whole[: len(whole) // 2])
+        done = call("--short", "--only", "T3,T12", "--to", str(tmp_path))
+        assert done.exit_code == 0, done.output
+        assert stub == ["T12-00", "T3-00", "T12-00"]
+
     def test_a_miss_gives_exit_code_1_and_is_in_the_table(self, stub, tmp_path):
         done = call("--short", "--only", "T3,T4", "--to", str(tmp_path))
         assert done.exit_code == 1

@@ -30,6 +30,13 @@ def test_settings_replace_the_sweeps_values_and_parentheses_hold_commas():
     assert {(w.seq_len, w.mask) for w in made} == {(4, "causal")}
 
 
+def test_a_sweep_has_a_budget_which_ones_own_replaces():
+    usual_s = sweep.load("quick").budget_s
+    assert 60.0 <= usual_s <= 600.0
+    assert plan(Selection(sweep="quick")).budget_s == usual_s
+    assert plan(Selection(sweep="quick", budget_s=7.0)).budget_s == 7.0
+
+
 def test_the_device_all_stands_for_every_device():
     made = sweep.workloads(sweep.load("quick"), {"seq_len": ["4"]}, ("cpu", "cuda"))
     assert {w.device for w in made} == {"cpu", "cuda"}

@@ -1,5 +1,6 @@
 """What more time is said to decide, against what it then decides."""
 
+import re
 from pathlib import Path
 
 import msgspec
@@ -8,6 +9,7 @@ import pytest
 from harness.compare import comparisons
 from harness.parent import run
 from harness.records import Comparison, Verdict
+from harness.reports import table, verdicts
 from harness.simulated.virtual import VirtualCrew, plan
 from harness.simulated.worlds import WORLDS
 from harness.statistics.stats import median
@@ -80,3 +82,15 @@ def test_a_fair_share_is_decided_in_the_time_that_was_forecast(tmp_path):
     ]
     assert len(told) >= FEWEST_FORECASTS
     assert LEAST_SHARE <= sum(told) / len(told) <= MOST_SHARE
+
+
+def test_a_run_ends_by_saying_what_is_open_and_how_much_more_time_would_decide_it(tmp_path):
+    truth = {"baseline": 1.0, "near": 1.019, "same": 1.0, "slow": 1.5}
+    crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2)
+    asked = plan(1, tuple(truth), budget_s=8.0)
+    results = run.execute(asked, tmp_path, lambda _: None, crew=crew, clock=crew.clock.now, count=lambda: None)
+    told = verdicts.decided(results)
+    assert re.fullmatch(r"2 of 3 comparisons decided; about .+ more would decide 1 of the others", told), told
+    cells = {row.implementation: row.cells["verdict"] for row in table.rows(results)}
+    assert re.fullmatch(r"equivalent within 2 % \(would see [0-9.]+ %\)", cells["same"]), cells
+    assert re.fullmatch(r"undecided \(would see [0-9.]+ %; .+ more may tell\)", cells["near"]), cells

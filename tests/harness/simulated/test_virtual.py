@@ -240,6 +240,26 @@ def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_p
         assert len(places) == len(set(places))
 
 
+@pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
+def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path, share):
+    """Nothing comes of the time between the last visit and the kill; what was between visits before counts."""
+    crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.019}[name])
+
+    def clock():
+        crew.clock.spend(2e-3)  # what the harness itself takes, whenever somebody looks at the clock
+        return crew.clock.now()
+
+    asked = plan(2, ("baseline", "near"), budget_s=20.0)
+    run.execute(asked, tmp_path / "run", lambda _: None, crew=crew, clock=clock, count=lambda: None)
+    journal = tmp_path / "run" / store.JOURNAL
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[: int(share * len(lines))]))
+    start_s = crew.clock.now()
+    again = run.execute(asked, tmp_path / "run", lambda _: None, crew=crew, clock=clock, count=lambda: None)
+    assert 20.0 <= again.elapsed_s <= 21.0
+    assert crew.clock.now() - start_s == pytest.approx((1 - share) * 20.0, rel=0.15)
+
+
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_duel_finds_what_was_planted(world):
     clock = clock_in(WORLDS[world], 5)

@@ -75,6 +75,16 @@ def test_swapping_the_arms_changes_nothing(differences):
 
 
 @settings(deadline=None, max_examples=40)
+@given(st.lists(st.tuples(*[st.floats(-100, 100)] * 3), min_size=1, max_size=40), st.floats(1e-3, 1e3))
+def test_with_a_twin_neither_another_unit_nor_the_mirror_image_changes_anything(blocks, unit):
+    """The two arms cannot change places there: one of them has a twin. But what is slower may as well be faster."""
+    arm, baseline, other = np.round(np.array(blocks), 3).T  # what is 0 in one unit is so in each
+    found = e_values(arm - baseline, arm - other)
+    assert e_values(baseline - arm, other - arm) == pytest.approx(found, rel=1e-12)
+    assert e_values((arm - baseline) * unit, (arm - other) * unit) == pytest.approx(found, rel=1e-9)
+
+
+@settings(deadline=None, max_examples=40)
 @given(DIFFERENCES, st.integers(1, 40))
 def test_what_comes_later_does_not_change_what_was_said(differences, length):
     whole = e_values(np.array(differences))[:length]
