@@ -240,24 +240,26 @@ def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_p
         assert len(places) == len(set(places))
 
 
-@pytest.mark.parametrize("share", [0.3, 0.7, 0.95])
-def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path, share):
-    """Nothing comes of the time between the last visit and the kill; what was between visits before counts."""
-    crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.019}[name])
+@pytest.mark.parametrize("killed_s", [6.0, 14.0, 19.0])
+def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path, killed_s):
+    """What it took between its calls counts, too; only what came after the last visit is lost with the kill."""
+    crew = VirtualCrew(WORLDS["drift"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.02}[name], layout=0.01)
+    asked, folder = plan(30, ("baseline", "near"), budget_s=20.0), tmp_path / "run"
 
     def clock():
-        crew.clock.spend(2e-3)  # what the harness itself takes, whenever somebody looks at the clock
+        crew.clock.spend(2e-3)  # what the harness itself takes, whenever it looks at the clock
         return crew.clock.now()
 
-    asked = plan(2, ("baseline", "near"), budget_s=20.0)
-    run.execute(asked, tmp_path / "run", lambda _: None, crew=crew, clock=clock, count=lambda: None)
-    journal = tmp_path / "run" / store.JOURNAL
-    lines = journal.read_bytes().splitlines(keepends=True)
-    journal.write_bytes(b"".join(lines[: int(share * len(lines))]))
+    def kill(_):
+        if clock() > killed_s:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run.execute(asked, folder, kill, crew=crew, clock=clock, count=lambda: None)
     start_s = crew.clock.now()
-    again = run.execute(asked, tmp_path / "run", lambda _: None, crew=crew, clock=clock, count=lambda: None)
+    again = run.execute(asked, folder, lambda _: None, crew=crew, clock=clock, count=lambda: None)
     assert 20.0 <= again.elapsed_s <= 21.0
-    assert crew.clock.now() - start_s == pytest.approx((1 - share) * 20.0, rel=0.15)
+    assert crew.clock.now() - start_s == pytest.approx(20.0 - killed_s, abs=0.5)
 
 
 @pytest.mark.parametrize("world", WORLDS)
