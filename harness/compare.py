@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from harness.events import TOUCH_BELOW_S
 from harness.once import once
 from harness.records import Comparison, Record, Sample, Status, Verdict, Workload
-from harness.statistics.stats import Estimate, Pairs, mean_of, paired_ratio, pairs
+from harness.statistics.stats import Estimate, Pairs, paired_ratio, pairs
 from harness.statistics.twins import beside, of_sides
 from harness.statistics.verdict import (
     Judgement,
@@ -57,16 +57,6 @@ def noise_floors(results: Results) -> dict[str, Estimate]:
         if floor is not None and (floor.largest_log or 0.0) >= (floors.get(workload, floor).largest_log or 0.0):
             floors[workload] = floor
     return floors
-
-
-@once
-def overall(results: Results) -> dict[str, Estimate]:
-    """By implementation: the geometric mean of its ratios over all workloads where it has an interval, two at least."""
-    ratios: dict[str, list[Estimate]] = {}
-    for record, found in _judged(results):
-        if found is not None and found.ratio.standard_error is not None:
-            ratios.setdefault(record.implementation, []).append(found.ratio)
-    return {name: mean_of(found) for name, found in ratios.items() if len(found) > 1}
 
 
 @once

@@ -1,4 +1,4 @@
-"""One verdict for a whole session: the geometric mean over all of its cells, and both sides' records in one order."""
+"""One verdict for many cells: of a session with two sides, or of an implementation over all of its workloads."""
 
 import math
 from collections.abc import Sequence
@@ -7,21 +7,23 @@ from dataclasses import dataclass, replace
 import msgspec
 import numpy as np
 
-from harness.compare import paired
+from harness.compare import comparisons, paired
 from harness.events import BASE
+from harness.once import once
 from harness.records import Record, Status, Verdict
 from harness.statistics import evidence
 from harness.statistics.stats import NORMAL_MAD, Estimate, Pairs, mean_of, paired_ratio
-from harness.statistics.verdict import WHOLE_SHARE, Judgement, detectable, margin
+from harness.statistics.verdict import FALSE_SHARE, WHOLE_SHARE, Judgement, detectable, margin
 from harness.store import Results
 
+FEWEST_CELLS = 2
 FEWEST_EPOCHS = 3
 """With fewer processes than this nothing is said of the session as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What a session says of all its cells together."""
+    """What many cells say together."""
 
     ratio: Estimate
     margin: float
@@ -42,10 +44,9 @@ def suite(results: Results) -> Suite | None:
         return None
     logs = _of_processes([found for found, _ in cells])
     smallest = results.plan.smallest_effect
-    limit = margin(mean_over([twins for _, twins in cells]), smallest)
     judged = Judgement(
         ratio=ratio,
-        margin=limit,
+        margin=margin(mean_over([twins for _, twins in cells]), smallest),
         smallest=smallest,
         e_same=evidence.last(evidence.e_values(logs)),
         e_apart=0.0,
@@ -58,6 +59,51 @@ def suite(results: Results) -> Suite | None:
         minimum_detectable_effect=detectable(of_processes, 1 / WHOLE_SHARE),
         verdict=_verdict(judged, differs=judged.e_same >= 1 / WHOLE_SHARE),
         num_cells=len(cells),
+    )
+
+
+@once
+def by_implementation(results: Results) -> dict[str, Suite]:
+    """What each implementation's workloads say together, of all that have two at least, in the order of their ratios.
+
+    The e-value against "the same code on every workload" is the mean of the workloads' own, which is one whatever they
+    share: nobody bets anew. Verdicts hold among all implementations of a session, beside those on single cells. With
+    fewer than three processes there is a mean, and nothing that says how sure it is.
+    """
+    e_values = {(each.workload.id, each.implementation): each.e_same for each in comparisons(results)}
+    cells: dict[str, list[tuple[Pairs, Pairs, float]]] = {}
+    for record, pairs, twins in paired(results):
+        found = pairs if results.plan.sides is None else pairs.by_epoch()
+        if _has_interval(found):
+            e_same = e_values[record.workload.id, record.implementation]
+            cells.setdefault(record.implementation, []).append((found, twins, e_same))
+    judged = {
+        name: _together(own, results.plan.smallest_effect) for name, own in cells.items() if len(own) >= FEWEST_CELLS
+    }
+    differ = evidence.discoveries(np.array([each.e_same * each.is_beyond for each in judged.values()]), FALSE_SHARE)
+    told = {
+        name: Suite(
+            ratio=each.ratio,
+            margin=each.margin,
+            minimum_detectable_effect=None,
+            verdict=_verdict(each, differs=bool(differs)),
+            num_cells=len(cells[name]),
+        )
+        for (name, each), differs in zip(judged.items(), differ, strict=True)
+    }
+    return dict(sorted(told.items(), key=lambda item: item[1].ratio.point))
+
+
+def _together(cells: Sequence[tuple[Pairs, Pairs, float]], smallest: float) -> Judgement:
+    found = [pairs for pairs, _, _ in cells]
+    ratios = [ratio for pairs in found if (ratio := paired_ratio(pairs)) is not None]
+    return Judgement(
+        ratio=mean_over(found) or replace(mean_of(ratios), standard_error=None),
+        margin=margin(mean_over([twins for _, twins, _ in cells]), smallest),
+        smallest=smallest,
+        e_same=float(np.mean([e_same for _, _, e_same in cells])),
+        e_apart=0.0,
+        spread=0.0,
     )
 
 
@@ -88,9 +134,9 @@ def mean_over(cells: Sequence[Pairs]) -> Estimate | None:
         return None
     pulls = dict.fromkeys(epochs, 0.0)  # of each process on the mean
     for found, ratio in zip(cells, ratios, strict=True):
-        medians = found.medians
-        for (epoch, _), log in medians.items():
-            pulls[epoch] += (log - math.log(ratio.point)) / (len(medians) * len(cells))
+        visits = found.centres
+        for (epoch, _), log in visits.items():
+            pulls[epoch] += (log - math.log(ratio.point)) / (len(visits) * len(cells))
     number = len(epochs)
     error = math.sqrt(number / (number - 1) * sum(pull**2 for pull in pulls.values()))
     alone = mean_of(ratios)

@@ -183,7 +183,7 @@ def rival_times(frame: Any) -> Any:  # noqa: ANN401 - tables
     powers = power_of_rivals(frame)
     good = powers.assign(seconds=powers["budget_s"].where(powers["power"] >= DECIDE_POWER, math.inf))
     by = good.groupby(["tool", "statistic"], sort=False, as_index=False)
-    return by.agg(seconds=("seconds", "min"), num_same=("num_same", "min"))
+    return by.agg(seconds=("seconds", "min"), fewest=("num_same", "min"), most=("num_same", "max"))
 
 
 def t6(rows: list[Row], *, short: bool) -> Outcome:
@@ -199,7 +199,7 @@ def t6(rows: list[Row], *, short: bool) -> Outcome:
         row = found.loc[found["seconds"].idxmin()]
         far = math.isinf(row["seconds"])
         seconds = f"over {longest_s:g} s" if far else f"{row['seconds']:g} s by {row['statistic']}"
-        told[str(tool)] = f"{seconds} (thresholds from {row['num_same']} comparisons of identical code each)"
+        told[str(tool)] = f"{seconds} (thresholds from {row['fewest']} to {row['most']} comparisons of identical code)"
     return Outcome(
         id="T6",
         title="time to the right verdict, a millisecond operation slowed down by 5 %",

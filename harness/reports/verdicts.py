@@ -1,11 +1,12 @@
 """What all comparisons say together: how many are decided, who is fastest, and the mean of the ratios."""
 
-from harness.compare import comparisons, overall, winners
+from harness.compare import comparisons, winners
 from harness.records import Verdict
 from harness.reports import words
 from harness.reports.table import absent, percent, span
 from harness.statistics.interference import MANY
 from harness.store import Results
+from harness.suite import Suite, by_implementation
 from harness.units import duration
 
 
@@ -70,12 +71,18 @@ def fastest(results: Results) -> list[str]:
 
 
 def means(results: Results) -> list[str]:
-    """Each implementation over all of its workloads: the geometric mean of its ratios."""
-    counts: dict[str, int] = {}
-    for each in comparisons(results):
-        counts[each.implementation] = counts.get(each.implementation, 0) + (each.low is not None)
-    found = sorted(overall(results).items(), key=lambda item: item[1].point)
+    """Each implementation over all of its workloads: the geometric mean of its ratios, and the verdict on that."""
+    is_plain = results.plan.sides is None  # else the whole session has one verdict, and no implementation has
     return [
-        words.plain(f"{name}: {span(ratio.point, ratio.low, ratio.high)} over {counts[name]} workloads")
-        for name, ratio in found
+        words.plain(
+            f"{name}: {span(found.ratio.point, found.ratio.low, found.ratio.high)} over {found.num_cells} workloads"
+            + f", {_on_the_whole(found)}" * is_plain
+        )
+        for name, found in by_implementation(results).items()
     ]
+
+
+def _on_the_whole(found: Suite) -> str:
+    if found.verdict is Verdict.equivalent:
+        return f"equivalent on the whole within {percent(found.margin)}"
+    return f"{found.verdict} on the whole"

@@ -6,9 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare import comparisons, noise_floors, overall, winners
+from harness.compare import comparisons, noise_floors, winners
 from harness.records import Comparison, Verdict
 from harness.store import Results
+from harness.suite import by_implementation
 from tests.harness import journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 2048))
@@ -89,11 +90,19 @@ def test_the_winner_of_equals_owes_nothing_to_luck(tmp_path: Path) -> None:
 
 
 def test_the_mean_over_workloads_is_geometric(results: Results) -> None:
-    found = overall(results)["fused"]
+    found = by_implementation(results)["fused"].ratio
     logs = [math.log(each.ratio) for each in named(results, "fused")]
     assert math.log(found.point) == pytest.approx(sum(logs) / len(logs))
     assert found.low is not None
     assert found.low < found.point
+
+
+def test_with_too_few_processes_there_is_a_mean_and_nothing_that_says_how_sure_it_is(tmp_path: Path) -> None:
+    points = journals.workloads(seq_len=(128, 2048))
+    found = by_implementation(journals.write(tmp_path, points, ("sdpa", "fused"), num_epochs=1, num_visits=4))
+    assert found["fused"].num_cells == len(points)
+    assert found["fused"].ratio.low is None
+    assert found["fused"].verdict is Verdict.undecided
 
 
 def test_void_blocks_have_no_say(results: Results) -> None:
