@@ -22,7 +22,7 @@ from harness.records import Verdict
 from harness.runs import find_runs, newest_run
 
 TINY = """summary = "small enough to be killed often"
-budget_s = 40.0
+budget_s = 80.0
 metrics = ["latency"]
 implementations = ["sdpa", "fused", "bmm", "naive_loop"]
 num_epochs = 3
