@@ -233,6 +233,7 @@ class TestShown:
         assert set(drawn) == {"errors", "power", "times", "coverage"}
         assert all(each.svg.startswith("<svg") for each in drawn.values())
         assert set(chart.pictures(told[:1])) == {"errors"}
+        assert set(chart.pictures(told[2:3])) == {"power"}, "without the comparisons of identical code, too"
 
 
 @pytest.fixture
