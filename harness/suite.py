@@ -64,7 +64,7 @@ def suite(results: Results) -> Suite | None:
 
 @once
 def by_implementation(results: Results) -> dict[str, Suite]:
-    """What each implementation's workloads say together, of all that have two at least, in the order of their ratios.
+    """What each implementation's workloads say together, where it has two at least; in the order of the ratios.
 
     The e-value against "the same code on every workload" is the mean of the workloads' own, which is one whatever they
     share: nobody bets anew. Verdicts hold among all implementations of a session, beside those on single cells. With

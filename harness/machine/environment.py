@@ -66,11 +66,12 @@ def collect() -> Environment:
 
 
 def _native_dtypes() -> tuple[str, ...] | None:
-    """What oneDNN, which multiplies matrices of half precision, says of this processor; None: torch has no oneDNN."""
-    if not torch.backends.mkldnn.is_available():
+    """What oneDNN, which multiplies matrices of half precision, says of this processor; None: it cannot be asked."""
+    names = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
+    asked: dict[str, Any] = {dtype: getattr(torch.ops.mkldnn, name, None) for dtype, name in names.items()}
+    if not torch.backends.mkldnn.is_available() or None in asked.values():
         return None
-    asked = {"bfloat16": "_is_mkldnn_bf16_supported", "float16": "_is_mkldnn_fp16_supported"}
-    return tuple(dtype for dtype, name in asked.items() if getattr(torch.ops.mkldnn, name)())
+    return tuple(dtype for dtype, is_native in asked.items() if is_native())
 
 
 def _cpu_name() -> str:

@@ -32,3 +32,8 @@ def test_half_precision_has_hardware_where_onednn_says_so(monkeypatch, native):
 def test_without_onednn_nothing_is_known_of_half_precision(monkeypatch):
     monkeypatch.setattr(torch.backends.mkldnn, "is_available", lambda: False)
     assert environment.collect().native_dtypes is None
+
+
+def test_a_torch_that_cannot_be_asked_costs_no_run(monkeypatch):
+    monkeypatch.setattr(torch.ops, "mkldnn", object())
+    assert environment.collect().native_dtypes is None
