@@ -80,7 +80,7 @@ def bench_pytest(session: nox.Session) -> None:
     """The quick sweep as a suite of pytest-benchmark, kept in results/benchmarks; arguments after -- go to pytest."""
     install(session, "histogram")
     options = [f"--benchmark-storage={RESULTS / 'benchmarks'}", "--benchmark-autosave", "--benchmark-save-data"]
-    session.run("pytest", "--override-ini=addopts=", "harness/pytest_suite", *options, *session.posargs)
+    session.run("pytest", "--override-ini=addopts=", "harness/attnbench/pytest_suite", *options, *session.posargs)
 
 
 @nox.session
@@ -96,14 +96,14 @@ def detection(session: nox.Session) -> None:
     """Plant every known mistake and try 1000 seeds of honest results: renew results/gallery/detection (long)."""
     install(session)
     folder = str(RESULTS / "gallery" / "detection")
-    session.run("python", "-m", "harness.detection", *(session.posargs or ["--to", folder]))
+    session.run("python", "-m", "studies.detection", *(session.posargs or ["--to", folder]))
 
 
 @nox.session
 def acceptance(session: nox.Session) -> None:
     """Show what the method must show, beside its rivals: renew results/gallery/acceptance (-- --short: 15 minutes)."""
     install(session, "acceptance")
-    session.run("python", "-m", "harness.acceptance", *session.posargs)
+    session.run("python", "-m", "studies.acceptance", *session.posargs)
 
 
 @nox.session

@@ -9,12 +9,13 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from harness import catalog, plugins
-from harness.records import Status
-from harness.reports import story
-from harness.reports.markdown import escaped
-from harness.reports.table import Row, groups
-from harness.store import Results, read
+from attnbench import plugins
+from attnbench.commands import catalog
+from attnbench.reports import story
+from attnbench.reports.markdown import escaped
+from attnbench.reports.table import Row, groups
+from attnbench.storage.journal import Results, read
+from attnbench.storage.records import Status
 
 ROOT = Path(__file__).parent.parent
 README, METHOD = ROOT / "README.md", ROOT / "docs" / "method.md"

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from harness.contract import Attention, BoundMask, Implementation, Workload, product_flops, repeat_heads
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, product_flops, repeat_heads
 
 TILE = 256
 """Queries and keys in a tile: (H, t, s) scores of 8 heads in float32 are 2 MiB, about what a core's cache holds."""

@@ -9,7 +9,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
 
 LARGEST_HEAD_DIM = 128
 

@@ -9,7 +9,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package
 
 HEAD_DIMS = (64, 128, 256)
 

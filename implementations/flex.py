@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from harness.contract import Attention, BoundMask, Implementation, Workload, compile_whole, missing_compiler
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, compile_whole, missing_compiler
 
 SMALLEST_CUDA_HEAD_DIM = 16
 

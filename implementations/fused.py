@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn, repeat_heads
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn, repeat_heads
 
 
 class Fused(Attention):

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.contract import Attention, BoundMask, Implementation, Workload, dense_flops
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, dense_flops
 
 Change = Callable[[Tensor], Tensor]
 

@@ -8,7 +8,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.contract import Attention, BoundMask, Implementation, Workload
+from attnbench.contract import Attention, BoundMask, Implementation, Workload
 
 
 class Sdpa(Attention):

@@ -11,7 +11,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, Workload
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload
 
 MASKS = ("causal", "causal_bottom_right")
 

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.contract import Attention, BoundMask, Implementation, Workload
+from attnbench.contract import Attention, BoundMask, Implementation, Workload
 
 LARGEST_HEAD_DIM = 128
 

@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.contract import Attention, BoundMask, Implementation, Workload, repeat_heads
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, repeat_heads
 
 
 class SdpaEfficient(Attention):

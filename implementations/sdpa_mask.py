@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from harness.contract import Attention, BoundMask, Implementation, Workload
+from attnbench.contract import Attention, BoundMask, Implementation, Workload
 
 
 class SdpaMask(Attention):

@@ -12,7 +12,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.contract import Attention, BoundMask, Implementation, Workload, dense_flops
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, dense_flops
 
 
 class SdpaMath(Attention):

@@ -11,7 +11,7 @@ B H T S + 3 B T D numbers; where a graph is recorded, the projections twice, and
 import torch
 from torch import Tensor
 
-from harness.contract import BoundMask, Implementation, Weights, Workload, nn
+from attnbench.contract import BoundMask, Implementation, Weights, Workload, nn
 
 
 class TorchMha(nn.Module):

@@ -9,8 +9,8 @@ Shapes: B batch, T query length, S key length, H heads, D embedding width = H*K.
 
 from torch import Tensor
 
-from harness.adapters import Sizes, adapt, packed
-from harness.contract import BoundMask, Workload, nn
+from attnbench.contract import BoundMask, Workload, nn
+from attnbench.contract.adapters import Sizes, adapt, packed
 
 
 def make(sizes: Sizes) -> nn.MultiheadAttention:

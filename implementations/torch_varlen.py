@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
 
 LARGEST_HEAD_DIM = 256
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package
 
 
 class TransformersEager(Attention):

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package
 
 
 class TransformersSdpa(Attention):

@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package, repeat_heads
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package, repeat_heads
 
 BIASES = {"causal": "LowerTriangularMask", "causal_bottom_right": "LowerTriangularFromBottomRightMask"}
 

@@ -56,7 +56,7 @@ if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--h
     if arguments[0] == "compare":
         arguments += ["--set", "direction=inference"]
 sys.argv = ["attnbench", *(argument for argument in arguments if argument != "--open")]
-runpy.run_module("harness", run_name="__main__", alter_sys=True)
+runpy.run_module("attnbench", run_name="__main__", alter_sys=True)
 """
 
 
@@ -129,8 +129,9 @@ def test_set_up_is_what_ci_runs(document: str) -> None:
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
     """A copy of the packages, where `attnbench` is the copy's command line on small settings."""
-    for package in ("harness", "implementations", "examples"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for folder in ("harness", "implementations", "examples"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored, symlinks=True)
     commands = tmp_path / ".commands"
     commands.mkdir()
     (commands / "small.py").write_text(SMALL, encoding="utf-8")
@@ -221,7 +222,7 @@ def execute(
     inherited = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}  # it is a copy
     environment = inherited | {
         "PATH": path,
-        "PYTHONPATH": str(workplace),
+        "PYTHONPATH": str(workplace / "harness"),
         "BROWSER": "true",
         "MPLBACKEND": "agg",
         "GIT_CEILING_DIRECTORIES": str(workplace.parent),
@@ -244,7 +245,7 @@ def execute(
 def test_it_is_told_where_everything_is() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     told = set(re.findall(r"`(\w+(?:\.py|/))`", text.partition("## Where things are")[2].partition("\n## ")[0]))
-    there = {path.name if path.suffix else f"{path.name}/" for path in (ROOT / "harness").iterdir()}
+    there = {path.name if path.suffix else f"{path.name}/" for path in (ROOT / "harness" / "attnbench").iterdir()}
     hidden = {"__init__.py", "__main__.py", "__pycache__/", "py.typed"}
     assert told - {"implementations/", "harness/"} == there - hidden
 
@@ -257,8 +258,8 @@ def test_the_glossary_names_what_is_there() -> None:
         if not (ROOT / path).exists()
     ]
     for module, name in re.findall(r"`([a-z]\w*)\.([A-Za-z]\w*)(?:\(\))?`", text):
-        harness = ROOT / "harness"
-        paths = [harness / f"{module}.py", harness / module / "__init__.py", *harness.glob(f"*/{module}.py")]
+        harness = ROOT / "harness" / "attnbench"
+        paths = [harness / f"{module}.py", harness / module / "__init__.py", *harness.rglob(f"{module}.py")]
         source = "\n".join(path.read_text(encoding="utf-8") for path in paths if path.exists())
         if name != "jsonl" and not re.search(rf"^(class|def) {name}\b|^{name}\b", source, re.MULTILINE):
             missing.append(f"{module}.{name}")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness import plugins
+from attnbench import plugins
 
 FIELD = Path(__file__).parent.parent / "examples" / "field"
 PACKAGES = tomllib.loads((FIELD / "field.toml").read_text(encoding="utf-8"))

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.statistics import evidence
-from harness.statistics.stats import Estimate
-from harness.statistics.verdict import FALSE_SHARE, WHOLE_SHARE, Judgement, detectable, share_of_cells
-from harness.store import read
+from attnbench.statistics import evidence
+from attnbench.statistics.intervals import Estimate
+from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, Judgement, detectable, share_of_cells
+from attnbench.storage.journal import read
 
 ROOT = Path(__file__).parents[1]
 
@@ -147,7 +147,7 @@ def test_the_pictures_of_the_readme_exist():
 
 
 def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
-    from harness.reports.latency_plot import REPORT
+    from attnbench.reports.latency_plot import REPORT
 
     (REPORT.write(read(ROOT / "results" / "gallery" / "quick"), tmp_path))
     again = (tmp_path / "latency_plot.svg").read_text(encoding="utf-8")

@@ -12,14 +12,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from harness.commands.progress import watching
-from harness.parent import run
-from harness.parent.selection import Selection, plan
-from harness.records import Record, Status
-from harness.reports.markdown import escaped
-from harness.reports.words import plain
-from harness.store import Results, read
-from harness.units import significant
+from attnbench.commands.progress import watching
+from attnbench.processes import session as run
+from attnbench.processes.planning import Selection, plan
+from attnbench.reports.markdown import escaped
+from attnbench.reports.words import plain
+from attnbench.storage.journal import Results, read
+from attnbench.storage.records import Record, Status
+from attnbench.units import significant
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -2,7 +2,7 @@
 
 from diffusers.models.attention_processor import Attention, AttnProcessor, AttnProcessor2_0
 
-from harness.adapters import adapt, split
+from attnbench.contract.adapters import adapt, split
 
 
 def diffusers(processor):

@@ -2,7 +2,7 @@
 
 from esm.multihead_attention import MultiheadAttention
 
-from harness.adapters import adapt, split
+from attnbench.contract.adapters import adapt, split
 
 
 def esm(**options):

@@ -3,7 +3,7 @@
 import torch
 from kornia.feature.loftr.loftr_module.linear_attention import FullAttention
 
-from harness.contract import Attention, Implementation, repeat_heads
+from attnbench.contract import Attention, Implementation, repeat_heads
 
 
 class Loftr(Attention):

@@ -2,7 +2,7 @@
 
 from labml_nn.transformers.mha import MultiHeadAttention
 
-from harness.adapters import adapt, split
+from attnbench.contract.adapters import adapt, split
 
 
 def call(module, x, context, mask):

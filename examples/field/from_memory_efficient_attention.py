@@ -2,7 +2,7 @@
 
 from memory_efficient_attention_pytorch.memory_efficient_attention import Attention
 
-from harness.adapters import adapt, stacked
+from attnbench.contract.adapters import adapt, stacked
 
 
 def memory_efficient(**buckets):

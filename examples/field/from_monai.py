@@ -2,7 +2,7 @@
 
 from monai.networks.blocks.selfattention import SABlock
 
-from harness.adapters import adapt, packed
+from attnbench.contract.adapters import adapt, packed
 
 
 def monai(**options):

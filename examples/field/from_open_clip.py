@@ -3,7 +3,7 @@
 import cpu_torchvision  # noqa: F401 - comes first
 from open_clip.transformer import Attention
 
-from harness.adapters import adapt, packed
+from attnbench.contract.adapters import adapt, packed
 
 
 def make(s):

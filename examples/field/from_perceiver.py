@@ -2,7 +2,7 @@
 
 from perceiver_pytorch.perceiver_pytorch import Attention
 
-from harness.adapters import adapt, stacked
+from attnbench.contract.adapters import adapt, stacked
 
 
 def call(module, x, context, mask):

@@ -2,7 +2,7 @@
 
 from segment_anything.modeling.transformer import Attention
 
-from harness.adapters import adapt, split
+from attnbench.contract.adapters import adapt, split
 
 segment_anything = adapt(
     lambda s: Attention(s.embed_dim, s.num_heads),

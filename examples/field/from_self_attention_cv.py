@@ -4,7 +4,7 @@ import cpu_torchvision  # noqa: F401 - comes first
 import torch
 from self_attention_cv.transformer_vanilla.mhsa import MultiHeadSelfAttention
 
-from harness.adapters import Layout, adapt, packed
+from attnbench.contract.adapters import Layout, adapt, packed
 
 
 def pack(weights):

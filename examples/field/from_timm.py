@@ -3,7 +3,7 @@
 import cpu_torchvision  # noqa: F401 - comes first
 from timm.layers import Attention
 
-from harness.adapters import adapt, packed
+from attnbench.contract.adapters import adapt, packed
 
 
 def timm(fused):

@@ -2,7 +2,7 @@
 
 from torch import nn
 
-from harness.adapters import adapt, packed
+from attnbench.contract.adapters import adapt, packed
 
 
 def call(module, x, context, mask):

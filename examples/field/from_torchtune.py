@@ -3,7 +3,7 @@
 from torch import nn
 from torchtune.modules import MultiHeadAttention
 
-from harness.adapters import adapt, split
+from attnbench.contract.adapters import adapt, split
 
 
 def torchtune(**options):

@@ -13,7 +13,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 from transformers.models.vit.modeling_vit import ViTAttention
 from transformers.models.whisper.modeling_whisper import WhisperAttention
 
-from harness.adapters import Layout, adapt, packed, per_head, split, transposed
+from attnbench.contract.adapters import Layout, adapt, packed, per_head, split, transposed
 
 
 def config(kind, code, sizes, **more):

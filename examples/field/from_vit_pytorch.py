@@ -4,7 +4,7 @@ import cpu_torchvision  # noqa: F401 - comes first
 from torch import nn
 from vit_pytorch.vit import Attention
 
-from harness.adapters import adapt, packed
+from attnbench.contract.adapters import adapt, packed
 
 
 def make(s):

@@ -2,7 +2,7 @@
 
 from x_transformers.x_transformers import Attention
 
-from harness.adapters import adapt, split
+from attnbench.contract.adapters import adapt, split
 
 
 def x_transformers(flash):

@@ -10,11 +10,11 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor
 
-from harness import mistakes, steps
-from harness.contract import BoundMask, Implementation, Weights
-from harness.mask import parse_mask
-from harness.plugins import plugs
-from harness.records import Workload
+from attnbench.checking import mistakes, steps
+from attnbench.contract import BoundMask, Implementation, Weights
+from attnbench.plugins import plugs
+from attnbench.workloads.masks import parse_mask
+from attnbench.workloads.workload import Workload
 
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
 

@@ -7,9 +7,9 @@ several (H, T, S); the keys are the last axis. Those tables have `dim0` in their
 import torch
 from torch import Tensor, nn
 
+from attnbench.contract import Weights
+from attnbench.workloads.workload import Workload
 from examples.tutorials.blocks import attend_tokens, output, planted, seeded, unscaled
-from harness.contract import Weights
-from harness.records import Workload
 
 WORDS = ["life", "is", "short", "eat", "dessert", "first", "is", "life"]
 SINGLE = Workload(seq_len=len(WORDS), num_heads=1, head_dim=24, value_dim=28, embed_dim=16, scope="module")

@@ -7,9 +7,9 @@ printed, and with the mask that the text describes.
 import torch
 from torch import Tensor, nn
 
+from attnbench.contract import Weights
+from attnbench.workloads.workload import Workload
 from examples.tutorials.blocks import attend, output, planted, seeded
-from harness.contract import Weights
-from harness.records import Workload
 
 TOKENS = ((1, 2, 0, 0), (1, 2, 3, 4))
 LENGTHS = tuple(sum(token != 0 for token in row) for row in TOKENS)

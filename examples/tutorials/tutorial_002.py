@@ -6,8 +6,8 @@ The last three are in the title and no numbers of theirs are given: they are dra
 import torch
 from torch import Tensor, nn
 
+from attnbench.contract import Weights
 from examples.tutorials.blocks import attend_tokens, output, seeded, unscaled
-from harness.contract import Weights
 
 WORDS = "Life is short, eat dessert first".replace(",", "").split()
 SECOND = 1

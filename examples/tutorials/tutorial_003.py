@@ -7,9 +7,9 @@ shows.
 import torch
 from torch import Tensor, nn
 
+from attnbench.checking import steps
+from attnbench.contract import Weights
 from examples.tutorials.blocks import attend_tokens, output, seeded
-from harness import steps
-from harness.contract import Weights
 
 INPUT = (
     (0.43, 0.15, 0.89),

@@ -8,9 +8,9 @@ import math
 import torch
 from torch import Tensor, nn
 
+from attnbench.checking import steps
+from attnbench.contract import Weights
 from examples.tutorials.blocks import attend_tokens, scene, seeded
-from harness import steps
-from harness.contract import Weights
 
 SENTENCES = ("time flies like an arrow", "fruit flies like a banana")
 NUM_HEADS, HEAD_WIDTH, EMBED_WIDTH = 2, 4, 8

@@ -21,7 +21,7 @@ VIEWS = 1  # the list of views, below the list of runs
 GROUP_BY = 4  # behind the lists of workers and spans
 NAMES = ["fused", "module_list", "sdpa"]
 SIZES = ["--set", "device=cpu"]
-ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(ROOT / "harness"), "OMP_NUM_THREADS": "1"}
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def address(tmp_path_factory):
     """Three implementations, traced and served by the commands themselves."""
     folder = tmp_path_factory.mktemp("traces")
     chosen = [option for name in NAMES for option in ("-i", name)]
-    command = [sys.executable, "-m", "harness"]
+    command = [sys.executable, "-m", "attnbench"]
     made = subprocess.run([*command, "profile", *chosen, *SIZES], cwd=folder, env=ENVIRONMENT, check=False)
     assert made.returncode == 0
     serving = [*command, "tensorboard", "--port", "0"]

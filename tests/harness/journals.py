@@ -5,8 +5,9 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.counts import dense_flops
-from harness.events import (
+from attnbench.statistics.interference import CANARY
+from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
+from attnbench.storage.events import (
     SCHEMA,
     CeilingsMeasured,
     CellChecked,
@@ -21,11 +22,20 @@ from harness.events import (
     WorkerStarted,
     twin,
 )
-from harness.machine.ceilings import COPY, MATMUL, Ceilings, CeilingSample
-from harness.outcome import Agreement, Operator, Operators, ProbeResult, TensorError
-from harness.records import Environment, Measurement, Sample, Status, Workload
-from harness.statistics.interference import CANARY
-from harness.store import Journal, Results, read
+from attnbench.storage.journal import Journal, Results, read
+from attnbench.storage.records import (
+    Agreement,
+    Environment,
+    Measurement,
+    Operator,
+    Operators,
+    ProbeResult,
+    Sample,
+    Status,
+    TensorError,
+)
+from attnbench.workloads.counts import dense_flops
+from attnbench.workloads.workload import Workload
 
 EVIL = "=cmd|'<script>alert(1)</script>`$x_{1}` --> *a* [b](http://c.example)\x1b[31m"
 REASON = "needs <b>a GPU</b> | see `docs`\nand $\\alpha$"

@@ -6,7 +6,7 @@ import torch
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.contract import Attention, Implementation
+from attnbench.contract import Attention, Implementation
 
 
 def everything(query, key):

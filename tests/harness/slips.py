@@ -4,7 +4,7 @@ import sys
 
 import torch
 
-from harness.contract import Attention
+from attnbench.contract import Attention
 
 
 def no_scale(query, key, value, *, mask=None):

@@ -12,11 +12,11 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from harness.acceptance import __main__ as command
-from harness.acceptance import chart, engine, kept, on_cuda, plan, power, rivals, suite, table, truth
-from harness.acceptance.outcome import Outcome
-from harness.acceptance.plan import Size
-from harness.engine import duel
+from attnbench.timing import functions as duel
+from studies.acceptance import __main__ as command
+from studies.acceptance import chart, engine, kept, on_cuda, plan, power, rivals, suite, table, truth
+from studies.acceptance.outcome import Outcome
+from studies.acceptance.plan import Size
 
 pytestmark = pytest.mark.filterwarnings("default")  # pytest-benchmark runs inside, and warns of what it likes
 

@@ -1,6 +1,6 @@
 """What many cells cost, in a small form: both series are made and told. Timings decide nothing here."""
 
-from harness.acceptance.growth import REFUSED, VISITED, c1
+from studies.acceptance.growth import REFUSED, VISITED, c1
 
 
 def test_both_series_are_made_and_told() -> None:

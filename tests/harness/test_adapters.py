@@ -7,13 +7,13 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness import adapt as forms
-from harness.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
-from harness.case import reason_against
-from harness.checking.agreement import check, ground
-from harness.contract import repeat_heads
-from harness.inputs import draw_weights
-from harness.records import BIASES, Workload
+from attnbench.checking.agreement import check, ground
+from attnbench.checking.case import reason_against
+from attnbench.checking.inputs import draw_weights
+from attnbench.contract import adapt as forms
+from attnbench.contract import repeat_heads
+from attnbench.contract.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
+from attnbench.workloads.workload import BIASES, Workload
 
 ORDERS = ["".join(order) for order in permutations("qkv")]
 POINT = Workload(
@@ -261,11 +261,11 @@ def test_what_cannot_be_meant_is_refused():
 def test_a_value_in_a_file_takes_part_and_a_bare_module_is_told_of_adapters(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
-        "from torch import nn\nfrom harness.adapters import adapt, packed\n"
+        "from torch import nn\nfrom attnbench.contract.adapters import adapt, packed\n"
         "mine = adapt(lambda sizes: nn.Identity(), packed('qkv', out='proj'))\nclass Bare(nn.Module): ...\n"
     )
     assert forms.implementation(f"{file}:mine").source == f"{file}:mine"
-    with pytest.raises(ValueError, match=re.escape("harness.adapters (docs/adapters.md)")):
+    with pytest.raises(ValueError, match=re.escape("attnbench.contract.adapters (docs/adapters.md)")):
         forms.implementation(f"{file}:Bare")
 
 

@@ -10,14 +10,14 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from harness.adapt import implementation
-from harness.bench import Bench
-from harness.breakdown import compiled, observed, ran
-from harness.contract import Attention, BoundMask, Implementation
-from harness.kinds import BACKENDS
-from harness.outcome import Operators
-from harness.records import Workload
-from harness.worker import backend, operators
+from attnbench.analysis.breakdown import compiled, observed, ran
+from attnbench.contract import Attention, BoundMask, Implementation
+from attnbench.contract.adapt import implementation
+from attnbench.processes.worker import backend, operators
+from attnbench.processes.worker.bench import Bench
+from attnbench.storage.operator_kinds import BACKENDS
+from attnbench.storage.records import Operators
+from attnbench.workloads.workload import Workload
 
 B, H, T, K = 2, 2, 8, 4
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.breakdown import (
+from attnbench.analysis.breakdown import (
     OUTSIDE,
     Span,
     Timed,
@@ -21,12 +21,12 @@ from harness.breakdown import (
     timed,
     times,
 )
-from harness.compare import comparisons
-from harness.kinds import KINDS, PAGE_FAULTS, backend_of, kind_of, plain_name
-from harness.outcome import Operator, Operators
-from harness.records import Measurement, Sample, Workload
-from harness.reports.explained import costs
-from harness.statistics.stats import median
+from attnbench.analysis.comparisons import comparisons
+from attnbench.reports.explained import costs
+from attnbench.statistics.intervals import median
+from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS, backend_of, kind_of, plain_name
+from attnbench.storage.records import Measurement, Operator, Operators, Sample
+from attnbench.workloads.workload import Workload
 from tests.harness import journals
 
 MIB = 2**20

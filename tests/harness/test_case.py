@@ -4,13 +4,13 @@ import msgspec
 import pytest
 import torch
 
-from harness.bench import Bench
-from harness.case import copied, fill, place
-from harness.checking.deviation import error, observe
-from harness.checking.reference import refer
-from harness.contract import Attention, Implementation, repeat_heads
-from harness.inputs import draw_normal
-from harness.records import LAYOUTS, Workload
+from attnbench.checking.case import copied, fill, place
+from attnbench.checking.deviation import error, observe
+from attnbench.checking.inputs import draw_normal
+from attnbench.checking.reference import refer
+from attnbench.contract import Attention, Implementation, repeat_heads
+from attnbench.processes.worker.bench import Bench
+from attnbench.workloads.workload import LAYOUTS, Workload
 
 POINT = Workload(batch_size=2, seq_len=6, num_heads=4, num_kv_heads=2, head_dim=8, dtype="float64")
 STRIDES = {  # of a key (2, 2, 6, 8)

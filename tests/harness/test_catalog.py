@@ -2,10 +2,10 @@
 
 import pytest
 
-from harness import catalog, plugins
-from harness.case import reason_against
-from harness.commands import terminal
-from harness.contract import Implementation
+from attnbench import plugins
+from attnbench.checking.case import reason_against
+from attnbench.commands import catalog, terminal
+from attnbench.contract import Implementation
 
 NAMES = plugins.implementation_names()
 
@@ -48,9 +48,9 @@ def test_what_a_machine_lacks_may_be_left_out_of_account():
 def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
     import torch
 
-    from harness.adapters import adapt, packed
-    from harness.checking.dropout_check import examine
-    from harness.records import Workload
+    from attnbench.checking.dropout_check import examine
+    from attnbench.contract.adapters import adapt, packed
+    from attnbench.workloads.workload import Workload
 
     def set_dropout(module, share):
         module.dropout = share
@@ -74,9 +74,9 @@ def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
 
 
 def test_a_function_takes_part_under_dropout_by_its_parameter(tmp_path):
-    from harness.adapt import implementation
-    from harness.checking.dropout_check import examine
-    from harness.records import Workload
+    from attnbench.checking.dropout_check import examine
+    from attnbench.contract.adapt import implementation
+    from attnbench.workloads.workload import Workload
 
     (tmp_path / "mine.py").write_text(
         "import torch\n"

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import harness
-from harness import plugins
+from attnbench import plugins
 
 ROOT = Path(__file__).parents[2]
 SMALL = ["--set", "seq_len=16,32", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "dtype=float32"]
@@ -33,7 +32,7 @@ def liar(query, key, value, *, mask=None):
 
 
 def attnbench(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "harness"), **variables: str):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160", **variables}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160", **variables}
     return subprocess.run(
         [sys.executable, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
@@ -62,7 +61,7 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     _, found, run = theirs
     assert found.returncode == 0, found.stderr
     assert "theirs" in found.stdout
-    frame = harness.load(run)
+    frame = attnbench.load(run)
     own = frame[frame.implementation == "theirs"]
     assert set(own.status) == {"ok"}
     assert (own.latency_s > 0).all()
@@ -74,7 +73,7 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     assert {"records.csv", "summary.md", "benchmark.json", "report.html", "journal.jsonl"} <= names
     assert "theirs" in (run / "summary.md").read_text()
     assert "theirs" in (run / "report.html").read_text()
-    assert len(harness.samples(run)) > len(frame)
+    assert len(attnbench.samples(run)) > len(frame)
     with (run / "records.csv").open() as file:
         assert {row["implementation"] for row in csv.DictReader(file)} == {"theirs", "fused", "sdpa"}
 
@@ -93,12 +92,12 @@ def test_reports_are_rebuilt_with_torch_blocked(theirs):
     (blocker / "torch" / "__init__.py").write_text("raise ImportError('torch is blocked')\n")
     for file in run.glob("*_plot.*"):
         file.unlink()
-    path = f"{blocker}{os.pathsep}{ROOT}"
+    path = f"{blocker}{os.pathsep}{ROOT / 'harness'}"
     found = attnbench("report", cwd=folder, PYTHONPATH=path)
     assert found.returncode == 0, found.stderr
     assert (run / "latency_plot.svg").exists()
-    program = ("-c", f"import harness; print(len(harness.load({str(run)!r})))")
-    assert attnbench(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(harness.load(run)))
+    program = ("-c", f"import attnbench; print(len(attnbench.load({str(run)!r})))")
+    assert attnbench(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(attnbench.load(run)))
     blocked = attnbench("check", "fused", cwd=folder, PYTHONPATH=path)
     assert blocked.returncode == 2
     assert "torch is blocked" in blocked.stderr  # so the block was real
@@ -115,11 +114,11 @@ def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
 
 def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     folder, _, run = theirs
-    before = len(harness.samples(run))
+    before = len(attnbench.samples(run))
     found = attnbench("run", "--resume", run.name, "--json", cwd=folder)
     assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["counts"] == {"ok": before and len(harness.load(run))}
-    assert len(harness.samples(run)) == before
+    assert json.loads(found.stdout)["counts"] == {"ok": before and len(attnbench.load(run))}
+    assert len(attnbench.samples(run)) == before
 
 
 def test_a_wrong_implementation_is_a_finding(theirs):
@@ -194,7 +193,7 @@ def newer() -> str:
 )
 def test_help_needs_no_heavy_module(tmp_path, arguments):
     code = (
-        "import sys\nfrom harness.cli import app\n"
+        "import sys\nfrom attnbench.cli import app\n"
         f"try: app({arguments!r})\n"
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'pandas', 'matplotlib', 'scipy', 'jinja2'} & set(sys.modules)))"
@@ -210,7 +209,7 @@ def test_everything_can_be_listed(tmp_path, what):
     assert entries
     assert all(value for entry in entries for value in entry.values())
     if what == "implementations":
-        assert {entry["implementation"] for entry in entries} >= set(plugins.stems("implementations"))
+        assert {entry["implementation"] for entry in entries} >= set(plugins.stems(plugins.PACKAGE))
         assert not any("?" in entry.values() for entry in entries)
 
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from harness.compare import comparisons, noise_floors, winners
-from harness.records import Comparison, Verdict
-from harness.store import Results
-from harness.suite import by_implementation
+from attnbench.analysis.comparisons import comparisons, noise_floors, winners
+from attnbench.analysis.overall import by_implementation
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Comparison, Verdict
 from tests.harness import journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 2048))

@@ -13,20 +13,22 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from harness import plugins, store
-from harness.cli import app
-from harness.commands.compare import conclude
-from harness.messages import TakeVisit
-from harness.parent import run, sides
-from harness.parent.pair import SHORT_SPIN, apart
-from harness.parent.selection import Selection
-from harness.reports import markdown
-from harness.reports import sides as beside
-from harness.reports.sides import document
-from harness.runs import find_runs, newest_run
-from harness.statistics.interference import CANARY
-from harness.statistics.stats import median
-from harness.suite import by_side, losses
+from attnbench import plugins
+from attnbench.analysis.overall import by_side, losses
+from attnbench.cli import app
+from attnbench.commands.compare import conclude
+from attnbench.processes import session as run
+from attnbench.processes import sides
+from attnbench.processes.messages import TakeVisit
+from attnbench.processes.paired_client import SHORT_SPIN, apart
+from attnbench.processes.planning import Selection
+from attnbench.reports import markdown
+from attnbench.reports import sides as beside
+from attnbench.reports.sides import document
+from attnbench.statistics.interference import CANARY
+from attnbench.statistics.intervals import median
+from attnbench.storage import journal as store
+from attnbench.storage.runs import find_runs, newest_run
 from tests.harness.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
 ROOT = Path(__file__).parents[2]
@@ -84,7 +86,7 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
     def write_few(results, folder):
         return [report.write(results, folder) for report in (beside.REPORT, markdown.REPORT)] == []
 
-    monkeypatch.setattr("harness.commands.compare.write_reports", write_few)
+    monkeypatch.setattr("attnbench.commands.compare.write_reports", write_few)
     found = compare(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
     results = newest(repo)
     told = json.loads(found.stdout)
@@ -176,7 +178,7 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
     program = [sys.executable, "-P", "-m", "harness", "compare", *arguments]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
     runs = set(find_runs(repo / "results"))
     found = subprocess.run(program, cwd=repo, env=environment, capture_output=True, text=True, check=False)
     assert found.returncode == 2
@@ -261,7 +263,7 @@ def test_a_build_that_fails_or_cannot_be_leaves_nothing(to_build, base, candidat
 
 def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo, monkeypatch):
     program = [sys.executable, "-P", "-m", "harness", "compare", "rev:plain", "rev:slow", "-i", "mine.py:mine", *FAST]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
     known = set(find_runs(repo / "results"))
     process = subprocess.Popen(program, cwd=repo, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
     folder = None

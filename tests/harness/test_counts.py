@@ -7,12 +7,12 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness import counts
-from harness.adapt import implementation
-from harness.case import build, output_shape, place, reason_against
-from harness.inputs import draw_normal
-from harness.mask import masks
-from harness.records import DTYPE_BYTES, Workload
+from attnbench.checking.case import build, output_shape, place, reason_against
+from attnbench.checking.inputs import draw_normal
+from attnbench.contract.adapt import implementation
+from attnbench.workloads import counts
+from attnbench.workloads.masks import masks
+from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
 SIZES = [(1, 5, 5), (2, 3, 7), (3, 7, 3), (2, 1, 6)]  # B, T, S
 ARGUMENTS = {

@@ -2,9 +2,9 @@
 
 import pytest
 
-from harness.crowd import Crowd, crowd
-from harness.events import RunFinished, WorkerStarted
-from harness.machine.counters import Counters
+from attnbench.analysis.system_load import Crowd, crowd
+from attnbench.devices.counters import Counters
+from attnbench.storage.events import RunFinished, WorkerStarted
 from tests.harness import journals
 
 FIRST = {"began_s": 7.0, "total_s": 1000.0, "idle_s": 400.0, "stolen_s": 10.0, "own_s": 5.0, "free_bytes": 900}

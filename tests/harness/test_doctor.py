@@ -8,11 +8,11 @@ import numpy as np
 import psutil
 import pytest
 
-from harness import doctor
-from harness.engine.duel import duel
-from harness.machine import environment
-from harness.machine.clock import VirtualClock
-from harness.simulated.virtual import CANARY_S, ENVIRONMENT
+from attnbench.devices import environment
+from attnbench.devices.clock import VirtualClock
+from attnbench.timing import doctor
+from attnbench.timing.functions import duel
+from studies.simulated.virtual import CANARY_S, ENVIRONMENT
 
 FIT = msgspec.structs.replace(
     ENVIRONMENT,

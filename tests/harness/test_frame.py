@@ -6,9 +6,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.frame import CELL_COLUMNS, SAMPLE_COLUMNS, load, samples
-from harness.records import Workload
-from harness.store import JOURNAL
+from attnbench.analysis.frame import CELL_COLUMNS, SAMPLE_COLUMNS, load, samples
+from attnbench.storage.journal import JOURNAL
+from attnbench.workloads.workload import Workload
 from tests.harness import journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 2048))

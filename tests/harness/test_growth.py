@@ -10,16 +10,17 @@ from pathlib import Path
 
 import pytest
 
-from harness.events import ALLOCATORS
-from harness.growth import picture, timeline, told
-from harness.growth.attempts import SETTINGS, Asking, Followed
-from harness.growth.fit import fit
-from harness.growth.series import Growth, Outcome, growths
-from harness.machine.memory_events import MemoryEvent, Timeline
-from harness.messages import Attempt, Attempted, Failed, Observe, Observed, TakeVisit, Visited
-from harness.parent.crew import Crew, WorkerLostError
-from harness.records import Status, Workload
-from harness.store import read
+from attnbench.analysis.growth import picture, timeline, told
+from attnbench.analysis.growth.attempts import SETTINGS, Asking, Followed
+from attnbench.analysis.growth.fit import fit
+from attnbench.analysis.growth.series import Growth, Outcome, growths
+from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, Observed, TakeVisit, Visited
+from attnbench.processes.worker_client import Crew, WorkerLostError
+from attnbench.storage.events import ALLOCATORS
+from attnbench.storage.journal import read
+from attnbench.storage.memory_events import MemoryEvent, Timeline
+from attnbench.storage.records import Status
+from attnbench.workloads.workload import Workload
 from tests.harness import journals
 
 ROOT = Path(__file__).parents[2]
@@ -288,7 +289,7 @@ def written(tmp_path_factory):
 
 
 def command(*arguments: str, cwd: Path):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
     return subprocess.run(
         [sys.executable, "-m", "harness", "growth", *arguments],
         cwd=cwd,

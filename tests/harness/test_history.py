@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from harness.cli import app
-from harness.events import RunStarted, Side, Sides
-from harness.frame import frame
-from harness.gate.series import entries
-from harness.history import picture, told
-from harness.history.changes import FEWEST, among_neighbours, changes
-from harness.history.gather import alike, gather
-from harness.history.picture import pictures
-from harness.history.series import Choice, Point, follow
-from harness.store import JOURNAL
+from attnbench.analysis.frame import frame
+from attnbench.analysis.gate.series import entries
+from attnbench.analysis.history import picture, told
+from attnbench.analysis.history.changes import FEWEST, among_neighbours, changes
+from attnbench.analysis.history.gather import alike, gather
+from attnbench.analysis.history.picture import pictures
+from attnbench.analysis.history.series import Choice, Point, follow
+from attnbench.cli import app
+from attnbench.storage.events import RunStarted, Side, Sides
+from attnbench.storage.journal import JOURNAL
 from tests.harness import journals
 
 POINTS = journals.workloads(mask=("causal",), seq_len=(128, 512))

@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 import torch
 
-from harness.checking import oracle
-from harness.inspection import beside, look, page, sentence, softness, tables
+from attnbench.checking import oracle
+from attnbench.inspection import beside, look, page, sentence, softness, tables
 
 FACTS = json.loads((Path(__file__).parents[1] / "tutorials" / "facts.json").read_text(encoding="utf-8"))
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"

@@ -9,12 +9,12 @@ import pytest
 import torch
 from rich.console import Console
 
-from harness import steps
-from harness.contract import Attention, Implementation
-from harness.inspection import beside, look, page, sentence, summary, tables, text
-from harness.inspection.found import Outcome
-from harness.mistakes import catalogue
-from harness.steps import Scene
+from attnbench.checking import steps
+from attnbench.checking.mistakes import catalogue
+from attnbench.checking.steps import Scene
+from attnbench.contract import Attention, Implementation
+from attnbench.inspection import beside, look, page, sentence, summary, tables, text
+from attnbench.inspection.found import Outcome
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
 GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")

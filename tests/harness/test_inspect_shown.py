@@ -13,8 +13,8 @@ from rich.cells import cell_len
 from rich.console import Console
 from typer.testing import CliRunner
 
-from harness.cli import app
-from harness.inspection import look, page, tables, text
+from attnbench.cli import app
+from attnbench.inspection import look, page, tables, text
 from tests.harness.test_cli import attnbench
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"

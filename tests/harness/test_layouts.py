@@ -8,9 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.adapters import head_list, packed, per_head, sizes_of, split, stacked, transposed
-from harness.inputs import draw_weights
-from harness.records import BIASES, Workload
+from attnbench.checking.inputs import draw_weights
+from attnbench.contract.adapters import head_list, packed, per_head, sizes_of, split, stacked, transposed
+from attnbench.workloads.workload import BIASES, Workload
 
 ORDERS = ["".join(order) for order in permutations("qkv")]
 HEADS = head_list("heads.{head}", query="a", key="b", value="c", out=None)

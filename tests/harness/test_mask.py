@@ -9,9 +9,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.contract import BoundMask
-from harness.mask import Combined, Mask, masks, parse_mask
-from harness.records import Workload
+from attnbench.contract import BoundMask
+from attnbench.workloads.masks import Combined, Mask, masks, parse_mask
+from attnbench.workloads.workload import Workload
 
 SIZES = [(1, 1, 1), (2, 5, 5), (3, 4, 9), (2, 9, 4), (1, 8, 8), (2, 1, 7), (1, 7, 1)]
 HEADS = 6
@@ -107,7 +107,7 @@ def test_the_count_of_documents_is_that_of_the_dense_form(name):
 def test_a_count_in_blocks_is_that_of_the_whole(monkeypatch):
     mask = parse_mask("boolean(30)")
     whole = mask.num_seen(2, 9, 5)
-    monkeypatch.setattr("harness.mask.rule.COUNTED_AT_ONCE", 20)
+    monkeypatch.setattr("attnbench.workloads.masks.rule.COUNTED_AT_ONCE", 20)
     assert (mask.num_seen(2, 9, 5) == whole).all()
 
 

@@ -7,20 +7,21 @@ import msgspec
 import pytest
 import torch
 
-from harness import store
-from harness.engine import measure
-from harness.events import RunFinished, WorkerStarted
-from harness.flight import Flight
-from harness.messages import Check, Checked, Failed, Observe, TakeVisit
-from harness.parent import run
-from harness.parent.crew import Crew
-from harness.parent.timing import DECIDED, NOTHING, SPENT
-from harness.records import Status, Workload
-from harness.simulated import virtual
-from harness.simulated.virtual import VirtualCrew
-from harness.simulated.worlds import WORLDS
-from harness.statistics.interference import CANARY, Gauge
-from harness.worker.answers import Worker
+from attnbench.processes import session as run
+from attnbench.processes.heartbeat import Flight
+from attnbench.processes.messages import Check, Checked, Failed, Observe, TakeVisit
+from attnbench.processes.timing_stage import DECIDED, NOTHING, SPENT
+from attnbench.processes.worker.answers import Worker
+from attnbench.processes.worker_client import Crew
+from attnbench.statistics.interference import CANARY, Gauge
+from attnbench.storage import journal as store
+from attnbench.storage.events import RunFinished, WorkerStarted
+from attnbench.storage.records import Status
+from attnbench.timing import blocks as measure
+from attnbench.workloads.workload import Workload
+from studies.simulated import virtual
+from studies.simulated.virtual import VirtualCrew
+from studies.simulated.worlds import WORLDS
 from tests.harness import journals
 
 SMALL = Workload(seq_len=4, num_heads=2, head_dim=4)
@@ -135,7 +136,7 @@ def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_
     """The device is made up: what a broken context answers is CUDA's documented behaviour."""
     worker = Worker(Flight(tmp_path / "flight"))
     monkeypatch.setattr(worker, "serve", lambda _: Failed(arm="fused", status=Status(status), message="illegal access"))
-    monkeypatch.setattr("harness.worker.answers.is_broken", lambda _: is_broken)
+    monkeypatch.setattr("attnbench.processes.worker.answers.is_broken", lambda _: is_broken)
     request = Observe(workload=msgspec.structs.replace(SMALL, device="cuda"), spec="fused", metric="peak_memory")
     reply = worker.answer(request)
     assert reply.ends is ends

@@ -5,15 +5,15 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from harness.kinds import KINDS, PAGE_FAULTS
-from harness.plugins import plugs
-from harness.reports import Picture, Report, latency_plot, panels, style
-from harness.reports.table import shown
-from harness.store import Results
+from attnbench.plugins import plugs
+from attnbench.reports import Picture, Report, latency_plot, panels, style
+from attnbench.reports.table import shown
+from attnbench.storage.journal import Results
+from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from tests.harness import journals
 
 DRAWN: dict[str, Report] = {
-    name: report for name, report in plugs("harness.reports", "REPORT").items() if report.draw is not None
+    name: report for name, report in plugs("attnbench.reports", "REPORT").items() if report.draw is not None
 }
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
 

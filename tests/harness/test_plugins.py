@@ -6,15 +6,16 @@ import sys
 import pytest
 import torch
 
-from harness import adapt, plugins
-from harness.case import reason_against
-from harness.checking.agreement import check, ground
-from harness.records import Workload
+from attnbench import plugins
+from attnbench.checking.agreement import check, ground
+from attnbench.checking.case import reason_against
+from attnbench.contract import adapt
+from attnbench.workloads.workload import Workload
 
 FORMS = '''
 import torch
 from torch import nn
-from harness.contract import Attention, Implementation
+from attnbench.contract import Attention, Implementation
 
 def function(query, key, value, *, mask=None):
     scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5

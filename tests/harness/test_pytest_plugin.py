@@ -13,15 +13,16 @@ from types import SimpleNamespace
 
 import pytest
 
-from harness.events import based, twin
-from harness.pytest_plugin import AttentionBench, _contenders
-from harness.pytest_suite.conftest import chosen
-from harness.pytest_suite.replay import Cell, ReplayClock
-from harness.records import Workload
+import attnbench
+from attnbench.pytest_plugin import AttentionBench, _contenders
+from attnbench.pytest_suite.conftest import chosen
+from attnbench.pytest_suite.replay import Cell, ReplayClock
+from attnbench.storage.events import based, twin
+from attnbench.workloads.workload import Workload
 
 ROOT = Path(__file__).parents[2]
 INSTALLED = entry_points(group="pytest11", name="attnbench")
-PLUGIN = [] if INSTALLED else ["-p", "harness.pytest_plugin"]  # an installation brings it by itself
+PLUGIN = [] if INSTALLED else ["-p", "attnbench.pytest_plugin"]  # an installation brings it by itself
 CAN_DRAW = find_spec("pygal") is not None
 
 SUITE = """
@@ -68,7 +69,7 @@ def test_wrong_use_is_told(attention_bench):
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
-    own = os.environ | {"PYTHONPATH": str(ROOT)}
+    own = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=300)
 
 
@@ -98,8 +99,8 @@ def test_two_functions_of_one_name_are_compared_and_the_candidate_is_called_so(m
     def duel(calls, baseline, **_):
         timed.update(names=list(calls), baseline=baseline)
 
-    monkeypatch.setattr("harness.engine.duel.duel", duel)
-    monkeypatch.setattr("harness.engine.duel.comparison", lambda found, name, workload: name)
+    monkeypatch.setattr("attnbench.timing.functions.duel", duel)
+    monkeypatch.setattr("attnbench.timing.functions.comparison", lambda found, name, workload: name)
     told = AttentionBench()(new, old, seq_len=8, num_heads=1, head_dim=8, num_threads=1)
     assert told == "attention (candidate)"
     assert timed == {"names": ["attention", "attention (candidate)"], "baseline": "attention"}
@@ -127,7 +128,7 @@ def run_suite(folder: Path, *options: str, cwd: Path = ROOT) -> subprocess.Compl
     asked += ["--attnbench-implementation", "fused", "--attnbench-implementation", "torch_mha"]
     asked += ["--attnbench-budget", "0", "--attnbench-results", str(folder), "--override-ini=addopts="]
     asked += [f"--benchmark-storage={folder / 'stored'}", "--benchmark-autosave", "--benchmark-save-data", "-rs"]
-    return run_pytest(cwd, *PLUGIN, str(ROOT / "harness" / "pytest_suite"), *asked, *options)
+    return run_pytest(cwd, *PLUGIN, str(ROOT / "harness" / "attnbench" / "pytest_suite"), *asked, *options)
 
 
 @pytest.fixture(scope="module")
@@ -162,12 +163,10 @@ def test_each_cell_is_a_test_of_pytest_benchmark(stored):
 
 
 def test_the_rounds_are_the_samples_of_the_run(stored):
-    import harness
-
     folder, _ = stored
     (path,) = (folder / "stored").glob("*/*.json")
     rounds = {each["name"]: each["stats"]["data"] for each in json.loads(path.read_text())["benchmarks"]}
-    taken = harness.samples(folder)
+    taken = attnbench.samples(folder)
     taken = taken[taken["metric"] == "latency"]
     for name, data in rounds.items():
         own = taken[taken["implementation"] == name.split("[")[1].split("-")[0]]
@@ -224,7 +223,7 @@ def test_a_replayed_clock_ends_with_its_samples():
 
 
 def test_a_wrong_option_is_one_line(tmp_path):
-    suite = str(ROOT / "harness" / "pytest_suite")
+    suite = str(ROOT / "harness" / "attnbench" / "pytest_suite")
     done = run_pytest(ROOT, *PLUGIN, suite, "--attnbench-sweep", "nothing", "--override-ini=addopts=", "--co")
     assert done.returncode != 0
     assert "nothing" in done.stdout + done.stderr

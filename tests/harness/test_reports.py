@@ -12,13 +12,13 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from harness.plugins import plugs
-from harness.reports import Report, markdown, pytest_benchmark, table, words
-from harness.reports.csv import guarded
-from harness.store import Results
+from attnbench.plugins import plugs
+from attnbench.reports import Report, markdown, pytest_benchmark, table, words
+from attnbench.reports.csv import guarded
+from attnbench.storage.journal import Results
 from tests.harness import journals
 
-REPORTS: dict[str, Report] = plugs("harness.reports", "REPORT")
+REPORTS: dict[str, Report] = plugs("attnbench.reports", "REPORT")
 PLOTS = sorted(name for name, report in REPORTS.items() if report.draw is not None)
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
 

@@ -3,12 +3,15 @@
 import msgspec
 import pytest
 
-from harness import store
-from harness.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
-from harness.parent import crew, run, timing
-from harness.parent.crew import WorkerLostError
-from harness.parent.selection import Selection, plan
-from harness.records import Environment, Status, Workload
+from attnbench.processes import session as run
+from attnbench.processes import timing_stage as timing
+from attnbench.processes import worker_client as crew
+from attnbench.processes.planning import Selection, plan
+from attnbench.processes.worker_client import WorkerLostError
+from attnbench.storage import journal as store
+from attnbench.storage.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
+from attnbench.storage.records import Environment, Status
+from attnbench.workloads.workload import Workload
 
 SOURCE = """
 def mine(query, key, value):

@@ -6,13 +6,13 @@ from difflib import ndiff
 import pytest
 import torch
 
-from harness import sweep
-from harness.acceptance import plan, revisions, suite
-from harness.commands import terminal
-from harness.commands.compare import summary
-from harness.parent.isolation import is_alone
-from harness.simulated import virtual
-from harness.simulated.worlds import WORLDS
+from attnbench.commands import terminal
+from attnbench.commands.compare import summary
+from attnbench.processes.isolation import is_alone
+from attnbench.workloads import sweep
+from studies.acceptance import plan, revisions, suite
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
 from tests.harness.repositories import git
 
 REVISIONS = {

@@ -4,16 +4,18 @@ import math
 from pathlib import Path
 
 import pytest
-
-from harness import counts, store
-from harness.events import CeilingsMeasured
-from harness.frame import frame
-from harness.parent import run
-from harness.records import Measurement, Record, Sample, Status, Workload
-from harness.reports import table
-from harness.sanity import READING, SLACK, judged
-from tests.harness import journals
 from tests.harness.parent.test_run import LIARS, plan
+
+from attnbench.analysis.frame import frame
+from attnbench.analysis.sanity import READING, SLACK, judged
+from attnbench.processes import session as run
+from attnbench.reports import table
+from attnbench.storage import journal as store
+from attnbench.storage.events import CeilingsMeasured
+from attnbench.storage.records import Measurement, Record, Sample, Status
+from attnbench.workloads import counts
+from attnbench.workloads.workload import Workload
+from tests.harness import journals
 
 MATMUL, COPY = 1e11, 1e10
 LONG = Workload(seq_len=1024, direction="forward")

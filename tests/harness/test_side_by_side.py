@@ -8,22 +8,22 @@ import numpy as np
 import pytest
 import typer
 
-from harness import store
-from harness.commands.compare import conclude
-from harness.compare import comparisons
-from harness.events import CellChecked, CellFailed, VisitFinished, twin
-from harness.messages import Failed
-from harness.records import Sample, Status, Verdict
-from harness.reports.markdown import summary
-from harness.reports.sides import document, headline
-from harness.simulated import virtual
-from harness.simulated.virtual import VirtualCrew, VirtualPair, with_sides
-from harness.simulated.worlds import WORLDS
-from harness.statistics.interference import CANARY
-from harness.statistics.stats import Pairs, mean_of, paired_ratio
-from harness.statistics.twins import of_sides
-from harness.statistics.verdict import FALSE_SHARE, WHOLE_SHARE, share_of_cells
-from harness.suite import _of_processes, by_side, losses, mean_over, suite
+from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.overall import _of_processes, by_side, losses, mean_over, suite
+from attnbench.commands.compare import conclude
+from attnbench.processes.messages import Failed
+from attnbench.reports.markdown import summary
+from attnbench.reports.sides import document, headline
+from attnbench.statistics.controls import of_sides
+from attnbench.statistics.interference import CANARY
+from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio
+from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, share_of_cells
+from attnbench.storage import journal as store
+from attnbench.storage.events import CellChecked, CellFailed, VisitFinished, twin
+from attnbench.storage.records import Sample, Status, Verdict
+from studies.simulated import virtual
+from studies.simulated.virtual import VirtualCrew, VirtualPair, with_sides
+from studies.simulated.worlds import WORLDS
 from tests.harness.journals import EVIL
 
 pytestmark = pytest.mark.usefixtures("many_visits")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.outcome import Operator, Operators
-from harness.records import Workload
-from harness.reports import html, markdown
-from harness.reports.surprises import surprises
-from harness.store import Results
+from attnbench.reports import html, markdown
+from attnbench.reports.surprises import surprises
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Operator, Operators
+from attnbench.workloads.workload import Workload
 from tests.harness import journals
 
 Seconds = Callable[[Workload, str], float]

@@ -4,8 +4,9 @@ import re
 
 import pytest
 
-from harness import plugins, sweep
-from harness.parent.selection import Selection, plan
+from attnbench import plugins
+from attnbench.processes.planning import Selection, plan
+from attnbench.workloads import sweep
 
 
 def write(folder, text):

@@ -9,13 +9,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.crowd import Crowd
-from harness.outcome import Operators
-from harness.records import Measurement, Record, Sample, Status, Workload
-from harness.reports import latency_plot, markdown, story, table, words
-from harness.reports.doubts import held_against
-from harness.statistics.stats import median_estimate
-from harness.store import Results
+from attnbench.analysis.system_load import Crowd
+from attnbench.reports import latency_plot, markdown, story, table, words
+from attnbench.reports.doubts import held_against
+from attnbench.statistics.intervals import median_estimate
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Measurement, Operators, Record, Sample, Status
+from attnbench.workloads.workload import Workload
 from tests.harness import journals
 
 SPEEDS = ("time per call", "ratio", "verdict", "products", "traffic", "intensity", "executed", "memory")

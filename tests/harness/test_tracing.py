@@ -10,14 +10,15 @@ import pytest
 from torch.nn.modules.module import register_module_forward_hook
 from torch_tb_profiler.profiler.data import RunProfileData
 
-from harness import plugins
-from harness.adapt import implementation
-from harness.bench import Bench
-from harness.events import Plan, VisitFinished
-from harness.parent import profiling
-from harness.records import Status, Workload
-from harness.store import JOURNAL, events
-from harness.tracing import capture, folders, tidy
+from attnbench import plugins
+from attnbench.contract.adapt import implementation
+from attnbench.processes import profiling
+from attnbench.processes.worker.bench import Bench
+from attnbench.storage.events import Plan, VisitFinished
+from attnbench.storage.journal import JOURNAL, events
+from attnbench.storage.records import Status
+from attnbench.tracing import capture, folders, tidy
+from attnbench.workloads.workload import Workload
 
 PANDAS = pytest.mark.filterwarnings("ignore:The copy keyword")  # of the plug-in's own code
 LIARS = Path(__file__).parent / "liars.py"

@@ -14,8 +14,8 @@ import psutil
 import pytest
 from torch_tb_profiler.profiler.diffrun.contract import DiffStats, OpAgg, OpStats
 
-from harness.tracing import folders
-from harness.viewer import pages, plugin, server
+from attnbench.tracing import folders
+from attnbench.tracing.viewer import pages, plugin, server
 
 ROOT = Path(__file__).parents[2]
 TRACE = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}
@@ -160,7 +160,7 @@ def test_a_signal_is_heard_whenever_it_comes(moment):
 
 
 def attnbench(*arguments, cwd):
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
     command = [sys.executable, "-m", "harness", "tensorboard", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)

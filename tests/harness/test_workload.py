@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.records import Workload
+from attnbench.workloads.workload import Workload
 from tests.harness import journals
 
 

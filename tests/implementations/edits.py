@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass, field
 
-from harness.records import Workload
+from attnbench.workloads.workload import Workload
 
 BOTH = {"direction": "forward_backward"}
 GROUPED = {"num_heads": 4, "num_kv_heads": 2}

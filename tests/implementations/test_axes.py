@@ -4,13 +4,13 @@ from functools import cache
 
 import pytest
 
-from harness.case import reason_against
-from harness.checking.agreement import Ground, check, ground
-from harness.contract import Implementation
-from harness.plugins import plugs
-from harness.records import Workload
+from attnbench.checking.agreement import Ground, check, ground
+from attnbench.checking.case import reason_against
+from attnbench.contract import Implementation
+from attnbench.plugins import plugs
+from attnbench.workloads.workload import Workload
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 USUAL = {
     "batch_size": 2,
     "seq_len": 9,

@@ -4,8 +4,8 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from harness.contract import BoundMask, Workload
-from implementations.chunked import IMPLEMENTATION, TiledAttention
+from attnbench.contract import BoundMask, Workload
+from attnbench.implementations.chunked import IMPLEMENTATION, TiledAttention
 
 
 def backward_flops(workload: Workload) -> int:

@@ -4,9 +4,9 @@ import math
 
 import torch
 
-from harness.contract import BoundMask
-from harness.mask import parse_mask
-from implementations.chunked import TILE, Drop, TiledAttention, tiles
+from attnbench.contract import BoundMask
+from attnbench.implementations.chunked import TILE, Drop, TiledAttention, tiles
+from attnbench.workloads.masks import parse_mask
 
 LENGTH = TILE + 44
 SHARE = 0.3

@@ -6,11 +6,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.contract import Attention, BoundMask, Implementation, Weights
-from harness.mask import parse_mask
-from harness.plugins import plugs
+from attnbench.contract import Attention, BoundMask, Implementation, Weights
+from attnbench.plugins import plugs
+from attnbench.workloads.masks import parse_mask
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 HEADS, WIDTH, FLOAT = 8, 64, 4
 
 

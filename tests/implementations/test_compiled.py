@@ -7,18 +7,19 @@ import pytest
 import torch
 from torch.nn.attention.flex_attention import flex_attention
 
-from harness import plugins
-from harness.adapt import implementation
-from harness.case import bind, build, place
-from harness.checking.agreement import check, ground
-from harness.compiled import NotOneGraphError, compile_whole, settle
-from harness.contract import Attention
-from harness.engine import predict
-from harness.failure import describe
-from harness.inputs import draw_normal
-from harness.needs import missing_compiler
-from harness.records import Status, Workload
-from harness.reports import style
+from attnbench import plugins
+from attnbench.checking.agreement import check, ground
+from attnbench.checking.case import bind, build, place
+from attnbench.checking.inputs import draw_normal
+from attnbench.contract import Attention
+from attnbench.contract.adapt import implementation
+from attnbench.contract.compiled import NotOneGraphError, compile_whole, settle
+from attnbench.contract.requirements import missing_compiler
+from attnbench.processes.failure import describe
+from attnbench.reports import style
+from attnbench.storage.records import Status
+from attnbench.timing import prediction as predict
+from attnbench.workloads.workload import Workload
 
 counters = torch._dynamo.utils.counters
 needs_compiler = pytest.mark.skipif(missing_compiler("cpu") is not None, reason=str(missing_compiler("cpu")))
@@ -33,7 +34,7 @@ def _captured_only(monkeypatch):
         settle()
         return torch.compile(function, backend="eager", dynamic=False, fullgraph=True)
 
-    monkeypatch.setattr("harness.variants.compile_whole", capture)
+    monkeypatch.setattr("attnbench.contract.variants.compile_whole", capture)
     torch.compiler.reset()
     counters.clear()
     yield

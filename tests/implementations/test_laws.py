@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor, nn
 
-from harness.contract import BoundMask, Implementation, Weights, Workload
-from harness.plugins import plugs
+from attnbench.contract import BoundMask, Implementation, Weights, Workload
+from attnbench.plugins import plugs
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 MASKS = (
     "none",
     "causal",
@@ -279,6 +279,6 @@ def test_an_implementation_imports_torch_the_standard_library_and_the_contract_o
     text = Path(str(spec.origin)).read_text(encoding="utf-8")
     tree = ast.parse(text)
     at_import = imports(tree.body)
-    assert "harness.contract" in at_import <= {"harness.contract", "harness.adapters"}
+    assert "attnbench.contract" in at_import <= {"attnbench.contract", "attnbench.contract.adapters"}
     for module in imports(ast.walk(tree)) - at_import:  # inside `build`, of a package that may be missing
         assert f'missing_package("{module.split(".")[0]}' in text

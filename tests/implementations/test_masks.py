@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from harness.case import bind
-from harness.contract import Attention, Implementation, Weights, Workload
-from harness.mask import masks, parse_mask
-from harness.plugins import plugs
+from attnbench.checking.case import bind
+from attnbench.contract import Attention, Implementation, Weights, Workload
+from attnbench.plugins import plugs
+from attnbench.workloads.masks import masks, parse_mask
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 MASKS = (
     "none",
     "causal",

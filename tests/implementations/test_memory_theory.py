@@ -6,13 +6,13 @@ B=1, T=S, G=H, no mask, float32 (4 bytes). Letters are bytes: SCORES is one (B, 
 
 import pytest
 
-from harness.case import bind, build, place
-from harness.inputs import draw_normal
-from harness.machine.footprint import Footprint
-from harness.plugins import plugs, stems
-from harness.records import Workload
+from attnbench.checking.case import bind, build, place
+from attnbench.checking.inputs import draw_normal
+from attnbench.devices.footprint import Footprint
+from attnbench.plugins import plugs, stems
+from attnbench.workloads.workload import Workload
 
-IMPLEMENTATIONS = plugs("implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS = plugs("attnbench.implementations", "IMPLEMENTATION")
 HEADS, WIDTH, FLOAT, DOUBLE = 8, 64, 4, 8
 LENGTH = 1024
 SCORES, OUTPUT, ROWS = HEADS * LENGTH**2 * FLOAT, HEADS * LENGTH * WIDTH * FLOAT, HEADS * LENGTH * FLOAT
@@ -97,7 +97,7 @@ def read(name: str, direction: str, **axes: object) -> tuple[Footprint, Footprin
 
 def test_every_implementation_has_a_theory():
     assert set(INFERENCE) == set(FORWARD)
-    assert set(INFERENCE) | set(WITHOUT) == set(stems("implementations"))
+    assert set(INFERENCE) | set(WITHOUT) == set(stems("attnbench.implementations"))
 
 
 def test_the_textbook_form_at_length_1024_takes_66_mib():

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 import torch
 
-from harness.adapt import implementation
-from harness.checking.agreement import Ground, check, ground
-from harness.mistakes import catalogue
-from harness.plugins import plugs
-from harness.records import Workload
+from attnbench.checking.agreement import Ground, check, ground
+from attnbench.checking.mistakes import catalogue
+from attnbench.contract.adapt import implementation
+from attnbench.plugins import plugs
+from attnbench.workloads.workload import Workload
 from tests.implementations.edits import BY_TILES, EDITS
 
 ROOT = Path(__file__).parents[2]
-IMPLEMENTATIONS = plugs("implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS = plugs("attnbench.implementations", "IMPLEMENTATION")
 SAME_FOR_ALL = {"device", "dropout", "num_threads", "seed"}
 BY_ID = {f"{each.file}-{'-'.join(each.names) or 'unknown'}": each for each in EDITS}
 RIGHT = sorted({(each.file, each.workload) for each in EDITS}, key=str)
@@ -74,9 +74,9 @@ def test_the_command_line_says_it_and_exits_as_with_a_finding(name, tmp_path):
     axes = {axis: value for axis, value in planted.workload.axes().items() if axis not in SAME_FOR_ALL}
     settings = [part for axis, value in axes.items() for part in ("--set", f"{axis}={value}")]
     told = subprocess.run(
-        [sys.executable, "-m", "harness", "check", f"{copy}:IMPLEMENTATION", *settings],
+        [sys.executable, "-m", "attnbench", "check", f"{copy}:IMPLEMENTATION", *settings],
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "160"},
+        env={**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160"},
         capture_output=True,
         text=True,
         check=False,

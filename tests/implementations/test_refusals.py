@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from harness.case import bind
-from harness.contract import Implementation, Weights, Workload
-from harness.plugins import plugs
+from attnbench.checking.case import bind
+from attnbench.contract import Implementation, Weights, Workload
+from attnbench.plugins import plugs
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 
 
 HERE = [

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from harness.contract import Attention
+from attnbench.contract import Attention
 
 
 def single_head_dim0(query, key, value):

@@ -4,11 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.adapt import implementation
-from harness.checking.agreement import check, ground
-from harness.mistakes import catalogue
-from harness.outcome import Agreement
-from harness.records import Workload
+from attnbench.checking.agreement import check, ground
+from attnbench.checking.mistakes import catalogue
+from attnbench.contract.adapt import implementation
+from attnbench.storage.records import Agreement
+from attnbench.workloads.workload import Workload
 
 LEARNERS = Path(__file__).with_name("learners.py")
 SIZES = {"batch_size": 2, "seq_len": 9, "head_dim": 8}

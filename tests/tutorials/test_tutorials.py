@@ -12,11 +12,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from harness.contract import BoundMask, Implementation, Weights, Workload
-from harness.mask import parse_mask
-from harness.plugins import plugs
+from attnbench.contract import BoundMask, Implementation, Weights, Workload
+from attnbench.plugins import plugs
+from attnbench.workloads.masks import parse_mask
 
-IMPLEMENTATIONS: dict[str, Implementation] = plugs("implementations", "IMPLEMENTATION")
+IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
 
 

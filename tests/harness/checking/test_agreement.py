@@ -8,13 +8,13 @@ import math
 import pytest
 import torch
 
-from harness.case import TORCH_DTYPES
-from harness.checking import oracle
-from harness.checking.agreement import check, ground
-from harness.checking.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
-from harness.contract import Attention, Implementation
-from harness.inputs import draw_normal, generator
-from harness.records import Workload
+from attnbench.checking import oracle
+from attnbench.checking.agreement import check, ground
+from attnbench.checking.case import TORCH_DTYPES
+from attnbench.checking.inputs import draw_normal, generator
+from attnbench.checking.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
+from attnbench.contract import Attention, Implementation
+from attnbench.workloads.workload import Workload
 
 
 class Textbook(Attention):

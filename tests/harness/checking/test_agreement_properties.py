@@ -8,18 +8,18 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from harness.adapt import implementation
-from harness.case import TORCH_DTYPES, bind, reason_against
-from harness.checking import mistaken, oracle
-from harness.checking.agreement import Ground, check, ground
-from harness.checking.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
-from harness.checking.reference import answers, largest, refer, scales_of
-from harness.checking.rules import LAYOUTS
-from harness.contract import Implementation
-from harness.inputs import generator
-from harness.mistakes import Mistake, Planted, catalogue, names
-from harness.records import BIASES, DIRECTIONS, DTYPES, Workload
-from harness.steps import Scene
+from attnbench.checking import mistaken, oracle
+from attnbench.checking.agreement import Ground, check, ground
+from attnbench.checking.case import TORCH_DTYPES, bind, reason_against
+from attnbench.checking.inputs import generator
+from attnbench.checking.mistakes import Mistake, Planted, catalogue, names
+from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
+from attnbench.checking.reference import answers, largest, refer, scales_of
+from attnbench.checking.rules import LAYOUTS
+from attnbench.checking.steps import Scene
+from attnbench.contract import Implementation
+from attnbench.contract.adapt import implementation
+from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload
 
 TEXTBOOK = Planted(mistake=Mistake(name="none", words="all is well", changes={}), words="all is well", changes={})
 HONEST = {"textbook": mistaken.implementation(TEXTBOOK)}

@@ -8,12 +8,12 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from harness.bench import Bench
-from harness.case import reason_against, set_dropout
-from harness.checking import dropout_check
-from harness.checking.agreement import check, ground
-from harness.contract import Attention, Implementation, nn, repeat_heads
-from harness.records import Workload
+from attnbench.checking import dropout_check
+from attnbench.checking.agreement import check, ground
+from attnbench.checking.case import reason_against, set_dropout
+from attnbench.contract import Attention, Implementation, nn, repeat_heads
+from attnbench.processes.worker.bench import Bench
+from attnbench.workloads.workload import Workload
 
 POINT = Workload(
     batch_size=2,

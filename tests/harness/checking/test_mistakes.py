@@ -5,12 +5,12 @@ from functools import cache
 
 import pytest
 
-from harness.checking import mistaken
-from harness.checking.agreement import Ground, check, ground
-from harness.checking.reference import answers, largest
-from harness.detection import power
-from harness.mistakes import ALL, catalogue, names
-from harness.records import DTYPES, Workload
+from attnbench.checking import mistaken
+from attnbench.checking.agreement import Ground, check, ground
+from attnbench.checking.mistakes import ALL, catalogue, names
+from attnbench.checking.reference import answers, largest
+from attnbench.workloads.workload import DTYPES, Workload
+from studies.detection import power
 
 LENGTH = 11
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from harness.checking import oracle
-from harness.inputs import draw_normal
-from harness.records import Workload
+from attnbench.checking import oracle
+from attnbench.checking.inputs import draw_normal
+from attnbench.workloads.workload import Workload
 
 MASKS = ["causal", "padding_to_nothing", "boolean(40)", "additive", "causal+alibi", "softcap(1)"]
 MASKS += ["softcap(1)+alibi_bottom_right", "alibi+softcap(2)", "padding+additive+softcap(1)+alibi"]

@@ -6,11 +6,11 @@ import math
 import pytest
 import torch
 
-from harness.adapt import implementation
-from harness.checking import rules
-from harness.checking.reference import refer
-from harness.contract import Attention, Implementation
-from harness.records import Workload
+from attnbench.checking import rules
+from attnbench.checking.reference import refer
+from attnbench.contract import Attention, Implementation
+from attnbench.contract.adapt import implementation
+from attnbench.workloads.workload import Workload
 
 
 class Honest(Attention):

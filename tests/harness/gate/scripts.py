@@ -5,8 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from harness import store
-from harness.events import (
+from attnbench.statistics.interference import CANARY
+from attnbench.storage import journal as store
+from attnbench.storage.events import (
     CellChecked,
     CellFailed,
     CellMeasured,
@@ -17,9 +18,8 @@ from harness.events import (
     VisitFinished,
     WorkerStarted,
 )
-from harness.records import Sample, Status
-from harness.statistics.interference import CANARY
-from harness.store import JOURNAL, Results
+from attnbench.storage.journal import JOURNAL, Results
+from attnbench.storage.records import Sample, Status
 from tests.harness import journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128,))

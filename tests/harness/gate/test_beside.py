@@ -7,15 +7,15 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.compare import comparisons, noise_floors
-from harness.gate import beside
-from harness.gate.judge import side
-from harness.gate.rulings import Decision, Kind, Outcome, Ruling
-from harness.gate.thresholds import Rule, Thresholds
-from harness.records import Status, Verdict
-from harness.simulated import virtual
-from harness.simulated.worlds import WORLDS
-from harness.statistics.stats import Estimate
+from attnbench.analysis.comparisons import comparisons, noise_floors
+from attnbench.analysis.gate import beside
+from attnbench.analysis.gate.judge import side
+from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Ruling
+from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.statistics.intervals import Estimate
+from attnbench.storage.records import Status, Verdict
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
 from tests.harness import journals
 from tests.harness.gate import scripts
 

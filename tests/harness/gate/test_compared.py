@@ -5,10 +5,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.events import CellChecked
-from harness.gate.judge import judge
-from harness.gate.rulings import Kind, Outcome
-from harness.records import Status
+from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.rulings import Kind, Outcome
+from attnbench.storage.events import CellChecked
+from attnbench.storage.records import Status
 from tests.harness.gate import scripts
 from tests.harness.gate.scripts import ends, holds, run
 from tests.harness.gate.test_gate import attnbench

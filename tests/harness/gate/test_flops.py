@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.gate.judge import judge
-from harness.gate.rulings import EXECUTED_FLOPS, Kind, Outcome
-from harness.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.rulings import EXECUTED_FLOPS, Kind, Outcome
+from attnbench.analysis.gate.thresholds import Rule, Thresholds
 from tests.harness.gate.scripts import FIRST, POINTS, executes, run
 
 FOUND = [(1000, set()), (2000, {Kind.grown}), (1001, {Kind.grown}), (999, set()), (None, {Kind.lost})]

@@ -7,15 +7,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness import cli
-from harness.counts import dense_flops
-from harness.events import CellMeasured, RunStarted, WorkerStarted
-from harness.gate.judge import judge
-from harness.gate.rulings import Kind, Outcome
-from harness.gate.thresholds import Rule, Thresholds
-from harness.outcome import Operator, Operators
-from harness.records import Status
-from harness.store import Results
+from attnbench import cli
+from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.rulings import Kind, Outcome
+from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.storage.events import CellMeasured, RunStarted, WorkerStarted
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Operator, Operators, Status
+from attnbench.workloads.counts import dense_flops
 from tests.harness import journals
 from tests.harness.gate import scripts
 from tests.harness.gate.scripts import FIRST, ends, holds, killed, renames, run, scales, vanishes

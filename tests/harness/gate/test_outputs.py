@@ -7,11 +7,11 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from harness.gate import junit, markdown, series
-from harness.gate.judge import judge
-from harness.gate.rulings import Outcome
-from harness.records import Status
-from harness.store import Results
+from attnbench.analysis.gate import junit, markdown, series
+from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.rulings import Outcome
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Status
 from tests.harness import journals
 from tests.harness.gate import scripts
 from tests.harness.gate.scripts import FIRST, ends, run, scales

@@ -6,14 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.events import CellMeasured
-from harness.gate import beside
-from harness.gate.judge import judge
-from harness.gate.rulings import Kind, Outcome
-from harness.gate.thresholds import Rule, Thresholds
-from harness.simulated import virtual
-from harness.simulated.worlds import WORLDS
-from harness.store import Results
+from attnbench.analysis.gate import beside
+from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.rulings import Kind, Outcome
+from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.storage.events import CellMeasured
+from attnbench.storage.journal import Results
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
 from tests.harness.gate import scripts
 from tests.harness.gate.scripts import FIRST, run, scales
 

@@ -5,12 +5,12 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.events import CellChecked, Plan
-from harness.gate.rulings import EXECUTED_FLOPS
-from harness.records import Status
-from harness.runs import copy_journal
-from harness.simulated import virtual
-from harness.simulated.worlds import WORLDS
+from attnbench.analysis.gate.rulings import EXECUTED_FLOPS
+from attnbench.storage.events import CellChecked, Plan
+from attnbench.storage.records import Status
+from attnbench.storage.runs import copy_journal
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
 from tests.harness.gate import scripts
 from tests.harness.gate.test_gate import attnbench
 

@@ -6,13 +6,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness import store
-from harness.events import SCHEMA, RunStarted
-from harness.gate import stored
-from harness.gate.judge import fingerprints, judge
-from harness.gate.rulings import Outcome
-from harness.gate.thresholds import Rule, Thresholds
-from harness.records import Status
+from attnbench.analysis.gate import stored
+from attnbench.analysis.gate.judge import fingerprints, judge
+from attnbench.analysis.gate.rulings import Outcome
+from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.storage import journal as store
+from attnbench.storage.events import SCHEMA, RunStarted
+from attnbench.storage.records import Status
 from tests.harness.gate import scripts
 from tests.harness.gate.scripts import ends, run, scales
 from tests.harness.gate.test_gate import attnbench, weaker

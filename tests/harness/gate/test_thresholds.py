@@ -2,8 +2,8 @@
 
 import pytest
 
-from harness.gate import thresholds
-from harness.gate.thresholds import Rule, Thresholds, load, parse
+from attnbench.analysis.gate import thresholds
+from attnbench.analysis.gate.thresholds import Rule, Thresholds, load, parse
 
 TEXT = """
 [gate]

@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from harness.gate import times
-from harness.gate.judge import judge
-from harness.gate.rulings import EVERY, Decision, Kind, Outcome
-from harness.gate.thresholds import Rule, Thresholds
-from harness.gate.times import Effect, Relative
-from harness.simulated import virtual
-from harness.simulated.virtual import VirtualCrew, plan
-from harness.simulated.worlds import WORLDS
-from harness.statistics.stats import Estimate
+from attnbench.analysis.gate import times
+from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.rulings import EVERY, Decision, Kind, Outcome
+from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.times import Effect, Relative
+from attnbench.statistics.intervals import Estimate
+from studies.simulated import virtual
+from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 

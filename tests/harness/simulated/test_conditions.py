@@ -5,12 +5,12 @@ import re
 import msgspec
 import pytest
 
-from harness import store
-from harness.reports import table
-from harness.simulated import virtual
-from harness.simulated.virtual import VirtualCrew, plan
-from harness.simulated.worlds import WORLDS
-from harness.statistics.stats import median
+from attnbench.reports import table
+from attnbench.statistics.intervals import median
+from attnbench.storage import journal as store
+from studies.simulated import virtual
+from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 

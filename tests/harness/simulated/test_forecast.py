@@ -6,14 +6,14 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness.compare import comparisons
-from harness.parent import run
-from harness.records import Comparison, Verdict
-from harness.reports import table, verdicts
-from harness.simulated.virtual import VirtualCrew, plan
-from harness.simulated.worlds import WORLDS
-from harness.statistics.stats import median
-from harness.store import Results
+from attnbench.analysis.comparisons import comparisons
+from attnbench.processes import session as run
+from attnbench.reports import table, verdicts
+from attnbench.statistics.intervals import median
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Comparison, Verdict
+from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 

@@ -2,12 +2,12 @@
 
 import pytest
 
-from harness.records import Verdict
-from harness.reports import verdicts
-from harness.simulated import virtual
-from harness.simulated.virtual import VirtualCrew, plan
-from harness.simulated.worlds import WORLDS
-from harness.suite import by_implementation
+from attnbench.analysis.overall import by_implementation
+from attnbench.reports import verdicts
+from attnbench.storage.records import Verdict
+from studies.simulated import virtual
+from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 

@@ -7,12 +7,12 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from harness.engine import measure
-from harness.engine.schedule import visit_seed
-from harness.machine.clock import VirtualClock
-from harness.statistics.evidence import e_values
-from harness.statistics.stats import pairs
-from harness.statistics.verdict import FALSE_SHARE
+from attnbench.devices.clock import VirtualClock
+from attnbench.statistics.evidence import e_values
+from attnbench.statistics.intervals import pairs
+from attnbench.statistics.verdicts import FALSE_SHARE
+from attnbench.timing import blocks as measure
+from attnbench.timing.schedule import visit_seed
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 

@@ -4,17 +4,17 @@ from pathlib import Path
 
 import pytest
 
-from harness import store
-from harness.compare import comparisons
-from harness.engine.schedule import Race
-from harness.engine.state import State
-from harness.events import VisitFinished
-from harness.parent import timing
-from harness.simulated import virtual
-from harness.simulated.virtual import VirtualCrew, plan
-from harness.simulated.worlds import WORLDS
-from harness.statistics.verdict import Judgement
-from harness.store import Results
+from attnbench.analysis.comparisons import comparisons
+from attnbench.processes import timing_stage as timing
+from attnbench.statistics.verdicts import Judgement
+from attnbench.storage import journal as store
+from attnbench.storage.events import VisitFinished
+from attnbench.storage.journal import Results
+from attnbench.timing.schedule import Race
+from attnbench.timing.state import State
+from studies.simulated import virtual
+from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 

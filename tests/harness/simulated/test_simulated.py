@@ -3,13 +3,13 @@
 import numpy as np
 import pytest
 
-from harness import compare
-from harness.acceptance import simulated
-from harness.acceptance.races import whole_run
-from harness.acceptance.simulated import most_likely, null_differences, t3, t4, t9, t12, t13
-from harness.simulated.virtual import VirtualCrew, plan
-from harness.simulated.worlds import WORLDS
-from harness.statistics import evidence
+from attnbench.analysis import comparisons as compare
+from attnbench.statistics import evidence
+from studies.acceptance import simulated
+from studies.acceptance.races import whole_run
+from studies.acceptance.simulated import most_likely, null_differences, t3, t4, t9, t12, t13
+from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 

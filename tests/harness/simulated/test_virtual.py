@@ -8,22 +8,23 @@ import msgspec
 import numpy as np
 import pytest
 
-from harness import plugins, store
-from harness.compare import comparisons, noise_floors
-from harness.engine.duel import duel
-from harness.engine.schedule import Race
-from harness.engine.state import State
-from harness.events import VisitFinished
-from harness.machine.clock import VirtualClock
-from harness.parent import run
-from harness.records import Sample, Verdict
-from harness.reports import Report, story
-from harness.simulated import virtual
-from harness.simulated.machine import Machine, clock_in
-from harness.simulated.virtual import CANARY_S, VirtualCrew, plan, session, workloads
-from harness.simulated.worlds import WORLDS
-from harness.statistics.stats import paired_ratio, pairs
-from harness.statistics.verdict import FALSE_SHARE, decide
+from attnbench import plugins
+from attnbench.analysis.comparisons import comparisons, noise_floors
+from attnbench.devices.clock import VirtualClock
+from attnbench.processes import session as run
+from attnbench.reports import Report, story
+from attnbench.statistics.intervals import paired_ratio, pairs
+from attnbench.statistics.verdicts import FALSE_SHARE, decide
+from attnbench.storage import journal as store
+from attnbench.storage.events import VisitFinished
+from attnbench.storage.records import Sample, Verdict
+from attnbench.timing.functions import duel
+from attnbench.timing.schedule import Race
+from attnbench.timing.state import State
+from studies.simulated import virtual
+from studies.simulated.machine import Machine, clock_in
+from studies.simulated.virtual import CANARY_S, VirtualCrew, plan, session, workloads
+from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 
@@ -216,7 +217,7 @@ def test_the_race_goes_where_a_second_promises_most_and_everywhere_sometimes():
 
 def test_reports_are_written_of_a_virtual_run(tmp_path):
     results = virtual.execute(TIMED, tmp_path / "run", crew_in("calm"))
-    for name, report in plugins.plugs("harness.reports", "REPORT").items():
+    for name, report in plugins.plugs("attnbench.reports", "REPORT").items():
         if name in {"markdown", "csv"}:
             assert isinstance(report, Report)
             assert all(path.stat().st_size for path in report.write(results, tmp_path))

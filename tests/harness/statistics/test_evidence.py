@@ -7,8 +7,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from harness.statistics import evidence
-from harness.statistics.evidence import STAKES, WIDTHS, WINDOW, discoveries, e_values, scores, usual
+from attnbench.statistics import evidence
+from attnbench.statistics.evidence import STAKES, WIDTHS, WINDOW, discoveries, e_values, scores, usual
 
 SIZES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 1e6)), min_size=1, max_size=9)
 DIFFERENCES = st.lists(st.one_of(st.just(0.0), st.floats(1e-6, 100), st.floats(-100, -1e-6)), min_size=1, max_size=40)

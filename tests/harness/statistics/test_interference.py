@@ -8,11 +8,11 @@ import sys
 import numpy as np
 import pytest
 
-from harness.engine.state import State
-from harness.events import VisitFinished
-from harness.records import Sample
-from harness.statistics.interference import CANARY, FEWEST, LARGEST_CALM, Gauge
-from harness.statistics.stats import pairs
+from attnbench.statistics.interference import CANARY, FEWEST, LARGEST_CALM, Gauge
+from attnbench.statistics.intervals import pairs
+from attnbench.storage.events import VisitFinished
+from attnbench.storage.records import Sample
+from attnbench.timing.state import State
 
 
 def canaries(values: list[float], *, epoch: int = 0, visit: int = 0) -> list[Sample]:
@@ -144,7 +144,7 @@ def test_a_visit_without_canaries_says_nothing():
 
 LISTEN = """
 import time
-from harness.statistics.interference import canary
+from attnbench.statistics.interference import canary
 
 time.sleep(0.3)  # what numpy's import woke
 sing = canary()

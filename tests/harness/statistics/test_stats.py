@@ -5,8 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from harness.records import Sample
-from harness.statistics.stats import (
+from attnbench.statistics.intervals import (
     Estimate,
     Pairs,
     growth_exponent,
@@ -17,6 +16,7 @@ from harness.statistics.stats import (
     pairs,
     t_quantile,
 )
+from attnbench.storage.records import Sample
 
 NUM_BLOCKS = 4
 

@@ -5,9 +5,8 @@ import math
 import numpy as np
 import pytest
 
-from harness.records import Verdict
-from harness.statistics.stats import Estimate, Pairs
-from harness.statistics.verdict import (
+from attnbench.statistics.intervals import Estimate, Pairs
+from attnbench.statistics.verdicts import (
     LARGEST_EQUIVALENCE,
     SMALLEST_EFFECT,
     Judgement,
@@ -21,6 +20,7 @@ from harness.statistics.verdict import (
     needed,
     visits_to_go,
 )
+from attnbench.storage.records import Verdict
 
 ERROR = 0.005
 HALF = 2.2621572 * ERROR  # ten visits

@@ -5,23 +5,17 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from harness import store
-from harness.breakdown import ran
-from harness.engine.state import State
-from harness.events import (
-    CellChecked,
-    CellProfiled,
-    Plan,
-    RunStarted,
-    VisitFinished,
-)
-from harness.messages import Profile
-from harness.outcome import Operator, Operators
-from harness.parent import run
-from harness.records import Status, Workload
-from harness.simulated import virtual, worlds
-from harness.store import Results
-from harness.worker import operators
+from attnbench.analysis.breakdown import ran
+from attnbench.processes import session as run
+from attnbench.processes.messages import Profile
+from attnbench.processes.worker import operators
+from attnbench.storage import journal as store
+from attnbench.storage.events import CellChecked, CellProfiled, Plan, RunStarted, VisitFinished
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Operator, Operators, Status
+from attnbench.timing.state import State
+from attnbench.workloads.workload import Workload
+from studies.simulated import virtual, worlds
 
 PROMISES = Path(__file__).parents[1] / "promises.py"
 NAMES = ("careless", "unpromised", "held", "shy", "sulking")

@@ -3,11 +3,11 @@
 import pytest
 import torch
 
-from harness.checking import oracle
-from harness.flight import Flight
-from harness.messages import Check, Checked, Failed, Observe, Profile, TakeVisit, Trace, Visited
-from harness.records import MATMUL_PRECISIONS, Workload
-from harness.worker.answers import Worker
+from attnbench.checking import oracle
+from attnbench.processes.heartbeat import Flight
+from attnbench.processes.messages import Check, Checked, Failed, Observe, Profile, TakeVisit, Trace, Visited
+from attnbench.processes.worker.answers import Worker
+from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 SEES = """
 import torch
@@ -34,7 +34,7 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
 
         return ask
 
-    monkeypatch.setattr("harness.checking.oracle.answer", noted(oracle.answer))
+    monkeypatch.setattr("attnbench.checking.oracle.answer", noted(oracle.answer))
     checked = worker.answer(Check(workload=point, spec=spec, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0))
     assert isinstance(checked, Checked)
     assert checked.status == "ok", checked.message

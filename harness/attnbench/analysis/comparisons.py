@@ -1,0 +1,171 @@
+"""Verdicts on one run: each implementation against the baseline of its workload, from pairs inside blocks."""
+
+import math
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+
+from attnbench.analysis.cached import once
+from attnbench.statistics.controls import beside, of_sides
+from attnbench.statistics.intervals import Estimate, Pairs, paired_ratio, pairs
+from attnbench.statistics.verdicts import (
+    Judgement,
+    Needed,
+    decide,
+    detectable,
+    judge,
+    needed,
+    share_of_cells,
+    visits_to_go,
+)
+from attnbench.storage.events import TOUCH_BELOW_S
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Comparison, Record, Sample, Status, Verdict
+from attnbench.workloads.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Winner:
+    """The fastest implementation of a workload. Chosen by half of the visits, and its ratio read from the others."""
+
+    workload: Workload
+    implementation: str
+    ratio: Estimate | None  # None: there are no other visits
+
+
+@once
+def comparisons(results: Results) -> list[Comparison]:
+    """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
+    judged = [(record, found) for record, found in _judged(results) if found is not None]
+    share = share_of_cells(has_whole=results.plan.sides is not None)
+    verdicts = decide([found for _, found in judged], share)
+    limits = needed(verdicts, share)
+    baselines = _baselines(results)
+    return [
+        _comparison(results, baselines, (record, found, verdict), limits)
+        for (record, found), verdict in zip(judged, verdicts, strict=True)
+    ]
+
+
+@once
+def noise_floors(results: Results) -> dict[str, Estimate]:
+    """By workload id: the ratio of the baseline's twin to the baseline, identical code, which ought to be 1.
+
+    Of several baselines the one that is worst.
+    """
+    floors: dict[str, Estimate] = {}
+    for (workload, _), record in _baselines(results).items():
+        floor = paired_ratio(_pairs(results, record, "latency_twin", record))
+        if floor is not None and (floor.largest_log or 0.0) >= (floors.get(workload, floor).largest_log or 0.0):
+            floors[workload] = floor
+    return floors
+
+
+@once
+def winners(results: Results) -> list[Winner]:
+    """The fastest implementation of each workload that has several.
+
+    None where two states of the code are compared. Whoever seems fastest owes part of that to luck: the ratio from the
+    visits that chose it would flatter it.
+    """
+    found: dict[str, dict[str, tuple[Record, Pairs]]] = {}
+    baselines = {} if results.plan.sides else _baselines(results)
+    for record in results.records:
+        baseline = baselines.get((record.workload.id, results.plan.baseline))
+        if record.status is Status.ok and baseline is not None:
+            rows = found.setdefault(record.workload.id, {})
+            rows[record.implementation] = record, _pairs(results, record, "latency", baseline)
+    return [winner for rows in found.values() if (winner := _winner(list(rows.values()))) is not None]
+
+
+def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
+    choosing = [(paired_ratio(found.only(lambda visit: visit % 2 == 0)), record, found) for record, found in rows]
+    known = [(ratio.point, record, found) for ratio, record, found in choosing if ratio is not None]
+    if len(known) < 2:  # noqa: PLR2004 - alone there is nobody to beat
+        return None
+    _, record, found = min(known, key=lambda row: row[0])
+    held_out = paired_ratio(found.only(lambda visit: visit % 2 == 1))
+    return Winner(workload=record.workload, implementation=record.implementation, ratio=held_out)
+
+
+def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
+    """Each cell that has a baseline to be compared with, and what its pairs say."""
+    for record, found, twins in paired(results):
+        counted = found if results.plan.sides is None else found.by_epoch()
+        yield record, judge(counted, paired_ratio(twins), results.plan.smallest_effect)
+
+
+def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
+    """Each cell that has a baseline: its pairs with that, and those of the baseline and its twin beside it."""
+    baselines = _baselines(results)
+    for record in results.records:
+        baseline = baselines.get((record.workload.id, results.plan.base(record.implementation)))
+        if record.status is Status.ok and baseline is not None and record is not baseline:
+            void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
+            own, reference = _samples(record, "latency"), _samples(baseline, "latency")
+            twins = beside(_samples(baseline, "latency_twin"), own)
+            found = (
+                pairs(own, reference, void, twins)
+                if results.plan.sides is None
+                else of_sides((own, _samples(record, "latency_twin")), (reference, twins), void)
+            )
+            yield record, found, pairs(twins, reference, void)
+
+
+def _comparison(
+    results: Results,
+    baselines: Mapping[tuple[str, str], Record],
+    row: tuple[Record, Judgement, Verdict],
+    limits: Needed,
+) -> Comparison:
+    record, found, verdict = row
+    baseline = baselines[record.workload.id, results.plan.base(record.implementation)]
+    return Comparison(
+        workload=record.workload,
+        implementation=record.implementation,
+        baseline=results.plan.base(record.implementation),
+        metric="latency",
+        ratio=found.ratio.point,
+        low=found.ratio.low,
+        high=found.ratio.high,
+        minimum_detectable_effect=detectable(found, limits.differ),
+        verdict=verdict,
+        sameness=found.sameness,
+        e_same=found.e_same,
+        e_apart=found.e_apart,
+        more_s=_more_s(results, (record, baseline), found, limits) if verdict is Verdict.undecided else None,
+    )
+
+
+def _more_s(results: Results, cells: tuple[Record, Record], found: Judgement, limits: Needed) -> float | None:
+    """Visits to go, times what a block of the arm and the baseline's two lasted; or processes, times what one did."""
+    visits = visits_to_go(found, limits)
+    if results.plan.sides is not None:
+        each_s = (results.elapsed_s or math.inf) / found.ratio.num_clusters
+        return visits * each_s if math.isfinite(visits * each_s) else None
+    record, baseline = cells
+    block_s = 2 * _sample_s(_samples(baseline, "latency")) + _sample_s(_samples(record, "latency"))
+    return visits * results.plan.num_blocks * block_s if math.isfinite(visits) else None
+
+
+def _sample_s(samples: tuple[Sample, ...]) -> float:
+    """What a sample takes, with the untimed call before one of short calls."""
+    last = samples[-1]
+    return last.value * (last.num_calls + (last.value < TOUCH_BELOW_S))
+
+
+def _baselines(results: Results) -> dict[tuple[str, str], Record]:
+    """By workload id and name."""
+    named = (record for record in results.records if results.plan.is_base(record.implementation))
+    return {(record.workload.id, record.implementation): record for record in named if record.status is Status.ok}
+
+
+def _pairs(results: Results, record: Record, metric: str, baseline: Record) -> Pairs:
+    void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
+    is_compared = metric == "latency" and record is not baseline
+    twins = _samples(baseline, "latency_twin") if is_compared else ()
+    return pairs(_samples(record, metric), _samples(baseline, "latency"), void, twins)
+
+
+def _samples(record: Record, metric: str) -> tuple[Sample, ...]:
+    found = record.measurement(metric)
+    return () if found is None else found.samples

@@ -1,0 +1,159 @@
+"""Stored baselines: one journal for each fingerprint in results/baselines, written by `attnbench baseline` alone.
+
+A new baseline takes the place of the old: the folder is committed, and git keeps what was. The reasons of all stay in
+the file, one line each, behind the events of the run.
+"""
+
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+
+import msgspec
+
+from attnbench.analysis.gate import times
+from attnbench.analysis.gate.judge import ailments, fingerprints, judge
+from attnbench.analysis.gate.rulings import Kind
+from attnbench.analysis.gate.thresholds import Thresholds
+from attnbench.storage import journal as store
+from attnbench.storage.events import SCHEMA, BaselineAccepted, Event, RunStarted
+from attnbench.storage.journal import Results
+from attnbench.storage.runs import find_run
+
+FOLDER = "baselines"
+FEWEST_WORDS = 2
+"""Of a reason; "ok" is none."""
+
+
+def path_of(fingerprint: str, results: Path) -> Path:
+    """Where the baseline of that environment lies."""
+    return results / FOLDER / f"{fingerprint}.jsonl"
+
+
+def stored(results: Path) -> list[Path]:
+    """Every stored baseline, by name."""
+    return sorted((results / FOLDER).glob("*.jsonl"))
+
+
+def locate(name: str, results: Path) -> Path:
+    """A run by its name below `results`, its folder or its journal; or any journal by its file, a baseline's too.
+
+    Raises:
+        ValueError: there is none.
+    """
+    path = Path(name)
+    return path if path.suffix == ".jsonl" and path.is_file() else find_run(name, results)
+
+
+def find(candidate: Results, results: Path) -> Path:
+    """The baseline of the candidate's environment or, without one, the one accepted last on any other.
+
+    Raises:
+        ValueError: nothing is stored at all.
+    """
+    for fingerprint in fingerprints(candidate)[:1]:
+        if (own := _own(fingerprint, results)) is not None:
+            return own
+    others = stored(results)
+    if not others:
+        told = f"{results / FOLDER} holds no baseline"
+        raise ValueError(f'{told}: store one with attnbench baseline --reason "...", or give BASE and CANDIDATE')
+    return max(others, key=_accepted)
+
+
+def _own(fingerprint: str, results: Path) -> Path | None:
+    """The baseline of that environment: by its name or, where fingerprints were made otherwise then, by its content."""
+    if (named := path_of(fingerprint, results)).exists():
+        return named
+    return next((path for path in stored(results) if fingerprint in fingerprints(store.read(path))), None)
+
+
+def _accepted(path: Path) -> str:
+    """When a baseline was accepted, as text that sorts by time."""
+    found = store.read(path)
+    return found.accepted[-1].time if found.accepted else found.started.time
+
+
+def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Path:
+    """Make the run at `run`, its folder or journal, the baseline of its environment; return where it lies.
+
+    Raises:
+        ValueError: there is no reason, or the run does not deserve it; the message says why and what to do.
+    """
+    reason = " ".join(reason.split())
+    if len(reason.split()) < FEWEST_WORDS:
+        raise ValueError('--reason says too little: give a sentence, as in --reason "the tiles are larger now"')
+    found = store.read(run)
+    _require_sound(found, thresholds)
+    (fingerprint,) = fingerprints(found)
+    path, old = path_of(fingerprint, results), _own(fingerprint, results)
+    before = None if old is None else store.read(old)
+    if before is not None:
+        _require_believable(before, found, thresholds)
+    accepted = BaselineAccepted(
+        time=datetime.now(UTC).isoformat(timespec="seconds"),
+        run=found.run,
+        commit=found.started.commit,
+        reason=reason,
+    )
+    kept = before.accepted if before is not None else ()
+    own = [event for event in store.events(store.journal_of(run)) if not isinstance(event, BaselineAccepted)]
+    _write(path, [_first(own), *own[1:], *kept, accepted])
+    if old is not None and old != path:
+        old.unlink()
+    return path
+
+
+def _require_sound(found: Results, thresholds: Thresholds) -> None:
+    """Raises ValueError where the run itself went wrong, or is none that others can be held against."""
+    if found.plan.sides is not None:
+        told = f"{found.run} cannot become a baseline: it compared two sides, and a baseline is one state of the code"
+        raise ValueError(f"{told}; store a run of attnbench run")
+    wrong = [record for record in found.records if record.is_finding]
+    if wrong:
+        first = f"{wrong[0].implementation} on {wrong[0].workload.id}: {wrong[0].status}"
+        told = f"{found.run} has {len(wrong)} cells that went wrong ({first})"
+        raise ValueError(f"{told}: mend them, or leave them out with --implementation or --set, and run again")
+    reasons = list(ailments(found, thresholds, "the run"))
+    if not fingerprints(found):
+        reasons.append("the run has no cells")
+    reasons.extend(_shortage(found, thresholds.fewest_epochs))
+    if reasons:
+        raise ValueError(f"{found.run} cannot become a baseline: {'; '.join(reasons)}")
+
+
+def _shortage(found: Results, fewest: int) -> Iterator[str]:
+    """Why no gate could judge any of its times, where they are of too few processes."""
+    num_epochs = max((each.num_epochs for each in times.relatives(found).values()), default=fewest)
+    if num_epochs < fewest:
+        told = f"its times are of {times.processes(num_epochs)}, and a gate judges from {fewest} on"
+        yield f"{told}: give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
+
+
+def _require_believable(before: Results, found: Results, thresholds: Thresholds) -> None:
+    """Raises ValueError where the run is so much better than the baseline before it that it should be checked again.
+
+    No rule has a say in it: rules are about what may grow.
+    """
+    doubts = (Kind.suspicious, Kind.unchecked)
+    judged = judge(before, found, msgspec.structs.replace(thresholds, rule=()))
+    doubted = [ruling for ruling in judged.rulings if ruling.kind in doubts]
+    if doubted:
+        told = f"{doubted[0].cell}: {doubted[0].words}"
+        raise ValueError(f"{found.run} cannot become a baseline: {told} ({len(doubted)} such)")
+
+
+def _first(events: Sequence[Event]) -> RunStarted:
+    """The first line, in today's schema: the last lines are of it."""
+    assert isinstance(events[0], RunStarted)
+    return msgspec.structs.replace(events[0], schema=SCHEMA)
+
+
+def _write(path: Path, events: list[Event]) -> None:
+    """Put the file in place whole, or not at all."""
+    partly = path.with_suffix(".partly")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partly.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+        partly.replace(path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; choose another folder with --results") from None

@@ -1,0 +1,148 @@
+"""What a gate allows: numbers in the table [gate] of attnbench.toml, with defaults that serve without a file."""
+
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench.analysis.gate.rulings import EVERY, EXECUTED_FLOPS, LATENCY
+from attnbench.plugins import unknown
+from attnbench.statistics.interference import MANY
+
+TOOL_FILE = "attnbench.toml"
+ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, "error_ratio": 0.1, "num_operators": 0.0}
+"""By how much a metric may grow where no rule says: a share of what it was, for error_ratio a share of what is allowed.
+Any other metric may not grow at all."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """By how much a group of cells may grow in a metric; the names may hold * and ?."""
+
+    allowed: float
+    workload: str = EVERY
+    implementation: str = EVERY
+    metric: str = EVERY
+
+    def __post_init__(self) -> None:
+        """An allowance is a share."""
+        _require_share("allowed", self.allowed, highest=math.inf)
+
+    def covers(self, workload: str, implementation: str, metric: str) -> bool:
+        """Whether the rule is about that metric of that cell."""
+        return self.covers_cell(workload, implementation) and self.covers_metric(metric)
+
+    def covers_cell(self, workload: str, implementation: str) -> bool:
+        """Whether the rule is about that cell, in whatever metric."""
+        return fnmatchcase(workload, self.workload) and fnmatchcase(implementation, self.implementation)
+
+    def covers_metric(self, metric: str) -> bool:
+        """Whether the rule is about that metric, of whatever cell."""
+        return fnmatchcase(metric, self.metric)
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table [gate]. Of several rules that cover a cell, the last counts."""
+
+    rule: tuple[Rule, ...] = ()
+    see: float = 0.20  # a time counts as judged if a slowdown of this size would have been found
+    judged_share: float = 0.5  # of the times: fewer that could be judged, and the gate is inconclusive
+    fewest_epochs: int = 3  # processes, in each run
+    between_runs: float = 0.02  # a standard deviation: how a ratio to the reference differs from run to run by itself
+    elsewhere: float = 0.25  # by how much a ratio to the reference may grow on another machine, at least
+    suspicious: float = 0.30  # so large a share of the time saved is not believed without a whole check
+    void_share: float = MANY  # a run with more blocks void than this was not measured on a quiet machine
+
+    def __post_init__(self) -> None:
+        """Shares lie from 0 to 1."""
+        for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious", "void_share"):
+            _require_share(name, getattr(self, name), highest=math.inf if name in {"see", "elsewhere"} else 1.0)
+        if self.fewest_epochs < 1:
+            raise ValueError(f"fewest_epochs={self.fewest_epochs} is not allowed: give 1 or more; 3 is usual")
+
+    def allowed(self, workload: str, implementation: str, metric: str) -> float:
+        """By how much that metric of that cell may grow."""
+        asked = self.asked(workload, implementation, metric)
+        return ALLOWED.get(metric, 0.0) if asked is None else asked
+
+    def asked(self, workload: str, implementation: str, metric: str) -> float | None:
+        """The same where a rule of the file says so, and None where it is a default."""
+        found = [rule.allowed for rule in self.rule if rule.covers(workload, implementation, metric)]
+        return found[-1] if found else None
+
+    def asked_of_all(self, cells: Iterable[tuple[str, str]], metric: str) -> float | None:
+        """The least that the rules allow to any of the cells; None where one of them has no rule, or there is none."""
+        found = [self.asked(workload, implementation, metric) for workload, implementation in cells]
+        known = [allowed for allowed in found if allowed is not None]
+        return min(known) if known and len(known) == len(found) else None
+
+    def idle(self, cells: Collection[tuple[str, str]], metrics: Iterable[str]) -> Iterator[str]:
+        """A note for each rule that covers none of the cells, or none of the metrics: those stored, and our own."""
+        known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
+        for number, rule in enumerate(self.rule, start=1):
+            if not any(rule.covers_cell(*cell) for cell in cells):
+                yield f"rule {number} ({rule.workload}, {rule.implementation}) covers no cell: is a name in it wrong?"
+            elif not any(map(rule.covers_metric, known)):
+                yield f"rule {number} covers nothing here: {unknown('metric', rule.metric, known)}"
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """attnbench.toml as a whole."""
+
+    gate: Thresholds = msgspec.field(default_factory=Thresholds)
+
+
+def load(path: Path | None) -> Thresholds:
+    """The thresholds of that file; without one, of attnbench.toml in the working folder, or the defaults.
+
+    Raises:
+        ValueError: it cannot be read, or holds a key or value that is not allowed; the message lists what is.
+    """
+    if path is None:
+        path = Path(TOOL_FILE)
+        if not path.exists():
+            return Thresholds()
+    try:
+        return parse(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read the thresholds {path}: {error.strerror}") from None
+    except ValueError as error:  # msgspec's own errors, and those of the encoding, are ValueErrors too
+        raise ValueError(f"{path}: {error}") from None
+
+
+def parse(text: bytes) -> Thresholds:
+    """The thresholds of a TOML text.
+
+    Raises:
+        ValueError: it is no TOML, or holds a key or value that is not allowed.
+    """
+    given = msgspec.toml.decode(text)
+    for message in _strangers(given):
+        raise ValueError(message)
+    return msgspec.convert(given, _File).gate
+
+
+def _strangers(given: Mapping[str, Any]) -> Iterator[str]:
+    """A message for each key that nobody reads: a threshold with a slip in its name would never be heard of again."""
+    yield from _unknown("table", given, _File)
+    gate = given.get("gate")
+    if isinstance(gate, Mapping):
+        yield from _unknown("key of [gate]", gate, Thresholds)
+        rules = gate.get("rule")
+        for rule in rules if isinstance(rules, list) else ():
+            if isinstance(rule, Mapping):
+                yield from _unknown("key of [[gate.rule]]", rule, Rule)
+
+
+def _unknown(kind: str, given: Mapping[str, Any], known: type[msgspec.Struct]) -> Iterator[str]:
+    for key in given:
+        if key not in known.__struct_fields__:
+            yield unknown(kind, key, known.__struct_fields__)
+
+
+def _require_share(name: str, value: float, *, highest: float) -> None:
+    if math.isnan(value) or not 0.0 <= value <= highest:
+        allowed = "0 or more, as in 0.05 for 5 %" if highest > 1 else "from 0 to 1, as in 0.05 for 5 %"
+        raise ValueError(f"{name}={value} is not allowed: give a share {allowed}")

@@ -1,0 +1,238 @@
+"""A case: one implementation built for one workload, with its inputs in place, ready to be called."""
+
+import time
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.checking.inputs import Inputs
+from attnbench.contract import BoundMask, Implementation
+from attnbench.devices import cuda
+from attnbench.devices.footprint import Footprint, Recording, counted, footprint, record
+from attnbench.workloads.workload import Workload
+
+LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
+"""What is dropped, or kept, more rarely than this would not show in as many weights as the check looks at."""
+TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
+
+
+def output_shape(workload: Workload) -> tuple[int, ...]:
+    """Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
+    if workload.scope == "module":
+        return (workload.batch_size, workload.seq_len, workload.embed_dim)
+    return (workload.batch_size, workload.num_heads, workload.seq_len, workload.value_dim)
+
+
+def place(inputs: Inputs, workload: Workload) -> Inputs:
+    """The float64 inputs cast to the workload's dtype, moved to its device and laid out as its layout says."""
+    dtype = TORCH_DTYPES[workload.dtype]
+    return laid_out(inputs.map(lambda tensor: tensor.to(device=workload.device, dtype=dtype)), workload)
+
+
+def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
+    """The same values in the workload's layout; where they lie so already, the tensors themselves.
+
+    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `expanded`: key and value
+    are those of head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
+    """
+    tensors = dict(inputs.tensors)
+    match workload.layout:
+        case "transposed":
+            tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
+        case "expanded":
+            tensors |= {name: tensors[name][:, :1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
+        case "broadcast":
+            tensors |= {name: tensors[name][:1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
+    return Inputs(tensors=tensors, weights=inputs.weights)
+
+
+def copied(inputs: Inputs, workload: Workload) -> Inputs:
+    """Fresh copies in the workload's layout, which a plain clone loses where a stride is 0."""
+    return laid_out(inputs.map(lambda tensor: tensor.clone()), workload)
+
+
+def fill(tensor: Tensor, values: Tensor) -> None:
+    """Put other values of the same layout into a tensor where it lies; a graph that is kept does not notice.
+
+    What is expanded is one number for many: each number is written once.
+    """
+    into = tensor.data
+    for dim, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[dim] > 1:
+            into, values = into.narrow(dim, 0, 1), values.narrow(dim, 0, 1)
+    into.copy_(values)
+
+
+def reason_against(implementation: Implementation, workload: Workload, *, on_this_machine: bool = True) -> str | None:
+    """Why this workload cannot be tried with this implementation, or None; perhaps whatever the machine.
+
+    What the harness itself cannot check yet is refused here, since what is not checked is not timed.
+    """
+    if on_this_machine and workload.device.startswith("cuda") and not cuda.has_device(workload.device):
+        return f"this machine has no device {workload.device}"
+    if workload.dropout > 0 and (reason := _reason_against_dropout(implementation, workload)):
+        return reason
+    return implementation.unsupported(workload)
+
+
+def _reason_against_dropout(implementation: Implementation, workload: Workload) -> str | None:
+    """Why no dropout of this size can be tried."""
+    if workload.direction == "inference":
+        return (
+            "nothing is dropped in inference: set direction to forward, backward or forward_backward, or dropout to 0"
+        )
+    if not LEAST_DROPOUT <= workload.dropout <= MOST_DROPOUT:
+        return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
+    if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, nothing tells a weight from an output
+        return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
+    if implementation.has_dropout or implementation.unsupported(workload):
+        return None  # it can, or it has a reason of its own
+    return "it offers no attention dropout: an IMPLEMENTATION with has_dropout=True drops with its module's `dropout`"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """A module, its inputs on the device in the workload's dtype, and its mask.
+
+    `leaves` are the tensors whose gradients a backward call computes: the inputs by name, then the parameters.
+    """
+
+    workload: Workload
+    module: nn.Module
+    tensors: dict[str, Tensor]
+    mask: BoundMask
+
+    @property
+    def leaves(self) -> dict[str, Tensor]:
+        """Inputs and, in scope `module`, parameters, by name."""
+        if self.workload.scope == "attention":
+            return self.tensors
+        return self.tensors | {f"parameter {name}": value for name, value in self.module.named_parameters()}
+
+    @property
+    def needs_grad(self) -> bool:
+        """Whether the direction records a graph."""
+        return self.workload.direction != "inference"
+
+    def grad_mode(self) -> AbstractContextManager[Any]:
+        """The gradient mode in which every call of this case is made."""
+        return torch.set_grad_enabled(self.needs_grad)
+
+    def output(self) -> Tensor:
+        """One forward call. Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
+        result: Tensor
+        if self.workload.scope == "attention":
+            attend: Callable[..., Tensor] = self.module.attend  # type: ignore[assignment] # reason_against saw to it
+            result = attend(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)
+        else:
+            result = self.module(self.tensors["x"], self.tensors.get("context"), mask=self.mask)
+        return result
+
+    def call(self) -> Callable[[], object]:
+        """What a timer calls: the workload's direction, without arguments; the graph for `backward` is built here."""
+        if self.workload.direction in {"inference", "forward"}:
+            return self.output
+        leaves = list(self.leaves.values())
+        with torch.enable_grad():
+            kept = self.output()
+        grad_output = torch.ones_like(kept) / kept.numel() ** 0.5
+        if self.workload.direction == "backward":
+            return lambda: torch.autograd.grad(kept, leaves, grad_output, retain_graph=True, allow_unused=True)
+        return lambda: torch.autograd.grad(self.output(), leaves, grad_output, allow_unused=True)
+
+    @cached_property
+    def first_s(self) -> float:
+        """Seconds of a first call, which compiles, and makes what is kept, such as the dense mask."""
+        with self.grad_mode():
+            call = self.call()
+            start = time.perf_counter()
+            call()
+        return time.perf_counter() - start
+
+    @cached_property
+    def recording(self) -> Recording:
+        """One call on the CPU after a first one, recorded once for all that is read from it: operators and memory."""
+        _ = self.first_s  # what a first call makes is not counted
+        with self.grad_mode():
+            return record(self.call())
+
+    @cached_property
+    def footprint(self) -> Footprint:
+        """The memory of one call; read in one pass, at first use, for every metric that tells a part of it."""
+        if self.workload.device == "cpu":
+            return counted(self.recording, self.tensors.values())
+        return self._footprint(self.call())
+
+    @cached_property
+    def forward_footprint(self) -> Footprint:
+        """The memory of one forward call: the same, where the direction has no backward pass."""
+        is_forward = self.workload.direction in {"inference", "forward"}
+        return self.footprint if is_forward else self._footprint(self.output)
+
+    def _footprint(self, call: Callable[[], object]) -> Footprint:
+        with self.grad_mode():
+            call()  # kept tensors, such as the dense mask, are made by a first call
+            return footprint(call, self.workload.device, self.tensors.values())
+
+
+def bind(workload: Workload) -> BoundMask:
+    """The workload's mask at its sizes on its device; cases of one workload may share it."""
+    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+    return BoundMask(workload.mask_rule, sizes, workload.device, num_heads=workload.num_heads)
+
+
+def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:
+    """A case on `inputs`, which `place` has put where the workload says, under `mask` or one of its own.
+
+    Raises:
+        ValueError: the module that was built has no `attend`, in scope `attention`.
+    """
+    module = implementation.build(inputs.weights).eval()
+    if implementation.has_dropout:
+        set_dropout(module, workload.dropout)
+    if workload.scope == "attention" and not hasattr(module, "attend"):
+        raise ValueError(f"{type(module).__name__} has no attend(query, key, value, mask), which scope attention times")
+    needs_grad = workload.direction != "inference"
+    for parameter in module.parameters():
+        parameter.requires_grad_(needs_grad and workload.scope == "module")
+    tensors = {name: tensor.detach().requires_grad_(needs_grad) for name, tensor in inputs.tensors.items()}
+    return Case(workload=workload, module=module, tensors=tensors, mask=mask or bind(workload))
+
+
+def set_dropout(module: nn.Module, share: float) -> None:
+    """Set the attribute `dropout` of a module; an `nn.Dropout` drops in training mode alone."""
+    layer = getattr(module, "dropout", None)
+    if isinstance(layer, nn.Dropout):
+        layer.p = share
+        layer.train(share > 0)
+    else:
+        module.dropout = share  # type: ignore[assignment] # a plain number
+
+
+def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Gradients of the packed parameters, as gradients of the canonical weights; {} for a module without `pack`.
+
+    `pack` is linear, so its transpose, applied by automatic differentiation, is the way back.
+
+    Raises:
+        ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
+    """
+    pack, pack_out = getattr(module, "pack", None), getattr(module, "pack_out", None)
+    if pack is None or pack_out is None:
+        return {}
+    with torch.enable_grad():
+        weights = inputs.weights.map(lambda tensor: tensor.detach().requires_grad_())
+        packed = pack(weights) | pack_out(weights)
+        if unnamed := set(gradients) - set(packed):
+            raise ValueError(f"pack names no {', '.join(sorted(unnamed))}: give it every parameter")
+        canonical = weights.tensors()
+        back = torch.autograd.grad(
+            [packed[name] for name in gradients], list(canonical.values()), list(gradients.values()), allow_unused=True
+        )
+    found: dict[str, Tensor | None] = dict(zip(canonical, back, strict=True))
+    return {f"{name} weights": tensor for name, tensor in found.items() if tensor is not None}

@@ -1,0 +1,237 @@
+"""The oracle: attention written out in float64, one batch row and head at a time, and the textbook form beside it.
+
+It shares no code with any implementation, and reads key/value head h // (H / G) for query head h. Gradients follow by
+automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.checking.inputs import Inputs
+from attnbench.contract import Weights
+from attnbench.workloads.masks import Mask
+from attnbench.workloads.workload import Workload
+
+NAME = "float64 loop over batch rows and heads"
+FULL_CHECK_PAIRS = 2**22
+"""Up to this many scores (B * H * T * S) every query row is checked; beyond it one of each tile, and edges."""
+SMALLEST_TILE = 16
+MOST_TILES = 512
+
+
+def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
+    """The query rows to compare (R,), in order: all, or at long lengths the edges and a random one of each tile."""
+    query_len = workload.seq_len
+    if workload.batch_size * workload.num_heads * query_len * workload.kv_len <= FULL_CHECK_PAIRS:
+        return torch.arange(query_len)
+    edges = [0, 1, 15, 16, 63, 64, 127, 128, 255, 256, query_len // 2, query_len - 2, query_len - 1]
+    tile = max(SMALLEST_TILE, -(-query_len // MOST_TILES))
+    starts = torch.arange(0, query_len, tile)
+    random = starts + torch.randint(
+        tile, starts.shape, generator=draws
+    )  # a kernel that loses a tile loses one of these
+    return torch.tensor(sorted({min(max(0, row), query_len - 1) for row in [*edges, *random.tolist()]}))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Masking:
+    """What a mask does to some query rows, by its own rules."""
+
+    rule: Mask
+    sizes: tuple[int, int, int]  # B, T, S
+    num_heads: int
+    rows: Tensor  # (R,)
+    device: torch.device | str = "cpu"
+
+    @cached_property
+    def seen(self) -> Tensor:
+        """Which keys those rows see (B, R, S)."""
+        return torch.from_numpy(self.rule.dense(*self.sizes, rows=self.rows.numpy()).copy()).to(self.device)
+
+    @cached_property
+    def biases(self) -> dict[Mask, Tensor]:
+        """What each additive part adds (H, R, S), in float64."""
+        _, query_len, key_len = self.sizes
+        query, key = self.rows[:, None], torch.arange(key_len)
+        made = {}
+        for part in self.rule.changes:
+            if part.is_additive:
+                per_head = torch.from_numpy(part.per_head(self.num_heads))[:, None, None]
+                made[part] = part.bias(per_head, query, key, key_len - query_len).double().to(self.device)
+        return made
+
+    def changed(self, scores: Tensor, heads: int | slice = slice(None)) -> Tensor:
+        """The scores ([heads], R, S) after every change, none hidden yet, in their own dtype."""
+        for part in self.rule.changes:
+            is_bent = part not in self.biases
+            scores = part.bend(scores) if is_bent else scores + self.biases[part][heads].to(scores.dtype)
+        return scores
+
+    def derivative(self, scores: Tensor) -> Tensor:
+        """How fast the changed scores grow with the given ones (B, H, R, S): the chain rule, written out."""
+        rate = torch.ones_like(scores)
+        for part in self.rule.changes:
+            if part in self.biases:
+                scores = scores + self.biases[part].to(scores.dtype)
+            else:
+                rate, scores = rate * part.derivative(scores), part.bend(scores)
+        return rate
+
+
+def masking(workload: Workload, rows: Tensor, device: torch.device | str = "cpu") -> Masking:
+    """The workload's mask at those query rows."""
+    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
+    return Masking(rule=workload.mask_rule, sizes=sizes, num_heads=workload.num_heads, rows=rows, device=device)
+
+
+def seen_rows(workload: Workload, rows: Tensor) -> Tensor:
+    """Which keys those rows see (B, R, S), from the mask's rule."""
+    return masking(workload, rows).seen
+
+
+def attend(query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:
+    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, R, V).
+
+    A row that sees no key gives 0.
+    """
+    batch_size, num_heads, num_rows, head_dim = query.shape
+    out = query.new_zeros(batch_size, num_heads, num_rows, value.shape[-1])
+    results = []
+    for row in range(batch_size):
+        for head in range(num_heads):
+            group = head // (num_heads // key.shape[1])
+            scores = query[row, head] @ key[row, group].T / math.sqrt(head_dim)  # (R,S)
+            scores = under.changed(scores, head).where(under.seen[row], -math.inf)
+            largest = scores.max(dim=1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
+            powers = (scores - largest).exp()
+            total = powers.sum(dim=1, keepdim=True)
+            weights = powers / total.where(total > 0, 1.0)
+            results.append(weights @ value[row, group])  # (R,V)
+    return torch.stack(results).reshape(out.shape)
+
+
+def textbook(query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:
+    """The same in the plain textbook form, all heads at once, in the dtype of its inputs: a yardstick of the check."""
+    scores = _hidden(under.changed(_scores(query, _all_heads(key, query))), under)
+    return torch.softmax(scores, dim=-1).nan_to_num(0.0) @ _all_heads(value, query)
+
+
+class _Recomputed(torch.autograd.Function):
+    """Attention whose backward pass recomputes the weights from the rows' logsumexp, each step written out."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:  # noqa: ANN401
+        """All heads alike: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V)."""
+        scores = _hidden(under.changed(_scores(query, key)), under)
+        logsumexp = scores.logsumexp(dim=-1, keepdim=True)
+        out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
+        signs = torch.randint(2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
+        moved = out * (1 + torch.finfo(out.dtype).eps / 2 * signs.to(out.device))
+        ctx.save_for_backward(query, key, value, logsumexp, moved.to(out.dtype))
+        ctx.under = under
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # noqa: ANN401
+        """Equations of FlashAttention-2, algorithm 2, without its tiles; then back through the change of the scores."""
+        query, key, value, logsumexp, out = ctx.saved_tensors
+        (grad_out,) = grads
+        scores = _scores(query, key)
+        weights = (_hidden(ctx.under.changed(scores), ctx.under) - logsumexp).exp().nan_to_num(0.0)
+        along = (grad_out * out).sum(dim=-1, keepdim=True)
+        grad_changed = weights * (grad_out @ value.transpose(-2, -1) - along)
+        grad_scores = grad_changed * ctx.under.derivative(scores) / math.sqrt(query.shape[-1])
+        return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad_out, None
+
+
+def recomputed(query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:
+    """The textbook form with its backward pass as in FlashAttention: no less honest, but it rounds elsewhere.
+
+    The output that its backward pass uses is off by a rounding: others sum in another order.
+
+    Source: https://arxiv.org/abs/2307.08691, algorithm 2.
+    """
+    out: Tensor = _Recomputed.apply(query, _all_heads(key, query), _all_heads(value, query), under)  # type: ignore[no-untyped-call]
+    return out
+
+
+def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:
+    return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1)
+
+
+def _scores(query: Tensor, key: Tensor) -> Tensor:
+    return (query @ key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
+
+
+def _hidden(scores: Tensor, under: Masking) -> Tensor:
+    return scores.masked_fill(~under.seen[:, None], -math.inf)
+
+
+def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
+    """(B, T, D), (B, S, D) -> query (B, H, T, K), key (B, G, S, K), value (B, G, S, V)."""
+
+    def through(tokens: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        projected = torch.einsum("btd,hkd->bhtk", tokens, weight)
+        return projected if bias is None else projected + bias[None, :, None, :]
+
+    return (
+        through(x, weights.query, weights.query_bias),
+        through(context, weights.key, weights.key_bias),
+        through(context, weights.value, weights.value_bias),
+    )
+
+
+def merge(attended: Tensor, weights: Weights) -> Tensor:
+    """(B, H, R, V) -> (B, R, D), or (B, R, H*V) where there is no output projection."""
+    merged = attended.permute(0, 2, 1, 3).flatten(2)
+    if weights.out is None:
+        return merged
+    projected = merged @ weights.out.T
+    return projected if weights.out_bias is None else projected + weights.out_bias
+
+
+Form = Callable[[Tensor, Tensor, Tensor, Masking], Tensor]
+YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
+"""Honest forms that round differently."""
+
+
+def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend) -> Tensor:
+    """The output of a workload at the chosen query rows in the dtype of `inputs`: right, or as a yardstick has it.
+
+    Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D).
+    """
+    query, key, value = heads(workload, inputs, rows)
+    attended = form(query, key, value, masking(workload, rows, query.device))
+    return attended if workload.scope == "attention" else merge(attended, inputs.weights)
+
+
+def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): given, or projected."""
+    if workload.scope == "attention":
+        query, key, value = inputs.tensors["query"], inputs.tensors["key"], inputs.tensors["value"]
+        return query[:, :, rows], key, value
+    x = inputs.tensors["x"]
+    return project(x[:, rows], inputs.tensors.get("context", x), inputs.weights)
+
+
+def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
+    """How large in size the scores can be that get weight: the longest query times the longest key / sqrt(K).
+
+    (Cauchy-Schwarz.) A bias moves them by as much as the best one that a row sees; a bend squashes them.
+    """
+    query, key, _ = heads(workload, inputs, rows)
+    bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() / math.sqrt(query.shape[-1])
+    under = masking(workload, rows)
+    for part in under.rule.changes:
+        if part in under.biases:
+            best = under.biases[part].masked_fill(~under.seen.any(dim=0), -math.inf).amax(dim=-1)  # (H,R)
+            bound = bound + best.abs().where(best.isfinite(), 0.0).max()
+        else:
+            bound = part.bend(bound)
+    return float(bound)

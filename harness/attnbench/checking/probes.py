@@ -1,0 +1,167 @@
+"""The kinds of input that the check tries. The input matters more than the tolerance (docs/method.md).
+
+A probe is a function of a workload and a seed that draws one kind of input; another seed draws it afresh.
+"""
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Generator, Tensor
+
+from attnbench.checking.inputs import Inputs, draw_normal, generator
+from attnbench.workloads.workload import Workload
+
+TILE_LENS = (16, 64, 128)
+"""Usual tile lengths of fused kernels: needles are placed on both sides of their edges."""
+NEEDLE_SHARPNESS = 2.0
+LARGEST_LOGIT = 1e4
+LARGEST_PRODUCT = 3e4
+"""Half of float16's range: an honest form may multiply query and key before it divides by sqrt(K)."""
+POINTED = 0.4
+"""The share of the largest logit that tells a query's own key from the others."""
+LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
+"""In half precision less: a rounding of a projected query or key would decide between keys."""
+BLOCK = 1024
+
+
+class VacuousError(ValueError):
+    """A probe has nothing to say at this workload."""
+
+
+def draw_needles(workload: Workload, seed: int) -> Inputs:
+    """Queries that each point at one key: itself, its neighbours, the first, the last, tile edges, a random one.
+
+    An average of many values hides a missing key; a query whose whole weight lies on that key does not. Each value row
+    spells its own place as signs, so that a row that went astray can be told. In scope `module` the projections stand
+    between, and the inputs are the normal ones, three times as large.
+    """
+    inputs = draw_normal(workload, seed)
+    if workload.scope == "module":
+        return _times(inputs, 3.0)
+    draws = generator(workload.seed, 3, seed)
+    targets = needle_targets(workload, draws)  # (T,)
+    aligned = _for_every_head(inputs.tensors["key"], workload)[:, :, targets]  # (B,G,S,K) -> (B,H,T,K)
+    query = NEEDLE_SHARPNESS * aligned + 0.1 * inputs.tensors["query"]
+    return Inputs(
+        tensors=inputs.tensors | {"query": query, "value": marked(inputs.tensors["value"], draws)},
+        weights=inputs.weights,
+    )
+
+
+def needle_targets(workload: Workload, draws: Generator) -> Tensor:
+    """The key that each query points at (T,), of a kind drawn for each: places, tile edges, edges of what it sees."""
+    query_len, key_len = workload.seq_len, workload.kv_len
+    own = torch.arange(query_len)
+    edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
+    random = torch.randint(key_len, (query_len,), generator=draws)
+    kinds = torch.stack(
+        [
+            own,
+            own - 1,
+            own + 1,
+            own + key_len - query_len,
+            torch.zeros_like(own),
+            torch.full_like(own, key_len - 1),
+            edges[own % len(edges)],
+            (own // TILE_LENS[1] + 1) * TILE_LENS[1],
+            random,
+            (random * (own + 1)) // query_len,
+            *_edges_of_what_is_seen(workload),
+        ]
+    )
+    turn = torch.randint(len(kinds), (query_len,), generator=draws)
+    return kinds.clamp(0, key_len - 1).gather(0, turn[None])[0]
+
+
+def _edges_of_what_is_seen(workload: Workload) -> list[Tensor]:
+    """The first and the last key that each query sees in batch row 0, and the keys just outside; each (T,)."""
+    rule, key_len = workload.mask_rule, workload.kv_len
+    first, last = [], []
+    for part in torch.arange(workload.seq_len).split(BLOCK):
+        seen = torch.from_numpy(rule.dense(workload.batch_size, workload.seq_len, key_len, rows=part.numpy())[0].copy())
+        first.append(seen.int().argmax(dim=-1))
+        last.append(key_len - 1 - seen.flip(-1).int().argmax(dim=-1))
+    firsts, lasts = torch.cat(first), torch.cat(last)
+    return [firsts, firsts - 1, lasts, lasts + 1]
+
+
+def marked(value: Tensor, draws: Generator) -> Tensor:
+    """Values of the same shape (B, G, S, V): row (b, g, s) spells its number in binary, as signs; then random signs."""
+    batch, groups, key_len, width = value.shape
+    number = torch.arange(batch * groups * key_len).view(batch, groups, key_len, 1)
+    num_digits = min(width, max(1, int(number.max()).bit_length()))
+    digits = number.bitwise_right_shift(torch.arange(num_digits)) % 2  # (B,G,S,digits)
+    rest = torch.randint(2, (batch, groups, key_len, width - num_digits), generator=draws)
+    return torch.cat([digits, rest], dim=-1).to(value.dtype) * 2 - 1
+
+
+def draw_large(workload: Workload, seed: int) -> Inputs:
+    """Scores of up to 10 000 in size, of either sign: exponentials that overflow, maxima that are far below 0.
+
+    Query i points at a key that it sees, with part of that size; the rest is added to all its scores, or taken from
+    them. So an honest answer is sure of its key, however coarse its dtype. Where products of query and key must fit
+    into float16, scores are smaller.
+    """
+    inputs = draw_normal(workload, seed)
+    is_narrow = workload.dtype == "float16"
+    if workload.scope == "module" or workload.head_dim == 1:
+        return _times(inputs, LARGE_TOKENS[workload.dtype])
+    draws = generator(workload.seed, 5, seed)
+    root = math.sqrt(workload.head_dim)
+    size = min(LARGEST_LOGIT, LARGEST_PRODUCT / root) if is_narrow else LARGEST_LOGIT
+    key = inputs.tensors["key"].clone()
+    key[..., 1:] *= root / key[..., 1:].norm(dim=-1, keepdim=True)
+    key[..., 0] = root
+    targets = _visible_targets(workload, needle_targets(workload, draws))[:, None, :, None]  # (B,1,T,1)
+    spread = _for_every_head(key, workload)
+    query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (POINTED * size / root)
+    query[..., 0] = (1 - POINTED) * size * (torch.randint(2, query.shape[:-1], generator=draws) * 2 - 1)
+    return Inputs(tensors=inputs.tensors | {"query": query, "key": key}, weights=inputs.weights)
+
+
+def _visible_targets(workload: Workload, targets: Tensor) -> Tensor:
+    """The targets (T,), or where a query does not see its own, the last key that it sees (B, T)."""
+    rule, last = workload.mask_rule, workload.kv_len - 1
+    rows = torch.arange(workload.seq_len).split(BLOCK)
+    chosen = []
+    for part in rows:
+        seen = torch.from_numpy(rule.dense(workload.batch_size, workload.seq_len, last + 1, rows=part.numpy()).copy())
+        target = targets[part].expand(workload.batch_size, -1)
+        last_seen = last - seen.flip(-1).int().argmax(dim=-1)
+        chosen.append(target.where(seen.gather(2, target[..., None])[..., 0], last_seen))
+    return torch.cat(chosen, dim=1)
+
+
+def draw_equal(workload: Workload, seed: int) -> Inputs:
+    """All queries alike and all keys alike: every visible key has the same weight, and a key too many shows.
+
+    Raises:
+        VacuousError: in scope `module`, where values would be alike as well.
+    """
+    if workload.scope == "module":
+        raise VacuousError("where all tokens are alike, so are all values")
+    inputs = draw_normal(workload, seed)
+    query, key = (inputs.tensors[name][:, :, :1].expand_as(inputs.tensors[name]) for name in ("query", "key"))
+    tensors = inputs.tensors | {"query": query.contiguous(), "key": key.contiguous()}
+    return Inputs(tensors=tensors, weights=inputs.weights)
+
+
+def _times(inputs: Inputs, factor: float) -> Inputs:
+    tensors = {name: factor * tensor for name, tensor in inputs.tensors.items()}
+    return Inputs(tensors=tensors, weights=inputs.weights)
+
+
+def _for_every_head(key: Tensor, workload: Workload) -> Tensor:
+    """(B, G, S, K) -> (B, H, S, K)."""
+    groups = torch.arange(workload.num_heads) // (workload.num_heads // workload.num_kv_heads)
+    return key[:, groups]
+
+
+PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
+    "normal": draw_normal,
+    "needles": draw_needles,
+    "large": draw_large,
+    "equal": draw_equal,
+}
+"""Every kind of input that the check tries, by name."""

@@ -1,0 +1,130 @@
+"""What there is to list, as rows of texts: implementations and what each supports here, sweeps, axes, masks, plugs."""
+
+from collections.abc import Iterable, Sequence
+
+from attnbench import plugins
+from attnbench.workloads import sweep
+from attnbench.workloads.masks import Combined, Mask, masks
+from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, LAYOUTS, MATMUL_PRECISIONS, SCOPES, Workload
+
+QUESTIONS: dict[str, dict[str, object]] = {
+    "attend": {},
+    "module": {"scope": "module"},
+    "causal": {"mask": "causal", "scope": "module"},
+    "window": {"mask": "sliding_window(8)", "scope": "module"},
+    "pad": {"mask": "padding", "scope": "module"},
+    "alibi": {"mask": "causal+alibi", "scope": "module"},
+    "cap": {"mask": "causal+softcap(20)", "scope": "module"},
+    "G<H": {"num_kv_heads": 2, "scope": "module"},
+    "T!=S": {"kv_len": 96, "scope": "module"},
+    "V!=K": {"value_dim": 32, "scope": "module"},
+    "f64": {"dtype": "float64", "scope": "module"},
+    "bf16": {"dtype": "bfloat16", "scope": "module"},
+    "f16": {"dtype": "float16", "scope": "module"},
+    "train": {"direction": "forward_backward", "scope": "module"},
+    "drop": {"direction": "forward_backward", "dropout": 0.1, "scope": "module"},
+    "layout": {"layout": "transposed"},
+    "cuda": {"device": "cuda", "dtype": "bfloat16", "scope": "module"},
+}
+"""A column each: does the implementation support a small workload with these axes, in inference unless they say so?
+`attend` asks for scope attention, as does `layout`, which only that scope has; the others are asked in scope module,
+which all have."""
+USUAL: dict[str, object] = {"seq_len": 64, "batch_size": 2, "direction": "inference"}
+MASKS = ("none", "causal")
+"""Where a question names no mask, one of these is enough: an implementation may have no other."""
+NOT_HERE = ("is not installed", "is not found")
+"""How reasons end that another machine may not have."""
+FOLLOWS = {
+    "kv_len": "as seq_len",
+    "num_kv_heads": "as num_heads",
+    "head_dim": "embed_dim / num_heads, or 64",
+    "value_dim": "as head_dim",
+    "embed_dim": "num_heads * head_dim",
+    "num_threads": "physical cores",
+}
+"""What an axis is where it is not given, or given as 0."""
+ALLOWED = {
+    "dtype": ", ".join(DTYPES),
+    "direction": ", ".join(DIRECTIONS),
+    "scope": ", ".join(SCOPES),
+    "bias": ", ".join(BIASES),
+    "device": "cpu, cuda, cuda:N, or all",
+    "mask": "see `attnbench list masks`",
+    "dropout": "a probability below 1; not in inference",
+    "layout": f"{', '.join(LAYOUTS)}; scope attention alone",
+    "float32_matmul_precision": f"{', '.join(MATMUL_PRECISIONS)}; dtype float32 alone; TF32 on CUDA",
+}
+
+
+def entries(what: str) -> list[dict[str, str]]:
+    """The rows of a list, all with the same columns: sweeps, axes, masks, metrics or reports."""
+    match what:
+        case "sweeps":
+            return [_sweep(name) for name in sweep.names()]
+        case "axes":
+            return [_axis(name) for name in sweep.AXES]
+        case "masks":
+            listed: list[type[Mask]] = [*masks().values(), Combined]
+            return [{"mask": mask.usage, "meaning": mask.summary} for mask in listed]
+        case "metrics":
+            found = plugins.plugs("attnbench.metrics", "METRIC")
+            return [{"metric": name, "unit": metric.unit, "meaning": metric.summary} for name, metric in found.items()]
+        case _:
+            found = plugins.plugs("attnbench.reports", "REPORT")
+            return [{"report": name, "meaning": report.summary} for name, report in found.items()]
+
+
+def _sweep(name: str) -> dict[str, str]:
+    found = sweep.load(name)
+    number = len(sweep.workloads(found, {}, ("cpu",)))
+    return {"sweep": name, "workloads": f"{number} on the CPU", "meaning": found.summary}
+
+
+def _axis(name: str) -> dict[str, str]:
+    default = FOLLOWS.get(name, getattr(Workload(), name))
+    kind = {int: "a whole number", float: "a number"}.get(sweep.AXES[name].type, "a word")
+    return {"axis": name, "default": str(default), "allowed": ALLOWED.get(name, kind)}
+
+
+def implementations(specs: Iterable[str], *, on_this_machine: bool = True) -> list[dict[str, str]]:
+    """A row for each implementation, by name or path/to/file.py:Name: what it supports, why not, and its source.
+
+    What this machine lacks may be left out of account.
+    """
+    return [_implementation(spec, on_this_machine) for spec in specs]
+
+
+def _implementation(spec: str, on_this_machine: bool) -> dict[str, str]:  # noqa: FBT001 - passed on
+    """What it supports; a plug that cannot be loaded is listed with its error, since the others still count."""
+    from attnbench.checking.case import reason_against
+    from attnbench.contract.adapt import implementation
+
+    name, against = plugins.name_of(spec), dict.fromkeys(QUESTIONS, "")
+    try:
+        found = implementation(spec)
+        for column, axes in QUESTIONS.items():
+            asked = [Workload(**({"mask": mask} | USUAL | axes)) for mask in MASKS]  # type: ignore[arg-type]
+            reasons = [reason_against(found, workload, on_this_machine=on_this_machine) or "" for workload in asked]
+            reason = "" if "" in reasons else reasons[0]
+            against[column] = "" if reason.endswith(NOT_HERE) and not on_this_machine else reason
+    except Exception as error:  # noqa: BLE001 - whatever importing somebody's plug raises
+        why = f"cannot be loaded: {type(error).__name__}: {error}"
+        return {"implementation": name, **dict.fromkeys(QUESTIONS, "?"), "why": "", "source": why}
+    answers = {column: "no" if reason else "yes" for column, reason in against.items()}
+    told = dict.fromkeys(" ".join(reason.split()) for reason in against.values() if reason)
+    lines = [
+        f"{', '.join(column for column in against if ' '.join(against[column].split()) == reason)}: {reason}"
+        for reason in told
+    ]
+    return {"implementation": name, **answers, "why": "\n".join(lines), "source": found.source}
+
+
+def why_not(entries: Sequence[dict[str, str]]) -> list[str]:
+    """A line for each reason against something: whose it is, what it stands against, and the reason."""
+    whose: dict[str, list[str]] = {}
+    for entry in entries:
+        for line in entry.get("why", "").splitlines():
+            whose.setdefault(line, []).append(entry["implementation"])
+    return [
+        f"{'all' if 1 < len(names) == len(entries) else ', '.join(names)}: no {line}" for line, names in whose.items()
+    ]

@@ -1,0 +1,24 @@
+"""`attnbench doctor`: is this machine fit to measure?"""
+
+import json
+
+import typer
+
+from attnbench.commands.ending import leave
+from attnbench.commands.options import AsJson
+
+
+def doctor(*, as_json: AsJson = False) -> None:
+    """Is this machine fit to measure: load, threads, timer, clocks, noise floor, with advice. Takes fifteen seconds."""
+    from dataclasses import asdict
+
+    from attnbench.commands import terminal
+    from attnbench.timing.doctor import examine
+
+    findings = examine()
+    if as_json:
+        typer.echo(json.dumps([asdict(finding) for finding in findings], indent=2))
+    else:
+        rows = [(finding.name, finding.value, finding.advice or "-") for finding in findings]
+        terminal.print_table(("what", "seen", "advice"), rows)
+    leave(has_findings=any(finding.advice for finding in findings))

@@ -1,0 +1,80 @@
+"""`attnbench history`: a metric over stored runs, with its change points."""
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from attnbench.commands.options import AsJson, ResultsFolder
+
+if TYPE_CHECKING:
+    from attnbench.analysis.history.series import Series
+
+
+def history(  # noqa: PLR0913 - one parameter for each option
+    paths: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[PATH]...", help="Run folders, journals, or folders of them. Default: --results."),
+    ] = None,
+    *,
+    metric: Annotated[
+        str,
+        typer.Option(metavar="NAME", help="ratio (to the baseline of the run), latency, error_ratio, peak_memory, ..."),
+    ] = "ratio",
+    implementation: Annotated[
+        list[str] | None, typer.Option("--implementation", "-i", metavar="NAME", help="May be repeated. Default: all.")
+    ] = None,
+    workload: Annotated[str, typer.Option(metavar="GLOB", help="Ids of workloads, as in *-t512-*.")] = "*",
+    smallest: Annotated[
+        float, typer.Option(min=0.0, metavar="PERCENT", help="A change of level by less does not matter.")
+    ] = 2.0,
+    results: ResultsFolder = Path("results"),
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Also write a table, CSV and pictures here.")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
+    from attnbench.analysis.history.gather import alike, gather
+    from attnbench.analysis.history.series import Choice, follow
+    from attnbench.analysis.history.told import COLUMNS, panels, row
+    from attnbench.commands import terminal
+    from attnbench.reports import words
+
+    gathered = gather(paths or [results])
+    chosen = Choice(
+        metric=metric, implementations=tuple(implementation or ()), workload=workload, smallest=smallest / 100
+    )
+    runs, left_out = alike(gathered.runs, metric)
+    if not runs:
+        raise ValueError(f"metric={metric} has nothing to follow: {'; '.join(left_out)}; give --metric latency")
+    notes = (*gathered.notes, *left_out)
+    for note in notes:
+        typer.echo(f"note: {words.plain(note)}", err=True)
+    series = follow(runs, chosen)
+    if to is not None:
+        _write(series, notes, to)
+    if as_json:
+        told = [
+            {"workload": each.workload.id, "fingerprint": each.fingerprint, "metric": each.metric, **row(each)}
+            for each in series
+        ]
+        typer.echo(json.dumps(told, indent=2))
+        return
+    for heading, rows in panels(series).items():
+        typer.echo(f"\n{metric}: {heading}")
+        terminal.print_table(COLUMNS, [tuple(row(each).values()) for each in rows])
+    if to is not None:
+        typer.echo(f"\nTable, CSV and pictures: {to}")
+
+
+def _write(series: "list[Series]", notes: tuple[str, ...], to: Path) -> None:
+    from attnbench.analysis.history import picture, told
+    from attnbench.reports.style import save
+
+    try:
+        to.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {to}: {error.strerror}; choose another folder with --to") from None
+    (to / "history.md").write_text(told.markdown(series, notes), encoding="utf-8")
+    (to / "history.csv").write_text(told.table(series), encoding="utf-8")
+    save(picture.pictures(series), to, "history")

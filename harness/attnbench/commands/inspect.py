@@ -1,0 +1,30 @@
+"""`attnbench inspect`: one sentence, step by step."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.commands.ending import FINDING, INCONCLUSIVE
+from attnbench.commands.options import AsJson, OpenPage
+
+
+def inspect(  # noqa: PLR0913 - one parameter for each option
+    name: Annotated[
+        str, typer.Argument(metavar="[NAME|FILE.py:NAME]", help="What to hold beside the oracle.")
+    ] = "fused",
+    *,
+    sentence: Annotated[list[str] | None, typer.Option(help="Words to attend over; may be repeated.")] = None,
+    settings: Annotated[list[str] | None, typer.Option("--set", metavar="AXIS=V", help="Heads, widths, mask.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the words' vectors and the weights.")] = 0,
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: results/inspect/NAME.")] = None,
+    open_page: OpenPage = False,
+    as_json: AsJson = False,
+) -> None:
+    """Walk a sentence step by step, with pictures of the weights, and an implementation beside the oracle."""
+    from attnbench import inspection
+
+    found, page = inspection.inspect(name, sentence or (), settings or (), seed, to, as_json=as_json)
+    if open_page:
+        typer.launch(str(page.resolve()))
+    raise typer.Exit(INCONCLUSIVE if not found.is_checked else FINDING if found.differs else 0)

@@ -1,0 +1,44 @@
+"""`attnbench list`: what there is."""
+
+import json
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+
+from attnbench.commands.options import AsJson, Implementations
+
+
+class What(StrEnum):
+    """What can be listed."""
+
+    implementations = "implementations"
+    sweeps = "sweeps"
+    axes = "axes"
+    masks = "masks"
+    metrics = "metrics"
+    reports = "reports"
+
+
+def list_what(
+    what: Annotated[What, typer.Argument(help="What to list.")] = What.implementations,
+    *,
+    implementation: Implementations = None,
+    as_json: AsJson = False,
+) -> None:
+    """List what there is; for implementations, what each supports here."""
+    from attnbench import plugins
+    from attnbench.commands import catalog, terminal
+
+    notes: list[str] = []
+    if what is What.implementations:
+        specs = list(implementation or plugins.implementation_names())
+        plugins.check_specs(specs)
+        entries = catalog.implementations(specs)
+        notes = catalog.why_not(entries)
+    else:
+        entries = catalog.entries(what)
+    if as_json:
+        typer.echo(json.dumps(entries, indent=2))
+    else:
+        terminal.print_entries(entries, notes)

@@ -1,0 +1,65 @@
+"""`attnbench profile`: traces of chosen cells."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.commands.ending import INTERRUPTED, conclude
+from attnbench.commands.options import (
+    AsJson,
+    CallLimit,
+    Implementations,
+    MemoryLimit,
+    ResultsFolder,
+    Seed,
+    Settings,
+    Timeout,
+)
+
+
+def profile(  # noqa: PLR0913 - one parameter for each option
+    *,
+    sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "profile",
+    settings: Settings = None,
+    implementation: Implementations = None,
+    call_limit: CallLimit = None,
+    memory_limit: MemoryLimit = 0.0,
+    timeout: Timeout = 60.0,
+    results: ResultsFolder = Path("results"),
+    seed: Seed = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Trace what each call does, step by step, for attnbench tensorboard and Perfetto. Checked first, never timed."""
+    from attnbench.commands import progress, terminal
+    from attnbench.processes import profiling
+    from attnbench.processes.planning import Selection, plan
+    from attnbench.tracing import folders
+
+    selection = Selection(
+        sweep=sweep,
+        settings=settings or (),
+        implementations=implementation or (),
+        budget_s=0.0,
+        call_limit_s=call_limit,
+        timeout_s=timeout,
+        memory_limit_bytes=int(memory_limit * 2**30),
+        metrics=(),
+        seed=seed,
+    )
+    planned = plan(selection, with_baseline=False)
+    folder = folders.new_folder(results, planned.sweep)
+    try:
+        with progress.watching() as watch:
+            found = profiling.execute(planned, folder, watch)
+    except KeyboardInterrupt:
+        typer.echo(f"stopped; the traces made so far are in {folder}", err=True)
+        raise typer.Exit(INTERRUPTED) from None
+    if as_json:
+        typer.echo(json.dumps(profiling.summary(found), indent=2))
+    else:
+        terminal.print_traces(found)
+        if found.files:
+            typer.echo(f"\nLook at them with: attnbench tensorboard {folder}")
+    conclude(found.results, failures=False)

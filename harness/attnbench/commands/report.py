@@ -1,0 +1,38 @@
+"""`attnbench report`: every report of stored runs, made anew."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.commands.ending import leave, write_reports
+from attnbench.commands.options import OpenPage, ResultsFolder
+
+
+def report(
+    runs: Annotated[
+        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names or folders. Default: newest.")
+    ] = None,
+    *,
+    results: ResultsFolder = Path("results"),
+    to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write here, with a copy of the journal.")] = None,
+    open_page: OpenPage = False,
+) -> None:
+    """Rebuild every report of stored runs. Needs no torch."""
+    from attnbench.storage import journal as store
+    from attnbench.storage.runs import copy_journal, find_run, newest_run
+
+    folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
+    if to is not None and len(folders) > 1:
+        raise ValueError("--to takes one run: name a single RUN")
+    failures = False
+    for folder in folders:
+        found = store.read(folder)
+        target = to or found.folder
+        if to is not None and to.resolve() != found.folder.resolve():
+            copy_journal(found.folder, to)
+        failures |= write_reports(found, target)
+        typer.echo(f"Reports and plots: {target}")
+        if open_page:
+            typer.launch(str((target / "report.html").resolve()))
+    leave(has_findings=failures)

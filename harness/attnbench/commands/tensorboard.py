@@ -1,0 +1,33 @@
+"""`attnbench tensorboard`: a viewer for traces."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.commands.options import OpenPage, ResultsFolder
+
+
+def tensorboard(
+    run: Annotated[
+        str | None, typer.Argument(metavar="[RUN|DIR]", help="Which traces, by name or folder. Default: newest.")
+    ] = None,
+    *,
+    port: Annotated[int, typer.Option(min=0, max=65535, help="0: any that is free.")] = 6006,
+    results: ResultsFolder = Path("results"),
+    open_page: OpenPage = False,
+) -> None:
+    """Show traces in TensorBoard, on this machine alone, and without the internet. Ctrl-C ends it."""
+    from attnbench.tracing import folders
+    from attnbench.tracing.viewer import server
+
+    folder = server.shown_folder(folders.find(run, results))
+    stopped = server.stopping()
+    address, damaged = server.launch(folder, port)
+    for line in damaged:
+        typer.echo(f"warning: {line}", err=True)
+    typer.echo(f"{folder}: {address} (Ctrl-C ends it)")
+    if open_page:
+        typer.launch(address)
+    server.wait(stopped)
+    typer.echo("ended", err=True)

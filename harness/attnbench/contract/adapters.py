@@ -1,0 +1,263 @@
+"""Adapters: a module with its own layout of weights takes part as it is, and is told apart from a wrong layout.
+
+    IMPLEMENTATION = adapt(lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads), packed("qkv", out="proj"))
+
+A layout turns the canonical weights into the module's state dict by differentiable steps only, since the check sends
+gradients back through it (docs/adr/0006). Every form is shown in docs/adapters.md.
+
+Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
+width.
+"""
+
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.contract import BoundMask, Implementation, Weights, everything
+from attnbench.contract.layouts import Layout, head_list, out_state, packed, per_head, split, stacked, transposed
+from attnbench.plugins import unknown
+from attnbench.workloads.workload import BIASES, Workload
+
+__all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
+
+FOLLOWS = {
+    "kv_len": "seq_len",
+    "num_kv_heads": "num_heads",
+    "value_dim": "head_dim",
+    "embed_dim": "num_heads * head_dim",
+}
+"""The axes that a module must have been made for, and what they are where it was not."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Sizes:
+    """What the maker of a module is told: G, K and V where they differ from H, D / H and K, and which biases are."""
+
+    embed_dim: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    value_dim: int
+    qkv_bias: bool
+    out_bias: bool
+
+
+Call = Callable[[Any, Tensor, Tensor, BoundMask], Any]
+"""f(module, x, context, mask) with x (B, T, D), context (B, S, D), which is x itself in self-attention -> (B, T, D)."""
+SetDropout = Callable[[Any, float], object]
+"""f(module, share): drop that share of the attention weights from now on, in whatever mode the module does so."""
+
+
+def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
+    make: Callable[[Sizes], nn.Module],
+    layout: Layout,
+    *,
+    call: Call | None = None,
+    masks: Collection[str] | None = None,
+    changes_scores: bool = False,
+    axes: Collection[str] = (),
+    unsupported: Callable[[Workload], str | None] = everything,
+    dropout: SetDropout | None = None,
+    source: str = "",
+) -> Implementation:
+    """An Implementation, in scope `module`, of the module that `make` returns, with the weights where `layout` says.
+
+    `call` passes the mask on; without it the module is called with x (B, T, D) alone and takes part unmasked. Of a
+    tuple the first entry is the output. `masks` names those that `call` can pass on: all that only hide where it is
+    left out, and with `changes_scores` those that change scores, too. `axes` names those of kv_len, num_kv_heads,
+    value_dim and embed_dim that the module was made for. Biases that a workload has and the module has not, or the
+    other way round, make the workload unsupported. `dropout` sets the share of the attention weights that the module
+    drops; without it the module takes no part under dropout.
+
+    Raises:
+        ValueError: an axis that is none of the four, or masks without a call.
+    """
+    for axis in axes:
+        if axis not in FOLLOWS:
+            raise ValueError(unknown("axis to adapt to", axis, FOLLOWS))
+    if masks is not None and call is None:
+        raise ValueError("masks are given, but no call that passes one on: call=lambda module, x, context, mask: ...")
+    if masks is None:
+        masks = ("none",) if call is None else None
+
+    @cache
+    def parameters(sizes: Sizes) -> frozenset[str]:
+        return frozenset(name for name, _ in make(sizes).named_parameters())
+
+    def reason(workload: Workload) -> str | None:
+        return (
+            _reason_in_sizes(workload, axes)
+            or _reason_in_mask(workload, masks, changes_scores=changes_scores)
+            or unsupported(workload)
+            or _reason_in_biases(workload, layout, parameters)
+        )
+
+    def build(weights: Weights) -> nn.Module:
+        return Adapted(make(sizes_of(weights)), layout, call or _alone, weights, dropout)
+
+    return Implementation(build=build, source=source, unsupported=reason, has_dropout=dropout is not None)
+
+
+class Adapted(nn.Module):
+    """Somebody's module with the canonical weights in it, called as the harness calls."""
+
+    def __init__(
+        self, module: nn.Module, layout: Layout, call: Call, weights: Weights, set_dropout: SetDropout | None = None
+    ) -> None:
+        """Load the weights.
+
+        Raises:
+            ValueError: a parameter that only one of layout and module has, or that is of another shape in the other.
+        """
+        super().__init__()
+        self.module = module
+        self.layout = layout
+        self.call_module: Call = call
+        self.set_dropout = set_dropout
+        self.share_dropped = 0.0
+        self.out: nn.Linear | None = None
+        if weights.out is not None and not layout.has_out:
+            self.out = nn.Linear(weights.out.shape[1], weights.out.shape[0], bias=weights.out_bias is not None)
+        self.to(device=weights.query.device, dtype=weights.query.dtype)
+        state = self.pack(weights) | self.pack_out(weights)
+        found = {name: parameter.shape for name, parameter in self.named_parameters()}
+        _require_fit({name: tensor.shape for name, tensor in state.items()}, found)
+        self.load_state_dict(state, strict=False)  # buffers are no weights, and stay as they are
+
+    @property
+    def dropout(self) -> float:
+        """The share of the attention weights that the module drops."""
+        return self.share_dropped
+
+    @dropout.setter
+    def dropout(self, share: float) -> None:
+        assert self.set_dropout is not None
+        self.set_dropout(self.module, share)
+        self.share_dropped = share
+
+    def pack(self, weights: Weights) -> dict[str, Tensor]:
+        """The module's state dict from the canonical weights, by differentiable steps only."""
+        return {f"module.{name}": tensor for name, tensor in self.layout.pack(weights).items()}
+
+    def pack_out(self, weights: Weights) -> dict[str, Tensor]:
+        """The output projection that the adapter added; empty where the module has its own."""
+        return {} if self.layout.has_out else out_state(weights, "out")
+
+    def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
+        """(B, T, D) and, for cross-attention, (B, S, D) -> (B, T, D)."""
+        result = self.call_module(self.module, x, x if context is None else context, mask)
+        output: Tensor = result[0] if isinstance(result, tuple) else result
+        return output if self.out is None else self.out(output)
+
+
+def sizes_of(weights: Weights) -> Sizes:
+    """The sizes that canonical weights have."""
+    num_heads, head_dim, embed_dim = weights.query.shape
+    return Sizes(
+        embed_dim=embed_dim,
+        num_heads=num_heads,
+        num_kv_heads=weights.key.shape[0],
+        head_dim=head_dim,
+        value_dim=weights.value.shape[1],
+        qkv_bias=weights.has_bias,
+        out_bias=weights.out_bias is not None,
+    )
+
+
+def _alone(module: nn.Module, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001 - a Call
+    return module(x)
+
+
+def _require_fit(packed_shapes: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> None:
+    """Raises ValueError, on one line, for the first parameter that does not fit."""
+    for path, shape in packed_shapes.items():
+        name = path.removeprefix("module.")
+        if path not in found:
+            has = [other.removeprefix("module.") for other in found]
+            raise ValueError(f"the layout does not fit the module: {unknown('parameter', name, has)}")
+        if shape != found[path]:
+            raise ValueError(f"parameter {name} is {tuple(found[path])} in the module, the layout makes {tuple(shape)}")
+    for path in found:
+        if path not in packed_shapes:
+            raise ValueError(f"the layout names no {path.removeprefix('module.')}: it must name every parameter")
+
+
+def _reason_in_sizes(workload: Workload, axes: Collection[str]) -> str | None:
+    if workload.scope == "attention":
+        return "an adapted module has no entry after its projections: use scope module"
+    usual = {
+        "kv_len": workload.seq_len,
+        "num_kv_heads": workload.num_heads,
+        "value_dim": workload.head_dim,
+        "embed_dim": workload.num_heads * workload.head_dim,
+    }
+    for axis, value in usual.items():
+        if axis not in axes and getattr(workload, axis) != value:
+            return f"{axis} must be {FOLLOWS[axis]}: the adapter does not list {axis} among its axes"
+    return None
+
+
+def _reason_in_mask(workload: Workload, masks: Collection[str] | None, *, changes_scores: bool) -> str | None:
+    rule = workload.mask_rule
+    if masks is None and rule.changes_scores and not changes_scores:
+        return (
+            "the adapter does not say that it passes on what changes scores: "
+            f"list {rule.name} among its masks, or give changes_scores=True"
+        )
+    if masks is None or rule.name in masks:
+        return None
+    return f"the adapter passes on no mask {rule.name}, but {', '.join(masks)}"
+
+
+def _reason_in_biases(workload: Workload, layout: Layout, parameters: Callable[[Sizes], frozenset[str]]) -> str | None:
+    """Whether module and workload differ in their biases; all else that does not fit is an error of `build`."""
+    blank = _blank(workload)
+    names = {bias: set(layout.pack(blank.biased(bias))) for bias in BIASES}
+    found = parameters(sizes_of(blank.biased(workload.bias)))
+    if not names["none"] <= found <= names["all"]:
+        return None
+    if ignored := _ignored_biases(layout, blank.biased(workload.bias)):
+        return f"the layout has no place for {', '.join(ignored)}, which bias={workload.bias} asks for"
+    if found == names[workload.bias]:
+        return None
+    fitting = [bias for bias in BIASES if names[bias] == found]
+    if fitting:
+        return f"the module has the biases of bias={fitting[0]}, not of bias={workload.bias}"
+    missing = ", ".join(sorted(names["all"] - found))
+    return f"the module has no {missing} but other biases, as in no value of the axis bias"
+
+
+def _ignored_biases(layout: Layout, weights: Weights) -> list[str]:
+    """The biases that nothing in the state dict comes from, but for that of the keys, which softmax does not see."""
+    watched = weights.map(lambda tensor: tensor.requires_grad_())
+    biases = {name: tensor for name, tensor in watched.tensors().items() if name.endswith("_bias")}
+    if not layout.has_out:
+        biases.pop("out_bias", None)
+    sums = [tensor.sum() for tensor in layout.pack(watched).values()]
+    found: tuple[Tensor | None, ...] = (
+        torch.autograd.grad(sums, list(biases.values()), allow_unused=True) if biases else ()
+    )
+    return [name for name, gradient in zip(biases, found, strict=True) if gradient is None and name != "key_bias"]
+
+
+def _blank(workload: Workload) -> Weights:
+    """Canonical weights of the workload's sizes without any numbers in them."""
+    width, heads, groups = workload.embed_dim, workload.num_heads, workload.num_kv_heads
+
+    def blank(*shape: int) -> Tensor:
+        return torch.empty(*shape, device="meta")
+
+    return Weights(
+        query=blank(heads, workload.head_dim, width),
+        key=blank(groups, workload.head_dim, width),
+        value=blank(groups, workload.value_dim, width),
+        out=blank(width, heads * workload.value_dim),
+        query_bias=blank(heads, workload.head_dim),
+        key_bias=blank(groups, workload.head_dim),
+        value_bias=blank(groups, workload.value_dim),
+        out_bias=blank(width),
+    )

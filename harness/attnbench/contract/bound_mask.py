@@ -1,0 +1,176 @@
+"""A mask at hand: its rules at the sizes of a workload, as tensors on a device.
+
+Shapes: B batch, T query length, S key length, H heads.
+"""
+
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from attnbench.workloads.masks import Causal, Mask, Padding
+
+ALL = slice(None)
+Index = int | slice
+Kept = TypeVar("Kept")
+
+
+class BoundMask:
+    """A mask at one batch size, query length, key length and number of heads on one device.
+
+    Tensors are made at first use and kept, so that a call after the first pays nothing for them; they count as inputs.
+    """
+
+    def __init__(
+        self, rule: Mask, sizes: tuple[int, int, int], device: torch.device | str, *, num_heads: int = 0
+    ) -> None:
+        """Bind `rule` to `sizes` (B, T, S).
+
+        Raises:
+            ValueError: the mask changes scores, which it does for each head, and `num_heads` is not given.
+        """
+        if rule.changes_scores and not num_heads:
+            raise ValueError(f"mask {rule} changes the scores of each head: give num_heads")
+        self.rule = rule
+        self.sizes = sizes
+        self.num_heads = num_heads
+        self.device = torch.device(device)
+        self._table = on_device(rule.table(*sizes), self.device)
+        self.per_head = [on_device(part.per_head(num_heads), self.device) for part in rule.changes]
+        self._biases: dict[torch.dtype, Tensor] = {}
+        self._additions: dict[tuple[int, torch.dtype], Tensor] = {}
+        self._forms: dict[str, Any] = {}
+
+    def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
+        """What `make` made when it was first asked for under this name: the mask in a form that few need."""
+        if name not in self._forms:
+            self._forms[name] = make()
+        kept: Kept = self._forms[name]
+        return kept
+
+    def sees(self, batch: Tensor, query: Tensor, key: Tensor) -> Tensor:
+        """Whether `query` sees `key` in that batch row: the rule itself, on whole numbers that broadcast."""
+        seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
+        return seen
+
+    @property
+    def is_none(self) -> bool:
+        """Whether every key is visible and keeps its score."""
+        return not (self.rule.hides or self.rule.changes_scores)
+
+    @property
+    def is_causal(self) -> bool:
+        """Whether this is exactly the causal mask aligned at the start (top-left)."""
+        return isinstance(self.rule, Causal)
+
+    @property
+    def is_padding(self) -> bool:
+        """Whether the mask depends on batch row and key alone."""
+        return isinstance(self.rule, Padding)
+
+    @property
+    def changes_scores(self) -> bool:
+        """Whether `adjust` does anything: else the mask is no more than visible or hidden."""
+        return self.rule.changes_scores
+
+    @cached_property
+    def visible(self) -> Tensor | None:
+        """Boolean, True where visible, broadcastable to (B, H, T, S); None where every key is visible."""
+        return self.tile(slice(0, self.sizes[1]), slice(0, self.sizes[2]))
+
+    @cached_property
+    def hidden(self) -> Tensor | None:
+        """The opposite of `visible`."""
+        return None if self.visible is None else ~self.visible
+
+    @cached_property
+    def empty(self) -> Tensor | None:
+        """Boolean (B, 1, T, 1), True for a query that sees no key, whose output is 0; None where each sees one."""
+        if not self.rule.has_empty_rows(*self.sizes) or self.hidden is None:
+            return None
+        return self.hidden.expand(self.sizes[0], 1, *self.sizes[1:]).all(dim=-1, keepdim=True)
+
+    def tile(self, queries: slice, keys: slice) -> Tensor | None:
+        """`visible` for some queries and keys, computed from the rule without the dense form."""
+        if not self.rule.hides:
+            return None
+        batch = torch.arange(self.sizes[0], device=self.device)[:, None, None, None]
+        query = torch.arange(queries.start, queries.stop, device=self.device)[:, None]
+        key = torch.arange(keys.start, keys.stop, device=self.device)
+        seen = self.sees(batch, query, key)
+        return seen.reshape((1,) * (4 - seen.dim()) + seen.shape)
+
+    def bias(self, dtype: torch.dtype) -> Tensor | None:
+        """The mask as numbers to add to the scores, broadcastable to (B, H, T, S), -inf where hidden.
+
+        None for the mask `none`, and where no numbers will do since the change depends on the score, as with softcap.
+        """
+        if self.is_none or not self.rule.is_additive:
+            return None
+        if dtype not in self._biases:
+            added = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.device)
+            for number in range(len(self.rule.changes)):
+                added = added + self._added(number, dtype, (ALL, ALL, ALL))
+            self._biases[dtype] = added if self.hidden is None else torch.where(self.hidden, -torch.inf, added)
+        return self._biases[dtype]
+
+    def explicit(self, dtype: torch.dtype) -> Tensor | None:
+        """The mask as one tensor, for a call that takes either: boolean, True where visible, or the `bias`; or None."""
+        return self.bias(dtype) if self.changes_scores else self.visible
+
+    def adjust(self, scores: Tensor, *, heads: Index = ALL, queries: Index = ALL, keys: Index = ALL) -> Tensor:
+        """The scores as the mask changes them, to be hidden afterwards; themselves under a mask that only hides.
+
+        `scores` are those of (..., H, T, S) at [..., heads, queries, keys]: a number takes its axis away, as in
+        indexing. What is added to tiles is computed from the rule; to whole rows, it is kept from the first use.
+        """
+        for number, part in enumerate(self.rule.changes):
+            if part.is_additive:
+                scores = scores + self._kept(number, scores.dtype, (heads, queries, keys))
+            else:
+                scores = part.bend(scores)
+        return scores
+
+    def derivative(
+        self, scores: Tensor, *, heads: Index = ALL, queries: Index = ALL, keys: Index = ALL
+    ) -> Tensor | None:
+        """How fast what `adjust` makes grows with the scores it is given; None where that is 1 everywhere."""
+        if self.rule.is_additive:
+            return None
+        rate = torch.ones_like(scores)
+        for number, part in enumerate(self.rule.changes):
+            if part.is_additive:
+                scores = scores + self._kept(number, scores.dtype, (heads, queries, keys))
+            else:
+                rate, scores = rate * part.derivative(scores), part.bend(scores)
+        return rate
+
+    def _kept(self, number: int, dtype: torch.dtype, places: tuple[Index, Index, Index]) -> Tensor:
+        """What a part adds at those heads, queries and keys: kept where queries and keys are not cut into tiles."""
+        heads, queries, keys = places
+        if any(isinstance(index, slice) and index != ALL for index in (queries, keys)):
+            return self._added(number, dtype, places)
+        if (number, dtype) not in self._additions:
+            self._additions[number, dtype] = self._added(number, dtype, (ALL, ALL, ALL))
+        return self._additions[number, dtype][heads, queries, keys]
+
+    def _added(self, number: int, dtype: torch.dtype, places: tuple[Index, Index, Index]) -> Tensor:
+        """The same from the rule, in float64 and rounded once."""
+        sizes = (self.num_heads, *self.sizes[1:])
+        indices = [torch.arange(size, device=self.device)[index] for size, index in zip(sizes, places, strict=True)]
+        after = [sum(later.dim() for later in indices[place + 1 :]) for place in range(len(indices))]
+        head, query, key = (index[(..., *[None] * count)] for index, count in zip(indices, after, strict=True))
+        bias: Tensor = self.rule.changes[number].bias(
+            self.per_head[number][head], query, key, self.sizes[2] - self.sizes[1]
+        )
+        return bias.to(dtype)
+
+
+def on_device(table: Any, device: torch.device) -> Any:  # noqa: ANN401 - whatever a mask's `table` gives
+    """A mask's table with its numpy arrays as tensors on the device."""
+    if isinstance(table, tuple):
+        return tuple(on_device(part, device) for part in table)
+    return torch.from_numpy(table).to(device) if isinstance(table, np.ndarray) else table

@@ -1,0 +1,36 @@
+"""One file for each metric: a file here that holds METRIC is the plug, and its stem is the metric's name."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:  # a metric can be listed where torch is missing
+    from collections.abc import Callable
+
+    from attnbench.checking.case import Case
+    from attnbench.workloads.workload import Workload
+
+
+def everywhere(workload: Workload) -> bool:  # noqa: ARG001 - the signature of `fits`
+    """On every workload."""
+    return True
+
+
+def on_cuda(workload: Workload) -> bool:
+    """Where CUDA's allocator is at work."""
+    return workload.device.startswith("cuda")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Metric:
+    """What is measured of a cell, in which unit, and how; smaller is better.
+
+    `measure` reads the metric from a case in a pass of its own, after the check and apart from timing. None says that
+    the metric is what the interleaved blocks sample. `fits` says on which workloads there is such a thing.
+    """
+
+    unit: str
+    summary: str
+    measure: Callable[[Case], float] | None
+    fits: Callable[[Workload], bool] = everywhere

@@ -1,0 +1,185 @@
+"""Finding plugs: a file in a folder is the plug, its stem is its name, and it holds one upper-case value.
+
+Names are found without importing anything, so that listing stays quick and a broken plug troubles nobody else.
+"""
+
+import ast
+import hashlib
+import importlib
+import importlib.util
+import re
+import sys
+from collections.abc import Iterable
+from difflib import get_close_matches
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+ENTRY_POINT_GROUP = "attnbench.implementations"
+IMPLEMENTATIONS = "implementations"
+"""The folder that holds them, in this project and in those that are compared."""
+PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
+OPTIONS = ("compile",)
+"""What may follow a name after a plus: the same implementation run in another way (contract/variants.py)."""
+_LABELLED = re.compile(r"([^=/]+)=(.+)")
+"""`LABEL=SPEC`: the name under which it takes part, where its own would not do."""
+
+
+def stems(package: str) -> list[str]:
+    """The names of the modules in a package, sorted, none of them imported.
+
+    Raises:
+        ValueError: the package cannot be found.
+    """
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ValueError(f"the package {package} cannot be found; is attnbench installed?")
+    folders = map(Path, spec.submodule_search_locations)
+    return sorted(file.stem for folder in folders for file in folder.glob("[a-z]*.py"))
+
+
+def plugs(package: str, constant: str) -> dict[str, Any]:
+    """The value `constant` of every module of `package` that holds one, by the module's stem."""
+    modules = {stem: importlib.import_module(f"{package}.{stem}") for stem in stems(package)}
+    return {stem: getattr(module, constant) for stem, module in modules.items() if hasattr(module, constant)}
+
+
+def installed() -> dict[str, EntryPoint]:
+    """Implementations that other installed packages offer, by name."""
+    return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
+
+
+def implementation_names() -> list[str]:
+    """Every implementation that can be named: those in the folder, then those of installed packages."""
+    own = stems(PACKAGE)
+    return own + sorted(set(installed()) - set(own))
+
+
+def name_of(spec: str) -> str:
+    """The name under which a spec takes part: its label, the name, or the stem for IMPLEMENTATION.
+
+    An option is part of the name.
+    """
+    if (label := _LABELLED.fullmatch(spec)) is not None:
+        return label[1]
+    base, option = variant(spec)
+    path, attribute = split(base)
+    name = path.stem if path is not None and attribute == "IMPLEMENTATION" else attribute
+    return f"{name}+{option}" if option else name
+
+
+def variant(spec: str) -> tuple[str, str]:
+    """`name+option` or `path/to/file.py:Name+option` as (what stands before the plus, option); else (spec, "")."""
+    found = re.fullmatch(r"(.*\w)\+(\w+)", spec)
+    return (found[1], found[2]) if found else (spec, "")
+
+
+def split(spec: str) -> tuple[Path | None, str]:
+    """`path/to/file.py:Name` as (path, Name), a plain name as (None, name); a label before either is left out."""
+    label = _LABELLED.fullmatch(spec)
+    bare = spec if label is None else label[2]
+    found = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", bare)
+    return (Path(found[1]), found[2]) if found else (None, bare)
+
+
+def check_specs(specs: Iterable[str]) -> None:
+    """See that each implementation can be found and that no two share a name, without importing any.
+
+    Raises:
+        ValueError: what was given, what is allowed and, for a near miss, what was probably meant.
+    """
+    owners: dict[str, str] = {}
+    known = implementation_names()
+    for spec in specs:
+        base, option = variant(spec)
+        if option and option not in OPTIONS:
+            raise ValueError(f"{spec}: {unknown('option', option, OPTIONS)}")
+        path, attribute = split(base)
+        if path is not None:
+            _check_file(path, attribute)
+        elif attribute.endswith(".py"):
+            raise ValueError(f"{base} names a file alone: add what to take from it, as in {base}:NAME")
+        elif attribute not in known:
+            raise ValueError(unknown("implementation", attribute, known, "; or give path/to/file.py:Name"))
+        name = name_of(spec)
+        is_own = path is not None and name_of(base) in known and not _LABELLED.fullmatch(spec)
+        clash = owners.get(name, name if is_own else spec)
+        if clash != spec:
+            raise ValueError(f"{spec} and {clash} would share the name {name}: rename one of them")
+        owners[name] = spec
+
+
+def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
+    """The message for a name that does not exist: the given one, a near one, and all."""
+    names = list(known)
+    near = get_close_matches(given, names, n=1)
+    hint = f" (did you mean {near[0]}?)" if near else ""
+    return f"there is no {kind} {given}{hint}; choose among {', '.join(names)}{more}"
+
+
+def _check_file(path: Path, attribute: str) -> None:
+    try:
+        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+    except OSError as error:
+        raise ValueError(f"cannot read {path}: {error.strerror}") from None
+    except (SyntaxError, UnicodeDecodeError, ValueError) as error:
+        raise ValueError(f"{path} is not Python that can be read: {error}") from None
+    defined = _top_level_names(tree)
+    if attribute not in defined and "*" not in defined:
+        raise ValueError(unknown("name", attribute, sorted(defined), f" in {path}"))
+
+
+def _top_level_names(tree: ast.Module) -> set[str]:
+    names: set[str] = set()
+    inside = [node for node in tree.body if isinstance(node, ast.If | ast.Try | ast.With)]
+    for node in [*tree.body, *(below for block in inside for below in ast.walk(block))]:
+        if isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.Assign | ast.AnnAssign):
+            names |= {below.id for below in ast.walk(node) if isinstance(below, ast.Name)}
+    return names
+
+
+def digest(spec: str) -> str:
+    """Eight hex digits of the source file behind a spec; "" for an installed package, which has a version instead."""
+    path, attribute = split(variant(spec)[0])
+    if path is None and attribute in stems(PACKAGE):
+        found = importlib.util.find_spec(f"{PACKAGE}.{attribute}")
+        path = Path(found.origin) if found is not None and found.origin is not None else None
+    return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
+
+
+def load(spec: str) -> Any:  # noqa: ANN401 - whatever the plug holds; contract/adapt.py makes an Implementation of it
+    """Import what `name` or `path/to/file.py:Name` names.
+
+    Raises:
+        ValueError: the module holds no such value.
+        Exception: whatever importing somebody's module raises.
+    """
+    path, attribute = split(spec)
+    if path is not None:
+        return _value(_module_from(path), attribute, spec)
+    if attribute in stems(PACKAGE):
+        return _value(importlib.import_module(f"{PACKAGE}.{attribute}"), "IMPLEMENTATION", spec)
+    return installed()[attribute].load()
+
+
+def _value(module: ModuleType, attribute: str, spec: str) -> Any:  # noqa: ANN401
+    if not hasattr(module, attribute):
+        raise ValueError(f"{spec}: the module holds no {attribute}")
+    return getattr(module, attribute)
+
+
+def _module_from(path: Path) -> ModuleType:
+    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files of one name may live side by side
+    spec = importlib.util.spec_from_file_location(f"attnbench_plug_{path.stem}_{where}", path)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    if str(path.parent.resolve()) not in sys.path:
+        sys.path.append(str(path.parent.resolve()))  # as for any script: its neighbours can be imported
+    spec.loader.exec_module(module)
+    return module

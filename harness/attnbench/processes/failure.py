@@ -1,0 +1,47 @@
+"""The one place that turns an exception into a status and a line of text."""
+
+import traceback
+from pathlib import Path
+
+import torch
+
+from attnbench.checking.deviation import UncheckableError
+from attnbench.contract.compiled import NotOneGraphError
+from attnbench.storage.records import Status
+from attnbench.timing.prediction import OutOfReachError
+
+LONGEST_MESSAGE = 300
+MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
+OURS = Path(__file__).parents[1]
+INSTALLED = Path(torch.__file__).parents[1]
+
+
+def describe(error: BaseException) -> tuple[Status, str]:
+    """What became of a cell that raised `error`, and where in the implementation's own file."""
+    if isinstance(error, OutOfReachError):
+        return error.status, str(error)
+    if isinstance(error, UncheckableError | NotOneGraphError):
+        return Status.unsupported, str(error)
+    lines = str(error).strip().splitlines()
+    first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
+    message = f"{type(error).__name__}: {first}{_place(error)}"
+    is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if is_memory or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)):
+        return Status.out_of_memory, message
+    return Status.error, message
+
+
+def _place(error: BaseException) -> str:
+    """The innermost line that is neither ours nor a library's: " (mine.py, line 12)"; empty where there is none."""
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.exists() and OURS not in path.parents and INSTALLED not in path.parents:
+            return f" ({path.name}, line {frame.lineno})"
+    return ""
+
+
+def report(error: Exception) -> tuple[Status, str]:
+    """Status and message of an exception; the whole traceback goes to standard error, which is the run's log."""
+    if not isinstance(error, OutOfReachError):
+        traceback.print_exc()
+    return describe(error)

@@ -1,0 +1,78 @@
+"""From what was typed to a plan: sweep, settings, implementations and limits, checked before any work begins."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnbench import plugins
+from attnbench.storage.events import Plan
+from attnbench.workloads import sweep
+
+DEFAULT_BASELINE = "sdpa"
+DRIVER = Path("/proc/driver/nvidia/version")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Selection:
+    """What was typed; None where nothing was, and the sweep decides."""
+
+    sweep: str
+    settings: Sequence[str] = ()
+    implementations: Sequence[str] = ()
+    baseline: str = DEFAULT_BASELINE
+    budget_s: float | None = None
+    call_limit_s: float | None = None
+    timeout_s: float = 60.0
+    memory_limit_bytes: int = 0
+    num_rounds: int | None = None
+    smallest_effect: float | None = None
+    seed: int = 0
+    cache: str = "warm"
+    allocator: str | None = None
+    metrics: Sequence[str] | None = field(default=None)
+
+
+def devices() -> tuple[str, ...]:
+    """What the device `all` stands for: a CUDA device takes part where its driver is loaded (found without torch)."""
+    return ("cpu", "cuda") if DRIVER.exists() else ("cpu",)
+
+
+def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
+    """The plan of a run. The baseline takes part even where it was not named, since ratios need it.
+
+    Raises:
+        ValueError: whatever was given that cannot be; the message says what is allowed.
+    """
+    chosen = sweep.load(selection.sweep)
+    settings = sweep.parse_settings(selection.settings)
+    workloads = sweep.workloads(chosen, settings, devices())
+    plugins.check_specs(chosen.leave_out)
+    everybody = [name for name in plugins.implementation_names() if name not in chosen.leave_out]
+    specs = list(dict.fromkeys(selection.implementations or chosen.implementations or everybody))
+    if with_baseline and selection.baseline not in map(plugins.name_of, specs):
+        specs.append(selection.baseline)
+    plugins.check_specs(specs)
+    metrics = tuple(chosen.metrics if selection.metrics is None else selection.metrics)
+    known = plugins.stems("attnbench.metrics")
+    for metric in metrics:
+        if metric not in known:
+            raise ValueError(plugins.unknown("metric", metric, known))
+    return Plan(
+        sweep=Path(selection.sweep).stem,
+        workloads=workloads,
+        implementations=tuple(specs),
+        baseline=plugins.name_of(selection.baseline),
+        metrics=metrics,
+        budget_s=chosen.budget_s if selection.budget_s is None else selection.budget_s,
+        call_limit_s=chosen.call_limit_s if selection.call_limit_s is None else selection.call_limit_s,
+        timeout_s=selection.timeout_s,
+        memory_limit_bytes=selection.memory_limit_bytes,
+        num_blocks=chosen.num_blocks,
+        num_epochs=chosen.num_epochs,
+        num_rounds=chosen.num_rounds if selection.num_rounds is None else selection.num_rounds,
+        smallest_effect=chosen.smallest_effect if selection.smallest_effect is None else selection.smallest_effect,
+        seed=selection.seed,
+        cache=selection.cache,
+        allocator=selection.allocator or "system",
+        digests={spec: plugins.digest(spec) for spec in specs},
+    )

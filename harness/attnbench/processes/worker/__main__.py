@@ -1,0 +1,52 @@
+"""The worker: a process that answers requests one at a time (processes/worker/answers.py).
+
+Started by processes/worker_client.py as `python -m attnbench.processes.worker FLIGHT_FILE`. Requests come on
+standard input, answers leave on what was standard output; what an implementation prints goes to standard error.
+"""
+
+import os
+import sys
+import threading
+from collections.abc import Callable
+from pathlib import Path
+from queue import SimpleQueue
+
+import msgspec
+import torch
+
+from attnbench.devices.memory import limit_memory
+from attnbench.processes.heartbeat import Flight
+from attnbench.processes.messages import Request
+from attnbench.processes.worker.answers import Worker
+
+
+def serve(read: Callable[[], bytes], write: Callable[[bytes], object], flight: Flight) -> None:
+    """Answer every request until there are no more."""
+    decoder = msgspec.json.Decoder(Request)
+    worker = Worker(flight)
+    while line := read():
+        write(msgspec.json.encode(worker.answer(decoder.decode(line))) + b"\n")
+
+
+def main() -> None:
+    """Take over standard output, follow standard input, and leave at once when it ends."""
+    answers = os.fdopen(os.dup(1), "wb", buffering=0)
+    os.dup2(2, 1)
+    lines: SimpleQueue[bytes] = SimpleQueue()
+
+    def listen() -> None:
+        rest = b""
+        while chunk := os.read(0, 65536):  # sys.stdin would hold a lock that the interpreter wants when it ends
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                lines.put(line)
+        os._exit(0)  # the parent is gone: nobody waits for what is under way
+
+    threading.Thread(target=listen, daemon=True).start()
+    if not torch.cuda.is_available():
+        limit_memory()
+    serve(lines.get, answers.write, Flight(Path(sys.argv[1])))
+
+
+if __name__ == "__main__":
+    main()

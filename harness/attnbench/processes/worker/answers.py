@@ -1,0 +1,309 @@
+"""What a worker answers: it holds torch and the implementations, and keeps between requests what is costly to make.
+
+Before each risky step it writes to the flight file what it is about to try, so that after a crash or a hang the parent
+knows whose it was.
+"""
+
+import math
+import os
+import random
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from pathlib import Path
+from typing import TypeVar
+
+import msgspec
+import torch
+
+from attnbench import plugins
+from attnbench.checking import agreement
+from attnbench.checking.case import Case, reason_against
+from attnbench.contract import Implementation
+from attnbench.contract.adapt import implementation
+from attnbench.devices import environment, torch_loads
+from attnbench.devices.caches import flusher
+from attnbench.devices.clock import Clock, CpuClock
+from attnbench.devices.cuda import CudaClock, is_broken
+from attnbench.devices.cuda import canary as canary_on_cuda
+from attnbench.devices.memory import is_crowded
+from attnbench.metrics import Metric
+from attnbench.processes.failure import report
+from attnbench.processes.heartbeat import Flight
+from attnbench.processes.messages import (
+    Attempt,
+    Attempted,
+    Check,
+    Checked,
+    Failed,
+    FindCeilings,
+    Found,
+    Hello,
+    Observe,
+    Observed,
+    Profile,
+    Profiled,
+    Ready,
+    Reply,
+    Request,
+    TakeVisit,
+    Trace,
+    Traced,
+    Visited,
+    Work,
+)
+from attnbench.processes.worker import attempts, operators
+from attnbench.processes.worker.bench import Bench, Guard
+from attnbench.statistics.interference import CANARY, canary
+from attnbench.storage.records import Measurement, Operators, Sample, Status
+from attnbench.timing import blocks as measure
+from attnbench.timing import prediction as predict
+from attnbench.tracing.capture import trace
+from attnbench.workloads.workload import Workload
+
+T = TypeVar("T")
+
+
+class Worker:
+    """Answers requests; keeps what is costly to make between them."""
+
+    def __init__(self, flight: Flight) -> None:
+        """Start with nothing kept."""
+        self.flight = flight
+        self.loaded: dict[str, Implementation] = {}
+        self.benches: OrderedDict[str, Bench] = OrderedDict()
+        self.grounded: agreement.Ground | None = None
+        self.clocks: dict[str, Clock] = {}
+        self.canaries: dict[str, measure.Arm] = {}
+        self.metrics: dict[str, Metric] = {}
+        self.observed: tuple[tuple[str, str], Case] | None = None
+        self.pads: list[bytearray] = []
+        told = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+        self.num_threads = torch.get_num_threads() if told else environment.physical_cores()
+        torch.set_num_threads(self.num_threads)
+
+    def answer(self, request: Request) -> Reply:
+        """The answer to any request."""
+        if isinstance(request, Hello):
+            draws = random.Random(request.layout)
+            self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
+            return Ready(environment=environment.collect())
+        torch.set_num_threads(request.workload.num_threads or self.num_threads)
+        usual = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
+        try:
+            reply = self.serve(request)
+            on_device = request.workload.device != "cpu"
+            if on_device and isinstance(reply, Checked | Failed) and reply.status is Status.error:
+                return msgspec.structs.replace(reply, ends=is_broken(request.workload.device))
+            return reply
+        finally:
+            torch.set_float32_matmul_precision(usual)
+
+    def serve(self, request: Work) -> Reply:
+        """The answer to a request about a workload, under whose settings the process is."""
+        if not isinstance(request, Profile | Observe):
+            self.observed = None
+        doing: dict[type[Work], Callable[..., Reply]] = {
+            Check: self.check,
+            Profile: self.profile,
+            Observe: self.observe,
+            FindCeilings: self.find_ceilings,
+            TakeVisit: self.visit,
+            Trace: self.trace,
+            Attempt: self.attempt,
+        }
+        return doing[type(request)](request)
+
+    def implementation(self, spec: str) -> Implementation:
+        """The implementation, imported at first use."""
+        if spec not in self.loaded:
+            self.loaded[spec] = implementation(spec)
+        return self.loaded[spec]
+
+    def clock(self, device: str) -> Clock:
+        """The clock of a device."""
+        if device not in self.clocks:
+            self.clocks[device] = CpuClock() if device == "cpu" else CudaClock(device)
+        return self.clocks[device]
+
+    def check(self, request: Check) -> Checked:
+        """Unsupported? Out of reach? Right?"""
+        start, guard = time.perf_counter(), Guard()
+        try:
+            checked = self.judge(request)
+            guard.require_unchanged()
+        except Exception as error:  # noqa: BLE001 - whatever somebody's implementation raises costs its own cell only
+            status, message = report(error)
+            is_predicted = isinstance(error, predict.OutOfReachError)
+            checked = Checked(status=status, message=message, is_predicted=is_predicted)
+        finally:
+            guard.changed()
+        return msgspec.structs.replace(checked, check_s=time.perf_counter() - start)
+
+    def judge(self, request: Check) -> Checked:
+        """The check itself; what an implementation raises passes through."""
+        self.flight.take_off(0)
+        found = self.implementation(request.spec)
+        reason = reason_against(found, request.workload)
+        if reason is not None:
+            return Checked(status=Status.unsupported, message=reason)
+        attempts.foresee(request, found, self.clock(request.workload.device), lambda: self.flight.take_off(0))
+        grounded = self.ground(request.workload, request.seed)
+        self.flight.take_off(0)
+        try:
+            agreed = agreement.check(grounded, found)
+        except RuntimeError as error:
+            if not (refused := operators.refusal(request.workload, found, error)):
+                raise
+            return Checked(status=Status.fallback, message=refused)
+        status = Status.ok if agreed.agrees else Status.disagrees
+        executed = found.executed_flops(request.workload)
+        return Checked(status=status, message=agreed.diagnosis, agreement=agreed, executed_flops=executed)
+
+    def ground(self, workload: Workload, seed: int) -> agreement.Ground:
+        """The oracle's answers for the workload, kept until another is asked for."""
+        if self.grounded is None or self.grounded.workload.id != workload.id:
+            self.grounded = None  # so that its memory is free
+            self.grounded = agreement.ground(workload, seed, on_step=lambda: self.flight.take_off(0))
+        return self.grounded
+
+    def bench(self, workload: Workload) -> Bench:
+        """The workload's bench; the one not used for longest makes room."""
+        self.grounded = None
+        if workload.id not in self.benches:
+            while self.benches and is_crowded(workload.device):
+                self.benches.popitem(last=False)
+            self.benches[workload.id] = Bench(workload)
+        self.benches.move_to_end(workload.id)
+        return self.benches[workload.id]
+
+    def observe(self, request: Observe) -> Reply:
+        """Read a metric apart from timing."""
+        self.metrics = self.metrics or plugins.plugs("attnbench.metrics", "METRIC")
+        metric = self.metrics[request.metric]
+        assert metric.measure is not None
+        value = self.on_case(request, metric.measure)
+        if isinstance(value, Failed):
+            return value
+        if not math.isfinite(value):
+            message = f"the metric {request.metric} is {value}"
+            return Failed(arm=plugins.name_of(request.spec), status=Status.invalid, message=message)
+        sample = Sample(value=value)
+        return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+
+    def profile(self, request: Profile) -> Reply:
+        """See what runs."""
+
+        def look(case: Case) -> Operators:
+            backend = self.implementation(request.spec).backend
+            return operators.observe(case, backend, on_step=lambda: self.flight.take_off(0))
+
+        seen = self.on_case(request, look)
+        return seen if isinstance(seen, Failed) else Profiled(operators=seen)
+
+    def trace(self, request: Trace) -> Reply:
+        """Trace some steps, which nothing times."""
+        done = self.on_case(request, lambda case: trace(case, Path(request.file), lambda: self.flight.take_off(0)))
+        return done if isinstance(done, Failed) else Traced(num_bytes=done)
+
+    def on_case(self, request: Observe | Profile | Trace, work: Callable[[Case], T]) -> T | Failed:
+        """What `work` makes of a case that no timing shares, or how the cell failed."""
+        self.flight.take_off(0)
+        guard = Guard()
+        try:
+            done = work(self.observed_case(request.workload, request.spec))
+            guard.require_unchanged()
+        except Exception as error:  # noqa: BLE001 - as in check
+            status, message = report(error)
+            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+        finally:
+            guard.changed()
+        return done
+
+    def observed_case(self, workload: Workload, spec: str) -> Case:
+        """The case that metrics are read from, kept until another is asked for."""
+        cell = (workload.id, spec)
+        if self.observed is None or self.observed[0] != cell:
+            self.observed = None  # so that its memory is free
+            self.observed = (cell, self.bench(workload).case(self.implementation(spec)))
+        return self.observed[1]
+
+    def find_ceilings(self, request: FindCeilings) -> Found | Failed:
+        """What matrix products and copies reach where the workload runs."""
+        clock = self.clock(request.workload.device)
+        try:
+            found = torch_loads.ceilings(request.workload, clock, request.limit_s, lambda: self.flight.take_off(0))
+        except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
+            status, message = report(error)
+            return Failed(arm="", status=status, message=message)
+        return Found(ceilings=found)
+
+    def attempt(self, request: Attempt) -> Attempted | Failed:
+        """Make a call that may not fit, with nothing else in the way."""
+        self.benches.clear()
+        self.grounded = None
+        try:
+            made = self.implementation(request.spec)
+            return attempts.attempt(request, made, self.clock(request.workload.device), lambda: self.flight.take_off(0))
+        except Exception as error:  # noqa: BLE001 - as in check
+            status, message = report(error)
+            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+
+    def visit(self, request: TakeVisit) -> Visited | Failed:
+        """Sample the blocks of a visit, then see that every arm still computes."""
+        names = [name for name, _ in request.arms]
+        turn = CANARY  # until an arm's turn comes it is nobody's but the harness's
+        guard = Guard()
+
+        def on_turn(arm_name: str) -> None:
+            nonlocal turn
+            guard.require_unchanged()  # by the one whose turn it was
+            turn = arm_name
+            self.flight.take_off(names.index(turn))
+
+        try:
+            bench = self.bench(request.workload)
+            arms = []
+            for name, spec in request.arms:
+                on_turn(name)
+                arms.append(
+                    self.canary(request.workload) if name == CANARY else bench.arm(name, self.implementation(spec))
+                )
+            called_s = -sum(arm.called_s for arm in arms)
+            samples = self.sample(request, arms, on_turn)
+            called_s += sum(arm.called_s for arm in arms)
+            start = time.perf_counter()
+            for name in names if request.verifies else ():
+                on_turn(name)
+                if name != CANARY and (wrong := bench.verify(name)):
+                    self.benches.pop(request.workload.id)
+                    return Failed(arm=name, status=Status.disagrees, message=wrong)
+            called_s += time.perf_counter() - start
+            guard.require_unchanged()
+        except Exception as error:  # noqa: BLE001 - as in check
+            self.benches.pop(request.workload.id, None)
+            status, message = report(error)
+            return Failed(arm=turn, status=status, message=message)
+        finally:
+            guard.changed()  # what raised, too, leaves the process as it found it
+            if request.settles:
+                measure.settle()
+        return Visited(arms=samples, called_s=called_s)
+
+    def sample(
+        self, request: TakeVisit, arms: list[measure.Arm], on_turn: Callable[[str], None]
+    ) -> dict[str, tuple[Sample, ...]]:
+        """The samples of the visit's blocks."""
+        at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
+        flush = flusher(request.workload.device) if request.cache == "cold" else None
+        conditions = measure.here(lambda arm: on_turn(arm.name), flush)
+        with torch.set_grad_enabled(request.workload.direction != "inference"):
+            return measure.visit(arms, self.clock(request.workload.device), at, conditions)
+
+    def canary(self, workload: Workload) -> measure.Arm:
+        """The canary of the workload's device; one on the processor for all numbers of threads."""
+        if workload.device not in self.canaries:
+            work = canary() if workload.device == "cpu" else canary_on_cuda(workload.device)
+            self.canaries[workload.device] = measure.canary_arm(CANARY, work)
+        return self.canaries[workload.device]

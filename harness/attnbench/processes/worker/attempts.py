@@ -1,0 +1,142 @@
+"""Calls that tell what others cost: short ones before a cell is tried, and one that may not fit, under a limit."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+from attnbench.checking.case import Case, build, place, reason_against
+from attnbench.checking.inputs import draw_normal
+from attnbench.contract import Implementation
+from attnbench.devices import cuda
+from attnbench.devices.clock import Clock
+from attnbench.devices.footprint import footprint, watched
+from attnbench.devices.memory import capped, free_bytes
+from attnbench.processes.messages import Attempt, Attempted, Check
+from attnbench.storage.memory_events import timeline
+from attnbench.storage.records import Status
+from attnbench.timing import prediction as predict
+from attnbench.timing.prediction import FIRST_LEN, Limits, OutOfReachError, Trial, at_length
+from attnbench.units import show
+from attnbench.workloads.workload import Workload
+
+SHARE_OF_FREE_MEMORY = 0.75
+WARM_LEN = 512
+"""Of a first call that fits: libraries make their buffers, and threads start."""
+DRAWING = 3
+"""Inputs are drawn in float64 and then cast: with what is made on the way, so many times their float64 size."""
+FLOAT64_BYTES = 8
+
+
+def attempt(request: Attempt, made: Implementation, clock: Clock, on_step: Callable[[], object]) -> Attempted:
+    """One call under the request's limit, and one more that is counted, if that one returned.
+
+    Raises:
+        OutOfReachError: the workload is none of the implementation's, or the machine has no room for the inputs and the
+            limit together, so that the limit would not be what is tried.
+        Exception: whatever the call raises, above all that memory is out.
+    """
+    workload = request.workload
+    if (reason := reason_against(made, workload)) is not None:
+        raise OutOfReachError(Status.unsupported, reason)
+    free = free_bytes(workload.device)
+    require_room(workload, request.limit_bytes, free)
+    warm_up(workload, made)
+    on_step()
+    case = build(workload, made, place(draw_normal(workload, 0), workload))
+    with case.grad_mode():
+        call = prepared(case, request.limit_bytes)
+        on_step()
+        if request.limit_bytes:
+            with capped(workload.device, request.limit_bytes):
+                call_s = clock.elapsed(call, 1)
+        else:
+            call_s = clock.elapsed(call, 1)
+        on_step()
+        return count(request, call, call_s, free)
+
+
+def foresee(request: Check, made: Implementation, clock: Clock, on_step: Callable[[], object]) -> None:
+    """Climb the staircase of shorter lengths.
+
+    Raises:
+        OutOfReachError: the cell is foreseen to take too long, or more memory than there is.
+    """
+    limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * free_bytes(request.workload.device))
+    limits = Limits(call_s=request.call_limit_s, memory_bytes=limit_bytes)
+
+    def try_it(step: Workload, with_memory: bool) -> Trial | None:  # noqa: FBT001 - passed on by predict
+        on_step()
+        return trial(step, made, clock, request.call_limit_s, with_memory=with_memory)
+
+    predict.foresee(request.workload, limits, try_it, compiles=made.compiles)
+
+
+def trial(
+    step: Workload, made: Implementation, clock: Clock, call_limit_s: float, *, with_memory: bool
+) -> Trial | None:
+    """What a call at a step of the staircase costs (timing/prediction.py); None where it cannot be called."""
+    if reason_against(made, step) is not None:
+        return None
+    try:
+        case = build(step, made, place(draw_normal(step, 0), step))
+        with case.grad_mode():
+            call = case.call()
+            call()
+    except Exception:  # noqa: BLE001 - this length may be none of its own; at the workload's it will show
+        return None
+    with case.grad_mode():
+        call_s = clock.elapsed(call, 1)
+        if step.seq_len == FIRST_LEN or call_s > call_limit_s:
+            call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
+        peak = float(footprint(call, "cpu").peak_bytes) if with_memory and step.device == "cpu" else None
+    return Trial(length=step.seq_len, call_s=call_s, peak_bytes=peak)
+
+
+def require_room(workload: Workload, limit_bytes: int, room_bytes: int) -> None:
+    """Raises OutOfReachError where inputs, while they are drawn, and the limit are more than there is."""
+    needed = limit_bytes + DRAWING * FLOAT64_BYTES * num_inputs(workload)
+    if needed > room_bytes:
+        told = f"the limit and the inputs need {show(needed, 'bytes')}, and {show(room_bytes, 'bytes')} are free"
+        raise OutOfReachError(Status.unsupported, told)
+
+
+def num_inputs(workload: Workload) -> int:
+    """Numbers in the inputs of a call, its parameters not counted."""
+    if workload.scope == "module":
+        lengths = workload.seq_len + (workload.kv_len if workload.kv_len != workload.seq_len else 0)
+        return workload.batch_size * lengths * workload.embed_dim
+    queries = workload.num_heads * workload.seq_len * workload.head_dim
+    keys = workload.num_kv_heads * workload.kv_len * (workload.head_dim + workload.value_dim)
+    return workload.batch_size * (queries + keys)
+
+
+def warm_up(workload: Workload, made: Implementation) -> None:
+    """Two calls at a short length."""
+    short = at_length(workload, min(WARM_LEN, workload.seq_len))
+    if reason_against(made, short) is None:
+        case = build(short, made, place(draw_normal(short, 0), short))
+        with case.grad_mode():
+            call = case.call()
+            call()
+            call()
+
+
+def prepared(case: Case, limit_bytes: int) -> Callable[[], object]:
+    """What is called; the mask's dense forms, which count as inputs, are made before where they are not vast."""
+    workload = case.workload
+    if workload.batch_size * workload.seq_len * workload.kv_len <= limit_bytes:
+        _ = (case.mask.visible, case.mask.hidden, case.mask.empty)
+    return case.call()
+
+
+def count(request: Attempt, call: Callable[[], object], call_s: float, free: int) -> Attempted:
+    """The call once more, and what it takes."""
+    device = request.workload.device
+    if device == "cpu":
+        kept, events = watched(call)
+        del kept
+        found = timeline(events)
+        return Attempted(call_s=call_s, peak_bytes=found.peak_bytes, free_bytes=free, timeline=found)
+    if request.snapshot:
+        cuda.snapshot(call, device, Path(request.snapshot))
+    _, counted = cuda.count(call, device)
+    return Attempted(call_s=call_s, peak_bytes=counted["peak_bytes"], free_bytes=free)

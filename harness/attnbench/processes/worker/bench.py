@@ -1,0 +1,90 @@
+"""A workload's bench: its inputs and mask in place, the arms built on them, and whether they still compute."""
+
+import msgspec
+import torch
+
+from attnbench.checking import agreement
+from attnbench.checking.case import Case, bind, build, place
+from attnbench.checking.inputs import draw_normal
+from attnbench.checking.reference import Reference, refer
+from attnbench.contract import Implementation
+from attnbench.timing import blocks as measure
+from attnbench.workloads.workload import Workload
+
+VERIFY_PROBE, VERIFY_SEED = "needles", 1
+
+
+class Bench:
+    """One workload, ready to be measured."""
+
+    def __init__(self, workload: Workload) -> None:
+        """Draw the inputs and bind the mask, which all arms share."""
+        self.workload = workload
+        self.inputs = place(draw_normal(workload, 0), workload)
+        self.mask = bind(workload)
+        self.cases: dict[str, Case] = {}
+        self.arms: dict[str, measure.Arm] = {}
+        self._reference: Reference | None = None
+
+    def case(self, implementation: Implementation) -> Case:
+        """A case of its own on the bench's inputs."""
+        return build(self.workload, implementation, self.inputs, self.mask)
+
+    def arm(self, name: str, implementation: Implementation) -> measure.Arm:
+        """The arm of that name, built at first use."""
+        if name not in self.arms:
+            self.cases[name] = self.case(implementation)
+            with self.cases[name].grad_mode():
+                self.arms[name] = measure.Arm(name=name, call=self.cases[name].call())
+        return self.arms[name]
+
+    def verify(self, name: str) -> str:
+        """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or ""."""
+        if self._reference is None:
+            forward = msgspec.structs.replace(self.workload, direction="inference")
+            self._reference = refer(forward, VERIFY_PROBE, VERIFY_SEED)
+        return agreement.verify(self.cases[name], self._reference)
+
+
+class SharedStateError(Exception):
+    """An implementation changed what all of the process share."""
+
+
+class Guard:
+    """Settings of the process that every arm shares, and that none may change."""
+
+    def __init__(self) -> None:
+        """Remember how they are."""
+        self._kept = _settings()
+
+    def require_unchanged(self) -> None:
+        """Put all of them back as they were.
+
+        Raises:
+            SharedStateError: any was changed; the message says which.
+        """
+        if changed := self.changed():
+            raise SharedStateError(changed)
+
+    def changed(self) -> str:
+        """What is no longer as it was, in words, put back as it was; or ""."""
+        now = _settings()
+        if now == self._kept:
+            return ""
+        told = [
+            f"{name} from {self._kept[name]} to {value}" for name, value in now.items() if value != self._kept[name]
+        ]
+        torch.set_num_threads(int(self._kept["the number of threads"]))
+        torch.set_default_dtype(getattr(torch, self._kept["the default dtype"].removeprefix("torch.")))
+        torch.set_float32_matmul_precision(self._kept["the precision of float32 matmuls"])
+        torch.use_deterministic_algorithms(self._kept["deterministic algorithms"] == "True")
+        return f"it changed {', '.join(told)} for everybody in the process"
+
+
+def _settings() -> dict[str, str]:
+    return {
+        "the number of threads": str(torch.get_num_threads()),
+        "the default dtype": str(torch.get_default_dtype()),
+        "the precision of float32 matmuls": torch.get_float32_matmul_precision(),
+        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
+    }

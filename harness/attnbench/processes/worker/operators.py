@@ -1,0 +1,145 @@
+"""See what really runs in one call of a case: operators by torch.profiler, page faults, and the backend that was taken.
+
+Nothing here is timed for a record: a profiled call is slower than a plain one, and only its shares are kept.
+"""
+
+import mmap
+import resource
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from functools import cache
+from typing import Any
+
+import msgspec
+import torch
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile
+
+from attnbench.analysis.breakdown import Span, compiled, fold, observed
+from attnbench.checking.case import Case, build, place
+from attnbench.checking.inputs import draw_normal
+from attnbench.contract import Implementation
+from attnbench.devices.footprint import MEMORY
+from attnbench.processes.worker import backend
+from attnbench.storage.records import Operator, Operators
+from attnbench.workloads.workload import Workload
+
+SHORT_S = 0.1
+"""The page faults of a call shorter than this are read from NUM_CALLS of them."""
+NUM_CALLS = 3
+NUM_PAGES, NUM_PAIRS = 2**14, 5
+
+
+def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operators:
+    """What runs in one call of `case`: at most four calls of it, or six short ones; `on_step` is told before each.
+
+    A backward call alone is profiled for its operators, and the forward call before it for its backend.
+    """
+    with case.grad_mode():
+        on_step()
+        is_short = case.first_s < SHORT_S
+        on_step()
+        calls = recorded(case)
+        forward = calls
+        if case.workload.direction == "backward":
+            on_step()
+            forward = profiled(case.output)
+        on_step()
+        asked = backend.Answer() if compiled(forward) else backend.ask(case.output, requested)
+        on_step()
+        on_cpu = case.workload.device == "cpu"
+        num_faults = _num_faults(case.call(), NUM_CALLS if is_short else 1) if on_cpu else 0.0
+    seen = observed(forward)
+    return Operators(
+        calls=calls,
+        requested=requested,
+        predicted=asked.predicted,
+        observed=seen,
+        reason=asked.reason if requested not in {"", seen} else "",
+        num_faults=num_faults,
+        fault_s=fault_seconds(torch.get_num_threads()) if on_cpu else 0.0,
+    )
+
+
+def refusal(workload: Workload, found: Implementation, error: RuntimeError) -> str:
+    """In words, that the requested backend cannot run, and why, where `error` says so; empty for any other error."""
+    if not found.backend or backend.NO_KERNEL not in str(error):
+        return ""
+    case = build(workload, found, place(draw_normal(workload, 0), workload))
+    with case.grad_mode():
+        reason = backend.refusal(case.output, found.backend)
+    return f"the {found.backend} backend was asked for and cannot run: {reason or 'PyTorch gives no reason'}"
+
+
+def recorded(case: Case) -> tuple[Operator, ...]:
+    """The operators of one call of a case; on the CPU from the recording that its memory is read from, too."""
+    on_cpu = case.workload.device == "cpu"
+    return fold(_spans(case.recording.events)) if on_cpu else profiled(case.call())
+
+
+def profiled(call: Callable[[], object]) -> tuple[Operator, ...]:
+    """The operators of one call; on CUDA their own time is that of their kernels on the device."""
+    on_cuda = torch.cuda.is_available()
+    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
+    with profile(activities=activities, profile_memory=True) as seen:
+        kept = call()
+        if on_cuda:
+            torch.cuda.synchronize()
+    del kept
+    assert seen.profiler is not None
+    assert seen.profiler.kineto_results is not None
+    found = fold(_spans(seen.profiler.kineto_results.events()))
+    if not on_cuda:
+        return found
+    device_s = {event.key: event.self_device_time_total / 1e6 for event in seen.key_averages()}
+    if not any(device_s.values()):
+        return found
+    on_device = [msgspec.structs.replace(one, self_s=device_s.get(one.name, 0.0)) for one in found]
+    return tuple(sorted(on_device, key=lambda one: -one.self_s))
+
+
+def _spans(events: list[Any]) -> Iterator[Span]:  # any: torch's stubs lack some of their methods
+    """What the host did: operators, and the allocations among them."""
+    for event in events:
+        name, start_ns = event.name(), event.start_ns()
+        if name == MEMORY:
+            if (taken := event.nbytes()) > 0:  # less: it was given back
+                yield Span(name, event.start_thread_id(), start_ns, start_ns, taken)
+        elif event.device_type() == DeviceType.CPU:
+            yield Span(name, event.start_thread_id(), start_ns, event.end_ns())
+
+
+def _num_faults(call: Callable[[], object], num_calls: int) -> float:
+    """Minor page faults of one call, the mean of so many."""
+    before = _faults()
+    for _ in range(num_calls):
+        call()
+    return (_faults() - before) / num_calls
+
+
+@cache
+def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - another number is another cost
+    """What a minor page fault adds to the time of a call: the median of a few pairs; 0.0 where fresh memory has none.
+
+    An operator writes a large block, fresh and then kept, by all threads that torch has in this process, as in a call:
+    what one thread waits for, others do meanwhile, and a fresh page is in the cache when it is written. So large a
+    block goes back to the system when it is freed, unless the allocator was told to retain it.
+    """
+    source = torch.ones(NUM_PAGES * mmap.PAGESIZE // 4)
+    kept = torch.empty_like(source)
+    return statistics.median(_fault_seconds(source, kept) for _ in range(NUM_PAIRS))
+
+
+def _fault_seconds(source: torch.Tensor, kept: torch.Tensor) -> float:
+    """What a fresh block costs more than a kept one, given back again, for each fault."""
+    before, start_s = _faults(), time.perf_counter()
+    torch.mul(source, 2)
+    fresh_s, num_faults, again_s = time.perf_counter() - start_s, _faults() - before, time.perf_counter()
+    torch.mul(source, 2, out=kept)
+    again_s = time.perf_counter() - again_s
+    return max(0.0, fresh_s - again_s) / num_faults if num_faults > NUM_PAGES // 2 else 0.0
+
+
+def _faults() -> int:
+    return resource.getrusage(resource.RUSAGE_SELF).ru_minflt

@@ -1,0 +1,120 @@
+"""pytest's door to the engine: the fixture `attention_bench`, for a test suite of yours.
+
+    def test_mine_is_no_slower(attention_bench):
+        found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
+        assert found.verdict != "slower"
+
+It is loaded by pytest wherever attnbench is installed, and imports nothing heavy before a test asks for it.
+"""
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+if TYPE_CHECKING:
+    from attnbench.contract import Implementation
+    from attnbench.storage.records import Comparison
+    from attnbench.workloads.workload import Workload
+
+Given = str | Callable[..., Any] | type
+"""A name, a path/to/file.py:Name, a function of query, key, value and mask, or a class: see docs/adapters.md."""
+CANDIDATE = " (candidate)"
+"""Follows the candidate's name where the baseline has the same, after which its twin is named (storage/events.py)."""
+
+
+class AttentionBench:
+    """Checks a candidate and times it against a baseline, in randomised blocks, in this process."""
+
+    def __call__(
+        self,
+        candidate: Given,
+        baseline: Given = "sdpa",
+        *,
+        budget_s: float = 5.0,
+        seed: int = 0,
+        **axes: Any,  # noqa: ANN401 - Workload checks them
+    ) -> "Comparison":
+        """The ratio of the candidate's time to the baseline's, its interval, and the verdict.
+
+        `axes` are those of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference). The
+        comparison ends when the verdict is settled, or `budget_s` is spent.
+
+        Raises:
+            AssertionError: the answers of either disagree with the float64 oracle; the message is the diagnosis.
+            ValueError: no such axis or implementation, or it does not support the workload.
+        """
+        import torch
+
+        from attnbench.processes.worker.bench import Bench
+        from attnbench.timing.functions import comparison, duel
+        from attnbench.workloads.workload import Workload
+
+        workload = Workload(**{"direction": "inference", **axes})
+        contenders = _contenders(candidate, baseline)
+        before = torch.get_num_threads()
+        torch.set_num_threads(workload.num_threads or before)
+        try:
+            bench, calls = Bench(workload), {}
+            for name, given in contenders.items():
+                calls[name] = bench.arm(name, _checked(given, name, workload, seed)).call
+            reference, mine = calls
+            with torch.set_grad_enabled(workload.direction != "inference"):
+                found = duel(calls, reference, budget_s=budget_s, seed=seed)
+            for name in calls:
+                if wrong := bench.verify(name):
+                    raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")
+        finally:
+            torch.set_num_threads(before)
+        return comparison(found, mine, workload)
+
+
+def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:
+    """Both by name, the baseline first, which keeps a name that both have.
+
+    Raises:
+        ValueError: both are one.
+    """
+    reference, mine = _name(baseline, "baseline"), _name(candidate, "mine")
+    if candidate == baseline:
+        raise ValueError(f"{reference} would be compared with itself: give two different ones")
+    return {reference: baseline, mine if mine != reference else f"{mine}{CANDIDATE}": candidate}
+
+
+def _name(given: Given, default: str) -> str:
+    from attnbench.plugins import name_of
+
+    return name_of(given) if isinstance(given, str) else getattr(given, "__name__", default)
+
+
+def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Implementation":
+    from attnbench.checking import agreement
+    from attnbench.checking.case import reason_against
+    from attnbench.contract import adapt
+
+    found = adapt.implementation(given) if isinstance(given, str) else adapt.from_value(given, name)
+    if reason := reason_against(found, workload):
+        raise ValueError(f"{name} does not support {workload.id}: {reason}")
+    agreed = agreement.check(agreement.ground(workload, seed), found)
+    if not agreed.agrees:
+        raise AssertionError(f"{name} is wrong on {workload.id}: {agreed.diagnosis}")
+    return found
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """What the suite pytest_suite runs: the same choice as `attnbench run` has."""
+    group = parser.getgroup("attnbench")
+    group.addoption("--attnbench-sweep", default="quick", metavar="NAME|FILE", help="A sweep by name, or a TOML file.")
+    group.addoption("--attnbench-set", action="append", default=[], metavar="AXIS=V,V", help="Values of an axis.")
+    group.addoption("--attnbench-implementation", action="append", default=[], metavar="NAME", help="Default: all.")
+    group.addoption("--attnbench-budget", type=float, default=None, metavar="SECONDS", help="Wall time of the run.")
+    group.addoption(
+        "--attnbench-results", type=Path, default=Path("results"), metavar="DIR", help="Where runs are kept."
+    )
+
+
+@pytest.fixture
+def attention_bench() -> AttentionBench:
+    """Call it with a candidate, a baseline and the axes of a workload; see `AttentionBench`."""
+    return AttentionBench()

@@ -1,0 +1,90 @@
+"""A run, and a clock that plays the samples of one of its cells again."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench.analysis.comparisons import comparisons
+from attnbench.commands import progress
+from attnbench.commands.ending import write_reports
+from attnbench.plugins import name_of
+from attnbench.processes import session as run
+from attnbench.storage.events import Plan
+from attnbench.storage.records import Comparison, Record
+from attnbench.workloads.workload import Workload
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A workload and the implementation that a test is about."""
+
+    workload: Workload
+    spec: str
+
+    def __str__(self) -> str:
+        """What stands between the brackets of the test's name."""
+        return f"{name_of(self.spec)}-{self.workload.id}"
+
+
+class ReplayClock:
+    """A timer whose time passes only when a sample is played: pytest-benchmark then finds the sample's value."""
+
+    def __init__(self) -> None:
+        """Nothing to play yet."""
+        self._now_s = 0.0
+        self._samples: Iterator[float] = iter(())
+
+    def load(self, samples: Sequence[float]) -> None:
+        """Seconds per call, to be played in this order."""
+        self._samples = iter(samples)
+
+    def play(self) -> None:
+        """Let as much time pass as the next sample took; none after the last."""
+        self._now_s += next(self._samples, 0.0)
+
+    def __call__(self) -> float:
+        """Seconds since the clock was made."""
+        return self._now_s
+
+
+class Measured:
+    """A finished run: its records by cell."""
+
+    def __init__(self, planned: Plan, cells: Sequence[Cell], results: Path) -> None:
+        """Run those cells, and the baseline on their workloads; write the reports."""
+        workloads = tuple(dict.fromkeys(cell.workload for cell in cells))
+        chosen = {cell.spec for cell in cells}
+        specs = tuple(s for s in planned.implementations if s in chosen or name_of(s) == planned.baseline)
+        asked = msgspec.structs.replace(planned, workloads=workloads, implementations=specs)
+        folder = run.new_folder(results, f"{planned.sweep}-pytest")
+        with progress.watching() as watch:
+            found = run.execute(asked, folder, watch)
+        write_reports(found, folder)
+        self._records = {(record.workload.id, record.implementation): record for record in found.records}
+        self._compared = {(each.workload.id, each.implementation): each for each in comparisons(found)}
+
+    def record(self, cell: Cell) -> Record:
+        """All that is known of the cell."""
+        return self._records[cell.workload.id, name_of(cell.spec)]
+
+    def told(self, cell: Cell) -> dict[str, Any]:
+        """What stands beside the times: the verdict and its numbers, and every metric with one value."""
+        record = self.record(cell)
+        found: dict[str, Any] = {"run": record.run, "status": str(record.status)}
+        compared: Comparison | None = self._compared.get((cell.workload.id, name_of(cell.spec)))
+        if compared is not None:
+            found |= {
+                "baseline": compared.baseline,
+                "ratio": compared.ratio,
+                "ratio_low": compared.low,
+                "ratio_high": compared.high,
+                "verdict": str(compared.verdict),
+                "minimum_detectable_effect": compared.minimum_detectable_effect,
+            }
+        for measurement in record.measurements:
+            if len(measurement.samples) == 1:
+                found[f"{measurement.metric}_{measurement.unit}"] = measurement.samples[0].value
+        return found

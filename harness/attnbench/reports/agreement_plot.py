@@ -1,0 +1,118 @@
+"""Every compared tensor's error as a share of what is allowed, by dtype and implementation; past 1 it disagrees."""
+
+import textwrap
+from collections.abc import Iterable
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+
+from attnbench.analysis.cached import once
+from attnbench.reports import Picture, Report, style, words
+from attnbench.reports.table import absent
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Record
+from attnbench.workloads.workload import DTYPES
+
+FLOOR, CEILING = 1e-4, 1e4
+"""Shares beyond these are drawn at the edge: an exact match would need a place at minus infinity."""
+TITLE = "Error against the float64 oracle, as a share of what is allowed"
+HOW = (
+    "Each dot is the largest error of one tensor (the output or a gradient) on one kind of input at one workload; the "
+    "large mark is the largest of all; a cross at the right edge is an answer that is not finite."
+)
+
+
+@once
+def pictures(results: Results) -> list[Picture]:
+    """One panel for each dtype, one row for each implementation; none where nothing was compared."""
+    checked = [record for record in results.records if record.agreement is not None]
+    dtypes = [dtype for dtype in DTYPES if any(record.workload.dtype == dtype for record in checked)]
+    if not dtypes:
+        return []
+    left_out = absent(results)
+    names = list(dict.fromkeys(one.implementation for one in results.records if one.implementation not in left_out))
+    shared = words.shared(record.workload for record in checked)
+    width = 2.6 + 4.2 * len(dtypes)
+    notes = " ".join([HOW, *_unchecked(results.records, names)])
+    wrapped = textwrap.wrap(notes, int(width * 17))
+    with mpl.rc_context(style.SETTINGS):
+        height = 1.6 + 0.3 * len(names) + 0.17 * len(wrapped)
+        figure = Figure(figsize=(width, height), layout="constrained")
+        grid = figure.subplots(1, len(dtypes), squeeze=False, sharey=True).flat
+        for axes, dtype in zip(grid, dtypes, strict=True):
+            _draw_panel(axes, dtype, names, [record for record in checked if record.workload.dtype == dtype])
+        figure.suptitle(f"{TITLE}\n{shared}", x=0.01, ha="left", fontsize=11.5)
+        figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
+    return [style.picture(figure, TITLE, f"{TITLE}: {shared}. {notes}")]
+
+
+def _draw_panel(axes: Axes, dtype: str, names: list[str], checked: list[Record]) -> None:
+    axes.set_xscale("log")
+    shares = [share for record in checked for share in _shares(record)]
+    inside = [min(max(share, FLOOR), CEILING) for share in shares if share is not None]
+    low, high = min([*inside, 0.1]) / 2, max([*inside, 5.0]) * 3
+    axes.set_xlim(low, high)
+    axes.axvspan(1.0, high, color="#f6dcd3", alpha=0.6, lw=0, zorder=0)
+    axes.axvline(1.0, color=style.INK, linewidth=1.2, zorder=2)
+    for place, name in enumerate(names):
+        mine = [share for record in checked if record.implementation == name for share in _shares(record)]
+        _draw_dots(axes, place, name, mine)
+        if not mine:
+            axes.text(low * 1.2, place, "not compared", va="center", fontsize=8, color="#777777", style="italic")
+    axes.set_yticks(range(len(names)), [style.label(name) for name in names])
+    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,), numticks=9))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_xlabel("error / allowed (shaded: disagrees)")
+    axes.set_title(dtype, loc="left")
+
+
+def _draw_dots(axes: Axes, place: int, name: str, shares: list[float | None]) -> None:
+    """Dots spread over the row's height in the order of the run, the largest with an edge."""
+    seen, (low, high) = style.look(name), axes.get_xlim()
+    finite = [max(share, low) for share in shares if share is not None]
+    heights = [place + 0.5 * ((number * 0.618) % 1.0 - 0.5) for number in range(len(finite))]
+    axes.scatter(finite, heights, s=11, color=seen.colour, alpha=0.45, lw=0, clip_on=False, zorder=3)
+    if finite:
+        largest = min(max(finite), high)
+        axes.plot(largest, place, marker=seen.marker, color=seen.colour, ms=8, mec="white", mew=0.6, zorder=4)
+    if len(finite) < len(shares):
+        axes.plot(high, place, marker="x", color=seen.colour, ms=8, mew=2, clip_on=False, zorder=5)
+
+
+def _shares(record: Record) -> list[float | None]:
+    """Each tensor's error / allowed; None where the error is not finite."""
+    if record.agreement is None:
+        return []
+    compared = [tensor for _, tensor in record.agreement.tensors()]
+    return [None if tensor.error is None else _share(tensor.error, tensor.allowed) for tensor in compared]
+
+
+def _share(error: float, allowed: float) -> float:
+    if allowed > 0:
+        return min(max(error / allowed, FLOOR), CEILING)
+    return CEILING if error > 0 else FLOOR
+
+
+def _unchecked(records: Iterable[Record], names: list[str]) -> list[str]:
+    """Which implementations were not compared at some workloads, with the statuses that say why."""
+    told = []
+    for name in names:
+        missing = [record for record in records if record.implementation == name and record.agreement is None]
+        if missing:
+            statuses = ", ".join(dict.fromkeys(str(record.status) for record in missing))
+            plural = "s" * (len(missing) > 1)
+            told.append(f"{style.label(name)} at {len(missing)} workload{plural} ({statuses})")
+    return [f"Not compared: {'; '.join(told)}."] if told else []
+
+
+def write(results: Results, folder: Path) -> list[Path]:
+    """Write agreement_plot.svg and .png."""
+    return style.save(pictures(results), folder, "agreement_plot")
+
+
+REPORT = Report(summary="error as a share of what is allowed, as SVG and PNG", write=write, draw=pictures)

@@ -1,0 +1,172 @@
+"""How each implementation looks in every picture, the same everywhere and for ever, and how a figure becomes files.
+
+Colours are told apart with any kind of colour vision, and never alone: each name has a marker too, and names from
+outside are dashed. Source: Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/; Paul Tol, Colour
+schemes, https://personal.sron.nl/~pault/.
+"""
+
+import hashlib
+import io
+import re
+import warnings
+from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib.figure import Figure
+
+from attnbench import plugins
+from attnbench.reports import Picture, words
+
+INK = "#222222"
+FAINT = "#d9d9d9"
+SETTINGS: Any = {  # any: the names that matplotlib knows differ between its versions
+    "svg.hashsalt": "attnbench",
+    "svg.fonttype": "path",
+    "text.parse_math": False,
+    "font.family": "DejaVu Sans",
+    "font.size": 9.5,
+    "axes.titlesize": 10.5,
+    "axes.labelsize": 9.5,
+    "text.color": INK,
+    "axes.labelcolor": INK,
+    "axes.edgecolor": "#888888",
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": FAINT,
+    "grid.linewidth": 0.6,
+    "legend.frameon": False,
+    "figure.facecolor": "white",
+    "savefig.facecolor": "white",
+}
+
+
+Marker = str | tuple[int, int, int]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Look:
+    """Colour, marker and line of one implementation.
+
+    Widths differ so that lines and markers that coincide lie in one another like rings: wide below, narrow on top.
+    """
+
+    colour: str
+    marker: Marker
+    line: str | tuple[int, tuple[int, ...]] = "-"
+    width: float
+
+    @property
+    def size(self) -> float:
+        """The marker's size in points."""
+        return 4.2 + 1.7 * self.width
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """What matplotlib's lines take."""
+        line = {"color": self.colour, "linestyle": self.line, "linewidth": self.width}
+        return {**line, "marker": self.marker, "markersize": self.size}
+
+
+BUILT_IN = {
+    "naive_loop": Look(colour="#222222", marker="o", width=2.2),
+    "module_list": Look(colour="#D55E00", marker="s", width=2.0),
+    "fused": Look(colour="#0072B2", marker="^", width=4.6),
+    "einsum": Look(colour="#009E73", marker="D", width=2.8),
+    "bmm": Look(colour="#CC79A7", marker="v", width=0.9),
+    "chunked": Look(colour="#E69F00", marker="P", width=2.6),
+    "sdpa": Look(colour="#56B4E9", marker="X", width=4.4),
+    "sdpa_math": Look(colour="#882255", marker="<", width=1.8),
+    "sdpa_flash": Look(colour="#332288", marker=">", width=1.3),
+    "torch_mha": Look(colour="#777733", marker="p", width=3.2),
+}
+KINDS = {  # of operators, in the order in which they are stacked
+    "attention": "#56B4E9",
+    "matmul": "#0072B2",
+    "softmax": "#E69F00",
+    "mask": "#CC79A7",
+    "compiled": "#009E73",
+    "copy": "#F0E442",
+    "allocation": "#882255",
+    "page faults": "#D55E00",
+    "other": "#BBBBBB",
+}
+_COLOURS = ("#AA3377", "#228833", "#4477AA", "#EE6677", "#997700", "#117733", "#994455", "#555555")
+_MARKERS: tuple[Marker, ...] = ((4, 1, 0), (4, 1, 45), (6, 1, 0), (8, 1, 0), (3, 1, 0), "d")  # stars: from outside
+VARIANT_LINE = (0, (1, 1))
+VARIANT_WIDTH = 0.6
+_LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
+
+
+def look(name: str) -> Look:
+    """The look of an implementation: fixed for the built-in ones, drawn from a hash of the name for all others.
+
+    A variant, as fused+compile, is dotted and thinner, in the colour and with the marker of what it is a variant of.
+    """
+    base, option = plugins.variant(name)
+    if option:
+        plain = look(base)
+        return replace(plain, line=VARIANT_LINE, width=VARIANT_WIDTH * plain.width)
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    digest = hashlib.sha256(name.encode(errors="replace")).digest()
+    return Look(
+        colour=_COLOURS[digest[0] % len(_COLOURS)],
+        marker=_MARKERS[digest[1] % len(_MARKERS)],
+        line=_LINES[digest[2] % len(_LINES)],
+        width=2.4,
+    )
+
+
+def label(name: str) -> str:
+    """A name as legends and axes show it: one line, not too long."""
+    return words.plain(name, limit=24) or "(no name)"
+
+
+def picture(figure: Figure, title: str, caption: str) -> Picture:
+    """The figure as SVG, the same bytes at every call, and as PNG."""
+    vector = _rendered(figure, format="svg", metadata={"Date": None, "Creator": None})
+    figure.set_layout_engine("none")  # all has its place now: to find it again takes as long as to draw
+    return Picture(
+        title=title,
+        caption=caption,
+        svg=_fit_for_a_page(vector.decode()),
+        png=cache(lambda: _rendered(figure, format="png", dpi=160, metadata={"Software": None})),  # anew it differs
+    )
+
+
+def _rendered(figure: Figure, **options: Any) -> bytes:  # noqa: ANN401 - what savefig takes
+    file = io.BytesIO()
+    with mpl.rc_context(SETTINGS), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks is drawn as boxes
+        figure.savefig(file, **options)
+    return file.getvalue()
+
+
+def _fit_for_a_page(svg: str) -> str:
+    """The SVG without XML declaration, document type, comments and metadata, its names numbered as they come.
+
+    Matplotlib names a clip by a digest of all digits of its place, of which the last ones may differ from call to call.
+    """
+    bare = re.sub(r"^.*?(?=<svg )|<!--.*?-->\s*|<metadata>.*?</metadata>\s*", "", svg, flags=re.DOTALL)
+    digest = re.compile(r"(?<=[\"#])([hmp])[0-9a-f]{10}\b")
+    numbers: dict[str, int] = {}
+    return digest.sub(lambda name: f"{name[1]}{numbers.setdefault(name[0], len(numbers))}", bare)
+
+
+def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:
+    """Write each picture as stem.svg and stem.png, from the second on as stem_2 and so on."""
+    paths = []
+    for number, drawn in enumerate(pictures, start=1):
+        path = folder / (stem if number == 1 else f"{stem}_{number}")
+        vector, raster = path.with_suffix(".svg"), path.with_suffix(".png")
+        vector.write_text(drawn.svg, encoding="utf-8")
+        raster.write_bytes(drawn.png())
+        paths += [vector, raster]
+    return paths

@@ -1,0 +1,249 @@
+"""What a journal's lines say: the plan of a run, and each thing that happened, as frozen types that become JSON."""
+
+import math
+import shlex
+
+import msgspec
+
+from attnbench.devices.counters import Counters
+from attnbench.storage.ceilings import Ceilings
+from attnbench.storage.records import (
+    LARGEST_EQUIVALENCE,
+    SMALLEST_EFFECT,
+    Agreement,
+    Environment,
+    Measurement,
+    Operators,
+    Sample,
+    Status,
+)
+from attnbench.workloads.workload import Workload
+
+SCHEMA = 3
+"""Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
+
+
+TWIN, BASE = " (twin)", " (base)"
+CACHES = ("warm", "cold")
+TOUCH_BELOW_S = 10e-3
+"""Where caches are warm, calls shorter than this get an untimed one first: their caches were emptied by the arm before.
+Longer calls warm themselves, and a touch would double their cost."""
+ALLOCATORS: dict[str, dict[str, str]] = {
+    "system": {},
+    "retain": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
+}
+"""What is set before a worker starts. The C library gives large blocks back when they are freed, and each call pays for
+their pages again; told to retain them, it does not (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
+
+
+class DamagedError(ValueError):
+    """A journal that was written by us and is not whole any more, or never was a journal."""
+
+
+class Side(msgspec.Struct, frozen=True, kw_only=True):
+    """One of two states of the code that are compared: a revision, a folder, or an environment."""
+
+    given: str  # as typed
+    commit: str = ""  # of a revision
+    root: str = ""  # the folder in which its files are found, from where the command was given
+    python: str = ""  # the interpreter of its environment, where it has one of its own
+
+
+class Sides(msgspec.Struct, frozen=True, kw_only=True):
+    """What a comparison of two states of the code compares; each implementation takes part once from each side."""
+
+    base: Side
+    candidate: Side
+    is_apart: bool = False  # each side has processes of its own; else both live in one
+    build: str = ""  # the command that made each revision ready in its folder
+    lost: dict[str, str] = msgspec.field(default_factory=dict)  # what only the base has: the name, and why
+    new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
+
+    @property
+    def build_option(self) -> str:
+        """What is typed again to build both as before, with a space before it; nothing where nothing is built."""
+        return f" --build {shlex.quote(self.build)}" if self.build else ""
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """All that a run was asked to do: enough to go on with it after a kill."""
+
+    sweep: str
+    workloads: tuple[Workload, ...]
+    implementations: tuple[str, ...]  # as given: a name, or path/to/file.py:Name
+    baseline: str
+    metrics: tuple[str, ...]
+    budget_s: float  # wall time of the whole run
+    call_limit_s: float  # a cell whose single call is predicted to last longer is not tried
+    timeout_s: float  # a step (a probe, a sample, a metric) that lasts longer is killed
+    memory_limit_bytes: int  # a cell predicted to need more is not tried; 0: three quarters of what is free
+    num_blocks: int = 4  # of one visit
+    num_epochs: int = 1
+    num_rounds: int = 3  # over all workloads, before visits go where doubt is
+    smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
+    seed: int = 0
+    cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
+    allocator: str = "system"  # or retain: memory that is freed stays with the process
+    digests: dict[str, str] = msgspec.field(default_factory=dict)  # of each implementation's source, by its spec
+    sides: Sides | None = None  # where two states of the code are compared: then each name has a base of its own
+
+    def __post_init__(self) -> None:
+        """Numbers that JSON cannot hold, or that no run can have, are refused before anything is written."""
+        for name in ("budget_s", "call_limit_s", "timeout_s"):
+            if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
+                raise ValueError(f"{name}={getattr(self, name)} is not allowed: give seconds, 0 or more")
+        for name in ("num_blocks", "num_epochs", "num_rounds"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name}={getattr(self, name)} is not allowed: give at least 1")
+        if not 0 < self.smallest_effect <= LARGEST_EQUIVALENCE:
+            allowed = f"a share above 0 and up to {LARGEST_EQUIVALENCE}, as in 0.02 for 2 %"
+            raise ValueError(f"smallest_effect={self.smallest_effect} is not allowed: give {allowed}")
+        if self.allocator not in ALLOCATORS:
+            raise ValueError(f"allocator={self.allocator} is not allowed: it is one of {', '.join(ALLOCATORS)}")
+        if self.cache not in CACHES:
+            raise ValueError(f"cache={self.cache} is not allowed: cache is one of {', '.join(CACHES)}")
+
+    def base(self, name: str) -> str:
+        """What an implementation is compared with: the baseline, or itself in the base's state."""
+        return self.baseline if self.sides is None else based(name)
+
+    def is_base(self, name: str) -> bool:
+        """Whether others are compared with it."""
+        return self.base(name) == name
+
+    def owner(self, arm: str) -> str:
+        """The implementation that an arm samples: another than its name says where it is a twin."""
+        name = arm.removesuffix(TWIN)
+        has_twin = self.is_base(name) or (self.sides is not None and self.sides.is_apart)
+        return name if has_twin else arm
+
+
+class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
+    """First line of a journal."""
+
+    schema: int
+    run: str
+    time: str
+    commit: str  # from where the command was given
+    plan: Plan
+
+    def commit_of(self, name: str) -> str:
+        """The commit of the code that an implementation is, which is its side's; "" where that is of none."""
+        sides = self.plan.sides
+        if sides is None:
+            return self.commit
+        return (sides.base if self.plan.is_base(name) else sides.candidate).commit
+
+
+class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_started"):
+    """A fresh process took up the work; holds for every line until the next one of its kind."""
+
+    time: str
+    environment: Environment
+    base: Environment | None = None  # of the base's process, where each side has one of its own
+    before: Counters | None = None  # before the one before it was ended
+    counters: Counters | None = None  # when it was there
+
+
+class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked"):
+    """The check of a cell ended: ok and worth measuring, or not ok with the reason."""
+
+    workload: str
+    implementation: str
+    status: Status
+    message: str = ""
+    is_predicted: bool = False
+    agreement: Agreement | None = None
+    check_s: float = 0.0
+    executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
+
+
+class CellProfiled(msgspec.Struct, frozen=True, kw_only=True, tag="cell_profiled"):
+    """What ran in one call of a cell was seen; where it is not what was asked for, the cell is a fallback from here."""
+
+    workload: str
+    implementation: str
+    operators: Operators
+
+
+class CellMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="cell_measured"):
+    """A metric with a pass of its own was read."""
+
+    workload: str
+    implementation: str
+    measurement: Measurement
+
+
+class CellFailed(msgspec.Struct, frozen=True, kw_only=True, tag="cell_failed"):
+    """A cell that had passed its check failed later; its samples no longer count."""
+
+    workload: str
+    implementation: str
+    status: Status
+    message: str
+
+
+class CeilingsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings_measured"):
+    """What matrix products and copies reached, for the workloads of one device, dtype and number of threads."""
+
+    ceilings: Ceilings
+    spent_s: float = 0.0
+
+
+class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finished"):
+    """A few blocks of one workload: the samples of each arm.
+
+    An arm is an implementation, the baseline's twin, or the canary (statistics/interference.py).
+    """
+
+    workload: str
+    epoch: int
+    visit: int
+    arms: dict[str, tuple[Sample, ...]]
+    called_s: float = 0.0  # inside calls of the arms, untimed ones and the check of their answers included
+    elapsed_s: float = 0.0  # what the run had taken when it ended
+
+
+class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished"):
+    """Last line of a journal that was not killed."""
+
+    time: str
+    elapsed_s: float
+    reason: str = ""  # why timing ended: everything is decided, or the budget is spent
+    counters: Counters | None = None
+
+
+class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
+    """The run became what later runs are held against, and why; written by `attnbench baseline` alone.
+
+    A stored baseline carries those of its predecessors too, so that the file tells its own history.
+    """
+
+    time: str
+    run: str
+    commit: str  # of the run
+    reason: str
+
+
+Event = (
+    RunStarted
+    | WorkerStarted
+    | CellChecked
+    | CellProfiled
+    | CellMeasured
+    | CellFailed
+    | CeilingsMeasured
+    | VisitFinished
+    | RunFinished
+    | BaselineAccepted
+)
+
+
+def twin(baseline: str) -> str:
+    """The name of the baseline's second arm: the same code again, a free A/A check in each block."""
+    return f"{baseline}{TWIN}"
+
+
+def based(name: str) -> str:
+    """The name of an implementation in the base's state, where two states of the code are compared."""
+    return f"{name.removesuffix(BASE)}{BASE}"

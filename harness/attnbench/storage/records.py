@@ -1,0 +1,261 @@
+"""What was seen and where: how a check ended, samples, the machine, one cell. Knows nothing of torch.
+
+Every type is frozen and keyword-only. A run is kept as events (storage/events.py), which are folded
+into records on read. Raw samples are stored; everything else is computed on read.
+"""
+
+import enum
+import hashlib
+from collections.abc import Iterator
+
+import msgspec
+
+from attnbench.workloads.workload import Workload
+
+
+class TensorError(msgspec.Struct, frozen=True, kw_only=True):
+    """How far one tensor (output or a gradient) is from the oracle, and how far it may be.
+
+    `error` is the largest absolute difference; None says that it is not finite. `allowed` is 2 * yardstick_error +
+    rounding_band, or a few times that: see docs/method.md. `worst` is the index of the largest error.
+    """
+
+    tensor: str
+    error: float | None
+    allowed: float
+    yardstick_error: float
+    rounding_band: float
+    worst: tuple[int, ...]
+    expected: float
+    actual: float | None
+
+    @property
+    def agrees(self) -> bool:
+        """Whether the error is finite and allowed."""
+        return self.error is not None and self.error <= self.allowed
+
+
+class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
+    """What one kind of input showed."""
+
+    probe: str
+    tensors: tuple[TensorError, ...]
+
+
+class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether a rule about special rows, memory or layouts holds; one that is only noted does not decide."""
+
+    rule: str
+    holds: bool
+    found: str = ""  # what was seen, in words, where it does not hold
+    is_noted: bool = False
+
+
+class Agreement(msgspec.Struct, frozen=True, kw_only=True):
+    """The outcome of the check: which oracle, probes and rules, each tensor's error, a diagnosis where it fails."""
+
+    oracle: str
+    probes: tuple[ProbeResult, ...]
+    rules: tuple[RuleResult, ...] = ()
+    diagnosis: str = ""
+    mistakes: tuple[str, ...] = ()  # the known mistakes that it could be: more than one where they cannot be told apart
+    step: str = ""  # the first step that differs, where it is known
+
+    def tensors(self) -> Iterator[tuple[str, TensorError]]:
+        """Every compared tensor with the name of its probe."""
+        for probe in self.probes:
+            for tensor in probe.tensors:
+                yield probe.probe, tensor
+
+    @property
+    def agrees(self) -> bool:
+        """True only if something was compared, everything compared agrees, the rules hold and nothing was diagnosed."""
+        compared = [tensor.agrees for _, tensor in self.tensors()]
+        return bool(compared) and all(compared) and not self.broken_rules and not self.diagnosis
+
+    @property
+    def broken_rules(self) -> tuple[RuleResult, ...]:
+        """The rules that do not hold and decide."""
+        return tuple(rule for rule in self.rules if not rule.holds and not rule.is_noted)
+
+    @property
+    def notes(self) -> tuple[RuleResult, ...]:
+        """The rules that do not hold and are only noted."""
+        return tuple(rule for rule in self.rules if not rule.holds and rule.is_noted)
+
+    @property
+    def error_ratio(self) -> float | None:
+        """The largest error / allowed over all tensors; None where nothing was compared or an error is not finite."""
+        ratios = [
+            None if t.error is None else (t.error / t.allowed if t.allowed else float(t.error > 0) * 1e9)
+            for _, t in self.tensors()
+        ]
+        finite = [ratio for ratio in ratios if ratio is not None]
+        return max(finite) if finite and len(finite) == len(ratios) else None
+
+
+class Operator(msgspec.Struct, frozen=True, kw_only=True):
+    """One kind of operator that ran in one call, as the profiler names it, such as aten::bmm."""
+
+    name: str
+    kind: str  # one of kinds.KINDS
+    num_calls: int
+    self_s: float  # without the operators that it called; profiled, so for shares and not for speed
+    allocated_bytes: int = 0  # what it asked for itself, freed or not
+    largest_bytes: int = 0  # the largest single block among these
+
+
+class Operators(msgspec.Struct, frozen=True, kw_only=True):
+    """What really ran in one call, in a pass of its own, and whether it is what was asked for."""
+
+    calls: tuple[Operator, ...]
+    requested: str = ""  # the backend that the implementation is named after; empty: none
+    predicted: str = ""  # the backend that PyTorch said it would take; empty: it does not say
+    observed: str = ""  # the backend that ran; empty: none of PyTorch's
+    reason: str = ""  # why it is not what was requested, in PyTorch's words
+    num_faults: float = 0.0  # minor page faults of one call, without a profiler
+    fault_s: float = 0.0  # what one costs on this machine, by an estimate; 0: not known
+
+    @property
+    def fallback(self) -> str:
+        """In words, that something else ran than what was requested, and why; empty where nothing of the kind did."""
+        if self.requested in {"", self.observed}:
+            return ""
+        ran = f"{self.observed} ran" if self.observed else "no backend of PyTorch's ran"
+        because = self.reason or "PyTorch gives no reason"
+        return f"the {self.requested} backend was asked for and {ran}: {because}"
+
+
+class Status(enum.StrEnum):
+    """How a cell ended. Only an `ok` cell has a speed."""
+
+    ok = "ok"
+    disagrees = "disagrees"
+    unsupported = "unsupported"
+    fallback = "fallback"
+    out_of_memory = "out_of_memory"
+    timeout = "timeout"
+    crashed = "crashed"
+    error = "error"
+    invalid = "invalid"
+
+
+SMALLEST_EFFECT = 0.02
+"""Times that differ by less are called equivalent however sure it is, where nothing else is asked for."""
+LARGEST_EQUIVALENCE = 0.10
+"""Times that may differ by more are not called equivalent, however noisy the machine."""
+
+
+class Verdict(enum.StrEnum):
+    """What a comparison concluded."""
+
+    faster = "faster"
+    slower = "slower"
+    equivalent = "equivalent"
+    undecided = "undecided"
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True):
+    """One observation and its place. `value` is per call, in the measurement's unit.
+
+    The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
+    which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample, `load` is the
+    machine's one-minute load average when it began.
+    """
+
+    value: float
+    num_calls: int = 1
+    epoch: int = 0
+    visit: int = 0
+    block: int = 0
+    slot: int = 0
+    start_s: float = 0.0
+    num_faults: int = 0
+    load: float = 0.0
+
+
+class Measurement(msgspec.Struct, frozen=True, kw_only=True):
+    """One metric of one cell: every raw sample in time order."""
+
+    metric: str
+    unit: str
+    samples: tuple[Sample, ...]
+    warnings: tuple[str, ...] = ()
+
+
+class Environment(msgspec.Struct, frozen=True, kw_only=True):
+    """Where a run took place. No host name and no path: those identify people, not machines."""
+
+    cpu: str
+    cpu_capability: str
+    num_physical_cores: int
+    num_logical_cores: int
+    memory_bytes: int
+    system: str
+    python: str
+    versions: dict[str, str]  # as loaded: torch, numpy, mkl, onednn, cuda, cudnn, attnbench
+    accelerator: str = ""
+    num_threads: int = 0
+    settings: dict[str, str] = msgspec.field(default_factory=dict)  # thread and malloc variables that are set
+    flags: dict[str, str] = msgspec.field(default_factory=dict)  # TF32, determinism, matmul precision
+    clocks: dict[str, str] = msgspec.field(default_factory=dict)  # governor, limits
+    load: float | None = None  # one-minute load average when the worker started
+    native_dtypes: tuple[str, ...] | None = None  # of half precision, those it has instructions for; None: unknown
+    moment: dict[str, str] = msgspec.field(default_factory=dict)  # what else varies: timer step, time taken by the host
+
+    @property
+    def fingerprint(self) -> str:
+        """Eight hex digits over the fields that must match before times may be compared.
+
+        Memory counts in whole GiB: what a kernel or a hypervisor keeps of it differs from version to version. The
+        native dtypes follow from the processor and the version of torch.
+        """
+        must_match = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
+        for varies in ("load", "clocks", "moment", "native_dtypes"):
+            del must_match[varies]
+        return hashlib.sha256(msgspec.json.encode(must_match, order="deterministic")).hexdigest()[:8]
+
+
+class Record(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything known of one cell. A record that is not `ok` carries no speed."""
+
+    run: str
+    time: str
+    commit: str
+    workload: Workload
+    implementation: str
+    environment: Environment | None
+    status: Status
+    message: str = ""
+    is_predicted: bool = False  # the status was foreseen and the cell not tried
+    agreement: Agreement | None = None
+    operators: Operators | None = None
+    executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
+    measurements: tuple[Measurement, ...] = ()
+
+    def measurement(self, metric: str) -> Measurement | None:
+        """The measurement of that metric, or None."""
+        return next((found for found in self.measurements if found.metric == metric), None)
+
+    @property
+    def is_finding(self) -> bool:
+        """Whether the cell went wrong: neither ok, nor unsupported, nor foreseen to be out of reach."""
+        return self.status not in {Status.ok, Status.unsupported} and not self.is_predicted
+
+
+class Comparison(msgspec.Struct, frozen=True, kw_only=True):
+    """One implementation against the baseline on one workload: time ratio, 1.0 is equal, below 1.0 is faster."""
+
+    workload: Workload
+    implementation: str
+    baseline: str
+    metric: str
+    ratio: float
+    low: float | None  # None: too few visits for an interval
+    high: float | None
+    minimum_detectable_effect: float | None  # a relative slowdown
+    verdict: Verdict
+    sameness: float  # what equivalent means here: the times differ by a smaller share
+    e_same: float  # the e-value against "the same code": 20 is reached by chance in at most one comparison of 20
+    e_apart: float  # the e-value against "apart by the margin or more"
+    more_s: float | None  # about as many seconds of visits more would decide it; None: decided, or nobody can tell

@@ -1,0 +1,112 @@
+"""Is this machine fit to measure? Facts, advice in plain words, and a short comparison of a thing with itself."""
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+from attnbench.devices import environment
+from attnbench.devices.clock import CpuClock
+from attnbench.statistics.interference import MANY
+from attnbench.storage.records import Environment
+from attnbench.timing.functions import Duel, duel
+from attnbench.units import show
+
+BUSY_SHARE = 0.3
+COARSE_TICK_S = 1e-6
+STEAL_PERCENT = 1.0
+NOISY_SHARE = 0.02
+AA_S = 10.0
+SPINNING = {"OMP_WAIT_POLICY": "active", "GOMP_SPINCOUNT": "inf", "KMP_BLOCKTIME": "inf"}
+"""Settings, and what their values begin with, by which a thread that has done its work never sleeps."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Finding:
+    """One fact about the machine; `advice` is empty where there is nothing to do."""
+
+    name: str
+    value: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Every finding, in order. Takes some fifteen seconds."""
+    found = environment.collect()
+    return [*_facts(found), *_load(found), *_timer(), *_threads(found), *_stolen(), noise_floor()]
+
+
+def _facts(found: Environment) -> Iterator[Finding]:
+    yield Finding(name="processor", value=f"{found.cpu}, {found.cpu_capability}, {found.num_physical_cores} cores")
+    yield Finding(name="accelerator", value=found.accelerator or "none")
+    yield Finding(name="versions", value=", ".join(f"{name} {value}" for name, value in found.versions.items()))
+    free = psutil.virtual_memory().available
+    yield Finding(name="free memory", value=f"{show(free, 'bytes')} of {show(found.memory_bytes, 'bytes')}")
+    yield Finding(name="fingerprint", value=found.fingerprint)
+    governor = found.clocks.get("governor", "")
+    advice = "" if governor in {"", "performance"} else "clocks follow the load: set the governor to performance"
+    yield Finding(name="frequency governor", value=governor or "not visible here", advice=advice)
+
+
+def _load(found: Environment) -> Iterator[Finding]:
+    cores = found.num_logical_cores or 1
+    busy = psutil.cpu_percent(interval=1.0) / 100
+    advice = "other work is running: stop it, or expect wide intervals" if busy > BUSY_SHARE else ""
+    load = "unknown" if found.load is None else f"{found.load:g}"
+    yield Finding(name="load", value=f"{busy:.0%} of {cores} cores busy, one-minute average {load}", advice=advice)
+
+
+def _timer() -> Iterator[Finding]:
+    step_s = CpuClock().resolution_s
+    advice = "the timer is coarse: samples are made longer to suit it" if step_s > COARSE_TICK_S else ""
+    yield Finding(name="timer step", value=show(step_s, "s"), advice=advice)
+
+
+def _threads(found: Environment) -> Iterator[Finding]:
+    cores = environment.physical_cores()
+    too_many = found.num_threads > cores
+    advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}" if too_many else ""
+    yield Finding(name="threads", value=f"{found.num_threads} on {cores} physical cores", advice=advice)
+    shown = ", ".join(f"{name}={value}" for name, value in found.settings.items()) or "none set"
+    spins = [name for name, start in SPINNING.items() if found.settings.get(name, "").lower().startswith(start)]
+    told = f"idle threads keep their cores from what is timed next: unset {', '.join(spins)}" if spins else ""
+    yield Finding(name="thread and malloc settings", value=shown, advice=told)
+    yield Finding(name="freed memory", value=_freed(found))
+
+
+def _freed(found: Environment) -> str:
+    if found.settings.get("MALLOC_MMAP_MAX_") == "0":
+        return "kept by the process"
+    if not found.system.startswith("Linux"):
+        return "left to the system"
+    return "large blocks go back to the system, and cost page faults anew at each call; --allocator retain keeps them"
+
+
+def _stolen() -> Iterator[Finding]:
+    if not hasattr(psutil.cpu_times(), "steal"):
+        return
+    stolen = psutil.cpu_times_percent(interval=1.0).steal
+    advice = "the host takes time away: measure elsewhere, or take more visits" if stolen > STEAL_PERCENT else ""
+    yield Finding(name="stolen by the host", value=f"{stolen:.1f} % of the time", advice=advice)
+
+
+def noise_floor(budget_s: float = AA_S) -> Finding:
+    """How far two arms that are the same code seem apart, measured as everything here is measured, threads included."""
+    matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
+    return told(duel({"one": lambda: matrix @ matrix}, "one", budget_s=budget_s, stops=False))
+
+
+def told(found: Duel) -> Finding:
+    """What the baseline and its twin say of the machine."""
+    floor = found.floor
+    assert floor is not None
+    assert floor.largest_log is not None
+    width = math.expm1(floor.largest_log)
+    disturbed = f", {found.gauge.num_void} of {found.gauge.num_blocks} blocks disturbed" if found.gauge.num_void else ""
+    value = f"the same code twice differs by up to {width:.2%} (measured for {found.spent_s:.1f} s{disturbed})"
+    advice = "differences below this cannot be told: see what else is running" if width > NOISY_SHARE else ""
+    if found.gauge.num_void > MANY * found.gauge.num_blocks:
+        advice = "somebody else is at work on this machine: what is measured now is of little worth"
+    return Finding(name="noise floor", value=value, advice=advice)

@@ -1,0 +1,168 @@
+"""Which workload is visited next, and with which arms: time goes where a verdict is still open and within reach.
+
+Every arm gets the same few visits first, in rounds over all workloads. Then the next visit goes to an open comparison
+with a probability that grows with the evidence it promises per second, so that visits spread over the session; a tenth
+goes to all open ones alike, since a promise may be wrong. What is decided is left alone. Knows nothing of torch.
+
+Source of the idea: best-arm identification by racing, Maron and Moore, 1994, https://papers.nips.cc/paper/841.
+"""
+
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from attnbench.statistics.controls import beside, of_sides
+from attnbench.statistics.intervals import FEWEST_CLUSTERS, paired_ratio, pairs
+from attnbench.statistics.verdicts import Judgement, Needed, decide, judge, needed, share_of_cells, visits_to_go
+from attnbench.storage.events import based, twin
+from attnbench.storage.records import SMALLEST_EFFECT, Sample, Verdict
+from attnbench.timing.state import State
+
+MIN_ROUNDS = 3
+"""Fewer visits than this give no interval: the budget may be overdrawn for them."""
+UNIFORM_SHARE = 0.1
+CAUTION = 0.8
+"""An arm is left alone once its verdict would hold with this share of the false verdicts that are allowed: its last
+visits are judged with it at the end only, and may weaken it."""
+GROWTH = 1.1
+"""A workload is judged again when it has this many times the visits that it had."""
+
+Key = tuple[str, str]
+
+
+def rounds(workloads: Sequence[str], seed: int, number: int = MIN_ROUNDS) -> Iterator[list[str]]:
+    """The first rounds over the workloads, each in an order of its own."""
+    draws = random.Random(seed)
+    for _ in range(number):
+        yield draws.sample(workloads, len(workloads))
+
+
+def visit_seed(seed: int, workload: str, number: int) -> int:
+    """The seed of a visit's orders: other for each run seed, workload and visit, the same on every machine."""
+    return random.Random(f"{seed}/{workload}/{number}").getrandbits(53)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Open:
+    """A comparison without a verdict."""
+
+    name: str
+    visits: float  # about as many more would decide it
+    cost_s: float  # of a visit, for this arm alone
+
+    @property
+    def promise(self) -> float:
+        """Of evidence, for each second of its own."""
+        return 1 / (self.visits * self.cost_s)
+
+
+@dataclass
+class Race:
+    """The comparisons of a run: what they say so far, and which are closed."""
+
+    baseline: str
+    num_blocks: int
+    seed: int
+    has_sides: bool = False  # each name has a base of its own
+    smallest_effect: float = SMALLEST_EFFECT
+    judged: dict[Key, Judgement] = field(default_factory=dict)
+    closed: dict[Key, Verdict] = field(default_factory=dict)
+    _due: dict[str, float] = field(default_factory=dict)
+
+    def refresh(self, state: State, live: Mapping[str, Sequence[str]]) -> None:
+        """Judge again what has grown, and close what is decided."""
+        grown = [workload for workload in live if state.num_visits[workload] >= self._due.get(workload, 0)]
+        for workload in grown:
+            self._due[workload] = max(state.num_visits[workload] * GROWTH, state.num_visits[workload] + 1)
+            self._judge(workload, state, live[workload])
+        if not grown:
+            return
+        alive = [key for key in self.judged if key[1] in live.get(key[0], ())]
+        share = CAUTION * share_of_cells(has_whole=self.has_sides)
+        for key, verdict in zip(alive, decide([self.judged[key] for key in alive], share), strict=True):
+            if verdict is not Verdict.undecided:
+                self.closed[key] = verdict
+
+    def base(self, name: str) -> str:
+        """What a name is compared with."""
+        return based(name) if self.has_sides else self.baseline
+
+    def _judge(self, workload: str, state: State, names: Sequence[str]) -> None:
+        arms, void = state.samples.get(workload, {}), state.gauge.void.get(workload, set())
+        for name in names:
+            if name == self.base(name) or (workload, name) in self.closed:
+                continue
+            own, baseline = arms.get(name, []), arms.get(self.base(name), [])
+            twins = beside(arms.get(twin(self.base(name)), []), own)
+            floor = paired_ratio(pairs(twins, baseline, void))
+            compared = (
+                of_sides((own, arms.get(twin(name), [])), (baseline, twins), void).by_epoch()
+                if self.has_sides
+                else pairs(own, baseline, void, twins)
+            )
+            found = judge(compared, floor, self.smallest_effect)
+            if found is not None:
+                self.judged[workload, name] = found
+
+    def next(self, state: State, live: Mapping[str, Sequence[str]]) -> tuple[str, list[str]] | None:
+        """The workload to visit, and the arms beside its baseline; None when every comparison is closed."""
+        self.refresh(state, live)
+        verdicts = [self.closed.get(key, Verdict.undecided) for key in self.judged]
+        limits = needed(verdicts, share_of_cells(has_whole=self.has_sides))
+        found = {workload: list(self._open(workload, state, names, limits)) for workload, names in live.items()}
+        found = {workload: rows for workload, rows in found.items() if rows}
+        if not found:
+            return None
+        draws = random.Random(f"{self.seed}/{sum(state.num_visits.values())}")
+        if draws.random() < UNIFORM_SHARE:
+            workload = draws.choice(list(found))
+            return workload, [row.name for row in found[workload]]
+        shared = {workload: self._shared_s(workload, state) for workload in found}
+        chosen = {workload: _worth_while(rows, shared[workload]) for workload, rows in found.items()}
+        weights = [_promise(rows, shared[workload]) for workload, rows in chosen.items()]
+        workload = draws.choices(list(chosen), weights)[0] if sum(weights) else draws.choice(list(chosen))
+        return workload, [row.name for row in chosen[workload]]
+
+    def still_open(self, live: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
+        """By workload, who has no verdict yet, beside their baselines; workloads without any are left out."""
+        found = {
+            workload: [name for name in names if name != self.base(name) and (workload, name) not in self.closed]
+            for workload, names in live.items()
+        }
+        return {workload: names for workload, names in found.items() if names}
+
+    def _open(self, workload: str, state: State, names: Sequence[str], limits: Needed) -> Iterator[Open]:
+        for name in names:
+            found = self.judged.get((workload, name))
+            if name != self.base(name) and (workload, name) not in self.closed:
+                own = 2 * _sample_s(state.samples[workload][self.base(name)]) if self.has_sides else 0.0
+                cost_s = self.num_blocks * (own + _sample_s(state.samples[workload][name]))
+                visits = FEWEST_CLUSTERS if found is None else visits_to_go(found, limits)  # None: all blocks void
+                yield Open(name=name, visits=visits, cost_s=cost_s)
+
+    def _shared_s(self, workload: str, state: State) -> float:
+        """What every visit of the workload costs: the baseline, twice; nothing where each name has its own."""
+        if self.has_sides:
+            return 0.0
+        return 2 * self.num_blocks * _sample_s(state.samples[workload][self.baseline])
+
+
+def _sample_s(samples: Sequence[Sample]) -> float:
+    """Seconds that a sample takes, about; one that is short is preceded by an untimed call and some bookkeeping."""
+    last = samples[-1]
+    return max(1e-3, last.value * last.num_calls)
+
+
+def _worth_while(rows: Sequence[Open], shared_s: float) -> list[Open]:
+    """The open arms, most promising first, as long as each makes a visit promise more per second."""
+    taken: list[Open] = []
+    for row in sorted(rows, key=lambda row: row.promise, reverse=True):
+        if taken and _promise([*taken, row], shared_s) < _promise(taken, shared_s):
+            break
+        taken.append(row)
+    return taken
+
+
+def _promise(rows: Sequence[Open], shared_s: float) -> float:
+    """What a visit with these arms promises per second."""
+    return sum(1 / row.visits for row in rows) / (shared_s + sum(row.cost_s for row in rows))

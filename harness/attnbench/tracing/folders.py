@@ -1,0 +1,86 @@
+"""Where traces lie: results/traces/RUN/WORKLOAD/IMPLEMENTATION/IMPLEMENTATION.pt.trace.json.gz, a folder for each cell.
+
+A folder is a run to TensorBoard, and what stands before `.pt.trace.json` is its worker: the implementation's name, not
+the host's, which the profiler's own handler would take.
+"""
+
+import gzip
+import json
+import secrets
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from attnbench.plugins import unknown
+
+SUFFIX = ".pt.trace.json.gz"
+FOLDER = "traces"
+
+
+def trace_file(run: Path, workload_id: str, name: str) -> Path:
+    """The file of one cell's trace."""
+    return run / workload_id / name / f"{name}{SUFFIX}"
+
+
+def write(file: Path, trace: dict[str, Any]) -> int:
+    """Write a trace and return its bytes; what is there is either whole or absent.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    half = file.with_name(f"{file.name}.part")
+    packed = gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), compresslevel=6, mtime=0)
+    half.write_bytes(packed)
+    half.rename(file)
+    return len(packed)
+
+
+def read(file: Path) -> dict[str, Any]:
+    """A trace, as JSON.
+
+    Raises:
+        ValueError: it is damaged, or no trace.
+    """
+    try:
+        packed = file.read_bytes()
+        found = json.loads(gzip.decompress(packed) if file.suffix == ".gz" else packed)
+    except (OSError, EOFError, ValueError) as error:
+        raise ValueError(f"{file} is damaged: {error}; trace that cell again") from None
+    if not isinstance(found, dict) or not isinstance(found.get("traceEvents"), list):
+        raise ValueError(f"{file} is no trace: it has no traceEvents")  # noqa: TRY004 - a file's fault
+    if not all(isinstance(event, dict) and {"name", "ph"} <= event.keys() for event in found["traceEvents"]):
+        raise ValueError(f"{file} is damaged: it has events without a name; trace that cell again")
+    return found
+
+
+def trace_files(folder: Path) -> list[Path]:
+    """Every trace below a folder, in order; also those that other programs packed otherwise."""
+    return sorted(file for pattern in ("*.pt.trace.json", "*.pt.trace.json.gz") for file in folder.rglob(pattern))
+
+
+def new_folder(results: Path, sweep: str) -> Path:
+    """A new folder of traces; its name begins with the time, so that names sort by age."""
+    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
+    return results / FOLDER / f"{moment}-{sweep}-{secrets.token_hex(2)}"
+
+
+def find(name: str | None, results: Path) -> Path:
+    """The folder of traces given by its name below `results`, or as a folder; the newest where none is given.
+
+    Raises:
+        ValueError: there is none, or it holds no trace; the message says what to do.
+    """
+    known = {folder.name: folder for folder in sorted((results / FOLDER).glob("*")) if trace_files(folder)}
+    if name is None:
+        if not known:
+            raise ValueError(f"{results / FOLDER} holds no traces: begin with attnbench profile, or name a folder")
+        return known[max(known)]
+    if name in known:
+        return known[name]
+    folder = Path(name)
+    if not folder.is_dir() and not (results / FOLDER / name).is_dir():
+        raise ValueError(unknown("folder of traces", name, known) if known else f"there is no folder {name}")
+    if not trace_files(folder):
+        raise ValueError(f"{name} holds no traces (*.pt.trace.json.gz): make some with attnbench profile")
+    return folder

@@ -1,0 +1,124 @@
+"""A sweep: TOML that names axes and their values, made into workloads; `--set axis=value,value` overrides it."""
+
+import itertools
+import re
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench.plugins import unknown
+from attnbench.storage.records import SMALLEST_EFFECT
+from attnbench.workloads.workload import Workload
+
+FOLDER = Path(__file__).parent / "sweeps"
+AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
+MAX_WORKLOADS = 100_000
+
+
+class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What a sweep file may say. Each table of `grid` is a product of its axes; an axis has a value or a list."""
+
+    summary: str
+    grid: list[dict[str, Any]]
+    budget_s: float = 60.0  # wall time of a run
+    call_limit_s: float = 2.0  # a cell whose single call is predicted to last longer is not tried
+    metrics: tuple[str, ...] = ("latency", "peak_memory")
+    implementations: tuple[str, ...] = ()  # none named: all
+    leave_out: tuple[str, ...] = ()  # of all, those that take part only where they are named
+    num_blocks: int = 4  # of one visit
+    num_epochs: int = 1  # fresh processes over the run
+    num_rounds: int = 3  # visits that every cell gets, decided or not
+    smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
+
+
+def names() -> list[str]:
+    """The sweeps that come with attnbench."""
+    return sorted(file.stem for file in FOLDER.glob("*.toml"))
+
+
+def load(name_or_file: str) -> Sweep:
+    """The sweep of that name, or in that TOML file.
+
+    Raises:
+        ValueError: no such sweep, unreadable TOML, or a key that no sweep has.
+    """
+    path = Path(name_or_file)
+    if path.suffix != ".toml":
+        if name_or_file not in names():
+            raise ValueError(unknown("sweep", name_or_file, names(), "; or give a path to a .toml file"))
+        path = FOLDER / f"{name_or_file}.toml"
+    try:
+        return msgspec.toml.decode(path.read_bytes(), type=Sweep)
+    except OSError as error:
+        raise ValueError(f"cannot read the sweep {path}: {error.strerror}") from None
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"the sweep {path} is not readable: {error}") from None
+
+
+def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
+    """`axis=value,value` texts as axis -> values; commas inside parentheses belong to the value.
+
+    Raises:
+        ValueError: a text without =, without a value, or with an axis that does not exist.
+    """
+    parsed: dict[str, list[str]] = {}
+    for setting in settings:
+        axis, equals, values = setting.partition("=")
+        if not equals or not values.strip():
+            raise ValueError(f"--set {setting} is not readable: write it as --set axis=value,value")
+        _check_axis(axis.strip())
+        parsed[axis.strip()] = [value.strip() for value in re.split(r",(?![^(]*\))", values)]
+    return parsed
+
+
+def _check_axis(axis: str) -> None:
+    if axis not in AXES:
+        raise ValueError(unknown("axis", axis, AXES))
+
+
+def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
+    """Every workload of the sweep with the settings in place of its own values, each once, in order.
+
+    The device `all` stands for `devices`.
+
+    Raises:
+        ValueError: an axis that does not exist, a value or combination that is not allowed, or nothing to do.
+    """
+    found: dict[str, Workload] = {}
+    for grid in sweep.grid:
+        for axis in grid:
+            _check_axis(axis)
+        values = {axis: _listed(value) for axis, value in (grid | dict(settings)).items()}
+        if "device" in values:
+            values["device"] = [each for given in values["device"] for each in (devices if given == "all" else [given])]
+        for combination in itertools.product(*values.values()):
+            workload = make(dict(zip(values, combination, strict=True)))
+            found.setdefault(workload.id, workload)
+            if len(found) > MAX_WORKLOADS:
+                raise ValueError(f"the sweep has more than {MAX_WORKLOADS} workloads: give fewer values")
+    if not found:
+        raise ValueError("the sweep has no workloads: give it at least one [[grid]] with values")
+    return tuple(found.values())
+
+
+def _listed(value: Any) -> list[Any]:  # noqa: ANN401 - as TOML gives it
+    return value if isinstance(value, list) else [value]
+
+
+def make(axes: Mapping[str, Any]) -> Workload:
+    """One workload from axis values, which may be texts.
+
+    Raises:
+        ValueError: an axis that does not exist, or a value of the wrong kind, or not allowed.
+    """
+    converted = {}
+    for axis, value in axes.items():
+        _check_axis(axis)
+        try:
+            converted[axis] = msgspec.convert(value, AXES[axis].type, strict=False)
+        except msgspec.ValidationError:
+            kind = {int: "a whole number", float: "a number", str: "a word"}[AXES[axis].type]
+            raise ValueError(f"{axis}={value} is not allowed: {axis} is {kind}") from None
+    return Workload(**converted)

@@ -1,4 +1,0 @@
-"""What the check can detect, and what others' rules can, measured: every known mistake, and honest implementations.
-
-`python -m harness.detection` writes the tables and the picture (nox -s detection).
-"""

@@ -1,0 +1,67 @@
+"""T15: what the engine adds to an operation of about 100 us.
+
+Definition: the time per call that a visit of the engine reports, over the time per call of `timeit.Timer.timeit`, a
+bare loop between two reads of the timer, for as many calls, the two in an order drawn anew each time. Beside it is
+printed how much of the visits' wall time lies outside of calls: timer reads, load average, counts of page faults,
+drawing orders, records. A worker's sign of life for each turn and the canary are not in it.
+"""
+
+import math
+import random
+import time
+import timeit
+from typing import Any
+
+import numpy as np
+import pandas as pd
+
+from attnbench.devices.clock import CpuClock
+from attnbench.timing import blocks as measure
+from studies.acceptance import workloads
+from studies.acceptance.engine import BLOCKS
+from studies.acceptance.outcome import Outcome, Row
+from studies.acceptance.plan import OVERHEAD, Size
+
+
+def interleave(number: int, size: Size) -> list[Row]:
+    """Pairs of a visit and bare loops, as many samples by each."""
+    rows: list[Row] = []
+    clock, draws, conditions = CpuClock(), random.Random(f"T15/{number}"), measure.here()
+    with workloads.ready(workloads.HUNDRED_US) as call:
+        arm, bare = measure.Arm(name="a", call=call), timeit.Timer(call)
+        measure.calibrate(arm, clock)
+        for turn in range(size.num_repeats):
+            at = measure.Visit(epoch=0, number=turn, num_blocks=BLOCKS, seed=turn)
+            found: dict[str, float] = {}
+            for who in draws.sample(("engine", "bare"), 2):
+                if who == "bare":
+                    taken = []
+                    for _ in range(BLOCKS):
+                        call()
+                        taken.append(bare.timeit(arm.num_calls) / arm.num_calls)
+                    found["bare"] = float(np.median(taken))
+                else:
+                    before, start = arm.called_s, time.perf_counter()
+                    samples = measure.visit([arm], clock, at, conditions)["a"]
+                    found["wall_s"], found["called_s"] = time.perf_counter() - start, arm.called_s - before
+                    found["engine"] = float(np.median([sample.value for sample in samples]))
+            rows.append({"log": math.log(found["engine"] / found["bare"]), **found})
+    return rows
+
+
+def t15(rows: list[Row], *, short: bool) -> Outcome:
+    """The median log ratio of engine to bare loop."""
+    frame: Any = pd.DataFrame(rows)
+    added = math.expm1(float(frame["log"].median()))
+    outside = 1 - float(frame["called_s"].sum() / frame["wall_s"].sum())
+    error = 1.25 * float(frame["log"].std()) / math.sqrt(len(frame))
+    return Outcome(
+        id="T15",
+        title="what the engine adds to an operation of about 100 us",
+        limit=f"at most {OVERHEAD:.0%} of the time per call, against timeit's bare loop, interleaved",
+        found=f"{added:+.3%} (standard error {error:.3%}) of {frame['bare'].median() * 1e6:.0f} us, n={len(frame)}; "
+        f"outside of calls {outside:.1%} of a visit's wall time (the garbage collection before it included)",
+        passes=added <= OVERHEAD,
+        is_short=short,
+        rows=tuple(rows),
+    )

@@ -1,0 +1,54 @@
+"""Whole runs on a simulated machine with the race as it is, watched, or replaced by rounds over everything."""
+
+import tempfile
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from unittest.mock import patch
+
+import numpy as np
+
+from attnbench.processes import timing_stage as timing
+from attnbench.statistics import evidence
+from attnbench.statistics.verdicts import FALSE_SHARE
+from attnbench.storage.events import Plan
+from attnbench.storage.journal import Results
+from attnbench.storage.records import Verdict
+from attnbench.timing.schedule import Key, Race, visit_seed
+from attnbench.timing.state import State
+from studies.simulated import virtual
+from studies.simulated.virtual import VirtualCrew
+
+
+class Witness(Race):
+    """A race that remembers every comparison that it ever called faster or slower, or whose e-value was ever enough."""
+
+    called: set[Key]
+    rejected: set[Key]  # by e-BH among all others, however small the difference
+
+    def refresh(self, state: State, live: Mapping[str, Sequence[str]]) -> None:
+        """As a race does."""
+        super().refresh(state, live)
+        values = np.array([judged.e_same for judged in self.judged.values()])
+        found = evidence.discoveries(values, FALSE_SHARE)
+        type(self).rejected |= {key for key, is_found in zip(self.judged, found, strict=True) if is_found}
+        type(self).called |= {key for key, verdict in self.closed.items() if verdict is not Verdict.equivalent}
+
+
+class Uniform(Race):
+    """No race: all arms of all workloads in rounds, until every verdict is found."""
+
+    def next(self, state: State, live: Mapping[str, Sequence[str]]) -> tuple[str, list[str]] | None:
+        """The workload with the fewest visits, and all its arms."""
+        self.refresh(state, live)
+        if self.judged and self.closed.keys() >= self.judged.keys():
+            return None
+        workload = min(
+            live, key=lambda each: (state.num_visits[each], visit_seed(self.seed, each, state.num_visits[each]))
+        )
+        return workload, [name for name in live[workload] if name != self.baseline]
+
+
+def whole_run(asked: Plan, crew: VirtualCrew, race: type[Race] = Race) -> Results:
+    """The run, in a folder that is gone afterwards."""
+    with tempfile.TemporaryDirectory() as folder, patch.object(timing, "Race", race):
+        return virtual.execute(asked, Path(folder) / "run", crew)

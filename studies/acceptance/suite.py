@@ -1,0 +1,223 @@
+"""Every test: its pieces, each done by a fresh process and left in a file, and the outcome that is read from them."""
+
+import importlib
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench.processes.revision import commit
+from attnbench.storage.events import ALLOCATORS
+from studies.acceptance.outcome import Outcome, Row, Stored, restored
+from studies.acceptance.plan import ON_CUDA, WHOLE, Size, missing, sizes
+
+ROOT = Path(__file__).parents[2]
+NOT_RUN = "not run"
+AS_USERS_HAVE_IT = {"T14", "T16", "R1", "R2", "R3", "R4"}
+"""Whole runs, with the C library as it is. In all other pieces it is told to retain freed memory, for every tool alike:
+else the ratio of two things depends on where on the heap a process happens to have them (docs/method.md)."""
+Make = Callable[[int, Size], list[Row]]
+
+
+class Piece(msgspec.Struct, frozen=True, kw_only=True):
+    """What one process leaves: rows, or the whole outcome of a simulated test; and what it was made with."""
+
+    size: str = ""  # one of another size is made anew
+    commit: str = ""
+    made: str = ""  # when, in UTC
+    rows: tuple[Stored, ...] = ()
+    outcome: Outcome | None = None
+
+
+@dataclass(frozen=True, kw_only=True, order=True)
+class Job:
+    """A piece of the work, and when in the session it is due: the pieces of each test are spread over all of it."""
+
+    due: float
+    test: str
+    number: int
+
+    @property
+    def name(self) -> str:
+        """Of its file."""
+        return f"{self.test}-{self.number:02d}"
+
+
+MAKERS = {
+    "T1": ("aa", "compare_all"),
+    "T2": ("aa", "compare_ours"),
+    "T5": ("power", "inject"),
+    "T6": ("power", "decide"),
+    "T7": ("truth", "repeat"),
+    "T8": ("truth", "visit_on"),
+    "T10": ("aa", "compare_beside"),
+    "T11": ("truth", "permute"),
+    "T14": ("endurance", "kill"),
+    "T15": ("overhead", "interleave"),
+    "T16": ("endurance", "run_quick"),
+    "R1": ("revisions", "same_here"),
+    "R2": ("revisions", "slower_here"),
+    "R3": ("revisions", "same_apart"),
+    "R4": ("revisions", "slower_apart"),
+}
+"""Module and function that makes a test's pieces; those of the simulated ones are called t3 and so on."""
+TESTS = [*(f"T{number}" for number in range(1, 17)), "C1"]
+GATE = ["R1", "R2", "R3", "R4"]
+
+
+def jobs(tests: list[str], *, short: bool) -> list[Job]:
+    """All pieces of these tests, and of T1 where T2 needs it, in the order in which they are to be made."""
+    found = sizes(short=short)
+    wanted = set(tests) | ({"T1"} if "T2" in tests else set())
+    return sorted(
+        Job(due=(number + 0.5) / found[test].num_pieces, test=test, number=number)
+        for test in wanted
+        for number in range(found[test].num_pieces)
+    )
+
+
+def make(test: str, number: int, *, short: bool) -> Piece:
+    """Do one piece, here."""
+    if test in WHOLE:
+        whole: Any = importlib.import_module(f"studies.acceptance.{WHOLE[test]}")
+        return Piece(outcome=getattr(whole, test.lower())(short=short))
+    module, function = MAKERS[test]
+    maker: Make = getattr(importlib.import_module(f"studies.acceptance.{module}"), function)
+    return Piece(rows=tuple(dict(row) for row in maker(number, sizes(short=short)[test])))
+
+
+def signed(piece: Piece, test: str, *, short: bool) -> Piece:
+    """A piece that says how it was made, and when."""
+    now = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
+    return msgspec.structs.replace(piece, size=size_of(test, short=short), commit=commit(), made=now)
+
+
+def size_of(test: str, *, short: bool) -> str:
+    """What the size of a test says of one of its pieces."""
+    return repr(replace(sizes(short=short)[test], num_pieces=1, num_rivals=0, piece_s=0.0))
+
+
+def is_there(job: Job, folder: Path, *, short: bool) -> bool:
+    """Whether a piece was made before, and of the size that is asked for now."""
+    path = folder / f"{job.name}.json"
+    if not path.exists():
+        return False
+    return msgspec.json.decode(path.read_bytes(), type=Piece).size == size_of(job.test, short=short)
+
+
+def run(job: Job, folder: Path, *, short: bool) -> bool:
+    """Do one piece in a fresh process, which leaves it whole or not at all; whether it did."""
+    command = [sys.executable, "-P", "-m", "studies.acceptance.piece", job.test, str(job.number), str(folder)]
+    settings = {} if job.test in AS_USERS_HAVE_IT else ALLOCATORS["retain"]
+    environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}
+    (folder / f"{job.name}.json").unlink(missing_ok=True)  # one of another size is none
+    with (folder / f"{job.name}.log").open("wb") as log:
+        done = subprocess.run(  # noqa: S603 - our own module
+            [*command, *(["--short"] if short else [])], env=environment, stdout=log, stderr=log, check=False
+        )
+    return done.returncode == 0 and (folder / f"{job.name}.json").exists()
+
+
+def read(folder: Path, every: list[Job]) -> dict[str, list[Piece]]:
+    """By test, the pieces that are there."""
+    found: dict[str, list[Piece]] = {}
+    for job in every:
+        path = folder / f"{job.name}.json"
+        if path.exists():
+            found.setdefault(job.test, []).append(msgspec.json.decode(path.read_bytes(), type=Piece))
+    return found
+
+
+def conclude(tests: list[str], made: dict[str, list[Piece]], *, short: bool) -> Iterator[Outcome]:
+    """The outcome of each test; one whose pieces are not all there, or cannot be read, is a miss."""
+    for test in tests:
+        asked, pieces = sizes(short=short)[test].num_pieces, made.get(test, [])
+        if len(pieces) < asked:
+            cause = f"{asked - len(pieces)} of {asked} pieces crashed: see parts/{test}-*.log"
+            yield missing(test, TITLES.get(test, test), "that it runs", cause, short=short)
+            continue
+        try:
+            found = outcome(test, made, short=short)
+            yield msgspec.structs.replace(found, made=_made(pieces or made.get("T1", [])))
+        except Exception as error:  # noqa: BLE001 - a test that cannot be read costs its own row only
+            cause = f"{type(error).__name__}: {error}"
+            yield missing(test, TITLES.get(test, test), "that it can be read", cause, short=short)
+
+
+def _made(pieces: list[Piece]) -> str:
+    """When the last of them was made, and of which commits; a plus says that files had changed since."""
+    commits = sorted({each.commit[:7] + "+" * each.commit.endswith("+") for each in pieces})
+    return f"{max((each.made for each in pieces), default='')}, {' and '.join(commits)}"
+
+
+def outcome(test: str, made: dict[str, list[Piece]], *, short: bool) -> Outcome:
+    """What a test found."""
+    if test in WHOLE:
+        found = made[test][0].outcome
+        assert found is not None
+        return found
+    rows, others = rows_of(made.get(test, [])), rows_of(made.get("T1", []))
+    if test == "T2":
+        return _reader("T2")(others + rows, short=short)
+    if test == "T8":
+        return _reader("T8")(rows, others, sizes(short=short)["T8"].num_repeats, short=short)
+    return _reader(test)(rows, short=short)
+
+
+def rows_of(pieces: list[Piece]) -> list[Row]:
+    """All rows."""
+    return [row for piece in pieces for row in restored(piece.rows)]
+
+
+def _reader(test: str) -> Callable[..., Outcome]:
+    reader: Callable[..., Outcome] = getattr(
+        importlib.import_module(f"studies.acceptance.{MAKERS[test][0]}"), test.lower()
+    )
+    return reader
+
+
+def has_cuda() -> bool:
+    """Whether there is a device for the tests that need one."""
+    from attnbench.devices.cuda import has_device
+
+    return has_device("cuda")
+
+
+def left_out(*, short: bool) -> Iterator[Outcome]:
+    """The tests that need a CUDA device, where there is none."""
+    for test in ON_CUDA:
+        title, limit = ON_CUDA_TITLES[test]
+        found = f"{NOT_RUN}: no CUDA device"
+        yield Outcome(id=test, title=title, limit=limit, found=found, passes=True, is_short=short)
+
+
+ON_CUDA_TITLES = {
+    "G1": ("device time against the profiler's kernel sum", "within 2 % above 20 us"),
+    "G2": ("cold against hot caches", "they differ on an L2-sized case, cold bandwidth below the memory's peak"),
+    "G3": ("the same code through an artificial heat-up", "false alarms as without"),
+    "G4": ("the flush and the timed span", "the flush is never inside"),
+    "G5": ("graph mode against event mode", "within 3 % above 50 us"),
+}
+TITLES = {
+    "T1": "the same code against itself: RMS of the log ratio",
+    "T2": "the same code against itself: false alarms",
+    "T5": "power for injected slowdowns",
+    "T6": "time to the right verdict",
+    "T7": "repeatability of a true ratio",
+    "T8": "coverage of the 95 % interval",
+    "T10": "false alarms beside somebody busy",
+    "T11": "order and names",
+    "T14": "kills",
+    "T15": "overhead",
+    "T16": "share of time inside calls",
+    "R1": "two revisions with the same code",
+    "R2": "a slowdown between two revisions",
+    "R3": "two revisions with the same code, apart",
+    "R4": "a slowdown between two revisions, apart",
+}

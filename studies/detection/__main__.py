@@ -1,0 +1,65 @@
+"""`python -m studies.detection`: try everything, write tables and picture. What is stopped goes on where it was."""
+
+import json
+import shutil
+import sys
+from concurrent.futures import ProcessPoolExecutor, as_completed
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Annotated, Any
+
+import psutil
+import typer
+
+from studies.detection import parts
+
+
+def detect(
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where tables and picture go.")] = Path("results/detection"),
+    seeds: Annotated[int, typer.Option(min=1, help="Seeds for the honest implementations.")] = 1000,
+    lengths: Annotated[str, typer.Option(help="Lengths at which mistakes are tried.")] = "2,3,17,128,1021,8192",
+) -> None:
+    """Plant every known mistake, run every honest implementation, and count who is caught by which rule."""
+    try:
+        chosen = [int(length) for length in lengths.split(",")]
+    except ValueError as error:
+        raise typer.BadParameter(f"{lengths}: give whole numbers with commas between them") from error
+    folder = to / "parts"
+    folder.mkdir(parents=True, exist_ok=True)
+    every = list(parts.names(chosen, seeds))
+    todo = [part for part in every if not (folder / f"{part}.json").exists()]
+    with ProcessPoolExecutor(psutil.cpu_count(logical=False), mp_context=get_context("spawn")) as pool:
+        for done, future in enumerate(as_completed(pool.submit(parts.make, part, folder) for part in todo), start=1):
+            print(f"{done} of {len(todo)}: {future.result()}", file=sys.stderr, flush=True)  # noqa: T201 - progress
+    missed, rejected = _write(parts.assemble(folder, every), to)
+    shutil.rmtree(folder)
+    typer.echo(json.dumps({"missed": missed, "honest rejected": rejected, "written to": str(to)}))
+    if missed or rejected:
+        raise typer.Exit(1)
+
+
+def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
+    """Tables and picture; returns how many mistakes were missed and how many honest results rejected."""
+    import pandas as pd
+
+    from attnbench.checking.mistakes import ALL
+    from attnbench.reports.style import save
+    from studies.detection import chart, table
+
+    order = {mistake.name: number for number, mistake in enumerate(ALL)}
+    cells = pd.DataFrame(made["mistakes"])
+    cells = cells.sort_values(["mistake", "length"], key=lambda column: column.map(order).fillna(column), kind="stable")
+    absent, trials = pd.DataFrame(made["absent"]), pd.DataFrame(made["honest"]).sort_values("seed", kind="stable")
+    for name, frame in (("mistakes", cells), ("absent", absent), ("honest", trials)):
+        frame.to_csv(to / f"{name}.csv.gz", index=False, compression={"method": "gzip", "mtime": 0})
+    words = {mistake.name: mistake.words.replace("{choice}", "...") for mistake in ALL}
+    (to / "detection.md").write_text(table.markdown(cells, absent, trials, words), encoding="utf-8")
+    steps = dict(zip(cells["mistake"], cells["step"], strict=True))
+    save([chart.draw(cells, steps)], to, "detection")
+    missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
+    rejected = trials[(trials["inputs"] == "all") & ~trials["is_right"]]
+    return len(missed), len(rejected)
+
+
+if __name__ == "__main__":
+    typer.run(detect)

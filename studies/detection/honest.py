@@ -1,0 +1,93 @@
+"""Whether honest implementations are called right: every one of ours, on inputs drawn afresh for every seed."""
+
+from collections.abc import Iterable, Iterator
+from random import Random
+
+import msgspec
+
+from attnbench import plugins
+from attnbench.checking import agreement
+from attnbench.checking.case import reason_against
+from attnbench.checking.deviation import observe
+from attnbench.checking.reference import refer_to
+from attnbench.contract import Implementation
+from attnbench.contract.adapt import implementation
+from attnbench.workloads.workload import DTYPES, Workload
+from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
+
+LENGTHS = (1, 2, 3, 16, 17, 33, 64, 67, 129)
+MASKS = (
+    "none",
+    "causal",
+    "causal_bottom_right",
+    "padding",
+    "sliding_window(5)",
+    "prefix(3)",
+    "boolean(40)",
+    "additive",
+    "causal+alibi",
+    "sliding_window(5)+softcap(5)",
+    "padding+softcap(20)+alibi",
+)
+HEADS = ((1, 1), (2, 2), (4, 2), (3, 1))
+WIDTHS = (1, 4, 16, 40, 64)
+OTHERS_TRY = {"normal", "needles"}
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether one rule called one honest implementation right on one kind of input; `all` is the whole check."""
+
+    implementation: str
+    seed: int
+    workload: str
+    inputs: str
+    rule: str
+    is_right: bool
+    error_ratio: float | None = None  # largest error / allowed, for the whole check
+
+
+def workload_of(seed: int) -> Workload:
+    """A small workload, drawn from the seed."""
+    draws = Random(seed)
+    heads, groups = draws.choice(HEADS)
+    seq_len = draws.choice(LENGTHS)
+    return Workload(
+        batch_size=draws.choice((1, 2)),
+        seq_len=seq_len,
+        kv_len=seq_len if draws.random() < 0.7 else draws.choice(LENGTHS),  # noqa: PLR2004 - mostly self-attention
+        num_heads=heads,
+        num_kv_heads=groups,
+        head_dim=draws.choice(WIDTHS),
+        dtype=draws.choice(DTYPES),
+        mask=draws.choice(MASKS),
+        direction=draws.choice(("inference", "forward_backward")),
+        scope=draws.choice(("attention", "module")),
+        seed=seed,
+    )
+
+
+def trials(seeds: Iterable[int]) -> Iterator[Trial]:
+    """The whole check for every implementation and seed, and what the other rules say on three kinds of input."""
+    found = {name: implementation(name) for name in plugins.stems(plugins.PACKAGE)}
+    every = {name: made for name, made in found.items() if not made.compiles}  # 1000 seeds are as many sizes
+    for seed in seeds:
+        yield from _with_seed(seed, every)
+
+
+def _with_seed(seed: int, every: dict[str, Implementation]) -> Iterator[Trial]:
+    workload = workload_of(seed)
+    supported = {name: found for name, found in every.items() if reason_against(found, workload) is None}
+    try:
+        grounded = agreement.ground(workload, seed)
+    except ValueError:  # nothing to compare: a single query of width 1 that sees a single key
+        return
+    bars: dict[str, Bar] = {"uniform": bar(refer_to(workload, draw_uniform(workload, seed), seed))}
+    bars |= {name: bar(made) for name, made in grounded.references.items() if name in OTHERS_TRY}
+    for name, found in supported.items():
+        agreed = agreement.check(grounded, found)
+        place = {"implementation": name, "seed": seed, "workload": workload.id}
+        yield Trial(**place, inputs="all", rule=OURS, is_right=agreed.agrees, error_ratio=agreed.error_ratio)  # type: ignore[arg-type]
+        for inputs, against in bars.items():
+            for rule, is_right in verdicts(observe(found, against.reference), against):
+                if rule != OURS:
+                    yield Trial(**place, inputs=inputs, rule=rule, is_right=is_right)  # type: ignore[arg-type]

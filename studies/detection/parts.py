@@ -1,0 +1,51 @@
+"""The work in pieces: each is done by a process of its own and left in a folder, so that what is stopped can go on."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench.workloads.workload import DTYPES
+
+SEEDS_AT_ONCE = 50
+KINDS = {"Cell": "mistakes", "Absent": "absent", "Trial": "honest"}
+"""The table that each kind of row belongs to."""
+
+
+def names(lengths: list[int], seeds: int) -> Iterator[str]:
+    """The name of each piece of the work, the longest pieces first."""
+    yield from (f"mistakes-{length}-{dtype}" for length in sorted(lengths, reverse=True) for dtype in DTYPES)
+    yield from (f"honest-{first}-{min(first + SEEDS_AT_ONCE, seeds)}" for first in range(0, seeds, SEEDS_AT_ONCE))
+
+
+def make(part: str, folder: Path) -> str:
+    """Do one piece and leave it in the folder, whole or not at all."""
+    import torch
+
+    from studies.detection import honest, power
+
+    torch.set_num_threads(1)  # most of it is small: threads that wait for one another take the longest
+    kind, first, second = part.split("-")
+    found: list[Any] = []
+    if kind == "honest":
+        found = list(honest.trials(range(int(first), int(second))))
+    else:
+        found = list(power.cells(int(first), second))
+    rows: dict[str, list[Any]] = {kind: [] for kind in KINDS.values()}
+    for each in found:
+        rows[KINDS[type(each).__name__]].append(each)
+    draft = folder / f"{part}.draft"
+    draft.write_bytes(msgspec.json.encode(rows))
+    draft.rename(folder / f"{part}.json")
+    return part
+
+
+def assemble(folder: Path, parts: list[str]) -> dict[str, list[dict[str, Any]]]:
+    """All pieces together, in the order of the work, shortest lengths first."""
+    made: dict[str, list[dict[str, Any]]] = {kind: [] for kind in KINDS.values()}
+    for part in parts:
+        for kind, rows in json.loads((folder / f"{part}.json").read_text(encoding="utf-8")).items():
+            made[kind].extend(rows)
+    return made

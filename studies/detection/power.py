@@ -1,0 +1,180 @@
+"""Which mistakes are caught: every known one, by every rule, on every kind of input, in each dtype, at many lengths."""
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache
+
+import msgspec
+import torch
+
+from attnbench.checking import agreement, mistaken
+from attnbench.checking.inputs import Inputs
+from attnbench.checking.mistakes import ALL, Mistake, Planted, catalogue
+from attnbench.checking.probes import PROBES, VacuousError
+from attnbench.checking.reference import answers, largest, refer_to
+from attnbench.workloads.workload import Workload
+from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
+
+INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
+"""What is tried: what many benchmarks draw, and our probes."""
+RULES = "rules"
+EVERYTHING = "all"
+DIFFERS = 1e-6
+"""A mistake makes a difference where its exact answer is off by this share of the tensor's largest value."""
+
+
+class Cell(msgspec.Struct, frozen=True, kw_only=True):
+    """Whether one rule caught one mistake on one kind of input; the inputs `all` are every probe and the rules."""
+
+    mistake: str
+    step: str
+    dtype: str
+    length: int
+    workload: str
+    inputs: str
+    rule: str
+    is_caught: bool
+
+
+class Absent(msgspec.Struct, frozen=True, kw_only=True):
+    """A mistake that cannot be made, or makes no difference, at any workload tried in that dtype and length."""
+
+    mistake: str
+    dtype: str
+    length: int
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A family of workloads, told by what differs from two heads of width 16 without a mask."""
+
+    axes: dict[str, object]
+
+    def at(self, length: int, dtype: str, direction: str) -> Workload:
+        """The workload at a length."""
+        sizes = {"seq_len": length, "num_heads": 2, "head_dim": 16, "dtype": dtype, "direction": direction}
+        given = {name: axis(length) if callable(axis) else axis for name, axis in self.axes.items()}
+        return Workload(**(sizes | given))  # type: ignore[arg-type]
+
+
+def _longer(length: int) -> int:
+    return length + max(1, length // 8)
+
+
+def _odd(length: int) -> int:
+    return length - 1 if length > 4 else length + 1  # noqa: PLR2004 - so short that a tile of two is half of it
+
+
+def _window(length: int) -> str:
+    return f"sliding_window({max(1, length // 4)})"
+
+
+FAMILIES = (
+    Sizes({}),
+    Sizes({"mask": "causal"}),
+    Sizes({"mask": "padding", "batch_size": 2}),
+    Sizes({"mask": _window}),
+    Sizes({"mask": "causal", "kv_len": _longer}),
+    Sizes({"mask": "causal_bottom_right", "kv_len": _longer}),
+    Sizes({"kv_len": _odd}),
+    Sizes({"batch_size": 2}),
+    Sizes({"batch_size": 2, "mask": "padding_to_nothing"}),
+    Sizes({"num_heads": 4, "num_kv_heads": 2}),
+    Sizes({"scope": "module"}),
+    Sizes({"scope": "module", "mask": "causal"}),
+    Sizes({"mask": "causal+padding", "batch_size": 2}),
+    Sizes({"mask": "additive", "num_heads": 3}),
+    Sizes({"mask": "alibi", "num_heads": 3, "kv_len": _odd}),
+    Sizes({"mask": "alibi_bottom_right", "num_heads": 8, "kv_len": _odd}),
+    Sizes({"mask": "causal+softcap(2)+additive"}),
+)
+"""Each mistake is tried at the first of these where it can be made and makes a difference."""
+
+
+def planted_in(mistake: Mistake, workload: Workload) -> Planted | None:
+    """The mistake at a workload, where it can be made there; of several forms the one in the middle."""
+    forms = [each for each in catalogue(workload) if each.mistake is mistake]
+    return forms[len(forms) // 2] if forms else None
+
+
+@cache
+def _differs(mistake: Mistake, family: int, length: int, direction: str) -> bool:
+    """Whether the exact answer with the mistake is another one than without."""
+    workload = FAMILIES[family].at(length, "float64", direction)
+    planted = planted_in(mistake, workload)
+    if planted is None:
+        return False
+    if mistake.is_memory or mistake.is_random or mistake.is_rounding:
+        return True
+    for probe in ("normal", "needles", "large"):
+        against = _bar(probe, workload)
+        if against is not None:
+            made = _made(planted, against, torch.float64)
+            for name, expected in against.reference.expected.items():
+                off = largest(made[name], expected)
+                if not off <= DIFFERS * float(expected.abs().max()):
+                    return True
+    return False
+
+
+@cache
+def _bar(inputs: str, workload: Workload) -> Bar | None:
+    """The reference for one kind of input, or None where it has nothing to say."""
+    try:
+        return bar(refer_to(workload, INPUTS[inputs](workload, 0), 0))
+    except VacuousError:
+        return None
+
+
+def _made(planted: Planted, against: Bar, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+    reference = against.reference
+    inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
+    ask = mistaken.answer(reference.workload, planted, reference.rows)
+    return answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
+
+
+def cells(length: int, dtype: str, mistakes: Sequence[Mistake] = ALL) -> Iterator[Cell | Absent]:
+    """Try every mistake at one length in one dtype."""
+    for mistake in mistakes:
+        yield from _tried(mistake, length, dtype)
+    _bar.cache_clear()
+
+
+def _tried(mistake: Mistake, length: int, dtype: str) -> Iterator[Cell | Absent]:
+    direction = "forward_backward" if mistake.is_gradient else "inference"
+    for number, family in enumerate(FAMILIES):
+        workload = family.at(length, dtype, direction)
+        planted = planted_in(mistake, workload)
+        if planted is not None and _differs(mistake, number, length, direction):
+            yield from _judged(planted, workload)
+            return
+    yield Absent(mistake=mistake.name, dtype=dtype, length=length)
+
+
+def _judged(planted: Planted, workload: Workload) -> Iterator[Cell]:
+    def cell(inputs: str, rule: str, *, is_caught: bool) -> Cell:
+        return Cell(
+            mistake=planted.name,
+            step=planted.mistake.step(planted.changes),
+            dtype=workload.dtype,
+            length=workload.seq_len,
+            workload=workload.id,
+            inputs=inputs,
+            rule=rule,
+            is_caught=is_caught,
+        )
+
+    caught = False
+    for inputs in INPUTS:
+        against = _bar(inputs, workload)
+        if against is None:
+            continue
+        made = _made(planted, against, against.reference.inputs.weights.query.dtype)
+        for rule, is_right in verdicts(made, against):
+            yield cell(inputs, rule, is_caught=not is_right)
+            caught |= rule == OURS and inputs in PROBES and not is_right
+    if planted.mistake.is_memory:
+        found = agreement.check(agreement.ground(workload, 0), mistaken.implementation(planted))
+        caught |= not found.agrees
+        yield cell(RULES, OURS, is_caught=not found.agrees)
+    yield cell(EVERYTHING, OURS, is_caught=caught)

@@ -1,0 +1,295 @@
+"""A whole machine that is simulated: a clock bent by a world, and a crew that works on it in place of a real worker.
+
+The truth is known, a run of minutes takes a second, and the same seed gives the same samples. The engine that is driven
+is the real one: timing/blocks.py takes the visits, processes/session.py keeps the journal.
+"""
+
+import gc
+import math
+import random
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Self
+
+import msgspec
+
+from attnbench.devices.clock import VirtualClock
+from attnbench.devices.loads import Load, take
+from attnbench.plugins import name_of
+from attnbench.processes import session as run
+from attnbench.processes.messages import (
+    Attempt,
+    Check,
+    Checked,
+    FindCeilings,
+    Found,
+    Hello,
+    Observe,
+    Observed,
+    Profile,
+    Profiled,
+    Ready,
+    Reply,
+    Request,
+    TakeVisit,
+    Trace,
+    Visited,
+)
+from attnbench.processes.paired_client import PairedCrew
+from attnbench.processes.worker_client import Crew
+from attnbench.statistics.interference import CANARY
+from attnbench.storage.ceilings import COPY, MATMUL, Ceilings
+from attnbench.storage.events import Plan, Side, Sides, VisitFinished, based, twin
+from attnbench.storage.journal import Results
+from attnbench.storage.records import (
+    Agreement,
+    Environment,
+    Measurement,
+    Operator,
+    Operators,
+    ProbeResult,
+    Sample,
+    Status,
+    TensorError,
+)
+from attnbench.timing import blocks as measure
+from attnbench.timing.schedule import visit_seed
+from attnbench.timing.state import State
+from attnbench.workloads.workload import Workload
+from studies.simulated.machine import Machine
+from studies.simulated.worlds import World
+
+CANARY_S = 0.3e-3
+"""What a sample of the canary takes."""
+MATMUL_RATE, COPY_RATE = 1e13, 1e12
+"""The ceilings, in FLOP/s and bytes/s: higher than anything that is simulated needs."""
+START_S = 4.0
+"""What it takes until two workers are there."""
+CHECK_S = 0.05
+"""What a check takes, about: a second for each twenty cells."""
+
+ENVIRONMENT = Environment(
+    cpu="simulated",
+    cpu_capability="none",
+    num_physical_cores=1,
+    num_logical_cores=1,
+    memory_bytes=2**30,
+    system="virtual",
+    python="3",
+    versions={},
+)
+_TENSOR = TensorError(
+    tensor="output",
+    error=1e-7,
+    allowed=1e-6,
+    yardstick_error=3e-7,
+    rounding_band=3e-7,
+    worst=(0, 0, 0),
+    expected=0.5,
+    actual=0.5,
+)
+AGREEMENT = Agreement(oracle="simulated", probes=(ProbeResult(probe="normal", tensors=(_TENSOR,)),))
+OPERATORS = Operators(calls=(Operator(name="simulated", kind="other", num_calls=1, self_s=1e-3),))
+
+Seconds = Callable[[Workload, str], float]
+"""What one call of an implementation truly takes on a workload."""
+Faults = Callable[[Workload, str], int]
+"""And how many minor page faults it has."""
+FLUSH_S = 20e-3
+"""What it takes to empty the caches."""
+
+
+class VirtualCrew(Crew):
+    """Answers as a worker would, at once, on a machine of its own; its clock goes on through all its processes.
+
+    `seconds` is the truth. With `layout`, each process has an effect of that size (a standard deviation of the log) on
+    each arm, as where memory lies has, and with `process` one on all of its arms alike. `faults` says how many page
+    faults a call has: they are counted, and their time is part of the truth.
+    """
+
+    def __init__(  # noqa: PLR0913 - all but the first two have defaults
+        self,
+        world: World,
+        seconds: Seconds,
+        *,
+        seed: int = 0,
+        layout: float = 0.0,
+        process: float = 0.0,
+        faults: Faults = lambda *_: 0,
+    ) -> None:
+        """Nobody is at work yet."""
+        self.seconds, self.faults = seconds, faults
+        self.machine = Machine(world, seed)
+        self.clock = VirtualClock(self.machine)
+        self.seed, self.layout, self.process = seed, layout, process
+        self._epoch: int | None = None
+        self._arms: dict[tuple[str, str], measure.Arm] = {}
+
+    def hello(self, layout: int = 0) -> Ready:
+        """A fresh process."""
+        self.dismiss()
+        self._epoch = layout
+        return Ready(environment=ENVIRONMENT)
+
+    def ask(self, request: Request, timeout_s: float | None = None) -> Reply:  # noqa: ARG002 - nothing lasts here
+        """The answer to a request."""
+        assert self._epoch is not None
+        match request:
+            case Hello():
+                return Ready(environment=ENVIRONMENT)
+            case Check():
+                self.clock.spend(CHECK_S)
+                return Checked(status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
+            case Profile():
+                return Profiled(operators=OPERATORS)
+            case Observe():
+                found = Measurement(metric=request.metric, unit="bytes", samples=(Sample(value=2.0**20),))
+                return Observed(measurement=found)
+            case FindCeilings():
+                return self._ceilings(request)
+            case TakeVisit():
+                return self._visit(request)
+            case Trace():
+                raise NotImplementedError("nothing happens here that could be traced")
+            case Attempt():
+                raise ValueError("a simulated machine has no memory to run out of")
+
+    def _ceilings(self, request: FindCeilings) -> Found:
+        device, dtype, num_threads = request.workload.place
+        spend = self.clock.spend
+        made = [
+            Load(kind=kind, dtype=dtype, size=1, amount=int(amount), call=lambda s=amount / rate: spend(s))  # type: ignore[misc] # mypy knows no type of a default
+            for kind, rate in ((MATMUL, MATMUL_RATE), (COPY, COPY_RATE))
+            for amount in (1e-3 * rate, 1e-2 * rate)
+        ]
+        samples = take(made, self.clock, request.limit_s, self.machine.turn)
+        return Found(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
+
+    def _visit(self, request: TakeVisit) -> Visited:
+        start_s = self.clock.now()
+        place = request.workload.id
+        arms = [self._arm((place, name), request.workload, spec) for name, spec in request.arms]
+        for arm in arms:
+            if not arm.num_calls:
+                measure.calibrate(arm, self.clock)
+        self.machine.begin_visit(len(arms))
+        at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
+        taken = measure.visit(arms, self.clock, at, self._conditions(is_cold=request.cache == "cold"))
+        return Visited(arms=taken, called_s=self.clock.now() - start_s)
+
+    def _conditions(self, *, is_cold: bool) -> measure.Conditions:
+        def flush() -> None:
+            self.clock.spend(FLUSH_S)
+            self.machine.forget()
+
+        return measure.Conditions(
+            on_turn=lambda _: self.machine.turn(),
+            count_faults=lambda: self.machine.num_faults,
+            read_load=lambda: self.machine.load(self.clock.now()),
+            flush=flush if is_cold else None,
+        )
+
+    def _arm(self, key: tuple[str, str], workload: Workload, spec: str) -> measure.Arm:
+        """The arm of a workload id and a name, made at first use in each process."""
+        if key not in self._arms:
+            truth_s = CANARY_S if key[1] == CANARY else self.seconds(workload, name_of(spec))
+            shift = self.layout * random.Random(f"{self.seed}/{self._epoch}/{key}").gauss(0.0, 1.0)
+            shift += self.process * random.Random(f"{self.seed}/{self._epoch}").gauss(0.0, 1.0)
+            cost_s = truth_s * math.exp(shift)
+            make = measure.canary_arm if key[1] == CANARY else lambda name, call: measure.Arm(name=name, call=call)
+            num_faults = 0 if key[1] == CANARY else self.faults(workload, name_of(spec))
+            self._arms[key] = make(key[1], lambda: self._call(cost_s, num_faults))
+        return self._arms[key]
+
+    def _call(self, cost_s: float, num_faults: int) -> None:
+        self.clock.spend(cost_s)
+        self.machine.num_faults += num_faults
+
+    @property
+    def is_at_work(self) -> bool:
+        """Whether somebody is there to be asked."""
+        return self._epoch is not None
+
+    def dismiss(self) -> None:
+        """End the process, at once."""
+        self._epoch = None
+        self._arms.clear()
+
+    def __enter__(self) -> Self:
+        """Itself. What there is already is not searched for garbage before each visit: seconds, in a large program."""
+        gc.freeze()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End the process."""
+        self.dismiss()
+        gc.unfreeze()
+
+
+class VirtualPair(PairedCrew):
+    """Two such crews on one machine, as a comparison has whose sides live in processes of their own."""
+
+    def __init__(
+        self, world: World, seconds: Seconds, *, seed: int = 0, layout: float = 0.0, process: float = 0.0
+    ) -> None:
+        """Nobody is at work yet; one clock serves both."""
+        base, candidate = (VirtualCrew(world, seconds, seed=seed, layout=layout, process=process) for _ in range(2))
+        super().__init__(base, candidate, seed)
+        self.clock = base.clock
+        candidate.clock, candidate.machine = base.clock, base.machine
+
+    def hello(self, layout: int = 0) -> Ready:
+        """Two fresh processes take their time."""
+        self.clock.spend(START_S)
+        return super().hello(layout)
+
+
+def execute(plan: Plan, folder: Path, crew: VirtualCrew | VirtualPair) -> Results:
+    """The whole run, in virtual time."""
+    return run.execute(plan, folder, lambda _: None, crew=crew, clock=crew.clock.now, count=lambda: None)
+
+
+def workloads(number: int) -> tuple[Workload, ...]:
+    """So many that differ in length; what they are matters only to who says what they cost."""
+    return tuple(Workload(seq_len=8 * (place + 1)) for place in range(number))
+
+
+def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int = 0, num_epochs: int = 3) -> Plan:
+    """A run that checks and times; the first name is the baseline."""
+    return Plan(
+        sweep="virtual",
+        workloads=workloads(num_workloads),
+        implementations=tuple(names),
+        baseline=names[0],
+        metrics=("latency",),
+        budget_s=budget_s,
+        call_limit_s=60.0,
+        timeout_s=60.0,
+        memory_limit_bytes=0,
+        num_epochs=num_epochs,
+        seed=seed,
+    )
+
+
+def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
+    """The same workloads, with two states of each implementation in place of a baseline."""
+    names = [each for name in given.implementations for each in (based(name), name)]
+    sides = Sides(base=Side(given="rev:old"), candidate=Side(given="rev:new"), is_apart=is_apart)
+    return msgspec.structs.replace(given, implementations=tuple(names), baseline=names[0], sides=sides)
+
+
+def session(crew: VirtualCrew, rival: str, baseline: str, *, num_visits: int, num_epochs: int = 3) -> State:
+    """Some visits of one workload and nothing else, in a few processes: a rival, the baseline twice and the canary."""
+    workload, state = workloads(1)[0], State()
+    arms = ((baseline, baseline), (twin(baseline), baseline), (rival, rival), (CANARY, ""))
+    epoch = -1
+    for number in range(num_visits):
+        if number * num_epochs // num_visits > epoch:
+            epoch += 1
+            crew.hello(epoch)
+        seed = visit_seed(crew.seed, workload.id, number)
+        asked = TakeVisit(workload=workload, arms=arms, epoch=epoch, visit=number, num_blocks=4, seed=seed)
+        taken = crew.ask(asked)
+        assert isinstance(taken, Visited)
+        state.apply(VisitFinished(workload=workload.id, epoch=epoch, visit=number, arms=taken.arms))
+    return state

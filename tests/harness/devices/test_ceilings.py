@@ -1,0 +1,147 @@
+"""Ceilings: what the samples say, how they are taken on a simulated machine, and that a run takes them once."""
+
+import pytest
+import torch
+
+from attnbench.devices.clock import VirtualClock
+from attnbench.devices.loads import FEWEST_ROUNDS, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
+from attnbench.devices.torch_loads import LARGEST_COPY, WIDER, loads_of
+from attnbench.processes.messages import FindCeilings
+from attnbench.processes.worker_client import WorkerLostError
+from attnbench.storage import journal as store
+from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
+from attnbench.storage.events import CeilingsMeasured
+from attnbench.storage.records import Status
+from studies.simulated import virtual
+from studies.simulated.virtual import COPY_RATE, MATMUL_RATE, VirtualCrew
+from studies.simulated.worlds import WORLDS
+
+
+def measured(*rates: tuple[str, int, float, int]) -> Ceilings:
+    """Samples of a kind, an amount, a rate and a round each."""
+    samples = [
+        CeilingSample(kind, "float32", 1, amount, amount / rate, 1, number) for kind, amount, rate, number in rates
+    ]
+    return Ceilings(device="cpu", dtype="float32", num_threads=0, samples=tuple(samples))
+
+
+def test_a_ceiling_is_the_best_that_was_seen_and_its_spread_is_over_the_rounds():
+    found = measured((MATMUL, 10, 5.0, 0), (MATMUL, 99, 8.0, 0), (MATMUL, 10, 4.0, 1), (MATMUL, 10, 6.0, 2)).matmul
+    assert found.rate == pytest.approx(8.0)
+    assert found.spread == pytest.approx(8.0 / 6.0)  # the best of each round: 8, 4 and 6
+
+
+def test_a_copy_is_held_against_copies_that_touch_as_much():
+    found = measured((COPY, 100, 50.0, 0), (COPY, 1000, 90.0, 0), (COPY, 10**6, 20.0, 0))
+    rates = {size: found.copy(size).rate for size in (0, 100, 500, 1000, 2000, 10**7)}
+    assert rates == pytest.approx({0: 90, 100: 90, 500: 90, 1000: 90, 2000: 20, 10**7: 20})
+    assert found.copy(100, is_cold=True).rate == pytest.approx(20.0)
+    assert found.matmul is None
+
+
+def loads(clock: VirtualClock, **seconds: float) -> list[Load]:
+    """Loads named by their kind and amount, such as matmul_8, that take so long."""
+    made = []
+    for name, cost_s in seconds.items():
+        kind, amount = name.split("_")
+        call = VirtualWork(clock, cost_s)
+        made.append(Load(kind=kind, dtype="float32", size=1, amount=int(amount), call=call))
+    return made
+
+
+class VirtualWork:
+    def __init__(self, clock: VirtualClock, cost_s: float) -> None:
+        self.clock, self.cost_s = clock, cost_s
+
+    def __call__(self) -> None:
+        self.clock.spend(self.cost_s)
+
+
+def test_rounds_hold_every_load_once_in_an_order_of_their_own():
+    clock = VirtualClock()
+    taken = take(loads(clock, matmul_8=1e-4, matmul_64=8e-4, copy_9=1e-3), clock, limit_s=10.0)
+    rounds = [[s.amount for s in taken if s.round == number] for number in range(MOST_ROUNDS)]
+    assert all(sorted(each) == [8, 9, 64] for each in rounds)
+    assert len({tuple(each) for each in rounds}) > 1
+    assert all(s.value * s.num_calls >= 0.9 * MIN_SAMPLE_S for s in taken)
+    assert {s.amount: s.value for s in taken} == pytest.approx({8: 1e-4, 64: 8e-4, 9: 1e-3})
+
+
+def test_a_spent_limit_leaves_the_fewest_rounds():
+    clock = VirtualClock()
+    taken = take(loads(clock, matmul_8=1e-2, copy_9=1e-2), clock, limit_s=0.0)
+    assert len(taken) == 2 * FEWEST_ROUNDS
+
+
+def test_what_would_take_too_long_is_not_even_tried():
+    clock = VirtualClock()
+    made = loads(clock, matmul_8=0.1, matmul_64=0.8, copy_9=1e-3)
+    slow = made[1]
+    assert made[0].call.cost_s * 8 > SLOW_S
+    taken = take(made, clock, limit_s=0.0)
+    assert slow.num_calls == 0
+    assert {s.amount for s in taken} == {8, 9}
+
+
+def test_half_precision_is_tried_in_float32_too_and_no_copy_fits_into_a_cache():
+    made = loads_of("cpu", "float16", cache_bytes=2**20)
+    assert {load.dtype for load in made if load.kind == MATMUL} == {"float16", WIDER["cpu"]["float16"]}
+    assert max(load.size for load in made if load.kind == COPY) == 2**21
+    for kind in (MATMUL, COPY):
+        amounts = [load.amount for load in made if load.kind == kind and load.dtype == "float32"]
+        assert amounts == sorted(amounts)
+    assert LARGEST_COPY >= 2**21
+
+
+def test_loads_compute_what_they_are_named_after():
+    for load in loads_of("cpu", "float32", cache_bytes=2**14):
+        result = load.call()
+        if load.kind == MATMUL:
+            left, right = load.call.args
+            assert result.shape == (load.size, load.size)
+            assert load.amount == 2 * load.size**3
+            torch.testing.assert_close(result[0], left[0] @ right, atol=1e-3, rtol=1e-3)
+            assert left.std() == pytest.approx(1.0, abs=0.1)  # zeros would be cheaper
+        else:
+            assert result.nbytes == load.size
+            assert load.amount == 2 * load.size
+            assert bool((result == 1.0).all())
+
+
+class Broken(VirtualCrew):
+    """A worker that dies of the loads."""
+
+    def ask(self, request, timeout_s=None):
+        if isinstance(request, FindCeilings):
+            self.dismiss()
+            raise WorkerLostError(Status.crashed, 0, "the process was killed by SIGKILL")
+        return super().ask(request, timeout_s)
+
+
+def ran(folder, crew_class=VirtualCrew):
+    crew = crew_class(WORLDS["calm"], lambda _, name: 2e-3 if name == "a" else 3e-3)
+    results = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=20.0), folder, crew)
+    events = list(store.events(folder / store.JOURNAL))
+    return results, [event for event in events if isinstance(event, CeilingsMeasured)], crew
+
+
+def test_a_run_takes_them_once_for_each_place_and_a_resumed_one_not_again(tmp_path):
+    results, events, crew = ran(tmp_path / "run")
+    (found,) = [event.ceilings for event in events]
+    assert found.key == results.plan.workloads[0].place
+    assert found.matmul.rate == pytest.approx(MATMUL_RATE, rel=0.05)
+    assert found.copy(0).rate == pytest.approx(COPY_RATE, rel=0.05)
+    assert results.ceilings == {found.key: found}
+    assert events[0].spent_s < 2.0
+    virtual.execute(results.plan, tmp_path / "run", crew)
+    again = list(store.events(tmp_path / "run" / store.JOURNAL))
+    assert sum(isinstance(event, CeilingsMeasured) for event in again) == 1
+
+
+def test_a_machine_that_gives_none_says_why_and_is_timed_all_the_same(tmp_path):
+    results, events, _ = ran(tmp_path / "run", Broken)
+    (found,) = [event.ceilings for event in events]
+    assert found.message == "the process was killed by SIGKILL"
+    assert found.matmul is None
+    assert all(record.measurement("latency") for record in results.records)
+    assert all(results.rates(record.workload, 1.0).matmul_share is None for record in results.records)

@@ -1,0 +1,26 @@
+"""The system's counters: what a process has used with all that it started."""
+
+import subprocess
+import sys
+
+from attnbench.devices import counters
+
+WORK = "import time\nwhile time.process_time() < 0.5: pass"
+
+
+def test_own_time_includes_processes_that_ended_and_those_at_work():
+    before = counters.read()
+    subprocess.run([sys.executable, "-c", WORK], check=True)
+    between = counters.read()
+    waits = f"{WORK}\nprint('done', flush=True)\ninput()"
+    with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
+        assert child.stdout is not None
+        child.stdout.readline()
+        after = counters.read()
+        child.communicate(b"\n")
+    assert between.own_s - before.own_s >= 0.45
+    assert after.own_s - between.own_s >= 0.45
+    assert after.total_s > before.total_s
+    assert before.own_s > 0
+    assert before.free_bytes > 0
+    assert before.began_s == after.began_s

@@ -1,0 +1,102 @@
+"""What only a CUDA device can show. Skipped with a reason where there is none."""
+
+import pytest
+import torch
+
+from attnbench import plugins
+from attnbench.checking.agreement import check, ground
+from attnbench.checking.case import reason_against
+from attnbench.contract.adapt import implementation
+from attnbench.devices import cuda
+from attnbench.devices.footprint import footprint
+from attnbench.processes import session as run
+from attnbench.processes.failure import describe
+from attnbench.storage.events import Plan
+from attnbench.storage.records import Status
+from attnbench.workloads.workload import Workload
+from studies.acceptance import on_cuda
+
+pytestmark = [
+    pytest.mark.cuda,
+    pytest.mark.skipif(not torch.cuda.is_available(), reason="this machine has no CUDA device"),
+]
+
+
+@pytest.mark.parametrize("name", plugins.stems(plugins.PACKAGE))
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("scope", ["attention", "module"])
+def test_every_implementation_agrees_on_the_device(name, dtype, scope):
+    workload = Workload(
+        seq_len=70, num_heads=2, mask="causal", device="cuda", dtype=dtype, scope=scope, direction="forward_backward"
+    )
+    found = implementation(name)
+    if reason := reason_against(found, workload):
+        pytest.skip(reason)
+    agreed = check(ground(workload, 0), found)
+    assert agreed.agrees, agreed.diagnosis
+
+
+def test_the_clock_sees_device_time_and_adds_up():
+    matrix = torch.randn(4096, 4096, device="cuda")
+    clock = cuda.CudaClock("cuda")
+    clock.elapsed(lambda: matrix @ matrix, 3)
+    one, four = clock.elapsed(lambda: matrix @ matrix, 1), clock.elapsed(lambda: matrix @ matrix, 4)
+    assert 0 < one < four
+
+
+def test_peak_memory_leaves_out_the_inputs_and_counts_scratch():
+    inputs = torch.zeros(2**20, device="cuda")
+    assert footprint(lambda: inputs + 1, "cuda").peak_bytes == 4 * 2**20
+    assert footprint(lambda: (inputs + 1) + 1, "cuda").peak_bytes == 2 * 4 * 2**20
+
+
+def test_running_out_of_memory_is_told_from_other_errors():
+    with pytest.raises(torch.OutOfMemoryError) as raised:
+        torch.empty(2**50, device="cuda")
+    assert describe(raised.value)[0] is Status.out_of_memory
+
+
+@pytest.mark.parametrize("test", ["g1", "g2", "g3", "g4", "g5"])
+def test_the_acceptance_tests_of_a_device_run_and_say_what_they_saw(test):
+    found = getattr(on_cuda, test)(short=True)
+    assert found.id == test.upper()
+    assert found.rows
+    assert found.found
+
+
+def test_a_run_goes_its_whole_way(tmp_path):
+    workload = Workload(seq_len=64, num_heads=2, device="cuda", dtype="bfloat16", direction="inference")
+    plan = Plan(
+        sweep="cuda",
+        workloads=(workload,),
+        implementations=("fused", "sdpa"),
+        baseline="sdpa",
+        metrics=("latency", "peak_memory"),
+        budget_s=0.0,
+        call_limit_s=1.0,
+        timeout_s=60.0,
+        memory_limit_bytes=0,
+    )
+    results = run.execute(plan, tmp_path / "run", lambda _: None)
+    assert {record.status for record in results.records} == {Status.ok}
+    assert all(record.measurement("latency") for record in results.records)
+
+
+def test_what_the_allocator_reserves_is_no_less_than_what_tensors_hold():
+    inputs = torch.zeros(2**20, device="cuda")
+    found = footprint(lambda: (inputs + 1) + 1, "cuda", [inputs])
+    assert found.reserved_bytes is not None
+    assert found.reserved_bytes >= found.peak_bytes == 2 * 4 * 2**20
+    assert found.kept_bytes == found.result_bytes == 4 * 2**20
+    assert found.num_allocations == 2
+
+
+def test_a_cap_makes_a_call_run_out_of_memory_and_is_lifted_again():
+    with pytest.raises(torch.OutOfMemoryError), cuda.capped("cuda", 2**26):
+        torch.empty(2**28, dtype=torch.uint8, device="cuda")
+    torch.empty(2**28, dtype=torch.uint8, device="cuda")
+
+
+def test_a_snapshot_is_written_on_request(tmp_path):
+    cuda.snapshot(lambda: torch.zeros(2**20, device="cuda"), "cuda", tmp_path / "snapshot.pickle")
+    assert (tmp_path / "snapshot.pickle").stat().st_size > 0

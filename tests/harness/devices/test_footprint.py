@@ -1,0 +1,169 @@
+"""What is counted of a call, against calls whose memory is plain to see."""
+
+import msgspec
+import pytest
+import torch
+
+from attnbench.checking.case import Case, bind, build, place
+from attnbench.checking.inputs import draw_normal
+from attnbench.contract.adapt import from_value
+from attnbench.devices import cuda
+from attnbench.devices.footprint import footprint, watched
+from attnbench.plugins import plugs
+from attnbench.processes.heartbeat import Flight
+from attnbench.processes.messages import Check, Observe
+from attnbench.processes.worker.answers import Worker
+from attnbench.workloads.workload import Workload
+
+METRICS = plugs("attnbench.metrics", "METRIC")
+MIB = 2**20
+
+
+def floats(number: int = MIB // 4) -> torch.Tensor:
+    return torch.zeros(number)
+
+
+def case(direction: str, function=None) -> Case:
+    workload = Workload(seq_len=64, num_heads=2, head_dim=8, direction=direction)
+    made = (
+        from_value(function, "function") if function else plugs("attnbench.implementations", "IMPLEMENTATION")["fused"]
+    )
+    return build(workload, made, place(draw_normal(workload, 0), workload), bind(workload))
+
+
+def test_each_part_of_a_footprint_is_what_the_call_took():
+    def call():
+        first = floats()
+        second = floats(MIB // 2)
+        del first
+        return second
+
+    found = footprint(call, "cpu")
+    assert found.peak_bytes == found.allocated_bytes == 3 * MIB
+    assert found.kept_bytes == found.result_bytes == 2 * MIB
+    assert found.num_allocations == 2
+    assert found.reserved_bytes is None
+
+
+def test_a_call_that_takes_nothing_has_a_footprint_of_nothing():
+    given = floats()
+    found = footprint(lambda: given[1:], "cpu", [given])
+    assert (found.peak_bytes, found.kept_bytes, found.result_bytes, found.num_allocations) == (0, 0, 0, 0)
+
+
+def test_a_result_that_is_a_view_counts_the_whole_memory_behind_it_and_once():
+    def call():
+        made = floats()
+        return made[:1], made[1:2]
+
+    assert footprint(call, "cpu").result_bytes == MIB
+
+
+def test_an_event_carries_the_operator_that_ran_and_none_where_none_did():
+    def call():
+        made = floats()
+        made = made + made
+        del made
+
+    _, events = watched(call)
+    assert [(event.num_bytes, event.operator) for event in events] == [
+        (MIB, "aten::zeros"),
+        (MIB, "aten::add"),
+        (-MIB, ""),
+        (-MIB, ""),
+    ]
+
+
+def test_what_is_saved_is_what_the_graph_alone_keeps():
+    saved = METRICS["saved_memory"].measure
+    weights = 2 * 64 * 64 * 4
+    assert saved(case("inference")) == 0
+    assert [saved(case(direction)) for direction in ("forward", "backward", "forward_backward")] == [weights + 8] * 3
+
+
+def test_hooks_on_saved_tensors_would_count_inputs_and_no_less_than_is_held():
+    seen = case("forward")
+    storages = {}
+
+    def pack(tensor):
+        storages[tensor.untyped_storage().data_ptr()] = tensor.untyped_storage().nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        kept = seen.output()
+    inputs = {tensor.untyped_storage().data_ptr() for tensor in seen.tensors.values()}
+    assert inputs < set(storages)
+    own = sum(size for place, size in storages.items() if place not in inputs)
+    assert own + 8 >= METRICS["saved_memory"].measure(seen) >= own
+    del kept
+
+
+def test_scratch_is_the_peak_less_the_results():
+    seen = case("inference")
+    assert METRICS["scratch_memory"].measure(seen) == 2 * (2 * 64 * 64 * 4)
+    assert METRICS["peak_memory"].measure(seen) == 2 * (2 * 64 * 64 * 4) + 2 * 64 * 8 * 4
+
+
+def test_the_metrics_of_a_cell_share_one_pass():
+    calls = []
+
+    def counting(query, key, value):
+        calls.append(1)
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    seen = case("inference", counting)
+    on_cpu = [name for name, metric in METRICS.items() if metric.measure and metric.fits(seen.workload)]
+    assert on_cpu == ["allocated_memory", "num_allocations", "peak_memory", "saved_memory", "scratch_memory"]
+    assert all(METRICS[name].measure(seen) >= 0 for name in on_cpu)
+    assert len(calls) == 2  # one to make what is kept, one that is counted
+
+
+def test_what_the_allocator_of_cuda_reserves_is_a_metric_there_alone():
+    there = msgspec.structs.replace(Workload(), device="cuda")
+    assert [name for name, metric in METRICS.items() if not metric.fits(Workload())] == [
+        "fragmentation",
+        "reserved_memory",
+    ]
+    assert all(metric.fits(there) for metric in METRICS.values())
+
+
+@pytest.mark.parametrize("is_first", [True, False])
+def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
+    before = {
+        "allocated_bytes.all.current": 100,
+        "allocation.all.allocated": 7,
+        "allocated_bytes.all.allocated": 500,
+    }
+    if is_first:  # torch has no numbers before anything was allocated
+        before = {}
+    after = {
+        "allocated_bytes.all.current": 140,
+        "allocated_bytes.all.peak": 190,
+        "allocated_bytes.all.allocated": 640,
+        "allocation.all.allocated": 10,
+        "reserved_bytes.all.peak": 256,
+    }
+    start, calls, taken = (0, 0, 0) if is_first else (100, 7, 500)
+    assert cuda.counted(before, after) == {
+        "peak_bytes": 190 - start,
+        "kept_bytes": 140 - start,
+        "num_allocations": 10 - calls,
+        "allocated_bytes": 640 - taken,
+        "reserved_bytes": 256 - start,
+    }
+
+
+def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp_path, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    worker = Worker(Flight(tmp_path / "flight"))
+    workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
+
+    def observed(spec):
+        worker.answer(Observe(workload=workload, spec=spec, metric="peak_memory"))
+        return worker.observed_case(workload, spec)
+
+    first = observed("fused")
+    assert observed("fused") is first
+    assert observed("sdpa") is not first
+    worker.answer(Check(workload=workload, spec="fused", call_limit_s=9, memory_limit_bytes=0, seed=0))
+    assert worker.observed is None

@@ -1,0 +1,159 @@
+"""Two workers that look like one: what each is asked, and at whose door a failure is laid."""
+
+from importlib.machinery import PathFinder
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.processes.messages import Check, Failed, Ready, TakeVisit, Visited
+from attnbench.processes.paired_client import PairedCrew, apart
+from attnbench.processes.worker_client import Crew, WorkerLostError
+from attnbench.statistics.interference import CANARY
+from attnbench.storage.events import Side, Sides
+from attnbench.storage.records import Sample, Status
+from attnbench.workloads.workload import Workload
+from studies.simulated import virtual
+
+
+class Scripted(Crew):
+    """Answers each visit with a sample of its own for every arm, and keeps what it was asked."""
+
+    def __init__(self, value=1.0, failing="", losing=None):
+        self.value, self.failing, self.losing = value, failing, losing
+        self.asked, self.layouts = [], []
+
+    def hello(self, layout=0):
+        self.layouts.append(layout)
+        return Ready(environment=virtual.ENVIRONMENT)
+
+    def ask(self, request, timeout_s=None):
+        self.asked.append(request)
+        if isinstance(request, Check):
+            return Failed(arm=request.spec, status=Status.error, message="asked")
+        names = [name for name, _ in request.arms]
+        if self.failing in names:
+            return Failed(arm=self.failing, status=Status.error, message="no")
+        if self.losing in names:
+            raise WorkerLostError(Status.crashed, names.index(self.losing), "gone")
+        taken = [Sample(self.value, slot=0, visit=3)] * request.num_blocks
+        samples = {
+            name: tuple(msgspec.structs.replace(each, slot=slot) for each in taken) for slot, name in enumerate(names)
+        }
+        return Visited(arms=samples, called_s=1.0)
+
+
+ARMS = (("x", "x"), ("y (base) (twin)", "y (base)"), (CANARY, ""), ("y (base)", "y (base)"), ("y", "y"))
+VISIT = TakeVisit(workload=Workload(), arms=ARMS, epoch=1, visit=3, num_blocks=4, seed=6)
+
+
+def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another():
+    base, candidate = Scripted(1.0), Scripted(2.0)
+    reply = PairedCrew(base, candidate, 0).ask(VISIT)
+    assert list(reply.arms) == [*[name for name, _ in ARMS], "x (twin)", "y (twin)"]
+    assert {name: {s.value for s in samples} for name, samples in reply.arms.items()} == {
+        "x": {2.0}, "y": {2.0}, "y (base)": {1.0}, "y (base) (twin)": {1.0}, CANARY: {2.0},
+        "x (twin)": {2.0}, "y (twin)": {2.0},
+    }  # fmt: skip
+    for crew in (base, candidate):  # who makes ready or verifies does not stand between the halves of a block
+        assert [request.num_blocks for request in crew.asked] == [0, 1, 1, 1, 1, 0]
+        assert [request.verifies for request in crew.asked] == [False] * 5 + [True]
+    assert all(request.settles for request in (*base.asked, *candidate.asked))
+    assert [name for name, _ in base.asked[0].arms] == ["y (base) (twin)", "y (base)", CANARY]
+    assert [name for name, _ in candidate.asked[0].arms] == ["x", "y", "x (twin)", "y (twin)", CANARY]
+    for block in range(4):
+        slots = sorted(s.slot for samples in reply.arms.values() for s in samples if s.block == block)
+        assert len(set(slots)) == len(slots) == len(reply.arms)
+    firsts = {reply.arms["y"][block].slot < reply.arms["y (base)"][block].slot for block in range(4)}
+    assert firsts == {True, False}
+    assert reply.called_s == 12.0
+
+
+def test_answers_are_verified_only_where_that_is_asked():
+    base, candidate = Scripted(), Scripted()
+    PairedCrew(base, candidate, 0).ask(msgspec.structs.replace(VISIT, verifies=False))
+    assert [request.num_blocks for request in (*base.asked, *candidate.asked)] == 2 * [0, 1, 1, 1, 1]
+    assert not any(request.verifies for request in (*base.asked, *candidate.asked))
+
+
+def test_requests_go_to_the_worker_whose_side_it_is():
+    base, candidate = Scripted(), Scripted()
+    both = PairedCrew(base, candidate, 0)
+    limits = {"call_limit_s": 1.0, "memory_limit_bytes": 0, "seed": 0}
+    for spec in ("y (base)=a.py:f", "y=b.py:f"):
+        both.ask(Check(workload=Workload(), spec=spec, **limits))
+    assert [request.spec for request in base.asked] == ["y (base)=a.py:f"]
+    assert [request.spec for request in candidate.asked] == ["y=b.py:f"]
+
+
+def test_a_failure_of_either_worker_is_laid_at_the_door_of_the_arm_that_was_asked_for():
+    failed = PairedCrew(Scripted(), Scripted(failing="y (twin)"), 0).ask(VISIT)
+    assert failed.arm == "y"
+    with pytest.raises(WorkerLostError) as lost:
+        PairedCrew(Scripted(losing="y (base) (twin)"), Scripted(), 0).ask(VISIT)
+    assert ARMS[lost.value.arm][0] == "y (base) (twin)"
+    with pytest.raises(WorkerLostError) as lost:
+        PairedCrew(Scripted(), Scripted(losing="x (twin)"), 0).ask(VISIT)
+    assert ARMS[lost.value.arm][0] == "x"
+
+
+def test_memory_layouts_are_dealt_to_the_sides_at_random():
+    base, candidate = Scripted(), Scripted()
+    both = PairedCrew(base, candidate, 0)
+    for epoch in range(20):
+        both.hello(epoch)
+    assert [set(each) for each in zip(base.layouts, candidate.layouts, strict=True)] == [
+        {2 * epoch, 2 * epoch + 1} for epoch in range(20)
+    ]
+    assert 4 < sum(layout % 2 for layout in base.layouts) < 16
+
+
+@pytest.fixture
+def workers(tmp_path):
+    """The two workers of a plan with one file on each side; each side holds the files that are named, all empty."""
+
+    def made(implementation, *files):
+        specs = []
+        for whose, label in (("base", "x (base)"), ("candidate", "x")):
+            for file in (implementation, *files):
+                (tmp_path / whose / file).parent.mkdir(parents=True, exist_ok=True)
+                (tmp_path / whose / file).touch()
+            specs.append(f"{label}={tmp_path / whose / implementation}:f")
+        roots = [Side(given=whose, root=str(tmp_path / whose)) for whose in ("base", "candidate")]
+        plan = msgspec.structs.replace(
+            virtual.with_sides(virtual.plan(1, ("x",), budget_s=1.0), is_apart=True),
+            implementations=tuple(specs),
+            sides=Sides(base=roots[0], candidate=roots[1], is_apart=True),
+        )
+        return apart(plan, tmp_path / "run", {})
+
+    return made
+
+
+def found(crew, name):
+    """The file that a process would find for a module, were nothing else installed; None for no file."""
+    spec = PathFinder.find_spec(name, [str(folder) for folder in crew.folders])
+    return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
+
+
+@pytest.mark.parametrize("own", ["foo", "src/foo", "python/foo", "packages/foo/foo", "packages/foo/src/foo"])
+def test_each_process_finds_the_package_of_its_own_side_wherever_it_lies(tmp_path, workers, own):
+    inside = [f"{own}/{name}.py" for name in ("__init__", "ops", "types", "triton", "torch")]
+    with workers(f"{own}/attn.py", *inside) as crew:
+        for whose, one in zip(("base", "candidate"), crew.both, strict=True):
+            assert found(one, "foo") == tmp_path / whose / own / "__init__.py"
+            assert [found(one, name) for name in ("ops", "types", "triton", "torch")] == [None] * 4
+
+
+def test_what_lies_beside_an_implementation_by_chance_hides_neither_python_nor_torch(tmp_path, workers):
+    chance = ["types.py", "torch/__init__.py", "kernels/random.py", "kernels/numpy.py", "kernels/json/__init__.py"]
+    with workers("kernels/attn.py", "helper.py", "kernels/beside.py", *chance) as crew:
+        for whose, one in zip(("base", "candidate"), crew.both, strict=True):
+            assert found(one, "helper") == tmp_path / whose / "helper.py"
+            assert found(one, "beside") == tmp_path / whose / "kernels" / "beside.py"
+            assert [found(one, name) for name in ("types", "torch", "random", "numpy", "json")] == [None] * 5
+
+
+def test_a_file_beside_an_implementation_takes_the_place_of_no_package_above_it(tmp_path, workers):
+    with workers("bench/attn.py", "bench/foo.py", "foo/__init__.py") as crew:
+        assert found(crew.candidate, "foo") == tmp_path / "candidate" / "foo" / "__init__.py"

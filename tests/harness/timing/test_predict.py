@@ -1,0 +1,100 @@
+"""The staircase: what will not fit is foreseen from shorter lengths; what fits is not refused."""
+
+import pytest
+
+from attnbench.storage.records import Status
+from attnbench.timing.prediction import FIRST_LEN, Limits, OutOfReachError, Trial, at_length, foresee, stairs
+from attnbench.workloads.workload import Workload
+
+PLENTY = 2**60
+
+
+def climb(workload, cost, *, call_s=1.0, memory_bytes=PLENTY, peak=None):
+    """Foresee with a made-up law of cost; returns the lengths that were tried."""
+    tried = []
+
+    def attempt(step, with_memory):
+        tried.append(step.seq_len)
+        held = peak(step.seq_len) if peak is not None and with_memory else None
+        return Trial(length=step.seq_len, call_s=cost(step.seq_len), peak_bytes=held)
+
+    try:
+        foresee(workload, Limits(call_s=call_s, memory_bytes=memory_bytes), attempt)
+    except OutOfReachError as error:
+        return tried, error
+    return tried, None
+
+
+LONG = Workload(seq_len=8192)
+
+
+def test_steps_grow_fourfold_and_stay_below_the_length():
+    assert [step.seq_len for step in stairs(LONG)] == [16, 64, 256, 1024, 4096]
+    assert list(stairs(Workload(seq_len=FIRST_LEN))) == []
+
+
+def test_other_axes_keep_their_proportion_and_masks_fit():
+    step = at_length(Workload(seq_len=100, kv_len=300, mask="padding(300)"), 10)
+    assert (step.seq_len, step.kv_len, step.mask) == (10, 30, "padding")
+
+
+def test_a_quadratic_cost_is_foreseen_within_a_few_percent():
+    _, error = climb(LONG, lambda n: 1e-6 * n * n, call_s=30.0)
+    assert error is not None
+    assert error.status is Status.timeout
+    assert "predicted 67.1 s" in str(error)  # 1e-6 * 8192^2
+
+
+def test_a_cost_that_fits_is_not_refused():
+    for cost in (lambda n: 1e-8 * n * n, lambda n: 1e-5 * n, lambda n: 0.05 + 1e-8 * n * n):  # the last: overhead
+        tried, error = climb(LONG, cost)
+        assert error is None
+        assert tried[-1] == 4096
+
+
+def test_one_slow_call_does_not_cost_a_cell_its_place():
+    calls = {}
+
+    def cost(n):
+        calls[n] = calls.get(n, 0) + 1
+        return 1e-8 * n * n * (4.0 if n == 4096 and calls[n] < 3 else 1.0)  # twice late, as on pages never seen before
+
+    tried, error = climb(LONG, cost, call_s=0.9)
+    assert error is None
+    assert tried[-3:] == [4096, 4096, 4096]
+    _, error = climb(LONG, lambda n: 2e-8 * n * n, call_s=0.9)  # late every time
+    assert error is not None
+
+
+@pytest.mark.parametrize("late", [256, 4096])
+def test_nor_does_one_that_the_system_kept_waiting_for_a_hundred_times_as_long(late):
+    calls = {}
+
+    def cost(n):
+        calls[n] = calls.get(n, 0) + 1
+        return 1e-8 * n * n * (100.0 if n == late and calls[n] == 1 else 1.0)
+
+    _, error = climb(LONG, cost, call_s=0.9)
+    assert error is None
+
+
+def test_the_climb_stops_before_a_step_that_would_not_fit():
+    tried, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n, call_s=1.0)
+    assert error is not None
+    assert tried == [16, 64, 256, 256]  # the next, 1024, would take 10 s; the last one is asked twice
+
+
+def test_memory_is_foreseen_too_and_only_asked_for_where_it_could_matter():
+    _, error = climb(LONG, lambda n: 1e-9 * n, memory_bytes=2**30, peak=lambda n: 2.0 * 8 * n * n * 4)
+    assert error is not None
+    assert error.status is Status.out_of_memory
+    assert "4.00 GiB" in str(error)
+    tried, error = climb(LONG, lambda n: 1e-9 * n, memory_bytes=2**30, peak=lambda n: 100.0 * n)
+    assert tried
+    assert error is None
+
+
+@pytest.mark.parametrize("length", [1, 2, 16])
+def test_the_shortest_lengths_need_no_staircase(length):
+    tried, error = climb(Workload(seq_len=length), lambda _: 1e9)
+    assert (tried, error) == ([], None)
