@@ -10,11 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from attnbench import plugins
+from attnbench.analysis.results import Results, read
 from attnbench.commands import catalog
 from attnbench.reports import story
 from attnbench.reports.markdown import escaped
 from attnbench.reports.table import Row, groups
-from attnbench.storage.journal import Results, read
 from attnbench.storage.records import Status
 
 ROOT = Path(__file__).parent.parent

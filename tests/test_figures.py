@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from attnbench.analysis.results import read
 from attnbench.statistics import evidence
 from attnbench.statistics.intervals import Estimate
 from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, Judgement, detectable, share_of_cells
-from attnbench.storage.journal import read
 
 ROOT = Path(__file__).parents[1]
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 Given = str | Callable[..., Any] | type
 """A name, a path/to/file.py:Name, a function of query, key, value and mask, or a class: see docs/adapters.md."""
 CANDIDATE = " (candidate)"
-"""Follows the candidate's name where the baseline has the same, after which its twin is named (storage/events.py)."""
+"""Follows the candidate's name where the baseline has the same."""
 
 
 class AttentionBench:
@@ -48,7 +48,8 @@ class AttentionBench:
         import torch
 
         from attnbench.processes.worker.bench import Bench
-        from attnbench.timing.functions import comparison, duel
+        from attnbench.storage.records import Arm
+        from attnbench.timing.functions import compare_functions, comparison
         from attnbench.workloads.workload import Workload
 
         workload = Workload(**{"direction": "inference", **axes})
@@ -58,12 +59,13 @@ class AttentionBench:
         try:
             bench, calls = Bench(workload), {}
             for name, given in contenders.items():
-                calls[name] = bench.arm(name, _checked(given, name, workload, seed)).call
+                arm, checked = Arm(implementation=name), _checked(given, name, workload, seed)
+                calls[name] = bench.timed(arm, checked).call
             reference, mine = calls
             with torch.set_grad_enabled(workload.direction != "inference"):
-                found = duel(calls, reference, budget_s=budget_s, seed=seed)
+                found = compare_functions(calls, reference, budget_s=budget_s, seed=seed)
             for name in calls:
-                if wrong := bench.verify(name):
+                if wrong := bench.verify(Arm(implementation=name)):
                     raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")
         finally:
             torch.set_num_threads(before)

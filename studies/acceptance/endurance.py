@@ -13,9 +13,10 @@ from typing import Any
 import pandas as pd
 
 from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.results import read
 from attnbench.processes.worker_client import ROOT
-from attnbench.storage import journal as store
 from attnbench.storage.events import Event, RunFinished, VisitFinished
+from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Verdict
 from attnbench.storage.runs import find_runs, newest_run
 from studies.acceptance.outcome import Outcome, Row
@@ -69,7 +70,7 @@ def kill(number: int, size: Size) -> list[Row]:
 
 def _one_life(draws: random.Random, sweep: Path, results: Path, run: Path | None) -> tuple[Row, Path | None]:
     """Start or resume, kill after a random time, and see whether every visit that had been finished is still there."""
-    before = _visits(run / store.JOURNAL) if run else []
+    before = _visits(run / JOURNAL) if run else []
     how = ["--resume", str(run)] if run else ["--sweep", str(sweep)]
     known = set(find_runs(results))
     process = _start(*how, "--results", str(results))
@@ -82,7 +83,7 @@ def _one_life(draws: random.Random, sweep: Path, results: Path, run: Path | None
     was_killed = code == -signal.SIGKILL
     if run is None:
         run = next(iter(set(find_runs(results)) - known), None)
-    after = _visits(run / store.JOURNAL) if run else []
+    after = _visits(run / JOURNAL) if run else []
     lost = sum(old != new for old, new in zip(before, after, strict=False)) + max(0, len(before) - len(after))
     row: Row = {
         "life_s": life_s,
@@ -98,11 +99,11 @@ def _one_life(draws: random.Random, sweep: Path, results: Path, run: Path | None
 
 def _come_to_an_end(results: Path, sweep: Path, run: Path | None) -> Row:
     """Let the run go on undisturbed, or a new one where none is left, and see whether its verdicts are valid."""
-    before = _visits(run / store.JOURNAL) if run else []
+    before = _visits(run / JOURNAL) if run else []
     how = ["--resume", str(run)] if run else ["--sweep", str(sweep)]
     code = _start(*how, "--results", str(results)).wait()
     last = run or newest_run(results)
-    after = _visits(last / store.JOURNAL)
+    after = _visits(last / JOURNAL)
     row: Row = {"life_s": 0.0, "was_killed": 0.0, "exit_code": float(code), "num_before": float(len(before))}
     lost = float(after[: len(before)] != before)
     return row | {"num_after": float(len(after)), "num_lost": lost, "is_valid": float(_is_valid(last))}
@@ -110,15 +111,15 @@ def _come_to_an_end(results: Path, sweep: Path, run: Path | None) -> Row:
 
 def _is_valid(run: Path) -> bool:
     """It ended, each workload's visits are counted without gap or double, and it says what is known beforehand."""
-    events: list[Event] = list(store.events(run / store.JOURNAL))
-    if not isinstance(events[-1], RunFinished):
+    history: list[Event] = list(events(run / JOURNAL))
+    if not isinstance(history[-1], RunFinished):
         return False
     numbers: dict[str, list[int]] = {}
-    for event in events:
+    for event in history:
         if isinstance(event, VisitFinished):
             numbers.setdefault(event.workload, []).append(event.visit)
     is_whole = bool(numbers) and all(each == list(range(len(each))) for each in numbers.values())
-    slow = {row.verdict for row in comparisons(store.read(run)) if row.implementation == SLOW}
+    slow = {row.verdict for row in comparisons(read(run)) if row.implementation == SLOW}
     return is_whole and Verdict.slower in slow and slow <= {Verdict.slower, Verdict.undecided}
 
 
@@ -150,7 +151,7 @@ def run_quick(_: int, size: Size) -> list[Row]:
         budget = ["--budget", f"{size.compare_s:g}"] if size.compare_s else []
         code = _start("--sweep", "quick", "--results", str(results), *budget).wait()
         wall_s = time.perf_counter() - start
-        found = store.read(newest_run(results))
+        found = read(newest_run(results))
     row: Row = {"exit_code": float(code), "wall_s": wall_s, "elapsed_s": found.elapsed_s or wall_s}
     return [row | {"check_s": found.check_s, "called_s": found.called_s, "budget_s": found.plan.budget_s}]
 

@@ -11,9 +11,8 @@ from attnbench.devices.clock import CpuClock
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Estimate, pairs
-from attnbench.storage.events import twin
-from attnbench.storage.records import SMALLEST_EFFECT, Verdict
-from attnbench.timing.functions import Duel, duel, prepare
+from attnbench.storage.records import SMALLEST_EFFECT, Arm, Verdict
+from attnbench.timing.functions import FunctionComparison, compare_functions, prepare
 from studies.acceptance.outcome import Row
 from studies.acceptance.plan import LARGEST_E
 
@@ -85,12 +84,12 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
     seed: int = 0,
     smallest_effect: float = SMALLEST_EFFECT,
 ) -> Ours:
-    """B against A within the budget, calibration, twin and canary included; no visit begins that would overdraw it."""
+    """B against A within the budget, calibration, control and probe included; no visit begins that would overdraw it."""
     clock = clock or CpuClock()
     prepare()
     visit_s = ARMS * BLOCKS * max(SHORTEST_SAMPLE_S, min(clock.elapsed(a, 1) for _ in range(2)))
     start = time.perf_counter()
-    found = duel(
+    found = compare_functions(
         {"a": a, "b": b},
         "a",
         budget_s=budget_s - visit_s,
@@ -102,11 +101,11 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
     return read(found, "b", start)
 
 
-def read(found: Duel, name: str, start: float) -> Ours:
-    """What a duel that began at `start` says of one of its arms."""
-    twins = found.samples[twin(found.baseline)]
-    compared = pairs(found.samples[name], found.samples[found.baseline], found.void, twins)
-    values = e_values(compared.logs, compared.twins)
+def read(found: FunctionComparison, name: str, start: float) -> Ours:
+    """What a comparison that began at `start` says of one of its arms."""
+    own, reference = found.samples[Arm(implementation=name)], found.samples[found.reference]
+    compared = pairs(own, reference, found.discarded, found.samples[found.control])
+    values = e_values(compared.logs, compared.controls)
     reached = np.flatnonzero((values >= LARGEST_E) & (np.cumsum(compared.halfway) > 0))
     ends: dict[tuple[int, int], float] = {}
     for taken in found.samples.values():
@@ -119,6 +118,6 @@ def read(found: Duel, name: str, start: float) -> Ours:
         found_s=ends[compared.visits[reached[0]]] - start if len(reached) else math.inf,
         verdict=found.verdicts[name],
         decided_s=found.settled_s.get(name, math.inf),
-        void_share=found.gauge.num_void / max(1, found.gauge.num_blocks),
+        void_share=found.gauge.num_discarded / max(1, found.gauge.num_blocks),
         wall_s=time.perf_counter() - start,
     )

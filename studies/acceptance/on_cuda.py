@@ -15,11 +15,12 @@ import torch
 from torch.nn import functional
 
 from attnbench.devices.caches import flusher
-from attnbench.devices.cuda import CudaClock, canary, l2_bytes
+from attnbench.devices.cuda import CudaClock, l2_bytes, probe_work
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
+from attnbench.storage.records import Arm
 from attnbench.timing import blocks as measure
-from attnbench.timing.functions import duel
+from attnbench.timing.functions import compare_functions
 from studies.acceptance.outcome import Outcome, Row
 from studies.acceptance.plan import LARGEST_E, largest_count
 
@@ -150,10 +151,10 @@ def peak_bytes_per_s() -> float | None:
 
 def _cold_s(clock: CudaClock, call: Call, flush: Call) -> float:
     """Device seconds of a call after a flush, by the engine's own way: the median of its samples."""
-    arm = measure.Arm(name="a", call=call, num_calls=1)
+    timed = measure.TimedCall(arm=Arm(implementation="a"), call=call, num_calls=1)
     at = measure.Visit(epoch=0, number=0, num_blocks=NUM_REPEATS, seed=0)
-    taken = measure.visit([arm], clock, at, measure.Conditions(flush=flush))
-    return median(sample.value for sample in taken["a"])
+    taken = measure.visit([timed], clock, at, measure.Conditions(flush=flush))
+    return median(sample.value for sample in taken[timed.arm])
 
 
 def g3(*, short: bool = False) -> Outcome:
@@ -166,9 +167,9 @@ def g3(*, short: bool = False) -> Outcome:
         while time.perf_counter() < end:
             matrix @ matrix
             torch.cuda.synchronize()
-        settings: Any = {"clock": CudaClock(DEVICE), "gauge_work": canary(DEVICE), "seed": number}
-        found = duel({"a": work, "b": work}, "a", budget_s=1.0, stops=False, **settings)
-        logs = pairs(found.samples["b"], found.samples["a"], found.void).logs
+        settings: Any = {"clock": CudaClock(DEVICE), "gauge_work": probe_work(DEVICE), "seed": number}
+        found = compare_functions({"a": work, "b": work}, "a", budget_s=1.0, stops=False, **settings)
+        logs = pairs(found.samples[Arm(implementation="b")], found.samples[found.reference], found.discarded).logs
         largest = float(e_values(logs).max(initial=1.0))
         rows.append({"is_hot": float(number % 2), "largest_e": largest, "log": float(logs.mean())})
     alarms, limit = sum(float(row["largest_e"]) >= LARGEST_E for row in rows), largest_count(len(rows))

@@ -3,7 +3,7 @@
 Definition: the time per call that a visit of the engine reports, over the time per call of `timeit.Timer.timeit`, a
 bare loop between two reads of the timer, for as many calls, the two in an order drawn anew each time. Beside it is
 printed how much of the visits' wall time lies outside of calls: timer reads, load average, counts of page faults,
-drawing orders, records. A worker's sign of life for each turn and the canary are not in it.
+drawing orders, records. A worker's heartbeat for each turn and the interference probe are not in it.
 """
 
 import math
@@ -16,6 +16,7 @@ import numpy as np
 import pandas as pd
 
 from attnbench.devices.clock import CpuClock
+from attnbench.storage.records import Arm
 from attnbench.timing import blocks as measure
 from studies.acceptance import workloads
 from studies.acceptance.engine import BLOCKS
@@ -28,8 +29,8 @@ def interleave(number: int, size: Size) -> list[Row]:
     rows: list[Row] = []
     clock, draws, conditions = CpuClock(), random.Random(f"T15/{number}"), measure.here()
     with workloads.ready(workloads.HUNDRED_US) as call:
-        arm, bare = measure.Arm(name="a", call=call), timeit.Timer(call)
-        measure.calibrate(arm, clock)
+        timed, bare = measure.TimedCall(arm=Arm(implementation="a"), call=call), timeit.Timer(call)
+        measure.calibrate(timed, clock)
         for turn in range(size.num_repeats):
             at = measure.Visit(epoch=0, number=turn, num_blocks=BLOCKS, seed=turn)
             found: dict[str, float] = {}
@@ -38,12 +39,12 @@ def interleave(number: int, size: Size) -> list[Row]:
                     taken = []
                     for _ in range(BLOCKS):
                         call()
-                        taken.append(bare.timeit(arm.num_calls) / arm.num_calls)
+                        taken.append(bare.timeit(timed.num_calls) / timed.num_calls)
                     found["bare"] = float(np.median(taken))
                 else:
-                    before, start = arm.called_s, time.perf_counter()
-                    samples = measure.visit([arm], clock, at, conditions)["a"]
-                    found["wall_s"], found["called_s"] = time.perf_counter() - start, arm.called_s - before
+                    before, start = timed.called_s, time.perf_counter()
+                    samples = measure.visit([timed], clock, at, conditions)[timed.arm]
+                    found["wall_s"], found["called_s"] = time.perf_counter() - start, timed.called_s - before
                     found["engine"] = float(np.median([sample.value for sample in samples]))
             rows.append({"log": math.log(found["engine"] / found["bare"]), **found})
     return rows

@@ -7,13 +7,13 @@ from unittest.mock import patch
 
 import numpy as np
 
+from attnbench.analysis.results import Results
 from attnbench.processes import timing_stage as timing
 from attnbench.statistics import evidence
 from attnbench.statistics.verdicts import FALSE_SHARE
 from attnbench.storage.events import Plan
-from attnbench.storage.journal import Results
-from attnbench.storage.records import Verdict
-from attnbench.timing.schedule import Key, Race, visit_seed
+from attnbench.storage.records import Arm, Key, Verdict
+from attnbench.timing.schedule import Race, visit_seed
 from attnbench.timing.state import State
 from studies.simulated import virtual
 from studies.simulated.virtual import VirtualCrew
@@ -25,7 +25,7 @@ class Witness(Race):
     called: set[Key]
     rejected: set[Key]  # by e-BH among all others, however small the difference
 
-    def refresh(self, state: State, live: Mapping[str, Sequence[str]]) -> None:
+    def refresh(self, state: State, live: Mapping[str, Sequence[Arm]]) -> None:
         """As a race does."""
         super().refresh(state, live)
         values = np.array([judged.e_same for judged in self.judged.values()])
@@ -37,15 +37,15 @@ class Witness(Race):
 class Uniform(Race):
     """No race: all arms of all workloads in rounds, until every verdict is found."""
 
-    def next(self, state: State, live: Mapping[str, Sequence[str]]) -> tuple[str, list[str]] | None:
+    def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> tuple[str, list[Arm]] | None:
         """The workload with the fewest visits, and all its arms."""
         self.refresh(state, live)
         if self.judged and self.closed.keys() >= self.judged.keys():
             return None
         workload = min(
-            live, key=lambda each: (state.num_visits[each], visit_seed(self.seed, each, state.num_visits[each]))
+            live, key=lambda each: (state.num_visits[each], visit_seed(self.plan.seed, each, state.num_visits[each]))
         )
-        return workload, [name for name in live[workload] if name != self.baseline]
+        return workload, [arm for arm in live[workload] if not self.plan.is_reference(arm)]
 
 
 def whole_run(asked: Plan, crew: VirtualCrew, race: type[Race] = Race) -> Results:

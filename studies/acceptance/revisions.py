@@ -8,12 +8,13 @@ import sys
 import tempfile
 from pathlib import Path
 
+from attnbench.analysis import results
 from attnbench.analysis.overall import suite
+from attnbench.analysis.results import Results
 from attnbench.processes.worker_client import ROOT
 from attnbench.statistics.intervals import median
-from attnbench.storage import journal as store
 from attnbench.storage.events import Event, VisitFinished
-from attnbench.storage.journal import Results
+from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import Verdict
 from attnbench.storage.runs import newest_run
 from studies.acceptance.outcome import Outcome, Row
@@ -128,7 +129,7 @@ def _gate(folder: Path) -> int:
 
 def read(told: dict[str, object], run: Path, exit_code: int) -> Row:
     """The row of one session, from what the command printed and its journal."""
-    found, cells, whole = store.read(run), told["cells"], told["suite"]
+    found, cells, whole = results.read(run), told["cells"], told["suite"]
     assert isinstance(cells, list)
     verdicts = [cell["verdict"] for cell in cells if cell["verdict"]]
     assert isinstance(whole, dict)
@@ -142,7 +143,7 @@ def read(told: dict[str, object], run: Path, exit_code: int) -> Row:
         "num_cells": float(len(verdicts)),
         "num_slower": float(verdicts.count("slower")),
         "num_equivalent": float(verdicts.count("equivalent")),
-        "void_share": sum(map(len, found.void.values())) / max(1, found.num_blocks),
+        "void_share": found.num_discarded / max(1, found.num_blocks),
         "load": load(found),
         "elapsed_s": found.elapsed_s or math.inf,
         "found_s": found_s(run),
@@ -158,26 +159,26 @@ def load(found: Results) -> float:
 
 def found_s(run: Path) -> float:
     """Seconds from the first check to the first of some moments at which the whole was slower; infinity for never."""
-    events = list(store.events(run / store.JOURNAL))
-    visits = [place for place, event in enumerate(events) if isinstance(event, VisitFinished)]
-    total_s = store.read(run).elapsed_s or math.inf
-    last_s = _end_s(events[visits[-1]])
+    history = list(events(run / JOURNAL))
+    visits = [place for place, event in enumerate(history) if isinstance(event, VisitFinished)]
+    total_s = results.read(run).elapsed_s or math.inf
+    last_s = _end_s(history[visits[-1]])
     with tempfile.TemporaryDirectory(prefix="attnbench-prefix-") as name:
         for step in range(1, MOMENTS + 1):
             place = visits[max(0, math.ceil(len(visits) * (step / MOMENTS) ** 2) - 1)]
             folder = Path(name) / str(step)
-            with store.Journal(folder) as journal:
-                for event in events[: place + 1]:
+            with Journal(folder) as journal:
+                for event in history[: place + 1]:
                     journal.append(event)
-            whole = suite(store.read(folder))
+            whole = suite(results.read(folder))
             if whole is not None and whole.verdict is Verdict.slower:
-                return total_s - (last_s - _end_s(events[place]))
+                return total_s - (last_s - _end_s(history[place]))
     return math.inf
 
 
 def _end_s(event: Event) -> float:
     assert isinstance(event, VisitFinished)
-    return max(each.start_s + each.value * each.num_calls for samples in event.arms.values() for each in samples)
+    return max(each.start_s + each.value * each.num_calls for taken in event.arms for each in taken.samples)
 
 
 def is_slower(row: Row) -> bool:

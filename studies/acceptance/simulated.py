@@ -13,9 +13,9 @@ from attnbench.analysis import comparisons as compare
 from attnbench.statistics import evidence
 from attnbench.statistics.intervals import Pairs, paired_ratio, pairs
 from attnbench.statistics.verdicts import FALSE_SHARE, Judgement, decide, detectable, judge
-from attnbench.storage.events import Plan, twin
-from attnbench.storage.records import Comparison, Verdict
-from attnbench.timing.schedule import Key, Race, visit_seed
+from attnbench.storage.events import Plan
+from attnbench.storage.records import Arm, Comparison, Verdict
+from attnbench.timing.schedule import Race, visit_seed
 from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload
 from studies.acceptance.outcome import Outcome
@@ -28,6 +28,7 @@ Row = dict[str, float | str]
 LAYOUT = 0.002
 """What the memory layout of a process does to an arm, as a standard deviation of the log."""
 BASELINE, RIVAL = "baseline", "rival"
+RIVAL_ARM, REFERENCE = Arm(implementation=RIVAL), Arm(implementation=BASELINE)
 BASE_S = 2e-3
 CONFIDENCE = 0.99
 T3_LIMIT, T3_RUNS, T3_BLOCKS = 0.055, 10_000, 2000
@@ -151,7 +152,7 @@ def t9(*, short: bool = False, num_runs: int = 0, num_visits: int = 15, seed: in
 def _bias(world: World, ratio: float, num_runs: int, num_visits: int, *, seed: int) -> Row:
     """The mean error of the log ratio, and what one session says of its own."""
     draw = _seeds(seed, world.name, ratio)
-    found = [paired_ratio(_pairs(_one_cell(world, ratio, num_visits, draw(run)), RIVAL)) for run in range(num_runs)]
+    found = [paired_ratio(_pairs(_one_cell(world, ratio, num_visits, draw(run)), RIVAL_ARM)) for run in range(num_runs)]
     known = [each for each in found if each is not None]
     logs = np.array([math.log(each.point / ratio) for each in known])
     error = float(np.mean([each.standard_error or 0.0 for each in known]))
@@ -224,7 +225,7 @@ def _draw(seed: int, workload: str, name: str) -> float:
     return T12_RATIOS[visit_seed(seed, f"{workload}/{name}", 0) % len(T12_RATIOS)]
 
 
-def _key(row: Comparison) -> Key:
+def _key(row: Comparison) -> tuple[str, str]:
     return row.workload.id, row.implementation
 
 
@@ -268,14 +269,15 @@ def _one_cell(world: World, ratio: float, num_visits: int, seed: int) -> State:
         return session(crew, RIVAL, BASELINE, num_visits=num_visits)
 
 
-def _pairs(state: State, arm: str) -> Pairs:
+def _pairs(state: State, arm: Arm) -> Pairs:
     ((workload, arms),) = state.samples.items()
-    twins = () if arm == twin(BASELINE) else arms[twin(BASELINE)]
-    return pairs(arms[arm], arms[BASELINE], state.gauge.void.get(workload, ()), twins)
+    control = REFERENCE.as_control()
+    controls = () if arm == control else arms[control]
+    return pairs(arms[arm], arms[REFERENCE], state.gauge.discarded.get(workload, ()), controls)
 
 
 def _judged(state: State) -> Judgement:
-    found = judge(_pairs(state, RIVAL), paired_ratio(_pairs(state, twin(BASELINE))))
+    found = judge(_pairs(state, RIVAL_ARM), paired_ratio(_pairs(state, REFERENCE.as_control())))
     assert found is not None
     return found
 

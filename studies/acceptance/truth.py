@@ -14,10 +14,11 @@ import numpy as np
 import pandas as pd
 
 from attnbench.devices.clock import Clock, CpuClock
-from attnbench.statistics.interference import CANARY, Gauge, canary
+from attnbench.statistics.interference import InterferenceGauge, probe_work
 from attnbench.statistics.intervals import Estimate, Pairs, paired_ratio, pairs
+from attnbench.storage.records import PROBE, Arm
 from attnbench.timing import blocks as measure
-from attnbench.timing.functions import HERE, Duel, begin
+from attnbench.timing.functions import HERE, FunctionComparison, begin
 from studies.acceptance import rivals, workloads
 from studies.acceptance.engine import BLOCKS, OURS
 from studies.acceptance.outcome import Outcome, Row
@@ -48,17 +49,20 @@ def both() -> tuple[Callable[[], object], Callable[[], object]]:
     return workloads.sdpa(NUM_HEADS, LENGTH), workloads.textbook(NUM_HEADS, LENGTH)
 
 
+A, B = Arm(implementation="a"), Arm(implementation="b")
+
+
 class Epoch:
     """A process that compares the textbook form with SDPA by visits, as a run does, whenever it is asked to."""
 
     def __init__(self, number: int) -> None:
-        """Make both, the baseline's twin and the canary."""
+        """Make both, the A/A control and the interference probe."""
         self.number, self.num_visits = number, 0
         self.a, self.b = both()
-        arms = (("a", self.a), ("twin", self.a), ("b", self.b))
-        self.arms = [measure.Arm(name=name, call=call) for name, call in arms]
-        self.arms.append(measure.canary_arm(CANARY, canary()))
-        self.clock, self.gauge = CpuClock(), Gauge()
+        arms = ((A, self.a), (A.as_control(), self.a), (B, self.b))
+        self.calls = [measure.TimedCall(arm=arm, call=call) for arm, call in arms]
+        self.calls.append(measure.probe_call(probe_work()))
+        self.clock, self.gauge = CpuClock(), InterferenceGauge()
 
     def visit_for(self, seconds: float) -> list[Row]:
         """Visits of four blocks for so long: a row for each, with its log ratio."""
@@ -67,9 +71,10 @@ class Epoch:
         while time.perf_counter() - start < seconds:
             seed = random.Random(f"{self.number}/{self.num_visits}").getrandbits(53)
             at = measure.Visit(epoch=self.number, number=self.num_visits, num_blocks=BLOCKS, seed=seed)
-            taken = measure.visit(self.arms, self.clock, at)
-            self.gauge.hear(HERE, taken[CANARY])
-            found = paired_ratio(pairs(taken["b"], taken["a"], self.gauge.void.get(HERE, set()), taken["twin"]))
+            taken = measure.visit(self.calls, self.clock, at)
+            self.gauge.add(HERE, taken[PROBE])
+            discarded = self.gauge.discarded.get(HERE, set())
+            found = paired_ratio(pairs(taken[B], taken[A], discarded, taken[A.as_control()]))
             if found is not None:
                 place: Row = {"epoch": float(self.number), "visit": float(self.num_visits)}
                 rows.append({**place, "log": math.log(found.point)})
@@ -222,7 +227,7 @@ def permute(number: int, size: Size) -> list[Row]:
         start = time.perf_counter()
         while time.perf_counter() - start < size.compare_s * size.num_repeats:
             for session in draws.sample(sessions, len(sessions)):
-                session.duel.visit()
+                session.comparison.visit()
     return [session.row(role) for session in sessions for role in ("rival", "twin")]
 
 
@@ -230,7 +235,7 @@ def permute(number: int, size: Size) -> list[Row]:
 class _Permuted:
     """A session with names and an order of its own."""
 
-    duel: Duel
+    comparison: FunctionComparison
     names: dict[str, str]  # by role
     order: list[str]  # of the roles
 
@@ -240,12 +245,13 @@ class _Permuted:
         names = dict(zip(ROLES, draws.sample(LETTERS, len(ROLES)), strict=True))
         order = draws.sample(list(ROLES), len(ROLES))
         shown = {names[role]: ROLES[role]() for role in order}
-        return cls(duel=begin(shown, names["base"], clock=clock, seed=seed), names=names, order=order)
+        comparison = begin(shown, names["base"], clock=clock, seed=seed)
+        return cls(comparison=comparison, names=names, order=order)
 
     def row(self, role: str) -> Row:
         """What it says of that role, and where that stood."""
-        self.duel.judge()
-        ratio = self.duel.judgements[self.names[role]].ratio
+        self.comparison.judge()
+        ratio = self.comparison.judgements[self.names[role]].ratio
         return {
             "role": role,
             "log": math.log(ratio.point),

@@ -13,6 +13,7 @@ from typing import Self
 
 import msgspec
 
+from attnbench.analysis.results import Results, read
 from attnbench.devices.clock import VirtualClock
 from attnbench.devices.loads import Load, take
 from attnbench.plugins import name_of
@@ -37,12 +38,12 @@ from attnbench.processes.messages import (
 )
 from attnbench.processes.paired_client import PairedCrew
 from attnbench.processes.worker_client import Crew
-from attnbench.statistics.interference import CANARY
 from attnbench.storage.ceilings import COPY, MATMUL, Ceilings
-from attnbench.storage.events import Plan, Side, Sides, VisitFinished, based, twin
-from attnbench.storage.journal import Results
+from attnbench.storage.events import ArmSamples, Plan, Side, Sides, VisitFinished
 from attnbench.storage.records import (
+    PROBE,
     Agreement,
+    Arm,
     Environment,
     Measurement,
     Operator,
@@ -59,8 +60,8 @@ from attnbench.workloads.workload import Workload
 from studies.simulated.machine import Machine
 from studies.simulated.worlds import World
 
-CANARY_S = 0.3e-3
-"""What a sample of the canary takes."""
+PROBE_S = 0.3e-3
+"""What a sample of the interference probe takes."""
 MATMUL_RATE, COPY_RATE = 1e13, 1e12
 """The ceilings, in FLOP/s and bytes/s: higher than anything that is simulated needs."""
 START_S = 4.0
@@ -123,7 +124,7 @@ class VirtualCrew(Crew):
         self.clock = VirtualClock(self.machine)
         self.seed, self.layout, self.process = seed, layout, process
         self._epoch: int | None = None
-        self._arms: dict[tuple[str, str], measure.Arm] = {}
+        self._calls: dict[tuple[str, Arm], measure.TimedCall] = {}
 
     def hello(self, layout: int = 0) -> Ready:
         """A fresh process."""
@@ -168,14 +169,15 @@ class VirtualCrew(Crew):
     def _visit(self, request: TakeVisit) -> Visited:
         start_s = self.clock.now()
         place = request.workload.id
-        arms = [self._arm((place, name), request.workload, spec) for name, spec in request.arms]
-        for arm in arms:
-            if not arm.num_calls:
-                measure.calibrate(arm, self.clock)
-        self.machine.begin_visit(len(arms))
+        calls = [self._timed((place, arm), request.workload, spec) for arm, spec in request.arms]
+        for timed in calls:
+            if not timed.num_calls:
+                measure.calibrate(timed, self.clock)
+        self.machine.begin_visit(len(calls))
         at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
-        taken = measure.visit(arms, self.clock, at, self._conditions(is_cold=request.cache == "cold"))
-        return Visited(arms=taken, called_s=self.clock.now() - start_s)
+        taken = measure.visit(calls, self.clock, at, self._conditions(is_cold=request.cache == "cold"))
+        visited = tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
+        return Visited(arms=visited, called_s=self.clock.now() - start_s)
 
     def _conditions(self, *, is_cold: bool) -> measure.Conditions:
         def flush() -> None:
@@ -189,17 +191,21 @@ class VirtualCrew(Crew):
             flush=flush if is_cold else None,
         )
 
-    def _arm(self, key: tuple[str, str], workload: Workload, spec: str) -> measure.Arm:
-        """The arm of a workload id and a name, made at first use in each process."""
-        if key not in self._arms:
-            truth_s = CANARY_S if key[1] == CANARY else self.seconds(workload, name_of(spec))
-            shift = self.layout * random.Random(f"{self.seed}/{self._epoch}/{key}").gauss(0.0, 1.0)
+    def _timed(self, key: tuple[str, Arm], workload: Workload, spec: str) -> measure.TimedCall:
+        """What an arm of a workload calls, made at first use in each process."""
+        place, arm = key
+        if key not in self._calls:
+            truth_s = PROBE_S if arm == PROBE else self.seconds(workload, name_of(spec))
+            shift = self.layout * random.Random(f"{self.seed}/{self._epoch}/{place}/{arm}").gauss(0.0, 1.0)
             shift += self.process * random.Random(f"{self.seed}/{self._epoch}").gauss(0.0, 1.0)
             cost_s = truth_s * math.exp(shift)
-            make = measure.canary_arm if key[1] == CANARY else lambda name, call: measure.Arm(name=name, call=call)
-            num_faults = 0 if key[1] == CANARY else self.faults(workload, name_of(spec))
-            self._arms[key] = make(key[1], lambda: self._call(cost_s, num_faults))
-        return self._arms[key]
+            num_faults = 0 if arm == PROBE else self.faults(workload, name_of(spec))
+
+            def call() -> None:
+                self._call(cost_s, num_faults)
+
+            self._calls[key] = measure.probe_call(call) if arm == PROBE else measure.TimedCall(arm=arm, call=call)
+        return self._calls[key]
 
     def _call(self, cost_s: float, num_faults: int) -> None:
         self.clock.spend(cost_s)
@@ -213,7 +219,7 @@ class VirtualCrew(Crew):
     def dismiss(self) -> None:
         """End the process, at once."""
         self._epoch = None
-        self._arms.clear()
+        self._calls.clear()
 
     def __enter__(self) -> Self:
         """Itself. What there is already is not searched for garbage before each visit: seconds, in a large program."""
@@ -246,7 +252,8 @@ class VirtualPair(PairedCrew):
 
 def execute(plan: Plan, folder: Path, crew: VirtualCrew | VirtualPair) -> Results:
     """The whole run, in virtual time."""
-    return run.execute(plan, folder, lambda _: None, crew=crew, clock=crew.clock.now, count=lambda: None)
+    run.execute(plan, folder, lambda _: None, crew=crew, clock=crew.clock.now, count=lambda: None)
+    return read(folder)
 
 
 def workloads(number: int) -> tuple[Workload, ...]:
@@ -273,15 +280,26 @@ def plan(num_workloads: int, names: Sequence[str], *, budget_s: float, seed: int
 
 def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
     """The same workloads, with two states of each implementation in place of a baseline."""
-    names = [each for name in given.implementations for each in (based(name), name)]
-    sides = Sides(base=Side(given="rev:old"), candidate=Side(given="rev:new"), is_apart=is_apart)
-    return msgspec.structs.replace(given, implementations=tuple(names), baseline=names[0], sides=sides)
+    base = {name: f"{name} (base)" for name in given.implementations}
+    candidate = {name: name for name in given.implementations}
+    sides = Sides(
+        base=Side(given="rev:old", implementations=base),
+        candidate=Side(given="rev:new", implementations=candidate),
+        is_apart=is_apart,
+    )
+    return msgspec.structs.replace(given, implementations=(), baseline="", sides=sides)
 
 
 def session(crew: VirtualCrew, rival: str, baseline: str, *, num_visits: int, num_epochs: int = 3) -> State:
-    """Some visits of one workload and nothing else, in a few processes: a rival, the baseline twice and the canary."""
+    """Some visits of one workload and nothing else, in a few processes: a rival, the baseline twice and the probe."""
     workload, state = workloads(1)[0], State()
-    arms = ((baseline, baseline), (twin(baseline), baseline), (rival, rival), (CANARY, ""))
+    reference = Arm(implementation=baseline)
+    arms = (
+        (reference, baseline),
+        (reference.as_control(), baseline),
+        (Arm(implementation=rival), rival),
+        (PROBE, ""),
+    )
     epoch = -1
     for number in range(num_visits):
         if number * num_epochs // num_visits > epoch:

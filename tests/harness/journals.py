@@ -5,6 +5,7 @@ from pathlib import Path
 
 import numpy as np
 
+from attnbench.analysis.results import Results, read
 from attnbench.statistics.interference import CANARY
 from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.storage.events import (
@@ -22,7 +23,7 @@ from attnbench.storage.events import (
     WorkerStarted,
     twin,
 )
-from attnbench.storage.journal import Journal, Results, read
+from attnbench.storage.journal import Journal
 from attnbench.storage.records import (
     Agreement,
     Environment,

@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.analysis.comparisons import comparisons, noise_floors, winners
 from attnbench.analysis.overall import by_implementation
-from attnbench.storage.journal import Results
+from attnbench.analysis.results import Results
 from attnbench.storage.records import Comparison, Verdict
 from tests.harness import journals
 

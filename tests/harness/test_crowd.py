@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnbench.analysis.system_load import Crowd, crowd
+from attnbench.analysis.system_load import crowd
 from attnbench.devices.counters import Counters
 from attnbench.storage.events import RunFinished, WorkerStarted
 from tests.harness import journals

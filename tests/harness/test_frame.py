@@ -78,7 +78,7 @@ def test_score_matrix_is_batch_heads_queries_keys(table: pd.DataFrame) -> None:
 def test_raw_samples_keep_their_place_and_say_their_metric(folder: Path, table: pd.DataFrame) -> None:
     raw = samples(folder / "runs" / "2025-11-02-first")
     assert list(raw.columns) == list(SAMPLE_COLUMNS)
-    assert set(raw["metric"]) == {"latency", "latency_twin", "peak_memory"}
+    assert set(raw["metric"]) == {"latency", "latency_control", "peak_memory"}
     latency = raw[raw["metric"] == "latency"]
     assert len(latency) == table["num_samples"].sum()
     cell = latency[(latency["implementation"] == "sdpa") & (latency["workload"] == POINTS[0].id)]

@@ -14,10 +14,10 @@ from attnbench.analysis.growth import picture, timeline, told
 from attnbench.analysis.growth.attempts import SETTINGS, Asking, Followed
 from attnbench.analysis.growth.fit import fit
 from attnbench.analysis.growth.series import Growth, Outcome, growths
+from attnbench.analysis.results import read
 from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, Observed, TakeVisit, Visited
 from attnbench.processes.worker_client import Crew, WorkerLostError
 from attnbench.storage.events import ALLOCATORS
-from attnbench.storage.journal import read
 from attnbench.storage.memory_events import MemoryEvent, Timeline
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload

@@ -13,7 +13,7 @@ from attnbench.processes.messages import Check, Checked, Failed, Observe, TakeVi
 from attnbench.processes.timing_stage import DECIDED, NOTHING, SPENT
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import Crew
-from attnbench.statistics.interference import CANARY, Gauge
+from attnbench.statistics.interference import CANARY, InterferenceGauge
 from attnbench.storage import journal as store
 from attnbench.storage.events import RunFinished, WorkerStarted
 from attnbench.storage.records import Status
@@ -40,7 +40,7 @@ def test_a_run_with_nothing_to_compare_comes_to_its_end(tmp_path, names, reason)
 
 
 def test_where_every_block_is_void_the_budget_is_spent_and_nothing_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(Gauge, "_is_late", lambda *_: True)
+    monkeypatch.setattr(InterferenceGauge, "_is_late", lambda *_: True)
     results = virtual.execute(virtual.plan(1, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", crew())
     assert results.reason == SPENT
     assert results.elapsed_s >= 10.0

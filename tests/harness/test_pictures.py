@@ -5,10 +5,10 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from attnbench.analysis.results import Results
 from attnbench.plugins import plugs
 from attnbench.reports import Picture, Report, latency_plot, panels, style
 from attnbench.reports.table import shown
-from attnbench.storage.journal import Results
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from tests.harness import journals
 

@@ -85,8 +85,8 @@ def test_each_name_is_compared_with_its_own_base_alone(tmp_path, is_apart):
     assert arms == {"x", "x (base)", "x (base) (twin)", "y", "y (base)", "y (base) (twin)", CANARY} | twins
     base, candidate = by_side(results)
     assert [each.implementation for each in base] == [each.implementation for each in candidate] == list(names)
-    assert all(each.measurement("latency_twin") is not None for each in base)
-    assert all((each.measurement("latency_twin") is not None) is is_apart for each in candidate)
+    assert all(each.measurement("latency_control") is not None for each in base)
+    assert all((each.measurement("latency_control") is not None) is is_apart for each in candidate)
 
 
 def events(results, kind):

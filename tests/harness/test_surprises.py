@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from attnbench.analysis.results import Results
 from attnbench.reports import html, markdown
 from attnbench.reports.surprises import surprises
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
 from tests.harness import journals

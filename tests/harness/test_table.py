@@ -9,11 +9,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.system_load import Crowd
+from attnbench.analysis.results import Results
 from attnbench.reports import latency_plot, markdown, story, table, words
 from attnbench.reports.doubts import held_against
 from attnbench.statistics.intervals import median_estimate
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Measurement, Operators, Record, Sample, Status
 from attnbench.workloads.workload import Workload
 from tests.harness import journals
@@ -86,7 +85,7 @@ def doubted(
     load: float = 0.0,
     num_faults: int = 0,
     fault_s: float = 0.0,
-    num_void: int = 0,
+    num_discarded: int = 0,
 ) -> list[str]:
     """What is held against a cell with these times, four of a visit, the first blocks of which are void."""
     samples = tuple(
@@ -104,7 +103,7 @@ def doubted(
         operators=Operators(calls=(), fault_s=fault_s),
         measurements=(Measurement(metric="latency", unit="s", samples=samples),),
     )
-    void = frozenset((sample.epoch, sample.visit, sample.block) for sample in samples[:num_void])
+    void = frozenset((sample.epoch, sample.visit, sample.block) for sample in samples[:num_discarded])
     return list(held_against(record, median_estimate(samples), void))
 
 
@@ -112,7 +111,7 @@ STEADY = [1e-3] * 12
 
 
 @pytest.mark.parametrize(
-    ("load", "num_void", "told"),
+    ("load", "num_discarded", "told"),
     [
         (1.9, 3, []),  # two threads alone on two cores, and a quarter of the blocks void
         (3.0, 0, ["other work on the machine: load 3.0 on 2 cores"]),  # and one busy neighbour
@@ -120,8 +119,8 @@ STEADY = [1e-3] * 12
         (3.0, 4, ["other work on the machine: load 3.0 on 2 cores, 4 of 12 blocks void"]),
     ],
 )
-def test_other_work_on_the_machine_is_told_by_load_and_by_void_blocks(load: float, num_void: int, told: list[str]):
-    assert doubted(STEADY, load=load, num_void=num_void) == told
+def test_other_work_on_the_machine_is_told_by_load_and_by_void_blocks(load: float, num_discarded: int, told: list[str]):
+    assert doubted(STEADY, load=load, num_discarded=num_discarded) == told
 
 
 @pytest.mark.parametrize(("others", "stolen", "is_told"), [(0.04, 0.05, False), (0.2, 0.0, True), (0.0, 0.2, True)])

@@ -4,7 +4,7 @@ from collections.abc import Callable
 from functools import wraps
 from typing import TypeVar
 
-from attnbench.storage.journal import Results
+from attnbench.analysis.results import Results
 
 T = TypeVar("T")
 

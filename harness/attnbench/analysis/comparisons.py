@@ -5,8 +5,9 @@ from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
 
 from attnbench.analysis.cached import once
-from attnbench.statistics.controls import beside, of_sides
-from attnbench.statistics.intervals import Estimate, Pairs, paired_ratio, pairs
+from attnbench.analysis.results import Results
+from attnbench.statistics.controls import in_blocks_of, pairs_of_sides
+from attnbench.statistics.intervals import Block, Estimate, Pairs, paired_ratio, pairs
 from attnbench.statistics.verdicts import (
     Judgement,
     Needed,
@@ -18,8 +19,17 @@ from attnbench.statistics.verdicts import (
     visits_to_go,
 )
 from attnbench.storage.events import TOUCH_BELOW_S
-from attnbench.storage.journal import Results
-from attnbench.storage.records import Comparison, Record, Sample, Status, Verdict
+from attnbench.storage.records import (
+    CONTROL_LATENCY,
+    LATENCY,
+    Arm,
+    Comparison,
+    Key,
+    Record,
+    Sample,
+    Status,
+    Verdict,
+)
 from attnbench.workloads.workload import Workload
 
 
@@ -48,13 +58,13 @@ def comparisons(results: Results) -> list[Comparison]:
 
 @once
 def noise_floors(results: Results) -> dict[str, Estimate]:
-    """By workload id: the ratio of the baseline's twin to the baseline, identical code, which ought to be 1.
+    """By workload id: the ratio of the baseline's A/A control to the baseline, identical code, which ought to be 1.
 
     Of several baselines the one that is worst.
     """
     floors: dict[str, Estimate] = {}
     for (workload, _), record in _baselines(results).items():
-        floor = paired_ratio(_pairs(results, record, "latency_twin", record))
+        floor = paired_ratio(_pairs(results, record, CONTROL_LATENCY, record))
         if floor is not None and (floor.largest_log or 0.0) >= (floors.get(workload, floor).largest_log or 0.0):
             floors[workload] = floor
     return floors
@@ -70,10 +80,10 @@ def winners(results: Results) -> list[Winner]:
     found: dict[str, dict[str, tuple[Record, Pairs]]] = {}
     baselines = {} if results.plan.sides else _baselines(results)
     for record in results.records:
-        baseline = baselines.get((record.workload.id, results.plan.baseline))
+        baseline = baselines.get((record.workload.id, Arm(implementation=results.plan.baseline)))
         if record.status is Status.ok and baseline is not None:
             rows = found.setdefault(record.workload.id, {})
-            rows[record.implementation] = record, _pairs(results, record, "latency", baseline)
+            rows[record.implementation] = record, _pairs(results, record, LATENCY, baseline)
     return [winner for rows in found.values() if (winner := _winner(list(rows.values()))) is not None]
 
 
@@ -89,41 +99,43 @@ def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
 
 def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
     """Each cell that has a baseline to be compared with, and what its pairs say."""
-    for record, found, twins in paired(results):
+    for record, found, controls in paired(results):
         counted = found if results.plan.sides is None else found.by_epoch()
-        yield record, judge(counted, paired_ratio(twins), results.plan.smallest_effect)
+        yield record, judge(counted, paired_ratio(controls), results.plan.smallest_effect)
 
 
 def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
-    """Each cell that has a baseline: its pairs with that, and those of the baseline and its twin beside it."""
+    """Each cell that has a baseline: its pairs with that, and those of the baseline and its A/A control."""
     baselines = _baselines(results)
     for record in results.records:
-        baseline = baselines.get((record.workload.id, results.plan.base(record.implementation)))
+        baseline = baselines.get((record.workload.id, results.plan.reference(record.arm)))
         if record.status is Status.ok and baseline is not None and record is not baseline:
-            void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
-            own, reference = _samples(record, "latency"), _samples(baseline, "latency")
-            twins = beside(_samples(baseline, "latency_twin"), own)
+            discarded: Collection[Block] = results.discarded.get(record.workload.id, ())
+            own, reference = _samples(record, LATENCY), _samples(baseline, LATENCY)
+            controls = in_blocks_of(own, _samples(baseline, CONTROL_LATENCY))
             found = (
-                pairs(own, reference, void, twins)
+                pairs(own, reference, discarded, controls)
                 if results.plan.sides is None
-                else of_sides((own, _samples(record, "latency_twin")), (reference, twins), void)
+                else pairs_of_sides((own, _samples(record, CONTROL_LATENCY)), (reference, controls), discarded)
             )
-            yield record, found, pairs(twins, reference, void)
+            yield record, found, pairs(controls, reference, discarded)
 
 
 def _comparison(
     results: Results,
-    baselines: Mapping[tuple[str, str], Record],
+    baselines: Mapping[Key, Record],
     row: tuple[Record, Judgement, Verdict],
     limits: Needed,
 ) -> Comparison:
     record, found, verdict = row
-    baseline = baselines[record.workload.id, results.plan.base(record.implementation)]
+    reference = results.plan.reference(record.arm)
+    baseline = baselines[record.workload.id, reference]
     return Comparison(
         workload=record.workload,
         implementation=record.implementation,
-        baseline=results.plan.base(record.implementation),
-        metric="latency",
+        side=record.side,
+        baseline=reference.implementation,
+        metric=LATENCY,
         ratio=found.ratio.point,
         low=found.ratio.low,
         high=found.ratio.high,
@@ -143,7 +155,7 @@ def _more_s(results: Results, cells: tuple[Record, Record], found: Judgement, li
         each_s = (results.elapsed_s or math.inf) / found.ratio.num_clusters
         return visits * each_s if math.isfinite(visits * each_s) else None
     record, baseline = cells
-    block_s = 2 * _sample_s(_samples(baseline, "latency")) + _sample_s(_samples(record, "latency"))
+    block_s = 2 * _sample_s(_samples(baseline, LATENCY)) + _sample_s(_samples(record, LATENCY))
     return visits * results.plan.num_blocks * block_s if math.isfinite(visits) else None
 
 
@@ -153,17 +165,17 @@ def _sample_s(samples: tuple[Sample, ...]) -> float:
     return last.value * (last.num_calls + (last.value < TOUCH_BELOW_S))
 
 
-def _baselines(results: Results) -> dict[tuple[str, str], Record]:
-    """By workload id and name."""
-    named = (record for record in results.records if results.plan.is_base(record.implementation))
-    return {(record.workload.id, record.implementation): record for record in named if record.status is Status.ok}
+def _baselines(results: Results) -> dict[Key, Record]:
+    """The ok cells that others are compared with."""
+    references = (record for record in results.records if results.plan.is_reference(record.arm))
+    return {record.key: record for record in references if record.status is Status.ok}
 
 
 def _pairs(results: Results, record: Record, metric: str, baseline: Record) -> Pairs:
-    void: Collection[tuple[int, int, int]] = results.void.get(record.workload.id, ())
-    is_compared = metric == "latency" and record is not baseline
-    twins = _samples(baseline, "latency_twin") if is_compared else ()
-    return pairs(_samples(record, metric), _samples(baseline, "latency"), void, twins)
+    discarded: Collection[Block] = results.discarded.get(record.workload.id, ())
+    is_compared = metric == LATENCY and record is not baseline
+    controls = _samples(baseline, CONTROL_LATENCY) if is_compared else ()
+    return pairs(_samples(record, metric), _samples(baseline, LATENCY), discarded, controls)
 
 
 def _samples(record: Record, metric: str) -> tuple[Sample, ...]:

@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.breakdown import allocated_bytes, num_operators, ran, timed, times
 from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.results import Results, read
 from attnbench.statistics.intervals import median, median_estimate
-from attnbench.storage.journal import JOURNAL, Results, read
+from attnbench.storage.journal import JOURNAL
 from attnbench.storage.operator_kinds import PAGE_FAULTS
 from attnbench.storage.records import Comparison, Measurement, Record, Sample
 from attnbench.storage.runs import find_runs
@@ -22,7 +23,7 @@ from attnbench.workloads.workload import Workload
 if TYPE_CHECKING:
     import pandas as pd
 
-IDENTITY = ("run", "commit", "time", "workload", "implementation", *Workload.__struct_fields__)
+IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", *Workload.__struct_fields__)
 TIMES = ("latency_s", "latency_low_s", "latency_high_s", "num_samples", "ratio", "ratio_low", "ratio_high", "verdict")
 RAN = ("ran", "num_operators", "allocated_bytes", "fault_share")
 COUNTS = ("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes")
@@ -30,7 +31,19 @@ RATES = ("flops_per_s", "bytes_per_s", "matmul_share", "copy_share")
 CELL_COLUMNS = (*IDENTITY, "status", "message", *TIMES, *RAN, *COUNTS, *RATES, "error_ratio", "fingerprint")
 """Columns of `load` that are always there; one for each metric that was measured follows them."""
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
-TEXTS = ("run", "commit", "time", "workload", "implementation", "status", "message", "verdict", "ran", "fingerprint")
+TEXTS = (
+    "run",
+    "commit",
+    "time",
+    "workload",
+    "implementation",
+    "side",
+    "status",
+    "message",
+    "verdict",
+    "ran",
+    "fingerprint",
+)
 
 
 def load(*paths: Path | str) -> "pd.DataFrame":
@@ -90,7 +103,7 @@ def _frame(rows: list[dict[str, Any]], columns: Iterable[str]) -> "pd.DataFrame"
 
 
 def _cells(results: Results) -> Iterator[dict[str, Any]]:
-    compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
+    compared = {each.key: each for each in comparisons(results)}
     for record in results.records:
         agreement = record.agreement
         yield {
@@ -100,8 +113,8 @@ def _cells(results: Results) -> Iterator[dict[str, Any]]:
             **_latency(record),
             **_ratio(
                 record,
-                compared.get((record.workload.id, record.implementation)),
-                is_baseline=results.plan.is_base(record.implementation),
+                compared.get(record.key),
+                is_baseline=results.plan.is_reference(record.arm),
             ),
             **_ran(record),
             **_counts(record),
@@ -114,7 +127,7 @@ def _cells(results: Results) -> Iterator[dict[str, Any]]:
 
 def _identity(record: Record) -> dict[str, Any]:
     named = {"run": record.run, "commit": record.commit, "time": record.time, "workload": record.workload.id}
-    return {**named, "implementation": record.implementation, **record.workload.axes()}
+    return {**named, "implementation": record.implementation, "side": record.side, **record.workload.axes()}
 
 
 def _latency(record: Record) -> dict[str, Any]:

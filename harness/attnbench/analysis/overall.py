@@ -4,21 +4,17 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-import msgspec
 import numpy as np
 
 from attnbench.analysis.cached import once
 from attnbench.analysis.comparisons import comparisons, paired
+from attnbench.analysis.results import Results
 from attnbench.statistics import evidence
 from attnbench.statistics.intervals import NORMAL_MAD, Estimate, Pairs, mean_of, paired_ratio
-from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, Judgement, detectable, margin
-from attnbench.storage.events import BASE
-from attnbench.storage.journal import Results
-from attnbench.storage.records import Record, Status, Verdict
+from attnbench.statistics.verdicts import FALSE_SHARE, FEWEST_EPOCHS, WHOLE_SHARE, Judgement, detectable, margin
+from attnbench.storage.records import BASE, Record, Status, Verdict
 
 FEWEST_CELLS = 2
-FEWEST_EPOCHS = 3
-"""With fewer processes than this nothing is said of the session as a whole."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -38,7 +34,7 @@ def suite(results: Results) -> Suite | None:
     Slower and faster ask what a cell's verdict asks, by a part of the false verdicts that are allowed which is the
     whole's own: nothing need be found in any cell. Equivalent asks that the interval lies within the margin.
     """
-    cells = [(found, twins) for _, found, twins in paired(results) if _has_interval(found.by_epoch())]
+    cells = [(found, controls) for _, found, controls in paired(results) if _has_interval(found.by_epoch())]
     ratio = mean_over([found.by_epoch() for found, _ in cells])
     if ratio is None:
         return None
@@ -46,7 +42,7 @@ def suite(results: Results) -> Suite | None:
     smallest = results.plan.smallest_effect
     judged = Judgement(
         ratio=ratio,
-        margin=margin(mean_over([twins for _, twins in cells]), smallest),
+        margin=margin(mean_over([controls for _, controls in cells]), smallest),
         smallest=smallest,
         e_same=evidence.last(evidence.e_values(logs)),
         e_apart=0.0,
@@ -70,13 +66,12 @@ def by_implementation(results: Results) -> dict[str, Suite]:
     share: nobody bets anew. Verdicts hold among all implementations of a session, beside those on single cells. With
     fewer than three processes there is a mean, and nothing that says how sure it is.
     """
-    e_values = {(each.workload.id, each.implementation): each.e_same for each in comparisons(results)}
+    e_values = {each.key: each.e_same for each in comparisons(results)}
     cells: dict[str, list[tuple[Pairs, Pairs, float]]] = {}
-    for record, pairs, twins in paired(results):
+    for record, pairs, controls in paired(results):
         found = pairs if results.plan.sides is None else pairs.by_epoch()
         if _has_interval(found):
-            e_same = e_values[record.workload.id, record.implementation]
-            cells.setdefault(record.implementation, []).append((found, twins, e_same))
+            cells.setdefault(record.implementation, []).append((found, controls, e_values[record.key]))
     judged = {
         name: _together(own, results.plan.smallest_effect) for name, own in cells.items() if len(own) >= FEWEST_CELLS
     }
@@ -99,7 +94,7 @@ def _together(cells: Sequence[tuple[Pairs, Pairs, float]], smallest: float) -> J
     ratios = [ratio for pairs in found if (ratio := paired_ratio(pairs)) is not None]
     return Judgement(
         ratio=mean_over(found) or replace(mean_of(ratios), standard_error=None),
-        margin=margin(mean_over([twins for _, twins, _ in cells]), smallest),
+        margin=margin(mean_over([controls for _, controls, _ in cells]), smallest),
         smallest=smallest,
         e_same=float(np.mean([e_same for _, _, e_same in cells])),
         e_apart=0.0,
@@ -171,14 +166,9 @@ def _midmean(values: Sequence[float]) -> float:
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
-    """The base's records and the candidate's, each implementation under one name on both sides.
-
-    A cell that only one side has is in that side's list alone.
-    """
-    base = [record for record in results.records if results.plan.is_base(record.implementation)]
-    candidate = [record for record in results.records if not results.plan.is_base(record.implementation)]
-    named = [msgspec.structs.replace(each, implementation=each.implementation.removesuffix(BASE)) for each in base]
-    return named, candidate
+    """The base's records and the candidate's. A cell that only one side has is in that side's list alone."""
+    base = [record for record in results.records if record.side == BASE]
+    return base, [record for record in results.records if record.side != BASE]
 
 
 def losses(results: Results) -> list[str]:

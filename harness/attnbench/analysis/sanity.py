@@ -8,8 +8,9 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from attnbench.statistics.intervals import median
-from attnbench.storage.ceilings import Ceilings, Key
-from attnbench.storage.records import Record, Status
+from attnbench.storage.ceilings import Ceilings
+from attnbench.storage.ceilings import Key as Place
+from attnbench.storage.records import Arm, Key, Record, Status
 from attnbench.units import show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -28,28 +29,28 @@ TELLING = 0.2
 FAR_FASTER = 2.0
 """A backward pass that is so many times faster than the forward pass is strange; with one inside it, impossible."""
 
-Cell = tuple[Workload, str]
-Doubts = dict[tuple[str, str], tuple[str, ...]]
+Cell = tuple[Workload, Arm]
+Doubts = dict[Key, tuple[str, ...]]
 
 
 def judged(
-    records: Sequence[Record], ceilings: Mapping[Key, Ceilings], *, is_cold: bool
+    records: Sequence[Record], ceilings: Mapping[Place, Ceilings], *, is_cold: bool
 ) -> tuple[tuple[Record, ...], Doubts]:
-    """The records, what is impossible made `invalid` and without its numbers; and doubts by workload id and name."""
-    times = {(record.workload, record.implementation): _time(record) for record in records}
+    """The records, what is impossible made `invalid` and without its numbers; and doubts by cell."""
+    times = {(record.workload, record.arm): _time(record) for record in records}
     known = {cell: time_s for cell, time_s in times.items() if time_s is not None}
-    by_name: dict[str, dict[Cell, float]] = {}
+    by_arm: dict[Arm, dict[Cell, float]] = {}
     for cell, time_s in known.items():
-        by_name.setdefault(cell[1], {})[cell] = time_s
+        by_arm.setdefault(cell[1], {})[cell] = time_s
     found: list[Record] = []
     doubts: Doubts = {}
     for record in records:
-        cell = record.workload, record.implementation
+        cell = record.workload, record.arm
         if cell not in known:
             found.append(record)
             continue
         here = ceilings.get(record.workload.place)
-        own = by_name[record.implementation]
+        own = by_arm[record.arm]
         limits = list(_limits(record.workload, known[cell], here, is_cold=is_cold))
         reasons = [limit for limit, is_certain in limits if is_certain] + list(_contradictions(cell, own))
         if reasons:
@@ -58,7 +59,7 @@ def judged(
         found.append(record)
         strange = [limit for limit, _ in limits] + list(_oddities(cell, own, here))
         if strange:
-            doubts[record.workload.id, record.implementation] = tuple(strange)
+            doubts[record.key] = tuple(strange)
     return tuple(found), doubts
 
 

@@ -26,6 +26,7 @@ def check(  # noqa: PLR0913 - one parameter for each option
     """Check agreement with the float64 oracle, outputs and gradients; measure nothing, keep nothing."""
     import tempfile
 
+    from attnbench.analysis.results import read
     from attnbench.commands import progress, terminal
     from attnbench.processes import session as run
     from attnbench.processes.planning import Selection, plan
@@ -42,7 +43,8 @@ def check(  # noqa: PLR0913 - one parameter for each option
     )
     planned = plan(selection, with_baseline=False)
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder, progress.watching() as watch:
-        found = run.execute(planned, Path(folder), watch, stages=("check",))
+        run.execute(planned, Path(folder), watch, stages=("check",))
+        found = read(Path(folder))
     if as_json:
         typer.echo(json.dumps(terminal.summary(found), indent=2))
     else:

@@ -26,8 +26,8 @@ from attnbench.commands.run import earlier, given
 from attnbench.commands.sides import planned_anew, side_by_side
 
 if TYPE_CHECKING:
+    from attnbench.analysis.results import Results
     from attnbench.storage.events import Plan
-    from attnbench.storage.journal import Results
 
 OF_STORED = {"base", "candidate", "thresholds", "to", "results", "as_json"}
 """What may be given beside two stored runs."""
@@ -182,7 +182,7 @@ def conclude(found: "Results", *, failures: bool) -> NoReturn:
 
     if failures or losses(found):
         raise typer.Exit(FINDING)
-    if sum(map(len, found.void.values())) > MANY * found.num_blocks:
+    if sum(map(len, found.discarded.values())) > MANY * found.num_blocks:
         raise typer.Exit(INVALID)
     whole = suite(found)
     verdicts = [each.verdict for each in comparisons(found)] + ([] if whole is None else [whole.verdict])

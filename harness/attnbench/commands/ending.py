@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NoReturn
 import typer
 
 if TYPE_CHECKING:
-    from attnbench.storage.journal import Results
+    from attnbench.analysis.results import Results
 
 FINDING = 1
 WRONG_USAGE = 2

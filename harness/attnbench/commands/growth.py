@@ -12,7 +12,7 @@ from attnbench.commands.options import AsJson, CallLimit, MemoryLimit, ResultsFo
 if TYPE_CHECKING:
     from attnbench.analysis.growth.attempts import Followed
     from attnbench.analysis.growth.series import Growth
-    from attnbench.storage.journal import Results
+    from attnbench.analysis.results import Results
 
 CALL_LIMIT_S = 20.0
 
@@ -40,6 +40,7 @@ def growth(  # noqa: PLR0913 - one parameter for each option
     """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it."""
     from attnbench import plugins
     from attnbench.analysis.growth import attempts, series, told
+    from attnbench.analysis.results import read
     from attnbench.commands import progress
     from attnbench.processes import session as run
     from attnbench.processes.planning import Selection, plan
@@ -58,7 +59,8 @@ def growth(  # noqa: PLR0913 - one parameter for each option
     planned = plan(selection, with_baseline=False)
     folder = run.new_folder(results, planned.sweep)
     with progress.watching() as watch:
-        found = run.execute(planned, folder, watch, stages=("check", "metrics"))
+        run.execute(planned, folder, watch, stages=("check", "metrics"))
+    found = read(folder)
     measured = series.growths(found, limit_bytes)
     notes: list[str] = []
     with Crew(folder / "worker.log", timeout, attempts.SETTINGS) as crew:

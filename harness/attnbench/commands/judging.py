@@ -9,7 +9,7 @@ from attnbench.commands.ending import FINDING, INCONCLUSIVE, INVALID
 
 if TYPE_CHECKING:
     from attnbench.analysis.gate.rulings import Decision
-    from attnbench.storage.journal import Results
+    from attnbench.analysis.results import Results
 
 ThresholdsFile = Annotated[
     Path | None,
@@ -31,11 +31,11 @@ EXIT_CODES = {"finding": FINDING, "inconclusive": INCONCLUSIVE, "invalid": INVAL
 
 def read(path: Path) -> "Results":
     """A run; one that is damaged ends the command as an invalid session."""
-    from attnbench.storage import journal as store
+    from attnbench.analysis import results
     from attnbench.storage.events import DamagedError
 
     try:
-        return store.read(path)
+        return results.read(path)
     except DamagedError as error:
         typer.echo(f"invalid session: {error}", err=True)
         raise typer.Exit(INVALID) from None

@@ -1,8 +1,9 @@
 """`attnbench profile`: traces of chosen cells."""
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,10 @@ from attnbench.commands.options import (
     Timeout,
 )
 
+if TYPE_CHECKING:
+    from attnbench.analysis.results import Results
+    from attnbench.storage.records import Key
+
 
 def profile(  # noqa: PLR0913 - one parameter for each option
     *,
@@ -32,6 +37,7 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Trace what each call does, step by step, for attnbench tensorboard and Perfetto. Checked first, never timed."""
+    from attnbench.analysis.results import read
     from attnbench.commands import progress, terminal
     from attnbench.processes import profiling
     from attnbench.processes.planning import Selection, plan
@@ -52,14 +58,29 @@ def profile(  # noqa: PLR0913 - one parameter for each option
     folder = folders.new_folder(results, planned.sweep)
     try:
         with progress.watching() as watch:
-            found = profiling.execute(planned, folder, watch)
+            files = profiling.execute(planned, folder, watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; the traces made so far are in {folder}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    traced = read(folder)
     if as_json:
-        typer.echo(json.dumps(profiling.summary(found), indent=2))
+        typer.echo(json.dumps(summary(traced, files), indent=2))
     else:
-        terminal.print_traces(found)
-        if found.files:
+        terminal.print_traces(traced, files)
+        if files:
             typer.echo(f"\nLook at them with: attnbench tensorboard {folder}")
-    conclude(found.results, failures=False)
+    conclude(traced, failures=False)
+
+
+def summary(results: "Results", files: "Mapping[Key, Path]") -> list[dict[str, object]]:
+    """What a program wants to know of each cell."""
+    return [
+        {
+            "workload": record.workload.id,
+            "implementation": record.implementation,
+            "status": str(record.status),
+            "message": record.message,
+            "trace": str(files[record.key]) if record.key in files else None,
+        }
+        for record in results.records
+    ]

@@ -19,7 +19,7 @@ def report(
     open_page: OpenPage = False,
 ) -> None:
     """Rebuild every report of stored runs. Needs no torch."""
-    from attnbench.storage import journal as store
+    from attnbench.analysis.results import read
     from attnbench.storage.runs import copy_journal, find_run, newest_run
 
     folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
@@ -27,7 +27,7 @@ def report(
         raise ValueError("--to takes one run: name a single RUN")
     failures = False
     for folder in folders:
-        found = store.read(folder)
+        found = read(folder)
         target = to or found.folder
         if to is not None and to.resolve() != found.folder.resolve():
             copy_journal(found.folder, to)

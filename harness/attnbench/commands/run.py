@@ -56,6 +56,7 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Sweep, check, measure, store and report."""
     from attnbench import plugins
+    from attnbench.analysis.results import read
     from attnbench.commands import progress, terminal
     from attnbench.processes import session as run
     from attnbench.processes.planning import Selection, plan
@@ -86,10 +87,11 @@ def run_sweep(  # noqa: PLR0913 - one parameter for each option
     typer.echo(_announcement(len(planned.workloads), len(planned.implementations), folder), err=True)
     try:
         with progress.watching() as watch:
-            found = run.execute(planned, folder, watch)
+            run.execute(planned, folder, watch)
     except KeyboardInterrupt:
         typer.echo(f"stopped; go on with: attnbench run --resume {folder}", err=True)
         raise typer.Exit(INTERRUPTED) from None
+    found = read(folder)
     failures = write_reports(found, folder)
     if as_json:
         typer.echo(json.dumps(terminal.summary(found), indent=2))
@@ -105,13 +107,13 @@ def earlier(context: typer.Context, resume: str, results: Path) -> tuple[Path, "
     Raises:
         ValueError: there is no such run, or an option would change it.
     """
-    from attnbench.storage import journal as store
+    from attnbench.analysis.results import read
     from attnbench.storage.runs import find_run
 
     if more := sorted(given(context) - {"resume", "results", "as_json", "build"}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
-    return folder, store.read(folder).plan
+    return folder, read(folder).plan
 
 
 def given(context: typer.Context) -> set[str]:

@@ -8,9 +8,9 @@ import typer
 from attnbench.commands.ending import INTERRUPTED
 
 if TYPE_CHECKING:
+    from attnbench.analysis.results import Results
     from attnbench.processes.sides import Asked
     from attnbench.storage.events import Plan
-    from attnbench.storage.journal import Results
 
 
 def planned_anew(asked: "Asked", results: Path) -> tuple[Path, "Plan"]:
@@ -42,6 +42,7 @@ def side_by_side(planned: "Plan", folder: Path) -> "Results":
     Raises:
         ValueError: it cannot be run.
     """
+    from attnbench.analysis.results import read
     from attnbench.commands import progress
     from attnbench.processes import session as run
     from attnbench.processes import sides
@@ -52,7 +53,8 @@ def side_by_side(planned: "Plan", folder: Path) -> "Results":
     typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
     try:
         with sides.at_work(planned, folder), progress.watching() as watch:
-            return run.execute(planned, folder, watch)
+            run.execute(planned, folder, watch)
+            return read(folder)
     except KeyboardInterrupt:
         more = planned.sides.build_option
         typer.echo(f"stopped; go on with: attnbench compare --resume {folder}{more}", err=True)

@@ -1,7 +1,8 @@
 """What a terminal shows on standard output: the final table and the findings."""
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
@@ -9,10 +10,9 @@ from rich.markup import escape
 from rich.table import Table
 
 from attnbench.analysis.overall import losses
-from attnbench.processes.profiling import Traces
+from attnbench.analysis.results import Results
 from attnbench.reports import sides, table, verdicts, words
-from attnbench.storage.journal import Results
-from attnbench.storage.records import Record, Status, Verdict
+from attnbench.storage.records import Key, Record, Status, Verdict
 from attnbench.units import MISSING, show, significant
 
 LONGEST_UNBROKEN = 40
@@ -142,7 +142,7 @@ def print_findings(results: Results, console: Console) -> None:
     """Each cell that went wrong, with its reason, and how many were not tried and why."""
     for record in results.records:
         if record.is_finding:
-            where = f"{record.implementation} on {record.workload.id}"
+            where = f"{record.arm} on {record.workload.id}"
             console.print(f"{record.status}: {where}: {record.message}", style="red", markup=False, soft_wrap=True)
     _print_not_tried(results, console)
 
@@ -152,7 +152,7 @@ def _print_not_tried(results: Results, console: Console) -> None:
     for record in results.records:
         if record.status is not Status.ok and not record.is_finding:
             told = "predicted over a limit" if record.is_predicted else record.message
-            line = f"{record.implementation}: {told}"
+            line = f"{record.arm}: {told}"
             reasons[line] = reasons.get(line, 0) + 1
     if reasons:
         console.print("\nNot tried:", markup=False)
@@ -160,18 +160,18 @@ def _print_not_tried(results: Results, console: Console) -> None:
         console.print(f"  {line} ({number} cell{'s' if number > 1 else ''})", markup=False, style="dim", soft_wrap=True)
 
 
-def print_traces(found: Traces) -> None:
+def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
     """A table for each workload with the size of each trace; then what went wrong."""
     console = Console()
-    for workload in found.results.plan.workloads:
+    for workload in results.plan.workloads:
         console.print(workload.id, style="bold", markup=False, soft_wrap=True)
         rows = []
-        for record in (each for each in found.results.records if each.workload.id == workload.id):
-            file = found.file_of(record)
+        for record in (each for each in results.records if each.workload.id == workload.id):
+            file = files.get(record.key)
             size = MISSING if file is None else show(file.stat().st_size, "bytes")
             rows.append((record.implementation, str(record.status), size))
         print_table(("implementation", "status", "trace"), rows)
-    print_findings(found.results, console)
+    print_findings(results, console)
 
 
 def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:

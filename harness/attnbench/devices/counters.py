@@ -3,19 +3,9 @@
 import os
 from typing import Any
 
-import msgspec
 import psutil
 
-
-class Counters(msgspec.Struct, frozen=True, kw_only=True):
-    """How all processors together have spent their time since the machine started, and the memory that is free."""
-
-    began_s: float  # when the process began whose own time this is
-    total_s: float
-    idle_s: float
-    stolen_s: float  # by the host, where the machine is a virtual one
-    own_s: float  # of the process and of all that it started
-    free_bytes: int
+from attnbench.storage.records import Counters
 
 
 def read() -> Counters:

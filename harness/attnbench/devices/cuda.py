@@ -96,8 +96,8 @@ def snapshot(call: Callable[[], object], device: str, path: Path) -> None:
         torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - likewise
 
 
-def canary(device: str) -> Callable[[], object]:
-    """Fixed work on the device: a matrix product and a copy."""
+def probe_work(device: str) -> Callable[[], object]:
+    """The interference probe's fixed work on the device: a matrix product and a copy."""
     matrix = torch.ones(512, 512, device=device)
     source = torch.ones(2**22, device=device)
     product, target = torch.empty_like(matrix), torch.empty_like(source)

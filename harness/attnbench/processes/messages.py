@@ -3,8 +3,9 @@
 import msgspec
 
 from attnbench.storage.ceilings import Ceilings
+from attnbench.storage.events import ArmSamples
 from attnbench.storage.memory_events import Timeline
-from attnbench.storage.records import Agreement, Environment, Measurement, Operators, Sample, Status
+from attnbench.storage.records import PROBE, Agreement, Arm, Environment, Measurement, Operators, Status
 from attnbench.workloads.workload import Workload
 
 
@@ -19,6 +20,7 @@ class Check(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
 
     workload: Workload
     spec: str
+    side: str = ""  # as in Arm
     call_limit_s: float
     memory_limit_bytes: int
     seed: int
@@ -29,6 +31,7 @@ class Observe(msgspec.Struct, frozen=True, kw_only=True, tag="observe"):
 
     workload: Workload
     spec: str
+    side: str = ""  # as in Arm
     metric: str
 
 
@@ -37,6 +40,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
 
     workload: Workload
     spec: str
+    side: str = ""  # as in Arm
 
 
 class FindCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
@@ -47,10 +51,10 @@ class FindCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
 
 
 class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
-    """Sample some blocks. `arms` pairs an arm's name with its implementation's spec. Answered by Visited or Failed."""
+    """Sample some blocks. `arms` pairs an arm with its implementation's spec. Answered by Visited or Failed."""
 
     workload: Workload
-    arms: tuple[tuple[str, str], ...]
+    arms: tuple[tuple[Arm, str], ...]
     epoch: int
     visit: int
     num_blocks: int
@@ -65,6 +69,7 @@ class Trace(msgspec.Struct, frozen=True, kw_only=True, tag="trace"):
 
     workload: Workload
     spec: str
+    side: str = ""  # as in Arm
     file: str
 
 
@@ -77,6 +82,7 @@ class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="attempt"):
 
     workload: Workload
     spec: str
+    side: str = ""  # as in Arm
     limit_bytes: int = 0
     snapshot: str = ""
 
@@ -125,7 +131,7 @@ class Found(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
 class Visited(msgspec.Struct, frozen=True, kw_only=True, tag="visited"):
     """The samples of each arm, and the seconds inside calls."""
 
-    arms: dict[str, tuple[Sample, ...]]
+    arms: tuple[ArmSamples, ...]
     called_s: float = 0.0
 
 
@@ -136,11 +142,11 @@ class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
 
 
 class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The request failed at this arm (or the request's only implementation); at the canary: by the harness itself."""
+    """The request failed at this arm; at the interference probe, or without an arm: by the harness itself."""
 
-    arm: str
     status: Status
     message: str
+    arm: Arm = PROBE
     ends: bool = False  # as of Checked
 
 

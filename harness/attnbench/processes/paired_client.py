@@ -16,7 +16,7 @@ from typing import Self
 
 import msgspec
 
-from attnbench.plugins import name_of, split
+from attnbench.plugins import split
 from attnbench.processes.isolation import hides, places
 from attnbench.processes.messages import (
     Attempt,
@@ -34,9 +34,8 @@ from attnbench.processes.messages import (
     Visited,
 )
 from attnbench.processes.worker_client import ROOT, Crew, WorkerLostError
-from attnbench.statistics.interference import CANARY
-from attnbench.storage.events import BASE, TWIN, Plan, Side
-from attnbench.storage.records import Sample
+from attnbench.storage.events import ArmSamples, Plan, Side
+from attnbench.storage.records import BASE, PROBE, Arm, Role, Sample
 
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Threads that wait for work spin for a millisecond at most, as between the operators of a call, and then sleep.
@@ -46,8 +45,8 @@ FOLDER = "sides"
 """Below a run's folder, as long as the run is at work: what was checked out, and where the workers find us."""
 PACKAGE = "attnbench"
 
-Taken = dict[str, tuple[Sample, ...]]
-Half = tuple[Crew, tuple[tuple[str, str], ...]]
+Taken = tuple[ArmSamples, ...]
+Half = tuple[Crew, tuple[tuple[Arm, str], ...]]
 
 
 def apart(plan: Plan, folder: Path, settings: Mapping[str, str]) -> "PairedCrew":
@@ -56,14 +55,13 @@ def apart(plan: Plan, folder: Path, settings: Mapping[str, str]) -> "PairedCrew"
     spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}
     ours = _ours_alone(folder / FOLDER / "modules")
 
-    def crew(side: Side, name: str, *, is_base: bool) -> Crew:
-        specs = [spec for spec in plan.implementations if _is_of_base(name_of(spec)) is is_base]
-        own = _own_of(side, specs, folder / FOLDER / f"{name}_modules")
+    def crew(side: Side, name: str) -> Crew:
+        own = _own_of(side, list(side.implementations.values()), folder / FOLDER / f"{name}_modules")
         log = folder / f"{name}.log"
         return Crew(log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *own])
 
-    base = crew(plan.sides.base, "worker_base", is_base=True)
-    return PairedCrew(base, crew(plan.sides.candidate, "worker", is_base=False), plan.seed)
+    base = crew(plan.sides.base, "worker_base")
+    return PairedCrew(base, crew(plan.sides.candidate, "worker"), plan.seed)
 
 
 def _own_of(side: Side, specs: Sequence[str], target: Path) -> list[Path]:
@@ -142,34 +140,35 @@ class PairedCrew(Crew):
             case FindCeilings():
                 return self.candidate.ask(request, timeout_s)
             case Check() | Profile() | Observe() | Trace() | Attempt():
-                crew = self.base if name_of(request.spec).endswith(BASE) else self.candidate
+                crew = self.base if request.side == BASE else self.candidate
                 return crew.ask(request, timeout_s)
             case Hello():
                 return self.hello(request.layout)
 
     def _visit(self, request: TakeVisit, timeout_s: float | None) -> Reply:
         draws = random.Random(request.seed)
-        base = [(name, spec) for name, spec in request.arms if _is_of_base(name)]
-        rival = [(name, spec) for name, spec in request.arms if name != CANARY and not _is_of_base(name)]
-        rival += [(f"{name}{TWIN}", spec) for name, spec in rival]  # as the base has them
-        halves: list[Half] = [(self.base, (*base, (CANARY, ""))), (self.candidate, (*rival, (CANARY, "")))]
-        names = [name for name, _ in request.arms]
-        found: dict[str, list[Sample]] = {name: [] for name in dict.fromkeys([*names, *[name for name, _ in rival]])}
+        base = [(arm, spec) for arm, spec in request.arms if arm.side == BASE]
+        rival = [(arm, spec) for arm, spec in request.arms if arm.side != BASE and arm.role is Role.measured]
+        rival += [(arm.as_control(), spec) for arm, spec in rival]  # as the base has them
+        halves: list[Half] = [(self.base, (*base, (PROBE, ""))), (self.candidate, (*rival, (PROBE, "")))]
+        arms = [arm for arm, _ in request.arms]
+        samples: dict[Arm, list[Sample]] = {arm: [] for arm in dict.fromkeys([*arms, *[arm for arm, _ in rival]])}
         called_s = 0.0
         for step in _steps(request):
             taken: list[Taken] = []
-            for crew, arms in draws.sample(halves, len(halves)):
-                asked = msgspec.structs.replace(step, arms=arms, seed=draws.getrandbits(53))
-                reply = _ask(crew, asked, timeout_s, names)
+            for crew, half in draws.sample(halves, len(halves)):
+                asked = msgspec.structs.replace(step, arms=half, seed=draws.getrandbits(53))
+                reply = _ask(crew, asked, timeout_s, arms)
                 if isinstance(reply, Failed):
-                    return msgspec.structs.replace(reply, arm=_known(reply.arm, names))
+                    return msgspec.structs.replace(reply, arm=_known(reply.arm, arms))
                 assert isinstance(reply, Visited)
                 called_s += reply.called_s
                 taken.append(reply.arms)
             if step.num_blocks:
-                for name, sample in _merged(taken, len(found[names[0]])).items():
-                    found[name].append(sample)
-        return Visited(arms={name: tuple(samples) for name, samples in found.items()}, called_s=called_s)
+                for arm, sample in _merged(taken, len(samples[arms[0]])).items():
+                    samples[arm].append(sample)
+        visited = tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items())
+        return Visited(arms=visited, called_s=called_s)
 
     @property
     def is_at_work(self) -> bool:
@@ -193,13 +192,9 @@ class PairedCrew(Crew):
             crew.__exit__()
 
 
-def _is_of_base(arm: str) -> bool:
-    return arm.removesuffix(TWIN).endswith(BASE)
-
-
-def _known(arm: str, asked: Collection[str]) -> str:
-    """The arm as the request has it, which knows nothing of the candidate's twin."""
-    return arm if arm in asked else arm.removesuffix(TWIN)
+def _known(arm: Arm, asked: Collection[Arm]) -> Arm:
+    """The arm as the request has it, which knows nothing of the candidate's A/A control."""
+    return arm if arm in asked else arm.as_measured()
 
 
 def _steps(request: TakeVisit) -> Iterator[TakeVisit]:
@@ -215,24 +210,25 @@ def _steps(request: TakeVisit) -> Iterator[TakeVisit]:
         yield msgspec.structs.replace(ready, verifies=True)
 
 
-def _ask(crew: Crew, request: TakeVisit, timeout_s: float | None, names: Sequence[str]) -> Reply:
-    """The answer; where the worker is lost, told with the arm's place among all names."""
+def _ask(crew: Crew, request: TakeVisit, timeout_s: float | None, arms: Sequence[Arm]) -> Reply:
+    """The answer; where the worker is lost, with the arm's place among all arms."""
     try:
         return crew.ask(request, timeout_s)
     except WorkerLostError as lost:
         if lost.arm >= len(request.arms):
             raise
         arm = request.arms[lost.arm][0]
-        raise WorkerLostError(lost.status, names.index(_known(arm, names)), str(lost)) from None
+        raise WorkerLostError(lost.status, arms.index(_known(arm, arms)), str(lost)) from None
 
 
-def _merged(taken: Sequence[Taken], block: int) -> dict[str, Sample]:
-    """One sample for each arm of a block, slots counted through; of the canaries the slower one."""
-    merged: dict[str, Sample] = {}
+def _merged(taken: Sequence[Taken], block: int) -> dict[Arm, Sample]:
+    """One sample for each arm of a block, slots counted through; of the interference probes the slower one."""
+    merged: dict[Arm, Sample] = {}
     before = 0
-    for arms in taken:
-        for name, (sample,) in arms.items():
+    for half in taken:
+        for each in half:
+            (sample,) = each.samples
             placed = msgspec.structs.replace(sample, block=block, slot=before + sample.slot)
-            merged[name] = max(placed, merged.get(name, placed), key=attrgetter("value"))
-        before += len(arms)
+            merged[each.arm] = max(placed, merged.get(each.arm, placed), key=attrgetter("value"))
+        before += len(half)
     return merged

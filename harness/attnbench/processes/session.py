@@ -9,18 +9,16 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from attnbench import plugins
 from attnbench.devices import counters
-from attnbench.devices.counters import Counters
-from attnbench.plugins import name_of
 from attnbench.processes.ceilings_stage import find_ceilings
 from attnbench.processes.messages import Check, Checked, Failed, Observe, Observed, Profile, Profiled, Ready, Reply
 from attnbench.processes.paired_client import apart
 from attnbench.processes.revision import commit
 from attnbench.processes.timing_stage import Timing
 from attnbench.processes.worker_client import Crew, WorkerLostError
-from attnbench.storage import journal as store
 from attnbench.storage.events import (
     ALLOCATORS,
     SCHEMA,
@@ -34,6 +32,8 @@ from attnbench.storage.events import (
     RunStarted,
     WorkerStarted,
 )
+from attnbench.storage.journal import JOURNAL, Journal, events
+from attnbench.storage.records import Arm, Counters
 from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload
 
@@ -54,6 +54,8 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+Cell = dict[str, Any]
+"""What names a cell in an event."""
 
 
 class Run:
@@ -62,7 +64,7 @@ class Run:
     def __init__(  # noqa: PLR0913 - the last two are the machine's unless others are given
         self,
         plan: Plan,
-        journal: store.Journal,
+        journal: Journal,
         crew: Crew,
         watch: Watch,
         *,
@@ -75,7 +77,7 @@ class Run:
         self.crew = crew
         self.watch = watch
         self.state = State()
-        self.specs = {name_of(spec): spec for spec in plan.implementations}
+        self.specs = plan.specs
         self.clock, self.count = clock, count
         self.start = clock()
         self.stage, self.stage_start = "", self.start
@@ -120,21 +122,22 @@ class Run:
 
     def check_all(self) -> None:
         """Bring every cell to a status."""
-        cells = [(workload, name) for workload in self.plan.workloads for name in self.specs]
-        for number, (workload, name) in enumerate(cells):
-            if (workload.id, name) in self.state.status:
+        cells = [(workload, arm) for workload in self.plan.workloads for arm in self.specs]
+        for number, (workload, arm) in enumerate(cells):
+            if (workload.id, arm) in self.state.status:
                 continue
-            self.tell("check", f"{name} on {workload.id}", number, len(cells))
-            self.note(self.check(workload, name))
+            self.tell("check", f"{arm} on {workload.id}", number, len(cells))
+            self.note(self.check(workload, arm))
         self.tell("check", "", len(cells), len(cells))
 
-    def check(self, workload: Workload, name: str) -> CellChecked:
+    def check(self, workload: Workload, arm: Arm) -> CellChecked:
         """The outcome of one check, whatever becomes of the worker."""
         if not self.crew.is_at_work:
             self.fresh_worker()
         request = Check(
             workload=workload,
-            spec=self.specs[name],
+            spec=self.specs[arm],
+            side=arm.side,
             call_limit_s=self.plan.call_limit_s,
             memory_limit_bytes=self.plan.memory_limit_bytes,
             seed=self.plan.seed,
@@ -146,7 +149,8 @@ class Run:
         assert isinstance(reply, Checked)
         return CellChecked(
             workload=workload.id,
-            implementation=name,
+            implementation=arm.implementation,
+            side=arm.side,
             status=reply.status,
             message=reply.message,
             is_predicted=reply.is_predicted,
@@ -155,22 +159,23 @@ class Run:
             executed_flops=reply.executed_flops,
         )
 
-    def profile(self, workload: Workload, name: str) -> CellProfiled | CellFailed:
+    def profile(self, workload: Workload, arm: Arm) -> CellProfiled | CellFailed:
         """What ran in one cell, or how the cell failed."""
-        reply = self.ask(Profile(workload=workload, spec=self.specs[name]), name)
+        cell: Cell = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+        reply = self.ask(Profile(workload=workload, spec=self.specs[arm], side=arm.side))
         if isinstance(reply, Failed):
-            return CellFailed(workload=workload.id, implementation=name, status=reply.status, message=reply.message)
+            return CellFailed(**cell, status=reply.status, message=reply.message)
         assert isinstance(reply, Profiled)
-        return CellProfiled(workload=workload.id, implementation=name, operators=reply.operators)
+        return CellProfiled(**cell, operators=reply.operators)
 
-    def ask(self, request: Profile | Observe, name: str) -> Reply:
+    def ask(self, request: Profile | Observe) -> Reply:
         """The answer, whatever becomes of the worker."""
         if not self.crew.is_at_work:
             self.fresh_worker()
         try:
             return self.crew.ask(request)
         except WorkerLostError as lost:
-            return Failed(arm=name, status=lost.status, message=str(lost))
+            return Failed(status=lost.status, message=str(lost))
 
     def observe_all(self, metrics: Sequence[str], *, sees_operators: bool) -> None:
         """See what runs in each live cell, and read each metric that has a pass of its own, cell by cell.
@@ -178,25 +183,26 @@ class Run:
         One after the other of the same cell, since both are read from one recorded call where the device allows it.
         """
         known = plugins.plugs("attnbench.metrics", "METRIC")
-        cells = [(workload, name) for workload in self.plan.workloads for name in self.specs]
-        cells = [(workload, name) for workload, name in cells if self.state.live(workload.id, [name])]
-        for number, (workload, name) in enumerate(cells):
-            if sees_operators and (workload.id, name) not in self.state.profiled:
-                self.tell("observe", f"operators of {name} on {workload.id}", number, len(cells))
-                self.note(self.profile(workload, name))
+        cells = [(workload, arm) for workload in self.plan.workloads for arm in self.specs]
+        cells = [(workload, arm) for workload, arm in cells if self.state.live(workload.id, [arm])]
+        for number, (workload, arm) in enumerate(cells):
+            if sees_operators and (workload.id, arm) not in self.state.profiled:
+                self.tell("observe", f"operators of {arm} on {workload.id}", number, len(cells))
+                self.note(self.profile(workload, arm))
             for metric in metrics:
-                is_known = (workload.id, name, metric) in self.state.observed or not known[metric].fits(workload)
-                if not is_known and self.state.live(workload.id, [name]):
-                    self.tell("observe", f"{metric} of {name} on {workload.id}", number, len(cells))
-                    self.note(self.observe(workload, name, metric))
+                is_known = ((workload.id, arm), metric) in self.state.observed or not known[metric].fits(workload)
+                if not is_known and self.state.live(workload.id, [arm]):
+                    self.tell("observe", f"{metric} of {arm} on {workload.id}", number, len(cells))
+                    self.note(self.observe(workload, arm, metric))
 
-    def observe(self, workload: Workload, name: str, metric: str) -> CellMeasured | CellFailed:
+    def observe(self, workload: Workload, arm: Arm, metric: str) -> CellMeasured | CellFailed:
         """One metric of one cell, or how the cell failed."""
-        reply = self.ask(Observe(workload=workload, spec=self.specs[name], metric=metric), name)
+        cell: Cell = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+        reply = self.ask(Observe(workload=workload, spec=self.specs[arm], side=arm.side, metric=metric))
         if isinstance(reply, Failed):
-            return CellFailed(workload=workload.id, implementation=name, status=reply.status, message=reply.message)
+            return CellFailed(**cell, status=reply.status, message=reply.message)
         assert isinstance(reply, Observed)
-        return CellMeasured(workload=workload.id, implementation=name, measurement=reply.measurement)
+        return CellMeasured(**cell, measurement=reply.measurement)
 
 
 def _require_same_sources(plan: Plan) -> None:
@@ -225,17 +231,17 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     crew: Crew | None = None,
     clock: Callable[[], float] = time.monotonic,
     count: Callable[[], Counters | None] = counters.read,
-) -> store.Results:
-    """Start a run in `folder`, or go on with the one that is there; return its results.
+) -> None:
+    """Start a run in `folder`, or go on with the one that is there, to its end.
 
     `crew`, `clock` and `count` are a real worker's and the machine's unless others are given, as in studies/simulated.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker can start.
     """
-    journal_path = folder / store.JOURNAL
-    earlier = list(store.events(journal_path)) if journal_path.exists() else []
-    with store.Journal(folder) as journal, crew or crew_of(plan, folder) as worker:
+    journal_path = folder / JOURNAL
+    earlier = list(events(journal_path)) if journal_path.exists() else []
+    with Journal(folder) as journal, crew or crew_of(plan, folder) as worker:
         run = Run(plan, journal, worker, watch, clock=clock, count=count)
         if not earlier:
             run.note(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=commit(), plan=plan))
@@ -252,7 +258,6 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         timed = "time" in stages and "latency" in plan.metrics
         reason = Timing(run).time_all() if timed else ""
         run.note(RunFinished(time=now(), elapsed_s=run.elapsed_s, reason=reason, counters=run.count()))
-    return store.read(folder)
 
 
 def crew_of(plan: Plan, folder: Path) -> Crew:

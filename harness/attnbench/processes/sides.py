@@ -17,13 +17,12 @@ import msgspec
 import psutil
 
 from attnbench import plugins
-from attnbench.analysis.overall import FEWEST_EPOCHS
-from attnbench.processes import checkout
-from attnbench.processes import planning as selection
+from attnbench.processes import checkout, planning
 from attnbench.processes.isolation import is_alone
 from attnbench.processes.paired_client import FOLDER
 from attnbench.processes.planning import Selection
-from attnbench.storage.events import Plan, Side, Sides, based
+from attnbench.statistics.verdicts import FEWEST_EPOCHS
+from attnbench.storage.events import Plan, Side, Sides
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
@@ -89,34 +88,32 @@ def _plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
         raise ValueError(f"on neither side: {gone[0]}")
     if not kept:
         return None, same
+    own = [{name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)]
     compared = Sides(
-        base=sides["base"],
-        candidate=sides["candidate"],
+        base=msgspec.structs.replace(sides["base"], implementations=own[0]),
+        candidate=msgspec.structs.replace(sides["candidate"], implementations=own[1]),
         is_apart=asked.is_apart or bool(asked.build) or _must_be_apart(sides, kept),
         build=asked.build,
         lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
         new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
     )
-    return _plan_of(asked.selection, compared, kept), same
+    return _plan_of(asked.selection, compared), same
 
 
 def _is_built(text: str) -> bool:
     return text.startswith(REVISION) and text != REVISION + WORKTREE
 
 
-def _plan_of(given: Selection, compared: Sides, kept: Mapping[str, tuple[Found, Found]]) -> Plan:
-    """The usual plan of all specs, each under the name of its side."""
-    specs = [
-        f"{label}={each.spec}"
-        for name, pair in kept.items()
-        for label, each in zip((based(name), name), pair, strict=True)
-        if not each.missing
-    ]
+def _plan_of(given: Selection, compared: Sides) -> Plan:
+    """The usual plan, with two sides in place of implementations and a baseline."""
     allocator = given.allocator or ("retain" if compared.is_apart else "system")
-    made = selection.plan(replace(given, implementations=specs, allocator=allocator), with_baseline=False)
+    specs = [*compared.base.implementations.values(), *compared.candidate.implementations.values()]
+    made = planning.plan(replace(given, implementations=(), allocator=allocator), with_baseline=False)
     return msgspec.structs.replace(
         made,
-        baseline=based(next(iter(kept))),
+        implementations=(),
+        baseline="",
+        digests={spec: plugins.digest(spec) for spec in specs},
         sides=compared,
         num_epochs=max(made.num_epochs, FEWEST_EPOCHS),  # nothing is said of the whole with fewer
     )
@@ -146,7 +143,7 @@ def _files(asked: Asked) -> dict[str, Side]:
 
 
 def _specs_of_files(asked: Asked) -> dict[str, tuple[Found, Found]]:
-    plugins.check_specs([f"{based('x')}={asked.base}", f"x={asked.candidate}"])
+    plugins.check_specs([f"base={asked.base}", f"candidate={asked.candidate}"])
     return {plugins.name_of(asked.candidate): (Found(spec=asked.base), Found(spec=asked.candidate))}
 
 

@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING
 
 from attnbench.processes.messages import Failed, TakeVisit, Visited
 from attnbench.processes.worker_client import WorkerLostError
-from attnbench.statistics.interference import CANARY
-from attnbench.storage.events import CellFailed, VisitFinished, twin
+from attnbench.storage.events import CellFailed, VisitFinished
+from attnbench.storage.records import PROBE, Arm, Status
 from attnbench.timing.functions import prepare
 from attnbench.timing.schedule import Race, rounds, visit_seed
 from attnbench.workloads.workload import Workload
@@ -38,13 +38,7 @@ class Timing:
         alive = (w for w in self.plan.workloads if self.state.live(w.id, run.specs))
         self.workloads: Mapping[str, Workload] = {workload.id: workload for workload in alive}
         self.places = {workload: number for number, workload in enumerate(self.workloads)}
-        self.race = Race(
-            self.plan.baseline,
-            self.plan.num_blocks,
-            self.plan.seed,
-            has_sides=self.plan.sides is not None,
-            smallest_effect=self.plan.smallest_effect,
-        )
+        self.race = Race(self.plan)
 
     def time_all(self) -> str:
         """Visit until every comparison is decided or the budget is spent, every workload at least a few times.
@@ -73,9 +67,9 @@ class Timing:
             if self.run.elapsed_s > epoch_end_s:
                 self.run.fresh_worker()
                 epoch_end_s = self.epoch_end_s()
-            workload, names = chosen
+            workload, arms = chosen
             self.tell(f"{workload}, {len(self.race.judged) - len(self.race.closed)} open")
-            self.visit_with_bases(workload, names)
+            self.visit_with_references(workload, arms)
         return SPENT if self.workloads else ""
 
     def epoch_by_epoch(self) -> str:
@@ -91,7 +85,7 @@ class Timing:
             self.run.fresh_worker()
             for workload in draws.sample(list(todo), len(todo)):
                 self.tell(f"{workload}, {sum(map(len, todo.values()))} open")
-                self.visit_with_bases(workload, todo[workload])
+                self.visit_with_references(workload, todo[workload])
             epoch_s = max(epoch_s, self.run.elapsed_s - start_s)  # the longest so far
         return SPENT if self.workloads else ""
 
@@ -100,28 +94,26 @@ class Timing:
         """Why timing ends where no comparison is open."""
         return DECIDED if self.race.judged else NOTHING
 
-    def visit_with_bases(self, workload: str, names: Sequence[str]) -> None:
+    def visit_with_references(self, workload: str, arms: Sequence[Arm]) -> None:
         """One visit of these and of what they are compared with."""
-        self.visit(self.workloads[workload], dict.fromkeys([*map(self.plan.base, names), *names]))
+        self.visit(self.workloads[workload], dict.fromkeys([*map(self.plan.reference, arms), *arms]))
 
     def epoch_end_s(self) -> float:
         """When the epoch that begins now is to end, in seconds since the run began."""
         return self.run.elapsed_s + max(EPOCH_S, EPOCH_SHARE * self.run.elapsed_s)
 
-    def live(self) -> dict[str, list[str]]:
-        """By workload, who can still be compared: nobody whose baseline is lost."""
+    def live(self) -> dict[str, list[Arm]]:
+        """By workload, the arms that can still be compared: none whose reference is lost."""
         found = {workload: self.state.live(workload, self.run.specs) for workload in self.workloads}
-        return {
-            workload: [name for name in names if self.plan.base(name) in names] for workload, names in found.items()
-        }
+        return {workload: [arm for arm in arms if self.plan.reference(arm) in arms] for workload, arms in found.items()}
 
-    def worth_timing(self, workload: str, names: Iterable[str]) -> list[str]:
-        """Those of the names that are live; where there are two sides, on both of them."""
-        live = self.state.live(workload, names)
+    def worth_timing(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
+        """Those of the arms that are live; where there are two sides, on both of them."""
+        live = self.state.live(workload, arms)
         if self.plan.sides is None:
             return live
-        pairs = Counter(map(self.plan.base, live))
-        return [name for name in live if pairs[self.plan.base(name)] > 1]
+        pairs = Counter(map(self.plan.reference, live))
+        return [arm for arm in live if pairs[self.plan.reference(arm)] > 1]
 
     def tell(self, cell: str) -> None:
         """Tell the watcher how far the stage is."""
@@ -131,21 +123,20 @@ class Timing:
         )
         self.run.tell("time", cell, share, 1.0)
 
-    def visit(self, workload: Workload, names: Iterable[str]) -> None:
+    def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
         """One visit; an arm that fails is dropped, and the visit taken again without it."""
-        names = list(names)
-        while live := self.worth_timing(workload.id, names):
+        arms = list(arms)
+        while live := self.worth_timing(workload.id, arms):
             if not self.run.crew.is_at_work:
                 self.run.fresh_worker()
             request = self.request(workload, live)
-            owners = [name for name, _ in request.arms]
             try:
                 reply = self.run.crew.ask(request)
             except WorkerLostError as lost:
-                arm = owners[lost.arm] if lost.arm < len(owners) else CANARY
+                arm = request.arms[lost.arm][0] if lost.arm < len(request.arms) else PROBE
                 reply = Failed(arm=arm, status=lost.status, message=str(lost))
             if isinstance(reply, Visited):
-                found = VisitFinished(
+                visited = VisitFinished(
                     workload=workload.id,
                     epoch=request.epoch,
                     visit=request.visit,
@@ -153,28 +144,26 @@ class Timing:
                     called_s=reply.called_s,
                     elapsed_s=round(self.run.elapsed_s, 3),
                 )
-                self.run.note(found)
+                self.run.note(visited)
                 return
             assert isinstance(reply, Failed)
-            if reply.arm == CANARY:  # the harness itself was at work
+            if reply.arm == PROBE:  # the harness itself was at work
                 self.give_up(workload, reply)
                 return
-            owner = self.plan.owner(reply.arm)
-            failed = CellFailed(workload=workload.id, implementation=owner, status=reply.status, message=reply.message)
-            self.run.note(failed)
+            self.run.note(_failed(workload, reply.arm, reply.status, reply.message))
 
-    def request(self, workload: Workload, names: list[str]) -> TakeVisit:
-        """What the worker is asked: the arms, the baseline twice and a canary, built in an order of their own."""
+    def request(self, workload: Workload, arms: list[Arm]) -> TakeVisit:
+        """What the worker is asked: the arms, A/A controls and the interference probe, in an order of their own."""
         number = self.state.num_visits[workload.id]
         is_due = (number + self.places[workload.id]) % VERIFIED_OF_SIDES == 0  # not all in one process
         seed = visit_seed(self.plan.seed, workload.id, number)
-        arms = [(name, self.run.specs[name]) for name in names]
-        arms += [(twin(name), self.run.specs[name]) for name in names if self.plan.is_base(name)]
-        arms.append((CANARY, ""))
-        random.Random(seed).shuffle(arms)
+        taken = [(arm, self.run.specs[arm]) for arm in arms]
+        taken += [(arm.as_control(), self.run.specs[arm]) for arm in arms if self.plan.is_reference(arm)]
+        taken.append((PROBE, ""))
+        random.Random(seed).shuffle(taken)
         return TakeVisit(
             workload=workload,
-            arms=tuple(arms),
+            arms=tuple(taken),
             epoch=self.state.num_workers - 1,
             visit=number,
             num_blocks=self.plan.num_blocks,
@@ -186,5 +175,11 @@ class Timing:
     def give_up(self, workload: Workload, failed: Failed) -> None:
         """No arm is to blame, and none can be measured: the workload ends here for all."""
         message = f"while the harness prepared or read the workload: {failed.message}"
-        for name in self.state.live(workload.id, self.run.specs):
-            self.run.note(CellFailed(workload=workload.id, implementation=name, status=failed.status, message=message))
+        for arm in self.state.live(workload.id, self.run.specs):
+            self.run.note(_failed(workload, arm, failed.status, message))
+
+
+def _failed(workload: Workload, arm: Arm, status: Status, message: str) -> CellFailed:
+    return CellFailed(
+        workload=workload.id, implementation=arm.implementation, side=arm.side, status=status, message=message
+    )

@@ -8,6 +8,7 @@ from typing import Any
 import msgspec
 
 from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.results import read
 from attnbench.commands import progress
 from attnbench.commands.ending import write_reports
 from attnbench.plugins import name_of
@@ -61,7 +62,8 @@ class Measured:
         asked = msgspec.structs.replace(planned, workloads=workloads, implementations=specs)
         folder = run.new_folder(results, f"{planned.sweep}-pytest")
         with progress.watching() as watch:
-            found = run.execute(asked, folder, watch)
+            run.execute(asked, folder, watch)
+        found = read(folder)
         write_reports(found, folder)
         self._records = {(record.workload.id, record.implementation): record for record in found.records}
         self._compared = {(each.workload.id, each.implementation): each for each in comparisons(found)}

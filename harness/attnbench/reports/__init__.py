@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from attnbench.storage.journal import Results
+from attnbench.analysis.results import Results
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,9 +10,9 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from attnbench.analysis.cached import once
+from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report, style, words
 from attnbench.reports.table import absent
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Record
 from attnbench.workloads.workload import DTYPES
 

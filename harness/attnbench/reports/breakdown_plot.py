@@ -14,10 +14,10 @@ from matplotlib.ticker import PercentFormatter
 
 from attnbench.analysis.breakdown import ran, times
 from attnbench.analysis.cached import once
+from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report, style, words
 from attnbench.reports.panels import Panel, Plot, Point, notes, titled
 from attnbench.reports.table import Row, shown
-from attnbench.storage.journal import Results
 from attnbench.storage.operator_kinds import PAGE_FAULTS
 from attnbench.units import show, significant
 

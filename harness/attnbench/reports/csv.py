@@ -3,8 +3,8 @@
 from pathlib import Path
 
 from attnbench.analysis.frame import frame
+from attnbench.analysis.results import Results
 from attnbench.reports import Report, words
-from attnbench.storage.journal import Results
 
 FORMULA_STARTS = ("=", "+", "-", "@")
 

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Collection, Iterator
 
-from attnbench.analysis.system_load import Crowd
+from attnbench.analysis.system_load import SystemLoad
 from attnbench.reports import words
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, median
@@ -38,9 +38,9 @@ may say, as in analysis/breakdown.py."""
 
 
 def held_against(
-    record: Record, time: Estimate | None, void: Collection[Block] = (), crowd: Crowd | None = None
+    record: Record, time: Estimate | None, discarded: Collection[Block] = (), load: SystemLoad | None = None
 ) -> Iterator[str]:
-    """Each doubt about an ok cell, in words; `void` are the disturbed blocks of its workload, `crowd` is the run's."""
+    """Each doubt about an ok cell, in words; `discarded` are disturbed blocks of its workload, `load` is the run's."""
     if record.status is not Status.ok:
         return
     if record.message:
@@ -51,7 +51,7 @@ def held_against(
         return
     yield from _few(time)
     yield from _faults(record, latency.samples, time)
-    yield from _other_work(record, latency.samples, void, crowd)
+    yield from _other_work(record, latency.samples, discarded, load)
     yield from _unsteady(time)
     yield from _drift(latency.samples, time)
     yield from _numbers(record)
@@ -83,20 +83,20 @@ def _faults(record: Record, samples: tuple[Sample, ...], time: Estimate) -> Iter
 
 
 def _other_work(
-    record: Record, samples: tuple[Sample, ...], void: Collection[Block], crowd: Crowd | None
+    record: Record, samples: tuple[Sample, ...], discarded: Collection[Block], system: SystemLoad | None
 ) -> Iterator[str]:
-    """More work than cores while this was timed, many of its blocks with a late canary, or a busy machine all along."""
+    """More work than cores while this was timed, many of its blocks discarded, or a busy machine all along."""
     told = []
     cores = 0 if record.environment is None else record.environment.num_logical_cores
     load = median(sample.load for sample in samples)
     if cores and load > cores + SPARE:
         told.append(f"load {load:.1f} on {cores} core{'s' * (cores > 1)}")
     blocks = {(sample.epoch, sample.visit, sample.block) for sample in samples}
-    num_void = len(blocks.intersection(void))
-    if num_void > MANY * len(blocks):
-        told.append(f"{num_void} of {len(blocks)} blocks void")
-    if crowd is not None and crowd.others + crowd.stolen > TAKEN:
-        told.append(f"{_percent(crowd.others + crowd.stolen)} of the processors' time during the run")
+    num_discarded = len(blocks.intersection(discarded))
+    if num_discarded > MANY * len(blocks):
+        told.append(f"{num_discarded} of {len(blocks)} blocks discarded")
+    if system is not None and system.others + system.stolen > TAKEN:
+        told.append(f"{_percent(system.others + system.stolen)} of the processors' time during the run")
     if told:
         yield f"other work on the machine: {', '.join(told)}"
 

@@ -5,12 +5,11 @@ from dataclasses import dataclass
 
 from attnbench.analysis.breakdown import Timed, reasons, timed
 from attnbench.statistics.intervals import median
-from attnbench.storage.records import Comparison, Record
+from attnbench.storage.records import Arm, Comparison, Key, Record
 
 ALIKE = 1.05
 """Below this ratio to the fastest there is too little to explain."""
 FASTEST, NEAR = "fastest", "within 5 % of the fastest"
-Key = tuple[str, str]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -21,26 +20,28 @@ class _Cell:
     timed: Timed
 
 
-def costs(records: Iterable[Record], base: Callable[[str], str], compared: dict[Key, Comparison]) -> dict[Key, float]:
-    """By workload id and implementation, the seconds of a call, by which the cells of a workload may be compared.
+def costs(
+    records: Iterable[Record], reference: Callable[[Arm], Arm], compared: dict[Key, Comparison]
+) -> dict[Key, float]:
+    """By cell, the seconds of a call, by which the cells of a workload may be compared.
 
-    Where there is a ratio to what `base` names, it is that times the base's own time: the ratio is from the same
+    Where there is a ratio to its reference, it is that times the base's own time: the ratio is from the same
     blocks, and so the better witness.
     """
     own_s = {
-        (one.workload.id, one.implementation): median(sample.value for sample in latency.samples)
+        one.key: median(sample.value for sample in latency.samples)
         for one in records
         if (latency := one.measurement("latency")) is not None and latency.samples
     }
     found = {}
-    for (workload, name), seconds in own_s.items():
-        base_s, comparison = own_s.get((workload, base(name))), compared.get((workload, name))
-        found[workload, name] = seconds if base_s is None or comparison is None else comparison.ratio * base_s
+    for (workload, arm), seconds in own_s.items():
+        base_s, comparison = own_s.get((workload, reference(arm))), compared.get((workload, arm))
+        found[workload, arm] = seconds if base_s is None or comparison is None else comparison.ratio * base_s
     return found
 
 
 def explained(records: Iterable[Record], costs_s: dict[Key, float]) -> dict[Key, str]:
-    """By workload id and implementation, the two largest reasons: "41 % page faults on the 128 MiB score matrix; ...".
+    """By cell, the two largest reasons: "41 % page faults on the 128 MiB score matrix; ...".
 
     `costs_s` is what `costs` says. Cells that were not timed, or whose operators were not seen, have none.
     """
@@ -53,14 +54,14 @@ def explained(records: Iterable[Record], costs_s: dict[Key, float]) -> dict[Key,
 def _explained(members: list[Record], costs_s: dict[Key, float]) -> dict[Key, str]:
     cells: list[_Cell] = []
     for record in members:
-        call_s = costs_s.get((record.workload.id, record.implementation), 0.0)
+        call_s = costs_s.get(record.key, 0.0)
         if call_s and record.operators is not None:
             operators = timed(record.operators, record.measurement("latency"))
             cells.append(_Cell(record=record, timed=Timed(operators=operators, call_s=call_s)))
     if not cells:
         return {}
     fastest = min(cells, key=lambda cell: cell.timed.call_s)
-    return {(cell.record.workload.id, cell.record.implementation): _text(cell, fastest) for cell in cells}
+    return {cell.record.key: _text(cell, fastest) for cell in cells}
 
 
 def _text(cell: _Cell, fastest: _Cell) -> str:

@@ -7,11 +7,11 @@ from pathlib import Path
 import jinja2
 from markupsafe import Markup, escape
 
+from attnbench.analysis.results import Results
 from attnbench.plugins import plugs
 from attnbench.reports import Picture, Report, story
 from attnbench.reports.surprises import surprises
 from attnbench.reports.table import COLUMNS, LEGEND, Row, groups
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Status
 
 TEMPLATE = "page.html.jinja"

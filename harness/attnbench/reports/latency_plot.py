@@ -5,11 +5,11 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from attnbench.analysis.cached import once
+from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report, style
 from attnbench.reports.lines import draw, log_ticks
 from attnbench.reports.panels import Panel, Plot, Point
 from attnbench.reports.table import Row
-from attnbench.storage.journal import Results
 
 
 def _point(row: Row, length: int) -> Point | None:

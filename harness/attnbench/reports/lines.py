@@ -11,6 +11,7 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
+from attnbench.analysis.results import Results
 from attnbench.reports import Picture, style, words
 from attnbench.reports.panels import (
     Panel,
@@ -26,7 +27,6 @@ from attnbench.reports.panels import (
     titled,
 )
 from attnbench.reports.table import shown
-from attnbench.storage.journal import Results
 from attnbench.units import show
 
 PANELS_A_PAGE = 6

@@ -5,10 +5,10 @@ import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
+from attnbench.analysis.results import Results
 from attnbench.reports import Report, story
 from attnbench.reports.surprises import surprises
 from attnbench.reports.table import COLUMNS, LEGEND, Row, groups
-from attnbench.storage.journal import Results
 
 
 def escaped(text: str) -> str:

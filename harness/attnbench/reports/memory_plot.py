@@ -8,11 +8,11 @@ from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from attnbench.analysis.cached import once
+from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report, style
 from attnbench.reports.lines import draw
 from attnbench.reports.panels import Panel, Plot, Point
 from attnbench.reports.table import Row
-from attnbench.storage.journal import Results
 from attnbench.units import show
 from attnbench.workloads.workload import DTYPE_BYTES
 

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
+from attnbench.analysis.results import Results
 from attnbench.reports import Report, words
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Measurement, Record
 
 VERSION = "5.3.1"

@@ -8,12 +8,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 
 from attnbench.analysis.cached import once
 from attnbench.analysis.comparisons import noise_floors
+from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report, style, words
 from attnbench.reports.lines import draw
 from attnbench.reports.panels import Panel, Plot, Point
 from attnbench.reports.table import Row
 from attnbench.statistics.verdicts import margin
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Verdict
 
 

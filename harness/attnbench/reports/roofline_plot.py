@@ -17,11 +17,11 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from attnbench.analysis.cached import once
+from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report, style
 from attnbench.reports.lines import log_ticks
 from attnbench.reports.table import Row, shown
 from attnbench.storage.ceilings import Ceilings, Key
-from attnbench.storage.journal import Results
 from attnbench.units import show
 from attnbench.workloads.counts import arithmetic_intensity
 

@@ -3,11 +3,11 @@
 from pathlib import Path
 
 from attnbench.analysis.overall import Suite, by_side, losses, suite
+from attnbench.analysis.results import Results
 from attnbench.reports import Report, story, verdicts, words
 from attnbench.reports.markdown import escaped
 from attnbench.reports.table import Row, groups, percent, span
-from attnbench.storage.events import BASE, Side
-from attnbench.storage.journal import Results
+from attnbench.storage.events import Side
 from attnbench.units import MISSING
 
 COLUMNS = ("implementation", "length", "base", "candidate", "ratio", "verdict", "memory, base", "memory", "notes")
@@ -72,7 +72,7 @@ def rows(results: Results) -> dict[str, list[dict[str, str]]]:
     """By the title of a group of workloads, the texts under COLUMNS of each cell that the candidate has."""
     found: dict[str, list[dict[str, str]]] = {}
     for title, members in groups(results).items():
-        base = {(row.workload.id, row.implementation.removesuffix(BASE)): row for row in members if row.is_baseline}
+        base = {(row.workload.id, row.implementation): row for row in members if row.is_baseline}
         for row in sorted(members, key=lambda row: (row.implementation, row.workload.seq_len, row.workload.kv_len)):
             if not row.is_baseline:
                 found.setdefault(title, []).append(_row(row, base.get((row.workload.id, row.implementation))))

@@ -5,10 +5,10 @@ from collections import Counter
 
 from attnbench.analysis.comparisons import noise_floors
 from attnbench.analysis.overall import by_side
+from attnbench.analysis.results import Results
 from attnbench.reports import verdicts, words
 from attnbench.reports.table import percent, span
 from attnbench.statistics.verdicts import margin
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Environment
 from attnbench.units import MISSING, show
 
@@ -129,7 +129,11 @@ def _ceilings(results: Results) -> str:
 
 def _free(results: Results) -> str:
     """The least memory that was free when a process took up the work."""
-    return MISSING if results.crowd is None else f"{show(results.crowd.free_bytes, 'bytes')} as processes began"
+    return (
+        MISSING
+        if results.system_load is None
+        else f"{show(results.system_load.free_bytes, 'bytes')} as processes began"
+    )
 
 
 def _floor(results: Results) -> str:

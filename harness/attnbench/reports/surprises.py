@@ -7,11 +7,11 @@ from statistics import geometric_mean
 import msgspec
 
 from attnbench.analysis.breakdown import times
+from attnbench.analysis.results import Results
 from attnbench.reports import words
 from attnbench.reports.doubts import NOT_NATIVE
 from attnbench.reports.explained import NEAR
 from attnbench.reports.table import Row, percent, shown
-from attnbench.storage.journal import Results
 from attnbench.storage.operator_kinds import PAGE_FAULTS
 from attnbench.storage.records import Verdict
 from attnbench.units import show, significant

@@ -7,12 +7,12 @@ from attnbench.analysis.breakdown import allocated_bytes, num_operators, ran, ti
 from attnbench.analysis.cached import once
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.rates import Rates, executed_ratio
+from attnbench.analysis.results import Results
 from attnbench.reports import words
 from attnbench.reports.doubts import held_against
-from attnbench.reports.explained import Key, costs, explained
+from attnbench.reports.explained import costs, explained
 from attnbench.statistics.intervals import Estimate, median, median_estimate
-from attnbench.storage.journal import Results
-from attnbench.storage.records import Comparison, Operators, Record, Status, Verdict
+from attnbench.storage.records import Arm, Comparison, Key, Operators, Record, Status, Verdict
 from attnbench.units import MISSING, duration, scale_of, show, significant
 from attnbench.workloads.counts import arithmetic_intensity, score_matrix_bytes
 from attnbench.workloads.workload import Workload
@@ -44,7 +44,7 @@ class Row:
 
     group: str
     workload: Workload
-    implementation: str
+    arm: Arm
     status: Status
     is_predicted: bool
     is_baseline: bool
@@ -60,6 +60,11 @@ class Row:
     cells: dict[str, str]
 
     @property
+    def implementation(self) -> str:
+        """The implementation's name; of two sides, the same on both."""
+        return self.arm.implementation
+
+    @property
     def sort_key(self) -> tuple[int, int, float, float]:
         """By length, then fastest first: by ratio, since an arm decided early saw another mood of the machine."""
         length = self.workload.seq_len, self.workload.kv_len
@@ -71,8 +76,8 @@ class Row:
 @once
 def rows(results: Results) -> list[Row]:
     """Every record as a row: groups in the order of the plan, inside a group by length and then fastest first."""
-    compared = {(found.workload.id, found.implementation): found for found in comparisons(results)}
-    costs_s = costs(results.records, results.plan.base, compared)
+    compared = {each.key: each for each in comparisons(results)}
+    costs_s = costs(results.records, results.plan.reference, compared)
     reasons = explained(results.records, costs_s)
     made = [_row(record, results, compared, reasons, costs_s) for record in results.records]
     order = {group: place for place, group in enumerate(dict.fromkeys(row.group for row in made))}
@@ -134,21 +139,21 @@ def _row(
 ) -> Row:
     latency = record.measurement("latency")
     memory = record.measurement("peak_memory")
-    comparison = compared.get((record.workload.id, record.implementation))
+    comparison = compared.get(record.key)
     time = median_estimate(latency.samples) if latency is not None and latency.samples else None
     peak = median(sample.value for sample in memory.samples) if memory is not None and memory.samples else None
-    is_baseline = results.plan.is_base(record.implementation)
-    strange = results.doubts.get((record.workload.id, record.implementation), ())
-    doubts = (*held_against(record, time, results.void.get(record.workload.id, ()), results.crowd), *strange)
+    is_baseline = results.plan.is_reference(record.arm)
+    strange = results.warnings.get(record.key, ())
+    doubts = (*held_against(record, time, results.discarded.get(record.workload.id, ()), results.system_load), *strange)
     rated = None if time is None else results.rates(record.workload, time.point)
     texts = {
         "length": words.length(record.workload),
-        "implementation": words.plain(record.implementation) or MISSING,
+        "implementation": words.plain(str(record.arm)) or MISSING,
         "status": f"{record.status} (predicted)" if record.is_predicted else str(record.status),
         "time per call": MISSING if time is None else span(time.point, time.low, time.high, "s"),
         "ratio": _ratio(comparison, is_baseline=is_baseline and time is not None),
         "verdict": _verdict(comparison, is_baseline=is_baseline and time is not None, is_timed=time is not None),
-        "why slower": reasons.get((record.workload.id, record.implementation), MISSING),
+        "why slower": reasons.get(record.key, MISSING),
         **_ran(record.operators),
         "memory": _memory(peak, record.workload),
         **_work(record, rated),
@@ -158,13 +163,13 @@ def _row(
     return Row(
         group=words.title(record.workload),
         workload=record.workload,
-        implementation=record.implementation,
+        arm=record.arm,
         status=record.status,
         is_predicted=record.is_predicted,
         is_baseline=is_baseline,
         message=record.message,
         time=time,
-        cost_s=costs_s.get((record.workload.id, record.implementation), 0.0),
+        cost_s=costs_s.get(record.key, 0.0),
         comparison=comparison,
         operators=None if record.operators is None else timed(record.operators, latency),
         peak_memory_bytes=peak,

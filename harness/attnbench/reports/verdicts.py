@@ -2,10 +2,10 @@
 
 from attnbench.analysis.comparisons import comparisons, winners
 from attnbench.analysis.overall import Suite, by_implementation
+from attnbench.analysis.results import Results
 from attnbench.reports import words
 from attnbench.reports.table import absent, percent, span
 from attnbench.statistics.interference import MANY
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Verdict
 from attnbench.units import duration
 
@@ -34,15 +34,15 @@ def decided(results: Results) -> str:
 
 
 def disturbed(results: Results) -> str:
-    """How many blocks were void because somebody else was at work, and what others had of the processors."""
-    void = sum(map(len, results.void.values()))
+    """How many blocks are discarded because of interference, and how much of the machine other work took."""
+    discarded = results.num_discarded
     if not results.num_blocks:
         return "not watched"
-    told = f"{void} of {results.num_blocks} blocks void, since their canary came late"
-    if void > MANY * results.num_blocks:
-        told += ": somebody else was at work on this machine, and no verdict here is worth much"
-    if results.crowd is not None:
-        others, host = percent(results.crowd.others), percent(results.crowd.stolen)
+    told = f"{discarded} of {results.num_blocks} blocks discarded because of interference"
+    if discarded > MANY * results.num_blocks:
+        told += ": other work disturbed this machine too much for verdicts to be trusted"
+    if results.system_load is not None:
+        others, host = percent(results.system_load.others), percent(results.system_load.stolen)
         told += f"; others had {others} of the processors' time, and the host took {host}"
     return told
 

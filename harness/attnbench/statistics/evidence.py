@@ -56,8 +56,8 @@ def e_values(differences: Array, others: Array | None = None, *, upwards_only: b
     widths: large ones see small differences among outliers, signs decide in few steps what is plain, and usual sizes
     serve what scatters about as much as it differs.
 
-    `others` are the differences from the baseline's twin, NaN where there is none. Then each bet is the mean of the two
-    that could be made: where all three are the same code in a random order, either is fair whatever the noise, and so
+    `others` are the differences from the baseline's A/A control, NaN where there is none. Then each bet is the mean
+    of the two that could be made: where all three are the same code in a random order, either is fair whatever the noise, and so
     is their mean, though it is not symmetric.
     """
     differences = np.asarray(differences, dtype=np.float64)
@@ -66,9 +66,9 @@ def e_values(differences: Array, others: Array | None = None, *, upwards_only: b
     sizes = [usual(each) for each in both]
     total = np.zeros_like(differences)
     for width in WIDTHS:
-        bets, *twins = (scores(each, size, width) for each, size in zip(both, sizes, strict=True))
+        bets, *controls = (scores(each, size, width) for each, size in zip(both, sizes, strict=True))
         if others is not None:
-            bets = np.where(np.isnan(others), bets, (bets + twins[0]) / 2)
+            bets = np.where(np.isnan(others), bets, (bets + controls[0]) / 2)
         for stake in stakes:
             total += np.exp(np.minimum(np.cumsum(np.log1p(stake * bets), axis=0), LARGEST_LOG))
     return total / (len(WIDTHS) * len(stakes))

@@ -1,7 +1,8 @@
-"""Which blocks somebody else disturbed: told by a canary, small fixed work in each block, blind to what is compared.
+"""Which blocks to discard because other work disturbed them, as an interference probe in each block shows.
 
-An outlier of one arm is never cut, for it may be the arm's own: a whole block is void, or none of it. The rule looks
-only at canaries up to that block, so that a verdict that is watched while samples come in never changes its past.
+The probe is small fixed work of the harness, so that the rule is blind to what is compared. An outlier of one arm is
+never cut, for it may be the arm's own: a whole block is discarded, or none of it. The rule looks only at probes up to
+that block, so that a verdict that is watched while samples come in never changes its past.
 """
 
 import math
@@ -13,41 +14,39 @@ import numpy as np
 from attnbench.statistics.intervals import Block, median
 from attnbench.storage.records import Sample
 
-CANARY = "(canary)"
-"""The arm's name; no implementation's begins with a bracket."""
 WINDOW = 50
 FEWEST = 8
-"""Before this many canaries nothing is known of the machine's mood."""
+"""Before this many probes nothing is known of the machine's usual state."""
 LARGEST_CALM = math.log(1.25)
 SPREADS = 6 * 1.4826
-"""A canary is late when it is this many median absolute deviations above the median, and a quarter in any case."""
+"""A probe is late when it is this many median absolute deviations above the median, and a quarter in any case."""
 MANY = 0.25
-"""A session with a larger share of void blocks than this was not measured on a quiet machine."""
+"""A session that discards a larger share of its blocks was not measured on a quiet machine."""
 
 
-class Gauge:
-    """Listens to canaries in the order in which they were taken."""
+class InterferenceGauge:
+    """Judges probes in the order in which they were taken."""
 
     def __init__(self) -> None:
-        """Nothing is known yet."""
+        """Begin with no probes."""
         self._recent: deque[float] = deque(maxlen=WINDOW)  # of this process
         self._before: deque[float] = deque(maxlen=WINDOW)  # of all earlier ones
         self._epoch = -1
-        self.void: dict[str, set[Block]] = {}  # by workload
+        self.discarded: dict[str, set[Block]] = {}  # by workload
         self.num_blocks = 0
 
     @property
-    def num_void(self) -> int:
-        """How many blocks are void."""
-        return sum(map(len, self.void.values()))
+    def num_discarded(self) -> int:
+        """How many blocks are discarded."""
+        return sum(map(len, self.discarded.values()))
 
-    def hear(self, workload: str, canaries: Iterable[Sample]) -> None:
-        """Canaries of one visit: each block whose canary took far longer than those before is void.
+    def add(self, workload: str, probes: Iterable[Sample]) -> None:
+        """Add the probes of one visit, and discard each block whose probe took far longer than those before.
 
         Those of its own process count, and as long as these are few, those of earlier ones, too: a process of a
         comparison of few cells makes four blocks.
         """
-        for sample in canaries:
+        for sample in probes:
             if sample.epoch != self._epoch:
                 self._before.extend(self._recent)
                 self._recent.clear()
@@ -55,7 +54,7 @@ class Gauge:
             self.num_blocks += 1
             log = math.log(sample.value)
             if self._is_late(log):
-                self.void.setdefault(workload, set()).add((sample.epoch, sample.visit, sample.block))
+                self.discarded.setdefault(workload, set()).add((sample.epoch, sample.visit, sample.block))
             self._recent.append(log)
 
     def _is_late(self, log: float) -> bool:
@@ -67,11 +66,11 @@ class Gauge:
         return log - usual > max(LARGEST_CALM, SPREADS * spread)
 
 
-def canary() -> Callable[[], object]:
+def probe_work() -> Callable[[], object]:
     """The fixed work on the processor: a small matrix product and a copy that leaves the first caches.
 
     It runs in this thread alone: numpy's `@` wakes those of its BLAS, which then spin for a tenth of a second on the
-    cores of whoever comes next in the block.
+    cores of whatever is timed next in the block.
     """
     draws = np.random.default_rng(0)
     matrix = draws.standard_normal((64, 64), dtype=np.float32)

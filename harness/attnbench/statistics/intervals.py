@@ -76,11 +76,11 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Pairs:
-    """The log ratios of an arm to the baseline, and to its twin, inside their common blocks, in time order."""
+    """The log ratios of an arm to the baseline, and to its control, inside their common blocks, in time order."""
 
     logs: Array  # (n,)
     visits: tuple[Visit, ...]  # where each stands
-    twins: Array | None = None  # (n,), NaN where a block has no twin; None: no block has
+    controls: Array | None = None  # (n,), NaN where a block has no control; None: no block has
 
     @property
     def medians(self) -> dict[Visit, float]:
@@ -89,21 +89,25 @@ class Pairs:
 
     @property
     def centres(self) -> dict[Visit, float]:
-        """The same, or where there are twins, halfway between it and the median log ratio to the twin."""
-        by_twin = (
+        """The same, or where there are controls, halfway between it and the median log ratio to the control."""
+        by_control = (
             {}
-            if self.twins is None
+            if self.controls is None
             else _by_visit(
-                (visit, log) for visit, log in zip(self.visits, self.twins.tolist(), strict=True) if not math.isnan(log)
+                (visit, log)
+                for visit, log in zip(self.visits, self.controls.tolist(), strict=True)
+                if not math.isnan(log)
             )
         )
-        return {visit: (log + by_twin.get(visit, log)) / 2 for visit, log in self.medians.items()}
+        return {visit: (log + by_control.get(visit, log)) / 2 for visit, log in self.medians.items()}
 
     @property
     def halfway(self) -> Array:
-        """The log ratio of each block to what lies halfway between baseline and twin (n,)."""
+        """The log ratio of each block to what lies halfway between baseline and control (n,)."""
         return (
-            self.logs if self.twins is None else (self.logs + np.where(np.isnan(self.twins), self.logs, self.twins)) / 2
+            self.logs
+            if self.controls is None
+            else (self.logs + np.where(np.isnan(self.controls), self.logs, self.controls)) / 2
         )
 
     def by_epoch(self) -> "Pairs":
@@ -117,8 +121,8 @@ class Pairs:
     def only(self, keeps: Callable[[int], bool]) -> "Pairs":
         """Those of the visits whose number is kept."""
         kept = np.array([keeps(number) for _, number in self.visits], dtype=bool)
-        twins = None if self.twins is None else self.twins[kept]
-        return Pairs(logs=self.logs[kept], visits=tuple(itertools.compress(self.visits, kept)), twins=twins)
+        controls = None if self.controls is None else self.controls[kept]
+        return Pairs(logs=self.logs[kept], visits=tuple(itertools.compress(self.visits, kept)), controls=controls)
 
 
 def median(values: Iterable[float]) -> float:
@@ -156,24 +160,27 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
 
 
 def pairs(
-    arm: Sequence[Sample], baseline: Sequence[Sample], void: Collection[Block] = (), twins: Sequence[Sample] = ()
+    arm: Sequence[Sample],
+    baseline: Sequence[Sample],
+    discarded: Collection[Block] = (),
+    controls: Sequence[Sample] = (),
 ) -> Pairs:
-    """The log ratio of `arm` to `baseline`, and to its twin, in each block that holds both and is not `void`."""
-    logs, reference, others = _logs(arm), _logs(baseline), _logs(twins)
-    places = sorted(place for place in logs if place in reference and place not in void)
+    """The log ratio of `arm` to `baseline`, and to its control, in each block that holds both and is not discarded."""
+    logs, reference, others = _logs(arm), _logs(baseline), _logs(controls)
+    places = sorted(place for place in logs if place in reference and place not in discarded)
     return Pairs(
         logs=np.array([logs[place] - reference[place] for place in places]),
         visits=tuple(place[:2] for place in places),
-        twins=np.array([logs[place] - others.get(place, math.nan) for place in places]) if others else None,
+        controls=np.array([logs[place] - others.get(place, math.nan) for place in places]) if others else None,
     )
 
 
 def paired_ratio(found: Pairs) -> Estimate | None:
     """How many times longer the arm takes than the baseline; None without any pair.
 
-    Each visit gives the median of its pairs, or the mean of two where the baseline has a twin; the point is the
+    Each visit gives the median of its pairs, or the mean of two where the baseline has a control; the point is the
     exponential of the visits' mean, in which a visit that lies far out has no more say than one at the edge of the
-    others. The interval clusters by visit and epoch. Swapping arm and baseline, without twins, turns the
+    others. The interval clusters by visit and epoch. Swapping arm and baseline, without controls, turns the
     ratio upside down, exactly.
 
     Sources: randomised complete blocks, Box, Hunter and Hunter, Statistics for Experimenters, chapter 4; winsorising,

@@ -20,6 +20,8 @@ FALSE_SHARE = 0.05
 equivalent, too."""
 WHOLE_SHARE = FALSE_SHARE / 2
 """The part of it that goes to the verdict on the whole, where a session has one; the cells' is the rest."""
+FEWEST_EPOCHS = 3
+"""With fewer processes than this nothing is said of a session as a whole."""
 LARGEST_LOG = 100.0
 """Noise beyond all numbers, which still is one."""
 POWER = 0.80
@@ -93,7 +95,7 @@ def judge(pairs: Pairs, floor: Estimate | None, smallest: float = SMALLEST_EFFEC
         ratio=ratio,
         margin=limit,
         smallest=smallest,
-        e_same=evidence.last(evidence.e_values(pairs.logs, pairs.twins)),
+        e_same=evidence.last(evidence.e_values(pairs.logs, pairs.controls)),
         e_apart=evidence.against_beyond(medians, alike(limit)),
         spread=NORMAL_MAD * float(np.median(np.abs(halfway - np.median(halfway)))),
     )

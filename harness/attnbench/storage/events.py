@@ -5,13 +5,18 @@ import shlex
 
 import msgspec
 
-from attnbench.devices.counters import Counters
+from attnbench.plugins import name_of
 from attnbench.storage.ceilings import Ceilings
 from attnbench.storage.records import (
+    BASE,
+    CANDIDATE,
     LARGEST_EQUIVALENCE,
     SMALLEST_EFFECT,
     Agreement,
+    Arm,
+    Counters,
     Environment,
+    Key,
     Measurement,
     Operators,
     Sample,
@@ -19,11 +24,10 @@ from attnbench.storage.records import (
 )
 from attnbench.workloads.workload import Workload
 
-SCHEMA = 3
+SCHEMA = 4
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
 
-TWIN, BASE = " (twin)", " (base)"
 CACHES = ("warm", "cold")
 TOUCH_BELOW_S = 10e-3
 """Where caches are warm, calls shorter than this get an untimed one first: their caches were emptied by the arm before.
@@ -44,6 +48,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of two states of the code that are compared: a revision, a folder, or an environment."""
 
     given: str  # as typed
+    implementations: dict[str, str] = msgspec.field(default_factory=dict)  # by name, from where each is loaded
     commit: str = ""  # of a revision
     root: str = ""  # the folder in which its files are found, from where the command was given
     python: str = ""  # the interpreter of its environment, where it has one of its own
@@ -70,8 +75,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
 
     sweep: str
     workloads: tuple[Workload, ...]
-    implementations: tuple[str, ...]  # as given: a name, or path/to/file.py:Name
-    baseline: str
+    implementations: tuple[str, ...]  # as given: a name, or path/to/file.py:Name; of two sides, see `sides`
+    baseline: str  # empty where two sides are compared: each implementation has its own on the base
     metrics: tuple[str, ...]
     budget_s: float  # wall time of the whole run
     call_limit_s: float  # a cell whose single call is predicted to last longer is not tried
@@ -85,7 +90,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
     allocator: str = "system"  # or retain: memory that is freed stays with the process
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of each implementation's source, by its spec
-    sides: Sides | None = None  # where two states of the code are compared: then each name has a base of its own
+    sides: Sides | None = None  # where two states of the code are compared
 
     def __post_init__(self) -> None:
         """Numbers that JSON cannot hold, or that no run can have, are refused before anything is written."""
@@ -103,19 +108,29 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.cache not in CACHES:
             raise ValueError(f"cache={self.cache} is not allowed: cache is one of {', '.join(CACHES)}")
 
-    def base(self, name: str) -> str:
-        """What an implementation is compared with: the baseline, or itself in the base's state."""
-        return self.baseline if self.sides is None else based(name)
+    @property
+    def specs(self) -> dict[Arm, str]:
+        """From where each arm that is measured is loaded: a name, or path/to/file.py:Name."""
+        if self.sides is None:
+            return {Arm(implementation=name_of(spec)): spec for spec in self.implementations}
+        base, candidate = self.sides.base.implementations, self.sides.candidate.implementations
+        given = {BASE: base, CANDIDATE: candidate}
+        return {
+            Arm(implementation=name, side=side): given[side][name]
+            for name in dict.fromkeys([*base, *candidate])
+            for side in given
+            if name in given[side]
+        }
 
-    def is_base(self, name: str) -> bool:
+    def reference(self, arm: Arm) -> Arm:
+        """What an arm is compared with: the baseline or, of two sides, the same implementation on the base."""
+        if self.sides is None:
+            return Arm(implementation=self.baseline)
+        return Arm(implementation=arm.implementation, side=BASE)
+
+    def is_reference(self, arm: Arm) -> bool:
         """Whether others are compared with it."""
-        return self.base(name) == name
-
-    def owner(self, arm: str) -> str:
-        """The implementation that an arm samples: another than its name says where it is a twin."""
-        name = arm.removesuffix(TWIN)
-        has_twin = self.is_base(name) or (self.sides is not None and self.sides.is_apart)
-        return name if has_twin else arm
+        return self.reference(arm) == arm
 
 
 class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
@@ -127,12 +142,12 @@ class RunStarted(msgspec.Struct, frozen=True, kw_only=True, tag="run_started"):
     commit: str  # from where the command was given
     plan: Plan
 
-    def commit_of(self, name: str) -> str:
-        """The commit of the code that an implementation is, which is its side's; "" where that is of none."""
+    def commit_of(self, arm: Arm) -> str:
+        """The commit of the code that an arm runs, which is its side's; "" where that is of none."""
         sides = self.plan.sides
         if sides is None:
             return self.commit
-        return (sides.base if self.plan.is_base(name) else sides.candidate).commit
+        return (sides.base if arm.side == BASE else sides.candidate).commit
 
 
 class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_started"):
@@ -145,11 +160,22 @@ class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_start
     counters: Counters | None = None  # when it was there
 
 
-class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked"):
-    """The check of a cell ended: ok and worth measuring, or not ok with the reason."""
+class CellEvent(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that happened to one cell."""
 
     workload: str
     implementation: str
+    side: str = ""
+
+    @property
+    def key(self) -> Key:
+        """The cell."""
+        return self.workload, Arm(implementation=self.implementation, side=self.side)
+
+
+class CellChecked(CellEvent, frozen=True, kw_only=True, tag="cell_checked"):
+    """The check of a cell ended: ok and worth measuring, or not ok with the reason."""
+
     status: Status
     message: str = ""
     is_predicted: bool = False
@@ -158,27 +184,21 @@ class CellChecked(msgspec.Struct, frozen=True, kw_only=True, tag="cell_checked")
     executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
 
 
-class CellProfiled(msgspec.Struct, frozen=True, kw_only=True, tag="cell_profiled"):
+class CellProfiled(CellEvent, frozen=True, kw_only=True, tag="cell_profiled"):
     """What ran in one call of a cell was seen; where it is not what was asked for, the cell is a fallback from here."""
 
-    workload: str
-    implementation: str
     operators: Operators
 
 
-class CellMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="cell_measured"):
+class CellMeasured(CellEvent, frozen=True, kw_only=True, tag="cell_measured"):
     """A metric with a pass of its own was read."""
 
-    workload: str
-    implementation: str
     measurement: Measurement
 
 
-class CellFailed(msgspec.Struct, frozen=True, kw_only=True, tag="cell_failed"):
+class CellFailed(CellEvent, frozen=True, kw_only=True, tag="cell_failed"):
     """A cell that had passed its check failed later; its samples no longer count."""
 
-    workload: str
-    implementation: str
     status: Status
     message: str
 
@@ -190,18 +210,26 @@ class CeilingsMeasured(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings_
     spent_s: float = 0.0
 
 
-class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finished"):
-    """A few blocks of one workload: the samples of each arm.
+class ArmSamples(msgspec.Struct, frozen=True, kw_only=True):
+    """What one arm of a visit took, in time order."""
 
-    An arm is an implementation, the baseline's twin, or the canary (statistics/interference.py).
-    """
+    arm: Arm
+    samples: tuple[Sample, ...]
+
+
+class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finished"):
+    """A few blocks of one workload: the samples of each arm."""
 
     workload: str
     epoch: int
     visit: int
-    arms: dict[str, tuple[Sample, ...]]
+    arms: tuple[ArmSamples, ...]
     called_s: float = 0.0  # inside calls of the arms, untimed ones and the check of their answers included
     elapsed_s: float = 0.0  # what the run had taken when it ended
+
+    def samples(self, arm: Arm) -> tuple[Sample, ...]:
+        """Those of one arm; empty where it took no part."""
+        return next((taken.samples for taken in self.arms if taken.arm == arm), ())
 
 
 class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished"):
@@ -237,13 +265,3 @@ Event = (
     | RunFinished
     | BaselineAccepted
 )
-
-
-def twin(baseline: str) -> str:
-    """The name of the baseline's second arm: the same code again, a free A/A check in each block."""
-    return f"{baseline}{TWIN}"
-
-
-def based(name: str) -> str:
-    """The name of an implementation in the base's state, where two states of the code are compared."""
-    return f"{name.removesuffix(BASE)}{BASE}"

@@ -13,6 +13,54 @@ import msgspec
 from attnbench.workloads.workload import Workload
 
 
+class Role(enum.StrEnum):
+    """Why an arm takes part in a block."""
+
+    measured = "measured"
+    control = "control"  # the reference once more, an A/A control: how far apart identical code seems to be
+    probe = "probe"  # fixed work of the harness itself, which shows interference
+
+
+class Arm(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
+    """One contender of a block: an implementation, on one side where two states of the code are compared, in a role."""
+
+    implementation: str = ""
+    side: str = ""  # BASE or CANDIDATE; empty where one state of the code is measured
+    role: Role = Role.measured
+
+    def as_control(self) -> "Arm":
+        """The same code as an A/A control."""
+        return msgspec.structs.replace(self, role=Role.control)
+
+    def as_measured(self) -> "Arm":
+        """The same code as what is measured."""
+        return msgspec.structs.replace(self, role=Role.measured)
+
+    def __str__(self) -> str:
+        """For messages: `fused`, `fused (base)`, `fused (base, control)`, `(probe)`."""
+        notes = [note for note in (self.side if self.side == BASE else "", self.role) if note and note != Role.measured]
+        return f"{self.implementation} ({', '.join(notes)})".strip() if notes else self.implementation
+
+
+BASE, CANDIDATE = "base", "candidate"
+"""The sides of a comparison of two states of the code."""
+PROBE = Arm(role=Role.probe)
+"""The interference probe takes part in every block."""
+Key = tuple[str, Arm]
+"""A cell of a run: the workload's id and the measured arm."""
+
+
+class Counters(msgspec.Struct, frozen=True, kw_only=True):
+    """How all processors together have spent their time since the machine started, and the memory that is free."""
+
+    began_s: float  # when the process began whose own time this is
+    total_s: float
+    idle_s: float
+    stolen_s: float  # by the host, where the machine is a virtual one
+    own_s: float  # of the process and of all that it started
+    free_bytes: int
+
+
 class TensorError(msgspec.Struct, frozen=True, kw_only=True):
     """How far one tensor (output or a gradient) is from the oracle, and how far it may be.
 
@@ -174,6 +222,10 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     load: float = 0.0
 
 
+LATENCY, CONTROL_LATENCY = "latency", "latency_control"
+"""The metric that blocks sample: of the arm itself, and of the same code once more as an A/A control."""
+
+
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     """One metric of one cell: every raw sample in time order."""
 
@@ -224,6 +276,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     commit: str
     workload: Workload
     implementation: str
+    side: str = ""  # as in Arm
     environment: Environment | None
     status: Status
     message: str = ""
@@ -232,6 +285,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     operators: Operators | None = None
     executed_flops: int | None = None  # of one call, as the implementation says; None: it does not
     measurements: tuple[Measurement, ...] = ()
+
+    @property
+    def arm(self) -> Arm:
+        """The arm whose samples the cell holds."""
+        return Arm(implementation=self.implementation, side=self.side)
+
+    @property
+    def key(self) -> Key:
+        """What no other cell of the run shares."""
+        return self.workload.id, self.arm
 
     def measurement(self, metric: str) -> Measurement | None:
         """The measurement of that metric, or None."""
@@ -248,7 +311,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
 
     workload: Workload
     implementation: str
-    baseline: str
+    side: str = ""  # as in Arm
+    baseline: str  # the implementation that it is compared with; of two sides, itself on the base
     metric: str
     ratio: float
     low: float | None  # None: too few visits for an interval
@@ -259,3 +323,8 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     e_same: float  # the e-value against "the same code": 20 is reached by chance in at most one comparison of 20
     e_apart: float  # the e-value against "apart by the margin or more"
     more_s: float | None  # about as many seconds of visits more would decide it; None: decided, or nobody can tell
+
+    @property
+    def key(self) -> Key:
+        """The cell that is compared."""
+        return self.workload.id, Arm(implementation=self.implementation, side=self.side)

@@ -15,15 +15,15 @@ from dataclasses import dataclass
 
 from attnbench.devices.clock import Clock
 from attnbench.storage.events import TOUCH_BELOW_S
-from attnbench.storage.records import Sample
+from attnbench.storage.records import PROBE, Arm, Sample
 
 MIN_SAMPLE_S = 1e-3
 MIN_SAMPLE_TICKS = 1000
-CANARY_SAMPLE_S = 0.25e-3
-"""Of a canary: long enough to be late, and short beside what it watches over."""
-BELIEVED = 10
+PROBE_SAMPLE_S = 0.25e-3
+"""Of an interference probe: long enough to be late, and short beside what it watches over."""
+DECISIVE = 10
 """A reading so many times as long as a sample must be ends the calibration, whatever shorter ones said."""
-CLOSE = 1.25
+SIMILAR = 1.25
 """Arms of one process whose calls differ by less than this factor from the next are sampled alike, as the same code."""
 MOST_COLD_CALLS = 8
 """Of a sample with cold caches: before each call twice the largest cache is written."""
@@ -32,10 +32,10 @@ SETTLED_SHARE = 0.2
 
 
 @dataclass(kw_only=True)
-class Arm:
-    """One contender of a block: what to call, and, once calibrated, how many calls make a sample."""
+class TimedCall:
+    """What one arm calls, and, once calibrated, how many calls make a sample."""
 
-    name: str
+    arm: Arm
     call: Callable[[], object]
     num_calls: int = 0  # 0: not calibrated yet
     call_s: float = 0.0
@@ -63,7 +63,7 @@ class Conditions:
     says that the clock belongs to; `flush`, where given, empties the caches before every call.
     """
 
-    on_turn: Callable[[Arm], None] = lambda _: None
+    on_turn: Callable[[Arm], object] = lambda _: None
     count_faults: Callable[[], int] = lambda: 0
     read_load: Callable[[], float] = lambda: 0.0
     flush: Callable[[], object] | None = None
@@ -72,7 +72,7 @@ class Conditions:
 WARM = Conditions()
 
 
-def here(on_turn: Callable[[Arm], None] = lambda _: None, flush: Callable[[], object] | None = None) -> Conditions:
+def here(on_turn: Callable[[Arm], object] = lambda _: None, flush: Callable[[], object] | None = None) -> Conditions:
     """The conditions on a real machine: its load, and the page faults of this process."""
     return Conditions(
         on_turn=on_turn,
@@ -82,78 +82,80 @@ def here(on_turn: Callable[[Arm], None] = lambda _: None, flush: Callable[[], ob
     )
 
 
-def canary_arm(name: str, call: Callable[[], object]) -> Arm:
-    """An arm that shows how the machine is, and is not compared with others: short, and without an untimed call."""
-    return Arm(name=name, call=call, sample_s=CANARY_SAMPLE_S, is_touched=False)
+def probe_call(call: Callable[[], object]) -> TimedCall:
+    """The interference probe, which is not compared with others: short, and without an untimed call."""
+    return TimedCall(arm=PROBE, call=call, sample_s=PROBE_SAMPLE_S, is_touched=False)
 
 
-def calibrate(arm: Arm, clock: Clock) -> None:
-    """Double the number of calls until they fill a sample: at least the arm's, and 1000 ticks of the clock.
+def calibrate(timed: TimedCall, clock: Clock) -> None:
+    """Double the number of calls until they fill a sample: at least its own, and 1000 ticks of the clock.
 
     A short call that once had to wait seems long, and would be alone in all its samples: what counts is the quickest
     reading so far.
     """
-    target_s = max(arm.sample_s, MIN_SAMPLE_TICKS * clock.resolution_s)
-    spent_s = arm.call_s = clock.elapsed(arm.call, 1)  # first calls allocate and compile
-    arm.called_s += spent_s
+    target_s = max(timed.sample_s, MIN_SAMPLE_TICKS * clock.resolution_s)
+    spent_s = timed.call_s = clock.elapsed(timed.call, 1)  # first calls allocate and compile
+    timed.called_s += spent_s
     num_calls = 0
-    while not num_calls or (num_calls * arm.call_s < target_s and spent_s < BELIEVED * target_s):
+    while not num_calls or (num_calls * timed.call_s < target_s and spent_s < DECISIVE * target_s):
         num_calls = 2 * num_calls or 1
-        spent_s = clock.elapsed(arm.call, num_calls)
-        arm.called_s += spent_s
-        arm.call_s = min(arm.call_s, spent_s / num_calls)
-    if num_calls * arm.call_s < target_s:  # a long call that once seemed short
-        arm.call_s = spent_s / num_calls
-    arm.num_calls = num_calls
+        spent_s = clock.elapsed(timed.call, num_calls)
+        timed.called_s += spent_s
+        timed.call_s = min(timed.call_s, spent_s / num_calls)
+    if num_calls * timed.call_s < target_s:  # a long call that once seemed short
+        timed.call_s = spent_s / num_calls
+    timed.num_calls = num_calls
 
 
 @dataclass(frozen=True, kw_only=True)
 class Turn:
     """How an arm is sampled in a visit."""
 
-    arm: Arm
+    timed: TimedCall
     num_calls: int
     is_touched: bool
 
 
-def turns(arms: Sequence[Arm], *, is_cold: bool) -> list[Turn]:
+def turns(calls: Sequence[TimedCall], *, is_cold: bool) -> list[Turn]:
     """One for each arm; those whose calls last about as long go alike, though one was just below a threshold."""
-    groups: list[list[Arm]] = []
-    for arm in sorted(arms, key=lambda arm: (arm.sample_s, arm.call_s)):
+    groups: list[list[TimedCall]] = []
+    for timed in sorted(calls, key=lambda timed: (timed.sample_s, timed.call_s)):
         last = groups[-1][-1] if groups else None
-        if last is not None and last.sample_s == arm.sample_s and arm.call_s <= CLOSE * last.call_s:
-            groups[-1].append(arm)
+        if last is not None and last.sample_s == timed.sample_s and timed.call_s <= SIMILAR * last.call_s:
+            groups[-1].append(timed)
         else:
-            groups.append([arm])
-    found = {turn.arm.name: turn for group in groups for turn in _alike(group, is_cold=is_cold)}
-    return [found[arm.name] for arm in arms]
+            groups.append([timed])
+    made = {turn.timed.arm: turn for group in groups for turn in _alike(group, is_cold=is_cold)}
+    return [made[timed.arm] for timed in calls]
 
 
-def _alike(group: Sequence[Arm], *, is_cold: bool) -> Iterator[Turn]:
-    num_calls = max(arm.num_calls for arm in group)
-    is_short = any(arm.call_s < TOUCH_BELOW_S for arm in group)
-    for arm in group:
+def _alike(group: Sequence[TimedCall], *, is_cold: bool) -> Iterator[Turn]:
+    num_calls = max(timed.num_calls for timed in group)
+    is_short = any(timed.call_s < TOUCH_BELOW_S for timed in group)
+    for timed in group:
         if is_cold:
-            yield Turn(arm=arm, num_calls=min(num_calls, MOST_COLD_CALLS), is_touched=False)
+            yield Turn(timed=timed, num_calls=min(num_calls, MOST_COLD_CALLS), is_touched=False)
         else:
-            yield Turn(arm=arm, num_calls=num_calls, is_touched=arm.is_touched and is_short)
+            yield Turn(timed=timed, num_calls=num_calls, is_touched=timed.is_touched and is_short)
 
 
-def visit(arms: Sequence[Arm], clock: Clock, at: Visit, conditions: Conditions = WARM) -> dict[str, tuple[Sample, ...]]:
+def visit(
+    calls: Sequence[TimedCall], clock: Clock, at: Visit, conditions: Conditions = WARM
+) -> dict[Arm, tuple[Sample, ...]]:
     """Take the visit's blocks; return each arm's samples in time order. The garbage collector rests meanwhile."""
     draws = random.Random(at.seed)
-    samples: dict[str, list[Sample]] = {arm.name: [] for arm in arms}
+    samples: dict[Arm, list[Sample]] = {timed.arm: [] for timed in calls}
     with _without_garbage_collector():
-        for arm in arms:
-            if not arm.num_calls:
-                conditions.on_turn(arm)
-                calibrate(arm, clock)
-        ready = turns(arms, is_cold=conditions.flush is not None)
+        for timed in calls:
+            if not timed.num_calls:
+                conditions.on_turn(timed.arm)
+                calibrate(timed, clock)
+        ready = turns(calls, is_cold=conditions.flush is not None)
         for block in range(at.num_blocks):
-            for slot, taken in enumerate(draws.sample(ready, len(ready))):
-                conditions.on_turn(taken.arm)
-                samples[taken.arm.name].append(_sample(taken, clock, at, (block, slot), conditions))
-    return {name: tuple(taken) for name, taken in samples.items()}
+            for slot, turn in enumerate(draws.sample(ready, len(ready))):
+                conditions.on_turn(turn.timed.arm)
+                samples[turn.timed.arm].append(_sample(turn, clock, at, (block, slot), conditions))
+    return {arm: tuple(taken) for arm, taken in samples.items()}
 
 
 @contextmanager
@@ -169,13 +171,13 @@ def _without_garbage_collector() -> Iterator[None]:
 
 
 def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions) -> Sample:
-    arm, load = turn.arm, conditions.read_load()
+    timed, load = turn.timed, conditions.read_load()
     if turn.is_touched:
-        arm.called_s += clock.elapsed(arm.call, 1)
+        timed.called_s += clock.elapsed(timed.call, 1)
     start_s, faults = clock.now(), conditions.count_faults()
     flush = conditions.flush
-    spent_s = clock.elapsed(arm.call, turn.num_calls) if flush is None else _cold(turn, clock, flush)
-    arm.called_s += spent_s
+    spent_s = clock.elapsed(timed.call, turn.num_calls) if flush is None else _cold(turn, clock, flush)
+    timed.called_s += spent_s
     return Sample(
         value=spent_s / turn.num_calls,
         num_calls=turn.num_calls,
@@ -194,7 +196,7 @@ def _cold(turn: Turn, clock: Clock, flush: Callable[[], object]) -> float:
     spent_s = 0.0
     for _ in range(turn.num_calls):
         flush()
-        spent_s += clock.elapsed(turn.arm.call, 1)
+        spent_s += clock.elapsed(turn.timed.call, 1)
     return spent_s
 
 

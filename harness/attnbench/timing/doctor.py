@@ -11,7 +11,7 @@ from attnbench.devices import environment
 from attnbench.devices.clock import CpuClock
 from attnbench.statistics.interference import MANY
 from attnbench.storage.records import Environment
-from attnbench.timing.functions import Duel, duel
+from attnbench.timing.functions import FunctionComparison, compare_functions
 from attnbench.units import show
 
 BUSY_SHARE = 0.3
@@ -95,18 +95,22 @@ def _stolen() -> Iterator[Finding]:
 def noise_floor(budget_s: float = AA_S) -> Finding:
     """How far two arms that are the same code seem apart, measured as everything here is measured, threads included."""
     matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
-    return told(duel({"one": lambda: matrix @ matrix}, "one", budget_s=budget_s, stops=False))
+    return told(compare_functions({"one": lambda: matrix @ matrix}, "one", budget_s=budget_s, stops=False))
 
 
-def told(found: Duel) -> Finding:
-    """What the baseline and its twin say of the machine."""
+def told(found: FunctionComparison) -> Finding:
+    """What the baseline and its A/A control say of the machine."""
     floor = found.floor
     assert floor is not None
     assert floor.largest_log is not None
     width = math.expm1(floor.largest_log)
-    disturbed = f", {found.gauge.num_void} of {found.gauge.num_blocks} blocks disturbed" if found.gauge.num_void else ""
+    disturbed = (
+        f", {found.gauge.num_discarded} of {found.gauge.num_blocks} blocks disturbed"
+        if found.gauge.num_discarded
+        else ""
+    )
     value = f"the same code twice differs by up to {width:.2%} (measured for {found.spent_s:.1f} s{disturbed})"
     advice = "differences below this cannot be told: see what else is running" if width > NOISY_SHARE else ""
-    if found.gauge.num_void > MANY * found.gauge.num_blocks:
+    if found.gauge.num_discarded > MANY * found.gauge.num_blocks:
         advice = "somebody else is at work on this machine: what is measured now is of little worth"
     return Finding(name="noise floor", value=value, advice=advice)

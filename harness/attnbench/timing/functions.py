@@ -11,11 +11,10 @@ import numpy as np
 
 from attnbench.devices.clock import Clock, CpuClock, VirtualClock
 from attnbench.statistics.evidence import e_values
-from attnbench.statistics.interference import CANARY, Gauge, canary
+from attnbench.statistics.interference import InterferenceGauge, probe_work
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs, t_quantile
 from attnbench.statistics.verdicts import Judgement, decide, detectable, is_settled, judge
-from attnbench.storage.events import twin
-from attnbench.storage.records import SMALLEST_EFFECT, Comparison, Sample, Verdict
+from attnbench.storage.records import PROBE, SMALLEST_EFFECT, Arm, Comparison, Role, Sample, Verdict
 from attnbench.timing import blocks as measure
 from attnbench.timing.schedule import GROWTH, visit_seed
 from attnbench.workloads.workload import Workload
@@ -25,68 +24,80 @@ HERE = "here"
 
 
 @dataclass(kw_only=True)
-class Duel:
-    """What came of it so far."""
+class FunctionComparison:
+    """A comparison of functions, as far as it has come."""
 
     baseline: str
-    arms: tuple[measure.Arm, ...]  # the baseline's twin and the canary too
+    calls: tuple[measure.TimedCall, ...]  # the A/A control and the interference probe among them
     clock: Clock
     conditions: measure.Conditions
     smallest_effect: float
     num_blocks: int
     seed: int
-    samples: dict[str, list[Sample]] = field(default_factory=dict)  # by arm
+    samples: dict[Arm, list[Sample]] = field(default_factory=dict)
     judgements: dict[str, Judgement] = field(default_factory=dict)
     verdicts: dict[str, Verdict] = field(default_factory=dict)
     settled_s: dict[str, float] = field(default_factory=dict)  # after how many seconds each verdict was settled
     start_s: float  # on the clock
     spent_s: float = 0.0  # since then
     num_visits: int = 0
-    gauge: Gauge = field(default_factory=Gauge)
+    gauge: InterferenceGauge = field(default_factory=InterferenceGauge)
 
     @property
     def rivals(self) -> list[str]:
         """Who is compared with the baseline."""
-        return [arm.name for arm in self.arms if arm.name not in {self.baseline, twin(self.baseline), CANARY}]
+        measured = [each.arm for each in self.calls if each.arm.role is Role.measured]
+        return [arm.implementation for arm in measured if arm.implementation != self.baseline]
 
     @property
-    def void(self) -> set[Block]:
+    def reference(self) -> Arm:
+        """What the rivals are compared with."""
+        return Arm(implementation=self.baseline)
+
+    @property
+    def control(self) -> Arm:
+        """The baseline's A/A control."""
+        return self.reference.as_control()
+
+    @property
+    def discarded(self) -> set[Block]:
         """The blocks that were disturbed."""
-        return self.gauge.void.get(HERE, set())
+        return self.gauge.discarded.get(HERE, set())
 
     @property
     def floor(self) -> Estimate | None:
         """The ratio of the baseline to itself."""
-        return paired_ratio(pairs(self.samples[twin(self.baseline)], self.samples[self.baseline], self.void))
+        return paired_ratio(pairs(self.samples[self.control], self.samples[self.reference], self.discarded))
 
     def visit(self) -> None:
         """Take one visit more."""
         seed = visit_seed(self.seed, HERE, self.num_visits)
         at = measure.Visit(epoch=0, number=self.num_visits, num_blocks=self.num_blocks, seed=seed)
-        taken = measure.visit(self.arms, self.clock, at, self.conditions)
-        for name, samples in taken.items():
-            self.samples.setdefault(name, []).extend(samples)
-        self.gauge.hear(HERE, taken[CANARY])
+        taken = measure.visit(self.calls, self.clock, at, self.conditions)
+        for arm, samples in taken.items():
+            self.samples.setdefault(arm, []).extend(samples)
+        self.gauge.add(HERE, taken[PROBE])
         self.num_visits += 1
         self.spent_s = self.clock.now() - self.start_s
 
     def judge(self) -> None:
         """Say of all rivals what their pairs say now."""
-        twins, floor = self.samples[twin(self.baseline)], self.floor
+        floor = self.floor
         for name in self.rivals:
-            compared = pairs(self.samples[name], self.samples[self.baseline], self.void, twins)
-            found = judge(compared, floor, self.smallest_effect)
-            if found is not None:
-                self.judgements[name] = found
-        told = decide(list(self.judgements.values()))
-        self.verdicts = dict(zip(self.judgements, told, strict=True))
+            own = self.samples[Arm(implementation=name)]
+            compared = pairs(own, self.samples[self.reference], self.discarded, self.samples[self.control])
+            judgement = judge(compared, floor, self.smallest_effect)
+            if judgement is not None:
+                self.judgements[name] = judgement
+        verdicts = decide(list(self.judgements.values()))
+        self.verdicts = dict(zip(self.judgements, verdicts, strict=True))
         for name, judged in self.judgements.items():
             if is_settled(judged, self.verdicts[name]):
                 self.settled_s.setdefault(name, self.spent_s)
 
 
-def comparison(found: Duel, name: str, workload: Workload) -> Comparison:
-    """What a duel says of one of its arms, as a run would say it."""
+def comparison(found: FunctionComparison, name: str, workload: Workload) -> Comparison:
+    """What a comparison of functions says of one of them, in the form that a run has."""
     judged, verdict = found.judgements[name], found.verdicts[name]
     return Comparison(
         workload=workload,
@@ -105,7 +116,7 @@ def comparison(found: Duel, name: str, workload: Workload) -> Comparison:
     )
 
 
-def duel(  # noqa: PLR0913 - all but the first two have defaults that serve
+def compare_functions(  # noqa: PLR0913 - all but the first two have defaults that serve
     calls: Mapping[str, Callable[[], object]],
     baseline: str,
     *,
@@ -116,11 +127,12 @@ def duel(  # noqa: PLR0913 - all but the first two have defaults that serve
     num_blocks: int = 4,
     seed: int = 0,
     gauge_work: Callable[[], object] | None = None,
-) -> Duel:
+) -> FunctionComparison:
     """Time each of `calls` against `calls[baseline]` until every verdict is settled or `budget_s` is spent.
 
     Without `stops`, the budget is spent to its end, whatever is found, and judged then alone. `gauge_work` is the
-    canary's, by default a small matrix product and a copy. A difference below `smallest_effect` is none that matters.
+    interference probe's, by default a small matrix product and a copy. A difference below `smallest_effect` does not
+    matter.
 
     Raises:
         ValueError: the baseline is not among the calls.
@@ -164,7 +176,7 @@ def begin(  # noqa: PLR0913 - as above
     num_blocks: int = 4,
     seed: int = 0,
     gauge_work: Callable[[], object] | None = None,
-) -> Duel:
+) -> FunctionComparison:
     """The same before its first visit, for whoever has several to go through by turns.
 
     Raises:
@@ -173,12 +185,13 @@ def begin(  # noqa: PLR0913 - as above
     if baseline not in calls:
         raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
     prepare()
-    arms = [measure.Arm(name=name, call=call) for name, call in calls.items()]
-    arms.append(measure.Arm(name=twin(baseline), call=calls[baseline]))
-    arms.append(measure.canary_arm(CANARY, gauge_work or canary()))
-    return Duel(
+    arms = {Arm(implementation=name): call for name, call in calls.items()}
+    timed = [measure.TimedCall(arm=arm, call=call) for arm, call in arms.items()]
+    timed.append(measure.TimedCall(arm=Arm(implementation=baseline).as_control(), call=calls[baseline]))
+    timed.append(measure.probe_call(gauge_work or probe_work()))
+    return FunctionComparison(
         baseline=baseline,
-        arms=tuple(arms),
+        calls=tuple(timed),
         clock=clock,
         conditions=measure.WARM if isinstance(clock, VirtualClock) else measure.here(),
         smallest_effect=smallest_effect,

@@ -11,11 +11,11 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnbench.statistics.controls import beside, of_sides
+from attnbench.statistics.controls import in_blocks_of, pairs_of_sides
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, paired_ratio, pairs
 from attnbench.statistics.verdicts import Judgement, Needed, decide, judge, needed, share_of_cells, visits_to_go
-from attnbench.storage.events import based, twin
-from attnbench.storage.records import SMALLEST_EFFECT, Sample, Verdict
+from attnbench.storage.events import Plan
+from attnbench.storage.records import Arm, Key, Sample, Verdict
 from attnbench.timing.state import State
 
 MIN_ROUNDS = 3
@@ -26,8 +26,6 @@ CAUTION = 0.8
 visits are judged with it at the end only, and may weaken it."""
 GROWTH = 1.1
 """A workload is judged again when it has this many times the visits that it had."""
-
-Key = tuple[str, str]
 
 
 def rounds(workloads: Sequence[str], seed: int, number: int = MIN_ROUNDS) -> Iterator[list[str]]:
@@ -46,7 +44,7 @@ def visit_seed(seed: int, workload: str, number: int) -> int:
 class Open:
     """A comparison without a verdict."""
 
-    name: str
+    arm: Arm
     visits: float  # about as many more would decide it
     cost_s: float  # of a visit, for this arm alone
 
@@ -60,16 +58,12 @@ class Open:
 class Race:
     """The comparisons of a run: what they say so far, and which are closed."""
 
-    baseline: str
-    num_blocks: int
-    seed: int
-    has_sides: bool = False  # each name has a base of its own
-    smallest_effect: float = SMALLEST_EFFECT
+    plan: Plan
     judged: dict[Key, Judgement] = field(default_factory=dict)
     closed: dict[Key, Verdict] = field(default_factory=dict)
     _due: dict[str, float] = field(default_factory=dict)
 
-    def refresh(self, state: State, live: Mapping[str, Sequence[str]]) -> None:
+    def refresh(self, state: State, live: Mapping[str, Sequence[Arm]]) -> None:
         """Judge again what has grown, and close what is decided."""
         grown = [workload for workload in live if state.num_visits[workload] >= self._due.get(workload, 0)]
         for workload in grown:
@@ -83,68 +77,71 @@ class Race:
             if verdict is not Verdict.undecided:
                 self.closed[key] = verdict
 
-    def base(self, name: str) -> str:
-        """What a name is compared with."""
-        return based(name) if self.has_sides else self.baseline
+    @property
+    def has_sides(self) -> bool:
+        """Whether two states of the code are compared, each implementation with itself."""
+        return self.plan.sides is not None
 
-    def _judge(self, workload: str, state: State, names: Sequence[str]) -> None:
-        arms, void = state.samples.get(workload, {}), state.gauge.void.get(workload, set())
-        for name in names:
-            if name == self.base(name) or (workload, name) in self.closed:
+    def _judge(self, workload: str, state: State, arms: Sequence[Arm]) -> None:
+        taken, discarded = state.samples.get(workload, {}), state.gauge.discarded.get(workload, set())
+        for arm in arms:
+            reference = self.plan.reference(arm)
+            if arm == reference or (workload, arm) in self.closed:
                 continue
-            own, baseline = arms.get(name, []), arms.get(self.base(name), [])
-            twins = beside(arms.get(twin(self.base(name)), []), own)
-            floor = paired_ratio(pairs(twins, baseline, void))
+            own, baseline = taken.get(arm, []), taken.get(reference, [])
+            control = in_blocks_of(own, taken.get(reference.as_control(), []))
+            floor = paired_ratio(pairs(control, baseline, discarded))
             compared = (
-                of_sides((own, arms.get(twin(name), [])), (baseline, twins), void).by_epoch()
+                pairs_of_sides((own, taken.get(arm.as_control(), [])), (baseline, control), discarded).by_epoch()
                 if self.has_sides
-                else pairs(own, baseline, void, twins)
+                else pairs(own, baseline, discarded, control)
             )
-            found = judge(compared, floor, self.smallest_effect)
-            if found is not None:
-                self.judged[workload, name] = found
+            judgement = judge(compared, floor, self.plan.smallest_effect)
+            if judgement is not None:
+                self.judged[workload, arm] = judgement
 
-    def next(self, state: State, live: Mapping[str, Sequence[str]]) -> tuple[str, list[str]] | None:
+    def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> tuple[str, list[Arm]] | None:
         """The workload to visit, and the arms beside its baseline; None when every comparison is closed."""
         self.refresh(state, live)
         verdicts = [self.closed.get(key, Verdict.undecided) for key in self.judged]
         limits = needed(verdicts, share_of_cells(has_whole=self.has_sides))
-        found = {workload: list(self._open(workload, state, names, limits)) for workload, names in live.items()}
+        found = {workload: list(self._open(workload, state, arms, limits)) for workload, arms in live.items()}
         found = {workload: rows for workload, rows in found.items() if rows}
         if not found:
             return None
-        draws = random.Random(f"{self.seed}/{sum(state.num_visits.values())}")
+        draws = random.Random(f"{self.plan.seed}/{sum(state.num_visits.values())}")
         if draws.random() < UNIFORM_SHARE:
             workload = draws.choice(list(found))
-            return workload, [row.name for row in found[workload]]
+            return workload, [row.arm for row in found[workload]]
         shared = {workload: self._shared_s(workload, state) for workload in found}
         chosen = {workload: _worth_while(rows, shared[workload]) for workload, rows in found.items()}
         weights = [_promise(rows, shared[workload]) for workload, rows in chosen.items()]
         workload = draws.choices(list(chosen), weights)[0] if sum(weights) else draws.choice(list(chosen))
-        return workload, [row.name for row in chosen[workload]]
+        return workload, [row.arm for row in chosen[workload]]
 
-    def still_open(self, live: Mapping[str, Sequence[str]]) -> dict[str, list[str]]:
-        """By workload, who has no verdict yet, beside their baselines; workloads without any are left out."""
+    def still_open(self, live: Mapping[str, Sequence[Arm]]) -> dict[str, list[Arm]]:
+        """By workload, which arms have no verdict yet, beside their baselines; workloads without any are left out."""
         found = {
-            workload: [name for name in names if name != self.base(name) and (workload, name) not in self.closed]
-            for workload, names in live.items()
+            workload: [arm for arm in arms if not self.plan.is_reference(arm) and (workload, arm) not in self.closed]
+            for workload, arms in live.items()
         }
-        return {workload: names for workload, names in found.items() if names}
+        return {workload: arms for workload, arms in found.items() if arms}
 
-    def _open(self, workload: str, state: State, names: Sequence[str], limits: Needed) -> Iterator[Open]:
-        for name in names:
-            found = self.judged.get((workload, name))
-            if name != self.base(name) and (workload, name) not in self.closed:
-                own = 2 * _sample_s(state.samples[workload][self.base(name)]) if self.has_sides else 0.0
-                cost_s = self.num_blocks * (own + _sample_s(state.samples[workload][name]))
-                visits = FEWEST_CLUSTERS if found is None else visits_to_go(found, limits)  # None: all blocks void
-                yield Open(name=name, visits=visits, cost_s=cost_s)
+    def _open(self, workload: str, state: State, arms: Sequence[Arm], limits: Needed) -> Iterator[Open]:
+        for arm in arms:
+            found, reference = self.judged.get((workload, arm)), self.plan.reference(arm)
+            if arm != reference and (workload, arm) not in self.closed:
+                own = 2 * _sample_s(state.samples[workload][reference]) if self.has_sides else 0.0
+                cost_s = self.plan.num_blocks * (own + _sample_s(state.samples[workload][arm]))
+                visits = FEWEST_CLUSTERS if found is None else visits_to_go(found, limits)  # None: all blocks discarded
+                yield Open(arm=arm, visits=visits, cost_s=cost_s)
 
     def _shared_s(self, workload: str, state: State) -> float:
         """What every visit of the workload costs: the baseline, twice; nothing where each name has its own."""
         if self.has_sides:
             return 0.0
-        return 2 * self.num_blocks * _sample_s(state.samples[workload][self.baseline])
+        baseline = Arm(implementation=self.plan.baseline)
+        return 2 * self.plan.num_blocks * _sample_s(state.samples[workload][baseline])
 
 
 def _sample_s(samples: Sequence[Sample]) -> float:

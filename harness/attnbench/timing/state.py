@@ -4,8 +4,8 @@ from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
-from attnbench.statistics.interference import CANARY, Gauge
-from attnbench.storage.ceilings import Key
+from attnbench.statistics.interference import InterferenceGauge
+from attnbench.storage.ceilings import Key as Place
 from attnbench.storage.events import (
     BaselineAccepted,
     CeilingsMeasured,
@@ -19,26 +19,26 @@ from attnbench.storage.events import (
     VisitFinished,
     WorkerStarted,
 )
-from attnbench.storage.records import Sample, Status
+from attnbench.storage.records import PROBE, Arm, Key, Sample, Status
 
 
 @dataclass
 class State:
     """What the journal has said so far; the next step follows from it."""
 
-    status: dict[tuple[str, str], Status] = field(default_factory=dict)
-    profiled: set[tuple[str, str]] = field(default_factory=set)
-    observed: set[tuple[str, str, str]] = field(default_factory=set)
-    ceilings: set[Key] = field(default_factory=set)
+    status: dict[Key, Status] = field(default_factory=dict)
+    profiled: set[Key] = field(default_factory=set)
+    observed: set[tuple[Key, str]] = field(default_factory=set)
+    ceilings: set[Place] = field(default_factory=set)
     num_visits: Counter[str] = field(default_factory=Counter)
     num_workers: int = 0
     began: WorkerStarted | None = None  # the first of them
     spent_s: float = 0.0  # of the run: until its last visit, and inside checks and ceilings after it
-    samples: dict[str, dict[str, list[Sample]]] = field(default_factory=dict)  # by workload and arm
-    gauge: Gauge = field(default_factory=Gauge)
+    samples: dict[str, dict[Arm, list[Sample]]] = field(default_factory=dict)  # by workload and arm
+    gauge: InterferenceGauge = field(default_factory=InterferenceGauge)
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
 
-    def conclude(self, cell: tuple[str, str], status: Status) -> None:
+    def conclude(self, cell: Key, status: Status) -> None:
         """A cell has a status, in place of an earlier one."""
         if cell in self.status:
             self.counts[self.status[cell]] -= 1
@@ -49,14 +49,14 @@ class State:
         """Take note of an event."""
         match event:
             case CellChecked():
-                self.conclude((event.workload, event.implementation), event.status)
+                self.conclude(event.key, event.status)
                 self.spent_s += event.check_s
             case CellFailed():
-                self.conclude((event.workload, event.implementation), event.status)
+                self.conclude(event.key, event.status)
             case CellProfiled():
                 self._profiled(event)
             case CellMeasured():
-                self.observed.add((event.workload, event.implementation, event.measurement.metric))
+                self.observed.add((event.key, event.measurement.metric))
             case CeilingsMeasured():
                 self.ceilings.add(event.ceilings.key)
                 self.spent_s += event.spent_s
@@ -69,18 +69,18 @@ class State:
                 pass
 
     def _profiled(self, event: CellProfiled) -> None:
-        self.profiled.add((event.workload, event.implementation))
+        self.profiled.add(event.key)
         if event.operators.fallback:
-            self.conclude((event.workload, event.implementation), Status.fallback)
+            self.conclude(event.key, Status.fallback)
 
     def _visited(self, event: VisitFinished) -> None:
         self.num_visits[event.workload] += 1
         self.spent_s = max(self.spent_s + event.called_s, event.elapsed_s)
         arms = self.samples.setdefault(event.workload, {})
-        for arm, taken in event.arms.items():
-            arms.setdefault(arm, []).extend(taken)
-        self.gauge.hear(event.workload, event.arms.get(CANARY, ()))
+        for taken in event.arms:
+            arms.setdefault(taken.arm, []).extend(taken.samples)
+        self.gauge.add(event.workload, event.samples(PROBE))
 
-    def live(self, workload: str, names: Iterable[str]) -> list[str]:
-        """The implementations that have passed so far on that workload."""
-        return [name for name in names if self.status.get((workload, name)) is Status.ok]
+    def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
+        """Those of the arms that have passed so far on that workload."""
+        return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]

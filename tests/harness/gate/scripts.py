@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from attnbench.analysis.results import Results
 from attnbench.statistics.interference import CANARY
 from attnbench.storage import journal as store
 from attnbench.storage.events import (
@@ -18,7 +19,7 @@ from attnbench.storage.events import (
     VisitFinished,
     WorkerStarted,
 )
-from attnbench.storage.journal import JOURNAL, Results
+from attnbench.storage.journal import JOURNAL
 from attnbench.storage.records import Sample, Status
 from tests.harness import journals
 

@@ -11,8 +11,8 @@ from attnbench import cli
 from attnbench.analysis.gate.judge import judge
 from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.results import Results
 from attnbench.storage.events import CellMeasured, RunStarted, WorkerStarted
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Operator, Operators, Status
 from attnbench.workloads.counts import dense_flops
 from tests.harness import journals

@@ -10,7 +10,7 @@ import pytest
 from attnbench.analysis.gate import junit, markdown, series
 from attnbench.analysis.gate.judge import judge
 from attnbench.analysis.gate.rulings import Outcome
-from attnbench.storage.journal import Results
+from attnbench.analysis.results import Results
 from attnbench.storage.records import Status
 from tests.harness import journals
 from tests.harness.gate import scripts

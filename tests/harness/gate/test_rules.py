@@ -10,8 +10,8 @@ from attnbench.analysis.gate import beside
 from attnbench.analysis.gate.judge import judge
 from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.results import Results
 from attnbench.storage.events import CellMeasured
-from attnbench.storage.journal import Results
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
 from tests.harness.gate import scripts
@@ -79,7 +79,7 @@ def test_what_is_allowed_to_every_cell_is_allowed_to_the_suite(
     [
         ("peak_mem", "did you mean peak_memory?"),
         ("time", "choose among error_ratio, executed_flops, latency, num_operators, peak_memory"),
-        ("latency_twin", "there is no metric latency_twin"),
+        ("latency_control", "there is no metric latency_twin"),
         ("peak_*", ""),
         ("executed_flops", ""),
         ("saved_memory", ""),

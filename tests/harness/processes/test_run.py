@@ -110,7 +110,7 @@ def test_the_honest_beside_them_are_measured(liars, name):
 
 def test_the_baseline_is_sampled_twice_in_each_block(liars):
     baseline = record(liars[0], "sdpa")
-    again = baseline.measurement("latency_twin")
+    again = baseline.measurement("latency_control")
     assert again is not None
     assert len(again.samples) == len(baseline.measurement("latency").samples)
     assert all(record.implementation != twin("sdpa") for record in liars[0].records)

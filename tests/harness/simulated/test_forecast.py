@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.results import Results
 from attnbench.processes import session as run
 from attnbench.reports import table, verdicts
 from attnbench.statistics.intervals import median
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Comparison, Verdict
 from studies.simulated.virtual import VirtualCrew, plan
 from studies.simulated.worlds import WORLDS

@@ -5,11 +5,11 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.results import Results
 from attnbench.processes import timing_stage as timing
 from attnbench.statistics.verdicts import Judgement
 from attnbench.storage import journal as store
 from attnbench.storage.events import VisitFinished
-from attnbench.storage.journal import Results
 from attnbench.timing.schedule import Race
 from attnbench.timing.state import State
 from studies.simulated import virtual
@@ -92,7 +92,7 @@ def assert_read_as_heard(heard: dict[int, dict[tuple[str, str], Said]], journal:
 def test_a_reader_finds_the_evidence_that_the_race_had_at_every_moment(world, heard, tmp_path):
     results = virtual.execute(ASKED, tmp_path / "run", crew_in(world))
     journal = tmp_path / "run" / store.JOURNAL
-    assert bool(results.void) is (world == "busy")  # blocks that a neighbour disturbed are void for both
+    assert bool(results.discarded) is (world == "busy")  # blocks that a neighbour disturbed are void for both
     assert_read_as_heard(heard, journal, tmp_path)
     assert read(results) == replayed(journal)
 

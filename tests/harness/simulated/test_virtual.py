@@ -113,7 +113,7 @@ def test_a_session_finds_the_ratio(world):
     with crew_in(world) as crew:
         state = session(crew, "slow", "baseline", num_visits=24)
     ((workload, arms),) = state.samples.items()
-    found = paired_ratio(pairs(arms["slow"], arms["baseline"], state.gauge.void.get(workload, ())))
+    found = paired_ratio(pairs(arms["slow"], arms["baseline"], state.gauge.discarded.get(workload, ())))
     assert found is not None
     assert found.point == pytest.approx(1.3, rel=0.02)
 

@@ -8,7 +8,7 @@ import sys
 import numpy as np
 import pytest
 
-from attnbench.statistics.interference import CANARY, FEWEST, LARGEST_CALM, Gauge
+from attnbench.statistics.interference import CANARY, FEWEST, LARGEST_CALM, InterferenceGauge
 from attnbench.statistics.intervals import pairs
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Sample
@@ -27,18 +27,18 @@ def calm(number: int, seed: int = 1) -> list[float]:
 def test_a_late_canary_voids_its_block_and_no_other():
     values = calm(40)
     values[20] *= 1.5
-    gauge = Gauge()
-    gauge.hear("a", canaries(values))
-    assert gauge.void == {"a": {(0, 0, 20)}}
-    assert (gauge.num_void, gauge.num_blocks) == (1, 40)
+    gauge = InterferenceGauge()
+    gauge.add("a", canaries(values))
+    assert gauge.discarded == {"a": {(0, 0, 20)}}
+    assert (gauge.num_discarded, gauge.num_blocks) == (1, 40)
 
 
 def test_an_early_canary_voids_nothing():
     values = calm(40)
     values[20] /= 3
-    gauge = Gauge()
-    gauge.hear("a", canaries(values))
-    assert gauge.num_void == 0
+    gauge = InterferenceGauge()
+    gauge.add("a", canaries(values))
+    assert gauge.num_discarded == 0
 
 
 def test_what_was_said_of_a_block_does_not_change_with_what_follows():
@@ -47,73 +47,73 @@ def test_what_was_said_of_a_block_does_not_change_with_what_follows():
         values[late] *= 2
     found = []
     for length in range(61):
-        gauge = Gauge()
-        gauge.hear("a", canaries(values[:length]))
-        found.append({block for _, _, block in gauge.void.get("a", set())})
+        gauge = InterferenceGauge()
+        gauge.add("a", canaries(values[:length]))
+        found.append({block for _, _, block in gauge.discarded.get("a", set())})
     assert found == [{late for late in (15, 30, 45) if late < length} for length in range(61)]
 
 
 def test_before_a_few_canaries_nothing_is_late():
-    gauge = Gauge()
-    gauge.hear("a", canaries([1e-3] * (FEWEST - 1) + [9e-3]))
-    assert gauge.num_void == 0
-    gauge.hear("a", canaries([9e-3], visit=1))
-    assert gauge.num_void == 1
+    gauge = InterferenceGauge()
+    gauge.add("a", canaries([1e-3] * (FEWEST - 1) + [9e-3]))
+    assert gauge.num_discarded == 0
+    gauge.add("a", canaries([9e-3], visit=1))
+    assert gauge.num_discarded == 1
 
 
 def test_a_new_process_is_judged_by_its_own_as_soon_as_these_are_enough():
-    gauge = Gauge()
-    gauge.hear("a", canaries(calm(20)))
-    gauge.hear("b", canaries([2 * value for value in calm(20)], epoch=1))
-    assert gauge.void == {"b": {(1, 0, block) for block in range(FEWEST)}}
-    gauge.hear("c", canaries([4e-3], epoch=1, visit=7))
-    assert gauge.void["c"] == {(1, 7, 0)}
+    gauge = InterferenceGauge()
+    gauge.add("a", canaries(calm(20)))
+    gauge.add("b", canaries([2 * value for value in calm(20)], epoch=1))
+    assert gauge.discarded == {"b": {(1, 0, block) for block in range(FEWEST)}}
+    gauge.add("c", canaries([4e-3], epoch=1, visit=7))
+    assert gauge.discarded["c"] == {(1, 7, 0)}
 
 
 def test_processes_too_short_to_judge_themselves_are_judged_by_those_before():
     """As in a comparison of one cell, where each process makes four blocks."""
-    gauge = Gauge()
+    gauge = InterferenceGauge()
     for epoch in range(5):
-        gauge.hear("a", canaries(calm(4), epoch=epoch))
-    gauge.hear("a", canaries([1e-3, 1.6e-3, 1e-3, 1e-3], epoch=5))
-    assert gauge.void == {"a": {(5, 0, 1)}}
+        gauge.add("a", canaries(calm(4), epoch=epoch))
+    gauge.add("a", canaries([1e-3, 1.6e-3, 1e-3, 1e-3], epoch=5))
+    assert gauge.discarded == {"a": {(5, 0, 1)}}
 
 
 def test_visits_of_different_workloads_share_one_machine():
-    gauge = Gauge()
+    gauge = InterferenceGauge()
     for visit in range(10):
-        gauge.hear(f"w{visit}", canaries([1e-3], visit=visit))
-    gauge.hear("late", canaries([2e-3]))
-    assert set(gauge.void) == {"late"}
+        gauge.add(f"w{visit}", canaries([1e-3], visit=visit))
+    gauge.add("late", canaries([2e-3]))
+    assert set(gauge.discarded) == {"late"}
 
 
 def test_a_drift_voids_nothing():
-    gauge = Gauge()
-    gauge.hear("a", canaries([1e-3 * 1.01**block for block in range(200)]))
-    assert gauge.num_void == 0
+    gauge = InterferenceGauge()
+    gauge.add("a", canaries([1e-3 * 1.01**block for block in range(200)]))
+    assert gauge.num_discarded == 0
 
 
 def test_a_noisy_machine_needs_more_than_a_quarter():
     draws = random.Random(2)
     noisy = [1e-3 * 2 ** draws.gauss(0, 0.3) for _ in range(49)]
-    gauge = Gauge()
-    gauge.hear("a", canaries([*noisy, 1.5e-3]))
-    assert (0, 0, 49) not in gauge.void.get("a", set())
+    gauge = InterferenceGauge()
+    gauge.add("a", canaries([*noisy, 1.5e-3]))
+    assert (0, 0, 49) not in gauge.discarded.get("a", set())
     assert 1 + LARGEST_CALM < 1.5
 
 
 def test_on_a_very_calm_machine_less_than_a_quarter_is_nothing():
-    gauge = Gauge()
-    gauge.hear("a", canaries([*(1e-3 * (1 + 1e-4 * (block % 3)) for block in range(30)), 1.2e-3, 1.3e-3]))
-    assert gauge.void == {"a": {(0, 0, 31)}}
+    gauge = InterferenceGauge()
+    gauge.add("a", canaries([*(1e-3 * (1 + 1e-4 * (block % 3)) for block in range(30)), 1.2e-3, 1.3e-3]))
+    assert gauge.discarded == {"a": {(0, 0, 31)}}
 
 
 def test_a_void_block_is_no_evidence():
     values = calm(12)
     values[10] = 9e-3
-    gauge = Gauge()
-    gauge.hear("a", canaries(values))
-    found = pairs(canaries([2.0] * 10 + [50.0, 2.0]), canaries([1.0] * 12), gauge.void["a"])
+    gauge = InterferenceGauge()
+    gauge.add("a", canaries(values))
+    found = pairs(canaries([2.0] * 10 + [50.0, 2.0]), canaries([1.0] * 12), gauge.discarded["a"])
     assert np.exp(found.logs) == pytest.approx([2.0] * 11)
 
 
@@ -129,7 +129,7 @@ def test_the_rule_is_blind_to_what_is_compared():
             arms = {name: tuple(canaries(taken[here], visit=visit)) for name, taken in arm_values.items()}
             arms[CANARY] = tuple(canaries(values[here], visit=visit))
             state.apply(VisitFinished(workload="w", epoch=0, visit=visit, arms=arms))
-        return state.gauge.void
+        return state.gauge.discarded
 
     one = {name: [1e-3 * draws.uniform(1, 9) for _ in range(40)] for name in ("a", "b")}
     other = {"a": draws.sample(one["b"], 40), "b": [1e3] * 40}
@@ -137,9 +137,9 @@ def test_the_rule_is_blind_to_what_is_compared():
 
 
 def test_a_visit_without_canaries_says_nothing():
-    gauge = Gauge()
-    gauge.hear("a", ())
-    assert (gauge.num_void, gauge.num_blocks, gauge.void) == (0, 0, {})
+    gauge = InterferenceGauge()
+    gauge.add("a", ())
+    assert (gauge.num_discarded, gauge.num_blocks, gauge.discarded) == (0, 0, {})
 
 
 LISTEN = """

@@ -6,12 +6,12 @@ import msgspec
 import pytest
 
 from attnbench.analysis.breakdown import ran
+from attnbench.analysis.results import Results
 from attnbench.processes import session as run
 from attnbench.processes.messages import Profile
 from attnbench.processes.worker import operators
 from attnbench.storage import journal as store
 from attnbench.storage.events import CellChecked, CellProfiled, Plan, RunStarted, VisitFinished
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Operator, Operators, Status
 from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload

@@ -17,9 +17,9 @@ from attnbench.analysis.gate.judge import ailments, conclude, fingerprints, void
 from attnbench.analysis.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling, Side
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.overall import by_side, suite
+from attnbench.analysis.results import Results
 from attnbench.reports.table import percent
 from attnbench.statistics.intervals import Estimate, median_estimate
-from attnbench.storage.journal import Results
 from attnbench.storage.records import SMALLEST_EFFECT, Comparison, Record, Verdict
 
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 import msgspec
 
 from attnbench.analysis.gate.rulings import LATENCY
+from attnbench.analysis.results import Results
 from attnbench.plugins import name_of
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Record
 from attnbench.workloads.workload import Workload
 

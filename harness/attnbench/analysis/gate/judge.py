@@ -11,9 +11,9 @@ from attnbench.analysis.gate.belief import believed
 from attnbench.analysis.gate.cells import Couple, Key
 from attnbench.analysis.gate.rulings import EVERY, LATENCY, STATUS, Decision, Kind, Outcome, Ruling, Side
 from attnbench.analysis.gate.thresholds import ALLOWED, Thresholds
+from attnbench.analysis.results import Results
 from attnbench.plugins import name_of
 from attnbench.statistics.intervals import median_estimate
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Record, Status
 
 
@@ -153,9 +153,9 @@ def ailments(results: Results, thresholds: Thresholds, name: str) -> Iterator[st
         yield f"{name} did not come to its end: go on with attnbench {how}"
     if len(fingerprints(results)) > 1:
         yield f"{name} saw {len(fingerprints(results))} environments: the machine changed during the run"
-    num_void = sum(map(len, results.void.values()))
-    if num_void > thresholds.void_share * results.num_blocks:
-        yield f"in {name} {num_void} of {results.num_blocks} blocks are void: somebody else was at work on the machine"
+    if results.num_discarded > thresholds.void_share * results.num_blocks:
+        seen = f"{results.num_discarded} of {results.num_blocks} blocks"
+        yield f"in {name} {seen} are discarded because of interference: other work disturbed the machine"
 
 
 def _terms(base: Results, candidate: Results) -> Terms:

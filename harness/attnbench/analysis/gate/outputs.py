@@ -6,7 +6,7 @@ import msgspec
 
 from attnbench.analysis.gate import junit, markdown, series
 from attnbench.analysis.gate.rulings import Decision
-from attnbench.storage.journal import Results
+from attnbench.analysis.results import Results
 
 
 def as_json(value: object) -> str:

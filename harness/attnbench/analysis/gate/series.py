@@ -6,9 +6,9 @@ Source of the form: customSmallerIsBetter, https://github.com/benchmark-action/g
 from collections.abc import Iterator
 
 from attnbench.analysis.gate.rulings import LATENCY
+from attnbench.analysis.results import Results
 from attnbench.reports.words import plain
 from attnbench.statistics.intervals import Estimate, median, median_estimate
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Measurement, Record
 from attnbench.units import significant
 
@@ -24,7 +24,7 @@ def entries(results: Results) -> list[dict[str, object]]:
 
 def _entries(record: Record) -> Iterator[dict[str, object]]:
     for found in record.measurements:
-        if not found.samples or found.metric == "latency_twin":
+        if not found.samples or found.metric == "latency_control":
             continue
         entry: dict[str, object] = {"name": plain(f"{record.implementation} on {record.workload.id}: {found.metric}")}
         extra = f"run {record.run}, commit {record.commit or 'unknown'}"

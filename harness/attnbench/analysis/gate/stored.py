@@ -14,9 +14,9 @@ from attnbench.analysis.gate import times
 from attnbench.analysis.gate.judge import ailments, fingerprints, judge
 from attnbench.analysis.gate.rulings import Kind
 from attnbench.analysis.gate.thresholds import Thresholds
-from attnbench.storage import journal as store
+from attnbench.analysis.results import Results, read
 from attnbench.storage.events import SCHEMA, BaselineAccepted, Event, RunStarted
-from attnbench.storage.journal import Results
+from attnbench.storage.journal import events, journal_of
 from attnbench.storage.runs import find_run
 
 FOLDER = "baselines"
@@ -64,12 +64,12 @@ def _own(fingerprint: str, results: Path) -> Path | None:
     """The baseline of that environment: by its name or, where fingerprints were made otherwise then, by its content."""
     if (named := path_of(fingerprint, results)).exists():
         return named
-    return next((path for path in stored(results) if fingerprint in fingerprints(store.read(path))), None)
+    return next((path for path in stored(results) if fingerprint in fingerprints(read(path))), None)
 
 
 def _accepted(path: Path) -> str:
     """When a baseline was accepted, as text that sorts by time."""
-    found = store.read(path)
+    found = read(path)
     return found.accepted[-1].time if found.accepted else found.started.time
 
 
@@ -82,11 +82,11 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     reason = " ".join(reason.split())
     if len(reason.split()) < FEWEST_WORDS:
         raise ValueError('--reason says too little: give a sentence, as in --reason "the tiles are larger now"')
-    found = store.read(run)
+    found = read(run)
     _require_sound(found, thresholds)
     (fingerprint,) = fingerprints(found)
     path, old = path_of(fingerprint, results), _own(fingerprint, results)
-    before = None if old is None else store.read(old)
+    before = None if old is None else read(old)
     if before is not None:
         _require_believable(before, found, thresholds)
     accepted = BaselineAccepted(
@@ -96,7 +96,7 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
         reason=reason,
     )
     kept = before.accepted if before is not None else ()
-    own = [event for event in store.events(store.journal_of(run)) if not isinstance(event, BaselineAccepted)]
+    own = [event for event in events(journal_of(run)) if not isinstance(event, BaselineAccepted)]
     _write(path, [_first(own), *own[1:], *kept, accepted])
     if old is not None and old != path:
         old.unlink()
@@ -142,18 +142,18 @@ def _require_believable(before: Results, found: Results, thresholds: Thresholds)
         raise ValueError(f"{found.run} cannot become a baseline: {told} ({len(doubted)} such)")
 
 
-def _first(events: Sequence[Event]) -> RunStarted:
+def _first(history: Sequence[Event]) -> RunStarted:
     """The first line, in today's schema: the last lines are of it."""
-    assert isinstance(events[0], RunStarted)
-    return msgspec.structs.replace(events[0], schema=SCHEMA)
+    assert isinstance(history[0], RunStarted)
+    return msgspec.structs.replace(history[0], schema=SCHEMA)
 
 
-def _write(path: Path, events: list[Event]) -> None:
+def _write(path: Path, history: list[Event]) -> None:
     """Put the file in place whole, or not at all."""
     partly = path.with_suffix(".partly")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partly.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in events))
+        partly.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in history))
         partly.replace(path)
     except OSError as error:
         raise ValueError(f"cannot write {path}: {error.strerror}; choose another folder with --results") from None

@@ -105,6 +105,6 @@ class Asking:
                 self.crew.hello()
             reply = self.crew.ask(Attempt(workload=workload, spec=spec, limit_bytes=limit_bytes, snapshot=snapshot))
         except WorkerLostError as lost:
-            return Failed(arm=growth.implementation, status=lost.status, message=str(lost))
+            return Failed(status=lost.status, message=str(lost))
         assert isinstance(reply, Attempted | Failed)
         return reply

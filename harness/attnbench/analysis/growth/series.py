@@ -7,9 +7,9 @@ from dataclasses import dataclass
 import msgspec
 
 from attnbench.analysis.growth.fit import Fit, Reach, fit
+from attnbench.analysis.results import Results
 from attnbench.reports.panels import Panel, panels_of, titled
 from attnbench.reports.table import shown
-from attnbench.storage.journal import Results
 from attnbench.storage.memory_events import SLACK_BYTES
 from attnbench.storage.records import Status
 from attnbench.timing.prediction import at_length

@@ -6,10 +6,10 @@ import msgspec
 
 from attnbench.analysis.growth.fit import Fit
 from attnbench.analysis.growth.series import Growth, Outcome
+from attnbench.analysis.results import Results
 from attnbench.reports import words
 from attnbench.reports.markdown import escaped
 from attnbench.reports.panels import Panel
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Status
 from attnbench.units import MISSING, show
 

@@ -6,7 +6,8 @@ from pathlib import Path
 
 from attnbench.analysis.frame import runs_at
 from attnbench.analysis.history.series import RATIO
-from attnbench.storage.journal import JOURNAL, Results, read
+from attnbench.analysis.results import Results, read
+from attnbench.storage.journal import JOURNAL
 
 
 @dataclass(frozen=True, kw_only=True)

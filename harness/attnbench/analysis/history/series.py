@@ -7,8 +7,8 @@ from fnmatch import fnmatchcase
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.history.changes import Change, changes
+from attnbench.analysis.results import Results
 from attnbench.statistics.intervals import median_estimate
-from attnbench.storage.journal import Results
 from attnbench.storage.records import Record, Status
 from attnbench.workloads.workload import Workload
 

@@ -25,7 +25,7 @@ from attnbench.devices import environment, torch_loads
 from attnbench.devices.caches import flusher
 from attnbench.devices.clock import Clock, CpuClock
 from attnbench.devices.cuda import CudaClock, is_broken
-from attnbench.devices.cuda import canary as canary_on_cuda
+from attnbench.devices.cuda import probe_work as probe_on_cuda
 from attnbench.devices.memory import is_crowded
 from attnbench.metrics import Metric
 from attnbench.processes.failure import report
@@ -54,8 +54,9 @@ from attnbench.processes.messages import (
 )
 from attnbench.processes.worker import attempts, operators
 from attnbench.processes.worker.bench import Bench, Guard
-from attnbench.statistics.interference import CANARY, canary
-from attnbench.storage.records import Measurement, Operators, Sample, Status
+from attnbench.statistics.interference import probe_work
+from attnbench.storage.events import ArmSamples
+from attnbench.storage.records import PROBE, Arm, Measurement, Operators, Sample, Status
 from attnbench.timing import blocks as measure
 from attnbench.timing import prediction as predict
 from attnbench.tracing.capture import trace
@@ -74,7 +75,7 @@ class Worker:
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.grounded: agreement.Ground | None = None
         self.clocks: dict[str, Clock] = {}
-        self.canaries: dict[str, measure.Arm] = {}
+        self.probes: dict[str, measure.TimedCall] = {}
         self.metrics: dict[str, Metric] = {}
         self.observed: tuple[tuple[str, str], Case] | None = None
         self.pads: list[bytearray] = []
@@ -188,7 +189,7 @@ class Worker:
             return value
         if not math.isfinite(value):
             message = f"the metric {request.metric} is {value}"
-            return Failed(arm=plugins.name_of(request.spec), status=Status.invalid, message=message)
+            return Failed(status=Status.invalid, message=message)
         sample = Sample(value=value)
         return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
 
@@ -216,7 +217,7 @@ class Worker:
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             status, message = report(error)
-            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+            return Failed(status=status, message=message)
         finally:
             guard.changed()
         return done
@@ -236,7 +237,7 @@ class Worker:
             found = torch_loads.ceilings(request.workload, clock, request.limit_s, lambda: self.flight.take_off(0))
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
             status, message = report(error)
-            return Failed(arm="", status=status, message=message)
+            return Failed(status=status, message=message)
         return Found(ceilings=found)
 
     def attempt(self, request: Attempt) -> Attempted | Failed:
@@ -248,37 +249,37 @@ class Worker:
             return attempts.attempt(request, made, self.clock(request.workload.device), lambda: self.flight.take_off(0))
         except Exception as error:  # noqa: BLE001 - as in check
             status, message = report(error)
-            return Failed(arm=plugins.name_of(request.spec), status=status, message=message)
+            return Failed(status=status, message=message)
 
     def visit(self, request: TakeVisit) -> Visited | Failed:
         """Sample the blocks of a visit, then see that every arm still computes."""
-        names = [name for name, _ in request.arms]
-        turn = CANARY  # until an arm's turn comes it is nobody's but the harness's
+        arms = [arm for arm, _ in request.arms]
+        turn = PROBE  # until an arm's turn comes, the harness itself is at work
         guard = Guard()
 
-        def on_turn(arm_name: str) -> None:
+        def on_turn(arm: Arm) -> None:
             nonlocal turn
             guard.require_unchanged()  # by the one whose turn it was
-            turn = arm_name
-            self.flight.take_off(names.index(turn))
+            turn = arm
+            self.flight.take_off(arms.index(turn))
 
         try:
             bench = self.bench(request.workload)
-            arms = []
-            for name, spec in request.arms:
-                on_turn(name)
-                arms.append(
-                    self.canary(request.workload) if name == CANARY else bench.arm(name, self.implementation(spec))
+            calls = []
+            for arm, spec in request.arms:
+                on_turn(arm)
+                calls.append(
+                    self.probe(request.workload) if arm == PROBE else bench.timed(arm, self.implementation(spec))
                 )
-            called_s = -sum(arm.called_s for arm in arms)
-            samples = self.sample(request, arms, on_turn)
-            called_s += sum(arm.called_s for arm in arms)
+            called_s = -sum(timed.called_s for timed in calls)
+            samples = self.sample(request, calls, on_turn)
+            called_s += sum(timed.called_s for timed in calls)
             start = time.perf_counter()
-            for name in names if request.verifies else ():
-                on_turn(name)
-                if name != CANARY and (wrong := bench.verify(name)):
+            for arm in arms if request.verifies else ():
+                on_turn(arm)
+                if arm != PROBE and (wrong := bench.verify(arm)):
                     self.benches.pop(request.workload.id)
-                    return Failed(arm=name, status=Status.disagrees, message=wrong)
+                    return Failed(arm=arm, status=Status.disagrees, message=wrong)
             called_s += time.perf_counter() - start
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
@@ -292,18 +293,19 @@ class Worker:
         return Visited(arms=samples, called_s=called_s)
 
     def sample(
-        self, request: TakeVisit, arms: list[measure.Arm], on_turn: Callable[[str], None]
-    ) -> dict[str, tuple[Sample, ...]]:
+        self, request: TakeVisit, calls: list[measure.TimedCall], on_turn: Callable[[Arm], None]
+    ) -> tuple[ArmSamples, ...]:
         """The samples of the visit's blocks."""
         at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
         flush = flusher(request.workload.device) if request.cache == "cold" else None
-        conditions = measure.here(lambda arm: on_turn(arm.name), flush)
+        conditions = measure.here(on_turn, flush)
         with torch.set_grad_enabled(request.workload.direction != "inference"):
-            return measure.visit(arms, self.clock(request.workload.device), at, conditions)
+            taken = measure.visit(calls, self.clock(request.workload.device), at, conditions)
+        return tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
 
-    def canary(self, workload: Workload) -> measure.Arm:
-        """The canary of the workload's device; one on the processor for all numbers of threads."""
-        if workload.device not in self.canaries:
-            work = canary() if workload.device == "cpu" else canary_on_cuda(workload.device)
-            self.canaries[workload.device] = measure.canary_arm(CANARY, work)
-        return self.canaries[workload.device]
+    def probe(self, workload: Workload) -> measure.TimedCall:
+        """The interference probe of the workload's device; one on the processor for all numbers of threads."""
+        if workload.device not in self.probes:
+            work = probe_work() if workload.device == "cpu" else probe_on_cuda(workload.device)
+            self.probes[workload.device] = measure.probe_call(work)
+        return self.probes[workload.device]

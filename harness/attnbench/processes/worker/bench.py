@@ -8,6 +8,7 @@ from attnbench.checking.case import Case, bind, build, place
 from attnbench.checking.inputs import draw_normal
 from attnbench.checking.reference import Reference, refer
 from attnbench.contract import Implementation
+from attnbench.storage.records import Arm
 from attnbench.timing import blocks as measure
 from attnbench.workloads.workload import Workload
 
@@ -22,28 +23,28 @@ class Bench:
         self.workload = workload
         self.inputs = place(draw_normal(workload, 0), workload)
         self.mask = bind(workload)
-        self.cases: dict[str, Case] = {}
-        self.arms: dict[str, measure.Arm] = {}
+        self.cases: dict[Arm, Case] = {}
+        self.calls: dict[Arm, measure.TimedCall] = {}
         self._reference: Reference | None = None
 
     def case(self, implementation: Implementation) -> Case:
         """A case of its own on the bench's inputs."""
         return build(self.workload, implementation, self.inputs, self.mask)
 
-    def arm(self, name: str, implementation: Implementation) -> measure.Arm:
-        """The arm of that name, built at first use."""
-        if name not in self.arms:
-            self.cases[name] = self.case(implementation)
-            with self.cases[name].grad_mode():
-                self.arms[name] = measure.Arm(name=name, call=self.cases[name].call())
-        return self.arms[name]
+    def timed(self, arm: Arm, implementation: Implementation) -> measure.TimedCall:
+        """What the arm calls, built at first use."""
+        if arm not in self.calls:
+            self.cases[arm] = self.case(implementation)
+            with self.cases[arm].grad_mode():
+                self.calls[arm] = measure.TimedCall(arm=arm, call=self.cases[arm].call())
+        return self.calls[arm]
 
-    def verify(self, name: str) -> str:
+    def verify(self, arm: Arm) -> str:
         """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or ""."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
             self._reference = refer(forward, VERIFY_PROBE, VERIFY_SEED)
-        return agreement.verify(self.cases[name], self._reference)
+        return agreement.verify(self.cases[arm], self._reference)
 
 
 class SharedStateError(Exception):

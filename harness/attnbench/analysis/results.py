@@ -1,0 +1,215 @@
+"""A run as read back and judged: its records, the blocks that were disturbed, and times that cannot be.
+
+The journal holds raw samples alone (storage/journal.py), so that old runs are judged by today's rules.
+"""
+
+from collections import Counter
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from attnbench.analysis.rates import Rates, rates
+from attnbench.analysis.sanity import judged
+from attnbench.analysis.system_load import SystemLoad, system_load
+from attnbench.statistics.interference import InterferenceGauge
+from attnbench.statistics.intervals import Block
+from attnbench.storage.ceilings import Ceilings
+from attnbench.storage.ceilings import Key as Place
+from attnbench.storage.events import (
+    BaselineAccepted,
+    CeilingsMeasured,
+    CellChecked,
+    CellFailed,
+    CellMeasured,
+    CellProfiled,
+    DamagedError,
+    Event,
+    Plan,
+    RunFinished,
+    RunStarted,
+    VisitFinished,
+    WorkerStarted,
+)
+from attnbench.storage.journal import events, journal_of
+from attnbench.storage.records import (
+    BASE,
+    CONTROL_LATENCY,
+    LATENCY,
+    PROBE,
+    Agreement,
+    Environment,
+    Key,
+    Measurement,
+    Operators,
+    Record,
+    Role,
+    Sample,
+    Status,
+)
+from attnbench.workloads.workload import Workload
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """One run as read back: its plan, its records in the plan's order, and whether it came to its end."""
+
+    folder: Path
+    started: RunStarted
+    records: tuple[Record, ...]
+    elapsed_s: float | None  # None: killed, or still at work
+    num_visits: dict[str, int]  # by workload id
+    check_s: float  # what all checks took together
+    called_s: float = 0.0  # what all visits spent inside calls
+    num_blocks: int = 0  # that had an interference probe
+    discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
+    reason: str = ""  # why timing ended
+    ceilings: dict[Place, Ceilings] = field(default_factory=dict)
+    warnings: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # of times that make one wonder
+    system_load: SystemLoad | None = None  # what other work took of the machine meanwhile
+    accepted: tuple[BaselineAccepted, ...] = ()  # of a stored baseline: what it and its predecessors were accepted for
+
+    @property
+    def run(self) -> str:
+        """The run's name."""
+        return self.started.run
+
+    @property
+    def plan(self) -> Plan:
+        """What the run was asked to do."""
+        return self.started.plan
+
+    @property
+    def num_discarded(self) -> int:
+        """How many blocks are discarded because of interference."""
+        return sum(map(len, self.discarded.values()))
+
+    def rates(self, workload: Workload, time_s: float) -> Rates:
+        """What a call of the workload that takes so long means as work, beside this run's ceilings."""
+        return rates(workload, time_s, self.ceilings.get(workload.place), is_cold=self.plan.cache == "cold")
+
+
+def read(path: Path) -> Results:
+    """The run at `path`: its folder or its journal.
+
+    Raises:
+        ValueError: see `storage.journal.events`.
+        DamagedError: likewise; or the journal does not begin with a run.
+    """
+    journal = journal_of(path)
+    history = list(events(journal))
+    if not history or not isinstance(history[0], RunStarted):
+        raise DamagedError(f"{journal} holds no run: its first line is not run_started")
+    started = history[0]
+    ending = next((each for each in reversed(history) if isinstance(each, RunFinished | WorkerStarted)), None)
+    finished = ending if isinstance(ending, RunFinished) else None  # a worker after the end: it went on, and was killed
+    visits = [event for event in history if isinstance(event, VisitFinished)]
+    gauge = InterferenceGauge()
+    for visit in visits:
+        gauge.add(visit.workload, visit.samples(PROBE))
+    ceilings = {event.ceilings.key: event.ceilings for event in history if isinstance(event, CeilingsMeasured)}
+    records, warnings = judged(tuple(folded(started, history)), ceilings, is_cold=started.plan.cache == "cold")
+    return Results(
+        folder=journal.parent,
+        started=started,
+        records=records,
+        elapsed_s=finished.elapsed_s if finished is not None else None,
+        num_visits=dict(Counter(visit.workload for visit in visits)),
+        check_s=sum(event.check_s for event in history if isinstance(event, CellChecked)),
+        called_s=sum(visit.called_s for visit in visits),
+        num_blocks=gauge.num_blocks,
+        discarded={workload: frozenset(blocks) for workload, blocks in gauge.discarded.items()},
+        reason=finished.reason if finished is not None else "",
+        ceilings=ceilings,
+        warnings=warnings,
+        system_load=system_load(history),
+        accepted=tuple(event for event in history if isinstance(event, BaselineAccepted)),
+    )
+
+
+@dataclass
+class _Cell:
+    """What the events have said of one cell so far."""
+
+    status: Status | None = None
+    message: str = ""
+    is_predicted: bool = False
+    agreement: Agreement | None = None
+    executed_flops: int | None = None
+    operators: Operators | None = None
+    environment: Environment | None = None
+    time: str = ""
+    measured: dict[str, Measurement] = field(default_factory=dict)
+    samples: dict[str, list[Sample]] = field(default_factory=dict)
+
+    def measurements(self) -> Iterator[Measurement]:
+        """Times first, then each metric with a pass of its own."""
+        for metric, samples in self.samples.items():
+            yield Measurement(metric=metric, unit="s", samples=tuple(samples))
+        yield from self.measured.values()
+
+
+def folded(started: RunStarted, history: Iterable[Event]) -> Iterator[Record]:
+    """One record for each cell that the events have concluded, in the plan's order."""
+    cells: dict[Key, _Cell] = {}
+    worker: WorkerStarted | None = None
+    for event in history:
+        match event:
+            case WorkerStarted():
+                worker = event
+            case CellChecked() | CellProfiled() | CellMeasured() | CellFailed():
+                _apply(event, cells.setdefault(event.key, _Cell()), worker)
+            case VisitFinished():
+                _distribute(event, cells)
+            case RunStarted() | RunFinished() | CeilingsMeasured() | BaselineAccepted():
+                pass
+    workloads = {workload.id: workload for workload in started.plan.workloads}
+    order = {workload: place for place, workload in enumerate(workloads)}
+    for (workload, arm), cell in sorted(cells.items(), key=lambda item: order.get(item[0][0], -1)):
+        if cell.status is None or workload not in workloads:
+            continue
+        yield Record(
+            run=started.run,
+            time=cell.time or started.time,
+            commit=started.commit_of(arm),
+            workload=workloads[workload],
+            implementation=arm.implementation,
+            side=arm.side,
+            environment=cell.environment,
+            status=cell.status,
+            message=cell.message,
+            is_predicted=cell.is_predicted,
+            agreement=cell.agreement,
+            executed_flops=cell.executed_flops,
+            operators=cell.operators,
+            measurements=tuple(cell.measurements()) if cell.status is Status.ok else (),
+        )
+
+
+def _apply(
+    event: CellChecked | CellProfiled | CellMeasured | CellFailed, cell: _Cell, worker: WorkerStarted | None
+) -> None:
+    if isinstance(event, CellMeasured):
+        cell.measured[event.measurement.metric] = event.measurement
+        return
+    if isinstance(event, CellProfiled):
+        cell.operators = event.operators
+        if event.operators.fallback:
+            cell.status, cell.message = Status.fallback, event.operators.fallback
+        return
+    cell.status, cell.message = event.status, event.message
+    if isinstance(event, CellChecked):
+        cell.is_predicted, cell.agreement = event.is_predicted, event.agreement
+        cell.executed_flops = event.executed_flops
+    if worker is not None:
+        own = worker.base if event.side == BASE else None
+        cell.environment, cell.time = own or worker.environment, worker.time
+
+
+def _distribute(event: VisitFinished, cells: dict[Key, _Cell]) -> None:
+    """Give each arm's samples to its cell, those of an A/A control under a metric of their own."""
+    for taken in event.arms:
+        if taken.arm.role is Role.probe:
+            continue
+        metric = LATENCY if taken.arm.role is Role.measured else CONTROL_LATENCY
+        cell = cells.setdefault((event.workload, taken.arm.as_measured()), _Cell())
+        cell.samples.setdefault(metric, []).extend(taken.samples)

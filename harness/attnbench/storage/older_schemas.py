@@ -1,0 +1,84 @@
+"""Journals of older schemas, read as if they were of today's: docs/adr/0003-journal.md has the history.
+
+Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(canary)` for the interference probe, and
+`sdpa (base)` for an implementation on the base of two sides.
+"""
+
+import re
+from typing import Any
+
+import msgspec
+
+from attnbench.plugins import name_of
+from attnbench.storage.events import Event
+from attnbench.storage.records import BASE, CANDIDATE, Role
+
+FIRST_WITH_ARMS = 4
+_SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
+_CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
+
+Line = dict[str, Any]
+
+
+def is_old(first_line: bytes) -> bool:
+    """Whether a journal that begins with this line is of an older schema."""
+    schema = _SCHEMA.match(first_line)
+    return schema is not None and int(schema[1]) < FIRST_WITH_ARMS
+
+
+class Upgrade:
+    """Decodes the lines of one older journal, to which lines of today's schema may have been appended."""
+
+    def __init__(self, first_line: bytes) -> None:
+        """Take from the plan what names meant."""
+        plan = msgspec.json.decode(first_line)["plan"]
+        sides = plan.get("sides")
+        self.has_sides = sides is not None
+        self.is_apart = self.has_sides and sides.get("is_apart", False)
+        self.baseline = plan["baseline"]
+
+    def decode(self, line: bytes) -> Event:
+        """The event of a line.
+
+        Raises:
+            msgspec.DecodeError: it is none.
+        """
+        raw = msgspec.json.decode(line)
+        try:
+            if raw["type"] == "run_started":
+                self._plan(raw["plan"])
+            elif raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
+                raw["arms"] = [{"arm": self._arm(name), "samples": taken} for name, taken in raw["arms"].items()]
+            elif "implementation" in raw and "side" not in raw and self.has_sides:
+                raw |= {name: value for name, value in self._arm(raw["implementation"]).items() if name != "role"}
+        except (KeyError, TypeError, AttributeError) as error:
+            raise msgspec.ValidationError(f"{type(error).__name__}: {error}") from None
+        event: Event = msgspec.convert(raw, Event)
+        return event
+
+    def _plan(self, plan: Line) -> None:
+        """Give each side its implementations."""
+        if not self.has_sides:
+            return
+        for name in (BASE, CANDIDATE):
+            plan["sides"][name]["implementations"] = {}
+        for spec in plan["implementations"]:
+            arm = self._arm(name_of(spec))
+            plan["sides"][arm["side"]]["implementations"][arm["implementation"]] = spec.partition("=")[2] or spec
+        plan["implementations"], plan["baseline"] = [], ""
+
+    def _arm(self, name: str) -> Line:
+        """What a name stood for."""
+        if name == _PROBE:
+            return {"role": Role.probe}
+        bare = name.removesuffix(_CONTROL)
+        is_base = bare.endswith(_BASE) if self.has_sides else bare == self.baseline
+        is_control = bare != name and (is_base or self.is_apart)
+        implementation = bare if is_control else name
+        found: Line = {"implementation": implementation, "role": Role.control if is_control else Role.measured}
+        if self.has_sides:
+            found |= {
+                "implementation": implementation.removesuffix(_BASE),
+                "side": BASE if implementation.endswith(_BASE) else CANDIDATE,
+            }
+        return found
