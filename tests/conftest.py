@@ -1,7 +1,10 @@
 """What all tests share."""
 
+import gc
 import os
+from collections.abc import Iterator
 
+import coverage
 import pytest
 import torch
 
@@ -24,3 +27,20 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture
+def many_visits() -> Iterator[None]:
+    """For whole runs on simulated machines, which take many thousands of visits beside all that pytest keeps.
+
+    Each visit collects garbage, and it would take longer to count the engine's lines than to run them: other tests'
+    are counted.
+    """
+    counting = coverage.Coverage.current()
+    if counting is not None:
+        counting.stop()
+    gc.freeze()
+    yield
+    gc.unfreeze()
+    if counting is not None:
+        counting.start()

@@ -1,0 +1,286 @@
+"""One session in which both sides were measured: its verdicts, and what is certain, as a decision."""
+
+import dataclasses
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.comparisons import comparisons, noise_floors
+from attnbench.analysis.gate import beside
+from attnbench.analysis.gate.judge import side
+from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Ruling
+from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.statistics.intervals import Estimate
+from attnbench.storage.records import Status, Verdict
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
+from tests import journals
+from tests.analysis.gate import scripts
+
+NAMES = ("sdpa", "fused")
+POINTS = journals.workloads(seq_len=(512,), seed=(0, 1))
+SUITE = Estimate(point=1.001, standard_error=0.002, num_clusters=9, num_samples=90)
+
+
+def session(folder: Path, ratio: float, asked: Thresholds | None = None, **changes) -> Decision:
+    """`fused` is the candidate's state of what the base calls `sdpa`; both went into the same blocks."""
+    same = 1.3e-3 / 2.6e-3
+    found = scripts.run(folder / "run", scripts.scales("fused", same * ratio), names=NAMES, points=POINTS)
+    base = [
+        msgspec.structs.replace(record, implementation="fused", measurements=record.measurements[:2], operators=None)
+        for record in found.records
+        if record.implementation == "sdpa"
+    ]
+    candidate = [record for record in found.records if record.implementation == "fused"]
+    candidate = [msgspec.structs.replace(record, operators=None, **changes) for record in candidate]
+    verdict = Verdict.slower if ratio > 1.02 else Verdict.equivalent
+    return beside.judge(
+        (side(found), side(found)),
+        (base, candidate),
+        comparisons(found),
+        beside.overall(SUITE, verdict, 0.01),
+        asked or Thresholds(),
+        floors=noise_floors(found),
+    )
+
+
+def kinds(decision: Decision) -> set[Kind]:
+    return {ruling.kind for ruling in decision.rulings if ruling.metric == "latency"}
+
+
+def test_the_same_code_passes(tmp_path: Path) -> None:
+    decision = session(tmp_path, 1.0)
+    assert decision.outcome is Outcome.passed
+    assert kinds(decision) == {Kind.same}
+
+
+def test_five_percent_are_seen_side_by_side(tmp_path: Path) -> None:
+    decision = session(tmp_path, 1.05)
+    assert decision.outcome is Outcome.finding
+    assert kinds(decision) == {Kind.slower}
+
+
+@pytest.mark.parametrize("allowed", [0.4, math.inf])
+def test_what_a_rule_allows_passes(tmp_path: Path, allowed: float) -> None:
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    assert kinds(session(tmp_path, 1.3, asked)) == {Kind.same}
+
+
+def test_a_threshold_below_the_sessions_floor_is_refused(tmp_path: Path) -> None:
+    decision = session(tmp_path, 1.0, Thresholds(rule=(Rule(metric="latency", allowed=1e-4),)))
+    assert kinds(decision) == {Kind.refused}
+    assert decision.outcome is Outcome.inconclusive
+
+
+@pytest.mark.parametrize(("is_checked", "kind"), [(True, Kind.faster), (False, Kind.suspicious)])
+def test_half_the_time_asks_for_a_check(tmp_path: Path, is_checked: bool, kind: Kind) -> None:  # noqa: FBT001
+    decision = session(tmp_path, 0.5, **({} if is_checked else {"agreement": None}))
+    assert kinds(decision) == {kind}
+
+
+@pytest.mark.parametrize(("is_checked", "kind"), [(True, Kind.faster), (False, Kind.suspicious)])
+@pytest.mark.parametrize("allowed", [1e-4, math.inf])
+def test_half_the_time_asks_for_a_check_whatever_a_rule_allows(
+    tmp_path: Path, *, allowed: float, is_checked: bool, kind: Kind
+) -> None:
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    decision = session(tmp_path, 0.5, asked, **({} if is_checked else {"agreement": None}))
+    assert kinds(decision) == {kind}
+
+
+@pytest.mark.parametrize(("is_new", "status"), [(True, Status.ok), (False, Status.error), (False, Status.unsupported)])
+def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(
+    tmp_path: Path, *, is_new: bool, status: Status
+) -> None:
+    found = scripts.run(tmp_path / "run", names=NAMES, points=POINTS)
+    records = [msgspec.structs.replace(record, status=status, message="no", agreement=None) for record in found.records]
+    decision = beside.judge(
+        (side(found), side(found)),
+        ([] if is_new else records, records),
+        [],
+        beside.overall(None, Verdict.undecided, None),
+        Thresholds(),
+        floors={},
+    )
+    told = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
+    assert (decision.outcome, decision.words) == told
+
+
+def test_a_rule_that_is_about_nothing_is_told(tmp_path: Path) -> None:
+    rules = (
+        Rule(implementation="fusd", allowed=0.5),
+        Rule(metric="peak_mem", allowed=0.5),
+        Rule(metric="peak_memory", allowed=0.5),
+    )
+    cell, metric = session(tmp_path, 1.0, Thresholds(rule=rules)).notes
+    assert cell.startswith("rule 1 (*, fusd) covers no cell")
+    assert metric.startswith("rule 2 covers nothing here: there is no metric peak_mem (did you mean peak_memory?)")
+
+
+def test_what_is_certain_counts(tmp_path: Path) -> None:
+    decision = session(tmp_path, 1.0, status=Status.disagrees)
+    assert Kind.failed in {ruling.kind for ruling in decision.of(Outcome.finding)}
+
+
+def test_nothing_of_the_whole_is_inconclusive() -> None:
+    assert beside.overall(None, Verdict.undecided, None).outcome is Outcome.inconclusive
+
+
+@pytest.mark.parametrize(
+    ("allowed", "outcome", "ends"),
+    [
+        (0.0, Outcome.finding, ")"),
+        (0.04, Outcome.finding, ")"),
+        (0.10, Outcome.passed, "; allowed is 10 %"),
+        (math.inf, Outcome.passed, "; any growth is allowed"),
+    ],
+)
+def test_what_is_allowed_to_every_cell_is_allowed_to_the_whole(allowed: float, outcome: Outcome, ends: str) -> None:
+    slower = Estimate(point=1.05, standard_error=0.002, num_clusters=9, num_samples=90)
+    found = beside.overall(slower, Verdict.slower, 0.01, allowed)
+    assert found.outcome is outcome
+    assert found.words.startswith("geometric mean: slower: +5.0 % (")
+    assert found.words.endswith(ends)
+
+
+@pytest.mark.usefixtures("many_visits")
+@pytest.mark.parametrize(
+    ("slowdown", "budget_s", "allowed", "outcome"),
+    [
+        (0.0, 120.0, None, Outcome.passed),
+        (0.05, 120.0, None, Outcome.finding),
+        (0.05, 120.0, 0.02, Outcome.finding),
+        (0.05, 120.0, 0.10, Outcome.passed),
+        (0.0, 0.0, None, Outcome.inconclusive),
+    ],
+)
+def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, slowdown, budget_s, allowed, outcome):
+    def cost_s(workload, name):
+        return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.0 + slowdown)
+
+    asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=budget_s, seed=1))
+    crew = virtual.VirtualCrew(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
+    rules = () if allowed is None else (Rule(metric="latency", allowed=allowed),)
+    decision = beside.of_sides(virtual.execute(asked, tmp_path / "run", crew), Thresholds(rule=rules))
+    assert decision.outcome is outcome
+    assert (decision.base.run, decision.candidate.run) == ("rev:old", "rev:new")
+    assert {ruling.implementation for ruling in decision.rulings} == {"x"}
+
+
+def judged(folder: Path, asked: Thresholds, floor: Estimate | None = None, *, is_apart: bool = False, **seen) -> Ruling:
+    """The ruling on the time of one cell, of which that was seen."""
+    found = scripts.run(folder / "run", names=NAMES, points=POINTS)
+    (record, *_) = [each for each in found.records if each.implementation == "fused"]
+    (told, *_) = [each for each in comparisons(found) if each.workload == record.workload]
+    decision = beside.judge(
+        (side(found), side(found)),
+        ([record], [record]),
+        [msgspec.structs.replace(told, **seen)],
+        beside.overall(SUITE, Verdict.equivalent, 0.01),
+        asked,
+        floors={} if floor is None else {record.workload.id: floor},
+        is_apart=is_apart,
+    )
+    (ruling,) = [ruling for ruling in decision.rulings if ruling.metric == "latency"]
+    return ruling
+
+
+@pytest.mark.parametrize(("low", "outcome"), [(0.99, Outcome.passed), (1.05, Outcome.inconclusive)])
+def test_what_seems_slower_and_is_not_sure_is_no_pass(tmp_path: Path, low: float, outcome: Outcome) -> None:
+    known = {"verdict": Verdict.undecided, "ratio": 1.1, "high": 1.2, "minimum_detectable_effect": 0.05}
+    assert judged(tmp_path, Thresholds(), low=low, **known).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("allowed", "high", "outcome"),
+    [
+        (math.inf, 1.7, Outcome.passed),
+        (math.inf, None, Outcome.passed),
+        (0.4, 1.3, Outcome.passed),
+        (0.4, 1.7, Outcome.inconclusive),
+        (0.4, None, Outcome.inconclusive),
+    ],
+)
+def test_what_is_undecided_passes_where_all_that_it_may_be_is_allowed(
+    tmp_path: Path, allowed: float, high: float | None, outcome: Outcome
+) -> None:
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    low = None if high is None else 1.05
+    known = {"verdict": Verdict.undecided, "ratio": 1.2, "minimum_detectable_effect": 0.9}
+    assert judged(tmp_path, asked, low=low, high=high, **known).outcome is outcome
+
+
+@pytest.mark.parametrize(("allowed", "outcome"), [(math.inf, Outcome.passed), (None, Outcome.inconclusive)])
+def test_a_whole_that_is_undecided_passes_where_any_growth_is_allowed(allowed: float | None, outcome: Outcome) -> None:
+    assert beside.overall(SUITE, Verdict.undecided, 0.5, allowed).outcome is outcome
+
+
+@pytest.mark.parametrize(
+    ("is_apart", "twin_error", "allowed", "floor"),
+    [(False, 0.001, 0.03, ""), (True, 0.001, 0.03, "5.0 %"), (True, 0.001, 0.06, ""), (True, 0.03, 0.06, "7.2 %")],
+)
+def test_apart_the_floor_is_the_twins_or_the_cells_own_whichever_is_larger(
+    tmp_path: Path, *, is_apart: bool, twin_error: float, allowed: float, floor: str
+) -> None:
+    twin = Estimate(point=1.0, standard_error=twin_error, num_clusters=9, num_samples=90)
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    seen = {"verdict": Verdict.equivalent, "ratio": 1.0, "low": 1 / 1.05, "high": 1.05}
+    found = judged(tmp_path, asked, twin, is_apart=is_apart, **seen)
+    assert found.kind is (Kind.refused if floor else Kind.same)
+    assert not floor or f"identical code may seem {floor} apart" in found.words
+
+
+@pytest.mark.parametrize(
+    ("allowed", "high", "is_refused"), [(0.01, 1.018, True), (0.01, 1.009, False), (0.03, 1.018, False)]
+)
+def test_a_threshold_below_what_the_session_took_for_no_difference_is_refused(
+    tmp_path: Path, *, allowed: float, high: float, is_refused: bool
+) -> None:
+    """The cell was left alone as soon as it was within 2 %: who asks for 1 % has no answer from it."""
+    twin = Estimate(point=1.0, standard_error=0.001, num_clusters=9, num_samples=90)
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    found = judged(tmp_path, asked, twin, verdict=Verdict.equivalent, ratio=1.004, low=0.99, high=high)
+    assert found.kind is (Kind.refused if is_refused else Kind.same)
+    assert not is_refused or "compare with --smallest-effect 0.01" in found.words
+
+
+@pytest.mark.usefixtures("many_visits")
+@pytest.mark.parametrize(("smallest", "kind"), [(0.02, Kind.refused), (0.005, Kind.slower)])
+def test_one_percent_is_a_finding_where_it_is_asked_for(tmp_path: Path, smallest: float, kind: Kind) -> None:
+    asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1))
+    asked = msgspec.structs.replace(asked, smallest_effect=smallest)
+    costs = {"x": 2e-3 * 1.012}
+    crew = virtual.VirtualCrew(WORLDS["calm"], lambda _, name: costs.get(name, 2e-3), seed=1)
+    results = virtual.execute(asked, tmp_path / "run", crew)
+    rule = Rule(metric="latency", allowed=0.01)
+    assert kinds(beside.of_sides(results, Thresholds(rule=(rule,)))) == {kind}
+
+
+@pytest.mark.usefixtures("many_visits")
+def test_what_processes_differ_by_is_the_floor_of_a_session_apart(tmp_path: Path) -> None:
+    asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1), is_apart=True)
+    crew = virtual.VirtualPair(WORLDS["calm"], lambda *_: 2e-3, seed=1, layout=0.001, process=0.05)
+    results = virtual.execute(asked, tmp_path / "run", crew)
+    (row,) = comparisons(results)
+    (twin,) = noise_floors(results).values()
+    assert row.high is not None
+    assert twin.largest_log is not None
+    own, by_twin = row.high / row.ratio - 1, math.expm1(twin.largest_log)
+    assert by_twin < own / 2  # the twin lies in the base's own process
+    between = Thresholds(rule=(Rule(metric="latency", allowed=(by_twin + own) / 2),))
+    assert kinds(beside.of_sides(results, between)) == {Kind.refused}
+
+
+def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp_path: Path) -> None:
+    """Killed after the base's check and before the candidate's, it seems to have lost the candidate."""
+    asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=5.0, seed=1))
+    crew = virtual.VirtualCrew(WORLDS["calm"], lambda *_: 1e-3, seed=1)
+    whole = virtual.execute(asked, tmp_path / "run", crew)
+    base = tuple(record for record in whole.records if record.implementation.endswith("(base)"))
+    lost = dataclasses.replace(whole, records=base)
+    assert beside.of_sides(lost, Thresholds()).outcome is Outcome.finding
+    killed = beside.of_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds())
+    assert killed.outcome is Outcome.invalid
+    assert killed.words.endswith("go on with attnbench compare --resume run")

@@ -1,0 +1,81 @@
+"""What there is to compare: cells that are ok on both sides, and failures, which are known where they are the same."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.rulings import Kind, Outcome
+from attnbench.storage.events import CellChecked
+from attnbench.storage.records import Status
+from tests.analysis.gate import scripts
+from tests.analysis.gate.scripts import ends, holds, run
+from tests.analysis.gate.test_gate import attnbench
+
+MESSAGES = {
+    "another error": (
+        "ImportError: no module (mine.py, line 3)",
+        "IndexError: no index (mine.py, line 3)",
+        Kind.changed,
+    ),
+    "another signal": ("the process was killed by SIGSEGV", "the process was killed by SIGABRT", Kind.changed),
+    "another line": ("ValueError: no (mine.py, line 3)", "ValueError: no (mine.py, line 41)", Kind.known),
+    "another address": ("TypeError: <T at 0x7f3acc10>", "TypeError: <T at 0x55d1f0>", Kind.known),
+    "another size": ("RuntimeError: no room for 2.00 GiB", "RuntimeError: no room for 980 MiB", Kind.known),
+    "another dtype": ("RuntimeError: no float16 here", "RuntimeError: no float32 here", Kind.changed),
+    "another part": ("TypeError: no input/mask", "TypeError: no output/mask", Kind.changed),
+    "a folder below": ("ImportError: x in base/y.py", "ImportError: x in candidate/z/y.py", Kind.known),
+    "another folder": ("ImportError: x in /a/base/y.py", "ImportError: x in /b/candidate/y.py", Kind.known),
+}
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+@pytest.mark.parametrize("name", MESSAGES)
+def test_what_fails_as_before_says_the_same_whatever_its_numbers(name: str, is_checked: bool, tmp_path: Path) -> None:  # noqa: FBT001
+    *messages, kind = MESSAGES[name]
+    changes = [scripts.fails(told) if is_checked else ends(Status.error, told) for told in messages]
+    before, after = (run(tmp_path / str(number), change) for number, change in enumerate(changes))
+    (found,) = [ruling for ruling in judge(before, after).rulings if ruling.base == Status.error]
+    assert (found.metric, found.kind) == ("status", kind)
+
+
+def disagrees(diagnosis: str) -> scripts.Change:
+    """`fused` on the first workload is wrong in a way that has no name."""
+
+    def change(event):
+        if scripts.is_cell(event, "fused") and isinstance(event, CellChecked):
+            wrong = msgspec.structs.replace(event.agreement, diagnosis=diagnosis, mistakes=(), step="")
+            return msgspec.structs.replace(event, status=Status.disagrees, message=diagnosis, agreement=wrong)
+        return ends(Status.disagrees)(event)
+
+    return change
+
+
+@pytest.mark.parametrize(
+    ("after", "kind"), [("hidden keys matter (3.1)", Kind.known), ("equal rows differ (1.2)", Kind.changed)]
+)
+def test_what_is_wrong_without_a_name_is_told_apart_by_its_words(after: str, kind: Kind, tmp_path: Path) -> None:
+    told = (disagrees("hidden keys matter (2.9)"), disagrees(after))
+    both = [run(tmp_path / str(number), change) for number, change in enumerate(told)]
+    (found,) = [ruling for ruling in judge(*both).rulings if ruling.base == Status.disagrees]
+    assert found.kind is kind
+
+
+@pytest.mark.parametrize(
+    ("status", "more"),
+    [(Status.error, {}), (Status.unsupported, {}), (Status.timeout, {"is_predicted": True})],
+)
+def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(tmp_path: Path, monkeypatch, status, more) -> None:
+    before, after = (run(tmp_path / name, scripts.all_end(status, **more)) for name in ("before", "after"))
+    decision = judge(before, after)
+    told = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
+    assert (decision.outcome, decision.words) == told
+    assert attnbench(monkeypatch, "gate", before.folder, after.folder) == 3
+
+
+def test_runs_without_times_are_compared_in_what_they_have(tmp_path: Path) -> None:
+    before, after = (run(tmp_path / name, scripts.untimed) for name in ("before", "after"))
+    assert judge(before, after).outcome is Outcome.passed
+    grown = run(tmp_path / "grown", scripts.untimed, holds(2**30))
+    assert {ruling.kind for ruling in judge(before, grown).of(Outcome.finding)} == {Kind.grown}

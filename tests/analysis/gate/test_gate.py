@@ -1,0 +1,329 @@
+"""The gate on scripted journals: what is seen, and the exit code that a CI job gets."""
+
+import dataclasses
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench import cli
+from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.rulings import Kind, Outcome
+from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.results import Results
+from attnbench.storage.events import CellMeasured, RunStarted, WorkerStarted
+from attnbench.storage.records import Operator, Operators, Status
+from attnbench.workloads.counts import dense_flops
+from tests import journals
+from tests.analysis.gate import scripts
+from tests.analysis.gate.scripts import FIRST, ends, holds, killed, renames, run, scales, vanishes
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run(tmp_path_factory.mktemp("base") / "run")
+
+
+def attnbench(monkeypatch: pytest.MonkeyPatch, *arguments: object) -> int | str | None:
+    """The exit code of a command line."""
+    monkeypatch.setattr("sys.argv", ["attnbench", *map(str, arguments)])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    return left.value.code
+
+
+def weaker(agreement):
+    return msgspec.structs.replace(agreement, probes=agreement.probes[:1])
+
+
+def worse(agreement):
+    probes = tuple(
+        msgspec.structs.replace(
+            probe, tensors=tuple(msgspec.structs.replace(t, error=t.allowed * 0.999) for t in probe.tensors)
+        )
+        for probe in agreement.probes
+    )
+    return msgspec.structs.replace(agreement, probes=probes)
+
+
+FOUND = {
+    "regression": ([scales("fused", 1.3)], Kind.slower),
+    "suspicious improvement": ([scales("fused", 0.5), scripts.checks(lambda _: None)], Kind.suspicious),
+    "lost cell": ([vanishes()], Kind.lost),
+    "became unsupported": ([ends(Status.unsupported)], Kind.unsupported),
+    "no longer tried": ([ends(Status.timeout, is_predicted=True)], Kind.lost),
+    "new failure": ([ends(Status.crashed)], Kind.failed),
+    "disagrees": ([ends(Status.disagrees)], Kind.failed),
+    "another backend than asked": ([ends(Status.fallback)], Kind.failed),
+    "memory grown": ([holds(2**30)], Kind.grown),
+    "twice the FLOPs": ([scripts.executes(2 * dense_flops(scripts.POINTS[0]))], Kind.grown),
+    "FLOPs untold": ([scripts.executes(None)], Kind.lost),
+    "memory unread": (
+        [lambda e: None if scripts.is_cell(e, "fused") and isinstance(e, CellMeasured) else e],
+        Kind.lost,
+    ),
+    "renamed": ([renames("fused", "tiled")], Kind.renamed),
+    "fewer probes": ([scripts.checks(weaker)], Kind.unchecked),
+    "unchecked": ([scripts.checks(lambda _: None)], Kind.unchecked),
+    "errors grown": ([scripts.checks(worse)], Kind.grown),
+}
+
+
+@pytest.mark.parametrize("name", FOUND)
+def test_what_got_worse_is_a_finding(name: str, base: Results, tmp_path: Path, monkeypatch) -> None:
+    changes, kind = FOUND[name]
+    candidate = run(tmp_path / "run", *changes)
+    decision = judge(base, candidate)
+    found = decision.of(Outcome.finding)
+    assert kind in {ruling.kind for ruling in found}
+    assert all(ruling.implementation in {"fused", "tiled", "*"} for ruling in found)
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
+    assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 0
+
+
+def test_the_same_again_passes(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
+    candidate = run(tmp_path / "run")
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 0
+    assert "pass: nothing got worse; 4 of 4 times could be judged" in capsys.readouterr().out
+
+
+def test_an_improvement_that_is_checked_passes_and_is_told(base: Results, tmp_path: Path, monkeypatch) -> None:
+    candidate = run(tmp_path / "run", scales("fused", 0.5))
+    decision = judge(base, candidate)
+    assert decision.outcome is Outcome.improved
+    told = [ruling for ruling in decision.rulings if ruling.kind is Kind.faster]
+    assert {ruling.implementation for ruling in told} == {"fused"}
+    assert all("its check in this run was whole" in ruling.words for ruling in told)
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 0
+
+
+def test_a_slowdown_is_told_with_its_size_and_what_could_have_been_seen(base: Results, tmp_path: Path) -> None:
+    decision = judge(base, run(tmp_path / "run", scales("fused", 1.3, FIRST)))
+    (found,) = [ruling for ruling in decision.rulings if ruling.kind is Kind.slower]
+    assert (found.workload, found.implementation, found.unit) == (FIRST, "fused", "s")
+    assert found.effect == pytest.approx(1.3, abs=1e-6)
+    assert found.low is not None
+    assert found.high is not None
+    assert 1.2 < found.low < 1.3 < found.high < 1.4
+    assert found.smallest is not None
+    assert 0.05 < found.smallest < 0.3
+
+
+def test_a_renamed_implementation_is_judged_as_what_it_was(base: Results, tmp_path: Path) -> None:
+    decision = judge(base, run(tmp_path / "run", scales("fused", 1.3), renames("fused", "tiled")))
+    found = {(ruling.implementation, ruling.kind) for ruling in decision.of(Outcome.finding)}
+    assert {("tiled", Kind.renamed), ("tiled", Kind.slower)} <= found
+    assert not [ruling for ruling in decision.rulings if ruling.kind in {Kind.lost, Kind.new}]
+
+
+def test_one_that_has_another_source_too_is_lost_and_new(base: Results, tmp_path: Path) -> None:
+    candidate = run(tmp_path / "run", renames("fused", "other"))
+    decision = judge(base, scripts.rewrite(candidate.folder, scripts.sources))
+    kinds = {ruling.implementation: ruling.kind for ruling in decision.rulings if ruling.metric == "status"}
+    assert (kinds["fused"], kinds["other"]) == (Kind.lost, Kind.new)
+
+
+def test_a_workload_with_another_seed_is_the_same_work(tmp_path: Path) -> None:
+    before = run(tmp_path / "before", points=journals.workloads(seq_len=(128, 512)))
+    after = run(tmp_path / "after", points=journals.workloads(seq_len=(128, 512), seed=(3,)))
+    decision = judge(before, after)
+    assert {ruling.kind for ruling in decision.of(Outcome.finding)} == {Kind.renamed}
+    assert sum(ruling.kind is Kind.renamed for ruling in decision.rulings) == 6
+
+
+def test_what_was_wrong_before_is_known_and_what_is_mended_is_told(base: Results, tmp_path: Path) -> None:
+    wrong = run(tmp_path / "wrong", ends(Status.crashed))
+    again = run(tmp_path / "again", ends(Status.crashed))
+    other = run(tmp_path / "other", ends(Status.timeout))
+    assert (judge(wrong, again).outcome, judge(wrong, other).outcome) == (Outcome.passed, Outcome.finding)
+    assert Kind.known in {ruling.kind for ruling in judge(wrong, again).rulings}
+    assert judge(wrong, base).outcome is Outcome.improved
+    assert Kind.fixed in {ruling.kind for ruling in judge(wrong, base).rulings}
+
+
+def ran(results: Results, **changes) -> Results:
+    """The same with operators of `fused` on the first workload."""
+    seen = Operators(
+        calls=(
+            Operator(name="aten::bmm", kind="matmul", num_calls=changes.pop("num_calls", 2), self_s=1e-3),
+            Operator(name="aten::_softmax", kind="softmax", num_calls=1, self_s=1e-3),
+        ),
+        **{"observed": "flash", **changes},
+    )
+    records = tuple(
+        msgspec.structs.replace(record, operators=seen)
+        if (record.workload.id, record.implementation) == (FIRST, "fused")
+        else record
+        for record in results.records
+    )
+    return dataclasses.replace(results, records=records)
+
+
+@pytest.mark.parametrize(
+    ("changes", "kind", "metric"),
+    [
+        ({"observed": "math"}, Kind.changed, "backend"),
+        ({"num_calls": 3}, Kind.grown, "num_operators"),
+        ({}, None, None),
+        ({"num_calls": 1}, None, None),
+    ],
+)
+def test_another_backend_or_more_operators_are_findings(base: Results, tmp_path: Path, changes, kind, metric) -> None:
+    decision = judge(ran(base), ran(run(tmp_path / "run"), **changes))
+    found = {(ruling.kind, ruling.metric) for ruling in decision.of(Outcome.finding)}
+    assert found == ({(kind, metric)} if kind else set())
+
+
+def test_operators_that_are_no_longer_looked_at_are_a_finding(base: Results, tmp_path: Path) -> None:
+    (found,) = judge(ran(base), run(tmp_path / "run")).of(Outcome.finding)
+    assert (found.kind, found.metric) == (Kind.lost, "backend")
+
+
+def test_on_another_machine_only_ratios_are_compared(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
+    slower_machine = [scales(name, 3.0) for name in ("sdpa", "sdpa (twin)", "fused", "bmm")]
+    same = run(tmp_path / "same", scripts.elsewhere, *slower_machine)
+    assert attnbench(monkeypatch, "gate", base.folder, same.folder) == 0
+    assert "different machines or versions" in capsys.readouterr().out
+    a_little = run(tmp_path / "little", scripts.elsewhere, scales("fused", 1.15))
+    assert judge(base, a_little).outcome is Outcome.passed
+    much = run(tmp_path / "much", scripts.elsewhere, scales("fused", 1.6))
+    (one, *_) = [ruling for ruling in judge(base, much).rulings if ruling.kind is Kind.slower]
+    assert one.unit == "x"
+    assert one.candidate == pytest.approx(1.6 * one.base, rel=1e-6)
+    assert attnbench(monkeypatch, "gate", base.folder, much.folder) == 1
+
+
+def test_on_another_machine_what_is_certain_still_counts(base: Results, tmp_path: Path) -> None:
+    decision = judge(base, run(tmp_path / "run", scripts.elsewhere, holds(2**30)))
+    assert {ruling.kind for ruling in decision.of(Outcome.finding)} == {Kind.grown}
+
+
+def test_a_threshold_below_the_floor_is_refused_with_the_reason(base: Results, tmp_path: Path, monkeypatch) -> None:
+    candidate = run(tmp_path / "run")
+    file = tmp_path / "mine.toml"
+    file.write_text('[[gate.rule]]\nmetric = "latency"\nallowed = 0.01\n')
+    decision = judge(base, candidate, Thresholds(rule=(Rule(metric="latency", allowed=0.01),)))
+    refused = [ruling for ruling in decision.rulings if ruling.kind is Kind.refused]
+    assert len(refused) == 4
+    assert all("cannot be judged: identical code may seem 5." in ruling.words for ruling in refused)
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder, "--thresholds", file) == 3
+
+
+def test_what_is_plain_is_a_finding_below_the_floor_too(base: Results, tmp_path: Path) -> None:
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=0.01),))
+    decision = judge(base, run(tmp_path / "run", scales("fused", 1.3)), asked)
+    assert decision.outcome is Outcome.finding
+    assert sum(ruling.kind is Kind.slower for ruling in decision.rulings) == 2
+
+
+@pytest.mark.parametrize(("epochs", "visits"), [(2, 4), (1, 12)])
+def test_fewer_than_three_processes_decide_nothing(base: Results, tmp_path: Path, monkeypatch, epochs, visits) -> None:
+    short = run(tmp_path / "run", scales("fused", 1.3), num_epochs=epochs, num_visits=visits)
+    decision = judge(base, short)
+    assert decision.outcome is Outcome.inconclusive
+    assert all("a gate judges from 3" in r.words for r in decision.rulings if r.kind is Kind.undecided)
+    assert all("raise num_epochs in the sweep file" in r.words for r in decision.rulings if r.kind is Kind.undecided)
+    assert attnbench(monkeypatch, "gate", base.folder, short.folder) == 3
+
+
+def test_noise_that_hides_everything_is_no_pass(base: Results, tmp_path: Path, monkeypatch) -> None:
+    candidate = run(tmp_path / "run", scripts.shaken)
+    decision = judge(base, candidate)
+    assert decision.outcome is Outcome.inconclusive
+    assert "0 of 4 times could be judged" in decision.words
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 3
+
+
+def test_runs_that_asked_for_other_things_are_not_compared_in_time(base: Results, tmp_path: Path) -> None:
+    def cold(event):
+        return with_plan(event, cache="cold")
+
+    decision = judge(base, run(tmp_path / "run", cold))
+    assert decision.outcome is Outcome.inconclusive
+    assert all("the runs differ in cache (warm and cold)" in r.words for r in decision.rulings if r.metric == "latency")
+
+
+def with_plan(event, **changes):
+    if isinstance(event, RunStarted):
+        return msgspec.structs.replace(event, plan=msgspec.structs.replace(event.plan, **changes))
+    return event
+
+
+def test_a_session_on_two_machines_is_invalid(base: Results, tmp_path: Path, monkeypatch) -> None:
+    candidate = run(tmp_path / "run")
+    journal = candidate.folder / scripts.JOURNAL
+    lines = journal.read_bytes().splitlines(keepends=True)
+    started = next(line for line in lines if b'"worker_started"' in line)
+    moved = msgspec.json.encode(scripts.elsewhere(msgspec.json.decode(started, type=WorkerStarted))) + b"\n"
+    last_check = max(number for number, line in enumerate(lines) if b'"cell_checked"' in line)
+    lines.insert(last_check, moved)
+    journal.write_bytes(b"".join(lines))
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 4
+
+
+@pytest.mark.parametrize("change", [scripts.disturbed, killed])
+def test_a_session_that_is_not_valid_says_so(base: Results, tmp_path: Path, monkeypatch, change) -> None:
+    candidate = run(tmp_path / "run", change, scales("fused", 1.3))
+    decision = judge(base, candidate)
+    assert decision.outcome is Outcome.invalid
+    assert decision.invalid
+    assert not [ruling for ruling in decision.rulings if ruling.kind is Kind.slower]
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 4
+
+
+def test_what_is_certain_counts_in_a_disturbed_session(base: Results, tmp_path: Path, monkeypatch) -> None:
+    candidate = run(tmp_path / "run", scripts.disturbed, ends(Status.disagrees))
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
+
+
+def test_a_cell_that_a_killed_run_did_not_reach_is_no_finding_of_its_own(base: Results, tmp_path: Path) -> None:
+    assert judge(base, run(tmp_path / "run", killed, vanishes())).outcome is Outcome.invalid
+
+
+def test_a_damaged_journal_is_an_invalid_session(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
+    candidate = run(tmp_path / "run")
+    journal = candidate.folder / scripts.JOURNAL
+    journal.write_bytes(journal.read_bytes().replace(b'"visit_finished"', b'"visit_fin', 1))
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 4
+    assert "not an event of a journal" in capsys.readouterr().err
+
+
+def test_mistakes_of_usage_are_told_from_findings(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert attnbench(monkeypatch, "gate", base.folder, "nowhere") == 2
+    assert attnbench(monkeypatch, "gate", base.folder) == 2
+    assert "holds no baseline" in capsys.readouterr().err
+    assert attnbench(monkeypatch, "gate", "a", "b", "c") == 2
+
+
+def test_json_holds_every_ruling(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
+    candidate = run(tmp_path / "run", scales("fused", 1.3))
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder, "--json") == 1
+    told = json.loads(capsys.readouterr().out)
+    assert told["outcome"] == "finding"
+    assert len(told["rulings"]) == 6 * 3 + 4 + 6  # sdpa does not say how many FLOPs it executes
+    assert {ruling["kind"] for ruling in told["rulings"]} == {"same", "slower", "reference"}
+
+
+def test_the_reference_itself_is_printed_and_not_judged(base: Results, tmp_path: Path) -> None:
+    slow = run(tmp_path / "run", *(scales(name, 1.3) for name in ("sdpa", "sdpa (twin)")))
+    own = [r for r in judge(base, slow).rulings if r.implementation == "sdpa" and r.metric == "latency"]
+    assert {ruling.kind for ruling in own} == {Kind.reference}
+    assert all(r.candidate == pytest.approx(1.3 * r.base) for r in own)
+
+
+def test_another_source_of_the_reference_is_told(base: Results, tmp_path: Path) -> None:
+    candidate = run(tmp_path / "run", lambda e: with_plan(e, digests={"sdpa": "99999999"}))
+    assert any("source of the reference sdpa has changed" in note for note in judge(base, candidate).notes)
+
+
+def test_a_rule_that_covers_nothing_is_told(base: Results, tmp_path: Path) -> None:
+    asked = Thresholds(rule=(Rule(implementation="fusd", allowed=0.5),))
+    assert any("rule 1 (*, fusd) covers no cell" in note for note in judge(base, run(tmp_path / "r"), asked).notes)
+
+
+def test_a_rule_may_allow_a_group_more(base: Results, tmp_path: Path) -> None:
+    asked = Thresholds(rule=(Rule(implementation="fu*", metric="*", allowed=0.5),))
+    candidate = run(tmp_path / "run", scales("fused", 1.3))
+    assert all(ruling.implementation == "*" for ruling in judge(base, candidate, asked).of(Outcome.finding))

@@ -1,0 +1,120 @@
+"""The files of a gate: forms that other programs read, and names from outside that have no effect in them."""
+
+import json
+import re
+from xml.etree import ElementTree as ET
+
+import msgspec
+import pytest
+
+from attnbench.analysis.gate import junit, markdown, series
+from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.rulings import Outcome
+from attnbench.analysis.results import Results
+from attnbench.storage.records import Status
+from tests import journals
+from tests.analysis.gate import scripts
+from tests.analysis.gate.scripts import FIRST, ends, run, scales
+from tests.analysis.gate.test_gate import attnbench
+
+EVIL = journals.EVIL
+NAMES = ("sdpa", "fused", EVIL)
+
+
+@pytest.fixture(scope="module")
+def both(tmp_path_factory: pytest.TempPathFactory) -> tuple[Results, Results]:
+    folder = tmp_path_factory.mktemp("runs")
+    changes = (scales(EVIL, 1.4), ends(Status.crashed, "<img src=x onerror=alert(1)> | `x`\nsecond line"))
+    return run(folder / "a", names=NAMES), run(folder / "b", *changes, names=NAMES)
+
+
+@pytest.fixture
+def decision(both):
+    return judge(*both)
+
+
+def test_the_summary_begins_with_the_verdict_and_folds_what_is_well(decision) -> None:
+    text = markdown.document(decision)
+    lines = text.splitlines()
+    assert lines[0] == "## attnbench gate: fail: 1 failed, 2 slower, the suite as a whole"
+    assert text.index("crashed") < text.index("<details>")
+    assert text.count("<details>") == text.count("</details>") == 1
+    rows = [line for line in lines if line.startswith("|")]
+    assert {len(re.findall(r"(?<!\\)\|", row)) for row in rows} == {9}
+
+
+def test_names_from_outside_have_no_effect(decision) -> None:
+    text = markdown.document(decision)
+    assert "<script>" not in text
+    assert "<img" not in text
+    assert "\x1b" not in text
+    assert "[b](" not in text
+    told = junit.document(decision)
+    assert "\x1b" not in told
+    assert "<script>" not in told
+    assert {case.get("name") for case in ET.fromstring(told).iter("testcase")} >= {"fused", "sdpa"}  # noqa: S314 - ours
+
+
+def test_a_long_table_is_cut_and_says_so(both) -> None:
+    decision = judge(both[0], both[1])
+    many = tuple(decision.of(Outcome.finding)) * 30
+    text = markdown.document(msgspec.structs.replace(decision, rulings=many))
+    assert f"and {len(many) - markdown.MOST_ROWS} more, in gate.json" in text
+    assert len(text) < 65536
+
+
+def test_each_cell_is_a_test_case(both, decision) -> None:
+    top = ET.fromstring(junit.document(decision))  # noqa: S314 - ours
+    (suite,) = top.findall("testsuite")
+    cases = suite.findall("testcase")
+    assert len(cases) == len(both[0].records) + 1
+    assert suite.attrib == {"name": "attnbench gate", "tests": "7", "failures": "4", "errors": "0", "skipped": "0"}
+    (crashed,) = [case for case in cases if (case.get("classname"), case.get("name")) == (FIRST, "fused")]
+    failure = crashed.find("failure")
+    assert failure is not None
+    assert failure.get("type") == "failed"
+    assert "onerror" in failure.get("message", "")
+
+
+def test_what_cannot_be_judged_is_skipped_and_a_session_that_is_not_valid_is_an_error(both, tmp_path) -> None:
+    void = judge(both[0], run(tmp_path / "c", scripts.disturbed, names=NAMES))
+    suite = ET.fromstring(junit.document(void)).find("testsuite")  # noqa: S314 - ours
+    assert suite is not None
+    assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "1", "5")
+
+
+def test_points_have_the_form_that_the_action_reads(both) -> None:
+    found = series.entries(both[0])
+    assert len(found) == 2 * len(both[0].records)
+    for entry in found:
+        assert list(entry) == ["name", "unit", "value", "range", "extra"]
+        assert isinstance(entry["value"], float)
+        assert all(isinstance(entry[key], str) for key in ("name", "unit", "range", "extra"))
+    assert len({entry["name"] for entry in found}) == len(found)
+    by_name = {entry["name"]: entry for entry in found}
+    time = by_name[f"sdpa on {FIRST}: latency"]
+    assert time["unit"] == "us"
+    assert time["value"] == pytest.approx(1e6 * journals.seconds(scripts.POINTS[0], "sdpa"), rel=0.05)
+    assert re.fullmatch(r"± [\d.]+", str(time["range"]))
+    memory = by_name[f"fused on {FIRST}: peak_memory"]
+    assert (memory["unit"], memory["range"]) == ("bytes", "exact")
+
+
+def test_the_command_writes_four_files(both, tmp_path, monkeypatch) -> None:
+    code = attnbench(monkeypatch, "gate", both[0].folder, both[1].folder, "--to", tmp_path / "out")
+    assert code == 1
+    names = {path.name for path in (tmp_path / "out").iterdir()}
+    assert names == {"gate.md", "gate.xml", "gate.json", "benchmarks.json"}
+    assert json.loads((tmp_path / "out" / "gate.json").read_text())["outcome"] == "finding"
+    (tmp_path / "file").write_text("")
+    assert attnbench(monkeypatch, "gate", both[0].folder, both[1].folder, "--to", tmp_path / "file") == 2
+
+
+def test_a_terminal_reads_one_line_for_each_ruling_that_tells_something(both, monkeypatch, capsys) -> None:
+    attnbench(monkeypatch, "gate", both[0].folder, both[1].folder)
+    printed = capsys.readouterr().out
+    assert "\x1b" not in printed
+    lines = printed.splitlines()
+    assert [line.split(":")[0] for line in lines[:3]] == ["finding"] * 3
+    assert lines[-2] == "base a at 1a2b3c4, candidate b at 1a2b3c4"
+    assert lines[-1] == "fail: 1 failed, 2 slower, the suite as a whole"

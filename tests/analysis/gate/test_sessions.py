@@ -1,0 +1,132 @@
+"""`attnbench gate` on a session of two sides, and commands that take such a session for what it is not: exit codes."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.gate.rulings import EXECUTED_FLOPS
+from attnbench.storage.events import CellChecked, Plan
+from attnbench.storage.records import Status
+from attnbench.storage.runs import copy_journal
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
+from tests.analysis.gate import scripts
+from tests.analysis.gate.test_gate import attnbench
+
+NAME = "session"
+
+
+def measure(folder: Path, asked: Plan, slowdown: float = 0.0) -> Path:
+    """A session in `folder`; the candidate takes longer by `slowdown`."""
+
+    def cost_s(workload, name):
+        return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.0 + slowdown)
+
+    crew = virtual.VirtualCrew(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
+    return virtual.execute(asked, folder, crew).folder
+
+
+def planned(*names: str, budget_s: float = 120.0) -> Plan:
+    return virtual.with_sides(virtual.plan(2, names, budget_s=budget_s, seed=1))
+
+
+@pytest.fixture(scope="module")
+def unchanged(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return measure(tmp_path_factory.mktemp("unchanged") / NAME, planned("x"))
+
+
+@pytest.fixture
+def session(unchanged: Path, tmp_path: Path) -> Path:
+    """A copy of the session in which nothing has changed, the newest run below tmp_path."""
+    copy_journal(unchanged, tmp_path / "runs" / NAME)
+    return tmp_path / "runs" / NAME
+
+
+def test_the_same_code_on_both_sides_passes(session: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path, "--to", tmp_path / "gate") == 0
+    assert "base rev:old, candidate rev:new" in capsys.readouterr().out
+    assert (tmp_path / "gate" / "gate.md").read_text().startswith("## attnbench gate: pass")
+    assert attnbench(monkeypatch, "gate", NAME, "--results", tmp_path) == 0
+
+
+def test_a_slower_candidate_is_a_finding_unless_a_rule_allows_it(tmp_path: Path, monkeypatch, capsys) -> None:
+    measure(tmp_path / "runs" / NAME, planned("x", budget_s=15.0), slowdown=0.08)
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
+    assert "suite: geometric mean: slower: +" in capsys.readouterr().out
+    file = tmp_path / "generous.toml"
+    file.write_text('[[gate.rule]]\nmetric = "latency"\nallowed = 0.10\n')
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path, "--thresholds", file) == 0
+
+
+def test_an_implementation_that_only_the_base_has_is_a_finding(tmp_path: Path, monkeypatch, capsys) -> None:
+    asked = planned("x", "y", budget_s=0.0)
+    assert asked.sides is not None
+    names = tuple(name for name in asked.implementations if name != "y")
+    sides = msgspec.structs.replace(asked.sides, lost={"y": "cannot read y.py"})
+    measure(tmp_path / "runs" / NAME, msgspec.structs.replace(asked, implementations=names, sides=sides))
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
+    printed = capsys.readouterr().out
+    assert "y is gone: cannot read y.py" in printed
+    assert printed.splitlines()[-1] == "fail: 2 lost"
+
+
+@pytest.mark.parametrize("status", [Status.disagrees, Status.unsupported])
+def test_a_candidate_that_is_wrong_or_no_longer_supported_is_a_finding(
+    session: Path, tmp_path: Path, monkeypatch, status: Status
+) -> None:
+    def change(event):
+        is_candidate = isinstance(event, CellChecked) and event.implementation == "x"
+        return msgspec.structs.replace(event, status=status, agreement=None) if is_candidate else event
+
+    scripts.rewrite(session, change)
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
+
+
+@pytest.mark.parametrize(("flops", "code"), [(1000, 0), (2000, 1)])
+def test_a_candidate_that_executes_twice_the_flops_is_a_finding(
+    session: Path, tmp_path: Path, monkeypatch, capsys, flops: int, code: int
+) -> None:
+    def change(event):
+        if isinstance(event, CellChecked):
+            return msgspec.structs.replace(event, executed_flops=flops if event.implementation == "x" else 1000)
+        return event
+
+    scripts.rewrite(session, change)
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == code
+    assert (f"{EXECUTED_FLOPS}: grown by 100 %" in capsys.readouterr().out) is bool(code)
+
+
+def test_a_session_too_short_for_a_verdict_is_inconclusive(tmp_path: Path, monkeypatch) -> None:
+    measure(tmp_path / "runs" / NAME, planned("x", budget_s=0.0))
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 3
+
+
+def test_a_session_that_was_killed_is_invalid_and_goes_on_by_its_own_command(
+    session: Path, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    scripts.rewrite(session, scripts.killed)
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 4
+    assert f"go on with attnbench compare --resume {NAME}" in capsys.readouterr().out
+
+
+def test_a_run_that_was_killed_goes_on_by_its_own_command_too(tmp_path: Path, monkeypatch, capsys) -> None:
+    before, after = (scripts.run(tmp_path / name, scripts.killed) for name in ("before", "after"))
+    assert attnbench(monkeypatch, "gate", before.folder, after.folder) == 4
+    assert "go on with attnbench run --resume after" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("command", ["gate", "compare"])
+def test_a_session_is_none_of_two_runs(session: Path, tmp_path: Path, monkeypatch, capsys, command: str) -> None:
+    one = scripts.run(tmp_path / "one").folder
+    for pair in ((one, session), (session, one)):
+        assert attnbench(monkeypatch, command, *pair) == 2
+        told = f"{NAME} compared two sides, and is judged by itself and against no other run: give it alone"
+        assert told in capsys.readouterr().err
+
+
+def test_a_session_becomes_no_baseline(session: Path, tmp_path: Path, monkeypatch, capsys) -> None:
+    reason = ("--reason", "this would be both states at once")
+    assert attnbench(monkeypatch, "baseline", "--results", tmp_path, *reason) == 2
+    assert f"{NAME} cannot become a baseline: it compared two sides" in capsys.readouterr().err
+    assert not (tmp_path / "baselines").exists()

@@ -1,0 +1,167 @@
+"""Stored baselines: who may become one, what the file says of itself, and which one a run is held against."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.gate import stored
+from attnbench.analysis.gate.judge import fingerprints, judge
+from attnbench.analysis.gate.rulings import Outcome
+from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.storage import journal as store
+from attnbench.storage.events import SCHEMA, RunStarted
+from attnbench.storage.records import Status
+from tests.analysis.gate import scripts
+from tests.analysis.gate.scripts import ends, run, scales
+from tests.analysis.gate.test_gate import attnbench, weaker
+
+REASON = "the tiles are larger now"
+
+
+def accept(results: Path, name: str, reason: str = REASON, asked: Thresholds | None = None) -> Path:
+    return stored.accept(results / "runs" / name, results, reason, asked or Thresholds())
+
+
+def test_a_baseline_is_the_run_with_its_reason_behind_it(tmp_path, monkeypatch):
+    before = run(tmp_path / "runs" / "first")
+    assert attnbench(monkeypatch, "baseline", "first", "--results", tmp_path, "--reason", f"  {REASON}\n") == 0
+    (path,) = stored.stored(tmp_path)
+    assert path == tmp_path / "baselines" / f"{fingerprints(before)[0]}.jsonl"
+    found = store.read(path)
+    assert found.records == before.records
+    (accepted,) = found.accepted
+    assert (accepted.run, accepted.commit, accepted.reason) == ("first", before.started.commit, REASON)
+    assert accepted.time > before.started.time
+    assert judge(found, before).outcome is Outcome.passed
+
+
+def test_a_new_one_takes_the_place_of_the_old_and_keeps_its_reason(tmp_path):
+    run(tmp_path / "runs" / "first")
+    run(tmp_path / "runs" / "second", scales("fused", 1.3))
+    accept(tmp_path, "first", "the first of this machine")
+    found = store.read(accept(tmp_path, "second"))
+    assert [(each.run, each.reason) for each in found.accepted] == [
+        ("first", "the first of this machine"),
+        ("second", REASON),
+    ]
+    assert found.run == "second"
+    again = store.read(stored.accept(stored.stored(tmp_path)[0], tmp_path, "the same once more", Thresholds()))
+    assert [each.run for each in again.accepted] == ["first", "second", "second"]
+
+
+def test_a_baseline_is_known_by_its_content_where_fingerprints_were_made_otherwise(tmp_path):
+    found = run(tmp_path / "runs" / "first")
+    own = accept(tmp_path, "first", "the first of this machine")
+    old = own.rename(own.with_name("0ld0ld00.jsonl"))
+    run(tmp_path / "runs" / "other", scripts.elsewhere)
+    accept(tmp_path, "other", "a machine beside it")
+    assert stored.find(found, tmp_path) == old
+    run(tmp_path / "runs" / "second")
+    assert accept(tmp_path, "second") == own
+    assert not old.exists()
+    assert [each.run for each in store.read(own).accepted] == ["first", "second"]
+
+
+def test_a_run_is_held_against_the_baseline_of_its_machine(tmp_path, monkeypatch, capsys):
+    run(tmp_path / "runs" / "1_here")
+    run(tmp_path / "runs" / "2_there", scripts.elsewhere)
+    accept(tmp_path, "1_here")
+    accept(tmp_path, "2_there")
+    run(tmp_path / "runs" / "3_slow", scales("fused", 1.3))
+    assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
+    assert "base 1_here" in capsys.readouterr().out
+    assert attnbench(monkeypatch, "gate", "2_there", "--results", tmp_path) == 0
+    assert "base 2_there" in capsys.readouterr().out
+    own = stored.path_of(fingerprints(store.read(tmp_path / "runs" / "1_here"))[0], tmp_path)
+    assert attnbench(monkeypatch, "gate", own, "3_slow", "--results", tmp_path) == 1
+
+
+def test_without_one_of_its_own_it_is_held_against_the_newest_and_told_so(tmp_path, monkeypatch, capsys):
+    run(tmp_path / "runs" / "here")
+    accept(tmp_path, "here")
+    run(tmp_path / "runs" / "there", scripts.elsewhere)
+    assert attnbench(monkeypatch, "gate", "there", "--results", tmp_path) == 0
+    assert "different machines or versions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("reason", ["", "   ", "ok", "\n"])
+def test_a_reason_is_asked_for(reason, tmp_path):
+    run(tmp_path / "runs" / "run")
+    with pytest.raises(ValueError, match="says too little"):
+        accept(tmp_path, "run", reason)
+    assert stored.stored(tmp_path) == []
+
+
+def test_the_option_is_asked_for(tmp_path, monkeypatch):
+    run(tmp_path / "runs" / "run")
+    assert attnbench(monkeypatch, "baseline", "run", "--results", tmp_path) == 2
+
+
+@pytest.mark.parametrize(
+    ("change", "told"),
+    [
+        (ends(Status.crashed), "1 cells that went wrong .fused on .*: crashed"),
+        (scripts.killed, "did not come to its end"),
+        (scripts.disturbed, "blocks are void"),
+    ],
+)
+def test_a_run_that_went_wrong_becomes_no_baseline(change, told, tmp_path):
+    run(tmp_path / "runs" / "run", change)
+    with pytest.raises(ValueError, match=told):
+        accept(tmp_path, "run")
+    assert stored.stored(tmp_path) == []
+
+
+def test_a_run_of_fewer_processes_than_a_gate_needs_becomes_no_baseline(tmp_path):
+    run(tmp_path / "runs" / "run", num_epochs=2)
+    with pytest.raises(ValueError, match=r"of 2 processes, .*: give num_epochs = 3 in the sweep file"):
+        accept(tmp_path, "run")
+    assert stored.stored(tmp_path) == []
+    assert accept(tmp_path, "run", asked=Thresholds(fewest_epochs=2)).exists()
+
+
+def test_a_run_without_times_needs_no_more_processes(tmp_path):
+    run(tmp_path / "runs" / "run", scripts.untimed, num_epochs=1)
+    assert accept(tmp_path, "run").exists()
+
+
+def test_what_is_too_good_becomes_the_new_normal_only_with_its_check(tmp_path):
+    run(tmp_path / "runs" / "run", scripts.checks(weaker))
+    path = accept(tmp_path, "run")
+    before = path.read_bytes()
+    run(tmp_path / "runs" / "hasty", scales("fused", 0.4), scripts.checks(weaker))  # as much checked as before
+    with pytest.raises(ValueError, match=r"cannot become a baseline: fused on .*: too good to be believed"):
+        accept(tmp_path, "hasty")
+    assert path.read_bytes() == before
+    run(tmp_path / "runs" / "checked", scales("fused", 0.4))
+    assert store.read(accept(tmp_path, "checked")).run == "checked"
+
+
+@pytest.mark.parametrize("allowed", [0.01, 1.0, math.inf])
+def test_no_rule_makes_what_is_too_good_a_baseline(allowed, tmp_path):
+    asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
+    run(tmp_path / "runs" / "run", scripts.checks(weaker))
+    accept(tmp_path, "run", asked=asked)
+    run(tmp_path / "runs" / "hasty", scales("fused", 0.4), scripts.checks(weaker))
+    with pytest.raises(ValueError, match="too good to be believed"):
+        accept(tmp_path, "hasty", asked=asked)
+
+
+def test_what_is_checked_less_than_before_becomes_no_baseline(tmp_path):
+    run(tmp_path / "runs" / "run")
+    path = accept(tmp_path, "run")
+    before = path.read_bytes()
+    run(tmp_path / "runs" / "unchecked", scripts.checks(lambda _: None))
+    with pytest.raises(ValueError, match=r"cannot become a baseline: fused on .*: the check no longer tries"):
+        accept(tmp_path, "unchecked")
+    assert path.read_bytes() == before
+
+
+def test_an_older_journal_becomes_a_baseline_of_todays_schema(tmp_path):
+    def older(event):
+        return msgspec.structs.replace(event, schema=1) if isinstance(event, RunStarted) else event
+
+    run(tmp_path / "runs" / "run", older)
+    assert store.read(accept(tmp_path, "run")).started.schema == SCHEMA

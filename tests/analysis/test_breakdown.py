@@ -1,0 +1,240 @@
+"""What ran, folded from scripted profiles: own time, who asked for memory, kinds, and the reasons for a distance."""
+
+import math
+from pathlib import Path
+
+import msgspec
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbench.analysis.breakdown import (
+    OUTSIDE,
+    Span,
+    Timed,
+    allocated_bytes,
+    fold,
+    num_operators,
+    observed,
+    ran,
+    reasons,
+    timed,
+    times,
+)
+from attnbench.analysis.comparisons import comparisons
+from attnbench.reports.explained import costs
+from attnbench.statistics.intervals import median
+from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS, backend_of, kind_of, plain_name
+from attnbench.storage.records import Measurement, Operator, Operators, Sample
+from attnbench.workloads.workload import Workload
+from tests import journals
+
+MIB = 2**20
+LONG = Workload(seq_len=2048, num_heads=8)  # its score matrix: 128 MiB
+
+
+def op(name: str, start: int, end: int, thread: int = 1) -> Span:
+    return Span(name=name, thread=thread, start_ns=start, end_ns=end)
+
+
+def block(at: int, size: int, thread: int = 1) -> Span:
+    return Span(name="[memory]", thread=thread, start_ns=at, end_ns=at, allocated_bytes=size)
+
+
+def operator(name: str, self_s: float, size: int = 0, calls: int = 1) -> Operator:
+    return Operator(
+        name=name, kind=kind_of(name), num_calls=calls, self_s=self_s, allocated_bytes=size * calls, largest_bytes=size
+    )
+
+
+def test_own_time_leaves_out_what_was_called_and_sums_to_the_whole() -> None:
+    spans = [op("aten::matmul", 0, 100), op("aten::bmm", 10, 90), op("aten::empty", 20, 25), op("aten::bmm", 200, 250)]
+    found = {one.name: one for one in fold(spans)}
+    assert {name: round(one.self_s * 1e9) for name, one in found.items()} == {
+        "aten::matmul": 20, "aten::bmm": 75 + 50, "aten::empty": 5,
+    }  # fmt: skip
+    assert found["aten::bmm"].num_calls == 2
+    assert fold(spans)[0].name == "aten::bmm"  # the one with the most time first
+
+
+def test_the_order_of_events_does_not_matter_and_threads_are_apart() -> None:
+    spans = [op("aten::bmm", 0, 100), op("aten::copy_", 10, 20), op("aten::softmax", 5, 95, thread=2), block(15, 8)]
+    assert fold(spans) == fold(reversed(spans))
+    assert {one.name: round(one.self_s * 1e9) for one in fold(spans)}["aten::softmax"] == 90
+
+
+def test_memory_belongs_to_the_operator_that_will_write_it() -> None:
+    spans = [op("aten::clone", 0, 50), op("aten::empty_like", 5, 20), op("aten::empty", 6, 19), block(10, 64)]
+    spans += [op("aten::bmm", 60, 90), block(70, 32), block(75, 16), block(80, 0), op("aten::empty", 95, 99)]
+    spans += [block(97, 4), block(200, 2)]
+    found = {one.name: (one.allocated_bytes, one.largest_bytes) for one in fold(spans)}
+    assert found["aten::clone"] == (64, 64)
+    assert found["aten::bmm"] == (48, 32)
+    assert found["aten::empty"] == (4, 4)  # nobody called it
+    assert found[OUTSIDE] == (2, 2)
+    operators = Operators(calls=fold(spans))
+    assert allocated_bytes(operators) == 64 + 48 + 4 + 2
+    assert num_operators(operators) == 5  # what is outside is none
+
+
+def test_nothing_ran_is_told_and_not_divided_by() -> None:
+    empty = Operators(calls=())
+    assert (ran(empty), times(empty, 1.0), num_operators(empty)) == ("nothing", {}, 0)
+
+
+NAMES = {
+    "attention": "aten::_scaled_dot_product_flash_attention_for_cpu aten::_scaled_dot_product_efficient_attention "
+    "aten::_flash_attention_forward aten::_scaled_dot_product_flash_attention_for_cpu_backward "
+    "flash_attn::_flash_attn_forward",
+    "matmul": "aten::bmm aten::addmm aten::linear aten::dot aten::addmv_ ampere_sgemm_128x64_tn",
+    "softmax": "aten::_softmax aten::_softmax_backward_data aten::logsumexp aten::_masked_softmax",
+    "mask": "aten::masked_fill_ aten::where aten::triu aten::isneginf",
+    "copy": "aten::copy_ aten::clone aten::cat aten::_to_copy aten::repeat_interleave",
+    "allocation": "aten::empty_strided aten::zeros aten::empty aten::fill_ aten::zero_",
+    "compiled": "CompiledFxGraph triton_poi_fused_add_0 graph_0_cpp_fused__softmax_1 graph_6_kernel",
+    "other": "aten::scaled_dot_product_attention aten::_scaled_dot_product_attention_math aten::view aten::div "
+    "aten::total somebody::kernel",
+}
+
+
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, told in NAMES.items() for name in told.split()])
+def test_names_have_their_kind(kind: str, name: str) -> None:
+    assert kind_of(name) == kind
+    assert set(NAMES) == set(KINDS)
+
+
+@given(st.text(max_size=40))
+def test_any_name_has_a_kind(name: str) -> None:
+    assert kind_of(name) in KINDS
+    assert plain_name(plain_name(name)) == plain_name(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"),
+    [
+        ("aten::_scaled_dot_product_flash_attention_for_cpu", "flash"),
+        ("aten::_scaled_dot_product_flash_attention", "flash"),
+        ("aten::_scaled_dot_product_flash_attention_for_cpu_backward", "flash"),
+        ("aten::_scaled_dot_product_attention_math", "math"),
+        ("aten::_scaled_dot_product_efficient_attention", "efficient"),
+        ("aten::_scaled_dot_product_cudnn_attention", "cudnn"),
+        ("aten::_cudnn_attention_forward", "cudnn"),
+        ("aten::_scaled_dot_product_fused_attention_overrideable", "overrideable"),
+        ("aten::scaled_dot_product_attention", ""),
+        ("aten::bmm", ""),
+    ],
+)
+def test_backends_are_known_by_their_operators(name: str, backend: str) -> None:
+    assert backend_of(name) == backend
+    assert observed([operator(name, 1.0)]) == backend
+
+
+def test_a_compiled_graph_has_one_name_in_every_process() -> None:
+    call = "## Call CompiledFxGraph fl67zm3rgfvszvvn6ppwvyn2boux6keg2szhlyncfjzfkoba3quq ##"
+    calls = fold(
+        [op(call, 0, 100), op("Torch-Compiled Region: 1/0", 100, 110), op(call.replace("fl6", "aa7"), 120, 150)]
+    )
+    assert [(one.name, one.num_calls) for one in calls] == [("CompiledFxGraph", 2), ("Torch-Compiled Region", 1)]
+    assert ran(Operators(calls=calls)) == "compiled: generated kernels"
+
+
+def test_what_ran_is_the_backend_or_the_operator_with_the_most_time() -> None:
+    bmm, softmax = operator("aten::bmm", 2.0), operator("aten::_softmax", 1.0)
+    assert ran(Operators(calls=(bmm, softmax))) == "bmm"
+    assert ran(Operators(calls=(bmm,), observed="math")) == "math"
+    assert ran(Operators(calls=(bmm, operator("CompiledFxGraph", 0.1)), observed="flash")) == "compiled: flash"
+
+
+@pytest.mark.parametrize(
+    ("requested", "seen", "words"),
+    [
+        ("", "math", ""),
+        ("flash", "flash", ""),
+        ("flash", "math", "the flash backend was asked for and math ran: PyTorch gives no reason"),
+        ("flash", "flash+math", "the flash backend was asked for and flash+math ran: PyTorch gives no reason"),
+        ("flash", "", "the flash backend was asked for and no backend of PyTorch's ran: PyTorch gives no reason"),
+    ],
+)
+def test_a_fallback_is_anything_but_what_was_requested(requested: str, seen: str, words: str) -> None:
+    assert Operators(calls=(), requested=requested, observed=seen).fallback == words
+
+
+KERNELS = st.lists(
+    st.tuples(
+        st.sampled_from(["aten::bmm", "aten::_softmax", "aten::copy_", "aten::view", "aten::empty"]),
+        st.floats(0, 1), st.integers(0, 2**30),
+    ), min_size=1, max_size=6,
+)  # fmt: skip
+
+
+@given(KERNELS, st.floats(0, 1e6), st.floats(0, 1e-5), st.floats(1e-6, 10))
+def test_times_by_kind_sum_to_the_call_and_none_is_negative(
+    drawn: list[tuple[str, float, int]], num_faults: float, fault_s: float, call_s: float
+) -> None:
+    calls = tuple(operator(name, self_s, size) for name, self_s, size in drawn)
+    found = times(Operators(calls=calls, num_faults=num_faults, fault_s=fault_s), call_s)
+    if sum(one.self_s for one in calls) > 0:
+        assert math.fsum(found.values()) == pytest.approx(call_s, rel=1e-6)
+        assert all(seconds >= -1e-9 * call_s for seconds in found.values())
+        assert found.get(PAGE_FAULTS, 0.0) <= 0.9 * call_s * (1 + 1e-9)
+
+
+def test_page_faults_are_taken_from_who_asked_for_memory() -> None:
+    calls = (operator("aten::bmm", 2.0, 100 * MIB), operator("aten::_softmax", 2.0))
+    found = times(Operators(calls=calls, num_faults=1000, fault_s=1e-3), 4.0)
+    assert found == pytest.approx({PAGE_FAULTS: 1.0, "matmul": 1.0, "softmax": 2.0})
+
+
+def test_faults_of_the_timed_calls_count_before_those_of_the_operators_pass() -> None:
+    seen = Operators(calls=(operator("aten::bmm", 1.0),), num_faults=500, fault_s=1e-3)
+    samples = tuple(Sample(value=1.0, num_calls=2, num_faults=faults) for faults in (0, 20, 4000))
+    assert timed(seen, Measurement(metric="latency", unit="s", samples=samples)).num_faults == 10
+    assert timed(seen, None) == seen
+
+
+FLASH = Timed(
+    operators=Operators(calls=(operator("aten::_scaled_dot_product_flash_attention_for_cpu", 1.0),)), call_s=1.0
+)
+
+
+def textbook(num_faults: float = 0.0, size: int = 128 * MIB) -> Timed:
+    calls = operator("aten::bmm", 4.0, size, 2), operator("aten::_softmax", 2.0, size), operator("aten::div", 1.0)
+    return Timed(operators=Operators(calls=calls, num_faults=num_faults, fault_s=1e-4), call_s=7.0)
+
+
+def test_the_two_largest_reasons_in_words() -> None:
+    assert reasons(textbook(), FLASH, LONG) == ["57 % matmul (bmm)", "29 % softmax"]
+
+
+def test_page_faults_name_the_score_matrix_only_where_it_is_one() -> None:
+    assert reasons(textbook(35000), FLASH, LONG) == [
+        "50 % page faults on the 128 MiB score matrix",
+        "24 % matmul (bmm)",
+    ]
+    assert reasons(textbook(35000, 96 * MIB), FLASH, LONG)[0] == "50 % page faults on blocks of up to 96.0 MiB"
+
+
+def test_what_is_cheaper_than_in_the_fastest_is_no_reason() -> None:
+    less = Timed(operators=Operators(calls=(operator("aten::bmm", 1.0), operator("aten::copy_", 3.0))), call_s=4.0)
+    best = Timed(operators=Operators(calls=(operator("aten::bmm", 3.0),)), call_s=3.0)
+    assert reasons(less, best, LONG) == ["100 % copy"]
+    assert reasons(best, best, LONG) == []
+
+
+def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> None:
+    """In a session of two sides each implementation has a base of its own."""
+    results = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused", "naive_loop"))
+    records = {record.implementation: record for record in results.records}
+    compared = {(each.workload.id, each.implementation): each for each in comparisons(results)}
+    workload = records["sdpa"].workload.id
+
+    def own_s(name: str) -> float:
+        latency = records[name].measurement("latency")
+        assert latency is not None
+        return median(sample.value for sample in latency.samples)
+
+    to_sdpa = costs(results.records, lambda _: "sdpa", compared)
+    assert to_sdpa[workload, "fused"] == compared[workload, "fused"].ratio * own_s("sdpa")
+    to_itself = {key: msgspec.structs.replace(each, ratio=1.0) for key, each in compared.items()}
+    alone = costs(results.records, lambda name: name, to_itself)
+    assert alone == {(workload, name): own_s(name) for name in records}

@@ -1,0 +1,71 @@
+"""What others took while a run was at work, by scripted counters."""
+
+import pytest
+
+from attnbench.analysis.system_load import crowd
+from attnbench.devices.counters import Counters
+from attnbench.storage.events import RunFinished, WorkerStarted
+from tests import journals
+
+FIRST = {"began_s": 7.0, "total_s": 1000.0, "idle_s": 400.0, "stolen_s": 10.0, "own_s": 5.0, "free_bytes": 900}
+
+
+def at(**later):
+    """The first counters, so much later."""
+    return Counters(**{name: value + later.get(name, 0) for name, value in FIRST.items()})
+
+
+def started(before, counters):
+    return WorkerStarted(time="", environment=journals.ENVIRONMENT, before=before, counters=counters)
+
+
+def ended(counters):
+    return RunFinished(time="", elapsed_s=1.0, counters=counters)
+
+
+LATER = at(total_s=100, idle_s=40, stolen_s=5, own_s=35, free_bytes=-300)
+
+
+def test_what_neither_idled_nor_was_ours_nor_stolen_was_others():
+    found = crowd([started(at(), at()), ended(LATER)])
+    assert found == Crowd(stolen=0.05, others=pytest.approx(0.2), free_bytes=900)
+
+
+def test_the_time_between_two_workers_is_left_out():
+    """When the first is killed, what it had started and left behind is nobody's any more, and no work of others."""
+    second = at(total_s=200, idle_s=40, stolen_s=5, own_s=15, free_bytes=-100)
+    end = at(total_s=300, idle_s=140, stolen_s=5, own_s=15)
+    found = crowd([started(at(), at()), started(LATER, second), ended(end)])
+    assert found == Crowd(stolen=0.025, others=pytest.approx(0.1), free_bytes=800)
+
+
+def test_the_time_between_a_kill_or_an_end_and_the_resumption_is_left_out():
+    idle = at(total_s=100, idle_s=100)
+    resumed, end = at(began_s=1, total_s=5000), at(began_s=1, total_s=5100, idle_s=100)
+    for first in ([], [ended(idle)]):
+        found = crowd([started(at(), at()), *first, started(at(began_s=1, total_s=4000), resumed), ended(end)])
+        assert found == Crowd(stolen=0.0, others=0.0, free_bytes=900)
+    again = crowd(
+        [
+            started(at(), at()),
+            ended(idle),
+            started(at(total_s=900), at(total_s=900)),
+            ended(at(total_s=1000, idle_s=100)),
+        ]
+    )
+    assert again == Crowd(stolen=0.0, others=0.0, free_bytes=900)
+
+
+@pytest.mark.parametrize(
+    "found",
+    [
+        [],
+        [started(None, None), ended(None)],
+        [started(at(), at())],
+        [started(at(), at()), ended(None)],
+        [started(None, None), ended(at())],
+        [started(at(), at()), ended(at())],
+    ],
+)
+def test_without_two_moments_of_a_worker_nothing_is_said(found):
+    assert crowd(found) is None

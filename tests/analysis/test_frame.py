@@ -1,0 +1,101 @@
+"""Runs as tables: one row for each cell, missing values missing, the same from any path."""
+
+import math
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from attnbench.analysis.frame import CELL_COLUMNS, SAMPLE_COLUMNS, load, samples
+from attnbench.storage.journal import JOURNAL
+from attnbench.workloads.workload import Workload
+from tests import journals
+
+POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 2048))
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    results = tmp_path_factory.mktemp("results")
+    journals.write(results / "runs" / "2025-11-02-first", POINTS)
+    journals.write(results / "runs" / "2025-11-03-second", POINTS, ("sdpa", "fused"))
+    return results
+
+
+@pytest.fixture(scope="module")
+def table(folder: Path) -> pd.DataFrame:
+    return load(folder / "runs" / "2025-11-02-first")
+
+
+def test_one_row_for_each_cell(table: pd.DataFrame) -> None:
+    assert len(table) == len(POINTS) * len(journals.SPEEDS)
+    assert not table.duplicated(["workload", "implementation"]).any()
+
+
+def test_every_axis_and_every_promised_column_is_there(table: pd.DataFrame) -> None:
+    promised = {"latency_s", "latency_low_s", "latency_high_s", "ratio", "ratio_low", "ratio_high", "verdict"}
+    promised |= {"peak_memory_bytes", "score_matrix_bytes", "error_ratio", "num_samples", "fingerprint"}
+    assert promised | set(Workload.__struct_fields__) | set(CELL_COLUMNS) <= set(table.columns)
+
+
+def test_a_folder_its_journal_and_the_results_folder_give_the_same_rows(folder: Path, table: pd.DataFrame) -> None:
+    run = folder / "runs" / "2025-11-02-first"
+    pd.testing.assert_frame_equal(load(run / JOURNAL), table)
+    both = load(folder)
+    assert set(both["run"]) == {"2025-11-02-first", "2025-11-03-second"}
+    pd.testing.assert_frame_equal(both[both["run"] == "2025-11-02-first"].reset_index(drop=True), table)
+    assert len(load(folder, run)) == len(both) + len(table)
+
+
+def test_what_has_no_time_is_missing_and_never_zero(table: pd.DataFrame) -> None:
+    failed = table[table["status"] != "ok"]
+    assert len(failed) > 0
+    numbers = ["latency_s", "latency_low_s", "latency_high_s", "ratio", "ratio_low", "ratio_high", "peak_memory_bytes"]
+    assert failed[numbers].isna().all(axis=None)
+    assert failed["verdict"].isna().all()
+    assert failed["message"].notna().all()
+    assert (failed["num_samples"] == 0).all()
+
+
+def test_what_is_ok_has_a_time_inside_its_interval(table: pd.DataFrame) -> None:
+    timed = table[table["status"] == "ok"]
+    assert (timed["latency_low_s"] < timed["latency_s"]).all()
+    assert (timed["latency_s"] < timed["latency_high_s"]).all()
+    assert timed["message"].isna().all()
+
+
+def test_the_baselines_ratio_is_one_and_has_no_verdict(table: pd.DataFrame) -> None:
+    own = table[table["implementation"] == journals.BASELINE]
+    assert (own["ratio"] == 1.0).all()
+    assert own["verdict"].isna().all()
+
+
+def test_score_matrix_is_batch_heads_queries_keys(table: pd.DataFrame) -> None:
+    expected = table["batch_size"] * table["num_heads"] * table["seq_len"] * table["kv_len"] * 4
+    assert (table["score_matrix_bytes"] == expected).all()
+
+
+def test_raw_samples_keep_their_place_and_say_their_metric(folder: Path, table: pd.DataFrame) -> None:
+    raw = samples(folder / "runs" / "2025-11-02-first")
+    assert list(raw.columns) == list(SAMPLE_COLUMNS)
+    assert set(raw["metric"]) == {"latency", "latency_control", "peak_memory"}
+    latency = raw[raw["metric"] == "latency"]
+    assert len(latency) == table["num_samples"].sum()
+    cell = latency[(latency["implementation"] == "sdpa") & (latency["workload"] == POINTS[0].id)]
+    assert cell["value"].median() == pytest.approx(table.loc[table["implementation"] == "sdpa", "latency_s"].iloc[0])
+
+
+def test_a_run_without_records_is_a_table_without_rows(tmp_path: Path) -> None:
+    journals.write(tmp_path, POINTS, ())
+    assert list(load(tmp_path).columns) == list(CELL_COLUMNS)
+    assert len(load(tmp_path)) == len(samples(tmp_path)) == 0
+
+
+def test_a_path_without_a_run_says_what_to_give(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="holds no run: give a run's folder, its journal"):
+        load(tmp_path)
+
+
+def test_a_finite_error_is_told_as_a_share_of_what_is_allowed(table: pd.DataFrame) -> None:
+    assert (table.loc[table["status"] == "ok", "error_ratio"] <= 1).all()
+    assert math.isnan(table.loc[table["status"] == "unsupported", "error_ratio"].iloc[0])

@@ -1,0 +1,327 @@
+"""Growth against curves whose law is known; calls that check it by a made-up worker, and by a real one."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from attnbench.analysis.growth import picture, timeline, told
+from attnbench.analysis.growth.attempts import SETTINGS, Asking, Followed
+from attnbench.analysis.growth.fit import fit
+from attnbench.analysis.growth.series import Growth, Outcome, growths
+from attnbench.analysis.results import read
+from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, Observed, TakeVisit, Visited
+from attnbench.processes.worker_client import Crew, WorkerLostError
+from attnbench.storage.events import ALLOCATORS
+from attnbench.storage.memory_events import MemoryEvent, Timeline
+from attnbench.storage.records import Status
+from attnbench.workloads.workload import Workload
+from tests import journals
+
+ROOT = Path(__file__).parents[2]
+LENGTHS = (256, 512, 1024, 1536, 2048, 4096)
+GIB = 2**30
+
+
+def textbook(length: int) -> float:
+    return 2 * 8 * length**2 * 4 + 8 * length * 64 * 4
+
+
+def flash(length: int) -> float:
+    return 8 * length * 65 * 4 + 591_872
+
+
+def test_the_textbook_form_is_near_2_and_its_curve_is_found_exactly():
+    found = fit((length, textbook(length)) for length in LENGTHS)
+    assert found is not None
+    assert found.lengths == LENGTHS[-4:]
+    assert 1.97 < found.low < found.exponent < found.high < 2.0
+    assert found.exponent < found.end < 2.0
+    assert found.parts == pytest.approx((0, 8 * 64 * 4, 2 * 8 * 4), abs=1e-3)
+    reach = found.reach(GIB)
+    assert reach is not None
+    assert reach.is_exact
+    assert textbook(math.floor(reach.point)) <= GIB < textbook(math.ceil(reach.point))
+    assert found.slope(reach.point) == pytest.approx(2.0, abs=0.01)
+
+
+def test_a_constant_part_bends_the_line_of_a_linear_form_and_the_curve_still_finds_the_limit():
+    found = fit((length, flash(length)) for length in LENGTHS)
+    assert found is not None
+    assert 0.8 < found.exponent < found.end < 1.0
+    reach = found.reach(GIB)
+    assert reach is not None
+    assert reach.point == pytest.approx((GIB - 591_872) / (8 * 65 * 4), rel=1e-6)
+    assert found.slope(reach.point) == pytest.approx(1.0, abs=0.01)
+
+
+def test_what_bends_at_short_lengths_has_no_say():
+    bent = fit((length, flash(length) * (3 if length < 1024 else 1)) for length in LENGTHS)
+    assert bent == fit((length, flash(length)) for length in LENGTHS)
+
+
+def test_a_curve_that_does_not_fit_gives_a_reach_that_says_so():
+    rough = fit((length, textbook(length) * (1 + 0.05 * (-1) ** place)) for place, length in enumerate(LENGTHS))
+    assert rough is not None
+    reach = rough.reach(GIB)
+    exact = fit((length, textbook(length)) for length in LENGTHS).reach(GIB)
+    assert not reach.is_exact
+    assert reach.low < exact.point < reach.high
+    assert rough.low < 2 < rough.high
+
+
+@pytest.mark.parametrize("lengths", [(), (512,), (512, 1024), (512, 512, 1024)])
+def test_fewer_than_three_lengths_say_nothing_of_growth(lengths):
+    assert fit((length, textbook(length)) for length in lengths) is None
+
+
+def test_what_does_not_grow_never_reaches_a_limit_and_a_limit_below_it_is_none():
+    constant = fit((length, 1000.0) for length in LENGTHS)
+    assert constant.reach(GIB) is None
+    assert constant.exponent == pytest.approx(0, abs=1e-9)
+    assert fit((length, flash(length)) for length in LENGTHS).reach(1000) is None
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    points = journals.workloads(seq_len=(256, 512, 1024, 1536))
+    folder = tmp_path_factory.mktemp("run") / "run"
+    return journals.write(folder, points, ("fused", "sdpa"), num_epochs=1, num_visits=1)
+
+
+@pytest.fixture
+def found(measured):
+    return {growth.implementation: growth for growth in growths(measured, 0.25 * GIB)}
+
+
+def test_a_run_gives_the_growth_of_each_implementation(found):
+    assert set(found) == {"fused", "sdpa"}
+    assert found["fused"].fit.exponent > found["sdpa"].fit.exponent
+    assert [length for length, _ in found["fused"].points] == [256, 512, 1024, 1536]
+
+
+def test_a_call_is_tried_on_either_side_of_the_limit(found):
+    below, above = found["fused"].tries()
+    assert (below.fits, above.fits) == (True, False)
+    assert below.length < found["fused"].reach.point < above.length
+    assert below.predicted_bytes <= 0.95 * 0.25 * GIB < 1.05 * 0.25 * GIB <= above.predicted_bytes
+    assert found["fused"].workload(below.length).seq_len == found["fused"].workload(below.length).kv_len == below.length
+
+
+def test_near_a_small_limit_the_margin_leaves_room_for_what_is_not_counted(found):
+    limit = 2**25
+    below, above = replace(found["fused"], limit_bytes=limit).tries()
+    assert below.predicted_bytes <= limit - 2**24
+    assert above.predicted_bytes >= limit + 2**24
+
+
+class MadeUp(Crew):
+    """Takes what the textbook form takes, in as many seconds as it is told; `lie` bends its memory."""
+
+    def __init__(self, *, call_s: float = 0.1, lie: float = 1.0, dies: bool = False) -> None:
+        self.call_s, self.lie, self.dies = call_s, lie, dies
+        self.asked: list[Attempt] = []
+
+    @property
+    def is_at_work(self) -> bool:
+        return True
+
+    def ask(self, request, timeout_s=None):
+        assert isinstance(request, Attempt)
+        self.asked.append(request)
+        if self.dies and request.limit_bytes:
+            raise WorkerLostError(Status.crashed, 0, "the process was killed by SIGKILL")
+        peak = int(self.lie * textbook(request.workload.seq_len))
+        if request.limit_bytes and peak > request.limit_bytes:
+            return Failed(arm="fused", status=Status.out_of_memory, message="no")
+        seen = Timeline(events=(MemoryEvent(peak, "aten::bmm"), MemoryEvent(-peak)), num_events=2)
+        return Attempted(call_s=self.call_s, peak_bytes=peak, free_bytes=GIB, timeline=seen)
+
+
+def asked(growth: Growth, crew: Crew, limit: float = 0.25 * GIB, *, tries: bool = True) -> Growth:
+    asking = Asking(crew=crew, specs={"fused": "fused", "sdpa": "sdpa"}, call_limit_s=20.0, tell=lambda _: None)
+    return asking.limited([growth], limit, tries=tries)[0]
+
+
+@pytest.fixture
+def fused(found):
+    points = tuple((length, textbook(length)) for length, _ in found["fused"].points)
+    return replace(found["fused"], points=points, fit=fit(points))
+
+
+def test_what_comes_as_predicted_is_told_so(fused):
+    checked = asked(fused, MadeUp())
+    assert [outcome.status for outcome in checked.outcomes] == [Status.ok, Status.out_of_memory]
+    assert not checked.is_wrong
+    said = told.sentence(checked)
+    assert "256 MiB are reached at T=2032, growing with T^1.98" in said
+    assert "tried T=1960: predicted 238 MiB, measured 238 MiB" in said
+    assert said.endswith("tried T=2112: out of memory, as predicted")
+
+
+@pytest.mark.parametrize(
+    ("lie", "said"), [(1.2, "although predicted"), (0.8, "which should not have fitted"), (0.94, "measured 224 MiB")]
+)
+def test_what_does_not_come_as_predicted_is_a_finding(fused, lie, said):
+    checked = asked(fused, MadeUp(lie=lie))
+    assert checked.is_wrong
+    assert said in told.sentence(checked)
+
+
+def test_a_call_that_would_last_too_long_is_not_tried(fused):
+    crew = MadeUp(call_s=15.0)
+    checked = asked(fused, crew)
+    assert len(crew.asked) == 1
+    assert [outcome.status for outcome in checked.outcomes] == [None, None]
+    assert not checked.is_wrong
+    assert "not tried T=1960 (predicted 238 MiB): one call is predicted to last 25 s" in told.sentence(checked)
+
+
+def test_a_worker_that_dies_near_the_limit_is_told_and_is_a_finding(fused):
+    checked = asked(fused, MadeUp(dies=True))
+    assert checked.is_wrong
+    assert "tried T=1960: crashed, the process was killed by SIGKILL" in told.sentence(checked)
+
+
+def test_without_a_limit_three_quarters_of_what_is_free_are_it(fused):
+    assert asked(fused, MadeUp(), 0.0, tries=False).limit_bytes == 0.75 * GIB
+
+
+def test_what_grows_not_at_all_or_has_too_few_lengths_is_told(fused):
+    flat = tuple((length, 1000.0) for length, _ in fused.points)
+    assert "never reached" in told.sentence(replace(fused, points=flat, fit=fit(flat)))
+    few = replace(fused, points=fused.points[:2], fit=None)
+    assert "needs three lengths or more; 2 could be measured" in told.sentence(few)
+    assert asked(few, MadeUp()) == few
+
+
+def test_page_json_and_pictures_say_the_same(fused, found, measured):
+    checked = [asked(fused, MadeUp()), found["sdpa"]]
+    page = told.markdown(checked, measured, ["growth"], ["a | note"])
+    assert "66.0 MiB" not in page.partition("| fused |")[2].partition("\n")[0]
+    assert "a \\| note" in page
+    assert "![growth](growth.png)" in page
+    assert "reserved" not in page
+    read = json.loads(json.dumps([told.facts(each) for each in checked]))
+    assert read[0]["exponent"] == checked[0].fit.exponent
+    assert [tried["status"] for tried in read[0]["tried"]] == ["ok", "out_of_memory"]
+    (drawn,) = picture.pictures(checked)
+    assert "limit" in drawn.title
+    assert drawn.svg.startswith("<svg ")
+
+
+def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
+    asking = Asking(crew=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, tell=lambda _: None)
+    followed = list(asking.followed([fused], 1024))
+    assert followed[0].timeline.peak_bytes == textbook(1024)
+    assert followed == [Followed(growth=fused, length=1024, timeline=followed[0].timeline)]
+    (drawn,) = timeline.pictures(followed)
+    assert "T=1024" in drawn.caption
+    assert drawn.svg.startswith("<svg ")
+
+
+def test_a_snapshot_is_made_of_cuda_alone_and_it_is_told(fused, tmp_path):
+    heard = []
+    asking = Asking(crew=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, tell=heard.append)
+    assert list(asking.snapshots([fused], tmp_path)) == []
+    assert "no snapshot of fused on cpu" in heard[0]
+
+
+def test_an_outcome_that_was_not_tried_refutes_nothing():
+    assert not Outcome(length=8, predicted_bytes=1.0, fits=True).is_wrong
+
+
+def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_path):
+    workload = Workload(seq_len=1024, direction="inference", num_threads=1)
+    peaks, faults = {}, {}
+    for allocator, settings in ALLOCATORS.items():
+        with Crew(tmp_path / "log", 60.0, settings) as crew:
+            crew.hello()
+            peak = crew.ask(Observe(workload=workload, spec="fused", metric="peak_memory"))
+            arms = (("fused", "fused"),)
+            seen = crew.ask(TakeVisit(workload=workload, arms=arms, epoch=0, visit=0, num_blocks=3, seed=0))
+        assert isinstance(peak, Observed)
+        assert isinstance(seen, Visited)
+        peaks[allocator] = peak.measurement.samples[0].value
+        faults[allocator] = min(sample.num_faults / sample.num_calls for sample in seen.arms["fused"])
+    assert peaks == dict.fromkeys(ALLOCATORS, textbook(1024))
+    assert faults["retain"] < 8  # of some 16 000 pages, or, where the system gives large ones, 32
+    assert faults["system"] > 4 * faults["retain"] + 16
+
+
+def test_a_real_call_fits_below_its_limit_and_runs_out_of_memory_above_it(tmp_path: Path):
+    workload = Workload(seq_len=1024, direction="forward", num_threads=1)
+    peak = int(textbook(1024))
+    with Crew(tmp_path / "log", 60.0, SETTINGS) as crew:
+        crew.hello()
+        answers = [
+            crew.ask(Attempt(workload=workload, spec="fused", limit_bytes=limit)) for limit in (peak, peak - 2**24, 0)
+        ]
+        far = crew.ask(Attempt(workload=Workload(seq_len=2**27), spec="sdpa", limit_bytes=1))
+    fits, fails, free = answers
+    assert isinstance(fits, Attempted)
+    assert isinstance(free, Attempted)
+    assert fits.peak_bytes == free.peak_bytes == peak + 8
+    assert [event.operator for event in fits.timeline.events if event.num_bytes > 2**20][:3] == [
+        "aten::bmm",
+        "aten::div",
+        "aten::_softmax",
+    ]
+    assert isinstance(fails, Failed)
+    assert fails.status is Status.out_of_memory
+    assert isinstance(far, Failed)
+    assert far.status is Status.unsupported
+    assert "are free" in far.message
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("elsewhere")
+    axes = [f"--set={axis}" for axis in ("seq_len=16,32,64", "num_heads=2", "head_dim=8", "num_threads=1")]
+    return folder, command(
+        "fused", *axes, "--memory-limit", "0.5", "--no-try", "--timeline=32", "--to=page", cwd=folder
+    )
+
+
+def command(*arguments: str, cwd: Path):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
+    return subprocess.run(
+        [sys.executable, "-m", "harness", "growth", *arguments],
+        cwd=cwd,
+        env=environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+
+
+def test_the_command_says_where_the_limit_is_and_writes_page_numbers_and_pictures(written):
+    folder, done = written
+    assert done.returncode == 0, done.stderr
+    reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
+    assert f"512 MiB are reached at T={reached}," in done.stdout
+    names = {path.name for path in (folder / "page").iterdir()}
+    assert names == {
+        "growth.md",
+        "growth.json",
+        "growth.svg",
+        "growth.png",
+        "timeline.svg",
+        "timeline.png",
+    }
+    assert str(folder) not in (folder / "page" / "growth.md").read_text()
+    (run,) = (folder / "results" / "runs").iterdir()
+    metrics = {found.metric for record in read(run).records for found in record.measurements}
+    assert metrics == {"peak_memory", "scratch_memory", "saved_memory", "num_allocations", "allocated_memory"}
+
+
+def test_a_wrong_name_is_one_line_that_says_what_there_is(tmp_path):
+    done = command("fussed", cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stderr.count("\n") == 1
+    assert "fused" in done.stderr

@@ -1,0 +1,258 @@
+"""Change points by simulation, runs by scripted journals, and what is told of them."""
+
+import csv
+import dataclasses
+import io
+import shutil
+
+import msgspec
+import numpy as np
+import pytest
+from typer.testing import CliRunner
+
+from attnbench.analysis.frame import frame
+from attnbench.analysis.gate.series import entries
+from attnbench.analysis.history import picture, told
+from attnbench.analysis.history.changes import FEWEST, among_neighbours, changes
+from attnbench.analysis.history.gather import alike, gather
+from attnbench.analysis.history.picture import pictures
+from attnbench.analysis.history.series import Choice, Point, follow
+from attnbench.cli import app
+from attnbench.storage.events import RunStarted, Side, Sides
+from attnbench.storage.journal import JOURNAL
+from tests import journals
+
+POINTS = journals.workloads(mask=("causal",), seq_len=(128, 512))
+NAMES = ("sdpa", "fused", journals.EVIL)
+SLOWDOWNS = [1.0] * 5 + [1.1] * 4
+
+
+def wavering(draws: np.random.Generator, number: int) -> np.ndarray:
+    lone = (draws.random(number) < 0.03) * draws.uniform(0.05, 0.3, number)
+    return np.exp(draws.normal(0, 0.01, number) + lone)
+
+
+@pytest.mark.parametrize("number", [6, 10, 30])
+def test_what_wavers_and_has_lone_outliers_changes_seldom(number):
+    draws = np.random.default_rng(number)
+    alarms = [bool(changes(wavering(draws, number), 0.02)) for _ in range(150)]
+    assert np.mean(alarms) <= 0.08
+
+
+@pytest.mark.parametrize("factor", [0.9, 1.06])
+def test_a_new_level_is_found_where_it_begins(factor):
+    draws = np.random.default_rng(2)
+    places, effects = [], []
+    for _ in range(60):
+        values = np.exp(draws.normal(0, 0.01, 20))
+        values[12:] *= factor
+        found = changes(values, 0.02)
+        places += [change.place for change in found]
+        effects += [change.effect for change in found]
+    assert np.mean([abs(place - 12) <= 1 for place in places]) >= 0.95
+    assert len(places) >= 58
+    assert np.mean(effects) == pytest.approx(factor - 1, abs=0.01)
+
+
+def test_a_change_that_does_not_matter_is_none():
+    draws = np.random.default_rng(3)
+    values = np.exp(draws.normal(0, 0.001, 20))
+    values[10:] *= 1.015
+    assert [change.place for change in changes(values, 0.01)] == [10]
+    assert changes(values, 0.02) == []
+
+
+def test_what_never_varies_shows_any_step():
+    assert changes([100.0] * 10, 0.0) == []
+    (found,) = changes([100.0] * 5 + [101.0] * 5, 0.0)
+    assert (found.place, found.before, found.after) == (5, pytest.approx(100.0), pytest.approx(101.0))
+
+
+def test_few_runs_say_nothing():
+    assert changes([1.0, 1.0, 1.0, 9.0, 9.0][:FEWEST], 0.02) == []
+
+
+def test_a_lone_value_goes_back_among_its_neighbours_and_a_step_stays():
+    logs = np.array([0.0, 0.01, 0.0, 0.9, 0.0, 0.01, 0.5, 0.51, 0.5])
+    assert among_neighbours(logs)[3] == pytest.approx(0.01, abs=0.011)
+    assert among_neighbours(logs)[6:].tolist() == [0.5, 0.51, 0.5]
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("history") / "runs"
+    for number, slowdown in enumerate(SLOWDOWNS):
+        journals.write(
+            folder / f"2025110{number}T100000Z-example",
+            POINTS,
+            NAMES,
+            slowdown=slowdown,
+            num_visits=2,
+            seed=number,
+            time=f"2025-11-0{number + 1}T10:00:00+00:00",
+            commit=f"{number}abcdef0123456",
+        )
+    return folder.parent
+
+
+def test_each_cell_is_a_series_in_the_order_of_time_and_the_slowdown_is_found(stored):
+    series = follow(gather([stored]).runs, Choice())
+    assert {(each.workload.id, each.implementation) for each in series} == {
+        (point.id, name) for point in POINTS for name in NAMES[1:]
+    }
+    for each in series:
+        assert [point.time for point in each.points] == sorted(point.time for point in each.points)
+        assert [change.place for change in each.changes] == [5]
+        assert each.changes[0].effect == pytest.approx(0.1, abs=0.03)
+        assert told.change(each, each.changes[0]).endswith("% from 5abcdef012 (2025-11-06) on, before: 4abcdef012")
+
+
+def test_memory_did_not_change_and_other_metrics_can_be_followed(stored):
+    runs = gather([stored]).runs
+    for metric, unit in (("peak_memory", "bytes"), ("latency", "s"), ("error_ratio", "")):
+        series = follow(runs, Choice(metric=metric, implementations=("fused",), workload="*-t512-*"))
+        (each,) = series
+        assert each.unit == unit
+        assert len(each.points) == len(SLOWDOWNS)
+    assert follow(runs, Choice(metric="peak_memory"))[0].changes == ()
+
+
+def test_a_metric_that_is_not_there_is_told_with_those_that_are(stored):
+    with pytest.raises(ValueError, match=r"metric=nothing.*error_ratio.*latency.*peak_memory.*ratio"):
+        follow(gather([stored]).runs, Choice(metric="nothing"))
+
+
+def test_machines_are_kept_apart(stored, tmp_path):
+    other = msgspec.structs.replace(journals.ENVIRONMENT, cpu="Another CPU")
+    journals.write(tmp_path / "runs" / "other", POINTS, NAMES, num_visits=1, environment=other)
+    series = follow(gather([stored, tmp_path]).runs, Choice())
+    machines = told.machines(series)
+    assert {len(rows[0].points) for rows in machines.values()} == {1, len(SLOWDOWNS)}
+    assert told.row(machines[other.fingerprint][0])["changes of level"] == "- (fewer than 6 runs)"
+
+
+def test_a_copy_counts_once_and_a_longer_journal_wins(stored, tmp_path):
+    first = min((stored / "runs").iterdir())
+    shutil.copytree(first, tmp_path / "runs" / first.name)
+    gathered = gather([stored, tmp_path])
+    assert len(gathered.runs) == len(SLOWDOWNS)
+    assert gathered.notes == (f"{first.name} is there twice: counted once",)
+    journal = tmp_path / "runs" / first.name / "journal.jsonl"
+    lines = journal.read_bytes().splitlines(keepends=True)
+    journal.write_bytes(b"".join(lines[:-1]))
+    for paths in ([stored, tmp_path], [tmp_path, stored]):
+        gathered = gather(paths)
+        assert "the longer journal counts" in gathered.notes[0]
+        assert all(results.elapsed_s is not None for results in gathered.runs)
+
+
+def test_two_runs_of_one_name_are_refused(stored, tmp_path):
+    first = min((stored / "runs").iterdir())
+    journals.write(tmp_path / "runs" / first.name, POINTS, NAMES, num_visits=1, seed=99)
+    with pytest.raises(ValueError, match="two different runs are called"):
+        gather([stored, tmp_path])
+
+
+def test_the_command_prints_writes_and_escapes(stored, tmp_path):
+    done = CliRunner().invoke(app, ["history", str(stored), "--to", str(tmp_path / "told"), "--workload", "*-t512-*"])
+    assert done.exit_code == 0, done.output
+    assert "from 5abcdef012" in " ".join(done.output.replace("│", " ").split())
+    assert {path.name for path in (tmp_path / "told").iterdir()} == {
+        "history.md",
+        "history.csv",
+        "history.svg",
+        "history.png",
+    }
+    markdown = (tmp_path / "told" / "history.md").read_text()
+    assert "<script>" not in markdown
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "told" / "history.csv").read_text())))
+    assert len(rows) == 2 * len(SLOWDOWNS)
+    assert sum(row["is_change"] == "True" for row in rows) == 2
+    assert not any(value.startswith("=") or value == "" for row in rows for value in row.values())
+    as_json = CliRunner().invoke(app, ["history", str(stored), "--json", "-i", "fused"])
+    assert [row["runs"] for row in msgspec.json.decode(as_json.stdout)] == ["9", "9"]
+
+
+@pytest.mark.parametrize("given", [["nowhere"], ["--metric", "nothing"], ["--smallest", "-1"]])
+def test_wrong_use_is_told(stored, given):
+    done = CliRunner().invoke(app, ["history", *(given if given == ["nowhere"] else [str(stored), *given])])
+    assert done.exit_code != 0
+
+
+def test_pictures_are_whole(stored):
+    (picture,) = pictures(follow(gather([stored]).runs, Choice()))
+    assert picture.svg.startswith("<svg")
+    assert picture.png().startswith(b"\x89PNG")
+
+
+def with_plan(results, **changes):
+    return dataclasses.replace(
+        results,
+        started=msgspec.structs.replace(results.started, plan=msgspec.structs.replace(results.plan, **changes)),
+    )
+
+
+def test_only_ratios_to_the_same_thing_make_a_series(stored):
+    runs = gather([stored]).runs
+    sided, other, cold = (
+        with_plan(runs[0], sides=Sides(base=Side(given="rev:main"), candidate=Side(given="rev:HEAD"))),
+        with_plan(runs[1], baseline="fused"),
+        with_plan(runs[2], cache="cold"),
+    )
+    mixed = [sided, other, cold, *runs[3:]]
+    kept, notes = alike(mixed, "ratio")
+    assert kept == list(runs[3:])
+    assert [note.rpartition(": ")[2] for note in notes] == ["1", "2"]
+    assert alike(mixed, "latency")[0] == [sided, other, *runs[3:]]
+    assert alike(runs, "ratio") == (list(runs), ())
+    assert alike([sided], "ratio")[0] == []
+
+
+def test_text_from_a_journal_stays_on_its_line_and_is_no_formula(stored):
+    point = Point(run="r", time="x\n# heading", commit="\x1b[2Jab\n# c", value=1.0)
+    assert "\n" not in told.commit(point) + told.day(point)
+    assert "\x1b" not in told.commit(point)
+    (series, *_) = follow(gather([stored]).runs, Choice())
+    evil = dataclasses.replace(series, unit="=cmd|' /c calc'!A0", metric="=1+1")
+    assert "'=cmd" in told.table([evil])
+    assert "'=1+1" in told.table([evil])
+    assert "\n# no heading" not in told.markdown([series], ["a note\n# no heading"])
+
+
+HEAD, BASE, CANDIDATE = "e" * 40, "b" * 40, "c" * 40
+
+
+def session(folder, *, candidate=""):
+    """A run that compared two states of the code, on disk; the candidate is of a commit, or of a folder."""
+    journals.write(folder, POINTS[:1], ("fused (base)", "fused"), num_visits=2, commit=HEAD)
+    first, *others = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    started = msgspec.json.decode(first, type=RunStarted)
+    both = Sides(base=Side(given="rev:main", commit=BASE), candidate=Side(given="rev:HEAD", commit=candidate))
+    sided = msgspec.structs.replace(started, plan=msgspec.structs.replace(started.plan, sides=both))
+    (folder / JOURNAL).write_bytes(b"".join([msgspec.json.encode(sided) + b"\n", *others]))
+
+
+def test_where_only_sessions_of_two_sides_are_stored_it_is_told_why_and_what_to_do(tmp_path):
+    session(tmp_path / "runs" / "one", candidate=CANDIDATE)
+    done = CliRunner().invoke(app, ["history", str(tmp_path)])
+    said = "runs left out, since their ratios are to another state of the code: 1; give --metric latency"
+    assert said in str(done.exception)
+    assert CliRunner().invoke(app, ["history", str(tmp_path), "--metric", "latency", "--json"]).exit_code == 0
+    with pytest.raises(ValueError, match=r"metrics that there are: error_ratio, latency, peak_memory$"):
+        follow(gather([tmp_path]).runs, Choice())
+
+
+@pytest.mark.parametrize(("candidate", "known"), [(CANDIDATE, "cccccccccc"), ("", "unknown")])
+def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, known):
+    session(tmp_path / "runs" / "one", candidate=candidate)
+    (results,) = gather([tmp_path]).runs
+    found = {each.implementation: each.points[0] for each in follow([results], Choice(metric="latency"))}
+    assert {name: told.commit(point) for name, point in found.items()} == {
+        "fused (base)": "bbbbbbbbbb",
+        "fused": known,
+    }
+    assert picture._label(list(found.values())).splitlines() == ["bbbbbbb", known[:7], "11-02"]
+    points = {str(entry["name"]).partition(" on ")[0]: entry["extra"] for entry in entries(results)}
+    assert f"commit {BASE}" in points["fused (base)"]
+    assert f"commit {candidate or 'unknown'}" in points["fused"]
+    assert set(frame([results])["commit"]) == {BASE, candidate}

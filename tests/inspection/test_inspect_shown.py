@@ -1,0 +1,124 @@
+"""What an inspection shows: aligned, harmless whatever the words are, and the exit code that it deserves."""
+
+import io
+import json
+import math
+from html.parser import HTMLParser
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import numpy as np
+import pytest
+from rich.cells import cell_len
+from rich.console import Console
+from typer.testing import CliRunner
+
+from attnbench.cli import app
+from attnbench.inspection import look, page, tables, text
+from tests.test_cli import attnbench
+
+TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
+SLIPS = Path(__file__).with_name("slips.py")
+EVIL = 'fruit <script>alert(1)</script> "quoted" & \x1b[31mred [bold]not[/bold]'
+
+
+def found_in(name, *sentences, settings=()):
+    return look.look(f"{SLIPS}:{name}", sentences or [TIME], settings)
+
+
+def shown(found, width=100):
+    file = io.StringIO()
+    text.write(found, Console(width=width, file=file))
+    return file.getvalue()
+
+
+class Tags(HTMLParser):
+    def __init__(self):
+        super().__init__()
+        self.names, self.texts = set(), []
+
+    def handle_starttag(self, tag, attrs):
+        self.names.add(tag)
+        assert not [name for name, _ in attrs if name.startswith("on")]
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
+    found = found_in("raising", EVIL)
+    paths = page.write(found, tmp_path)
+    source = paths[0].read_text()
+    tags = Tags()
+    tags.feed(source)
+    assert not tags.names & {"script", "img", "link", "iframe"}
+    assert any("<script>alert(1)</script>" in told for told in tags.texts)
+    assert any("out of <ideas>" in told for told in tags.texts)
+    assert "\x1b" not in source
+    told = shown(found)
+    assert "\x1b" not in told
+    assert "[bold]not" in told
+    for path in paths:
+        if path.suffix == ".svg":
+            ET.fromstring(path.read_text())  # noqa: S314 - drawn by us
+
+
+def test_a_page_takes_the_place_of_an_earlier_one(tmp_path):
+    two = page.write(look.look("fused", [TIME, FRUIT]), tmp_path)
+    assert tmp_path / "joined.svg" in two
+    page.prepare(tmp_path)
+    page.write(look.look("torch_mha", [TIME]), tmp_path)
+    left = {path.name for path in tmp_path.iterdir()}
+    assert left == {"inspect.html"} | {
+        f"{stem}.{end}" for stem in ("weights", "mask", "scaling") for end in ("svg", "png")
+    }
+
+
+def test_tables_are_aligned_and_fit_the_terminal():
+    found = look.look("fused", ["注意力 is all you need", "a b c d e f g h i j k l m"], ["num_heads=1", "head_dim=16"])
+    for line in shown(found, width=80).splitlines():
+        assert cell_len(line) <= 80
+    table = tables.of_step(found.walks[0], found.walks[0].step("weights"))[0]
+    assert len({cell_len(line) for line in text.lines_of(table)[1:]}) == 1
+
+
+@pytest.mark.parametrize(
+    ("values", "expected"),
+    [
+        ([[1.5, -0.25]], [["1.50", "-0.25"]]),
+        ([[0.5, 0.0]], [["0.500", "0"]]),
+        ([[-math.inf, 123.4]], [["-inf", "123"]]),
+        ([[math.nan, 1e-7]], [["nan", "1.00e-07"]]),
+        ([[2e6, -1.0]], [["2.00e+06", "-1.00e+00"]]),
+        ([[3.0, -0.001]], [["3.00", "0.00"]]),
+    ],
+)
+def test_numbers_have_as_many_digits_as_they_need(values, expected):
+    assert tables.shown(np.array(values)) == expected
+
+
+def test_the_command_prints_draws_and_exits_as_it_found(tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
+    found = attnbench("inspect", "--sentence", TIME, "--sentence", FRUIT, "--set", "num_heads=1", cwd=tmp_path)
+    assert found.returncode == 0, found.stderr
+    assert "fused agrees with the oracle" in found.stdout
+    assert {"inspect.html", "weights.svg", "joined.png"} <= {
+        p.name for p in (tmp_path / "results/inspect/fused").iterdir()
+    }
+    wrong = attnbench("inspect", f"{SLIPS}:leaving", "--to", "pages/mine", "--json", cwd=tmp_path)
+    assert wrong.returncode == 1
+    told = json.loads(wrong.stdout)
+    assert "SystemExit" in told["first_difference"][0]
+    assert all((tmp_path / file).exists() for file in told["files"])
+    assert attnbench("inspect", "broken.py:f", cwd=tmp_path).returncode == 1
+    assert attnbench("inspect", f"{SLIPS}:unmasked", cwd=tmp_path).returncode == 3
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--sentence", ""], ["fusde"], ["--set", "num_heads=3", "--set", "embed_dim=8"], ["--to", "file/x"]]
+)
+def test_a_mistake_is_told_in_one_line(tmp_path, monkeypatch, arguments):
+    (tmp_path / "file").write_text("in the way")
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises((ValueError, OSError), match=r"^[^\n]+$"):
+        CliRunner().invoke(app, ["inspect", *arguments], catch_exceptions=False)

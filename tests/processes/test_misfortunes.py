@@ -1,0 +1,192 @@
+"""What may befall a run while it is at work: whose it is, what it costs, and that the run comes to its end."""
+
+import subprocess
+import sys
+
+import msgspec
+import pytest
+import torch
+
+from attnbench.processes import session as run
+from attnbench.processes.heartbeat import Flight
+from attnbench.processes.messages import Check, Checked, Failed, Observe, TakeVisit
+from attnbench.processes.timing_stage import DECIDED, NOTHING, SPENT
+from attnbench.processes.worker.answers import Worker
+from attnbench.processes.worker_client import Crew
+from attnbench.statistics.interference import CANARY, InterferenceGauge
+from attnbench.storage import journal as store
+from attnbench.storage.events import RunFinished, WorkerStarted
+from attnbench.storage.records import Status
+from attnbench.timing import blocks as measure
+from attnbench.workloads.workload import Workload
+from studies.simulated import virtual
+from studies.simulated.virtual import VirtualCrew
+from studies.simulated.worlds import WORLDS
+from tests import journals
+
+SMALL = Workload(seq_len=4, num_heads=2, head_dim=4)
+
+
+def crew(kind: type[VirtualCrew] = VirtualCrew) -> VirtualCrew:
+    return kind(WORLDS["calm"], lambda _, name: 2e-3 if name == "slow" else 1e-3, seed=1)
+
+
+@pytest.mark.parametrize(("names", "reason"), [(("baseline",), NOTHING), (("baseline", "slow"), DECIDED)])
+def test_a_run_with_nothing_to_compare_comes_to_its_end(tmp_path, names, reason):
+    results = virtual.execute(virtual.plan(2, names, budget_s=30.0), tmp_path / "run", crew())
+    assert results.reason == reason
+    assert results.elapsed_s is not None
+    assert {record.status for record in results.records} == {Status.ok}
+
+
+def test_where_every_block_is_void_the_budget_is_spent_and_nothing_is_said(tmp_path, monkeypatch):
+    monkeypatch.setattr(InterferenceGauge, "_is_late", lambda *_: True)
+    results = virtual.execute(virtual.plan(1, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", crew())
+    assert results.reason == SPENT
+    assert results.elapsed_s >= 10.0
+
+
+class NoRoom(VirtualCrew):
+    """One workload has no room for its inputs."""
+
+    def ask(self, request, timeout_s=None):
+        if isinstance(request, TakeVisit) and request.workload.seq_len == 8:
+            return Failed(arm=CANARY, status=Status.out_of_memory, message="no room")
+        return super().ask(request, timeout_s)
+
+
+def test_what_the_harness_itself_cannot_do_costs_the_workload_and_blames_nobody(tmp_path):
+    results = virtual.execute(virtual.plan(2, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", crew(NoRoom))
+    lost = {record.implementation: record for record in results.records if record.workload.seq_len == 8}
+    assert lost.keys() == {"baseline", "slow"}
+    assert {(each.status, each.message) for each in lost.values()} == {
+        (Status.out_of_memory, "while the harness prepared or read the workload: no room")
+    }
+    assert all(record.status is Status.ok for record in results.records if record.workload.seq_len != 8)
+
+
+class Elsewhere(VirtualCrew):
+    """The second process finds itself with another version of torch."""
+
+    def hello(self, layout=0):
+        ready = super().hello(layout)
+        moved = msgspec.structs.replace(ready.environment, versions={**ready.environment.versions, "torch": "9.9"})
+        return ready if layout == 0 else msgspec.structs.replace(ready, environment=moved)
+
+
+def test_a_run_ends_where_its_environment_changes_under_it(tmp_path):
+    asked = virtual.plan(2, ("baseline", "slow"), budget_s=30.0)
+    with pytest.raises(ValueError, match="began in another environment"):
+        virtual.execute(asked, tmp_path / "run", crew(Elsewhere))
+    kept = store.read(tmp_path / "run")
+    assert kept.elapsed_s is None
+    assert sum(kept.num_visits.values()) == 2  # the first round
+
+
+def test_inputs_that_find_no_room_are_the_harness_own_failure(tmp_path, monkeypatch):
+    worker = Worker(Flight(tmp_path / "flight"))
+
+    def bench(_):
+        raise MemoryError("no room")
+
+    monkeypatch.setattr(worker, "bench", bench)
+    arms = (("fused", "fused"), (CANARY, ""), ("sdpa", "sdpa"))
+    failed = worker.answer(TakeVisit(workload=SMALL, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
+    assert (failed.arm, failed.status) == (CANARY, Status.out_of_memory)
+
+
+@pytest.mark.parametrize("spec", ["fused", "no such file.py:mine"])
+def test_a_worker_whose_turn_ends_lets_its_threads_sleep_whatever_came_of_it(tmp_path, monkeypatch, spec):
+    worker, turns = Worker(Flight(tmp_path / "flight")), []
+    monkeypatch.setattr(measure, "settle", lambda: turns.append(spec))
+    asked = TakeVisit(workload=SMALL, arms=(("x", spec), (CANARY, "")), epoch=0, visit=0, num_blocks=1, seed=0)
+    worker.answer(asked)
+    assert turns == []
+    worker.answer(msgspec.structs.replace(asked, settles=True))
+    assert turns == [spec]
+
+
+RUDE = """
+import torch
+
+def rude(query, key, value, *, mask=None):
+    torch.use_deterministic_algorithms(True)
+    torch.set_default_dtype(torch.float64)
+    raise RuntimeError("and good night")
+"""
+
+
+@pytest.mark.parametrize("asks", [Check, TakeVisit, Observe])
+def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, asks):
+    (tmp_path / "rude.py").write_text(RUDE)
+    spec = f"{tmp_path / 'rude.py'}:rude"
+    more = {
+        Check: {"spec": spec, "call_limit_s": 5.0, "memory_limit_bytes": 2**30, "seed": 0},
+        TakeVisit: {"arms": (("rude", spec),), "epoch": 0, "visit": 0, "num_blocks": 1, "seed": 0},
+        Observe: {"spec": spec, "metric": "peak_memory"},
+    }
+    reply = Worker(Flight(tmp_path / "flight")).answer(asks(workload=SMALL, **more[asks]))
+    assert reply.status is Status.error
+    assert not torch.are_deterministic_algorithms_enabled()
+    assert torch.get_default_dtype() is torch.float32
+
+
+@pytest.mark.parametrize(("is_broken", "status", "ends"), [(True, "error", True), (False, "error", False)])
+def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_broken, status, ends):
+    """The device is made up: what a broken context answers is CUDA's documented behaviour."""
+    worker = Worker(Flight(tmp_path / "flight"))
+    monkeypatch.setattr(worker, "serve", lambda _: Failed(arm="fused", status=Status(status), message="illegal access"))
+    monkeypatch.setattr("attnbench.processes.worker.answers.is_broken", lambda _: is_broken)
+    request = Observe(workload=msgspec.structs.replace(SMALL, device="cuda"), spec="fused", metric="peak_memory")
+    reply = worker.answer(request)
+    assert reply.ends is ends
+    with Crew(tmp_path / "log", 5.0) as parent:
+        parent._process = subprocess.Popen(
+            [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+        )
+        parent._answers.put(msgspec.json.encode(reply))
+        assert parent.ask(request) == reply
+        assert parent.is_at_work is not ends
+
+
+def test_a_device_that_is_not_there_breaks_no_worker(tmp_path):
+    if torch.cuda.is_available():
+        pytest.skip("this machine has a CUDA device")
+    request = Check(
+        workload=msgspec.structs.replace(SMALL, device="cuda"),
+        spec="fused",
+        call_limit_s=5.0,
+        memory_limit_bytes=2**30,
+        seed=0,
+    )
+    reply = Worker(Flight(tmp_path / "flight")).answer(request)
+    assert isinstance(reply, Checked)
+    assert (reply.status, reply.ends) == (Status.unsupported, False)
+
+
+def test_a_journal_has_one_writer_at_a_time(tmp_path):
+    with store.Journal(tmp_path), pytest.raises(ValueError, match="written by another process"):
+        store.Journal(tmp_path)
+    store.Journal(tmp_path).__exit__()
+
+
+def test_a_run_that_went_on_after_its_end_and_was_killed_has_not_ended(tmp_path):
+    whole = journals.write(tmp_path)
+    assert whole.elapsed_s == 119.0
+    with store.Journal(tmp_path) as journal:
+        journal.append(WorkerStarted(time="2025-11-02T11:00:00+00:00", environment=journals.ENVIRONMENT))
+    assert store.read(tmp_path).elapsed_s is None
+    with store.Journal(tmp_path) as journal:
+        journal.append(RunFinished(time="2025-11-02T11:02:00+00:00", elapsed_s=240.0, reason="enough"))
+    assert (store.read(tmp_path).elapsed_s, store.read(tmp_path).reason) == (240.0, "enough")
+
+
+def test_stages_that_fail_leave_no_lock_behind(tmp_path):
+    asked = virtual.plan(1, ("baseline", "slow"), budget_s=1.0)
+    with pytest.raises(ValueError, match="began in another environment"):
+        virtual.execute(msgspec.structs.replace(asked, num_epochs=3), tmp_path / "run", crew(Elsewhere))
+    again = crew()
+    results = run.execute(
+        asked, tmp_path / "run", lambda _: None, crew=again, clock=again.clock.now, count=lambda: None
+    )
+    assert results.elapsed_s is not None

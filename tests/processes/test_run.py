@@ -1,0 +1,231 @@
+"""A whole run with real workers: each liar costs its own cell only, and a killed run goes on where it was."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from attnbench.processes import session as run
+from attnbench.storage import journal as store
+from attnbench.storage.events import (
+    CellChecked,
+    CellFailed,
+    CellMeasured,
+    Plan,
+    RunFinished,
+    VisitFinished,
+    WorkerStarted,
+    twin,
+)
+from attnbench.storage.records import Status
+from attnbench.timing.state import State
+from attnbench.workloads.workload import Workload
+
+ROOT = Path(__file__).parents[2]
+LIARS = Path(__file__).parents[1] / "liars.py"
+NAMES = [
+    "right", "wrong", "raising", "not_a_number", "crashing", "hanging", "greedy", "talking", "slow", "dying_later",
+    "remembering", "lazy", "greedy_for_threads", "one_buffer", "multiples_of_32",
+]  # fmt: skip
+
+
+def plan(**changes) -> Plan:
+    defaults = {
+        "sweep": "liars",
+        "workloads": (Workload(seq_len=32, num_heads=2, head_dim=8, mask="causal", direction="inference"),),
+        "implementations": (*(f"{LIARS}:{name}" for name in NAMES), "sdpa"),
+        "baseline": "sdpa",
+        "metrics": ("latency", "peak_memory"),
+        "budget_s": 0.0,
+        "call_limit_s": 0.1,
+        "timeout_s": 10.0,
+        "memory_limit_bytes": 0,
+        "num_blocks": 2,
+        "num_epochs": 2,
+    }
+    return Plan(**{**defaults, **changes})
+
+
+@pytest.fixture(scope="module")
+def liars(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("run")
+    counters = folder / "counters"
+    counters.mkdir()
+    os.environ["LIARS_COUNTERS"] = str(counters)
+    seen = []
+    try:
+        return run.execute(plan(), folder / "results", seen.append), seen
+    finally:
+        del os.environ["LIARS_COUNTERS"]
+
+
+def record(results, name):
+    (found,) = [record for record in results.records if record.implementation == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("wrong", Status.disagrees, "output is wrong"),
+        ("raising", Status.error, "RuntimeError: I do not feel like it (liars.py, line"),
+        ("not_a_number", Status.disagrees, "not finite"),
+        ("crashing", Status.crashed, "SIGSEGV"),
+        ("hanging", Status.timeout, "no end in sight after 10 s"),
+        ("greedy", Status.out_of_memory, "can't allocate memory"),
+        ("slow", Status.timeout, "for one call, over the limit of 100 ms"),
+        ("dying_later", Status.crashed, "exited with code 3"),
+        ("remembering", Status.disagrees, "is wrong"),
+        ("lazy", Status.disagrees, "while it was timed: output is wrong"),
+        ("greedy_for_threads", Status.error, "it changed the number of threads"),
+        ("one_buffer", Status.disagrees, "overwrote the output of an earlier one"),
+    ],
+)
+def test_each_liar_gets_its_status_and_no_time(liars, name, status, said):
+    found = record(liars[0], name)
+    assert found.status is status
+    assert said in found.message
+    assert found.measurements == ()
+    assert found.is_finding is (name != "slow")
+    assert found.is_predicted is (name == "slow")
+
+
+@pytest.mark.parametrize("name", ["right", "talking", "sdpa", "multiples_of_32"])
+def test_the_honest_beside_them_are_measured(liars, name):
+    found = record(liars[0], name)
+    assert found.status is Status.ok
+    assert found.agreement is not None
+    assert found.agreement.agrees
+    latency, memory = found.measurement("latency"), found.measurement("peak_memory")
+    assert latency is not None
+    assert memory is not None
+    assert len(latency.samples) == 3 * 2  # three visits of two blocks
+    assert all(sample.value > 0 for sample in latency.samples)
+    assert memory.samples[0].value >= 2 * 32 * 8 * 4  # at least the output
+
+
+def test_the_baseline_is_sampled_twice_in_each_block(liars):
+    baseline = record(liars[0], "sdpa")
+    again = baseline.measurement("latency_control")
+    assert again is not None
+    assert len(again.samples) == len(baseline.measurement("latency").samples)
+    assert all(record.implementation != twin("sdpa") for record in liars[0].records)
+
+
+def test_slots_of_a_block_are_a_permutation_and_epochs_are_processes(liars):
+    visits = [event for event in store.events(liars[0].folder / store.JOURNAL) if isinstance(event, VisitFinished)]
+    assert len(visits) == 3
+    assert len({visit.epoch for visit in visits}) >= 2
+    for visit in visits:
+        places = sorted((s.block, s.slot) for samples in visit.arms.values() for s in samples)
+        assert places == [(block, slot) for block in range(2) for slot in range(len(visit.arms))]
+
+
+def test_the_watcher_hears_every_stage_and_the_counts(liars):
+    results, seen = liars
+    assert list(dict.fromkeys(p.stage for p in seen)) == ["check", "observe", "ceilings", "time"]
+    assert seen[-1].counts["ok"] >= 3
+    assert results.elapsed_s is not None
+
+
+def test_the_journal_tells_where_it_ran_but_not_on_whose_machine(liars):
+    text = (liars[0].folder / store.JOURNAL).read_text()
+    assert os.uname().nodename not in text.replace(str(LIARS), "")
+    environment = liars[0].records[0].environment
+    assert environment is not None
+    assert environment.versions["torch"]
+    assert len(environment.fingerprint) == 8
+
+
+def script(folder: Path) -> list[str]:
+    code = (
+        "import sys; from pathlib import Path; from harness import store; from attnbench.processes import run; "
+        "folder = Path(sys.argv[1]); run.execute(store.read(folder).plan, folder, lambda _: None)"
+    )
+    return [sys.executable, "-c", code, str(folder)]
+
+
+def start(folder: Path, planned: Plan) -> None:
+    with store.Journal(folder) as journal:
+        journal.append(run.RunStarted(schema=run.SCHEMA, run=folder.name, time=run.now(), commit="", plan=planned))
+
+
+def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
+    planned = plan(
+        implementations=("fused", "sdpa", "einsum"),
+        workloads=tuple(Workload(seq_len=n, num_heads=2, head_dim=8, direction="inference") for n in (8, 16, 24)),
+        budget_s=0.0,
+        num_epochs=1,
+    )
+    folder = tmp_path / "killed"
+    start(folder, planned)
+    journal = folder / store.JOURNAL
+    lines = journal.read_bytes()
+    for least in (3, 8, 14):
+        with subprocess.Popen(script(folder), cwd=ROOT, stderr=subprocess.DEVNULL) as process:
+            deadline = time.monotonic() + 60
+            while journal.read_bytes().count(b"\n") < least and time.monotonic() < deadline and process.poll() is None:
+                time.sleep(0.01)
+            process.send_signal(signal.SIGKILL)
+        grown = journal.read_bytes()
+        assert grown.startswith(lines[: lines.rfind(b"\n") + 1])  # what was finished is still there
+        lines = grown
+        with journal.open("ab") as file:
+            file.write(b'{"type":"visit_fini')  # and what a kill cuts short does no harm
+    results = run.execute(planned, folder, lambda _: None)
+    assert {record.status for record in results.records} == {Status.ok}
+    assert results.elapsed_s is not None
+    events = list(store.events(journal))
+    checked = [(e.workload, e.implementation) for e in events if isinstance(e, CellChecked)]
+    measured = [(e.workload, e.implementation) for e in events if isinstance(e, CellMeasured)]
+    assert len(checked) == len(set(checked)) == 9  # nothing was done twice
+    assert len(measured) == len(set(measured)) == 9
+    assert sum(isinstance(e, WorkerStarted) for e in events) >= 3
+    assert min(results.num_visits.values()) >= 3
+    numbers = [(e.workload, e.visit) for e in events if isinstance(e, VisitFinished)]
+    assert len(numbers) == len(set(numbers))
+    again = run.execute(planned, folder, lambda _: None)  # resuming what has ended adds no work
+    assert again.num_visits == results.num_visits
+    assert sum(isinstance(e, RunFinished) for e in store.events(journal)) == 2
+
+
+def test_the_worker_ends_with_its_parent(tmp_path):
+    planned = plan(implementations=(f"{LIARS}:hanging", "sdpa"), timeout_s=600.0)
+    folder = tmp_path / "orphan"
+    start(folder, planned)
+    with subprocess.Popen(script(folder), cwd=ROOT) as process:
+        deadline = time.monotonic() + 60
+        worker = None
+        while worker is None and time.monotonic() < deadline:
+            children = Path(f"/proc/{process.pid}/task/{process.pid}/children").read_text().split()
+            worker = next(
+                (int(child) for child in children if b"attnbench.processes.worker" in command(int(child))), None
+            )
+            time.sleep(0.05)
+        assert worker is not None
+        time.sleep(1.0)
+        process.send_signal(signal.SIGKILL)
+    deadline = time.monotonic() + 20
+    while command(worker) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not command(worker)
+
+
+def command(process: int) -> bytes:
+    try:
+        return Path(f"/proc/{process}/cmdline").read_bytes()
+    except OSError:
+        return b""
+
+
+def test_a_later_failure_takes_back_the_time():
+    """What the fold does with a cell that was measured and then failed."""
+    state = State()
+    state.apply(CellChecked(workload="w", implementation="i", status=Status.ok))
+    assert state.live("w", ["i", "j"]) == ["i"]
+    state.apply(CellFailed(workload="w", implementation="i", status=Status.crashed, message="gone"))
+    assert state.live("w", ["i", "j"]) == []

@@ -1,0 +1,275 @@
+"""Sessions of two sides on the virtual machine: verdicts, exit codes, and two workers that look like one."""
+
+import dataclasses
+import math
+
+import msgspec
+import numpy as np
+import pytest
+import typer
+
+from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.overall import _of_processes, by_side, losses, mean_over, suite
+from attnbench.commands.compare import conclude
+from attnbench.processes.messages import Failed
+from attnbench.reports.markdown import summary
+from attnbench.reports.sides import document, headline
+from attnbench.statistics.controls import of_sides
+from attnbench.statistics.interference import CANARY
+from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio
+from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, share_of_cells
+from attnbench.storage import journal as store
+from attnbench.storage.events import CellChecked, CellFailed, VisitFinished, twin
+from attnbench.storage.records import Sample, Status, Verdict
+from studies.simulated import virtual
+from studies.simulated.virtual import VirtualCrew, VirtualPair, with_sides
+from studies.simulated.worlds import WORLDS
+from tests.journals import EVIL
+
+pytestmark = pytest.mark.usefixtures("many_visits")
+
+
+def session(folder, slowdown=0.0, *, names=("x",), is_apart=False, world="calm", seed=1, budget_s=120.0, num_cells=2):
+    """Two sides of each name; the candidate is slower by `slowdown`."""
+
+    def cost_s(workload, name):
+        return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.0 + slowdown)
+
+    asked = with_sides(virtual.plan(num_cells, names, budget_s=budget_s, seed=seed), is_apart=is_apart)
+    make = VirtualPair if is_apart else VirtualCrew
+    return virtual.execute(asked, folder / "run", make(WORLDS[world], cost_s, seed=seed, layout=0.003, process=0.003))
+
+
+def verdicts(results):
+    return {str(row.verdict) for row in comparisons(results)}
+
+
+def exit_code(results, **more):
+    with pytest.raises(typer.Exit) as left:
+        conclude(results, failures=False, **more)
+    return left.value.exit_code
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+@pytest.mark.parametrize(
+    ("slowdown", "verdict", "code"), [(0.0, "equivalent", 0), (0.08, "slower", 1), (-0.08, "faster", 0)]
+)
+def test_a_session_finds_what_was_planted(tmp_path, is_apart, slowdown, verdict, code):
+    results = session(tmp_path, slowdown, is_apart=is_apart, budget_s=120.0 if is_apart else 15.0)
+    assert verdicts(results) <= ({verdict} if slowdown else {verdict, "undecided"})
+    found = suite(results)
+    assert found.verdict == verdict
+    assert found.ratio.point == pytest.approx(1 + slowdown, rel=0.02)
+    assert found.num_cells == 2
+    seen = found.minimum_detectable_effect
+    if slowdown:
+        assert seen < 0.08
+    else:  # nothing was open any more after some ten processes: fewer bets than 11 find nothing
+        assert (seen is None) is (found.ratio.num_clusters < 11)
+        assert seen is None or seen < 0.03
+    assert exit_code(results) == code
+    assert headline(results).startswith(f"{verdict}: the candidate takes")
+
+
+@pytest.mark.parametrize("is_apart", [False, True])
+def test_each_name_is_compared_with_its_own_base_alone(tmp_path, is_apart):
+    names = ("x", "y")
+    results = session(tmp_path, 0.1, names=names, is_apart=is_apart, num_cells=1)
+    assert {(row.implementation, row.baseline) for row in comparisons(results)} == {
+        ("x", "x (base)"),
+        ("y", "y (base)"),
+    }
+    assert verdicts(results) == {"slower"}
+    arms = {arm for event in events(results, VisitFinished) for arm in event.arms}
+    twins = {"x (twin)", "y (twin)"} if is_apart else set()
+    assert arms == {"x", "x (base)", "x (base) (twin)", "y", "y (base)", "y (base) (twin)", CANARY} | twins
+    base, candidate = by_side(results)
+    assert [each.implementation for each in base] == [each.implementation for each in candidate] == list(names)
+    assert all(each.measurement("latency_control") is not None for each in base)
+    assert all((each.measurement("latency_control") is not None) is is_apart for each in candidate)
+
+
+def events(results, kind):
+    return [event for event in store.events(results.folder / store.JOURNAL) if isinstance(event, kind)]
+
+
+def test_few_sessions_of_the_same_code_alarm_however_much_a_process_decides(tmp_path):
+    alarms = 0
+    for seed in range(5):
+        for is_apart in (False, True):
+            results = session(
+                tmp_path / f"{seed}{is_apart}",
+                seed=seed,
+                is_apart=is_apart,
+                world="busy",
+                budget_s=50.0 if is_apart else 5.0,
+            )
+            alarms += exit_code(results) == 1
+    assert alarms <= 2  # of 10 at 5 %: more come with a chance of 1 in 87
+
+
+def test_apart_each_epoch_is_a_pair_of_processes_and_counts_once(tmp_path):
+    results = session(tmp_path, is_apart=True, budget_s=60.0, num_cells=1)
+    (row,) = comparisons(results)
+    epochs = {event.epoch for event in events(results, VisitFinished)}
+    assert len(epochs) > 5
+    assert len(epochs) == results.num_visits[row.workload.id]
+    assert row.e_same <= 1.9 ** len(epochs)  # one toss for each
+
+
+class Asked(VirtualPair):
+    """Keeps which visits were to be verified."""
+
+    def _visit(self, request, timeout_s):
+        self.verified = [*getattr(self, "verified", []), (request.visit, request.verifies)]
+        return super()._visit(request, timeout_s)
+
+
+def test_answers_are_verified_in_the_first_rounds_and_then_now_and_then(tmp_path):
+    asked = with_sides(virtual.plan(1, ("x",), budget_s=60.0), is_apart=True)
+    crew = Asked(WORLDS["calm"], lambda *_: 2e-3)
+    virtual.execute(asked, tmp_path / "run", crew)
+    assert len(crew.verified) > 8
+    assert [visit for visit, verifies in crew.verified if verifies and visit < 9] == [0, 1, 2, 4, 8]
+
+
+def test_the_whole_has_a_part_of_the_false_verdicts_to_itself(tmp_path):
+    """Eleven processes that agree make an e-value of 40; one family with 16 cells would ask for 340, and 14 of them."""
+    assert share_of_cells(has_whole=True) + WHOLE_SHARE == share_of_cells(has_whole=False) == FALSE_SHARE
+    results = session(tmp_path, 0.08, num_cells=4, is_apart=True)
+    found = {}
+    with store.Journal(tmp_path / "prefix") as journal:
+        for event in store.events(results.folder / store.JOURNAL):
+            journal.append(event)
+            if isinstance(event, VisitFinished) and event.visit > 7:
+                whole = suite(store.read(tmp_path / "prefix"))
+                found[event.epoch + 1] = whole.verdict
+    assert 10 <= min(number for number, verdict in found.items() if verdict == "slower") <= 13
+
+
+def test_a_budget_too_small_for_a_verdict_is_inconclusive(tmp_path):
+    assert exit_code(session(tmp_path, 0.015, budget_s=0.0)) == 3
+
+
+def test_a_session_that_was_disturbed_is_invalid_unless_something_was_lost(tmp_path):
+    results = session(tmp_path, 0.1)
+    void = {row.workload.id: frozenset((0, 0, block) for block in range(results.num_blocks)) for row in results.records}
+    disturbed = dataclasses.replace(results, void=void)
+    assert exit_code(disturbed) == 4
+    sides = msgspec.structs.replace(results.plan.sides, lost={"y": "cannot read y.py"})
+    plan = msgspec.structs.replace(results.plan, sides=sides)
+    started = msgspec.structs.replace(results.started, plan=plan)
+    assert exit_code(dataclasses.replace(disturbed, started=started)) == 1
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "lost"),
+    [
+        (Status.ok, Status.unsupported, True),
+        (Status.ok, Status.disagrees, True),
+        (Status.crashed, Status.crashed, True),  # as wrong as before is still wrong
+        (Status.crashed, Status.ok, False),
+        (Status.unsupported, Status.unsupported, False),
+    ],
+)
+def test_a_cell_that_is_gone_or_wrong_is_a_loss(tmp_path, base, candidate, lost):
+    results = session(tmp_path, budget_s=0.0, num_cells=1)
+    with store.Journal(results.folder) as journal:
+        for name, status in (("x (base)", base), ("x", candidate)):
+            where = {"workload": results.plan.workloads[0].id, "implementation": name}
+            journal.append(CellChecked(**where, status=status, message=f"because {EVIL}"))
+    again = store.read(results.folder)
+    assert bool(losses(again)) is lost
+    assert exit_code(again) == (1 if lost else 3)
+    text = document(again)
+    assert "<script>" not in text
+    assert ("because" in text.split("## attention")[0]) is lost
+
+
+def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path):
+    class Failing(VirtualCrew):
+        def _visit(self, request):
+            if request.visit == 1 and any(name == "x (base)" for name, _ in request.arms):
+                return Failed(arm=twin("x (base)"), status=Status.error, message="no more")
+            return super()._visit(request)
+
+    asked = with_sides(virtual.plan(1, ("x", "y"), budget_s=30.0))
+    results = virtual.execute(asked, tmp_path / "run", Failing(WORLDS["calm"], lambda *_: 2e-3))
+    (failed,) = events(results, CellFailed)
+    assert failed.implementation == "x (base)"
+    assert [(row.implementation, row.verdict) for row in comparisons(results)] == [("y", Verdict.equivalent)]
+    last = [event for event in events(results, VisitFinished) if event.visit > 1]
+    assert not any(arm.startswith("x") for event in last for arm in event.arms)
+
+
+class Abroad(VirtualPair):
+    """The base has another torch."""
+
+    def hello(self, layout=0):
+        ready = super().hello(layout)
+        older = msgspec.structs.replace(ready.environment, versions={"torch": "1.0"}, python="2")
+        return msgspec.structs.replace(ready, base=older)
+
+
+def test_two_environments_are_told_apart_and_are_no_machine_that_changed(tmp_path):
+    asked = with_sides(virtual.plan(1, ("x",), budget_s=0.0), is_apart=True)
+    results = virtual.execute(asked, tmp_path / "run", Abroad(WORLDS["calm"], lambda *_: 2e-3))
+    base, candidate = by_side(results)
+    assert [each.environment.versions for each in (*base, *candidate)] == [{"torch": "1.0"}, {}]
+    assert "Python 2 and 3; versions torch 1.0 and none" in document(results)
+    assert "machine changed" not in summary(results)
+    (moved,) = (msgspec.structs.replace(each, environment=base[0].environment) for each in candidate)
+    assert "machine changed" in summary(dataclasses.replace(results, records=(*results.records, moved)))
+
+
+def pairs_of(*epochs: tuple[int, float], num_visits: int = 4, noise: float = 0.0, seed: int = 0) -> Pairs:
+    draws = np.random.default_rng(seed)
+    visits = [(epoch, visit) for epoch, _ in epochs for visit in range(num_visits)]
+    logs = np.repeat([log for _, log in epochs], num_visits) + noise * draws.standard_normal(len(visits))
+    return Pairs(logs=logs, visits=tuple(visits))
+
+
+def test_by_epoch_is_one_number_for_each_process():
+    found = pairs_of((0, 0.1), (1, -0.2), num_visits=3).by_epoch()
+    assert found.logs == pytest.approx([0.1, -0.2])
+    assert found.visits == ((0, 0), (1, 0))
+
+
+def test_the_mean_over_cells_counts_processes_that_all_cells_share():
+    shared = [pairs_of((0, 0.02), (1, -0.02), (2, 0.03), (3, -0.03), noise=1e-3, seed=seed) for seed in range(16)]
+    found, naive = mean_over(shared), mean_of([paired_ratio(each) for each in shared])
+    assert math.log(found.point) == pytest.approx(0.0, abs=1e-3)
+    assert found.standard_error == pytest.approx(np.std([0.02, -0.02, 0.03, -0.03], ddof=1) / 2, rel=0.05)
+    assert found.standard_error > 3 * naive.standard_error
+    assert (found.degrees, found.num_clusters) == (3, 4)
+    assert mean_over([pairs_of((0, 0.0), (1, 0.0))]) is None
+    assert mean_over([]) is None
+
+
+def test_of_a_process_the_middle_half_of_the_blocks_of_its_cells_counts():
+    def of(*cells):
+        return [Pairs(logs=np.array(logs), visits=tuple((epoch, 0) for epoch in range(len(logs)))) for logs in cells]
+
+    both = of([0.01, -0.3], [0.03, 0.02], [0.02, 0.04], [5.0, 0.03], [-3.0, 0.9])
+    assert _of_processes(both) == pytest.approx([0.02, 0.03])
+    for number, middle in {1: 0.01, 2: 0.02, 3: 0.02, 4: 0.025}.items():
+        assert _of_processes(both[:number])[0] == pytest.approx(middle)
+    assert _of_processes(of(*[[-float(log) for log in each.logs] for each in both])) == pytest.approx([-0.02, -0.03])
+    blocks = [Pairs(logs=np.array([0.01, 0.02, 0.03, 9.0]), visits=((0, 0),) * 4), *of([-9.0])]
+    assert _of_processes(blocks) == pytest.approx([0.02])
+
+
+def taken(*values):
+    return [Sample(value, block=block) for block, value in enumerate(values)]
+
+
+def test_of_two_sides_with_twins_the_mean_of_both_counts_and_none_where_one_alone_has_them():
+    own, base = taken(1.1, 1.2, 1.3), taken(1.0, 1.0, 1.0)
+    own_twin, base_twin = taken(1.3, 1.2, 1.1), taken(1.0, 4.0, 1.0)
+    both = of_sides((own, own_twin), (base, base_twin))
+    assert np.exp(2 * both.logs) == pytest.approx([1.1 * 1.3, 1.2**2 / 4, 1.3 * 1.1])
+    assert of_sides((base, base_twin), (own, own_twin)).logs == pytest.approx(-both.logs)
+    assert both.twins is None
+    for alone in (of_sides((own, []), (base, base_twin)), of_sides((own, []), (base, []))):
+        assert np.exp(alone.logs) == pytest.approx([1.1, 1.2, 1.3])
+    assert len(of_sides((own, own_twin), (base, base_twin), {(0, 0, 1)}).logs) == 2

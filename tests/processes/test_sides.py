@@ -1,0 +1,263 @@
+"""What two sides are: how they are found, checked out and left, and what a plan makes of them."""
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from attnbench import plugins
+from attnbench.processes import checkout, sides
+from attnbench.processes.isolation import is_alone
+from attnbench.processes.planning import Selection
+from attnbench.processes.sides import Asked
+from attnbench.storage.events import Side, Sides
+from tests.repositories import PLAIN, SLOW, commit, git, repository
+
+TINY = ("seq_len=8", "num_heads=2", "head_dim=8", "direction=inference", "mask=none")
+REFUSAL = """#!/bin/sh
+[ "$LC_ALL" = C ] || { echo "fatal: translated" >&2; exit 128; }
+echo "fatal: detected dubious ownership in repository at '/theirs'" >&2
+echo "To add an exception for this directory, call:" >&2
+exit 128
+"""
+
+
+@pytest.fixture
+def repo(tmp_path, monkeypatch):
+    folder = repository(tmp_path / "theirs")
+    (folder / "implementations").mkdir()
+    (folder / "sub").mkdir()
+    (folder / "sub" / "other.py").write_text(PLAIN)
+    commit(folder, "one", mine=PLAIN, helped="import mine\nhelped = mine.mine\n")
+    (folder / "implementations" / "same.py").write_text(PLAIN + "IMPLEMENTATION = mine\n")
+    (folder / "implementations" / "grown.py").write_text(PLAIN + "IMPLEMENTATION = mine\n")
+    (folder / "implementations" / "gone.py").write_text(PLAIN + "IMPLEMENTATION = mine\n")
+    commit(folder, "two", mine=SLOW)
+    (folder / "implementations" / "grown.py").write_text(SLOW + "IMPLEMENTATION = mine\n")
+    (folder / "implementations" / "gone.py").unlink()
+    (folder / "implementations" / "fresh.py").write_text(PLAIN + "IMPLEMENTATION = mine\n")
+    commit(folder, "three")
+    monkeypatch.chdir(folder)
+    return folder
+
+
+def asked(base: str, candidate: str, *implementations: str, allocator=None, **more) -> Asked:
+    selection = Selection(sweep="sides", settings=TINY, implementations=implementations, allocator=allocator)
+    return Asked(base=base, candidate=candidate, selection=selection, **more)
+
+
+def made(base: str, candidate: str, *implementations: str, **more):
+    found, _ = sides.plan(asked(base, candidate, *implementations, **more), Path("out/run"))
+    assert found is not None
+    return found
+
+
+def tree(folder: Path) -> dict[str, str]:
+    files = (path for path in sorted(folder.rglob("*")) if path.is_file() and ".git" not in path.parts)
+    return {str(path.relative_to(folder)): hashlib.sha256(path.read_bytes()).hexdigest() for path in files}
+
+
+def test_a_revision_is_checked_out_whole_and_the_repository_is_left_as_it_was(repo, tmp_path):
+    (repo / "mine.py").write_text("half done\n")
+    before, status = tree(repo), git(repo, "status", "--porcelain")
+    checkout.check_out(checkout.resolve("one"), tmp_path / "out" / "one")
+    checkout.check_out(checkout.resolve("three~1"), tmp_path / "out" / "two")
+    assert (tmp_path / "out" / "one" / "mine.py").read_text() == PLAIN
+    assert set(tree(tmp_path / "out" / "one")) == {"mine.py", "helped.py", "sub/other.py"}
+    assert (tmp_path / "out" / "two" / "mine.py").read_text() == SLOW
+    assert tree(repo) == before
+    assert git(repo, "status", "--porcelain") == status
+    assert len(git(repo, "worktree", "list").splitlines()) == 1
+    assert not list((tmp_path / "out").glob("*.index"))
+
+
+@pytest.mark.parametrize(
+    ("base", "candidate", "implementations", "said"),
+    [
+        ("rev:nowhere", "rev:two", ["mine.py:mine"], "there is no revision nowhere"),
+        ("rev:--help", "rev:two", ["mine.py:mine"], "there is no revision --help"),
+        ("rev:one", "nonsense", ["mine.py:mine"], "nonsense is not a side of a comparison: give rev:REVISION"),
+        ("rev:one", "rev:two", ["no_such.py:mine"], "on neither side: cannot read no_such.py"),
+        ("rev:one", "rev:two", ["no_such"], "on neither side: cannot read implementations/no_such.py"),
+        ("rev:one", "rev:two", [], "said below"),
+        ("rev:one", "rev:two", ["../elsewhere.py:f"], "lies outside of rev:one"),
+        ("rev:one", "rev:two", ["mine.py:mine", "sub/other.py:mine"], "would share the name mine"),
+        ("mine.py:mine", "rev:two", [], "rev:two cannot be compared with a file"),
+        ("mine.py:mine", "helped.py:helped", ["mine.py:mine"], "--implementation is not allowed beside"),
+        ("mine.py:mine", "helped.py:no", [], "there is no name no"),
+    ],
+)
+def test_what_cannot_be_compared_is_refused_in_words_and_leaves_nothing(repo, base, candidate, implementations, said):
+    if not implementations and said == "said below":
+        candidate, said = "rev:one", "neither side has implementations/*.py"
+    with pytest.raises(ValueError, match=said.replace("*", r"\*")):
+        sides.plan(asked(base, candidate, *implementations), Path("out/run"))
+    assert not Path("out/run").exists()
+
+
+def test_outside_a_repository_revisions_are_refused_and_folders_are_not(repo, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("GIT_CEILING_DIRECTORIES", str(tmp_path.parent))
+    with pytest.raises(ValueError, match="lies in no git repository"):
+        made("rev:one", "rev:two", "mine.py:mine")
+    found = made("theirs", "theirs", "mine.py:mine")
+    assert found.implementations == ("mine (base)=theirs/mine.py:mine", "mine=theirs/mine.py:mine")
+
+
+def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp_path, monkeypatch):
+    stub = tmp_path / "bin" / "git"
+    stub.parent.mkdir()
+    stub.write_text(REFUSAL)
+    stub.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{stub.parent}{os.pathsep}{os.environ['PATH']}")
+    said = "detected dubious ownership in repository at '/theirs' To add an exception for this directory, call:"
+    with pytest.raises(ValueError, match=said) as refused:
+        checkout.top()
+    assert "lies in no git repository" not in str(refused.value)
+
+
+def test_a_repository_that_was_moved_away_is_told_in_the_words_of_git(tmp_path):
+    (tmp_path / ".git").write_text("gitdir: /nowhere/at/all\n")
+    with pytest.raises(ValueError, match=r"git cannot read the repository at .*: fatal: .*/nowhere/at/all"):
+        checkout.top(tmp_path)
+
+
+def test_a_plan_has_each_implementation_from_both_sides_under_two_names(repo):
+    found = made("rev:one", "rev:two", "mine.py:mine")
+    assert list(map(plugins.name_of, found.implementations)) == ["mine (base)", "mine"]
+    base, candidate = (plugins.split(spec)[0].read_text() for spec in found.implementations)
+    assert (base, candidate) == (PLAIN, SLOW)
+    assert found.sides.base.commit == checkout.resolve("one")
+    assert not found.sides.is_apart
+    assert len(found.workloads) == 1
+
+
+def test_paths_are_typed_from_where_one_stands_in_the_repository(repo, monkeypatch):
+    monkeypatch.chdir(repo / "sub")
+    found = made("rev:one", "rev:WORKTREE", "other.py:mine")
+    assert [str(plugins.split(spec)[0]) for spec in found.implementations] == [
+        "out/run/sides/base/sub/other.py",
+        "../sub/other.py",
+    ]
+
+
+def test_what_is_on_one_side_only_is_lost_or_new(repo):
+    found = made("rev:two", "rev:three", "gone", "fresh", "grown")
+    assert list(map(plugins.name_of, found.implementations)) == ["gone (base)", "fresh", "grown (base)", "grown"]
+    assert list(found.sides.lost) == ["gone"]
+    assert found.sides.lost["gone"] == "cannot read implementations/gone.py: No such file or directory"
+    assert list(found.sides.new) == ["fresh"]
+
+
+def test_what_is_the_same_on_both_sides_is_left_out_unless_it_is_named(repo):
+    found, same = sides.plan(asked("rev:two", "rev:three"), Path("out/run"))
+    assert same == ["same"]
+    assert "same" not in map(plugins.name_of, found.implementations)
+    assert sides.plan(asked("rev:two", "rev:two"), Path("out/other"))[0] is None
+    assert made("rev:two", "rev:two", "same").implementations
+
+
+def test_two_files_are_two_sides_under_the_name_of_the_second(repo):
+    found = made("mine.py:mine", "sub/other.py:mine")
+    assert found.implementations == ("mine (base)=mine.py:mine", "mine=sub/other.py:mine")
+    assert found.sides == Sides(base=Side(given="mine.py:mine"), candidate=Side(given="sub/other.py:mine"))
+
+
+@pytest.mark.parametrize(
+    ("text", "alone"),
+    [
+        ("import torch, math", True),
+        ("from attnbench.contract import Attention", True),
+        ("import neighbour", False),
+        ("def f():\n    from package.deep import g", False),
+        ("from src_package import g", False),
+        ("from . import anything", False),
+        ("import torch\ntorch.library.define('a::b', '()')", False),
+        ("from torch.utils.cpp_extension import load", False),
+        ("import importlib", False),
+    ],
+)
+def test_a_file_is_alone_if_it_imports_nothing_beside_it(tmp_path, text, alone):
+    (tmp_path / "package").mkdir()
+    (tmp_path / "harness").mkdir()
+    (tmp_path / "src" / "src_package").mkdir(parents=True)
+    (tmp_path / "code").mkdir()
+    (tmp_path / "code" / "neighbour.py").touch()
+    path = tmp_path / "code" / "it.py"
+    path.write_text(text)
+    assert is_alone(path, [tmp_path]) is alone
+
+
+@pytest.mark.parametrize(
+    ("file", "imported"),
+    [
+        ("packages/foo/foo/attn.py", "foo"),
+        ("python/foo/attn.py", "foo"),
+        ("python/foo/deep/er/attn.py", "foo"),
+        ("packages/foo/src/foo/attn.py", "foo"),
+        ("packages/foo/benchmarks/attn.py", "lying_in_src"),
+        ("attn.py", "lying_beside"),
+    ],
+)
+def test_a_file_that_imports_its_own_package_is_not_alone_wherever_that_lies(tmp_path, file, imported):
+    path = tmp_path / file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    (tmp_path / "packages" / "foo" / "src" / "lying_in_src").mkdir(parents=True)
+    (tmp_path / "lying_beside.py").touch()
+    path.write_text(f"from {imported}.ops import f\n")
+    assert not is_alone(path, [tmp_path])
+    path.write_text("from elsewhere.ops import f\n")
+    assert is_alone(path, [tmp_path])
+
+
+@pytest.mark.parametrize("text", ["import torch", "from types import SimpleNamespace", "import numpy as np"])
+def test_what_lies_beside_a_file_by_chance_is_not_imported_by_it(tmp_path, text):
+    (tmp_path / "kernels" / "torch").mkdir(parents=True)
+    for name in ("types", "numpy"):
+        (tmp_path / "kernels" / f"{name}.py").touch()
+    path = tmp_path / "kernels" / "torch" / "attn.py"
+    path.write_text(text)
+    assert is_alone(path, [tmp_path])
+
+
+def test_sides_that_cannot_share_a_process_get_one_each(repo, tmp_path):
+    assert made("rev:one", "rev:two", "helped.py:helped").sides.is_apart
+    assert made("rev:one", "rev:two", "mine.py:mine", is_apart=True).sides.is_apart
+    python = tmp_path / "python3"
+    python.touch()
+    found = made(str(python), str(python), "sdpa")
+    assert found.implementations == ("sdpa (base)=sdpa", "sdpa=sdpa")
+    assert not found.sides.is_apart
+    other = tmp_path / "python4"
+    other.touch()
+    assert made(str(python), str(other), "sdpa").sides.is_apart
+    assert made("rev:one", str(other), "mine.py:mine").sides.is_apart
+
+
+def test_apart_freed_memory_stays_with_its_process_unless_one_asks_otherwise(repo):
+    assert made("rev:one", "rev:two", "mine.py:mine").allocator == "system"
+    assert made("rev:one", "rev:two", "helped.py:helped").allocator == "retain"
+    assert made("rev:one", "rev:two", "helped.py:helped", allocator="system").allocator == "system"
+    assert made("rev:one", "rev:two", "mine.py:mine", allocator="retain").allocator == "retain"
+
+
+def test_sides_are_in_place_while_a_run_is_at_work_and_are_removed_after_it(repo):
+    found = made("rev:one", "rev:two", "mine.py:mine")
+    run = Path("out/run")
+    sides.clear(run)  # as where a run is resumed
+    assert not run.exists()
+    with sides.at_work(found, run):
+        assert (run / "sides" / "base" / "mine.py").read_text() == PLAIN
+        assert all(plugins.digest(spec) == digest for spec, digest in found.digests.items())
+    assert not (run / "sides").exists()
+
+
+def test_a_label_names_a_spec_and_changes_nothing_else(repo):
+    assert plugins.split("one=mine.py:mine") == (Path("mine.py"), "mine")
+    assert plugins.name_of("one=mine.py:mine") == "one"
+    assert plugins.name_of("one=sdpa") == "one"
+    assert plugins.split("a/b=c/mine.py:mine") == (Path("a/b=c/mine.py"), "mine")
+    plugins.check_specs(["sdpa=mine.py:mine", "two=sdpa"])
+    with pytest.raises(ValueError, match="would share the name one"):
+        plugins.check_specs(["one=mine.py:mine", "one=sdpa"])

@@ -1,0 +1,136 @@
+"""The operators pass in a real run: it costs a cell its own status only, ends before timing, and is not repeated."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.breakdown import ran
+from attnbench.analysis.results import Results
+from attnbench.processes import session as run
+from attnbench.processes.messages import Profile
+from attnbench.processes.worker import operators
+from attnbench.storage import journal as store
+from attnbench.storage.events import CellChecked, CellProfiled, Plan, RunStarted, VisitFinished
+from attnbench.storage.records import Operator, Operators, Status
+from attnbench.timing.state import State
+from attnbench.workloads.workload import Workload
+from studies.simulated import virtual, worlds
+
+PROMISES = Path(__file__).parent / "promises.py"
+NAMES = ("careless", "unpromised", "held", "shy", "sulking")
+SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
+
+
+def planned(**changes) -> Plan:
+    made = virtual.plan(1, ("sdpa", "sdpa_flash", "sdpa_math"), budget_s=0.0)
+    specs = tuple(f"{PROMISES}:{name}" for name in NAMES)
+    usual = {"workloads": (SMALL,), "implementations": (*made.implementations, *specs), "call_limit_s": 1.0}
+    return msgspec.structs.replace(made, **{**usual, **changes})
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run.execute(planned(), tmp_path_factory.mktemp("run"), lambda _: None, stages=("check", "operators"))
+
+
+def record(results: Results, name: str):
+    (found,) = [one for one in results.records if one.implementation == name]
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("careless", Status.fallback, "asked for and math ran: Please use the following attn mask shapes: 2d"),
+        ("held", Status.fallback, "asked for and cannot run: Please use the following attn mask shapes: 2d"),
+        ("shy", Status.crashed, "exited with code 3"),
+        ("sulking", Status.error, "not while you look (promises.py, line"),
+    ],
+)
+def test_who_breaks_a_promise_gets_a_status_with_the_reason(results, name, status, said) -> None:
+    found = record(results, name)
+    assert found.status is status
+    assert said in found.message
+    assert found.is_finding
+
+
+@pytest.mark.parametrize(
+    ("name", "backend"), [("sdpa", "flash"), ("sdpa_flash", "flash"), ("sdpa_math", "math"), ("unpromised", "math")]
+)
+def test_who_keeps_it_or_made_none_is_ok_and_says_what_ran(results, name, backend) -> None:
+    found = record(results, name)
+    assert found.status is Status.ok
+    assert ran(found.operators) == backend
+    assert found.operators.predicted == backend
+    assert all(one.num_calls > 0 and one.self_s >= 0 for one in found.operators.calls)
+
+
+def test_a_fallback_keeps_what_was_seen(results) -> None:
+    assert record(results, "careless").operators.observed == "math"
+
+
+def test_a_run_that_goes_on_does_not_look_again(results, tmp_path) -> None:
+    lines = (results.folder / store.JOURNAL).read_bytes()
+    (tmp_path / store.JOURNAL).write_bytes(lines)
+    again = run.execute(planned(), tmp_path, lambda _: None, stages=("check", "operators"))
+    assert [one.status for one in again.records] == [one.status for one in results.records]
+    seen = [event for event in store.events(tmp_path / store.JOURNAL) if isinstance(event, CellProfiled)]
+    assert len(seen) == len({event.implementation for event in seen}) == 5
+
+
+class Watching(virtual.VirtualCrew):
+    """Remembers what it was asked."""
+
+    def __init__(self) -> None:
+        super().__init__(worlds.WORLDS[next(iter(worlds.WORLDS))], lambda workload, name: 1e-3)
+        self.asked: list[object] = []
+
+    def ask(self, request, timeout_s=None):
+        self.asked.append(request)
+        return super().ask(request, timeout_s)
+
+
+def test_every_cell_is_looked_at_once_and_before_any_is_timed(tmp_path) -> None:
+    crew = Watching()
+    done = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=1.0), tmp_path, crew)
+    assert sum(isinstance(request, Profile) for request in crew.asked) == 4
+    found = list(store.events(tmp_path / store.JOURNAL))
+    last = max(place for place, event in enumerate(found) if isinstance(event, CellProfiled))
+    assert last < min(place for place, event in enumerate(found) if isinstance(event, VisitFinished))
+    assert all(one.operators is not None for one in done.records)
+
+
+def test_a_fallback_is_in_the_event_itself_so_that_a_kill_cannot_part_the_two() -> None:
+    state = State()
+    kernel = Operator(name="aten::bmm", kind="matmul", num_calls=1, self_s=1.0)
+    state.apply(CellChecked(workload="w", implementation="i", status=Status.ok))
+    seen = Operators(calls=(kernel,), requested="flash", observed="math", reason="the mask is 3-D")
+    state.apply(CellProfiled(workload="w", implementation="i", operators=seen))
+    assert state.live("w", ["i"]) == []
+    assert state.counts[Status.fallback] == 1
+
+
+def test_a_journal_from_before_the_operators_pass_is_read(tmp_path) -> None:
+    with store.Journal(tmp_path) as journal:
+        journal.append(RunStarted(schema=2, run="old", time="", commit="", plan=planned()))
+        journal.append(CellChecked(workload=SMALL.id, implementation="sdpa", status=Status.ok))
+    (found,) = store.read(tmp_path).records
+    assert found.status is Status.ok
+    assert found.operators is None
+
+
+@pytest.mark.parametrize(("num_faults", "expected_s"), [(operators.NUM_PAGES, 2 / operators.NUM_PAGES), (100, 0.0)])
+def test_a_fault_costs_what_fresh_memory_takes_longer_and_nothing_where_memory_is_kept(
+    monkeypatch: pytest.MonkeyPatch, num_faults: int, expected_s: float
+) -> None:
+    now_s, faults = [0.0], [0]
+
+    def mul(*_: object, out: object = None) -> None:
+        now_s[0] += 3.0 if out is None else 1.0
+        faults[0] += num_faults if out is None else 0
+
+    monkeypatch.setattr("torch.mul", mul)
+    monkeypatch.setattr(operators, "_faults", lambda: faults[0])
+    monkeypatch.setattr("time.perf_counter", lambda: now_s[0])
+    assert operators.fault_seconds.__wrapped__(1) == expected_s

@@ -1,0 +1,138 @@
+"""Pictures: whole, the same for every name everywhere, and with a word on what they do not show."""
+
+from pathlib import Path
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from attnbench.analysis.results import Results
+from attnbench.plugins import plugs
+from attnbench.reports import Picture, Report, latency_plot, panels, style
+from attnbench.reports.table import shown
+from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
+from tests import journals
+
+DRAWN: dict[str, Report] = {
+    name: report for name, report in plugs("attnbench.reports", "REPORT").items() if report.draw is not None
+}
+POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
+
+
+def drawn(name: str, results: Results) -> list[Picture]:
+    draw = DRAWN[name].draw
+    assert draw is not None
+    return draw(results)
+
+
+@pytest.fixture(scope="module")
+def pictures(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Picture]]:
+    results = journals.write(tmp_path_factory.mktemp("run"), POINTS)
+    return {name: drawn(name, results) for name in DRAWN}
+
+
+@pytest.mark.parametrize("name", sorted(DRAWN))
+def test_each_is_a_whole_svg_and_a_png(name: str, pictures: dict[str, list[Picture]]) -> None:
+    (picture,) = pictures[name]
+    root = ET.fromstring(picture.svg)  # noqa: S314 - written a moment ago by ourselves
+    assert root.tag == "{http://www.w3.org/2000/svg}svg"
+    assert not list(root.iter("{http://www.w3.org/2000/svg}script"))
+    assert picture.png().startswith(b"\x89PNG")
+
+
+@pytest.mark.parametrize("name", sorted(set(DRAWN) - {"agreement_plot", "breakdown_plot", "roofline_plot"}))
+def test_captions_name_what_is_not_shown_and_why(name: str, pictures: dict[str, list[Picture]]) -> None:
+    (picture,) = pictures[name]
+    assert "naive_loop at 2048: timeout (predicted), one call is predicted to last 9.6 s" in picture.caption
+    assert "sdpa_math at 2048 in b, d: crashed, the worker was killed by signal 9" in picture.caption
+    assert "torch_mha in a, b: unsupported, needs <b>a GPU</b> | see" in picture.caption
+
+
+def test_the_breakdown_names_each_panel_and_what_has_no_bar(pictures: dict[str, list[Picture]]) -> None:
+    (picture,) = pictures["breakdown_plot"]
+    assert "page faults (hatched) are an estimate" in picture.caption
+    assert "naive_loop in b, d, f, h: timeout (predicted), one call is predicted to last 9.6 s" in picture.caption
+    assert "sdpa_math in d, h: crashed, the worker was killed by signal 9" in picture.caption
+
+
+def test_kinds_of_operators_look_different_and_none_lacks_a_colour() -> None:
+    assert set(style.KINDS) == {*KINDS, PAGE_FAULTS}
+    assert len(set(style.KINDS.values())) == len(style.KINDS)
+
+
+def test_many_groups_go_to_several_files(tmp_path: Path) -> None:
+    points = journals.workloads(batch_size=(1, 2, 4, 8), num_heads=(4, 8), seq_len=(128, 512))
+    many = journals.write(tmp_path / "run", points, ("sdpa", "fused"))
+    names = [path.name for path in DRAWN["latency_plot"].write(many, tmp_path)]
+    assert names == ["latency_plot.svg", "latency_plot.png", "latency_plot_2.svg", "latency_plot_2.png"]
+
+
+def test_decoding_is_drawn_over_the_key_length(tmp_path: Path) -> None:
+    points = journals.workloads(seq_len=(1,), kv_len=(128, 512, 2048))
+    decoding = journals.write(tmp_path, points, ("sdpa", "fused"), levels={})
+    (picture,) = drawn("latency_plot", decoding)
+    assert "~S^x" in picture.caption
+
+
+def test_names_in_any_script_can_be_drawn(tmp_path: Path) -> None:
+    named = journals.write(
+        tmp_path / "run", POINTS[:1], ("sdpa", "liar", "注意力", "\u202eevil", "$\\frac{", "x" * 300, " ")
+    )
+    for report in DRAWN.values():
+        report.write(named, tmp_path)
+
+
+def test_built_in_names_look_different_and_stay_as_they_are() -> None:
+    looks = {name: style.look(name) for name in style.BUILT_IN}
+    assert len({found.colour for found in looks.values()}) == len(looks) == 10
+    assert len({found.marker for found in looks.values()}) == len(looks)
+    assert len({found.width for found in looks.values()}) == len(looks)
+    assert (looks["sdpa"].colour, looks["sdpa"].marker) == ("#56B4E9", "X")
+
+
+def test_other_names_are_dashed_stars_drawn_from_the_name_alone() -> None:
+    mine = style.look("mine")
+    assert (mine.colour, mine.marker, mine.line) == ("#555555", (4, 1, 45), (0, (7, 2, 2, 2)))
+    assert mine == style.look("mine")
+    assert all(found.line == "-" for found in style.BUILT_IN.values())
+
+
+def test_labels_are_one_short_line() -> None:
+    assert style.label("a\nb\x1b[31m") == "a b [31m"
+    assert len(style.label("x" * 99)) == 24
+    assert style.label(" ") == "(no name)"
+
+
+def test_two_lengths_give_no_growth_exponent(tmp_path: Path) -> None:
+    short = journals.write(tmp_path, journals.workloads(seq_len=(128, 512)), ("sdpa", "fused"))
+    (picture,) = drawn("latency_plot", short)
+    assert "~T^x" not in picture.caption
+
+
+def test_a_group_without_any_value_is_named(tmp_path: Path) -> None:
+    points = journals.workloads(scope=("attention", "module"), mask=("causal",), seq_len=(128,))
+    half = journals.write(tmp_path, points, ("module_list",))
+    (picture,) = drawn("latency_plot", half)
+    assert "No panel, for want of any value: whole module, forward, float32, causal, B=1 H=8 K=64." in picture.caption
+
+
+def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Picture]]) -> None:
+    def series(*highs: float) -> panels.Series:
+        return {"a": [[panels.Point(length=8 * n, value=2.0, low=1.0, high=high) for n, high in enumerate(highs, 1)]]}
+
+    assert panels.reach(series(3.0, 7.9)) is None
+    assert panels.reach(series(3.0, 800.0)) == (1.0, 2.0 * panels.LONG)
+    assert panels.reach({"a": [[panels.Point(length=8, value=2.0)]]}) is None
+    assert not any("goes on" in picture.caption for found in pictures.values() for picture in found)
+    told = panels.notes(latency_plot.PLOT, [], series(3.0, 800.0))
+    assert "A bar that leaves the picture goes on." in told
+
+
+def test_a_cell_above_its_ceiling_is_spoken_of(tmp_path: Path) -> None:
+    def caption(name: str, **levels: float) -> str:
+        results = journals.write(tmp_path / name, POINTS[:2], ("sdpa", "fused"), levels=levels)
+        (picture,) = drawn("roofline_plot", results)
+        return picture.caption
+
+    rates = [row.rates.flops_per_s for row in shown(journals.write(tmp_path / "one", POINTS[:2])) if row.rates]
+    assert "bad moment" not in caption("high", matmul=2 * max(rates))
+    assert "bad moment" in caption("low", matmul=max(rates) / 1.1)

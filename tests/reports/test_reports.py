@@ -1,0 +1,234 @@
+"""Reports of a made-up run: complete, escaped, the same at every call, and honest about what is missing."""
+
+import csv
+import json
+import math
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+from attnbench.plugins import plugs
+from attnbench.reports import Report, markdown, pytest_benchmark, table, words
+from attnbench.reports.csv import guarded
+from attnbench.analysis.results import Results
+from tests import journals
+
+REPORTS: dict[str, Report] = plugs("attnbench.reports", "REPORT")
+PLOTS = sorted(name for name, report in REPORTS.items() if report.draw is not None)
+POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return journals.write(tmp_path_factory.mktemp("run"), POINTS)
+
+
+@pytest.fixture(scope="module")
+def written(results: Results, tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[Path]]:
+    folder = tmp_path_factory.mktemp("reports")
+    return {name: report.write(results, folder) for name, report in REPORTS.items()}
+
+
+@pytest.fixture(scope="module")
+def page(written: dict[str, list[Path]]) -> str:
+    return written["html"][0].read_text()
+
+
+@pytest.fixture(scope="module")
+def summary(written: dict[str, list[Path]]) -> str:
+    return written["markdown"][0].read_text()
+
+
+class Page(HTMLParser):
+    """The tags, the attributes that load something, and the text of each table cell."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.loads: list[str] = []
+        self.cells: list[str] = []
+        self.ids: list[str] = []
+        self.is_in_cell = False
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.loads += [value or "" for name, value in attrs if name in {"src", "href", "xlink:href", "action", "data"}]
+        self.ids += [value or "" for name, value in attrs if name == "id"]
+        if tag == "td":
+            self.cells.append("")
+            self.is_in_cell = True
+
+    def handle_endtag(self, tag: str) -> None:
+        self.is_in_cell = self.is_in_cell and tag != "td"
+
+    def handle_data(self, data: str) -> None:
+        if self.is_in_cell:
+            self.cells[-1] += data
+
+
+def test_every_promised_report_is_there() -> None:
+    promised = {"csv", "html", "markdown", "pytest_benchmark", "sides"}
+    plots = {"latency_plot", "ratio_plot", "memory_plot", "agreement_plot", "breakdown_plot", "roofline_plot"}
+    assert set(REPORTS) == promised | plots
+    assert all(report.summary for report in REPORTS.values())
+
+
+def test_a_run_without_two_sides_has_no_report_of_them(written: dict[str, list[Path]]) -> None:
+    assert written["sides"] == []
+
+
+@pytest.mark.parametrize("name", sorted(set(REPORTS) - {"sides"}))
+def test_a_report_writes_what_it_says_into_the_folder(name: str, written: dict[str, list[Path]]) -> None:
+    assert written[name]
+    assert len({path.parent for paths in written.values() for path in paths}) == 1
+    assert all(path.stat().st_size > 100 for path in written[name])
+
+
+@pytest.mark.parametrize("name", sorted(set(REPORTS) - {"html"}))
+def test_a_report_is_the_same_at_every_call(
+    name: str, results: Results, written: dict[str, list[Path]], tmp_path: Path
+) -> None:
+    for old, new in zip(written[name], REPORTS[name].write(results, tmp_path), strict=True):
+        assert old.read_bytes() == new.read_bytes()
+
+
+@pytest.mark.parametrize("name", sorted(REPORTS))
+def test_no_report_says_nan(name: str, written: dict[str, list[Path]]) -> None:
+    for path in written[name]:
+        if path.suffix not in {".png", ".svg"}:
+            assert not re.search(r"\b(nan|NaN|inf|None|Infinity)\b", path.read_text())
+
+
+@pytest.mark.parametrize("points", [(), POINTS[:1]], ids=["no workload", "no implementation"])
+def test_a_run_without_records_can_be_reported(points: tuple[journals.Workload, ...], tmp_path: Path) -> None:
+    empty = journals.write(tmp_path / "run", points, (), is_finished=False)
+    for report in REPORTS.values():
+        report.write(empty, tmp_path)
+    assert "did not come to its end" in (tmp_path / "summary.md").read_text()
+    assert "did not come to its end" in (tmp_path / "report.html").read_text()
+
+
+def test_a_run_in_which_nothing_is_ok_can_be_reported(tmp_path: Path) -> None:
+    points = journals.workloads(mask=("causal",), scope=("module",), seq_len=(128,))
+    failed = journals.write(tmp_path / "run", points, ("module_list",))
+    for report in REPORTS.values():
+        report.write(failed, tmp_path)
+    assert not (tmp_path / "latency_plot.svg").exists()
+    assert "module_list: disagrees at length 128" in (tmp_path / "summary.md").read_text()
+
+
+class TestMarkdown:
+    def test_every_row_has_every_cell_and_none_is_blank(self, summary: str) -> None:
+        lines = [line for line in summary.splitlines() if line.startswith("|")]
+        assert len(lines) > len(POINTS) * len(journals.SPEEDS)
+        for line in lines:
+            cells = re.split(r"(?<!\\)\|", line)[1:-1]
+            assert len(cells) == len(table.COLUMNS)
+            assert all(cell.strip() for cell in cells)
+
+    def test_text_from_outside_has_no_effect(self, summary: str) -> None:
+        assert "<script" not in summary
+        assert "<b>" not in summary
+        assert not re.search(r"(?<!\\)\[b", summary)
+        assert "\x1b" not in summary
+        assert markdown.escaped("a|b `c` *d* [e](f) <g> \\") == "a\\|b \\`c\\` \\*d\\* \\[e\\](f) &lt;g&gt; \\\\"
+
+    def test_it_says_what_ran_where_and_how_noisy_it_was(self, summary: str) -> None:
+        fingerprint = journals.ENVIRONMENT.fingerprint
+        for told in ("**commit**: 1a2b3c4", f"**fingerprint**: {fingerprint}", "**identical code**", "torch 2.13.0"):
+            assert told in summary
+
+    def test_findings_are_listed_once_for_all_lengths(self, summary: str) -> None:
+        assert "- module_list: disagrees at length 128, 2048 (whole module" in summary
+        assert "naive_loop" not in summary.split("## Results", maxsplit=1)[0]  # foreseen: not a finding
+
+
+class TestCsv:
+    def test_it_reads_back_with_every_cell(self, results: Results, written: dict[str, list[Path]]) -> None:
+        read = pd.read_csv(written["csv"][0])
+        assert len(read) == len(results.records)
+        assert read.loc[read["status"] != "ok", "latency_s"].isna().all()
+
+    def test_no_field_is_blank(self, written: dict[str, list[Path]]) -> None:
+        with written["csv"][0].open(newline="") as file:
+            assert all(field for line in csv.reader(file) for field in line)
+
+    def test_no_text_is_a_formula(self, written: dict[str, list[Path]]) -> None:
+        with written["csv"][0].open(newline="") as file:
+            texts = [field for line in csv.reader(file) for field in line]
+        starts = [text for text in texts if text.startswith(("=", "+", "-", "@", "\t", "\r"))]
+        assert starts == []
+        assert "'=cmd|" in "".join(texts)
+
+    @pytest.mark.parametrize("text", ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r\n=1", "  =1"])
+    def test_formulas_become_text(self, text: str) -> None:
+        assert guarded(text).startswith("'")
+
+    def test_ordinary_text_stays(self) -> None:
+        assert guarded("sdpa_flash 1=2") == "sdpa_flash 1=2"
+
+
+class TestPytestBenchmark:
+    def test_its_command_line_compares_the_file(self, written: dict[str, list[Path]], tmp_path: Path) -> None:
+        table_path = tmp_path / "compared.csv"
+        command = [sys.executable, "-m", "pytest_benchmark", "compare", str(written["pytest_benchmark"][0])]
+        command += ["--group-by", "group", "--sort", "min", f"--csv={table_path}"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
+        assert done.returncode == 0, done.stderr
+        assert f"benchmark '{POINTS[0].id}'" in done.stdout
+        assert f"fused[{POINTS[0].id}]" in done.stdout
+        assert "Failed" not in done.stdout + done.stderr
+        assert len(pd.read_csv(table_path)) == sum(len(found["samples"]) > 0 for found in _timed(written))
+
+    def test_what_has_no_time_is_named_apart(self, results: Results) -> None:
+        document = pytest_benchmark.document(results)
+        assert len(document["benchmarks"]) + len(document["not_measured"]) == len(results.records)
+        assert all(absent["status"] != "ok" and absent["message"] for absent in document["not_measured"])
+
+    def test_statistics_by_value(self, results: Results) -> None:
+        first = pytest_benchmark.document(results)["benchmarks"][0]
+        data = first["stats"]["data"]
+        assert first["stats"]["rounds"] == len(data) == 48
+        assert first["stats"]["min"] == min(data) <= first["stats"]["q1"] <= first["stats"]["median"]
+        assert first["stats"]["ops"] == pytest.approx(1 / (math.fsum(data) / len(data)))
+        assert first["params"]["seq_len"] == 128
+
+    def test_no_host_name_is_told(self, results: Results) -> None:
+        assert "node" not in pytest_benchmark.document(results)["machine_info"]
+
+
+class TestPage:
+    def test_nothing_is_loaded_and_nothing_runs(self, page: str) -> None:
+        found = Page(page)
+        assert {"script", "link", "img", "iframe", "object"}.isdisjoint(found.tags)
+        assert all(load.startswith("#") for load in found.loads)
+        assert not re.search(r"@import|url\((?!#)|javascript:|\son\w+=", page)
+        links = set(re.findall(r"https?://[^\s\"'<>)]+", page)) - {"http://c.example"}  # text of a name, not a link
+        assert links == {"http://www.w3.org/2000/svg", "http://www.w3.org/1999/xlink"}
+
+    def test_every_picture_is_inlined_once(self, page: str) -> None:
+        assert page.count("<svg ") == len(PLOTS)
+        assert page.count('role="img"') == len(PLOTS)
+
+    def test_identifiers_are_unique_and_all_references_resolve(self, page: str) -> None:
+        found = Page(page)
+        assert len(set(found.ids)) == len(found.ids)
+        assert {load[1:] for load in found.loads} <= set(found.ids)
+
+    def test_no_cell_is_blank_and_text_from_outside_is_text(self, results: Results, page: str) -> None:
+        found = Page(page)
+        assert len(found.cells) == len(results.records) * len(table.COLUMNS)
+        assert all(cell.strip() for cell in found.cells)
+        assert words.plain(journals.EVIL) in found.cells
+        assert words.plain(journals.REASON) in found.cells
+
+
+def _timed(written: dict[str, list[Path]]) -> list[dict[str, list[float]]]:
+    document = json.loads(written["pytest_benchmark"][0].read_text())
+    return [{"samples": found["stats"]["data"]} for found in document["benchmarks"]]

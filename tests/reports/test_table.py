@@ -1,0 +1,255 @@
+"""The shared table: every record has a row, every row every cell, groups are titled in words, doubts are told."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterable
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.results import Results
+from attnbench.reports import latency_plot, markdown, story, table, words
+from attnbench.reports.doubts import held_against
+from attnbench.statistics.intervals import median_estimate
+from attnbench.storage.records import Measurement, Operators, Record, Sample, Status
+from attnbench.workloads.workload import Workload
+from tests import journals
+
+SPEEDS = ("time per call", "ratio", "verdict", "products", "traffic", "intensity", "executed", "memory")
+POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return journals.write(tmp_path_factory.mktemp("run"), POINTS)
+
+
+def test_no_cell_is_blank_and_every_column_is_there(results: Results) -> None:
+    for row in table.rows(results):
+        assert tuple(row.cells) == table.COLUMNS
+        assert all(text.strip() for text in row.cells.values())
+
+
+def test_every_record_has_its_row(results: Results) -> None:
+    assert len(table.rows(results)) == len(results.records)
+
+
+def test_rows_go_by_length_and_then_fastest_first(results: Results) -> None:
+    for members in table.groups(results).values():
+        keys = [row.sort_key for row in members]
+        assert keys == sorted(keys)
+
+
+def test_what_is_not_ok_shows_no_speed_and_gives_its_reason(results: Results) -> None:
+    failed = [row for row in table.rows(results) if row.status != "ok"]
+    assert failed
+    for row in failed:
+        assert [row.cells[column] for column in SPEEDS] == ["-"] * len(SPEEDS)
+        assert row.cells["notes"] == words.plain(row.message)
+    assert {row.cells["status"] for row in failed} >= {"timeout (predicted)", "unsupported", "crashed", "disagrees"}
+
+
+def test_groups_are_titled_in_words(results: Results) -> None:
+    titles = list(table.groups(results))
+    assert titles[0] == "attention only, forward, float32, no mask, B=1 H=8 K=64"
+    assert titles[3] == "whole module, forward, float32, causal, B=1 H=8 K=64"
+
+
+def test_unusual_axes_are_told() -> None:
+    axes = {"num_kv_heads": 2, "dropout": 0.1, "device": "cuda:1", "num_threads": 1, "seed": 3, "value_dim": 32}
+    axes |= {"layout": "transposed", "float32_matmul_precision": "high"}
+    told = words.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes))
+    sizes = "B=1 H=8 G=2 K=64 V=32"
+    how = "transposed in memory, high precision of float32 products"
+    head = "attention only, inference, float32, sliding window(8)"
+    assert told == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3, {how}"
+
+
+def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
+    points = journals.workloads(dtype=("float32", "bfloat16"), seq_len=(2048,))
+    short = journals.write(tmp_path, points, ("sdpa", "fused"), num_epochs=1, num_visits=2)
+    notes = {(row.workload.dtype, row.implementation): row.cells["notes"] for row in table.rows(short)}
+    few = "2 visits: too few for an interval; 8 samples only"
+    assert notes["float32", "sdpa"] == few
+    faults = "page faults dominate (16,384 a call, about 51 % of the time): --allocator retain"
+    assert notes["float32", "fused"] == f"{few}; {faults}"
+    assert notes["bfloat16", "sdpa"] == f"{few}; bfloat16 has no hardware here and may run reference loops"
+
+
+def doubted(
+    values: Iterable[float],
+    *,
+    num_cores: int = 2,
+    load: float = 0.0,
+    num_faults: int = 0,
+    fault_s: float = 0.0,
+    num_discarded: int = 0,
+) -> list[str]:
+    """What is held against a cell with these times, four of a visit, the first blocks of which are void."""
+    samples = tuple(
+        Sample(value, visit=number // 4, block=number % 4, num_faults=num_faults, load=load)
+        for number, value in enumerate(values)
+    )
+    record = Record(
+        run="run",
+        time="now",
+        commit="c",
+        workload=Workload(),
+        implementation="it",
+        environment=msgspec.structs.replace(journals.ENVIRONMENT, num_logical_cores=num_cores),
+        status=Status.ok,
+        operators=Operators(calls=(), fault_s=fault_s),
+        measurements=(Measurement(metric="latency", unit="s", samples=samples),),
+    )
+    void = frozenset((sample.epoch, sample.visit, sample.block) for sample in samples[:num_discarded])
+    return list(held_against(record, median_estimate(samples), void))
+
+
+STEADY = [1e-3] * 12
+
+
+@pytest.mark.parametrize(
+    ("load", "num_discarded", "told"),
+    [
+        (1.9, 3, []),  # two threads alone on two cores, and a quarter of the blocks void
+        (3.0, 0, ["other work on the machine: load 3.0 on 2 cores"]),  # and one busy neighbour
+        (1.9, 4, ["other work on the machine: 4 of 12 blocks void"]),
+        (3.0, 4, ["other work on the machine: load 3.0 on 2 cores, 4 of 12 blocks void"]),
+    ],
+)
+def test_other_work_on_the_machine_is_told_by_load_and_by_void_blocks(load: float, num_discarded: int, told: list[str]):
+    assert doubted(STEADY, load=load, num_discarded=num_discarded) == told
+
+
+@pytest.mark.parametrize(("others", "stolen", "is_told"), [(0.04, 0.05, False), (0.2, 0.0, True), (0.0, 0.2, True)])
+def test_what_others_and_the_host_took_is_told_beside_each_number(
+    results: Results, others: float, stolen: float, *, is_told: bool
+) -> None:
+    crowd = Crowd(others=others, stolen=stolen, free_bytes=2**30)
+    crowded = dataclasses.replace(results, crowd=crowd)
+    timed = [row for row in table.rows(crowded) if row.time is not None]
+    told = "20 % of the processors' time during the run"
+    assert timed
+    assert all(any(told in doubt for doubt in row.doubts) is is_told for row in timed)
+    facts = story.facts(crowded)
+    shares = table.percent(others), table.percent(stolen)
+    assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["disturbances"]
+    assert facts["free memory"] == "1.00 GiB as processes began"
+    assert story.facts(results)["free memory"] == "-"
+
+
+def test_void_blocks_are_told_where_they_are_and_nowhere_else(results: Results) -> None:
+    void = frozenset((0, visit, block) for visit in range(4) for block in range(4))  # the first of three processes
+    notes = table.rows(dataclasses.replace(results, void={POINTS[0].id: void}))
+    told = {row.workload.id for row in notes if "other work on the machine: 16 of 48 blocks void" in row.doubts}
+    assert told == {POINTS[0].id}
+
+
+@pytest.mark.parametrize(
+    ("values", "told"),
+    [
+        ([1e-3 * 1.5 ** (number / 63) for number in range(64)], ["drifted by 32 % while it was timed"]),
+        ([1e-3 * (1.0, 1.1, 1.25)[number // 4] for number in range(12)], []),  # three visits: no more than their noise
+        ([1e-3 * 1.05 ** (number / 63) for number in range(64)], []),  # sure, and too little to matter
+    ],
+)
+def test_a_drift_is_told_where_noise_does_not_explain_it(values: list[float], told: list[str]) -> None:
+    assert doubted(values) == told
+
+
+def test_a_time_that_may_be_a_factor_away_is_unsteady() -> None:
+    visits = [300.1e-6 * math.exp(0.2122 * place) for place in (-1, 0, 1)]
+    assert doubted([value for value in visits for _ in range(4)]) == ["unsteady: 155 to 581 us"]
+
+
+@pytest.mark.parametrize(
+    ("fault_s", "told"),
+    [
+        (1e-6, ["page faults dominate (600 a call, about 60 % of the time): --allocator retain"]),
+        (0.5e-6, ["600 page faults a call (about 30 % of the time): --allocator retain"]),
+        (0.0, ["600 page faults a call (about 15 % of the time): --allocator retain"]),  # not measured: a guess
+        (0.05e-6, []),
+    ],
+)
+def test_page_faults_are_told_by_what_the_run_saw_one_cost(fault_s: float, told: list[str]) -> None:
+    assert doubted(STEADY, num_faults=600, fault_s=fault_s) == told
+
+
+@pytest.mark.parametrize(("precision", "said"), [("high", "as highest"), ("medium", "oneDNN's route")])
+def test_what_a_cpu_makes_of_a_precision_is_told(tmp_path: Path, precision: str, said: str) -> None:
+    points = journals.workloads(seq_len=(128,), float32_matmul_precision=("highest", precision))
+    told = {
+        row.workload.float32_matmul_precision: row.cells["notes"]
+        for row in table.rows(journals.write(tmp_path, points, ("sdpa",)))
+    }
+    assert said in told[precision]
+    assert said not in told["highest"]
+
+
+def test_an_error_that_is_not_finite_is_told(tmp_path: Path) -> None:
+    lied = journals.write(tmp_path, POINTS[:1], ("sdpa", "liar"))
+    assert [row.cells["error"] for row in table.rows(lied) if row.implementation == "liar"] == ["not finite"]
+
+
+def test_each_workload_has_one_fastest_and_the_others_say_why_they_are_not(results: Results) -> None:
+    timed = [row for row in table.rows(results) if row.time is not None]
+    told: dict[str, list[str]] = {}
+    for row in timed:
+        told.setdefault(row.workload.id, []).append(row.cells["why slower"])
+    assert all(texts.count("fastest") == 1 for texts in told.values())
+    assert all(text != "-" for texts in told.values() for text in texts)
+    fused = next(row for row in timed if row.implementation == "fused" and row.workload.seq_len == 2048)
+    assert re.fullmatch(
+        r"\d\d % page faults on the 128 MiB score matrix; \d\d % matmul \(bmm\)", fused.cells["why slower"]
+    )
+
+
+def test_what_ran_stands_beside_the_time(results: Results) -> None:
+    rows = {(row.workload.seq_len, row.implementation): row.cells for row in table.rows(results)}
+    assert [rows[2048, "sdpa"][name] for name in ("ran", "operators", "allocated")] == ["flash", "1", "0 B"]
+    assert [rows[128, "fused"][name] for name in ("ran", "operators", "allocated")] == ["bmm", "6", "1.50 MiB"]
+    assert [rows[2048, "naive_loop"][name] for name in ("ran", "operators", "allocated")] == ["-"] * 3
+
+
+def test_what_this_run_could_not_have_is_told_once_and_takes_no_row(tmp_path: Path) -> None:
+    found = journals.write(tmp_path / "one", POINTS[:4], ("sdpa", "fused", "torch_mha"))
+    assert "torch_mha" in {row.implementation for row in table.rows(found)}  # for programs
+    assert "torch_mha" not in {row.implementation for members in table.groups(found).values() for row in members}
+    told = f"torch_mha ({words.plain(journals.REASON)})"
+    assert story.facts(found)["not to be had here"] == told
+    assert f"- **not to be had here**: {markdown.escaped(told)}\n" in markdown.summary(found)
+    assert not any("torch_mha" in picture.caption for picture in latency_plot.REPORT.draw(found))
+
+
+def test_what_is_supported_somewhere_keeps_its_rows(results: Results) -> None:
+    assert table.absent(results) == {}
+    assert len(table.shown(results)) == len(table.rows(results))
+
+
+def test_a_run_of_nothing_but_the_unsupported_shows_why(tmp_path: Path) -> None:
+    found = journals.write(tmp_path, POINTS[:2], ("torch_mha",))
+    assert {row.cells["notes"] for row in table.shown(found)} == {words.plain(journals.REASON)}
+
+
+def test_undecided_says_what_it_would_have_seen(tmp_path: Path) -> None:
+    short = journals.write(tmp_path, POINTS[:1], ("sdpa", "fused"), num_epochs=1, num_visits=2)
+    assert {row.cells["verdict"] for row in table.rows(short)} == {
+        "baseline",
+        "undecided (too few visits; 1 s more may tell)",
+    }
+
+
+@pytest.mark.parametrize(
+    ("numbers", "expected"),
+    [
+        ((1.234e-3, 1.2e-3, 1.27e-3), "1.23 ms (1.20 to 1.27)"),
+        ((1.0081, 1.0049, 1.0112), "1.008 s (1.005 to 1.011)"),
+        ((46.25e-6, 40e-6, 53e-6), "46.2 us (40.0 to 53.0)"),
+        ((2e-3, None, None), "2.00 ms"),
+        ((2e-3, 2e-3, 2e-3), "2.00 ms (2.00 to 2.00)"),
+    ],
+)
+def test_digits_follow_the_interval(numbers: tuple[float, float, float], expected: str) -> None:
+    assert table.span(*numbers, "s") == expected

@@ -1,0 +1,232 @@
+"""The command line as people meet it: what it prints, what it leaves, how it refuses, and how it exits."""
+
+import csv
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from attnbench import plugins
+
+ROOT = Path(__file__).parents[1]
+SMALL = ["--set", "seq_len=16,32", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "dtype=float32"]
+FAST = [*SMALL, "--set", "mask=causal", "--set", "direction=inference", "--set", "batch_size=1", "--budget", "0"]
+THEIRS = '''"""Somebody's attention, in a file of their own."""
+
+import torch
+
+
+def theirs(query, key, value, *, mask=None):
+    scores = torch.einsum("bhik,bhjk->bhij", query, key) * query.shape[-1] ** -0.5
+    if mask is not None:
+        scores = torch.where(mask, scores, -torch.inf)
+    return torch.softmax(scores, dim=-1) @ value
+
+
+def liar(query, key, value, *, mask=None):
+    return theirs(query, key, value, mask=mask) + 0.01
+'''
+
+
+def attnbench(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "harness"), **variables: str):
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160", **variables}
+    return subprocess.run(
+        [sys.executable, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+@pytest.fixture(scope="module")
+def theirs(tmp_path_factory):
+    """A run with a file from outside the repository, in a folder of its own."""
+    folder = tmp_path_factory.mktemp("elsewhere")
+    (folder / "mine.py").write_text(THEIRS)
+    found = attnbench("run", "-i", "mine.py:theirs", "-i", "fused", *FAST, cwd=folder)
+    (run,) = (folder / "results" / "runs").iterdir()
+    return folder, found, run
+
+
+def test_a_file_from_outside_is_listed(theirs):
+    folder, _, _ = theirs
+    assert len(THEIRS.splitlines()) <= 30
+    found = attnbench("list", "implementations", "-i", "mine.py:theirs", "--json", cwd=folder)
+    (entry,) = json.loads(found.stdout)
+    assert entry["implementation"] == "theirs"
+    assert entry["causal"] == "yes"
+
+
+def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
+    _, found, run = theirs
+    assert found.returncode == 0, found.stderr
+    assert "theirs" in found.stdout
+    frame = attnbench.load(run)
+    own = frame[frame.implementation == "theirs"]
+    assert set(own.status) == {"ok"}
+    assert (own.latency_s > 0).all()
+    assert (own.error_ratio < 1).all()
+    assert own.ratio.notna().all()  # to sdpa, which takes part unasked
+    names = {file.name for file in run.iterdir()}
+    for plot in ("latency_plot", "ratio_plot", "memory_plot", "agreement_plot"):
+        assert {f"{plot}.svg", f"{plot}.png"} <= names
+    assert {"records.csv", "summary.md", "benchmark.json", "report.html", "journal.jsonl"} <= names
+    assert "theirs" in (run / "summary.md").read_text()
+    assert "theirs" in (run / "report.html").read_text()
+    assert len(attnbench.samples(run)) > len(frame)
+    with (run / "records.csv").open() as file:
+        assert {row["implementation"] for row in csv.DictReader(file)} == {"theirs", "fused", "sdpa"}
+
+
+def test_pytest_benchmark_reads_what_we_write(theirs):
+    folder, _, run = theirs
+    found = attnbench("compare", str(run / "benchmark.json"), cwd=folder, program=("-m", "pytest_benchmark"))
+    assert found.returncode == 0, found.stderr
+    assert "theirs" in found.stdout
+
+
+def test_reports_are_rebuilt_with_torch_blocked(theirs):
+    folder, _, run = theirs
+    blocker = folder / "blocked"
+    (blocker / "torch").mkdir(parents=True)
+    (blocker / "torch" / "__init__.py").write_text("raise ImportError('torch is blocked')\n")
+    for file in run.glob("*_plot.*"):
+        file.unlink()
+    path = f"{blocker}{os.pathsep}{ROOT / 'harness'}"
+    found = attnbench("report", cwd=folder, PYTHONPATH=path)
+    assert found.returncode == 0, found.stderr
+    assert (run / "latency_plot.svg").exists()
+    program = ("-c", f"import attnbench; print(len(attnbench.load({str(run)!r})))")
+    assert attnbench(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(attnbench.load(run)))
+    blocked = attnbench("check", "fused", cwd=folder, PYTHONPATH=path)
+    assert blocked.returncode == 2
+    assert "torch is blocked" in blocked.stderr  # so the block was real
+
+
+def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
+    folder, _, run = theirs
+    found = attnbench("report", run.name, "--to", "gallery/mine", cwd=folder)
+    assert found.returncode == 0, found.stderr
+    again = attnbench("report", "gallery/mine", cwd=folder)
+    assert again.returncode == 0, again.stderr
+    assert (folder / "gallery" / "mine" / "report.html").exists()
+
+
+def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
+    folder, _, run = theirs
+    before = len(attnbench.samples(run))
+    found = attnbench("run", "--resume", run.name, "--json", cwd=folder)
+    assert found.returncode == 0, found.stderr
+    assert json.loads(found.stdout)["counts"] == {"ok": before and len(attnbench.load(run))}
+    assert len(attnbench.samples(run)) == before
+
+
+def test_a_wrong_implementation_is_a_finding(theirs):
+    folder, _, _ = theirs
+    found = attnbench("check", "mine.py:liar", "mine.py:theirs", *FAST[:-2], cwd=folder)
+    assert found.returncode == 1
+    assert "WRONG" in found.stdout
+    assert "liar: disagrees on" in found.stdout
+    assert "disagrees: theirs" not in found.stdout
+    assert not list(folder.glob("journal*"))
+    run = attnbench("run", "-i", "mine.py:liar", *FAST, "--json", cwd=folder)
+    assert run.returncode == 1
+    cells = [cell for cell in json.loads(run.stdout)["cells"] if cell["implementation"] == "liar"]
+    assert {(cell["status"], cell["latency_s"]) for cell in cells} == {("disagrees", None)}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["run", "--set", "seq_length=3"], "did you mean seq_len?"),
+        (["run", "--set", "num_heads=7", "--set", "embed_dim=512"], "divisors of embed_dim"),
+        (["run", "-i", "fusde"], "did you mean fused?"),
+        (["run", "-i", "nowhere.py:f"], "cannot read nowhere.py"),
+        (["run", "--sweep", "broken.toml"], "is not readable"),
+        (["run", "--sweep", "nothing"], "choose among"),
+        (["run", "--results", "file/below", "-i", "sdpa"], "choose another folder with --results"),
+        (["run", "--resume", "nothing"], "there is no run nothing"),
+        (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out budget, settings"),
+        (["run", "--budget", "inf"], "budget_s=inf is not allowed"),
+        (["run", "--smallest-effect", "2"], "as in 0.02 for 2 %"),
+        (["run", "--smallest-effect", "0"], "as in 0.02 for 2 %"),
+        (["check", "mine.py"], "as in mine.py:NAME"),
+        (["report"], "begin with attnbench run"),
+        (["report", "damaged"], "line 1: not an event"),
+        (["report", "newer"], "update attnbench"),
+        (["check", "fused", "--set", "mask=casual"], "mask is one of"),
+        (["run", "--budget", "-1"], "Invalid value"),
+        (["list", "everything"], "Invalid value"),
+    ],
+)
+def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, arguments, said):
+    (tmp_path / "broken.toml").write_text("grid = [\n")
+    (tmp_path / "file").write_text("in the way")
+    for name, line in (("damaged", "nonsense\n"), ("newer", newer())):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "journal.jsonl").write_text(line)
+    found = attnbench(*arguments, cwd=tmp_path)
+    assert found.returncode == 2
+    assert said in found.stderr
+    assert "Traceback" not in found.stderr
+    if "Usage" not in found.stderr:
+        assert len(found.stderr.strip().splitlines()) <= 2  # a run may have announced itself first
+    assert not (tmp_path / "results").exists()
+
+
+def test_nothing_checked_is_no_pass(tmp_path):
+    found = attnbench("check", "torch_mha", "--set", "scope=attention", *FAST[:-2], cwd=tmp_path)
+    assert found.returncode == 3
+    assert "nothing could be checked" in found.stderr
+
+
+def newer() -> str:
+    plan = {
+        "sweep": "x", "workloads": [], "implementations": [], "baseline": "sdpa", "metrics": [], "budget_s": 0.0,
+        "call_limit_s": 1.0, "timeout_s": 1.0, "memory_limit_bytes": 0,
+    }  # fmt: skip
+    return json.dumps({"type": "run_started", "schema": 99, "run": "r", "time": "", "commit": "", "plan": plan}) + "\n"
+
+
+@pytest.mark.parametrize(
+    "arguments", [["--help"], ["run", "--help"], ["check", "--help"], ["report", "--help"], ["inspect", "--help"]]
+)
+def test_help_needs_no_heavy_module(tmp_path, arguments):
+    code = (
+        "import sys\nfrom attnbench.cli import app\n"
+        f"try: app({arguments!r})\n"
+        "except SystemExit: pass\n"
+        "print(sorted({'torch', 'pandas', 'matplotlib', 'scipy', 'jinja2'} & set(sys.modules)))"
+    )
+    found = attnbench(cwd=tmp_path, program=("-c", code))
+    assert found.stdout.rstrip().endswith("[]"), found.stderr
+
+
+@pytest.mark.parametrize("what", ["implementations", "sweeps", "axes", "masks", "metrics", "reports"])
+def test_everything_can_be_listed(tmp_path, what):
+    found = attnbench("list", what, "--json", cwd=tmp_path)
+    entries = json.loads(found.stdout)
+    assert entries
+    assert all(value for entry in entries for value in entry.values())
+    if what == "implementations":
+        assert {entry["implementation"] for entry in entries} >= set(plugins.stems(plugins.PACKAGE))
+        assert not any("?" in entry.values() for entry in entries)
+
+
+def test_a_broken_plug_is_listed_with_its_error_and_costs_the_others_nothing(tmp_path):
+    (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
+    found = attnbench("list", "-i", "broken.py:f", "-i", "sdpa", "--json", cwd=tmp_path)
+    broken, sdpa = json.loads(found.stdout)
+    assert "nothing_of_this_name" in broken["source"]
+    assert sdpa["module"] == "yes"
+    checked = attnbench("check", "broken.py:f", "sdpa", *FAST[:-2], "--json", cwd=tmp_path)
+    statuses = {cell["implementation"]: cell["status"] for cell in json.loads(checked.stdout)["cells"]}
+    assert statuses == {"f": "error", "sdpa": "ok"}
+    assert checked.returncode == 1
+
+
+def test_the_doctor_states_facts_and_gives_advice_only_with_exit_code_1(tmp_path):
+    found = attnbench("doctor", "--json", cwd=tmp_path)
+    findings = json.loads(found.stdout)
+    assert {"processor", "load", "timer step", "threads", "noise floor"} <= {each["name"] for each in findings}
+    assert found.returncode == (1 if any(each["advice"] for each in findings) else 0)

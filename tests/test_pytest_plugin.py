@@ -1,0 +1,229 @@
+"""The fixture for other projects' suites, and our own suite of pytest-benchmark, both run by a pytest of their own."""
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from importlib.util import find_spec
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import attnbench
+from attnbench.pytest_plugin import AttentionBench, _contenders
+from attnbench.pytest_suite.conftest import chosen
+from attnbench.pytest_suite.replay import Cell, ReplayClock
+from attnbench.storage.events import based, twin
+from attnbench.workloads.workload import Workload
+
+ROOT = Path(__file__).parents[1]
+INSTALLED = entry_points(group="pytest11", name="attnbench")
+PLUGIN = [] if INSTALLED else ["-p", "attnbench.pytest_plugin"]  # an installation brings it by itself
+CAN_DRAW = find_spec("pygal") is not None
+
+SUITE = """
+import pytest
+import torch
+
+AXES = dict(seq_len=32, num_heads=2, head_dim=16, num_threads=1)
+
+
+def mine(query, key, value, *, mask=None):
+    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    for _ in range(30):
+        scores.softmax(-1)
+    return scores.softmax(-1) @ value
+
+
+def wrong(query, key, value, *, mask=None):
+    return mine(query, key, value, mask=mask) * 1.01
+
+
+def test_a_much_slower_one_is_slower(attention_bench):
+    found = attention_bench(mine, "sdpa", **AXES, mask="causal")
+    assert found.verdict == "slower"
+    assert found.ratio > 2
+    assert found.low < found.ratio < found.high
+
+
+def test_a_wrong_one_is_told(attention_bench):
+    with pytest.raises(AssertionError, match="wrong is wrong on"):
+        attention_bench(wrong, "fused", **AXES)
+
+
+def test_wrong_use_is_told(attention_bench):
+    with pytest.raises(ValueError, match="compared with itself"):
+        attention_bench("sdpa", "sdpa", **AXES)
+    with pytest.raises(ValueError, match="does not support"):
+        attention_bench("torch_mha", **AXES)
+    with pytest.raises(TypeError, match="lenght"):
+        attention_bench(mine, lenght=3)
+"""
+
+
+def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    own = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
+    return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=300)
+
+
+def test_a_suite_of_ones_own_uses_the_engine_in_a_few_lines(tmp_path):
+    (tmp_path / "test_mine.py").write_text(SUITE, encoding="utf-8")
+    done = run_pytest(tmp_path, *PLUGIN, f"--benchmark-storage={tmp_path}")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "3 passed" in done.stdout
+
+
+def versions():
+    """The new one and the old one of a function, as from two modules."""
+    found = []
+    for _ in range(2):
+
+        def attention(query, key, value, *, mask=None):
+            return (query @ key.mT / query.shape[-1] ** 0.5).softmax(-1) @ value
+
+        found.append(attention)
+    return found
+
+
+def test_two_functions_of_one_name_are_compared_and_the_candidate_is_called_so(monkeypatch):
+    new, old = versions()
+    timed = {}
+
+    def duel(calls, baseline, **_):
+        timed.update(names=list(calls), baseline=baseline)
+
+    monkeypatch.setattr("attnbench.timing.functions.duel", duel)
+    monkeypatch.setattr("attnbench.timing.functions.comparison", lambda found, name, workload: name)
+    told = AttentionBench()(new, old, seq_len=8, num_heads=1, head_dim=8, num_threads=1)
+    assert told == "attention (candidate)"
+    assert timed == {"names": ["attention", "attention (candidate)"], "baseline": "attention"}
+
+
+@pytest.mark.parametrize("pair", [versions(), ("new.py:mine", "old.py:mine"), (lambda query: query, lambda key: key)])
+def test_who_shares_a_name_is_told_apart_whatever_its_twin_or_its_base_is_called(pair):
+    candidate, baseline = pair
+    (reference, first), (name, second) = _contenders(candidate, baseline).items()
+    assert (first, second) == (baseline, candidate)
+    assert len({reference, name, twin(reference), based(reference)}) == 4
+
+
+@pytest.mark.parametrize("given", ["sdpa", "mine.py:mine", versions()[0], AttentionBench])
+def test_nobody_is_compared_with_itself(given):
+    with pytest.raises(ValueError, match="would be compared with itself"):
+        _contenders(given, given)
+
+
+def run_suite(folder: Path, *options: str, cwd: Path = ROOT) -> subprocess.CompletedProcess[str]:
+    """Our suite on a tiny sweep; all that it keeps lies in `folder`."""
+    sweep = folder / "tiny.toml"
+    sweep.write_text('summary = "tiny"\n[[grid]]\nseq_len = 16\nnum_heads = 2\nnum_threads = 1\n', encoding="utf-8")
+    asked = ["--attnbench-sweep", str(sweep), "--attnbench-set", "direction=inference"]
+    asked += ["--attnbench-implementation", "fused", "--attnbench-implementation", "torch_mha"]
+    asked += ["--attnbench-budget", "0", "--attnbench-results", str(folder), "--override-ini=addopts="]
+    asked += [f"--benchmark-storage={folder / 'stored'}", "--benchmark-autosave", "--benchmark-save-data", "-rs"]
+    return run_pytest(cwd, *PLUGIN, str(ROOT / "harness" / "attnbench" / "pytest_suite"), *asked, *options)
+
+
+@pytest.fixture(scope="module")
+def stored(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("suite")
+    return folder, run_suite(folder)
+
+
+@pytest.fixture(scope="module")
+def again(stored, tmp_path_factory):
+    """The same once more: beside a copy of what is stored, and drawn where that can be."""
+    folder = tmp_path_factory.mktemp("again")
+    shutil.copytree(stored[0] / "stored", folder / "stored")
+    options = ["--benchmark-compare=0001", "-W", "default"]  # the clock may tick otherwise than before: a warning
+    options += [f"--benchmark-histogram={folder / 'drawn' / 'plot'}"] if CAN_DRAW else []
+    return folder, run_suite(folder, *options, cwd=folder)
+
+
+def test_each_cell_is_a_test_of_pytest_benchmark(stored):
+    folder, done = stored
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "has no entry after its projections" in done.stdout
+    (path,) = (folder / "stored").glob("*/*.json")
+    document = json.loads(path.read_text())
+    assert "node" not in document["machine_info"]
+    tests = {each["name"].split("[")[1].split("-")[0]: each for each in document["benchmarks"]}
+    assert set(tests) == {"fused", "sdpa"}
+    (journal,) = folder.glob("runs/*/journal.jsonl")
+    assert tests["fused"]["extra_info"]["run"] == journal.parent.name
+    assert tests["fused"]["extra_info"]["baseline"] == "sdpa"
+    assert tests["fused"]["extra_info"]["peak_memory_bytes"] > 0
+
+
+def test_the_rounds_are_the_samples_of_the_run(stored):
+    folder, _ = stored
+    (path,) = (folder / "stored").glob("*/*.json")
+    rounds = {each["name"]: each["stats"]["data"] for each in json.loads(path.read_text())["benchmarks"]}
+    taken = attnbench.samples(folder)
+    taken = taken[taken["metric"] == "latency"]
+    for name, data in rounds.items():
+        own = taken[taken["implementation"] == name.split("[")[1].split("-")[0]]
+        assert data == pytest.approx(own["value"].tolist())
+
+
+def test_what_is_stored_can_be_compared_by_its_own_command(stored):
+    folder, _ = stored
+    command = [sys.executable, "-m", "pytest_benchmark", f"--storage={folder / 'stored'}", "compare"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
+    assert done.returncode == 0, done.stderr
+    assert "test_attention[fused-" in done.stdout
+
+
+def test_a_later_run_is_compared_with_the_one_that_was_saved(again):
+    folder, done = again
+    assert done.returncode == 0, done.stdout + done.stderr
+    saved = [json.loads(path.read_text()) for path in sorted((folder / "stored").glob("*/*.json"))]
+    assert len(saved) == 2
+    names = {each["name"] for document in saved for each in document["benchmarks"]}
+    rows = re.findall(r"^(test_attention\S+) \((0001|NOW)", done.stdout, re.MULTILINE)
+    assert sorted(rows) == sorted((name, source) for name in names for source in ("0001", "NOW"))
+
+
+@pytest.mark.skipif(not CAN_DRAW, reason="needs pygal: pip install 'pytest-benchmark[histogram]'")
+def test_a_histogram_is_drawn_for_each_workload(again):
+    folder, done = again
+    assert done.returncode == 0, done.stdout + done.stderr
+    (path, *_) = (folder / "stored").glob("*/0002_*.json")
+    groups = {each["group"] for each in json.loads(path.read_text())["benchmarks"]}
+    assert {drawn.name for drawn in (folder / "drawn").iterdir()} == {f"plot-{group}.svg" for group in groups}
+    for drawn in (folder / "drawn").iterdir():
+        text = drawn.read_text(encoding="utf-8")
+        assert "<svg" in text
+        assert "test_attention[fused-" in text
+
+
+def test_tests_beside_the_suite_may_have_parameters_of_their_own():
+    cell = Cell(Workload(), "sdpa")
+    parameters = [{"cell": cell}, {"number": 1}, {"cell": "of a table"}, {}]
+    items = [SimpleNamespace(callspec=SimpleNamespace(params=each)) for each in parameters]
+    assert chosen([*items, SimpleNamespace()]) == [cell]
+
+
+def test_a_replayed_clock_ends_with_its_samples():
+    clock = ReplayClock()
+    clock.load([0.5, 0.25])
+    seen = []
+    for _ in range(3):
+        start = clock()
+        clock.play()
+        seen.append(clock() - start)
+    assert seen == [0.5, 0.25, 0.0]
+
+
+def test_a_wrong_option_is_one_line(tmp_path):
+    suite = str(ROOT / "harness" / "attnbench" / "pytest_suite")
+    done = run_pytest(ROOT, *PLUGIN, suite, "--attnbench-sweep", "nothing", "--override-ini=addopts=", "--co")
+    assert done.returncode != 0
+    assert "nothing" in done.stdout + done.stderr

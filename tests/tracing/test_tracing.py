@@ -1,0 +1,257 @@
+"""A trace says what happened and not where: no host, no user, no absolute path; and viewers find all they want."""
+
+import getpass
+import gzip
+import json
+import os
+from pathlib import Path
+
+import pytest
+from torch.nn.modules.module import register_module_forward_hook
+from torch_tb_profiler.profiler.data import RunProfileData
+
+from attnbench import plugins
+from attnbench.contract.adapt import implementation
+from attnbench.processes import profiling
+from attnbench.processes.worker.bench import Bench
+from attnbench.storage.events import Plan, VisitFinished
+from attnbench.storage.journal import JOURNAL, events
+from attnbench.storage.records import Status
+from attnbench.tracing import capture, folders, tidy
+from attnbench.workloads.workload import Workload
+
+PANDAS = pytest.mark.filterwarnings("ignore:The copy keyword")  # of the plug-in's own code
+LIARS = Path(__file__).parents[1] / "liars.py"
+SIZES = {"seq_len": 32, "num_heads": 2, "head_dim": 4, "mask": "causal", "num_threads": 1}
+TRAINING = Workload(**SIZES, scope="module", direction="forward_backward")
+THEIRS = '''"""Somebody's attention."""
+
+
+def theirs(query, key, value, *, mask=None):
+    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ value
+'''
+
+
+@pytest.fixture(scope="module")
+def traced(tmp_path_factory):
+    """Traces of some that behave, one of them in a folder with a blank in its name, and some that do not."""
+    home = tmp_path_factory.mktemp("home of jane doe")
+    (home / "mine.py").write_text(THEIRS)
+    chosen = (f"{home}/mine.py:theirs", f"{LIARS}:wrong", f"{LIARS}:crashing", "fused")
+    plan = Plan(
+        sweep="tiny",
+        workloads=(Workload(**SIZES, direction="inference"), TRAINING),
+        implementations=chosen,
+        baseline="sdpa",
+        metrics=(),
+        budget_s=0.0,
+        call_limit_s=10.0,
+        timeout_s=60.0,
+        memory_limit_bytes=0,
+        digests={spec: plugins.digest(spec) for spec in chosen},
+    )
+    seen = []
+    return profiling.execute(plan, home / "traces", seen.append), home, seen
+
+
+def parsed(file, folder):
+    """As the plug-in reads it."""
+    return RunProfileData.parse("worker", "1", str(file), str(folder))
+
+
+def test_what_disagrees_or_crashes_gets_no_trace_and_costs_nobody_else_theirs(traced):
+    found, _, _ = traced
+    ended = {(record.workload.direction, record.implementation): record.status for record in found.results.records}
+    for workload in found.results.plan.workloads:
+        assert ended[workload.direction, "fused"] is Status.ok
+        assert found.files[workload.id, "fused"].exists()
+    assert ended["inference", "wrong"] is Status.disagrees
+    assert ended["inference", "crashing"] is Status.crashed
+    assert {name for _, name in found.files} == {"fused", "theirs"}
+    assert sorted(found.files.values()) == folders.trace_files(found.results.folder)
+
+
+def test_a_trace_shares_no_pass_with_a_timing(traced):
+    found, _, seen = traced
+    told = list(events(found.results.folder / JOURNAL))
+    assert not any(isinstance(event, VisitFinished) for event in told)
+    assert all(record.measurements == () for record in found.results.records)
+    assert {progress.stage for progress in seen} == {"check", "trace"}
+
+
+def test_no_trace_names_the_host_the_user_or_an_absolute_path(traced):
+    found, home, _ = traced
+    for file in found.files.values():
+        text = gzip.decompress(file.read_bytes()).decode()
+        assert "host_name" not in text
+        for secret in (
+            str(home),
+            "jane doe",
+            str(Path.cwd()),
+            str(Path.home()) + "/",
+            f"/{getpass.getuser()}/",
+            "/site-packages/",
+        ):
+            assert secret not in text
+        strings = [each for each in _strings(json.loads(text)) if each.startswith("/") or ";/" in each]
+        assert strings == []
+        assert os.uname().nodename not in set(_strings(json.loads(text)))
+    mine = gzip.decompress(found.files[found.results.plan.workloads[0].id, "theirs"].read_bytes()).decode()
+    assert "mine.py(4): theirs" in mine
+
+
+def _strings(value):
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, dict):
+        for name, each in value.items():
+            yield name
+            yield from _strings(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _strings(each)
+
+
+def test_the_plug_in_finds_steps_shapes_memory_stacks_and_modules(traced, tmp_path):
+    found, _, _ = traced
+    for (workload_id, name), file in found.files.items():
+        profile = parsed(file, tmp_path)
+        assert len(profile.steps_names) == 3, name
+        assert (
+            any("[1, 2, 32, 4]" in op.input_shape for op in profile.op_list_groupby_name_input)
+            or "module" in workload_id
+        )
+        assert profile.memory_snapshot is not None
+        assert len(profile.stack_lists_group_by_name) > 3
+        if workload_id == TRAINING.id:
+            assert {"aten::addmm", "AddmmBackward0"} <= {op.name for op in profile.op_list_groupby_name}
+
+
+def test_both_phases_are_modules_whatever_the_implementation_is(traced):
+    found, _, _ = traced
+    phases = {"inference": {"Forward"}, "forward_backward": {"Forward", "Backward"}}
+    for workload in found.results.plan.workloads:
+        names = {event["name"] for event in folders.read(found.files[workload.id, "fused"])["traceEvents"]}
+        modules = {name.removeprefix("nn.Module: ").rsplit("_", 1)[0] for name in names if name.startswith("nn.Module")}
+        assert modules & {"Forward", "Backward"} == phases[workload.direction]
+
+
+@pytest.mark.parametrize(
+    ("direction", "phases"),
+    [
+        ("inference", {"Forward"}),
+        ("forward", {"Forward"}),
+        ("backward", {"Backward"}),
+        ("forward_backward", {"Forward", "Backward"}),
+    ],
+)
+def test_a_step_calls_the_phases_of_its_direction(direction, phases):
+    workload = Workload(**SIZES, direction=direction)
+    case = Bench(workload).case(implementation("fused"))
+    called = set()
+    hook = register_module_forward_hook(lambda module, *_: called.add(type(module).__name__))
+    try:
+        with case.grad_mode():
+            step = capture.stepper(case)
+            called.clear()  # the graph of a backward step is built before
+            for _ in range(2):
+                step()
+    finally:
+        hook.remove()
+    assert called & {"Forward", "Backward"} == phases
+    assert all(leaf.grad is None for leaf in case.leaves.values())
+
+
+def test_a_trace_is_a_chrome_trace_as_perfetto_reads_it(traced):
+    found, _, _ = traced
+    for file in found.files.values():
+        trace = folders.read(file)
+        assert isinstance(trace["traceEvents"], list)
+        for event in trace["traceEvents"]:
+            assert event["ph"] in {"X", "i", "s", "f", "M"}
+            assert {"name", "pid", "tid"} <= set(event)
+            assert event["ph"] == "M" or isinstance(event["ts"], float | int)
+            assert event["ph"] != "X" or event["dur"] >= 0
+
+
+def x(category, name, ts, dur, **more):
+    return {"ph": "X", "cat": category, "name": name, "pid": 1, "tid": 1, "ts": ts, "dur": dur, "args": {}, **more}
+
+
+def scripted():
+    """A trace from a machine with CUDA, as the profiler exports it."""
+    kernel = {"External id": 7, "correlation": 5, "device": 0, "stream": 7}
+    return {
+        "schemaVersion": 1,
+        "deviceProperties": [{"id": 0, "name": "NVIDIA H200", "computeMajor": 9, "numSms": 132}],
+        "host_name": "janes-laptop",
+        "distributedInfo": {"backend": "nccl"},
+        "traceName": "/home/jane/trace.json",
+        "displayTimeUnit": "ms",
+        "traceEvents": [
+            x("python_function", "/home/jane doe/bench.py(3): <module>", 0.0, 1000.0),
+            x("user_annotation", "ProfilerStep#1", 10.0, 400.0),
+            x("gpu_user_annotation", "ProfilerStep#1", 30.0, 380.0, tid=7),
+            x("python_function", "/home/jane doe/mine.py(4): attend", 20.0, 100.0),
+            x("python_function", "<built-in method bmm of type object at 0x7f2dd10cea40>", 22.0, 90.0),
+            x("cpu_op", "aten::bmm", 25.0, 50.0, args={"External id": 7, "Input Dims": [[2, 8, 4], [2, 4, 8]]}),
+            x("cuda_runtime", "cudaLaunchKernel", 30.0, 5.0, args={"External id": 7, "correlation": 5}),
+            x("kernel", "gemm", 50.0, 60.0, tid=7, args=kernel),
+            x("cpu_op", "aten::empty", 300.0, 1.0, args={"External id": 8, "Input Dims": []}),
+        ],
+    }
+
+
+def test_host_and_paths_are_taken_out_of_a_trace():
+    text = json.dumps(tidy.tidied(scripted()))
+    for secret in ("jane", "laptop", "/home", "0x7f2dd10cea40", "nccl"):
+        assert secret not in text
+    assert "mine.py(4): attend" in text
+    assert "bench.py" not in text  # a frame around the steps
+
+
+def test_each_operator_has_the_frames_that_it_was_called_in():
+    stacks = {
+        event["name"]: event["args"].get("Call stack")
+        for event in tidy.tidied(scripted())["traceEvents"]
+        if event["cat"] == "cpu_op"
+    }
+    assert stacks == {"aten::bmm": "mine.py(4): attend", "aten::empty": None}
+
+
+@PANDAS
+def test_with_calls_of_the_runtime_renamed_an_operator_has_time_on_the_device():
+    assert {op.name: op.device_duration for op in read_by_plug_in(tidy.tidied(scripted()))} == {
+        "aten::bmm": 60.0,
+        "aten::empty": 0,
+    }
+    assert all(op.device_duration == 0 for op in read_by_plug_in(scripted()))  # and without it, none
+
+
+@PANDAS
+def test_a_step_that_the_device_repeats_counts_once():
+    assert RunProfileData.from_json("worker", "1", tidy.tidied(scripted())).steps_names == ["1"]
+    assert len(RunProfileData.from_json("worker", "1", scripted()).steps_names) == 2
+
+
+def read_by_plug_in(trace):
+    return RunProfileData.from_json("worker", "1", trace).op_list_groupby_name
+
+
+@pytest.mark.parametrize(
+    ("text", "short"),
+    [
+        ("/opt/lib/torch/nn/module.py(12): forward", "torch/nn/module.py(12): forward"),
+        ("/home/jane doe/my code.py(3): f", "my code.py(3): f"),
+        ("/opt/lib/a.py(1): f;/home/jane/b.py(2): g", "a.py(1): f;b.py(2): g"),
+        ("reads /home/jane/data.bin twice", "reads data.bin twice"),
+        ("aten::div", "aten::div"),
+        ("a/b", "a/b"),
+        ("<built-in method add of Tensor object at 0x7f00ab>", "<built-in method add of Tensor object>"),
+    ],
+)
+def test_a_path_is_shortened_and_nothing_else(text, short):
+    assert tidy.shortened(text, ["/opt/lib"]) == short
