@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from studies.acceptance import kept, suite
-from studies.acceptance.outcome import Outcome
+from studies.acceptance.outcome import TESTS, Outcome
 from studies.acceptance.plan import ON_CUDA, sizes
 
 
@@ -30,18 +30,18 @@ def accept(
     what: Annotated[Part, typer.Argument(help="The method, or sessions of two revisions.")] = Part.method,
     *,
     short: Annotated[bool, typer.Option("--short", help="Fewer repetitions: about 15 minutes.")] = False,
-    only: Annotated[str, typer.Option(metavar="T1,T5", help="These tests alone; the table keeps the others.")] = "",
+    only: Annotated[str, typer.Option(metavar="power,T6", help="These tests alone; the table keeps the others.")] = "",
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where table and pictures go.")] = None,
 ) -> None:
     """Show what the method must show, beside its rivals. Exit code 1 where something is missed."""
     to = to or FOLDERS[what]
     whole = suite.GATE if what is Part.gate else suite.TESTS
     able = [*whole, *(ON_CUDA if what is Part.method and suite.has_cuda() else ())]
-    asked = [test for test in only.split(",") if test]
+    asked = [TESTS.get(test, test) for test in only.split(",") if test]
     if unknown := set(asked) - set(able):
         raise typer.BadParameter(f"{', '.join(sorted(unknown))}: choose among {', '.join(able)}")
-    if not short and {"T1", "T2"} & set(asked):
-        asked += ["T1", "T2"]  # two readings of the same comparisons
+    if not short and {"aa_error", "false_alarms"} & set(asked):
+        asked += ["aa_error", "false_alarms"]  # two readings of the same comparisons
     tests = [test for test in able if test in asked] or able
     here = machine()
     _tell_of_earlier(to, here, short=short)
@@ -54,7 +54,7 @@ def accept(
     outcomes = conclude(tests, suite.read(folder, every), earlier, short=short)
     kept.save(outcomes, to, machine=here, short=short)
     write(outcomes, to, here, short=short, is_gate=what is Part.gate)
-    missed = [each.id for each in outcomes if each.id in tests and not each.passes]
+    missed = [each.test for each in outcomes if each.test in tests and not each.passes]
     typer.echo(json.dumps({"missed": missed, "written to": str(to), "kept": str(folder)}))
     if missed:
         raise typer.Exit(1)
@@ -74,11 +74,11 @@ def conclude(
     tests: list[str], made: dict[str, list[suite.Piece]], earlier: dict[str, Outcome], *, short: bool
 ) -> list[Outcome]:
     """The outcomes of these tests, among those of earlier calls. Some read the rows of T1, too."""
-    if "T1" in earlier and not {"T1", "T2"} & set(tests):
-        made = {"T1": [suite.Piece(rows=tuple(dict(row) for row in earlier["T1"].rows))]} | made
-    found = earlier | {each.id: each for each in suite.conclude(tests, made, short=short)}
+    if "aa_error" in earlier and not {"aa_error", "false_alarms"} & set(tests):
+        made = {"aa_error": [suite.Piece(rows=tuple(dict(row) for row in earlier["aa_error"].rows))]} | made
+    found = earlier | {each.test: each for each in suite.conclude(tests, made, short=short)}
     if tests == suite.TESTS:
-        found = {each.id: each for each in suite.left_out(short=short)} | found
+        found = {each.test: each for each in suite.left_out(short=short)} | found
     return [found[test] for test in [*suite.TESTS, *ON_CUDA, *suite.GATE] if test in found]
 
 

@@ -18,7 +18,7 @@ import pandas as pd
 
 from studies.acceptance import engine, rivals, workloads
 from studies.acceptance.engine import OURS
-from studies.acceptance.outcome import Outcome, Row
+from studies.acceptance.outcome import LABELS, Outcome, Row
 from studies.acceptance.plan import AA_RMS, AA_SHARE_OF_RIVAL, COMPARED_IN_FULL, LARGEST_E, Size, largest_count
 from studies.acceptance.workloads import Call, Cell
 
@@ -78,7 +78,7 @@ def rms(logs: Iterable[float]) -> float:
     return math.sqrt(float(np.mean(np.square(np.fromiter(logs, dtype=float)))))
 
 
-def t1(rows: list[Row], *, short: bool) -> Outcome:
+def aa_error(rows: list[Row], *, short: bool) -> Outcome:
     """RMS of the log ratio, in each cell for ours, over all cells for the comparison with the rivals."""
     frame: Any = pd.DataFrame(rows).dropna(subset=["log"])
     pooled = frame.groupby(["tool", "statistic"], sort=False)["log"].agg(rms)
@@ -93,7 +93,7 @@ def t1(rows: list[Row], *, short: bool) -> Outcome:
         for tool, found in others.groupby(level=0, sort=False)
     }
     return Outcome(
-        id="T1",
+        id=LABELS["aa_error"],
         title="the same code against itself, 2 s: RMS of the log ratio",
         limit="0.5 % in each cell; over all cells a tenth of the best rival statistic, chosen afterwards",
         found=f"worst cell {worst:.2%} ({own.idxmax()}), all cells {mine:.2%}, "
@@ -106,7 +106,7 @@ def t1(rows: list[Row], *, short: bool) -> Outcome:
     )
 
 
-def t2(rows: list[Row], *, short: bool) -> Outcome:
+def false_alarms(rows: list[Row], *, short: bool) -> Outcome:
     """False alarms of the e-value under continuous watch, and of the rivals' usual rules, looked at once at the end."""
     frame: Any = pd.DataFrame(rows)
     own = frame[frame["tool"] == OURS]
@@ -122,7 +122,7 @@ def t2(rows: list[Row], *, short: bool) -> Outcome:
     }
     asked = f"{largest_count(COMPARED_IN_FULL)} of {COMPARED_IN_FULL}"
     return Outcome(
-        id="T2",
+        id=LABELS["false_alarms"],
         title="the same code against itself, watched continuously: false alarms at 5 %",
         limit=f"at most {asked}" + ("" if number == COMPARED_IN_FULL else f"; by the same bound {limit} of {number}"),
         found=f"{alarms} of {number}; verdicts faster or slower: {wrong}",
@@ -184,7 +184,7 @@ def compare_beside(number: int, size: Size) -> list[Row]:
     return rows
 
 
-def t10(rows: list[Row], *, short: bool) -> Outcome:
+def busy_neighbour(rows: list[Row], *, short: bool) -> Outcome:
     """False alarms among the sessions that do not say of themselves that they are invalid."""
     frame: Any = pd.DataFrame(rows)
     valid = frame[frame["is_invalid"] == 0]
@@ -194,7 +194,7 @@ def t10(rows: list[Row], *, short: bool) -> Outcome:
         for name, each in valid.groupby("beside", sort=False)
     )
     return Outcome(
-        id="T10",
+        id=LABELS["busy_neighbour"],
         title="the same code beside somebody busy, switched on and off at random: false alarms at 5 %",
         limit=f"at most {limit} of {len(valid)} (5 % with the bound of T2), sessions that say invalid left out",
         found=f"{alarms} of {len(valid)} ({parts}); {len(frame) - len(valid)} said invalid; "

@@ -39,7 +39,7 @@ def pictures(outcomes: Sequence[Outcome]) -> dict[str, Picture]:
             figure = Figure(figsize=(8.6, 4.6), layout="constrained")
             axes = figure.subplots()
             draw(axes, rows, outcomes)
-            short = next(each.is_short for each in outcomes if each.id == test)
+            short = next(each.is_short for each in outcomes if each.test == test)
             mark = " (short form: few repetitions)" if short else ""
             figure.suptitle(title + mark, x=0.01, ha="left", fontsize=12)
             found[name] = picture(figure, title, caption)
@@ -47,10 +47,10 @@ def pictures(outcomes: Sequence[Outcome]) -> dict[str, Picture]:
 
 
 def _rows(outcomes: Sequence[Outcome], test: str) -> pd.DataFrame:
-    return pd.DataFrame([row for each in outcomes if each.id == test for row in each.rows])
+    return pd.DataFrame([row for each in outcomes if each.test == test for row in each.rows])
 
 
-COMPARED_S = FULL["T1"].compare_s
+COMPARED_S = FULL["aa_error"].compare_s
 """Of a comparison of identical code by each tool."""
 LEAST_SHOWN = 0.01
 """Per cent: what is closer to 0 by luck is drawn here."""
@@ -96,7 +96,7 @@ def _power(axes: Axes, rows: pd.DataFrame, outcomes: Sequence[Outcome]) -> None:
     Rivals' comparisons of identical code are those of T1, as they are and with B slowed down: T5 has few of them.
     Whoever comes later is drawn narrower, so that lines which lie on one another are all seen.
     """
-    same, aa = (_rows(outcomes, test) for test in ("T1", "T2"))
+    same, aa = (_rows(outcomes, test) for test in ("aa_error", "false_alarms"))
     theirs = same[same["tool"] != OURS].dropna(subset=["log"]) if len(same) else same
     tools = list(theirs.groupby("tool", sort=False)) if len(theirs) else []
     for place, (tool, found) in enumerate(tools):
@@ -166,22 +166,28 @@ def _coverage(axes: Axes, rows: pd.DataFrame, _: Sequence[Outcome]) -> None:
 
 _PICTURES: tuple[tuple[str, str, str, str, Draw], ...] = (
     (
-        "T1",
+        "aa_error",
         "errors",
         "How far apart identical code seems",
         "2 s for each comparison; a marker for each cell, a bar over all of them; dotted: the limit in each cell.",
         _errors,
     ),
     (
-        "T5",
+        "power",
         "power",
         "Slowdowns found against false alarms",
         f"{COMPARED_S:g} s for each comparison, timer scaling by 5 %.",
         _power,
     ),
-    ("T6", "times", "Time to the right verdict", "An operation of about a millisecond, slowed down by 5 %.", _times),
     (
-        "T8",
+        "time_to_verdict",
+        "times",
+        "Time to the right verdict",
+        "An operation of about a millisecond, slowed down by 5 %.",
+        _times,
+    ),
+    (
+        "coverage",
         "coverage",
         "What the 95 % interval covers",
         "Textbook attention against SDPA, sessions spread out.",

@@ -19,7 +19,7 @@ from attnbench.storage.events import Event, RunFinished, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Verdict
 from attnbench.storage.runs import find_runs, newest_run
-from studies.acceptance.outcome import Outcome, Row
+from studies.acceptance.outcome import LABELS, Outcome, Row
 from studies.acceptance.plan import CALLED_SHARE, KILLS, Size
 
 TINY = """summary = "small enough to be killed often"
@@ -123,7 +123,7 @@ def _is_valid(run: Path) -> bool:
     return is_whole and Verdict.slower in slow and slow <= {Verdict.slower, Verdict.undecided}
 
 
-def t14(rows: list[Row], *, short: bool) -> Outcome:
+def kills(rows: list[Row], *, short: bool) -> Outcome:
     """Visits lost, and whether runs that were resumed ended as they should, with verdicts known to be right."""
     frame: Any = pd.DataFrame(rows)
     is_killed = frame["was_killed"] == 1
@@ -131,7 +131,7 @@ def t14(rows: list[Row], *, short: bool) -> Outcome:
     amid = int((frame[is_killed]["num_after"] > frame[is_killed]["num_before"]).sum())
     num_valid, crashed = int((ends["is_valid"] == 1).sum()), int((ends["exit_code"] != 0).sum())
     return Outcome(
-        id="T14",
+        id=LABELS["kills"],
         title="runs killed by SIGKILL at random moments and resumed",
         limit=f"{KILLS} kills, no finished visit lost, each resumed run ends with exit code 0 and with valid verdicts",
         found=f"{killed} kills, {amid} of them amid visits, {lost} visits lost, up to {frame['num_after'].max():.0f} "
@@ -156,13 +156,13 @@ def run_quick(_: int, size: Size) -> list[Row]:
     return [row | {"check_s": found.check_s, "called_s": found.called_s, "budget_s": found.plan.budget_s}]
 
 
-def t16(rows: list[Row], *, short: bool) -> Outcome:
+def called_share(rows: list[Row], *, short: bool) -> Outcome:
     """(check_s + called_s) of the journal over all of the process's time, from its start to the last report."""
     row = {name: float(value) for name, value in rows[0].items()}
     used_s = row["check_s"] + row["called_s"]
     share = used_s / row["wall_s"]
     return Outcome(
-        id="T16",
+        id=LABELS["called_share"],
         title="share of a quick sweep's wall time inside timed or checked calls",
         limit=f"at least {CALLED_SHARE:.0%} of the command's wall time, start and reports included",
         found=f"{share:.1%} of {row['wall_s']:.0f} s (checks {row['check_s']:.0f} s, "

@@ -84,7 +84,7 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
     seed: int = 0,
     smallest_effect: float = SMALLEST_EFFECT,
 ) -> Ours:
-    """B against A within the budget, calibration, control and probe included; no visit begins that would overdraw it."""
+    """B against A within the budget, calibration, control and probe included; no visit begins that would exceed it."""
     clock = clock or CpuClock()
     prepare()
     visit_s = ARMS * BLOCKS * max(SHORTEST_SAMPLE_S, min(clock.elapsed(a, 1) for _ in range(2)))

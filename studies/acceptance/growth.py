@@ -18,7 +18,7 @@ from attnbench.processes.planning import Selection, plan
 from attnbench.processes.worker_client import Crew
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.storage.records import Status
-from studies.acceptance.outcome import Outcome
+from studies.acceptance.outcome import LABELS, Outcome
 from studies.simulated import virtual
 from studies.simulated.virtual import VirtualCrew
 from studies.simulated.worlds import WORLDS
@@ -86,7 +86,9 @@ def visited_seconds(num_cells: int, folder: Path) -> float:
     return time.perf_counter() - start
 
 
-def c1(sizes: tuple[int, ...] = SIZES, timed_sizes: tuple[int, ...] = TIMED_SIZES, *, short: bool = False) -> Outcome:
+def many_cells(
+    sizes: tuple[int, ...] = SIZES, timed_sizes: tuple[int, ...] = TIMED_SIZES, *, short: bool = False
+) -> Outcome:
     """Each size of both series once; the growth from one to the next beside it."""
     refused = series(seconds, sizes)
     series(visited_seconds, timed_sizes[:1])  # what is imported at first use is paid for once
@@ -100,7 +102,7 @@ def c1(sizes: tuple[int, ...] = SIZES, timed_sizes: tuple[int, ...] = TIMED_SIZE
         for size, spent_s in found.items()
     ]
     return Outcome(
-        id="C1",
+        id=LABELS["many_cells"],
         title="planning, journalling and reading of many cells; their visits and comparisons",
         limit=f"at most {LIMIT_S:g} s for {sizes[-1]:,} refused cells; visited and compared, an exponent of at most "
         f"{LARGEST_EXPONENT:g}",

@@ -27,7 +27,7 @@ def save(outcomes: Sequence[Outcome], folder: Path, *, machine: str, short: bool
         machine=machine,
         is_short=short,
         outcomes=tuple(msgspec.structs.replace(each, rows=()) for each in outcomes),
-        rows={each.id: tuple(dict(row) for row in each.rows) for each in outcomes if each.rows},
+        rows={each.test: tuple(dict(row) for row in each.rows) for each in outcomes if each.rows},
     )
     draft = folder / f"{FILE}.draft"
     draft.write_bytes(gzip.compress(msgspec.json.encode(account), mtime=0))
@@ -50,6 +50,8 @@ def load(folder: Path, *, machine: str, short: bool) -> dict[str, Outcome]:
     if (found.machine, found.is_short) != (machine, short):
         return {}
     return {
-        each.id: msgspec.structs.replace(each, rows=tuple(restored(found.rows.get(each.id, ()))))
+        each.test: msgspec.structs.replace(
+            each, rows=tuple(restored(found.rows.get(each.test, found.rows.get(each.id, ()))))
+        )
         for each in found.outcomes
     }

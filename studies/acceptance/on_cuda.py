@@ -21,7 +21,7 @@ from attnbench.statistics.intervals import pairs
 from attnbench.storage.records import Arm
 from attnbench.timing import blocks as measure
 from attnbench.timing.functions import compare_functions
-from studies.acceptance.outcome import Outcome, Row
+from studies.acceptance.outcome import LABELS, Outcome, Row
 from studies.acceptance.plan import LARGEST_E, largest_count
 
 Call = Callable[[], object]
@@ -56,7 +56,7 @@ def by_events(clock: CudaClock, call: Call) -> float:
     return median(clock.elapsed(call, NUM_CALLS) / NUM_CALLS for _ in range(NUM_REPEATS))
 
 
-def kernel_sum(call: Call) -> float:
+def kernel_seconds(call: Call) -> float:
     """Seconds of a call inside kernels, as the profiler sees them."""
     from torch.profiler import ProfilerActivity, profile
 
@@ -68,18 +68,25 @@ def kernel_sum(call: Call) -> float:
     return spent_us * 1e-6 / NUM_CALLS
 
 
-def g1(*, short: bool = False) -> Outcome:
+def kernel_sum(*, short: bool = False) -> Outcome:
     """Device time against the profiler's kernel sum."""
     limit = f"within {KERNEL_SHARE:.0%} above {KERNEL_S * 1e6:g} us"
     title = "device time against the profiler's kernel sum"
-    asked = Outcome(id="G1", title=title, limit=limit, found="", passes=False, is_short=short)
-    return _beside(_rows(lambda _, call: kernel_sum(call)), asked, (KERNEL_S, KERNEL_SHARE))
+    asked = Outcome(id=LABELS["kernel_sum"], title=title, limit=limit, found="", passes=False, is_short=short)
+    return _beside(_rows(lambda _, call: kernel_seconds(call)), asked, (KERNEL_S, KERNEL_SHARE))
 
 
-def g5(*, short: bool = False) -> Outcome:
+def graph_mode(*, short: bool = False) -> Outcome:
     """Event mode against graph mode."""
     limit = f"within {GRAPH_SHARE:.0%} above {GRAPH_S * 1e6:g} us"
-    asked = Outcome(id="G5", title="event mode against graph mode", limit=limit, found="", passes=False, is_short=short)
+    asked = Outcome(
+        id=LABELS["graph_mode"],
+        title="event mode against graph mode",
+        limit=limit,
+        found="",
+        passes=False,
+        is_short=short,
+    )
     return _beside(_rows(lambda clock, call: by_events(clock, captured(call))), asked, (GRAPH_S, GRAPH_SHARE))
 
 
@@ -121,7 +128,7 @@ def _beside(rows: list[Row], outcome: Outcome, limits: tuple[float, float]) -> O
     return replace(outcome, found=told, passes=passes, rows=tuple(rows))
 
 
-def g2(*, short: bool = False) -> Outcome:
+def cold_caches(*, short: bool = False) -> Outcome:
     """A copy that fits into the largest cache, from warm and from cold caches."""
     clock, size = CudaClock(DEVICE), l2_bytes(DEVICE) // 4
     source = torch.ones(size, dtype=torch.uint8, device=DEVICE)
@@ -132,7 +139,7 @@ def g2(*, short: bool = False) -> Outcome:
     passes = cold_s > 1.05 * warm_s and peak is not None and moved / cold_s < peak
     known = "not known" if peak is None else f"{peak / 1e12:.2f} TB/s"
     return Outcome(
-        id="G2",
+        id=LABELS["cold_caches"],
         title=f"cold against hot caches, a copy of {size / 2**20:.0f} MiB",
         limit="they differ, and cold bandwidth stays below the memory's peak",
         found=f"hot {moved / warm_s / 1e12:.2f} TB/s, cold {moved / cold_s / 1e12:.2f} TB/s, peak {known}",
@@ -157,7 +164,7 @@ def _cold_s(clock: CudaClock, call: Call, flush: Call) -> float:
     return median(sample.value for sample in taken[timed.arm])
 
 
-def g3(*, short: bool = False) -> Outcome:
+def heat_up(*, short: bool = False) -> Outcome:
     """The same code against itself while the device heats up and cools down."""
     matrix = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16)
     work = calls()["matmul 2048"]
@@ -175,7 +182,7 @@ def g3(*, short: bool = False) -> Outcome:
     alarms, limit = sum(float(row["largest_e"]) >= LARGEST_E for row in rows), largest_count(len(rows))
     spread = math.sqrt(sum(float(row["log"]) ** 2 for row in rows) / len(rows))
     return Outcome(
-        id="G3",
+        id=LABELS["heat_up"],
         title="the same code through an artificial heat-up: false alarms at 5 %",
         limit=f"at most {limit} of {len(rows)}",
         found=f"{alarms} of {len(rows)}; RMS of the log ratio {spread:.2%}",
@@ -185,7 +192,7 @@ def g3(*, short: bool = False) -> Outcome:
     )
 
 
-def g4(*, short: bool = False) -> Outcome:
+def flush(*, short: bool = False) -> Outcome:
     """A flush of 20 ms before a call of microseconds: the call's time must not know of it."""
     clock, source = CudaClock(DEVICE), torch.ones(2**16, device=DEVICE)
     spin = 1_000_000
@@ -193,7 +200,7 @@ def g4(*, short: bool = False) -> Outcome:
     plain_s = _cold_s(clock, lambda: source + 1, lambda: None)
     beside_s = _cold_s(clock, lambda: source + 1, lambda: torch.cuda._sleep(cycles))  # noqa: SLF001 - likewise
     return Outcome(
-        id="G4",
+        id=LABELS["flush"],
         title="the flush and the timed span",
         limit=f"a flush of {FLUSH_S * 1e3:g} ms adds less than a thousandth of it to a call",
         found=f"{plain_s * 1e6:.1f} us without, {beside_s * 1e6:.1f} us with it",

@@ -20,7 +20,7 @@ from attnbench.storage.records import Arm
 from attnbench.timing import blocks as measure
 from studies.acceptance import workloads
 from studies.acceptance.engine import BLOCKS
-from studies.acceptance.outcome import Outcome, Row
+from studies.acceptance.outcome import LABELS, Outcome, Row
 from studies.acceptance.plan import OVERHEAD, Size
 
 
@@ -50,14 +50,14 @@ def interleave(number: int, size: Size) -> list[Row]:
     return rows
 
 
-def t15(rows: list[Row], *, short: bool) -> Outcome:
+def overhead(rows: list[Row], *, short: bool) -> Outcome:
     """The median log ratio of engine to bare loop."""
     frame: Any = pd.DataFrame(rows)
     added = math.expm1(float(frame["log"].median()))
     outside = 1 - float(frame["called_s"].sum() / frame["wall_s"].sum())
     error = 1.25 * float(frame["log"].std()) / math.sqrt(len(frame))
     return Outcome(
-        id="T15",
+        id=LABELS["overhead"],
         title="what the engine adds to an operation of about 100 us",
         limit=f"at most {OVERHEAD:.0%} of the time per call, against timeit's bare loop, interleaved",
         found=f"{added:+.3%} (standard error {error:.3%}) of {frame['bare'].median() * 1e6:.0f} us, n={len(frame)}; "

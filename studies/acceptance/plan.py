@@ -5,7 +5,7 @@ The full form is what METHOD asks for; the short one, about 15 minutes on two co
 
 from dataclasses import dataclass, replace
 
-from studies.acceptance.outcome import Outcome
+from studies.acceptance.outcome import LABELS, Outcome
 
 # ---- limits --------------------------------------------------------------------------------------------------------
 
@@ -50,82 +50,84 @@ class Size:
 
 
 SHORT = {
-    "T1": Size(num_pieces=2, piece_s=55, num_cells=8, compare_s=2.0, num_rivals=1),
-    "T2": Size(num_pieces=1, piece_s=25, num_cells=8, compare_s=0.5, num_repeats=5),
-    "T3": Size(piece_s=20),
-    "T4": Size(piece_s=25),
-    "T5": Size(num_pieces=2, piece_s=65, num_cells=2, num_rivals=2),
-    "T6": Size(num_pieces=2, piece_s=35, num_repeats=3, ladder_s=(1.0, 5.0)),
-    "T7": Size(num_pieces=18, piece_s=6, compare_s=2.0),  # six for each session
-    "T8": Size(num_pieces=12, piece_s=6, compare_s=2.0, num_repeats=40),
-    "T9": Size(piece_s=12),
-    "T10": Size(piece_s=20, compare_s=0.5, num_repeats=8),
-    "T11": Size(piece_s=15, compare_s=1.0, num_repeats=10),
-    "T12": Size(piece_s=12),
-    "T13": Size(piece_s=12),
-    "T14": Size(piece_s=75, num_repeats=5),
-    "T15": Size(piece_s=10, num_repeats=300),
-    "T16": Size(piece_s=290),
-    "C1": Size(piece_s=70),
+    "aa_error": Size(num_pieces=2, piece_s=55, num_cells=8, compare_s=2.0, num_rivals=1),
+    "false_alarms": Size(num_pieces=1, piece_s=25, num_cells=8, compare_s=0.5, num_repeats=5),
+    "simulated_false_alarms": Size(piece_s=20),
+    "null_sessions": Size(piece_s=25),
+    "power": Size(num_pieces=2, piece_s=65, num_cells=2, num_rivals=2),
+    "time_to_verdict": Size(num_pieces=2, piece_s=35, num_repeats=3, ladder_s=(1.0, 5.0)),
+    "repeatability": Size(num_pieces=18, piece_s=6, compare_s=2.0),  # six for each session
+    "coverage": Size(num_pieces=12, piece_s=6, compare_s=2.0, num_repeats=40),
+    "bias": Size(piece_s=12),
+    "busy_neighbour": Size(piece_s=20, compare_s=0.5, num_repeats=8),
+    "order_and_names": Size(piece_s=15, compare_s=1.0, num_repeats=10),
+    "racing": Size(piece_s=12),
+    "detectable_effect": Size(piece_s=12),
+    "kills": Size(piece_s=75, num_repeats=5),
+    "overhead": Size(piece_s=10, num_repeats=300),
+    "called_share": Size(piece_s=290),
+    "many_cells": Size(piece_s=70),
 }
 OFTEN = (0.5, 1.0, 2.0) * 4 + (5.0, 10.0)
 """Budgets in each of T6's six pieces. A threshold at 5 % false alarms takes twenty comparisons of identical code: the
 largest of six lets one in seven pass, and then makes out of eleven statistics a best one that is not."""
 FULL = {
-    "T1": Size(num_pieces=25, piece_s=60, num_cells=16, compare_s=2.0, num_rivals=2),
-    "T2": Size(num_pieces=0, piece_s=0),  # the 400 comparisons of T1
-    "T3": Size(piece_s=600),
-    "T4": Size(piece_s=400),
-    "T5": Size(num_pieces=4, piece_s=200, num_cells=8, num_repeats=4, num_rivals=2),
-    "T6": Size(num_pieces=6, piece_s=160, num_repeats=6, ladder_s=OFTEN),
-    "T7": Size(num_pieces=120, piece_s=9.5, compare_s=6.0),
-    "T8": Size(num_pieces=60, piece_s=15, compare_s=11.0, num_repeats=200),
-    "T9": Size(piece_s=300),
-    "T10": Size(num_pieces=4, piece_s=50, compare_s=1.0, num_repeats=10),
-    "T11": Size(piece_s=105, compare_s=5.0, num_repeats=20),
-    "T12": Size(piece_s=300),
-    "T13": Size(piece_s=300),
-    "T14": Size(piece_s=350, num_repeats=KILLS),
-    "T15": Size(piece_s=40, num_repeats=3000),
-    "T16": Size(piece_s=330),
-    "C1": Size(piece_s=70),
+    "aa_error": Size(num_pieces=25, piece_s=60, num_cells=16, compare_s=2.0, num_rivals=2),
+    "false_alarms": Size(num_pieces=0, piece_s=0),  # the 400 comparisons of T1
+    "simulated_false_alarms": Size(piece_s=600),
+    "null_sessions": Size(piece_s=400),
+    "power": Size(num_pieces=4, piece_s=200, num_cells=8, num_repeats=4, num_rivals=2),
+    "time_to_verdict": Size(num_pieces=6, piece_s=160, num_repeats=6, ladder_s=OFTEN),
+    "repeatability": Size(num_pieces=120, piece_s=9.5, compare_s=6.0),
+    "coverage": Size(num_pieces=60, piece_s=15, compare_s=11.0, num_repeats=200),
+    "bias": Size(piece_s=300),
+    "busy_neighbour": Size(num_pieces=4, piece_s=50, compare_s=1.0, num_repeats=10),
+    "order_and_names": Size(piece_s=105, compare_s=5.0, num_repeats=20),
+    "racing": Size(piece_s=300),
+    "detectable_effect": Size(piece_s=300),
+    "kills": Size(piece_s=350, num_repeats=KILLS),
+    "overhead": Size(piece_s=40, num_repeats=3000),
+    "called_share": Size(piece_s=330),
+    "many_cells": Size(piece_s=70),
 }
 ON_CUDA = {
-    "G1": Size(piece_s=15),
-    "G2": Size(piece_s=10),
-    "G3": Size(piece_s=60),
-    "G4": Size(piece_s=10),
-    "G5": Size(piece_s=15),
+    "kernel_sum": Size(piece_s=15),
+    "cold_caches": Size(piece_s=10),
+    "heat_up": Size(piece_s=60),
+    "flush": Size(piece_s=10),
+    "graph_mode": Size(piece_s=15),
 }
 """Alike in both forms."""
-GATE_SHORT = dict.fromkeys(("R1", "R2", "R3", "R4"), Size(num_pieces=2, piece_s=135, compare_s=GATE_S))
-GATE_SESSIONS = {"R1": 6, "R2": 6, "R3": 20, "R4": 20}  # more where each side has processes of its own
+GATE_SHORT = dict.fromkeys(
+    ("same_code", "slowdown", "same_code_apart", "slowdown_apart"), Size(num_pieces=2, piece_s=135, compare_s=GATE_S)
+)
+GATE_SESSIONS = {
+    "same_code": 6,
+    "slowdown": 6,
+    "same_code_apart": 20,
+    "slowdown_apart": 20,
+}  # more where each side has processes of its own
 GATE_FULL = {test: replace(size, num_pieces=GATE_SESSIONS[test]) for test, size in GATE_SHORT.items()}
 """Sessions of two revisions; a test by itself (`-- gate`)."""
 WHOLE = {
-    **dict.fromkeys(("T3", "T4", "T9", "T12", "T13"), "simulated"),
-    "C1": "growth",
+    **dict.fromkeys(("simulated_false_alarms", "null_sessions", "bias", "racing", "detectable_effect"), "simulated"),
+    "many_cells": "growth",
     **dict.fromkeys(ON_CUDA, "on_cuda"),
 }
 """Tests made by one function that gives the whole outcome, and its module."""
 CAUSES = {
-    "T1": "every cell is within its limit. In a calm hour the best of eleven rival statistics, chosen afterwards from "
-    "32 comparisons, is six times as far off as ours, and a tenth of it is less than two seconds allow: the standard "
-    "errors that our comparisons print of themselves are 0.10 to 0.24 % by cell (9091618), about what they are "
-    "off by. Tried: a canary that lets no thread spin (1.77 % in the worst cell before, in a noisier hour), the twin's "
-    "samples in the ratio, young garbage only before a visit (two to three times as many pairs), visits far out drawn "
-    "in, freed memory retained; Huber's estimate and the median of all pairs were as good where it was calm, and the "
-    "former was off where the order in a block matters",
-    "T6": "a block is four samples, each after an untimed call: 8 ms for a millisecond operation in calm minutes, 15 "
-    "ms in others. Half of the verdicts take a third of a second; the last ones wait for an interval, in minutes "
-    "when pairs differ by some percent. Tried: freed memory retained (a third less)",
-    "T7": "in a calm hour a third of the best of ten rival statistics, chosen afterwards, is less than the ratio "
-    "itself moves. Of the 0.94 % (d9b8937) some 0.55 % are the processes': those of a session differ by 1.35 % (a "
-    "standard deviation), as each lays out memory otherwise, and six are averaged. The rest, 0.8 %, is from session to "
-    "session, a minute apart; during the first six of the twenty files were read and edited beside them, and in the "
-    "others ours had 0.85 % and the best rival statistic 1.85 %, which is as far from a third. Tried: freed memory "
-    "retained, which halved the spread of four sessions; one process in a session, three, and six; a canary that lets "
-    "no thread spin (2.02 % before, in an hour in which the best rival statistic had 8.15 %)",
+    "aa_error": "each cell is within its limit, or missed it in a noisy hour. In a calm hour a tenth of the best of "
+    "eleven rival statistics, chosen afterwards, is less than two seconds allow: our comparisons print "
+    "standard errors of 0.10 to 0.24 % by cell (9091618). Tried without success: winsorized visits, "
+    "retained memory, Huber's estimate, the median of all pairs",
+    "time_to_verdict": "a block is four samples, each after an untimed call: 8 ms for a millisecond operation in calm "
+    "minutes, 15 ms in others. Half of the verdicts take a third of a second; the last ones wait for an "
+    "interval. Tried: retained memory (a third less)",
+    "repeatability": "a third of the best of ten rival statistics, chosen afterwards, is less than the ratio itself "
+    "moves: "
+    "processes of one session differ by 1.35 % (a standard deviation; d9b8937), as each lays out memory "
+    "differently, and six are averaged; the rest is from session to session. Tried: retained memory, "
+    "which halved the spread of four sessions; one, three and six processes in a session",
 }
 """Of misses that were looked into, and what was tried against them."""
 COMPARED_IN_FULL = 400  # by T2
@@ -145,4 +147,6 @@ def largest_count(number: int) -> int:
 
 def missing(test: str, title: str, limit: str, cause: str, *, short: bool) -> Outcome:
     """The outcome of a test that found nothing: a miss."""
-    return Outcome(id=test, title=title, limit=limit, found="nothing", passes=False, is_short=short, cause=cause)
+    return Outcome(
+        id=LABELS[test], title=title, limit=limit, found="nothing", passes=False, is_short=short, cause=cause
+    )

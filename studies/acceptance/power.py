@@ -18,7 +18,7 @@ import pandas as pd
 from attnbench.storage.records import SMALLEST_EFFECT, Verdict
 from studies.acceptance import engine, rivals, workloads
 from studies.acceptance.engine import OURS, SlowedClock
-from studies.acceptance.outcome import Outcome, Row
+from studies.acceptance.outcome import LABELS, Outcome, Row
 from studies.acceptance.plan import ALPHA, DECIDE_POWER, DECIDE_S, DECIDE_SHARE_OF_RIVAL, EFFECT, POWER_LIMITS, Size
 from studies.acceptance.workloads import Cell
 
@@ -105,7 +105,7 @@ def power_of_rivals(frame: Any) -> Any:  # noqa: ANN401 - tables
     return pd.DataFrame(found, columns=[*by, "threshold", "power", "alarms", "n", "num_same"])
 
 
-def t5(rows: list[Row], *, short: bool) -> Outcome:
+def power(rows: list[Row], *, short: bool) -> Outcome:
     """The share of slowdowns found in time, of each kind; one kind that is missed is a miss."""
     frame: Any = pd.DataFrame(rows)
     own = frame[frame["tool"] == OURS]
@@ -127,7 +127,7 @@ def t5(rows: list[Row], *, short: bool) -> Outcome:
         passes = passes and bool((kinds["mean"] >= asked).all())
     limits = ", ".join(f">= {asked:.0%} at {share:.0%} in {s:g} s" for share, (asked, s) in POWER_LIMITS.items())
     return Outcome(
-        id="T5",
+        id=LABELS["power"],
         title="power for injected slowdowns: timer scaling, extra work, a real extra head",
         limit=f"{limits}, of each kind; found is an e-value of 20 with the right sign; the smallest effect that "
         "matters is 2 %, and 1 % where 2 % is looked for",
@@ -178,7 +178,7 @@ def rival_times(frame: Any) -> Any:  # noqa: ANN401 - tables
     return by.agg(seconds=("seconds", "min"), fewest=("num_same", "min"), most=("num_same", "max"))
 
 
-def t6(rows: list[Row], *, short: bool) -> Outcome:
+def time_to_verdict(rows: list[Row], *, short: bool) -> Outcome:
     """Our time to the verdict slower, against the budget in which a rival errs as seldom."""
     frame: Any = pd.DataFrame(rows)
     own = frame[frame["tool"] == OURS]
@@ -193,7 +193,7 @@ def t6(rows: list[Row], *, short: bool) -> Outcome:
         seconds = f"over {longest_s:g} s" if far else f"{row['seconds']:g} s by {row['statistic']}"
         told[str(tool)] = f"{seconds} (thresholds from {row['fewest']} to {row['most']} comparisons of identical code)"
     return Outcome(
-        id="T6",
+        id=LABELS["time_to_verdict"],
         title="time to the right verdict, a millisecond operation slowed down by 5 %",
         limit=f"median {DECIDE_S:g} s at most; 95 % of the verdicts within a fifth of the time in which the best rival "
         f"finds 95 % at 5 % false alarms",

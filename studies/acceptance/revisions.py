@@ -188,7 +188,7 @@ def is_slower(row: Row) -> bool:
 
 def _outcome(test: str, rows: list[Row], *, short: bool) -> Outcome:
     """False alarms of sessions of the same code, or how many planted slowdowns were found, in 120 seconds each."""
-    is_planted, is_apart = test in {"R2", "R4"}, test in {"R3", "R4"}
+    is_planted, is_apart = test in {"slowdown", "slowdown_apart"}, test in {"same_code_apart", "slowdown_apart"}
     valid = [row for row in rows if row["exit_code"] != INVALID]
     alarms = sum(is_slower(row) if is_planted else row["exit_code"] == FINDING for row in valid)
     share = alarms / max(1, len(valid))
@@ -226,21 +226,21 @@ def _told(rows: list[Row], *, is_planted: bool) -> str:
     return told + (f", after {median(seconds):.0f} s (median), {seconds[-1]:.0f} s at most" if seconds else "")
 
 
-def r1(rows: list[Row], *, short: bool) -> Outcome:
+def same_code(rows: list[Row], *, short: bool) -> Outcome:
     """The same code in one process."""
-    return _outcome("R1", rows, short=short)
+    return _outcome("same_code", rows, short=short)
 
 
-def r2(rows: list[Row], *, short: bool) -> Outcome:
+def slowdown(rows: list[Row], *, short: bool) -> Outcome:
     """A slowdown in one process."""
-    return _outcome("R2", rows, short=short)
+    return _outcome("slowdown", rows, short=short)
 
 
-def r3(rows: list[Row], *, short: bool) -> Outcome:
+def same_code_apart(rows: list[Row], *, short: bool) -> Outcome:
     """The same code apart."""
-    return _outcome("R3", rows, short=short)
+    return _outcome("same_code_apart", rows, short=short)
 
 
-def r4(rows: list[Row], *, short: bool) -> Outcome:
+def slowdown_apart(rows: list[Row], *, short: bool) -> Outcome:
     """A slowdown apart."""
-    return _outcome("R4", rows, short=short)
+    return _outcome("slowdown_apart", rows, short=short)

@@ -18,7 +18,7 @@ from attnbench.storage.records import Arm, Comparison, Verdict
 from attnbench.timing.schedule import Race, visit_seed
 from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload
-from studies.acceptance.outcome import Outcome
+from studies.acceptance.outcome import LABELS, Outcome
 from studies.acceptance.races import Uniform, Witness, whole_run
 from studies.simulated.virtual import VirtualCrew, plan, session
 from studies.simulated.worlds import WORLDS, Array, World
@@ -68,7 +68,7 @@ def most_likely(num_found: int, num_tried: int) -> float:
     return 1.0 if num_found == num_tried else float(beta.ppf(CONFIDENCE, num_found + 1, num_tried - num_found))
 
 
-def t3(*, short: bool = False, num_runs: int = 0, num_blocks: int = 0, seed: int = 3) -> Outcome:
+def simulated_false_alarms(*, short: bool = False, num_runs: int = 0, num_blocks: int = 0, seed: int = 3) -> Outcome:
     """How often the same code is ever called different, with a look at each block."""
     num_runs = num_runs or (4000 if short else T3_RUNS)
     num_blocks = num_blocks or (500 if short else T3_BLOCKS)
@@ -83,7 +83,7 @@ def t3(*, short: bool = False, num_runs: int = 0, num_blocks: int = 0, seed: int
         rows.append({"world": world.name, "share": num_found / num_runs, "upper": upper, "num_runs": num_runs})
     worst = max(rows, key=lambda row: float(row["upper"]))
     return Outcome(
-        id="T3",
+        id=LABELS["simulated_false_alarms"],
         title=f"Simulated A/A, watched at each of {num_blocks} blocks",
         limit=f"upper {CONFIDENCE:.0%} limit of the share of false alarms <= {T3_LIMIT} in each world",
         found=f"at most {worst['upper']:.4f}, in {worst['world']} ({worst['share']:.2%} of {num_runs} runs)",
@@ -93,7 +93,7 @@ def t3(*, short: bool = False, num_runs: int = 0, num_blocks: int = 0, seed: int
     )
 
 
-def t4(*, short: bool = False, num_runs: int = 0, num_workloads: int = 16, seed: int = 4) -> Outcome:
+def null_sessions(*, short: bool = False, num_runs: int = 0, num_workloads: int = 16, seed: int = 4) -> Outcome:
     """How many sessions call anything different where everything is the same code.
 
     Twice: verdicts where each process lays out memory otherwise, which the margin and intervals must bear; and e-values
@@ -117,7 +117,7 @@ def t4(*, short: bool = False, num_runs: int = 0, num_workloads: int = 16, seed:
         rows.append({"world": world.name, **found})
     alarms, rejected = (sum(bool(row[what]) for row in rows) for what in ("alarms", "rejected"))
     return Outcome(
-        id="T4",
+        id=LABELS["null_sessions"],
         title=f"All-null sessions of {num_workloads * (len(names) - 1)} cells, with any alarm at any time",
         limit="<= 9 of 100 sessions, of verdicts, and of e-values alone (e-BH), however small the difference",
         found=f"{alarms} of {num_runs} sessions by verdicts, {rejected} by e-values",
@@ -131,14 +131,14 @@ def _cost_of_null(workload: Workload, _: str) -> float:
     return 1e-3 * (1 + workload.seq_len % 5)
 
 
-def t9(*, short: bool = False, num_runs: int = 0, num_visits: int = 15, seed: int = 9) -> Outcome:
+def bias(*, short: bool = False, num_runs: int = 0, num_visits: int = 15, seed: int = 9) -> Outcome:
     """How far the estimated ratio lies from the true one on average."""
     num_runs = num_runs or (60 if short else T9_RUNS)
     rows = [_bias(world, ratio, num_runs, num_visits, seed=seed) for world in WORLDS.values() for ratio in T9_RATIOS]
     judged = rows if num_runs >= T9_RUNS else _pooled(rows)
     errors, share = (max(judged, key=lambda row: abs(float(row[by]))) for by in ("errors", "bias"))
     return Outcome(
-        id="T9",
+        id=LABELS["bias"],
         title=f"Bias of a ratio on the virtual clock, {len(WORLDS)} worlds and {len(T9_RATIOS)} ratios",
         limit=f"<= {T9_ERRORS} standard errors and <= {T9_SHARE:.1%}",
         found=f"at most {abs(float(errors['errors'])):.3f} standard errors ({errors['world']}) and "
@@ -171,7 +171,7 @@ def _pooled(rows: Sequence[Row]) -> list[Row]:
     return found
 
 
-def t12(*, short: bool = False, num_runs: int = 0, num_workloads: int = 16, seed: int = 12) -> Outcome:
+def racing(*, short: bool = False, num_runs: int = 0, num_workloads: int = 16, seed: int = 12) -> Outcome:
     """Virtual seconds until every verdict is found, by racing and in rounds over all arms, and whether they agree."""
     num_runs = num_runs or (3 if short else T12_RUNS)
     rows: list[Row] = []
@@ -183,7 +183,7 @@ def t12(*, short: bool = False, num_runs: int = 0, num_workloads: int = 16, seed
         for key in ("raced_s", "uniform_s", "equal", "right", "right_uniform", "cells")
     )
     return Outcome(
-        id="T12",
+        id=LABELS["racing"],
         title=f"Racing against rounds over all arms, {num_workloads} workloads and 4 implementations",
         limit=f"<= {T12_TIME:.0%} of the time at >= {T12_EQUAL:.0%} equal verdicts, "
         f"with at most {T12_LOST:.0%} fewer right ones",
@@ -233,7 +233,7 @@ def _is_right(told: Verdict, ratio: float) -> bool:
     return told is (Verdict.equivalent if ratio == 1.0 else Verdict.slower if ratio > 1.0 else Verdict.faster)
 
 
-def t13(*, short: bool = False, num_runs: int = 0, num_visits: int = 16, seed: int = 13) -> Outcome:
+def detectable_effect(*, short: bool = False, num_runs: int = 0, num_visits: int = 16, seed: int = 13) -> Outcome:
     """Whether the slowdown that a session says it would find is found when it is there."""
     num_runs = num_runs or (25 if short else T13_RUNS)
     rows: list[Row] = []
@@ -250,7 +250,7 @@ def t13(*, short: bool = False, num_runs: int = 0, num_visits: int = 16, seed: i
     judged = shares if num_runs >= T13_RUNS else [float(np.mean(shares))]  # few runs cannot tell worlds apart
     low, high = min(judged), max(judged)
     return Outcome(
-        id="T13",
+        id=LABELS["detectable_effect"],
         title=f"The detectable effect that {num_visits} visits print, injected into fresh sessions",
         limit=f"found {T13_LOW:.0%} to {T13_HIGH:.0%}",
         found=f"{np.mean(shares):.0%}, by world {min(shares):.0%} to {max(shares):.0%}"

@@ -14,12 +14,12 @@ import msgspec
 
 from attnbench.processes.revision import commit
 from attnbench.storage.events import ALLOCATORS
-from studies.acceptance.outcome import Outcome, Row, Stored, restored
+from studies.acceptance.outcome import LABELS, Outcome, Row, Stored, restored
 from studies.acceptance.plan import ON_CUDA, WHOLE, Size, missing, sizes
 
 ROOT = Path(__file__).parents[2]
 NOT_RUN = "not run"
-AS_USERS_HAVE_IT = {"T14", "T16", "R1", "R2", "R3", "R4"}
+AS_USERS_HAVE_IT = {"kills", "called_share", "same_code", "slowdown", "same_code_apart", "slowdown_apart"}
 """Whole runs, with the C library as it is. In all other pieces it is told to retain freed memory, for every tool alike:
 else the ratio of two things depends on where on the heap a process happens to have them (docs/method.md)."""
 Make = Callable[[int, Size], list[Row]]
@@ -50,31 +50,31 @@ class Job:
 
 
 MAKERS = {
-    "T1": ("aa", "compare_all"),
-    "T2": ("aa", "compare_ours"),
-    "T5": ("power", "inject"),
-    "T6": ("power", "decide"),
-    "T7": ("truth", "repeat"),
-    "T8": ("truth", "visit_on"),
-    "T10": ("aa", "compare_beside"),
-    "T11": ("truth", "permute"),
-    "T14": ("endurance", "kill"),
-    "T15": ("overhead", "interleave"),
-    "T16": ("endurance", "run_quick"),
-    "R1": ("revisions", "same_here"),
-    "R2": ("revisions", "slower_here"),
-    "R3": ("revisions", "same_apart"),
-    "R4": ("revisions", "slower_apart"),
+    "aa_error": ("aa", "compare_all"),
+    "false_alarms": ("aa", "compare_ours"),
+    "power": ("power", "inject"),
+    "time_to_verdict": ("power", "decide"),
+    "repeatability": ("truth", "repeat"),
+    "coverage": ("truth", "visit_on"),
+    "busy_neighbour": ("aa", "compare_beside"),
+    "order_and_names": ("truth", "permute"),
+    "kills": ("endurance", "kill"),
+    "overhead": ("overhead", "interleave"),
+    "called_share": ("endurance", "run_quick"),
+    "same_code": ("revisions", "same_here"),
+    "slowdown": ("revisions", "slower_here"),
+    "same_code_apart": ("revisions", "same_apart"),
+    "slowdown_apart": ("revisions", "slower_apart"),
 }
-"""Module and function that makes a test's pieces; those of the simulated ones are called t3 and so on."""
-TESTS = [*(f"T{number}" for number in range(1, 17)), "C1"]
-GATE = ["R1", "R2", "R3", "R4"]
+"""Module and function that makes a test's pieces. The function that reads them has the test's name."""
+TESTS = [name for name, label in LABELS.items() if label[0] in "TC"]
+GATE = ["same_code", "slowdown", "same_code_apart", "slowdown_apart"]
 
 
 def jobs(tests: list[str], *, short: bool) -> list[Job]:
     """All pieces of these tests, and of T1 where T2 needs it, in the order in which they are to be made."""
     found = sizes(short=short)
-    wanted = set(tests) | ({"T1"} if "T2" in tests else set())
+    wanted = set(tests) | ({"aa_error"} if "false_alarms" in tests else set())
     return sorted(
         Job(due=(number + 0.5) / found[test].num_pieces, test=test, number=number)
         for test in wanted
@@ -86,7 +86,7 @@ def make(test: str, number: int, *, short: bool) -> Piece:
     """Do one piece, here."""
     if test in WHOLE:
         whole: Any = importlib.import_module(f"studies.acceptance.{WHOLE[test]}")
-        return Piece(outcome=getattr(whole, test.lower())(short=short))
+        return Piece(outcome=getattr(whole, test)(short=short))
     module, function = MAKERS[test]
     maker: Make = getattr(importlib.import_module(f"studies.acceptance.{module}"), function)
     return Piece(rows=tuple(dict(row) for row in maker(number, sizes(short=short)[test])))
@@ -115,7 +115,8 @@ def run(job: Job, folder: Path, *, short: bool) -> bool:
     """Do one piece in a fresh process, which leaves it whole or not at all; whether it did."""
     command = [sys.executable, "-P", "-m", "studies.acceptance.piece", job.test, str(job.number), str(folder)]
     settings = {} if job.test in AS_USERS_HAVE_IT else ALLOCATORS["retain"]
-    environment = os.environ | settings | {"PYTHONPATH": str(ROOT)}
+    path = os.pathsep.join(filter(None, [str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH")]))
+    environment = os.environ | settings | {"PYTHONPATH": path}
     (folder / f"{job.name}.json").unlink(missing_ok=True)  # one of another size is none
     with (folder / f"{job.name}.log").open("wb") as log:
         done = subprocess.run(  # noqa: S603 - our own module
@@ -144,7 +145,7 @@ def conclude(tests: list[str], made: dict[str, list[Piece]], *, short: bool) -> 
             continue
         try:
             found = outcome(test, made, short=short)
-            yield msgspec.structs.replace(found, made=_made(pieces or made.get("T1", [])))
+            yield msgspec.structs.replace(found, made=_made(pieces or made.get("aa_error", [])))
         except Exception as error:  # noqa: BLE001 - a test that cannot be read costs its own row only
             cause = f"{type(error).__name__}: {error}"
             yield missing(test, TITLES.get(test, test), "that it can be read", cause, short=short)
@@ -162,11 +163,11 @@ def outcome(test: str, made: dict[str, list[Piece]], *, short: bool) -> Outcome:
         found = made[test][0].outcome
         assert found is not None
         return found
-    rows, others = rows_of(made.get(test, [])), rows_of(made.get("T1", []))
-    if test == "T2":
-        return _reader("T2")(others + rows, short=short)
-    if test == "T8":
-        return _reader("T8")(rows, others, sizes(short=short)["T8"].num_repeats, short=short)
+    rows, others = rows_of(made.get(test, [])), rows_of(made.get("aa_error", []))
+    if test == "false_alarms":
+        return _reader("false_alarms")(others + rows, short=short)
+    if test == "coverage":
+        return _reader("coverage")(rows, others, sizes(short=short)["coverage"].num_repeats, short=short)
     return _reader(test)(rows, short=short)
 
 
@@ -176,9 +177,7 @@ def rows_of(pieces: list[Piece]) -> list[Row]:
 
 
 def _reader(test: str) -> Callable[..., Outcome]:
-    reader: Callable[..., Outcome] = getattr(
-        importlib.import_module(f"studies.acceptance.{MAKERS[test][0]}"), test.lower()
-    )
+    reader: Callable[..., Outcome] = getattr(importlib.import_module(f"studies.acceptance.{MAKERS[test][0]}"), test)
     return reader
 
 
@@ -194,30 +193,33 @@ def left_out(*, short: bool) -> Iterator[Outcome]:
     for test in ON_CUDA:
         title, limit = ON_CUDA_TITLES[test]
         found = f"{NOT_RUN}: no CUDA device"
-        yield Outcome(id=test, title=title, limit=limit, found=found, passes=True, is_short=short)
+        yield Outcome(id=LABELS[test], title=title, limit=limit, found=found, passes=True, is_short=short)
 
 
 ON_CUDA_TITLES = {
-    "G1": ("device time against the profiler's kernel sum", "within 2 % above 20 us"),
-    "G2": ("cold against hot caches", "they differ on an L2-sized case, cold bandwidth below the memory's peak"),
-    "G3": ("the same code through an artificial heat-up", "false alarms as without"),
-    "G4": ("the flush and the timed span", "the flush is never inside"),
-    "G5": ("graph mode against event mode", "within 3 % above 50 us"),
+    "kernel_sum": ("device time against the profiler's kernel sum", "within 2 % above 20 us"),
+    "cold_caches": (
+        "cold against hot caches",
+        "they differ on an L2-sized case, cold bandwidth below the memory's peak",
+    ),
+    "heat_up": ("the same code through an artificial heat-up", "false alarms as without"),
+    "flush": ("the flush and the timed span", "the flush is never inside"),
+    "graph_mode": ("graph mode against event mode", "within 3 % above 50 us"),
 }
 TITLES = {
-    "T1": "the same code against itself: RMS of the log ratio",
-    "T2": "the same code against itself: false alarms",
-    "T5": "power for injected slowdowns",
-    "T6": "time to the right verdict",
-    "T7": "repeatability of a true ratio",
-    "T8": "coverage of the 95 % interval",
-    "T10": "false alarms beside somebody busy",
-    "T11": "order and names",
-    "T14": "kills",
-    "T15": "overhead",
-    "T16": "share of time inside calls",
-    "R1": "two revisions with the same code",
-    "R2": "a slowdown between two revisions",
-    "R3": "two revisions with the same code, apart",
-    "R4": "a slowdown between two revisions, apart",
+    "aa_error": "the same code against itself: RMS of the log ratio",
+    "false_alarms": "the same code against itself: false alarms",
+    "power": "power for injected slowdowns",
+    "time_to_verdict": "time to the right verdict",
+    "repeatability": "repeatability of a true ratio",
+    "coverage": "coverage of the 95 % interval",
+    "busy_neighbour": "false alarms beside somebody busy",
+    "order_and_names": "order and names",
+    "kills": "kills",
+    "overhead": "overhead",
+    "called_share": "share of time inside calls",
+    "same_code": "two revisions with the same code",
+    "slowdown": "a slowdown between two revisions",
+    "same_code_apart": "two revisions with the same code, apart",
+    "slowdown_apart": "a slowdown between two revisions, apart",
 }

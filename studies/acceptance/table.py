@@ -76,4 +76,4 @@ def _in_cell(text: str) -> str:
 
 def _cause(outcome: Outcome) -> str:
     """Of a miss: what the test itself says of it, or what was found when it was looked into."""
-    return "" if outcome.passes else outcome.cause or CAUSES.get(outcome.id, "")
+    return "" if outcome.passes else outcome.cause or CAUSES.get(outcome.test, "")

@@ -21,7 +21,7 @@ from attnbench.timing import blocks as measure
 from attnbench.timing.functions import HERE, FunctionComparison, begin
 from studies.acceptance import rivals, workloads
 from studies.acceptance.engine import BLOCKS, OURS
-from studies.acceptance.outcome import Outcome, Row
+from studies.acceptance.outcome import LABELS, Outcome, Row
 from studies.acceptance.plan import COVERAGE, INVARIANCE_ERRORS, REPEAT_SD, REPEAT_SHARE_OF_RIVAL, Size
 
 NUM_HEADS, LENGTH = 8, 256
@@ -111,7 +111,7 @@ def ratio_of(visits: Any) -> Estimate:  # noqa: ANN401 - a table
     return found
 
 
-def t7(rows: list[Row], *, short: bool) -> Outcome:
+def repeatability(rows: list[Row], *, short: bool) -> Outcome:
     """The standard deviation of the log ratio over sessions."""
     table: Any = pd.DataFrame(rows)
     own = table[table["tool"] == OURS]
@@ -129,7 +129,7 @@ def t7(rows: list[Row], *, short: bool) -> Outcome:
         for tool, found in others.groupby(level=0, sort=False)
     }
     return Outcome(
-        id="T7",
+        id=LABELS["repeatability"],
         title="repeatability of a true ratio, textbook against SDPA, over sessions",
         limit=f"standard deviation {REPEAT_SD:.1%} at most over 20 sessions, and a third of the best rival statistic's",
         found=f"{mine:.2%} over {number} sessions, ratio {ratio:.3f}; best rival {others.min():.2%} "
@@ -192,7 +192,7 @@ def coverage_error(rows: list[Row], num_sessions: int, num_draws: int = 40) -> f
     return float(np.std(found, ddof=1))
 
 
-def t8(rows: list[Row], aa_rows: list[Row], num_sessions: int, *, short: bool) -> Outcome:
+def coverage(rows: list[Row], aa_rows: list[Row], num_sessions: int, *, short: bool) -> Outcome:
     """Coverage of a true ratio; beside it, of the ratio 1 in the comparisons of T1, each in one short stretch."""
     sessions = coverage_of_sessions(rows, num_sessions)
     covered = float(sessions["covers"].mean())
@@ -204,7 +204,7 @@ def t8(rows: list[Row], aa_rows: list[Row], num_sessions: int, *, short: bool) -
         own = own[own["tool"] == OURS]
         beside = f"; of the ratio 1 in T1: {(own['log'].abs() <= own['half_width']).mean():.1%} of {len(own)}"
     return Outcome(
-        id="T8",
+        id=LABELS["coverage"],
         title="coverage of the 95 % interval against a long reference, textbook against SDPA",
         limit=f"{COVERAGE[0]:.0%} to {COVERAGE[1]:.0%}; the reference is 10 minutes of other processes (full form)",
         found=f"{covered:.1%} (standard error {coverage_error(rows, num_sessions):.1%}) of {len(sessions)} sessions "
@@ -261,7 +261,7 @@ class _Permuted:
         }
 
 
-def t11(rows: list[Row], *, short: bool) -> Outcome:
+def order_and_names(rows: list[Row], *, short: bool) -> Outcome:
     """The shift from standing before the baseline to standing after it, in the order and in the alphabet."""
     frame: Any = pd.DataFrame(rows)
     error = float(frame["standard_error"].median())
@@ -271,7 +271,7 @@ def t11(rows: list[Row], *, short: bool) -> Outcome:
         shifts[what] = abs(float(frame[after]["log"].mean() - frame[~after]["log"].mean()))
     number = len(frame) // frame["role"].nunique()
     return Outcome(
-        id="T11",
+        id=LABELS["order_and_names"],
         title="order and names of what is compared",
         limit="standing after the baseline or before it shifts the ratio by one visit-level standard error at most, "
         "over 20 permutations",

@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 from attnbench.timing import functions as duel
 from studies.acceptance import __main__ as command
 from studies.acceptance import chart, engine, kept, on_cuda, plan, power, rivals, suite, table, truth
-from studies.acceptance.outcome import Outcome
+from studies.acceptance.outcome import LABELS, Outcome
 from studies.acceptance.plan import Size
 
 pytestmark = pytest.mark.filterwarnings("default")  # pytest-benchmark runs inside, and warns of what it likes
@@ -70,7 +70,7 @@ class TestEngine:
 class TestOnCuda:
     def test_what_needs_a_device_is_said_to_be_left_out_and_is_no_pass(self):
         found = list(suite.left_out(short=True))
-        assert [each.id for each in found] == list(plan.ON_CUDA)
+        assert [each.test for each in found] == list(plan.ON_CUDA)
         assert {table.result(each) for each in found} == {suite.NOT_RUN}
 
     @pytest.mark.parametrize(("share", "passes"), [(0.01, True), (-0.03, False)])
@@ -79,7 +79,7 @@ class TestOnCuda:
             {"call": "short", "timed_s": 2e-5, "other_s": 1e-5, "share": 1.0},
             {"call": "long", "timed_s": 1e-3, "other_s": 1e-3, "share": share},
         ]
-        asked = Outcome(id="G1", title="", limit="", found="", passes=False)
+        asked = Outcome(id=LABELS["kernel_sum"], title="", limit="", found="", passes=False)
         found = on_cuda._beside(rows, asked, (20e-6, 0.02))
         assert found.passes is passes
         assert "short +100.00% of 10 us" in found.found
@@ -96,8 +96,8 @@ class TestLimits:
         assert planned_s <= 18 * 60
 
     def test_the_pieces_of_a_long_test_are_spread_over_the_session(self):
-        jobs = suite.jobs(["T1", "T7"], short=True)
-        places = [number for number, job in enumerate(jobs) if job.test == "T7"]
+        jobs = suite.jobs(["aa_error", "repeatability"], short=True)
+        places = [number for number, job in enumerate(jobs) if job.test == "repeatability"]
         assert places[0] < 2
         assert places[-1] > len(jobs) - 3
 
@@ -136,7 +136,7 @@ class TestCoverage:
         """Where each process has a bias of its own, the reference has as few as it has processes."""
         draws, found = np.random.default_rng(1), []
         for _ in range(40):
-            biases = draws.normal(0.3, 0.05, size=plan.FULL["T8"].num_pieces)
+            biases = draws.normal(0.3, 0.05, size=plan.FULL["coverage"].num_pieces)
             rows = [
                 {"epoch": float(epoch), "visit": float(visit), "log": draws.normal(bias, 0.01)}
                 for epoch, bias in enumerate(biases)
@@ -148,8 +148,8 @@ class TestCoverage:
 
 class TestPermutations:
     def test_sessions_go_on_by_turns_and_none_is_as_another(self, monkeypatch):
-        visit, visited = duel.Duel.visit, []
-        monkeypatch.setattr(duel.Duel, "visit", lambda found: (visited.append(found.seed), visit(found)))
+        visit, visited = duel.FunctionComparison.visit, []
+        monkeypatch.setattr(duel.FunctionComparison, "visit", lambda found: (visited.append(found.seed), visit(found)))
         seconds = itertools.count()  # one for each look: how busy this machine is decides nothing
         monkeypatch.setattr(truth, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
         rows = truth.permute(0, Size(piece_s=1, compare_s=1.0, num_repeats=4))
@@ -169,14 +169,14 @@ class TestPermutations:
             at = {"place": draws.choice([-1.0, 1.0]), "letter": draws.choice([-1.0, 1.0])}
             log = draws.normal(0.2, 0.005) + shift * (at[what] > 0)
             rows.append({**at, "role": ("rival", "twin")[number % 2], "log": log, "standard_error": 0.005})
-        found = truth.t11(rows, short=False)
+        found = truth.order_and_names(rows, short=False)
         assert found.passes == passes
         assert "20 permutations" in found.found
 
 
-def outcome(test="T1", *, passes=True, rows=(), found="0.1 %", is_short=True):
+def outcome(test="aa_error", *, passes=True, rows=(), found="0.1 %", is_short=True):
     return Outcome(
-        id=test,
+        id=LABELS[test],
         title="a|b",
         limit="<= 1",
         found=found,
@@ -210,7 +210,11 @@ T8_ROWS = [
 
 class TestShown:
     def test_the_table_tells_misses_and_the_short_form_and_keeps_its_columns(self):
-        told = [outcome(), outcome("T2", passes=False), outcome("G1", found="not run: no CUDA device", is_short=False)]
+        told = [
+            outcome(),
+            outcome("false_alarms", passes=False),
+            outcome("kernel_sum", found="not run: no CUDA device", is_short=False),
+        ]
         text = table.markdown(told, "a machine", short=True)
         rows = [line for line in text.splitlines() if line.startswith("| ")]
         assert {line.replace("\\|", "").count("|") for line in rows} == {9}
@@ -223,11 +227,11 @@ class TestShown:
 
     def test_every_picture_draws_and_one_without_rows_is_left_out(self):
         told = [
-            outcome("T1", rows=T1_ROWS),
-            outcome("T2", rows=T1_ROWS),
-            outcome("T5", rows=T5_ROWS),
-            outcome("T6", rows=T6_ROWS),
-            outcome("T8", rows=T8_ROWS),
+            outcome("aa_error", rows=T1_ROWS),
+            outcome("false_alarms", rows=T1_ROWS),
+            outcome("power", rows=T5_ROWS),
+            outcome("time_to_verdict", rows=T6_ROWS),
+            outcome("coverage", rows=T8_ROWS),
         ]
         drawn = chart.pictures(told)
         assert set(drawn) == {"errors", "power", "times", "coverage"}
@@ -243,7 +247,7 @@ def stub(monkeypatch, tmp_path):
 
     def run(job, folder, *, short):
         made.append(job.name)
-        piece = suite.Piece(outcome=outcome(job.test, passes=job.test != "T4"))
+        piece = suite.Piece(outcome=outcome(job.test, passes=job.test != "null_sessions"))
         (folder / f"{job.name}.json").write_bytes(msgspec.json.encode(suite.signed(piece, job.test, short=short)))
         return True
 
@@ -263,25 +267,32 @@ class TestCommand:
     def test_what_is_finished_is_not_made_again_unless_it_had_another_size(self, stub, tmp_path):
         folder = tmp_path / "parts" / "short"
         folder.mkdir(parents=True)
-        for test, size in (("T3", suite.size_of("T3", short=True)), ("T12", "another")):
+        for test, size in (
+            ("simulated_false_alarms", suite.size_of("simulated_false_alarms", short=True)),
+            ("racing", "another"),
+        ):
             piece = suite.Piece(size=size, outcome=outcome(test))
             (folder / f"{test}-00.json").write_bytes(msgspec.json.encode(piece))
         done = call("--short", "--only", "T3,T9,T12", "--to", str(tmp_path))
         assert done.exit_code == 0, done.output
-        assert sorted(stub) == ["T12-00", "T9-00"]
+        assert sorted(stub) == ["bias-00", "racing-00"]
         assert json.loads(done.stdout.splitlines()[-1])["missed"] == []
         assert "| T3 |" in (tmp_path / "acceptance.md").read_text()
-        assert set(kept.load(tmp_path, machine=command.machine(), short=True)) == {"T3", "T9", "T12"}
+        assert set(kept.load(tmp_path, machine=command.machine(), short=True)) == {
+            "simulated_false_alarms",
+            "bias",
+            "racing",
+        }
 
     def test_a_piece_amid_which_the_session_was_killed_is_made_again(self, stub, tmp_path):
         call("--short", "--only", "T3,T12", "--to", str(tmp_path))
         parts = tmp_path / "parts" / "short"
-        whole = (parts / "T12-00.json").read_bytes()
-        (parts / "T12-00.json").rename(parts / "T12-00.draft")
+        whole = (parts / "racing-00.json").read_bytes()
+        (parts / "racing-00.json").rename(parts / "T12-00.draft")
         (parts / "T12-00.draft").write_bytes(whole[: len(whole) // 2])
         done = call("--short", "--only", "T3,T12", "--to", str(tmp_path))
         assert done.exit_code == 0, done.output
-        assert stub == ["T12-00", "T3-00", "T12-00"]
+        assert stub == ["racing-00", "simulated_false_alarms-00", "racing-00"]
 
     def test_a_miss_gives_exit_code_1_and_is_in_the_table(self, stub, tmp_path):
         done = call("--short", "--only", "T3,T4", "--to", str(tmp_path))
@@ -293,47 +304,47 @@ class TestCommand:
         first = kept.load(tmp_path, machine=command.machine(), short=True)
         shutil.rmtree(tmp_path / "parts")
         monkeypatch.setattr(suite, "commit", lambda: "0123456789+")
-        assert call("--short", "--only", "T4", "--to", str(tmp_path)).exit_code == 1
-        assert call("--short", "--only", "T12", "--to", str(tmp_path)).exit_code == 0, "T4's miss is not its own"
-        assert stub == ["T12-00", "T3-00", "T4-00", "T12-00"]
+        assert call("--short", "--only", "null_sessions", "--to", str(tmp_path)).exit_code == 1
+        assert call("--short", "--only", "racing", "--to", str(tmp_path)).exit_code == 0, "T4's miss is not its own"
+        assert stub == ["racing-00", "simulated_false_alarms-00", "null_sessions-00", "racing-00"]
         found = kept.load(tmp_path, machine=command.machine(), short=True)
-        assert list(found) == ["T3", "T4", "T12"]
-        assert found["T3"] == first["T3"]
-        assert found["T12"].made.endswith(", 0123456+")
+        assert list(found) == ["simulated_false_alarms", "null_sessions", "racing"]
+        assert found["simulated_false_alarms"] == first["simulated_false_alarms"]
+        assert found["racing"].made.endswith(", 0123456+")
         text = (tmp_path / "acceptance.md").read_text()
         assert re.findall(r"^\| (T\d+) .* \| ([^|]*) \|$", text, re.MULTILINE) == [
-            (test, each.made) for test, each in found.items()
+            (each.id, each.made) for each in found.values()
         ]
 
     def test_two_readings_of_the_same_comparisons_are_renewed_together(self, stub, tmp_path):
-        call("--only", "T2", "--to", str(tmp_path))
-        assert stub == [f"T1-{number:02d}" for number in range(plan.FULL["T1"].num_pieces)]
-        assert list(kept.load(tmp_path, machine=command.machine(), short=False)) == ["T1", "T2"]
+        call("--only", "false_alarms", "--to", str(tmp_path))
+        assert stub == [f"aa_error-{number:02d}" for number in range(plan.FULL["aa_error"].num_pieces)]
+        assert list(kept.load(tmp_path, machine=command.machine(), short=False)) == ["aa_error", "false_alarms"]
 
     @pytest.mark.parametrize("other", ["machine", "form"])
     def test_rows_of_another_machine_or_form_are_no_neighbours(self, stub, tmp_path, other):
         here = "another machine" if other == "machine" else command.machine()
-        kept.save([outcome("T9")], tmp_path, machine=here, short=other == "machine")
-        done = call("--short", "--only", "T3", "--to", str(tmp_path))
+        kept.save([outcome("bias")], tmp_path, machine=here, short=other == "machine")
+        done = call("--short", "--only", "simulated_false_alarms", "--to", str(tmp_path))
         assert "another machine or form: it will be replaced" in done.stderr
-        assert list(kept.load(tmp_path, machine=command.machine(), short=True)) == ["T3"]
+        assert list(kept.load(tmp_path, machine=command.machine(), short=True)) == ["simulated_false_alarms"]
 
     def test_a_damaged_account_is_told_before_anything_runs(self, stub, tmp_path):
         (tmp_path / kept.FILE).write_bytes(b"nothing")
-        done = call("--short", "--only", "T3", "--to", str(tmp_path))
+        done = call("--short", "--only", "simulated_false_alarms", "--to", str(tmp_path))
         assert (done.exit_code, stub) == (2, [])
         assert "cannot be read" in " ".join(done.stderr.split())
         assert (tmp_path / kept.FILE).read_bytes() == b"nothing"
 
     def test_rows_come_back_as_they_were(self, tmp_path):
         rows = [{"tool": 'one, "two"', "log": 0.1 + 0.2, "found_s": math.inf}, {"tool": "3"}]
-        told = [outcome("T1", rows=rows), outcome("T2")]
+        told = [outcome("aa_error", rows=rows), outcome("false_alarms")]
         kept.save(told, tmp_path, machine="here", short=True)
         assert list(kept.load(tmp_path, machine="here", short=True).values()) == told
 
     def test_a_piece_that_crashes_is_a_miss_of_its_test_alone(self, monkeypatch, tmp_path):
         monkeypatch.setattr(suite, "run", lambda job, folder, *, short: False)
-        done = call("--short", "--only", "T15", "--to", str(tmp_path))
+        done = call("--short", "--only", "overhead", "--to", str(tmp_path))
         assert done.exit_code == 1
         assert "1 of 1 pieces crashed" in (tmp_path / "acceptance.md").read_text()
 
@@ -341,10 +352,10 @@ class TestCommand:
         assert call("--only", "T99", "--to", str(tmp_path)).exit_code == 2
 
     def test_a_real_piece_is_read_back_from_its_file(self, monkeypatch, tmp_path):
-        monkeypatch.setitem(plan.SHORT, "T15", Size(piece_s=1, num_repeats=2))
-        job = suite.jobs(["T15"], short=True)[0]
+        monkeypatch.setitem(plan.SHORT, "overhead", Size(piece_s=1, num_repeats=2))
+        job = suite.jobs(["overhead"], short=True)[0]
         made = suite.make(job.test, job.number, short=True)
-        (tmp_path / "T15-00.json").write_bytes(msgspec.json.encode(made))
-        found = list(suite.conclude(["T15"], suite.read(tmp_path, [job]), short=True))
-        assert found[0].id == "T15"
+        (tmp_path / "overhead-00.json").write_bytes(msgspec.json.encode(made))
+        found = list(suite.conclude(["overhead"], suite.read(tmp_path, [job]), short=True))
+        assert found[0].test == "overhead"
         assert "n=2" in found[0].found

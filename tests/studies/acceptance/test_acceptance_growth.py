@@ -1,11 +1,11 @@
 """What many cells cost, in a small form: both series are made and told. Timings decide nothing here."""
 
-from studies.acceptance.growth import REFUSED, VISITED, c1
+from studies.acceptance.growth import REFUSED, VISITED, many_cells
 
 
 def test_both_series_are_made_and_told() -> None:
-    found = c1((100, 200), (30, 120), short=True)
-    assert (found.id, found.is_short) == ("C1", True)
+    found = many_cells((100, 200), (30, 120), short=True)
+    assert (found.test, found.is_short) == ("many_cells", True)
     sizes = [(REFUSED, 100.0), (REFUSED, 200.0), (VISITED, 30.0), (VISITED, 120.0)]
     assert [(row["series"], row["num_cells"]) for row in found.rows] == sizes
     assert all(row["spent_s"] > 0 for row in found.rows)

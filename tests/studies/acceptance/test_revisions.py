@@ -39,20 +39,20 @@ class TestRevisions:
     @pytest.mark.parametrize(("alarms", "passes"), [(1, True), (2, False)])
     def test_one_session_of_twenty_may_alarm_for_nothing(self, alarms, passes):
         rows = [session_row("slower", exit_code=1.0)] * alarms + [session_row()] * (20 - alarms)
-        assert revisions.r1(rows, short=False).passes is passes
-        assert revisions.r4(rows, short=False).passes is False
+        assert revisions.same_code(rows, short=False).passes is passes
+        assert revisions.slowdown_apart(rows, short=False).passes is False
 
     def test_a_cell_or_the_whole_finds_it_and_an_invalid_session_finds_nothing(self):
         found = [session_row(num_slower=1.0, exit_code=1.0), session_row("slower", exit_code=1.0)]
-        assert revisions.r2(found, short=False).passes
+        assert revisions.slowdown(found, short=False).passes
         disturbed = session_row("slower", 16.0, 4.0)
-        assert revisions.r2([*found * 2, disturbed], short=False).passes
-        assert not revisions.r2([*found, disturbed], short=False).passes  # a third says nothing
-        assert not revisions.r1([disturbed] * 20, short=False).passes
-        assert not revisions.r2([*found, session_row(exit_code=1.0)], short=False).passes  # a loss is no slowdown
+        assert revisions.slowdown([*found * 2, disturbed], short=False).passes
+        assert not revisions.slowdown([*found, disturbed], short=False).passes  # a third says nothing
+        assert not revisions.same_code([disturbed] * 20, short=False).passes
+        assert not revisions.slowdown([*found, session_row(exit_code=1.0)], short=False).passes  # a loss is no slowdown
 
     def test_a_loss_where_nothing_has_changed_is_an_alarm(self):
-        assert not revisions.r1([session_row(exit_code=1.0)] * 2 + [session_row()] * 18, short=False).passes
+        assert not revisions.same_code([session_row(exit_code=1.0)] * 2 + [session_row()] * 18, short=False).passes
 
     @pytest.mark.parametrize("is_apart", [True, False])
     def test_the_repository_has_two_revisions_that_differ_in_their_share_alone(self, tmp_path, is_apart):

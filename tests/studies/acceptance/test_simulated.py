@@ -7,7 +7,15 @@ from attnbench.analysis import comparisons as compare
 from attnbench.statistics import evidence
 from studies.acceptance import simulated
 from studies.acceptance.races import whole_run
-from studies.acceptance.simulated import most_likely, null_differences, t3, t4, t9, t12, t13
+from studies.acceptance.simulated import (
+    bias,
+    detectable_effect,
+    most_likely,
+    null_differences,
+    null_sessions,
+    racing,
+    simulated_false_alarms,
+)
 from studies.simulated.virtual import VirtualCrew, plan
 from studies.simulated.worlds import WORLDS
 
@@ -31,14 +39,14 @@ def test_identical_arms_differ_symmetrically_in_every_world(world):
 
 
 def test_t3_few_false_alarms_however_often_one_looks():
-    found = t3(num_runs=300, num_blocks=300)
-    assert (found.id, found.is_short, len(found.rows)) == ("T3", True, len(WORLDS))
+    found = simulated_false_alarms(num_runs=300, num_blocks=300)
+    assert (found.test, found.is_short, len(found.rows)) == ("simulated_false_alarms", True, len(WORLDS))
     assert all(row["share"] <= 0.08 for row in found.rows)
     assert np.mean([row["share"] for row in found.rows]) <= 0.045
 
 
 def test_t4_no_session_of_the_same_code_raises_an_alarm():
-    found = t4(num_runs=len(WORLDS), num_workloads=2)
+    found = null_sessions(num_runs=len(WORLDS), num_workloads=2)
     assert found.passes, found.found
     assert {row["world"] for row in found.rows} == set(WORLDS)
     assert sum(row["equivalent, alarms"] for row in found.rows) > 32
@@ -47,7 +55,7 @@ def test_t4_no_session_of_the_same_code_raises_an_alarm():
 def test_t4_sees_what_happens_where_each_cell_is_tested_on_its_own(monkeypatch):
     """Without e-BH, at 5 % for each cell: the margin hides most of it from users, and nothing of it from T4."""
     monkeypatch.setattr(evidence, "discoveries", lambda values, share: values >= 1 / share)
-    found = t4(num_runs=4, num_workloads=8)
+    found = null_sessions(num_runs=4, num_workloads=8)
     assert not found.passes, found.found
 
 
@@ -65,7 +73,7 @@ def test_intervals_of_races_cover_the_truth_though_a_race_stops_when_it_likes_wh
 
 
 def test_t9_ratios_are_not_biased():
-    found = t9(num_runs=4, num_visits=9)
+    found = bias(num_runs=4, num_visits=9)
     assert len(found.rows) == len(WORLDS) * len(simulated.T9_RATIOS)
     errors = np.array([row["errors"] for row in found.rows])
     assert abs(errors.mean()) <= 0.2
@@ -74,7 +82,7 @@ def test_t9_ratios_are_not_biased():
 
 
 def test_t12_racing_saves_time_and_changes_few_verdicts():
-    found = t12(num_runs=2, num_workloads=6)
+    found = racing(num_runs=2, num_workloads=6)
     raced, uniform, equal, right, cells = (
         sum(r[key] for r in found.rows) for key in ("raced_s", "uniform_s", "equal", "right", "cells")
     )
@@ -86,6 +94,6 @@ def test_t12_racing_saves_time_and_changes_few_verdicts():
 
 
 def test_t13_what_is_said_to_be_detectable_is_found_more_often_than_not():
-    found = t13(num_runs=6)
+    found = detectable_effect(num_runs=6)
     assert 0.6 <= np.mean([row["found"] for row in found.rows]) <= 0.95
     assert all(row["effect"] >= 0.02 for row in found.rows)
