@@ -6,10 +6,10 @@ from pathlib import Path
 import numpy as np
 
 from attnbench.analysis.results import Results, read
-from attnbench.statistics.interference import CANARY
 from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.storage.events import (
     SCHEMA,
+    ArmSamples,
     CeilingsMeasured,
     CellChecked,
     CellFailed,
@@ -21,11 +21,12 @@ from attnbench.storage.events import (
     RunStarted,
     VisitFinished,
     WorkerStarted,
-    twin,
 )
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import (
+    PROBE,
     Agreement,
+    Arm,
     Environment,
     Measurement,
     Operator,
@@ -220,24 +221,27 @@ def _visit(
     plan: Plan, workload: Workload, place: tuple[int, int], slowdown: float, rng: np.random.Generator
 ) -> VisitFinished:
     live = [name for name in plan.implementations if status(workload, name)[0] in {Status.ok, Status.crashed}]
-    shared = rng.normal(0, 0.03)
-    arms: dict[str, list[Sample]] = {arm: [] for arm in [*live, twin(plan.baseline), CANARY]}
-    moods = {arm: rng.normal(0, 0.002) for arm in arms}
+    control = Arm(implementation=plan.baseline).as_control()
+    arms = [*(Arm(implementation=name) for name in live), control, PROBE]
+    samples: dict[Arm, list[Sample]] = {arm: [] for arm in arms}
+    of_visit = rng.normal(0, 0.03)
+    of_arm = {arm: rng.normal(0, 0.002) for arm in arms}
     for block in range(plan.num_blocks):
-        mood = shared + rng.normal(0, 0.02)
-        for slot, arm in enumerate(rng.permutation(list(arms))):
-            name = plan.baseline if arm == twin(plan.baseline) else str(arm)
-            truth = 30e-6 if arm == CANARY else seconds(workload, name) * (1.0 if name == plan.baseline else slowdown)
-            value = truth * float(np.exp(mood + moods[str(arm)] + rng.normal(0, 0.004)))
+        of_block = of_visit + rng.normal(0, 0.02)
+        for slot, number in enumerate(rng.permutation(len(arms))):
+            arm = arms[number]
+            name = arm.implementation
+            truth = 30e-6 if arm == PROBE else seconds(workload, name) * (1.0 if name == plan.baseline else slowdown)
+            value = truth * float(np.exp(of_block + of_arm[arm] + rng.normal(0, 0.004)))
             faults = 16384 if workload.seq_len >= 2048 and SPEEDS.get(name, (0, 0, 0))[2] >= 2 else 0
             sample = Sample(value=value, epoch=place[0], visit=place[1], block=block, slot=slot, num_faults=faults)
-            arms[str(arm)].append(sample)
+            samples[arm].append(sample)
     return VisitFinished(
         workload=workload.id,
         epoch=place[0],
         visit=place[1],
-        arms={arm: tuple(samples) for arm, samples in arms.items()},
-        called_s=sum(sample.value for samples in arms.values() for sample in samples),
+        arms=tuple(ArmSamples(arm=arm, samples=tuple(taken)) for arm, taken in samples.items()),
+        called_s=sum(sample.value for taken in samples.values() for sample in taken),
     )
 
 

@@ -31,7 +31,7 @@ def liar(query, key, value, *, mask=None):
 '''
 
 
-def attnbench(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "harness"), **variables: str):
+def attnbench(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnbench"), **variables: str):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160", **variables}
     return subprocess.run(
         [sys.executable, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False

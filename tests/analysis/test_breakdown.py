@@ -25,7 +25,7 @@ from attnbench.analysis.comparisons import comparisons
 from attnbench.reports.explained import costs
 from attnbench.statistics.intervals import median
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS, backend_of, kind_of, plain_name
-from attnbench.storage.records import Measurement, Operator, Operators, Sample
+from attnbench.storage.records import Arm, Measurement, Operator, Operators, Sample
 from attnbench.workloads.workload import Workload
 from tests import journals
 
@@ -225,7 +225,7 @@ def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> Non
     """In a session of two sides each implementation has a base of its own."""
     results = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused", "naive_loop"))
     records = {record.implementation: record for record in results.records}
-    compared = {(each.workload.id, each.implementation): each for each in comparisons(results)}
+    compared = {each.key: each for each in comparisons(results)}
     workload = records["sdpa"].workload.id
 
     def own_s(name: str) -> float:
@@ -233,8 +233,9 @@ def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> Non
         assert latency is not None
         return median(sample.value for sample in latency.samples)
 
-    to_sdpa = costs(results.records, lambda _: "sdpa", compared)
-    assert to_sdpa[workload, "fused"] == compared[workload, "fused"].ratio * own_s("sdpa")
+    sdpa, fused = Arm(implementation="sdpa"), Arm(implementation="fused")
+    to_sdpa = costs(results.records, lambda _: sdpa, compared)
+    assert to_sdpa[workload, fused] == compared[workload, fused].ratio * own_s("sdpa")
     to_itself = {key: msgspec.structs.replace(each, ratio=1.0) for key, each in compared.items()}
-    alone = costs(results.records, lambda name: name, to_itself)
-    assert alone == {(workload, name): own_s(name) for name in records}
+    alone = costs(results.records, lambda arm: arm, to_itself)
+    assert alone == {record.key: own_s(name) for name, record in records.items()}

@@ -105,15 +105,16 @@ def test_with_too_few_processes_there_is_a_mean_and_nothing_that_says_how_sure_i
     assert found["fused"].verdict is Verdict.undecided
 
 
-def test_void_blocks_have_no_say(results: Results) -> None:
+def test_discarded_blocks_have_no_say(results: Results) -> None:
     workload = POINTS[0].id
     kept = {(0, visit, block) for visit in range(4) for block in range(4)}
-    void = {
+    discarded = {
         workload: frozenset(
             (epoch, visit, block) for epoch, visit, block in _blocks() if (epoch, visit, block) not in kept
         )
     }
-    (found,) = [each for each in comparisons(dataclasses.replace(results, void=void)) if _is(each, workload, "fused")]
+    disturbed = dataclasses.replace(results, discarded=discarded)
+    (found,) = [each for each in comparisons(disturbed) if _is(each, workload, "fused")]
     (whole,) = [each for each in comparisons(results) if _is(each, workload, "fused")]
     assert found.ratio != whole.ratio
     assert found.e_same < whole.e_same

@@ -7,11 +7,12 @@ import msgspec
 import pytest
 
 from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.results import Results
+from attnbench.analysis.results import Results, read
 from attnbench.processes import session as run
 from attnbench.reports import table, verdicts
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import Comparison, Verdict
+from studies.simulated import virtual
 from studies.simulated.virtual import VirtualCrew, plan
 from studies.simulated.worlds import WORLDS
 
@@ -40,9 +41,8 @@ def executed(world: str, seed: int, budget_s: float, folder: Path) -> Results:
     asked = plan(NUM_WORKLOADS, ("baseline", "rival"), budget_s=budget_s, seed=seed)
     crew = VirtualCrew(WORLDS[world], cost_s, seed=seed, layout=0.002)
     chosen = msgspec.structs.replace(asked, num_blocks=NUM_BLOCKS)
-    return run.execute(
-        chosen, folder, lambda _: None, ("check", "time"), crew=crew, clock=crew.clock.now, count=lambda: None
-    )
+    run.execute(chosen, folder, lambda _: None, ("check", "time"), crew=crew, clock=crew.clock.now, count=lambda: None)
+    return read(folder)
 
 
 def by_workload(results: Results) -> dict[str, Comparison]:
@@ -88,7 +88,7 @@ def test_a_run_ends_by_saying_what_is_open_and_how_much_more_time_would_decide_i
     truth = {"baseline": 1.0, "near": 1.025, "same": 1.0, "slow": 1.5}
     crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2)
     asked = plan(1, tuple(truth), budget_s=6.0)
-    results = run.execute(asked, tmp_path, lambda _: None, crew=crew, clock=crew.clock.now, count=lambda: None)
+    results = virtual.execute(asked, tmp_path, crew)
     said = verdicts.decided(results)
     floor = ", 1 of them as equivalent within a noise floor that more time may lower"
     assert re.fullmatch(rf"2 of 3 comparisons decided{floor}; about \d+ s more would decide 1 of the others", said)

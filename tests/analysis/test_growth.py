@@ -19,7 +19,7 @@ from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, Ob
 from attnbench.processes.worker_client import Crew, WorkerLostError
 from attnbench.storage.events import ALLOCATORS
 from attnbench.storage.memory_events import MemoryEvent, Timeline
-from attnbench.storage.records import Status
+from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
 from tests import journals
 
@@ -138,7 +138,7 @@ class MadeUp(Crew):
             raise WorkerLostError(Status.crashed, 0, "the process was killed by SIGKILL")
         peak = int(self.lie * textbook(request.workload.seq_len))
         if request.limit_bytes and peak > request.limit_bytes:
-            return Failed(arm="fused", status=Status.out_of_memory, message="no")
+            return Failed(status=Status.out_of_memory, message="no")
         seen = Timeline(events=(MemoryEvent(peak, "aten::bmm"), MemoryEvent(-peak)), num_events=2)
         return Attempted(call_s=self.call_s, peak_bytes=peak, free_bytes=GIB, timeline=seen)
 
@@ -243,12 +243,12 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
         with Crew(tmp_path / "log", 60.0, settings) as crew:
             crew.hello()
             peak = crew.ask(Observe(workload=workload, spec="fused", metric="peak_memory"))
-            arms = (("fused", "fused"),)
+            arms = ((Arm(implementation="fused"), "fused"),)
             seen = crew.ask(TakeVisit(workload=workload, arms=arms, epoch=0, visit=0, num_blocks=3, seed=0))
         assert isinstance(peak, Observed)
         assert isinstance(seen, Visited)
         peaks[allocator] = peak.measurement.samples[0].value
-        faults[allocator] = min(sample.num_faults / sample.num_calls for sample in seen.arms["fused"])
+        faults[allocator] = min(sample.num_faults / sample.num_calls for sample in seen.arms[0].samples)
     assert peaks == dict.fromkeys(ALLOCATORS, textbook(1024))
     assert faults["retain"] < 8  # of some 16 000 pages, or, where the system gives large ones, 32
     assert faults["system"] > 4 * faults["retain"] + 16
@@ -291,7 +291,7 @@ def written(tmp_path_factory):
 def command(*arguments: str, cwd: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
     return subprocess.run(
-        [sys.executable, "-m", "harness", "growth", *arguments],
+        [sys.executable, "-m", "attnbench", "growth", *arguments],
         cwd=cwd,
         env=environment,
         capture_output=True,

@@ -18,9 +18,10 @@ from attnbench.analysis.history.gather import alike, gather
 from attnbench.analysis.history.picture import pictures
 from attnbench.analysis.history.series import Choice, Point, follow
 from attnbench.cli import app
-from attnbench.storage.events import RunStarted, Side, Sides
-from attnbench.storage.journal import JOURNAL
+from attnbench.storage.events import CellEvent, RunStarted, Side, Sides, VisitFinished
+from attnbench.storage.records import BASE, CANDIDATE, Arm
 from tests import journals
+from tests.analysis.gate import scripts
 
 POINTS = journals.workloads(mask=("causal",), seq_len=(128, 512))
 NAMES = ("sdpa", "fused", journals.EVIL)
@@ -219,30 +220,51 @@ def test_text_from_a_journal_stays_on_its_line_and_is_no_formula(stored):
     assert "\n# no heading" not in told.markdown([series], ["a note\n# no heading"])
 
 
-HEAD, BASE, CANDIDATE = "e" * 40, "b" * 40, "c" * 40
+HEAD, OLD, NEW = "e" * 40, "b" * 40, "c" * 40
 
 
 def session(folder, *, candidate=""):
     """A run that compared two states of the code, on disk; the candidate is of a commit, or of a folder."""
-    journals.write(folder, POINTS[:1], ("fused (base)", "fused"), num_visits=2, commit=HEAD)
-    first, *others = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
-    started = msgspec.json.decode(first, type=RunStarted)
-    both = Sides(base=Side(given="rev:main", commit=BASE), candidate=Side(given="rev:HEAD", commit=candidate))
-    sided = msgspec.structs.replace(started, plan=msgspec.structs.replace(started.plan, sides=both))
-    (folder / JOURNAL).write_bytes(b"".join([msgspec.json.encode(sided) + b"\n", *others]))
+    journals.write(folder, POINTS[:1], ("sdpa", "fused"), num_visits=2, commit=HEAD)
+    both = Sides(
+        base=Side(given="rev:main", commit=OLD, implementations={"fused": "old/fused.py:f"}),
+        candidate=Side(given="rev:HEAD", commit=candidate, implementations={"fused": "new/fused.py:f"}),
+    )
+
+    def sided(event):
+        """What was `sdpa` is the base's state of `fused`."""
+        if isinstance(event, RunStarted):
+            plan = msgspec.structs.replace(event.plan, implementations=(), baseline="", sides=both)
+            return msgspec.structs.replace(event, plan=plan)
+        if isinstance(event, CellEvent):
+            side = BASE if event.implementation == "sdpa" else CANDIDATE
+            return msgspec.structs.replace(event, implementation="fused", side=side)
+        if isinstance(event, VisitFinished):
+            arms = {
+                Arm(implementation="sdpa"): Arm(implementation="fused", side=BASE),
+                Arm(implementation="sdpa").as_control(): Arm(implementation="fused", side=BASE).as_control(),
+                Arm(implementation="fused"): Arm(implementation="fused", side=CANDIDATE),
+            }
+            taken = (msgspec.structs.replace(each, arm=arms.get(each.arm, each.arm)) for each in event.arms)
+            return msgspec.structs.replace(event, arms=tuple(taken))
+        return event
+
+    scripts.rewrite(folder, sided)
 
 
 def test_where_only_sessions_of_two_sides_are_stored_it_is_told_why_and_what_to_do(tmp_path):
-    session(tmp_path / "runs" / "one", candidate=CANDIDATE)
+    session(tmp_path / "runs" / "one", candidate=NEW)
     done = CliRunner().invoke(app, ["history", str(tmp_path)])
     said = "runs left out, since their ratios are to another state of the code: 1; give --metric latency"
     assert said in str(done.exception)
     assert CliRunner().invoke(app, ["history", str(tmp_path), "--metric", "latency", "--json"]).exit_code == 0
-    with pytest.raises(ValueError, match=r"metrics that there are: error_ratio, latency, peak_memory$"):
+    with pytest.raises(
+        ValueError, match=r"metrics that there are: error_ratio, latency, latency_control, peak_memory$"
+    ):
         follow(gather([tmp_path]).runs, Choice())
 
 
-@pytest.mark.parametrize(("candidate", "known"), [(CANDIDATE, "cccccccccc"), ("", "unknown")])
+@pytest.mark.parametrize(("candidate", "known"), [(NEW, "cccccccccc"), ("", "unknown")])
 def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, known):
     session(tmp_path / "runs" / "one", candidate=candidate)
     (results,) = gather([tmp_path]).runs
@@ -253,6 +275,6 @@ def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, kn
     }
     assert picture._label(list(found.values())).splitlines() == ["bbbbbbb", known[:7], "11-02"]
     points = {str(entry["name"]).partition(" on ")[0]: entry["extra"] for entry in entries(results)}
-    assert f"commit {BASE}" in points["fused (base)"]
+    assert f"commit {OLD}" in points["fused (base)"]
     assert f"commit {candidate or 'unknown'}" in points["fused"]
-    assert set(frame([results])["commit"]) == {BASE, candidate}
+    assert set(frame([results])["commit"]) == {OLD, candidate}

@@ -5,11 +5,12 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.results import Results
+from attnbench.analysis.results import Results, read
 from attnbench.processes import timing_stage as timing
 from attnbench.statistics.verdicts import Judgement
-from attnbench.storage import journal as store
 from attnbench.storage.events import VisitFinished
+from attnbench.storage.journal import JOURNAL, events
+from attnbench.storage.records import Key
 from attnbench.timing.schedule import Race
 from attnbench.timing.state import State
 from studies.simulated import virtual
@@ -33,25 +34,22 @@ def judged(found: Judgement) -> Said:
     return found.e_same, found.e_apart, found.ratio.point, found.ratio.low, found.ratio.high
 
 
-def read(results: Results) -> dict[tuple[str, str], Said]:
-    return {
-        (row.workload.id, row.implementation): (row.e_same, row.e_apart, row.ratio, row.low, row.high)
-        for row in comparisons(results)
-    }
+def as_read(results: Results) -> dict[Key, Said]:
+    return {row.key: (row.e_same, row.e_apart, row.ratio, row.low, row.high) for row in comparisons(results)}
 
 
 @pytest.fixture
 def heard(monkeypatch):
-    """All that races judge, by how many visits there were, and then by workload id and implementation."""
-    found: dict[int, dict[tuple[str, str], Said]] = {}
+    """All that races judge, by how many visits there were, and then by cell."""
+    found: dict[int, dict[Key, Said]] = {}
 
     class Listening(Race):
-        def _judge(self, workload, state, names):
-            super()._judge(workload, state, names)
+        def _judge(self, workload, state, arms):
+            super()._judge(workload, state, arms)
             now = found.setdefault(sum(state.num_visits.values()), {})
             now |= {
                 key: judged(self.judged[key])
-                for key in ((workload, name) for name in names)
+                for key in ((workload, arm) for arm in arms)
                 if key in self.judged and key not in self.closed
             }
 
@@ -61,29 +59,29 @@ def heard(monkeypatch):
 
 def cut(journal: Path, num_visits: int, folder: Path) -> Results:
     """The run as a reader has it who comes after so many visits."""
-    visits = [place for place, event in enumerate(store.events(journal)) if isinstance(event, VisitFinished)]
+    visits = [place for place, event in enumerate(events(journal)) if isinstance(event, VisitFinished)]
     lines = journal.read_bytes().splitlines(keepends=True)[: visits[num_visits - 1] + 1]
     folder.mkdir()
-    (folder / store.JOURNAL).write_bytes(b"".join(lines))
-    return store.read(folder)
+    (folder / JOURNAL).write_bytes(b"".join(lines))
+    return read(folder)
 
 
-def replayed(journal: Path) -> dict[tuple[str, str], Said]:
+def replayed(journal: Path) -> dict[Key, Said]:
     """What a race says that has taken no part, from the events alone."""
     state = State()
-    for event in store.events(journal):
+    for event in events(journal):
         state.apply(event)
-    race = Race(ASKED.baseline, ASKED.num_blocks, ASKED.seed)
-    race.refresh(state, {workload.id: list(ASKED.implementations) for workload in ASKED.workloads})
+    race = Race(ASKED)
+    race.refresh(state, {workload.id: list(ASKED.specs) for workload in ASKED.workloads})
     return {key: judged(found) for key, found in race.judged.items()}
 
 
-def assert_read_as_heard(heard: dict[int, dict[tuple[str, str], Said]], journal: Path, folder: Path) -> None:
+def assert_read_as_heard(heard: dict[int, dict[Key, Said]], journal: Path, folder: Path) -> None:
     """At the first moment, at the last and at a few between them, every number is the same."""
     moments = sorted(heard)
     assert len(moments) > 2
     for number in {moments[0], *moments[:: max(1, len(moments) // 4)], moments[-1]}:
-        then = read(cut(journal, number, folder / f"after {number} visits"))
+        then = as_read(cut(journal, number, folder / f"after {number} visits"))
         assert heard[number]
         assert {key: then[key] for key in heard[number]} == heard[number]
 
@@ -91,20 +89,20 @@ def assert_read_as_heard(heard: dict[int, dict[tuple[str, str], Said]], journal:
 @pytest.mark.parametrize("world", ["calm", "busy"])
 def test_a_reader_finds_the_evidence_that_the_race_had_at_every_moment(world, heard, tmp_path):
     results = virtual.execute(ASKED, tmp_path / "run", crew_in(world))
-    journal = tmp_path / "run" / store.JOURNAL
-    assert bool(results.discarded) is (world == "busy")  # blocks that a neighbour disturbed are void for both
+    journal = tmp_path / "run" / JOURNAL
+    assert bool(results.discarded) is (world == "busy")  # blocks that a neighbour disturbed are discarded for both
     assert_read_as_heard(heard, journal, tmp_path)
-    assert read(results) == replayed(journal)
+    assert as_read(results) == replayed(journal)
 
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
 def test_a_run_that_was_cut_and_resumed_leaves_a_journal_that_says_what_its_race_saw(share, heard, tmp_path):
     crew, folder = crew_in("busy"), tmp_path / "run"
     virtual.execute(ASKED, folder, crew)
-    journal = folder / store.JOURNAL
+    journal = folder / JOURNAL
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[: int(share * len(lines))]))
     heard.clear()  # from here on it is the resumed race that is heard
     results = virtual.execute(ASKED, folder, crew)
     assert_read_as_heard(heard, journal, tmp_path)
-    assert read(results) == replayed(journal)
+    assert as_read(results) == replayed(journal)

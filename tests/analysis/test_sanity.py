@@ -1,4 +1,4 @@
-"""Times that cannot be are invalid, those that only seem strange are doubted, and honest ones are left alone."""
+"""Times that cannot be are invalid, those that only seem strange have a warning, and honest ones are left alone."""
 
 import math
 from pathlib import Path
@@ -6,11 +6,12 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.frame import frame
+from attnbench.analysis.results import read
 from attnbench.analysis.sanity import READING, SLACK, judged
 from attnbench.processes import session as run
 from attnbench.reports import table
-from attnbench.storage import journal as store
 from attnbench.storage.events import CeilingsMeasured
+from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Measurement, Record, Sample, Status
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -29,10 +30,10 @@ def recorded(workload: Workload, time_s: float, name: str = "it") -> Record:
 
 
 def judge(*records: Record, is_cold: bool = False, **levels):
-    """Statuses, messages and doubts, in the order of the records."""
+    """Statuses, messages and warnings, in the order of the records."""
     ceilings = journals.ceilings(records[0].workload, **({"matmul": MATMUL, "copy": COPY} | levels))
-    found, doubts = judged(records, {ceilings.key: ceilings}, is_cold=is_cold)
-    told = [doubts.get((record.workload.id, record.implementation), ()) for record in found]
+    found, warnings = judged(records, {ceilings.key: ceilings}, is_cold=is_cold)
+    told = [warnings.get(record.key, ()) for record in found]
     return [record.status for record in found], [record.message for record in found], told
 
 
@@ -43,10 +44,10 @@ def least_s(workload: Workload) -> float:
 
 def test_faster_than_any_product_is_invalid_and_shows_no_number():
     honest, lying = recorded(LONG, 1.2 * least_s(LONG), "honest"), recorded(LONG, least_s(LONG) / 2.1 / SLACK, "lying")
-    statuses, messages, doubts = judge(honest, lying)
+    statuses, messages, warnings = judge(honest, lying)
     assert statuses == [Status.ok, Status.invalid]
     assert "4.20 times the fastest matrix product of this run (100 GFLOP/s)" in messages[1]
-    assert doubts == [(), ()]
+    assert warnings == [(), ()]
     ceilings = journals.ceilings(LONG, MATMUL, COPY)
     (found,), _ = judged([lying], {ceilings.key: ceilings}, is_cold=False)
     assert found.measurements == ()
@@ -60,11 +61,11 @@ def test_faster_than_any_copy_is_invalid():
     assert "times the fastest copy of this run" in messages[0]
 
 
-def test_faster_than_memory_but_not_than_a_cache_is_doubted():
+def test_faster_than_memory_but_not_than_a_cache_has_a_warning():
     time_s = counts.least_bytes(DECODING) / COPY * 1.05
-    statuses, _, (doubts,) = judge(recorded(DECODING, time_s), matmul=1e15)
+    statuses, _, (warnings,) = judge(recorded(DECODING, time_s), matmul=1e15)
     assert statuses == [Status.ok]
-    assert "2.86 times the fastest copy of as many bytes" in doubts[0]
+    assert "2.86 times the fastest copy of as many bytes" in warnings[0]
     small = Workload(seq_len=1, kv_len=64, direction="inference")
     time_s = counts.least_bytes(small) / COPY * 1.05
     assert judge(recorded(small, time_s), matmul=1e15)[2] == [()]  # it stays in a cache
@@ -72,25 +73,25 @@ def test_faster_than_memory_but_not_than_a_cache_is_doubted():
 
 
 @pytest.mark.parametrize("shares", [0.9, 1.1, 0.9 * SLACK, 1.1 * SLACK])
-def test_just_above_a_ceiling_is_a_doubt_and_far_above_it_is_invalid(shares):
-    (status,), _, (doubts,) = judge(recorded(LONG, least_s(LONG) / shares))
+def test_just_above_a_ceiling_has_a_warning_and_far_above_it_is_invalid(shares):
+    (status,), _, (warnings,) = judge(recorded(LONG, least_s(LONG) / shares))
     assert status is (Status.invalid if shares > SLACK else Status.ok)
-    assert bool(doubts) is (1 < shares < SLACK)
+    assert bool(warnings) is (1 < shares < SLACK)
 
 
 def test_ceilings_of_a_crowded_machine_prove_less():
     lying = recorded(LONG, least_s(LONG) / SLACK / 2)
     assert judge(lying)[0] == [Status.invalid]
-    statuses, _, (doubts,) = judge(lying, crowding=3.0)
+    statuses, _, (warnings,) = judge(lying, crowding=3.0)
     assert statuses == [Status.ok]
-    assert doubts
+    assert warnings
     assert judge(recorded(LONG, least_s(LONG) / SLACK / 4), crowding=3.0)[0] == [Status.invalid]
 
 
 def test_without_ceilings_no_time_is_above_them():
-    (found,), doubts = judged([recorded(LONG, 1e-9)], {}, is_cold=False)
+    (found,), warnings = judged([recorded(LONG, 1e-9)], {}, is_cold=False)
     assert found.status is Status.ok
-    assert doubts == {}
+    assert warnings == {}
 
 
 def test_a_call_that_takes_no_time_is_invalid():
@@ -106,15 +107,15 @@ def test_a_pass_that_holds_another_cannot_be_far_faster_than_it():
     assert judge(directed("forward", 1.0), directed("forward_backward", 0.6))[0] == [Status.ok, Status.ok]
 
 
-def test_a_backward_pass_far_faster_than_the_forward_pass_is_doubted():
-    statuses, _, doubts = judge(directed("forward", 1.0), directed("backward", 0.4))
+def test_a_backward_pass_far_faster_than_the_forward_pass_has_a_warning():
+    statuses, _, warnings = judge(directed("forward", 1.0), directed("backward", 0.4))
     assert statuses == [Status.ok, Status.ok]
-    assert doubts == [(), ("its forward pass takes 2.5 times as long",)]
+    assert warnings == [(), ("its forward pass takes 2.5 times as long",)]
     assert judge(directed("inference", 1.0), directed("forward_backward", 0.4))[2][1] != ()
     assert judge(directed("forward", 1.0), directed("backward", 0.6))[2] == [(), ()]
 
 
-def test_a_time_that_does_not_grow_is_doubted_only_where_it_would_have_to():
+def test_a_time_that_does_not_grow_has_a_warning_only_where_it_would_have_to():
     short = Workload(seq_len=256, direction="forward")
     constant = 2 * least_s(LONG)
     assert judge(recorded(short, constant), recorded(LONG, constant))[2] == [
@@ -128,9 +129,9 @@ def test_a_time_that_does_not_grow_is_doubted_only_where_it_would_have_to():
 
 def test_the_usual_count_of_a_backward_pass_is_explained_where_it_passes_the_ceiling():
     workload = Workload(seq_len=1024, direction="backward")
-    statuses, _, (doubts,) = judge(recorded(workload, 1.1 * least_s(workload)))
+    statuses, _, (warnings,) = judge(recorded(workload, 1.1 * least_s(workload)))
     assert statuses == [Status.ok]
-    assert "only by the usual count" in doubts[0]
+    assert "only by the usual count" in warnings[0]
 
 
 def test_impossible_times_of_a_journal_show_no_speed_anywhere(tmp_path):
@@ -142,23 +143,23 @@ def test_impossible_times_of_a_journal_show_no_speed_anywhere(tmp_path):
     (row,) = [row for row in table.rows(results) if row.implementation == "fused"]
     assert row.cells["time per call"] == row.cells["products"] == "-"
     assert row.cells["notes"].startswith("impossible: ")
-    read = frame([results]).set_index("implementation")
-    assert math.isnan(read.loc["fused", "latency_s"])
-    assert math.isnan(read.loc["fused", "flops_per_s"])
-    assert read.loc["naive_loop", "flops_per_s"] == pytest.approx(
-        read.loc["naive_loop", "useful_flops"] / read.loc["naive_loop", "latency_s"]
+    shown = frame([results]).set_index("implementation")
+    assert math.isnan(shown.loc["fused", "latency_s"])
+    assert math.isnan(shown.loc["fused", "flops_per_s"])
+    assert shown.loc["naive_loop", "flops_per_s"] == pytest.approx(
+        shown.loc["naive_loop", "useful_flops"] / shown.loc["naive_loop", "latency_s"]
     )
 
 
 def test_rates_and_shares_follow_from_time_counts_and_ceilings(tmp_path):
     results = journals.write(tmp_path, journals.workloads(seq_len=(512,), mask=("causal",)), ("sdpa", "fused"))
-    read = frame([results]).set_index("implementation")
-    fused = read.loc["fused"]
+    shown = frame([results]).set_index("implementation")
+    fused = shown.loc["fused"]
     assert fused["matmul_share"] == pytest.approx(fused["flops_per_s"] / 1.2e12)
     assert fused["copy_share"] == pytest.approx(fused["bytes_per_s"] / (8e10 / 3))
     assert fused["arithmetic_intensity"] == fused["useful_flops"] / fused["compulsory_bytes"]
     assert fused["executed_flops"] == pytest.approx(2 * fused["useful_flops"], rel=0.01)
-    assert math.isnan(read.loc["sdpa", "executed_flops"])
+    assert math.isnan(shown.loc["sdpa", "executed_flops"])
     cells = {row.implementation: row.cells for row in table.rows(results)}
     assert cells["fused"]["executed"] == "2.0 x"
     assert cells["sdpa"]["executed"] == "unknown"
@@ -170,8 +171,8 @@ def test_a_journal_without_ceilings_is_read_as_before(tmp_path):
     assert results.ceilings == {}
     assert {record.status for record in results.records} == {Status.ok}
     assert all("%" not in row.cells["products"] for row in table.rows(results))
-    shown = store.read(Path(__file__).parents[2] / "results" / "gallery" / "quick")
-    assert len(shown.records) > 50
+    gallery = read(Path(__file__).parents[2] / "results" / "gallery" / "quick")
+    assert len(gallery.records) > 50
 
 
 @pytest.fixture(scope="module")
@@ -179,23 +180,22 @@ def lied(tmp_path_factory):
     """A real run with a liar that no check sees, beside honest implementations."""
     point = Workload(seq_len=256, direction="inference", num_threads=1)
     named = (f"{LIARS}:idle", "fused", "sdpa")
-    return run.execute(
-        plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",), num_epochs=1),
-        tmp_path_factory.mktemp("run"),
-        lambda _: None,
-    )
+    asked = plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",), num_epochs=1)
+    folder = tmp_path_factory.mktemp("run")
+    run.execute(asked, folder, lambda _: None)
+    return read(folder)
 
 
 def test_who_lies_about_its_time_alone_is_invalid_and_the_honest_are_not(lied):
     statuses = {record.implementation: record.status for record in lied.records}
     assert statuses == {"idle": Status.invalid, "fused": Status.ok, "sdpa": Status.ok}
-    assert lied.doubts == {}
+    assert lied.warnings == {}
     assert all(record.agreement.agrees for record in lied.records)  # the liar, too
 
 
 def test_ceilings_are_taken_once_in_a_real_run_with_raw_samples(lied):
-    events = [event for event in store.events(lied.folder / store.JOURNAL) if isinstance(event, CeilingsMeasured)]
-    (found,) = [event.ceilings for event in events]
+    taken = [event for event in events(lied.folder / JOURNAL) if isinstance(event, CeilingsMeasured)]
+    (found,) = [event.ceilings for event in taken]
     assert found.key == ("cpu", "float32", 1)
     assert found.message == ""
     assert len({sample.round for sample in found.samples}) >= 3

@@ -10,6 +10,7 @@ from attnbench.checking.inputs import draw_normal
 from attnbench.checking.reference import refer
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.processes.worker.bench import Bench
+from attnbench.storage.records import Arm
 from attnbench.workloads.workload import LAYOUTS, Workload
 
 POINT = Workload(batch_size=2, seq_len=6, num_heads=4, num_kv_heads=2, head_dim=8, dtype="float64")
@@ -48,8 +49,9 @@ def test_check_and_timer_call_with_tensors_that_lie_as_asked(layout, direction, 
     assert all(error(name, tensor, reference).agrees for name, tensor in found.items())
     assert set(found) == set(reference.expected)
     bench = Bench(point)
-    bench.arm("it", watching).call()
-    assert bench.verify("it") == ""
+    arm = Arm(implementation="it")
+    bench.timed(arm, watching).call()
+    assert bench.verify(arm) == ""
     assert len(Watching.seen) >= 3
     query = STRIDES["transposed" if layout == "transposed" else "contiguous"]
     for seen in Watching.seen:

@@ -13,6 +13,7 @@ from attnbench.checking.agreement import check, ground
 from attnbench.checking.case import reason_against, set_dropout
 from attnbench.contract import Attention, Implementation, nn, repeat_heads
 from attnbench.processes.worker.bench import Bench
+from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
 
 POINT = Workload(
@@ -254,12 +255,13 @@ class LaterWrong(Dropping):
 def test_what_is_timed_is_watched_still(wrong, told, scope):
     point = Workload(**(POINT.axes() | {"scope": scope, "seq_len": 128, "direction": "forward"}))
     bench = Bench(point)
-    bench.arm("it", Implementation(build=LaterWrong, source="a test", has_dropout=True))
-    assert bench.verify("it") == ""
-    case = bench.cases["it"]
+    arm = Arm(implementation="it")
+    bench.timed(arm, Implementation(build=LaterWrong, source="a test", has_dropout=True))
+    assert bench.verify(arm) == ""
+    case = bench.cases[arm]
     before = {name: tensor.detach().clone() for name, tensor in case.tensors.items()}
     case.module.wrong = wrong
-    found = bench.verify("it")
+    found = bench.verify(arm)
     if scope == "module" and "add up" in told:  # there the values are not at hand
         told = ""
     assert told in found if told else not found

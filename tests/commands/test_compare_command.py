@@ -13,8 +13,8 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attnbench import plugins
 from attnbench.analysis.overall import by_side, losses
+from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.commands.compare import conclude
 from attnbench.processes import session as run
@@ -25,9 +25,9 @@ from attnbench.processes.planning import Selection
 from attnbench.reports import markdown
 from attnbench.reports import sides as beside
 from attnbench.reports.sides import document
-from attnbench.statistics.interference import CANARY
 from attnbench.statistics.intervals import median
-from attnbench.storage import journal as store
+from attnbench.storage.journal import JOURNAL
+from attnbench.storage.records import PROBE
 from attnbench.storage.runs import find_runs, newest_run
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
@@ -79,7 +79,7 @@ def compare(repo, *arguments):
 
 
 def newest(repo):
-    return store.read(newest_run(repo / "results"))
+    return read(newest_run(repo / "results"))
 
 
 def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatch):
@@ -93,7 +93,10 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
     assert found.exit_code in {1, 3}  # how fast it was decides nothing here
     assert told["findings"] == []
     assert told["suite"]["ratio"] > 0
-    assert [cell["implementation"] for cell in told["cells"]] == ["mine", "mine (base)"] or len(told["cells"]) == 2
+    assert sorted((cell["implementation"], cell["side"]) for cell in told["cells"]) == [
+        ("mine", "base"),
+        ("mine", "candidate"),
+    ]
     assert {record.status for record in results.records} == {"ok"}
     assert all(record.measurement("latency").samples for record in results.records)
     assert all(record.measurement("peak_memory") for record in results.records)
@@ -120,17 +123,18 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
         monkeypatch.delenv(name, raising=False)
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:slow", "helped.py:mine")
     assert planned.sides.is_apart
-    base, candidate = planned.implementations
-    arms = (("mine", candidate), ("mine (base)", base), ("mine (base) (twin)", base), (CANARY, ""))
+    (base, base_spec), (candidate, candidate_spec) = planned.specs.items()
+    arms = ((candidate, candidate_spec), (base, base_spec), (base.as_control(), base_spec), (PROBE, ""))
     asked = TakeVisit(workload=planned.workloads[0], arms=arms, epoch=0, visit=0, num_blocks=2, seed=1)
     with sides.at_work(planned, folder), apart(planned, folder, {}) as crew:
         ready = crew.hello(0)
         taken = crew.ask(asked)
     assert ready.base.fingerprint == ready.environment.fingerprint
     assert ready.environment.settings.items() >= SHORT_SPIN.items()
-    times = {arm: min(sample.value for sample in samples) for arm, samples in taken.arms.items()}
-    assert times["mine"] > 3 * times["mine (base)"]  # forty times the work: another file was imported
-    assert [(s.epoch, s.visit, s.block) for s in taken.arms["mine"]] == [(0, 0, 0), (0, 0, 1)]
+    samples = {each.arm: each.samples for each in taken.arms}
+    times = {arm: min(sample.value for sample in own) for arm, own in samples.items()}
+    assert times[candidate] > 3 * times[base]  # forty times the work: another file was imported
+    assert [(s.epoch, s.visit, s.block) for s in samples[candidate]] == [(0, 0, 0), (0, 0, 1)]
 
 
 def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_path, monkeypatch):
@@ -145,7 +149,8 @@ def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_pat
     folder, planned = prepared(repo, monkeypatch, *map(str, pythons.values()), "asking.py:mine")
     assert planned.sides.is_apart
     with sides.at_work(planned, folder):
-        results = run.execute(planned, folder, lambda _: None)
+        run.execute(planned, folder, lambda _: None)
+    results = read(folder)
     assert {record.status for record in results.records} == {"ok"}
     base, candidate = by_side(results)
     times = [median(s.value for s in one.measurement("latency").samples) for (one,) in (base, candidate)]
@@ -155,7 +160,8 @@ def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_pat
 def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:wrong", "mine.py:mine", "spare.py:spare")
     with sides.at_work(planned, folder):
-        results = run.execute(planned, folder, lambda _: None)
+        run.execute(planned, folder, lambda _: None)
+    results = read(folder)
     with pytest.raises(typer.Exit) as left:
         conclude(results, failures=False)
     assert left.value.exit_code == 1
@@ -177,7 +183,7 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
-    program = [sys.executable, "-P", "-m", "harness", "compare", *arguments]
+    program = [sys.executable, "-P", "-m", "attnbench", "compare", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
     runs = set(find_runs(repo / "results"))
     found = subprocess.run(program, cwd=repo, env=environment, capture_output=True, text=True, check=False)
@@ -217,7 +223,8 @@ def test_what_must_be_built_is_built_for_each_revision(to_build, monkeypatch, ca
     assert planned.sides.is_apart
     with sides.at_work(planned, folder):
         texts = [(folder / "sides" / name / "built.py").read_text() for name in ("base", "candidate")]
-        results = run.execute(planned, folder, lambda _: None, stages=("check",))
+        run.execute(planned, folder, lambda _: None, stages=("check",))
+    results = read(folder)
     assert texts == [PLAIN, SLOW]
     assert {record.status for record in results.records} == {"ok"}
     assert not (folder / "sides").exists()
@@ -239,7 +246,7 @@ def test_the_same_text_may_import_what_was_built(to_build, monkeypatch):
     for build, names in (("", []), (BUILD.replace("builder.py", "-c pass"), ["other (base)", "other"])):
         folder, planned = prepared(to_build, monkeypatch, "rev:HEAD", "rev:HEAD", build=build)
         sides.clear(folder)
-        assert [plugins.name_of(spec) for spec in (planned.implementations if planned else ())] == names
+        assert list(map(str, planned.specs if planned else ())) == names
 
 
 @pytest.mark.parametrize(
@@ -262,14 +269,14 @@ def test_a_build_that_fails_or_cannot_be_leaves_nothing(to_build, base, candidat
 
 
 def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo, monkeypatch):
-    program = [sys.executable, "-P", "-m", "harness", "compare", "rev:plain", "rev:slow", "-i", "mine.py:mine", *FAST]
+    program = [sys.executable, "-P", "-m", "attnbench", "compare", "rev:plain", "rev:slow", "-i", "mine.py:mine", *FAST]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
     known = set(find_runs(repo / "results"))
     process = subprocess.Popen(program, cwd=repo, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)
     folder = None
     while folder is None and process.poll() is None:
         time.sleep(0.02)
-        begun = (run for run in find_runs(repo / "results") if (run / store.JOURNAL).stat().st_size)
+        begun = (run for run in find_runs(repo / "results") if (run / JOURNAL).stat().st_size)
         folder = next(iter(set(begun) - known), None)
     os.killpg(process.pid, signal.SIGKILL)
     process.wait()
@@ -279,11 +286,12 @@ def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo,
     sides.sweep_up(repo / "results")
     assert not left.exists()
     monkeypatch.chdir(repo)
-    planned = store.read(folder).plan
+    planned = read(folder).plan
     with sides.at_work(planned, folder):
         sides.sweep_up(repo / "results")
         assert (left / "base" / "mine.py").read_text() == PLAIN  # ours, and at work
-        results = run.execute(planned, folder, lambda _: None, stages=("check",))
+        run.execute(planned, folder, lambda _: None, stages=("check",))
+    results = read(folder)
     assert not left.exists()
     assert results.elapsed_s is not None
     assert {record.status for record in results.records} == {"ok"}

@@ -8,7 +8,7 @@ from attnbench.devices.loads import FEWEST_ROUNDS, MIN_SAMPLE_S, MOST_ROUNDS, SL
 from attnbench.devices.torch_loads import LARGEST_COPY, WIDER, loads_of
 from attnbench.processes.messages import FindCeilings
 from attnbench.processes.worker_client import WorkerLostError
-from attnbench.storage import journal as store
+from attnbench.storage import journal
 from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.storage.events import CeilingsMeasured
 from attnbench.storage.records import Status
@@ -121,7 +121,7 @@ class Broken(VirtualCrew):
 def ran(folder, crew_class=VirtualCrew):
     crew = crew_class(WORLDS["calm"], lambda _, name: 2e-3 if name == "a" else 3e-3)
     results = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=20.0), folder, crew)
-    events = list(store.events(folder / store.JOURNAL))
+    events = list(journal.events(folder / journal.JOURNAL))
     return results, [event for event in events if isinstance(event, CeilingsMeasured)], crew
 
 
@@ -134,7 +134,7 @@ def test_a_run_takes_them_once_for_each_place_and_a_resumed_one_not_again(tmp_pa
     assert results.ceilings == {found.key: found}
     assert events[0].spent_s < 2.0
     virtual.execute(results.plan, tmp_path / "run", crew)
-    again = list(store.events(tmp_path / "run" / store.JOURNAL))
+    again = list(journal.events(tmp_path / "run" / journal.JOURNAL))
     assert sum(isinstance(event, CeilingsMeasured) for event in again) == 1
 
 

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from attnbench import plugins
+from attnbench.analysis.results import read
 from attnbench.checking.agreement import check, ground
 from attnbench.checking.case import reason_against
 from attnbench.contract.adapt import implementation
@@ -77,7 +78,8 @@ def test_a_run_goes_its_whole_way(tmp_path):
         timeout_s=60.0,
         memory_limit_bytes=0,
     )
-    results = run.execute(plan, tmp_path / "run", lambda _: None)
+    run.execute(plan, tmp_path / "run", lambda _: None)
+    results = read(tmp_path / "run")
     assert {record.status for record in results.records} == {Status.ok}
     assert all(record.measurement("latency") for record in results.records)
 

@@ -7,16 +7,16 @@ import msgspec
 import pytest
 import torch
 
-from attnbench.processes import session as run
+from attnbench.analysis.results import read
 from attnbench.processes.heartbeat import Flight
 from attnbench.processes.messages import Check, Checked, Failed, Observe, TakeVisit
 from attnbench.processes.timing_stage import DECIDED, NOTHING, SPENT
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import Crew
-from attnbench.statistics.interference import CANARY, InterferenceGauge
-from attnbench.storage import journal as store
+from attnbench.statistics.interference import InterferenceGauge
 from attnbench.storage.events import RunFinished, WorkerStarted
-from attnbench.storage.records import Status
+from attnbench.storage.journal import Journal
+from attnbench.storage.records import PROBE, Arm, Status
 from attnbench.timing import blocks as measure
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -25,6 +25,7 @@ from studies.simulated.worlds import WORLDS
 from tests import journals
 
 SMALL = Workload(seq_len=4, num_heads=2, head_dim=4)
+FUSED = Arm(implementation="fused")
 
 
 def crew(kind: type[VirtualCrew] = VirtualCrew) -> VirtualCrew:
@@ -39,7 +40,7 @@ def test_a_run_with_nothing_to_compare_comes_to_its_end(tmp_path, names, reason)
     assert {record.status for record in results.records} == {Status.ok}
 
 
-def test_where_every_block_is_void_the_budget_is_spent_and_nothing_is_said(tmp_path, monkeypatch):
+def test_where_every_block_is_discarded_the_budget_is_spent_and_nothing_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(InterferenceGauge, "_is_late", lambda *_: True)
     results = virtual.execute(virtual.plan(1, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", crew())
     assert results.reason == SPENT
@@ -51,7 +52,7 @@ class NoRoom(VirtualCrew):
 
     def ask(self, request, timeout_s=None):
         if isinstance(request, TakeVisit) and request.workload.seq_len == 8:
-            return Failed(arm=CANARY, status=Status.out_of_memory, message="no room")
+            return Failed(arm=PROBE, status=Status.out_of_memory, message="no room")
         return super().ask(request, timeout_s)
 
 
@@ -78,7 +79,7 @@ def test_a_run_ends_where_its_environment_changes_under_it(tmp_path):
     asked = virtual.plan(2, ("baseline", "slow"), budget_s=30.0)
     with pytest.raises(ValueError, match="began in another environment"):
         virtual.execute(asked, tmp_path / "run", crew(Elsewhere))
-    kept = store.read(tmp_path / "run")
+    kept = read(tmp_path / "run")
     assert kept.elapsed_s is None
     assert sum(kept.num_visits.values()) == 2  # the first round
 
@@ -90,16 +91,18 @@ def test_inputs_that_find_no_room_are_the_harness_own_failure(tmp_path, monkeypa
         raise MemoryError("no room")
 
     monkeypatch.setattr(worker, "bench", bench)
-    arms = (("fused", "fused"), (CANARY, ""), ("sdpa", "sdpa"))
+    arms = ((FUSED, "fused"), (PROBE, ""), (Arm(implementation="sdpa"), "sdpa"))
     failed = worker.answer(TakeVisit(workload=SMALL, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
-    assert (failed.arm, failed.status) == (CANARY, Status.out_of_memory)
+    assert (failed.arm, failed.status) == (PROBE, Status.out_of_memory)
 
 
 @pytest.mark.parametrize("spec", ["fused", "no such file.py:mine"])
 def test_a_worker_whose_turn_ends_lets_its_threads_sleep_whatever_came_of_it(tmp_path, monkeypatch, spec):
     worker, turns = Worker(Flight(tmp_path / "flight")), []
     monkeypatch.setattr(measure, "settle", lambda: turns.append(spec))
-    asked = TakeVisit(workload=SMALL, arms=(("x", spec), (CANARY, "")), epoch=0, visit=0, num_blocks=1, seed=0)
+    asked = TakeVisit(
+        workload=SMALL, arms=((Arm(implementation="x"), spec), (PROBE, "")), epoch=0, visit=0, num_blocks=1, seed=0
+    )
     worker.answer(asked)
     assert turns == []
     worker.answer(msgspec.structs.replace(asked, settles=True))
@@ -122,7 +125,7 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
     spec = f"{tmp_path / 'rude.py'}:rude"
     more = {
         Check: {"spec": spec, "call_limit_s": 5.0, "memory_limit_bytes": 2**30, "seed": 0},
-        TakeVisit: {"arms": (("rude", spec),), "epoch": 0, "visit": 0, "num_blocks": 1, "seed": 0},
+        TakeVisit: {"arms": ((Arm(implementation="rude"), spec),), "epoch": 0, "visit": 0, "num_blocks": 1, "seed": 0},
         Observe: {"spec": spec, "metric": "peak_memory"},
     }
     reply = Worker(Flight(tmp_path / "flight")).answer(asks(workload=SMALL, **more[asks]))
@@ -135,18 +138,18 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
 def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_broken, status, ends):
     """The device is made up: what a broken context answers is CUDA's documented behaviour."""
     worker = Worker(Flight(tmp_path / "flight"))
-    monkeypatch.setattr(worker, "serve", lambda _: Failed(arm="fused", status=Status(status), message="illegal access"))
+    monkeypatch.setattr(worker, "serve", lambda _: Failed(arm=FUSED, status=Status(status), message="illegal access"))
     monkeypatch.setattr("attnbench.processes.worker.answers.is_broken", lambda _: is_broken)
     request = Observe(workload=msgspec.structs.replace(SMALL, device="cuda"), spec="fused", metric="peak_memory")
     reply = worker.answer(request)
     assert reply.ends is ends
-    with Crew(tmp_path / "log", 5.0) as parent:
-        parent._process = subprocess.Popen(
+    with Crew(tmp_path / "log", 5.0) as client:
+        client._process = subprocess.Popen(
             [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        parent._answers.put(msgspec.json.encode(reply))
-        assert parent.ask(request) == reply
-        assert parent.is_at_work is not ends
+        client._answers.put(msgspec.json.encode(reply))
+        assert client.ask(request) == reply
+        assert client.is_at_work is not ends
 
 
 def test_a_device_that_is_not_there_breaks_no_worker(tmp_path):
@@ -165,20 +168,20 @@ def test_a_device_that_is_not_there_breaks_no_worker(tmp_path):
 
 
 def test_a_journal_has_one_writer_at_a_time(tmp_path):
-    with store.Journal(tmp_path), pytest.raises(ValueError, match="written by another process"):
-        store.Journal(tmp_path)
-    store.Journal(tmp_path).__exit__()
+    with Journal(tmp_path), pytest.raises(ValueError, match="written by another process"):
+        Journal(tmp_path)
+    Journal(tmp_path).__exit__()
 
 
 def test_a_run_that_went_on_after_its_end_and_was_killed_has_not_ended(tmp_path):
     whole = journals.write(tmp_path)
     assert whole.elapsed_s == 119.0
-    with store.Journal(tmp_path) as journal:
+    with Journal(tmp_path) as journal:
         journal.append(WorkerStarted(time="2025-11-02T11:00:00+00:00", environment=journals.ENVIRONMENT))
-    assert store.read(tmp_path).elapsed_s is None
-    with store.Journal(tmp_path) as journal:
+    assert read(tmp_path).elapsed_s is None
+    with Journal(tmp_path) as journal:
         journal.append(RunFinished(time="2025-11-02T11:02:00+00:00", elapsed_s=240.0, reason="enough"))
-    assert (store.read(tmp_path).elapsed_s, store.read(tmp_path).reason) == (240.0, "enough")
+    assert (read(tmp_path).elapsed_s, read(tmp_path).reason) == (240.0, "enough")
 
 
 def test_stages_that_fail_leave_no_lock_behind(tmp_path):
@@ -186,7 +189,4 @@ def test_stages_that_fail_leave_no_lock_behind(tmp_path):
     with pytest.raises(ValueError, match="began in another environment"):
         virtual.execute(msgspec.structs.replace(asked, num_epochs=3), tmp_path / "run", crew(Elsewhere))
     again = crew()
-    results = run.execute(
-        asked, tmp_path / "run", lambda _: None, crew=again, clock=again.clock.now, count=lambda: None
-    )
-    assert results.elapsed_s is not None
+    assert virtual.execute(asked, tmp_path / "run", again).elapsed_s is not None

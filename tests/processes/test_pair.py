@@ -9,9 +9,8 @@ import pytest
 from attnbench.processes.messages import Check, Failed, Ready, TakeVisit, Visited
 from attnbench.processes.paired_client import PairedCrew, apart
 from attnbench.processes.worker_client import Crew, WorkerLostError
-from attnbench.statistics.interference import CANARY
-from attnbench.storage.events import Side, Sides
-from attnbench.storage.records import Sample, Status
+from attnbench.storage.events import ArmSamples, Side, Sides
+from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 
@@ -19,7 +18,7 @@ from studies.simulated import virtual
 class Scripted(Crew):
     """Answers each visit with a sample of its own for every arm, and keeps what it was asked."""
 
-    def __init__(self, value=1.0, failing="", losing=None):
+    def __init__(self, value=1.0, failing=None, losing=None):
         self.value, self.failing, self.losing = value, failing, losing
         self.asked, self.layouts = [], []
 
@@ -30,41 +29,45 @@ class Scripted(Crew):
     def ask(self, request, timeout_s=None):
         self.asked.append(request)
         if isinstance(request, Check):
-            return Failed(arm=request.spec, status=Status.error, message="asked")
-        names = [name for name, _ in request.arms]
-        if self.failing in names:
+            return Failed(status=Status.error, message="asked")
+        arms = [arm for arm, _ in request.arms]
+        if self.failing in arms:
             return Failed(arm=self.failing, status=Status.error, message="no")
-        if self.losing in names:
-            raise WorkerLostError(Status.crashed, names.index(self.losing), "gone")
+        if self.losing in arms:
+            raise WorkerLostError(Status.crashed, arms.index(self.losing), "gone")
         taken = [Sample(self.value, slot=0, visit=3)] * request.num_blocks
-        samples = {
-            name: tuple(msgspec.structs.replace(each, slot=slot) for each in taken) for slot, name in enumerate(names)
-        }
-        return Visited(arms=samples, called_s=1.0)
+        placed = (tuple(msgspec.structs.replace(each, slot=slot) for each in taken) for slot in range(len(arms)))
+        samples = (ArmSamples(arm=arm, samples=own) for arm, own in zip(arms, placed, strict=True))
+        return Visited(arms=tuple(samples), called_s=1.0)
 
 
-ARMS = (("x", "x"), ("y (base) (twin)", "y (base)"), (CANARY, ""), ("y (base)", "y (base)"), ("y", "y"))
+X, Y = (Arm(implementation=name, side=CANDIDATE) for name in ("x", "y"))
+Y_BASE = Arm(implementation="y", side=BASE)
+ARMS = ((X, "x.py:f"), (Y_BASE.as_control(), "old/y.py:f"), (PROBE, ""), (Y_BASE, "old/y.py:f"), (Y, "y.py:f"))
 VISIT = TakeVisit(workload=Workload(), arms=ARMS, epoch=1, visit=3, num_blocks=4, seed=6)
 
 
 def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another():
     base, candidate = Scripted(1.0), Scripted(2.0)
     reply = PairedCrew(base, candidate, 0).ask(VISIT)
-    assert list(reply.arms) == [*[name for name, _ in ARMS], "x (twin)", "y (twin)"]
-    assert {name: {s.value for s in samples} for name, samples in reply.arms.items()} == {
-        "x": {2.0}, "y": {2.0}, "y (base)": {1.0}, "y (base) (twin)": {1.0}, CANARY: {2.0},
-        "x (twin)": {2.0}, "y (twin)": {2.0},
+    samples = {taken.arm: taken.samples for taken in reply.arms}
+    assert list(samples) == [*[arm for arm, _ in ARMS], X.as_control(), Y.as_control()]
+    assert {arm: {s.value for s in taken} for arm, taken in samples.items()} == {
+        X: {2.0}, Y: {2.0}, Y_BASE: {1.0}, Y_BASE.as_control(): {1.0}, PROBE: {2.0},
+        X.as_control(): {2.0}, Y.as_control(): {2.0},
     }  # fmt: skip
     for crew in (base, candidate):  # who makes ready or verifies does not stand between the halves of a block
         assert [request.num_blocks for request in crew.asked] == [0, 1, 1, 1, 1, 0]
         assert [request.verifies for request in crew.asked] == [False] * 5 + [True]
     assert all(request.settles for request in (*base.asked, *candidate.asked))
-    assert [name for name, _ in base.asked[0].arms] == ["y (base) (twin)", "y (base)", CANARY]
-    assert [name for name, _ in candidate.asked[0].arms] == ["x", "y", "x (twin)", "y (twin)", CANARY]
+    old, new = "old/y.py:f", "y.py:f"
+    assert base.asked[0].arms == ((Y_BASE.as_control(), old), (Y_BASE, old), (PROBE, ""))
+    mirrored = ((X, "x.py:f"), (Y, new), (X.as_control(), "x.py:f"), (Y.as_control(), new), (PROBE, ""))
+    assert candidate.asked[0].arms == mirrored
     for block in range(4):
-        slots = sorted(s.slot for samples in reply.arms.values() for s in samples if s.block == block)
-        assert len(set(slots)) == len(slots) == len(reply.arms)
-    firsts = {reply.arms["y"][block].slot < reply.arms["y (base)"][block].slot for block in range(4)}
+        slots = sorted(s.slot for taken in samples.values() for s in taken if s.block == block)
+        assert len(set(slots)) == len(slots) == len(samples)
+    firsts = {samples[Y][block].slot < samples[Y_BASE][block].slot for block in range(4)}
     assert firsts == {True, False}
     assert reply.called_s == 12.0
 
@@ -80,21 +83,21 @@ def test_requests_go_to_the_worker_whose_side_it_is():
     base, candidate = Scripted(), Scripted()
     both = PairedCrew(base, candidate, 0)
     limits = {"call_limit_s": 1.0, "memory_limit_bytes": 0, "seed": 0}
-    for spec in ("y (base)=a.py:f", "y=b.py:f"):
-        both.ask(Check(workload=Workload(), spec=spec, **limits))
-    assert [request.spec for request in base.asked] == ["y (base)=a.py:f"]
-    assert [request.spec for request in candidate.asked] == ["y=b.py:f"]
+    for spec, side in (("a.py:f", BASE), ("b.py:f", CANDIDATE)):
+        both.ask(Check(workload=Workload(), spec=spec, side=side, **limits))
+    assert [request.spec for request in base.asked] == ["a.py:f"]
+    assert [request.spec for request in candidate.asked] == ["b.py:f"]
 
 
 def test_a_failure_of_either_worker_is_laid_at_the_door_of_the_arm_that_was_asked_for():
-    failed = PairedCrew(Scripted(), Scripted(failing="y (twin)"), 0).ask(VISIT)
-    assert failed.arm == "y"
+    failed = PairedCrew(Scripted(), Scripted(failing=Y.as_control()), 0).ask(VISIT)
+    assert failed.arm == Y
     with pytest.raises(WorkerLostError) as lost:
-        PairedCrew(Scripted(losing="y (base) (twin)"), Scripted(), 0).ask(VISIT)
-    assert ARMS[lost.value.arm][0] == "y (base) (twin)"
+        PairedCrew(Scripted(losing=Y_BASE.as_control()), Scripted(), 0).ask(VISIT)
+    assert ARMS[lost.value.arm][0] == Y_BASE.as_control()
     with pytest.raises(WorkerLostError) as lost:
-        PairedCrew(Scripted(), Scripted(losing="x (twin)"), 0).ask(VISIT)
-    assert ARMS[lost.value.arm][0] == "x"
+        PairedCrew(Scripted(), Scripted(losing=X.as_control()), 0).ask(VISIT)
+    assert ARMS[lost.value.arm][0] == X
 
 
 def test_memory_layouts_are_dealt_to_the_sides_at_random():
@@ -113,17 +116,16 @@ def workers(tmp_path):
     """The two workers of a plan with one file on each side; each side holds the files that are named, all empty."""
 
     def made(implementation, *files):
-        specs = []
-        for whose, label in (("base", "x (base)"), ("candidate", "x")):
+        sides = []
+        for whose in (BASE, CANDIDATE):
             for file in (implementation, *files):
                 (tmp_path / whose / file).parent.mkdir(parents=True, exist_ok=True)
                 (tmp_path / whose / file).touch()
-            specs.append(f"{label}={tmp_path / whose / implementation}:f")
-        roots = [Side(given=whose, root=str(tmp_path / whose)) for whose in ("base", "candidate")]
+            specs = {"x": f"{tmp_path / whose / implementation}:f"}
+            sides.append(Side(given=whose, root=str(tmp_path / whose), implementations=specs))
         plan = msgspec.structs.replace(
             virtual.with_sides(virtual.plan(1, ("x",), budget_s=1.0), is_apart=True),
-            implementations=tuple(specs),
-            sides=Sides(base=roots[0], candidate=roots[1], is_apart=True),
+            sides=Sides(base=sides[0], candidate=sides[1], is_apart=True),
         )
         return apart(plan, tmp_path / "run", {})
 

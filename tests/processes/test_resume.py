@@ -3,14 +3,15 @@
 import msgspec
 import pytest
 
+from attnbench.analysis.results import read
 from attnbench.processes import session as run
 from attnbench.processes import timing_stage as timing
 from attnbench.processes import worker_client as crew
 from attnbench.processes.planning import Selection, plan
 from attnbench.processes.worker_client import WorkerLostError
-from attnbench.storage import journal as store
 from attnbench.storage.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
-from attnbench.storage.records import Environment, Status
+from attnbench.storage.journal import JOURNAL, Journal, events
+from attnbench.storage.records import Arm, Environment, Status
 from attnbench.workloads.workload import Workload
 
 SOURCE = """
@@ -42,26 +43,25 @@ def test_a_run_whose_code_has_changed_is_not_gone_on_with(tmp_path):
     file.write_text(SOURCE)
     wanted = planned(f"{file}:mine")
     folder = tmp_path / "run"
-    first = run.execute(wanted, folder, lambda _: None, stages=("check",))
-    assert {record.status for record in first.records} == {Status.ok}
-    before = (folder / store.JOURNAL).read_bytes()
+    run.execute(wanted, folder, lambda _: None, stages=("check",))
+    assert {record.status for record in read(folder).records} == {Status.ok}
+    before = (folder / JOURNAL).read_bytes()
     file.write_text("def mine(query, key, value):\n    return value\n")
     with pytest.raises(ValueError, match="has changed since the run began"):
         run.execute(wanted, folder, lambda _: None)
-    assert (folder / store.JOURNAL).read_bytes() == before
+    assert (folder / JOURNAL).read_bytes() == before
 
 
 def test_a_run_does_not_go_on_in_another_environment(tmp_path):
     folder = tmp_path / "run"
     wanted = planned("fused")
     run.execute(wanted, folder, lambda _: None, stages=())
-    journal = folder / store.JOURNAL
-    events = list(store.events(journal))
+    journal = folder / JOURNAL
     elsewhere = [
         msgspec.structs.replace(event, environment=msgspec.structs.replace(event.environment, cpu="another"))
         if isinstance(event, WorkerStarted)
         else event
-        for event in events
+        for event in events(journal)
     ]
     journal.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in elsewhere))
     with pytest.raises(ValueError, match="began in another environment"):
@@ -86,13 +86,14 @@ class LostCrew:
 def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
     wanted = planned("fused")
     workload = Workload(seq_len=8, num_heads=2, head_dim=8, direction="inference")
-    with store.Journal(tmp_path / "run") as journal:
+    with Journal(tmp_path / "run") as journal:
         one = run.Run(wanted, journal, LostCrew(), lambda _: None)
-        for name in ("fused", "sdpa"):
-            one.note(CellChecked(workload=workload.id, implementation=name, status=Status.ok))
-        timing.Timing(one).visit(workload, ["fused", "sdpa"])
-    assert one.state.live(workload.id, ["fused", "sdpa"]) == []
-    assert "while the harness prepared" in (tmp_path / "run" / store.JOURNAL).read_text()
+        arms = [Arm(implementation=name) for name in ("fused", "sdpa")]
+        for arm in arms:
+            one.note(CellChecked(workload=workload.id, implementation=arm.implementation, status=Status.ok))
+        timing.Timing(one).visit(workload, arms)
+    assert one.state.live(workload.id, arms) == []
+    assert "while the harness prepared" in (tmp_path / "run" / JOURNAL).read_text()
     assert {status: number for status, number in one.state.counts.items() if number} == {Status.crashed: 2}
 
 

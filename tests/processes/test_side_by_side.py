@@ -10,17 +10,18 @@ import typer
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.overall import _of_processes, by_side, losses, mean_over, suite
+from attnbench.analysis.results import read
 from attnbench.commands.compare import conclude
 from attnbench.processes.messages import Failed
 from attnbench.reports.markdown import summary
 from attnbench.reports.sides import document, headline
-from attnbench.statistics.controls import of_sides
-from attnbench.statistics.interference import CANARY
+from attnbench.statistics.controls import pairs_of_sides
 from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio
 from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, share_of_cells
-from attnbench.storage import journal as store
-from attnbench.storage.events import CellChecked, CellFailed, VisitFinished, twin
-from attnbench.storage.records import Sample, Status, Verdict
+from attnbench.storage import journal
+from attnbench.storage.events import CellChecked, CellFailed, VisitFinished
+from attnbench.storage.journal import JOURNAL, Journal
+from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status, Verdict
 from studies.simulated import virtual
 from studies.simulated.virtual import VirtualCrew, VirtualPair, with_sides
 from studies.simulated.worlds import WORLDS
@@ -75,22 +76,24 @@ def test_a_session_finds_what_was_planted(tmp_path, is_apart, slowdown, verdict,
 def test_each_name_is_compared_with_its_own_base_alone(tmp_path, is_apart):
     names = ("x", "y")
     results = session(tmp_path, 0.1, names=names, is_apart=is_apart, num_cells=1)
-    assert {(row.implementation, row.baseline) for row in comparisons(results)} == {
-        ("x", "x (base)"),
-        ("y", "y (base)"),
+    assert {(row.implementation, row.side, row.baseline) for row in comparisons(results)} == {
+        ("x", CANDIDATE, "x"),
+        ("y", CANDIDATE, "y"),
     }
+    assert all(results.plan.reference(row.key[1]).side == BASE for row in comparisons(results))
     assert verdicts(results) == {"slower"}
-    arms = {arm for event in events(results, VisitFinished) for arm in event.arms}
-    twins = {"x (twin)", "y (twin)"} if is_apart else set()
-    assert arms == {"x", "x (base)", "x (base) (twin)", "y", "y (base)", "y (base) (twin)", CANARY} | twins
-    base, candidate = by_side(results)
-    assert [each.implementation for each in base] == [each.implementation for each in candidate] == list(names)
-    assert all(each.measurement("latency_control") is not None for each in base)
-    assert all((each.measurement("latency_control") is not None) is is_apart for each in candidate)
+    arms = {taken.arm for event in events(results, VisitFinished) for taken in event.arms}
+    base, candidate = ({Arm(implementation=name, side=side) for name in names} for side in (BASE, CANDIDATE))
+    controls = {arm.as_control() for arm in (base | candidate if is_apart else base)}
+    assert arms == base | candidate | controls | {PROBE}
+    old, new = by_side(results)
+    assert [each.implementation for each in old] == [each.implementation for each in new] == list(names)
+    assert all(each.measurement("latency_control") is not None for each in old)
+    assert all((each.measurement("latency_control") is not None) is is_apart for each in new)
 
 
 def events(results, kind):
-    return [event for event in store.events(results.folder / store.JOURNAL) if isinstance(event, kind)]
+    return [event for event in journal.events(results.folder / JOURNAL) if isinstance(event, kind)]
 
 
 def test_few_sessions_of_the_same_code_alarm_however_much_a_process_decides(tmp_path):
@@ -138,11 +141,11 @@ def test_the_whole_has_a_part_of_the_false_verdicts_to_itself(tmp_path):
     assert share_of_cells(has_whole=True) + WHOLE_SHARE == share_of_cells(has_whole=False) == FALSE_SHARE
     results = session(tmp_path, 0.08, num_cells=4, is_apart=True)
     found = {}
-    with store.Journal(tmp_path / "prefix") as journal:
-        for event in store.events(results.folder / store.JOURNAL):
-            journal.append(event)
+    with Journal(tmp_path / "prefix") as prefix:
+        for event in journal.events(results.folder / JOURNAL):
+            prefix.append(event)
             if isinstance(event, VisitFinished) and event.visit > 7:
-                whole = suite(store.read(tmp_path / "prefix"))
+                whole = suite(read(tmp_path / "prefix"))
                 found[event.epoch + 1] = whole.verdict
     assert 10 <= min(number for number, verdict in found.items() if verdict == "slower") <= 13
 
@@ -153,8 +156,10 @@ def test_a_budget_too_small_for_a_verdict_is_inconclusive(tmp_path):
 
 def test_a_session_that_was_disturbed_is_invalid_unless_something_was_lost(tmp_path):
     results = session(tmp_path, 0.1)
-    void = {row.workload.id: frozenset((0, 0, block) for block in range(results.num_blocks)) for row in results.records}
-    disturbed = dataclasses.replace(results, void=void)
+    discarded = {
+        row.workload.id: frozenset((0, 0, block) for block in range(results.num_blocks)) for row in results.records
+    }
+    disturbed = dataclasses.replace(results, discarded=discarded)
     assert exit_code(disturbed) == 4
     sides = msgspec.structs.replace(results.plan.sides, lost={"y": "cannot read y.py"})
     plan = msgspec.structs.replace(results.plan, sides=sides)
@@ -174,11 +179,11 @@ def test_a_session_that_was_disturbed_is_invalid_unless_something_was_lost(tmp_p
 )
 def test_a_cell_that_is_gone_or_wrong_is_a_loss(tmp_path, base, candidate, lost):
     results = session(tmp_path, budget_s=0.0, num_cells=1)
-    with store.Journal(results.folder) as journal:
-        for name, status in (("x (base)", base), ("x", candidate)):
-            where = {"workload": results.plan.workloads[0].id, "implementation": name}
-            journal.append(CellChecked(**where, status=status, message=f"because {EVIL}"))
-    again = store.read(results.folder)
+    with Journal(results.folder) as more:
+        for side, status in ((BASE, base), (CANDIDATE, candidate)):
+            where = {"workload": results.plan.workloads[0].id, "implementation": "x", "side": side}
+            more.append(CellChecked(**where, status=status, message=f"because {EVIL}"))
+    again = read(results.folder)
     assert bool(losses(again)) is lost
     assert exit_code(again) == (1 if lost else 3)
     text = document(again)
@@ -187,19 +192,22 @@ def test_a_cell_that_is_gone_or_wrong_is_a_loss(tmp_path, base, candidate, lost)
 
 
 def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path):
+    base = Arm(implementation="x", side=BASE)
+
     class Failing(VirtualCrew):
         def _visit(self, request):
-            if request.visit == 1 and any(name == "x (base)" for name, _ in request.arms):
-                return Failed(arm=twin("x (base)"), status=Status.error, message="no more")
+            if request.visit == 1 and any(arm == base for arm, _ in request.arms):
+                return Failed(arm=base.as_control(), status=Status.error, message="no more")
             return super()._visit(request)
 
     asked = with_sides(virtual.plan(1, ("x", "y"), budget_s=30.0))
     results = virtual.execute(asked, tmp_path / "run", Failing(WORLDS["calm"], lambda *_: 2e-3))
     (failed,) = events(results, CellFailed)
-    assert failed.implementation == "x (base)"
+    assert failed.key[1] == base
     assert [(row.implementation, row.verdict) for row in comparisons(results)] == [("y", Verdict.equivalent)]
     last = [event for event in events(results, VisitFinished) if event.visit > 1]
-    assert not any(arm.startswith("x") for event in last for arm in event.arms)
+    assert last
+    assert not any(taken.arm.implementation == "x" for event in last for taken in event.arms)
 
 
 class Abroad(VirtualPair):
@@ -263,13 +271,13 @@ def taken(*values):
     return [Sample(value, block=block) for block, value in enumerate(values)]
 
 
-def test_of_two_sides_with_twins_the_mean_of_both_counts_and_none_where_one_alone_has_them():
+def test_of_two_sides_with_controls_the_mean_of_both_counts_and_none_where_one_alone_has_them():
     own, base = taken(1.1, 1.2, 1.3), taken(1.0, 1.0, 1.0)
-    own_twin, base_twin = taken(1.3, 1.2, 1.1), taken(1.0, 4.0, 1.0)
-    both = of_sides((own, own_twin), (base, base_twin))
+    own_control, base_control = taken(1.3, 1.2, 1.1), taken(1.0, 4.0, 1.0)
+    both = pairs_of_sides((own, own_control), (base, base_control))
     assert np.exp(2 * both.logs) == pytest.approx([1.1 * 1.3, 1.2**2 / 4, 1.3 * 1.1])
-    assert of_sides((base, base_twin), (own, own_twin)).logs == pytest.approx(-both.logs)
-    assert both.twins is None
-    for alone in (of_sides((own, []), (base, base_twin)), of_sides((own, []), (base, []))):
+    assert pairs_of_sides((base, base_control), (own, own_control)).logs == pytest.approx(-both.logs)
+    assert both.controls is None
+    for alone in (pairs_of_sides((own, []), (base, base_control)), pairs_of_sides((own, []), (base, []))):
         assert np.exp(alone.logs) == pytest.approx([1.1, 1.2, 1.3])
-    assert len(of_sides((own, own_twin), (base, base_twin), {(0, 0, 1)}).logs) == 2
+    assert len(pairs_of_sides((own, own_control), (base, base_control), {(0, 0, 1)}).logs) == 2

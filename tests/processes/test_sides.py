@@ -12,6 +12,7 @@ from attnbench.processes.isolation import is_alone
 from attnbench.processes.planning import Selection
 from attnbench.processes.sides import Asked
 from attnbench.storage.events import Side, Sides
+from attnbench.storage.records import BASE, CANDIDATE
 from tests.repositories import PLAIN, SLOW, commit, git, repository
 
 TINY = ("seq_len=8", "num_heads=2", "head_dim=8", "direction=inference", "mask=none")
@@ -51,6 +52,19 @@ def made(base: str, candidate: str, *implementations: str, **more):
     found, _ = sides.plan(asked(base, candidate, *implementations, **more), Path("out/run"))
     assert found is not None
     return found
+
+
+def specs(found) -> tuple[str, ...]:
+    """From where both sides of the only implementation are loaded, the base's first."""
+    assert len({arm.implementation for arm in found.specs}) == 1
+    assert [arm.side for arm in found.specs] == [BASE, CANDIDATE]
+    return tuple(found.specs.values())
+
+
+def names(found) -> list[str]:
+    """Which arms there are."""
+    assert (found.implementations, found.baseline) == ((), "")
+    return list(map(str, found.specs))
 
 
 def tree(folder: Path) -> dict[str, str]:
@@ -102,7 +116,7 @@ def test_outside_a_repository_revisions_are_refused_and_folders_are_not(repo, tm
     with pytest.raises(ValueError, match="lies in no git repository"):
         made("rev:one", "rev:two", "mine.py:mine")
     found = made("theirs", "theirs", "mine.py:mine")
-    assert found.implementations == ("mine (base)=theirs/mine.py:mine", "mine=theirs/mine.py:mine")
+    assert specs(found) == (2 * ("theirs/mine.py:mine",))
 
 
 def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp_path, monkeypatch):
@@ -123,10 +137,10 @@ def test_a_repository_that_was_moved_away_is_told_in_the_words_of_git(tmp_path):
         checkout.top(tmp_path)
 
 
-def test_a_plan_has_each_implementation_from_both_sides_under_two_names(repo):
+def test_a_plan_has_each_implementation_from_both_sides(repo):
     found = made("rev:one", "rev:two", "mine.py:mine")
-    assert list(map(plugins.name_of, found.implementations)) == ["mine (base)", "mine"]
-    base, candidate = (plugins.split(spec)[0].read_text() for spec in found.implementations)
+    assert names(found) == ["mine (base)", "mine"]
+    base, candidate = (plugins.split(spec)[0].read_text() for spec in specs(found))
     assert (base, candidate) == (PLAIN, SLOW)
     assert found.sides.base.commit == checkout.resolve("one")
     assert not found.sides.is_apart
@@ -136,7 +150,7 @@ def test_a_plan_has_each_implementation_from_both_sides_under_two_names(repo):
 def test_paths_are_typed_from_where_one_stands_in_the_repository(repo, monkeypatch):
     monkeypatch.chdir(repo / "sub")
     found = made("rev:one", "rev:WORKTREE", "other.py:mine")
-    assert [str(plugins.split(spec)[0]) for spec in found.implementations] == [
+    assert [str(plugins.split(spec)[0]) for spec in specs(found)] == [
         "out/run/sides/base/sub/other.py",
         "../sub/other.py",
     ]
@@ -144,7 +158,7 @@ def test_paths_are_typed_from_where_one_stands_in_the_repository(repo, monkeypat
 
 def test_what_is_on_one_side_only_is_lost_or_new(repo):
     found = made("rev:two", "rev:three", "gone", "fresh", "grown")
-    assert list(map(plugins.name_of, found.implementations)) == ["gone (base)", "fresh", "grown (base)", "grown"]
+    assert names(found) == ["gone (base)", "fresh", "grown (base)", "grown"]
     assert list(found.sides.lost) == ["gone"]
     assert found.sides.lost["gone"] == "cannot read implementations/gone.py: No such file or directory"
     assert list(found.sides.new) == ["fresh"]
@@ -153,15 +167,18 @@ def test_what_is_on_one_side_only_is_lost_or_new(repo):
 def test_what_is_the_same_on_both_sides_is_left_out_unless_it_is_named(repo):
     found, same = sides.plan(asked("rev:two", "rev:three"), Path("out/run"))
     assert same == ["same"]
-    assert "same" not in map(plugins.name_of, found.implementations)
+    assert "same" not in names(found)
     assert sides.plan(asked("rev:two", "rev:two"), Path("out/other"))[0] is None
-    assert made("rev:two", "rev:two", "same").implementations
+    assert names(made("rev:two", "rev:two", "same")) == ["same (base)", "same"]
 
 
 def test_two_files_are_two_sides_under_the_name_of_the_second(repo):
     found = made("mine.py:mine", "sub/other.py:mine")
-    assert found.implementations == ("mine (base)=mine.py:mine", "mine=sub/other.py:mine")
-    assert found.sides == Sides(base=Side(given="mine.py:mine"), candidate=Side(given="sub/other.py:mine"))
+    assert names(found) == ["mine (base)", "mine"]
+    base, candidate = (
+        Side(given=spec, implementations={"mine": spec}) for spec in ("mine.py:mine", "sub/other.py:mine")
+    )
+    assert found.sides == Sides(base=base, candidate=candidate)
 
 
 @pytest.mark.parametrize(
@@ -227,7 +244,7 @@ def test_sides_that_cannot_share_a_process_get_one_each(repo, tmp_path):
     python = tmp_path / "python3"
     python.touch()
     found = made(str(python), str(python), "sdpa")
-    assert found.implementations == ("sdpa (base)=sdpa", "sdpa=sdpa")
+    assert specs(found) == ("sdpa", "sdpa")
     assert not found.sides.is_apart
     other = tmp_path / "python4"
     other.touch()

@@ -12,10 +12,10 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from attnbench.analysis.results import Results
 from attnbench.plugins import plugs
 from attnbench.reports import Report, markdown, pytest_benchmark, table, words
 from attnbench.reports.csv import guarded
-from attnbench.analysis.results import Results
 from tests import journals
 
 REPORTS: dict[str, Report] = plugs("attnbench.reports", "REPORT")

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 from attnbench.analysis.results import Results
+from attnbench.analysis.system_load import SystemLoad
 from attnbench.reports import latency_plot, markdown, story, table, words
 from attnbench.reports.doubts import held_against
 from attnbench.statistics.intervals import median_estimate
@@ -87,7 +88,7 @@ def doubted(
     fault_s: float = 0.0,
     num_discarded: int = 0,
 ) -> list[str]:
-    """What is held against a cell with these times, four of a visit, the first blocks of which are void."""
+    """What is held against a cell with these times, four of a visit, the first blocks of which are discarded."""
     samples = tuple(
         Sample(value, visit=number // 4, block=number % 4, num_faults=num_faults, load=load)
         for number, value in enumerate(values)
@@ -103,8 +104,8 @@ def doubted(
         operators=Operators(calls=(), fault_s=fault_s),
         measurements=(Measurement(metric="latency", unit="s", samples=samples),),
     )
-    void = frozenset((sample.epoch, sample.visit, sample.block) for sample in samples[:num_discarded])
-    return list(held_against(record, median_estimate(samples), void))
+    discarded = frozenset((sample.epoch, sample.visit, sample.block) for sample in samples[:num_discarded])
+    return list(held_against(record, median_estimate(samples), discarded))
 
 
 STEADY = [1e-3] * 12
@@ -113,13 +114,15 @@ STEADY = [1e-3] * 12
 @pytest.mark.parametrize(
     ("load", "num_discarded", "told"),
     [
-        (1.9, 3, []),  # two threads alone on two cores, and a quarter of the blocks void
+        (1.9, 3, []),  # two threads alone on two cores, and a quarter of the blocks discarded
         (3.0, 0, ["other work on the machine: load 3.0 on 2 cores"]),  # and one busy neighbour
-        (1.9, 4, ["other work on the machine: 4 of 12 blocks void"]),
-        (3.0, 4, ["other work on the machine: load 3.0 on 2 cores, 4 of 12 blocks void"]),
+        (1.9, 4, ["other work on the machine: 4 of 12 blocks discarded"]),
+        (3.0, 4, ["other work on the machine: load 3.0 on 2 cores, 4 of 12 blocks discarded"]),
     ],
 )
-def test_other_work_on_the_machine_is_told_by_load_and_by_void_blocks(load: float, num_discarded: int, told: list[str]):
+def test_other_work_on_the_machine_is_told_by_load_and_by_discarded_blocks(
+    load: float, num_discarded: int, told: list[str]
+):
     assert doubted(STEADY, load=load, num_discarded=num_discarded) == told
 
 
@@ -127,23 +130,23 @@ def test_other_work_on_the_machine_is_told_by_load_and_by_void_blocks(load: floa
 def test_what_others_and_the_host_took_is_told_beside_each_number(
     results: Results, others: float, stolen: float, *, is_told: bool
 ) -> None:
-    crowd = Crowd(others=others, stolen=stolen, free_bytes=2**30)
-    crowded = dataclasses.replace(results, crowd=crowd)
-    timed = [row for row in table.rows(crowded) if row.time is not None]
+    load = SystemLoad(others=others, stolen=stolen, free_bytes=2**30)
+    loaded = dataclasses.replace(results, system_load=load)
+    timed = [row for row in table.rows(loaded) if row.time is not None]
     told = "20 % of the processors' time during the run"
     assert timed
     assert all(any(told in doubt for doubt in row.doubts) is is_told for row in timed)
-    facts = story.facts(crowded)
+    facts = story.facts(loaded)
     shares = table.percent(others), table.percent(stolen)
     assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["disturbances"]
     assert facts["free memory"] == "1.00 GiB as processes began"
     assert story.facts(results)["free memory"] == "-"
 
 
-def test_void_blocks_are_told_where_they_are_and_nowhere_else(results: Results) -> None:
-    void = frozenset((0, visit, block) for visit in range(4) for block in range(4))  # the first of three processes
-    notes = table.rows(dataclasses.replace(results, void={POINTS[0].id: void}))
-    told = {row.workload.id for row in notes if "other work on the machine: 16 of 48 blocks void" in row.doubts}
+def test_discarded_blocks_are_told_where_they_are_and_nowhere_else(results: Results) -> None:
+    discarded = frozenset((0, visit, block) for visit in range(4) for block in range(4))  # the first of three processes
+    notes = table.rows(dataclasses.replace(results, discarded={POINTS[0].id: discarded}))
+    told = {row.workload.id for row in notes if "other work on the machine: 16 of 48 blocks discarded" in row.doubts}
     assert told == {POINTS[0].id}
 
 

@@ -36,7 +36,7 @@ def test_upwards_nothing_is_won_on_average_where_the_truth_lies_below(sizes, shi
 
 @settings(deadline=None, max_examples=20)
 @given(st.lists(st.tuples(*[st.floats(-100, 100)] * 3), min_size=1, max_size=4))
-def test_with_a_twin_the_mean_over_all_orders_of_three_times_is_one(blocks):
+def test_with_a_control_the_mean_over_all_orders_of_three_times_is_one(blocks):
     orders = itertools.product(itertools.permutations(range(3)), repeat=len(blocks))
     times = np.array(
         [[np.array(block)[list(order)] for block, order in zip(blocks, each, strict=True)] for each in orders]
@@ -46,12 +46,12 @@ def test_with_a_twin_the_mean_over_all_orders_of_three_times_is_one(blocks):
     assert found.mean(axis=1) == pytest.approx(1.0, rel=1e-10)
 
 
-def test_a_block_without_its_twin_is_bet_on_as_if_there_were_none():
+def test_a_block_without_its_control_is_bet_on_as_if_there_were_none():
     draws = np.random.default_rng(6).normal(0.1, 1, 50)
     assert np.array_equal(e_values(draws, np.full(50, np.nan)), e_values(draws))
 
 
-def test_a_twin_makes_a_shift_seen_sooner():
+def test_a_control_makes_a_shift_seen_sooner():
     draws = np.random.default_rng(7)
     arm, baseline, other = draws.normal(0, 1, (3, 400, 300))
     alone, both = (
@@ -76,8 +76,8 @@ def test_swapping_the_arms_changes_nothing(differences):
 
 @settings(deadline=None, max_examples=40)
 @given(st.lists(st.tuples(*[st.floats(-100, 100)] * 3), min_size=1, max_size=40), st.floats(1e-3, 1e3))
-def test_with_a_twin_neither_another_unit_nor_the_mirror_image_changes_anything(blocks, unit):
-    """The two arms cannot change places there: one of them has a twin. But what is slower may as well be faster."""
+def test_with_a_control_neither_another_unit_nor_the_mirror_image_changes_anything(blocks, unit):
+    """The two arms cannot change places there: one of them has a control. But what is slower may as well be faster."""
     arm, baseline, other = np.round(np.array(blocks), 3).T  # what is 0 in one unit is so in each
     found = e_values(arm - baseline, arm - other)
     assert e_values(baseline - arm, other - arm) == pytest.approx(found, rel=1e-12)

@@ -1,4 +1,4 @@
-"""Void blocks: told by the canary alone, in its own process, and never by what is compared."""
+"""Discarded blocks: decided by the interference probe alone, in its own process, and never by what is compared."""
 
 import os
 import random
@@ -8,14 +8,14 @@ import sys
 import numpy as np
 import pytest
 
-from attnbench.statistics.interference import CANARY, FEWEST, LARGEST_CALM, InterferenceGauge
+from attnbench.statistics.interference import FEWEST, LARGEST_CALM, InterferenceGauge
 from attnbench.statistics.intervals import pairs
-from attnbench.storage.events import VisitFinished
-from attnbench.storage.records import Sample
+from attnbench.storage.events import ArmSamples, VisitFinished
+from attnbench.storage.records import PROBE, Arm, Sample
 from attnbench.timing.state import State
 
 
-def canaries(values: list[float], *, epoch: int = 0, visit: int = 0) -> list[Sample]:
+def probes(values: list[float], *, epoch: int = 0, visit: int = 0) -> list[Sample]:
     return [Sample(value=value, epoch=epoch, visit=visit, block=block) for block, value in enumerate(values)]
 
 
@@ -24,20 +24,20 @@ def calm(number: int, seed: int = 1) -> list[float]:
     return [1e-3 * (1 + draws.gauss(0, 0.01)) for _ in range(number)]
 
 
-def test_a_late_canary_voids_its_block_and_no_other():
+def test_a_late_probe_discards_its_block_and_no_other():
     values = calm(40)
     values[20] *= 1.5
     gauge = InterferenceGauge()
-    gauge.add("a", canaries(values))
+    gauge.add("a", probes(values))
     assert gauge.discarded == {"a": {(0, 0, 20)}}
     assert (gauge.num_discarded, gauge.num_blocks) == (1, 40)
 
 
-def test_an_early_canary_voids_nothing():
+def test_an_early_probe_discards_nothing():
     values = calm(40)
     values[20] /= 3
     gauge = InterferenceGauge()
-    gauge.add("a", canaries(values))
+    gauge.add("a", probes(values))
     assert gauge.num_discarded == 0
 
 
@@ -48,25 +48,25 @@ def test_what_was_said_of_a_block_does_not_change_with_what_follows():
     found = []
     for length in range(61):
         gauge = InterferenceGauge()
-        gauge.add("a", canaries(values[:length]))
+        gauge.add("a", probes(values[:length]))
         found.append({block for _, _, block in gauge.discarded.get("a", set())})
     assert found == [{late for late in (15, 30, 45) if late < length} for length in range(61)]
 
 
-def test_before_a_few_canaries_nothing_is_late():
+def test_before_a_few_probes_nothing_is_late():
     gauge = InterferenceGauge()
-    gauge.add("a", canaries([1e-3] * (FEWEST - 1) + [9e-3]))
+    gauge.add("a", probes([1e-3] * (FEWEST - 1) + [9e-3]))
     assert gauge.num_discarded == 0
-    gauge.add("a", canaries([9e-3], visit=1))
+    gauge.add("a", probes([9e-3], visit=1))
     assert gauge.num_discarded == 1
 
 
 def test_a_new_process_is_judged_by_its_own_as_soon_as_these_are_enough():
     gauge = InterferenceGauge()
-    gauge.add("a", canaries(calm(20)))
-    gauge.add("b", canaries([2 * value for value in calm(20)], epoch=1))
+    gauge.add("a", probes(calm(20)))
+    gauge.add("b", probes([2 * value for value in calm(20)], epoch=1))
     assert gauge.discarded == {"b": {(1, 0, block) for block in range(FEWEST)}}
-    gauge.add("c", canaries([4e-3], epoch=1, visit=7))
+    gauge.add("c", probes([4e-3], epoch=1, visit=7))
     assert gauge.discarded["c"] == {(1, 7, 0)}
 
 
@@ -74,22 +74,22 @@ def test_processes_too_short_to_judge_themselves_are_judged_by_those_before():
     """As in a comparison of one cell, where each process makes four blocks."""
     gauge = InterferenceGauge()
     for epoch in range(5):
-        gauge.add("a", canaries(calm(4), epoch=epoch))
-    gauge.add("a", canaries([1e-3, 1.6e-3, 1e-3, 1e-3], epoch=5))
+        gauge.add("a", probes(calm(4), epoch=epoch))
+    gauge.add("a", probes([1e-3, 1.6e-3, 1e-3, 1e-3], epoch=5))
     assert gauge.discarded == {"a": {(5, 0, 1)}}
 
 
 def test_visits_of_different_workloads_share_one_machine():
     gauge = InterferenceGauge()
     for visit in range(10):
-        gauge.add(f"w{visit}", canaries([1e-3], visit=visit))
-    gauge.add("late", canaries([2e-3]))
+        gauge.add(f"w{visit}", probes([1e-3], visit=visit))
+    gauge.add("late", probes([2e-3]))
     assert set(gauge.discarded) == {"late"}
 
 
-def test_a_drift_voids_nothing():
+def test_a_drift_discards_nothing():
     gauge = InterferenceGauge()
-    gauge.add("a", canaries([1e-3 * 1.01**block for block in range(200)]))
+    gauge.add("a", probes([1e-3 * 1.01**block for block in range(200)]))
     assert gauge.num_discarded == 0
 
 
@@ -97,69 +97,69 @@ def test_a_noisy_machine_needs_more_than_a_quarter():
     draws = random.Random(2)
     noisy = [1e-3 * 2 ** draws.gauss(0, 0.3) for _ in range(49)]
     gauge = InterferenceGauge()
-    gauge.add("a", canaries([*noisy, 1.5e-3]))
+    gauge.add("a", probes([*noisy, 1.5e-3]))
     assert (0, 0, 49) not in gauge.discarded.get("a", set())
     assert 1 + LARGEST_CALM < 1.5
 
 
 def test_on_a_very_calm_machine_less_than_a_quarter_is_nothing():
     gauge = InterferenceGauge()
-    gauge.add("a", canaries([*(1e-3 * (1 + 1e-4 * (block % 3)) for block in range(30)), 1.2e-3, 1.3e-3]))
+    gauge.add("a", probes([*(1e-3 * (1 + 1e-4 * (block % 3)) for block in range(30)), 1.2e-3, 1.3e-3]))
     assert gauge.discarded == {"a": {(0, 0, 31)}}
 
 
-def test_a_void_block_is_no_evidence():
+def test_a_discarded_block_is_no_evidence():
     values = calm(12)
     values[10] = 9e-3
     gauge = InterferenceGauge()
-    gauge.add("a", canaries(values))
-    found = pairs(canaries([2.0] * 10 + [50.0, 2.0]), canaries([1.0] * 12), gauge.discarded["a"])
+    gauge.add("a", probes(values))
+    found = pairs(probes([2.0] * 10 + [50.0, 2.0]), probes([1.0] * 12), gauge.discarded["a"])
     assert np.exp(found.logs) == pytest.approx([2.0] * 11)
 
 
 def test_the_rule_is_blind_to_what_is_compared():
-    """Whatever the arms took, in whatever order: the same blocks are void."""
+    """Whatever the arms took, in whatever order: the same blocks are discarded."""
     values, draws = calm(40), random.Random(3)
     values[12], values[33] = 3e-3, 2e-3
 
-    def void(arm_values):
+    def discarded(arm_values):
         state = State()
         for visit in range(10):
             here = slice(4 * visit, 4 * visit + 4)
-            arms = {name: tuple(canaries(taken[here], visit=visit)) for name, taken in arm_values.items()}
-            arms[CANARY] = tuple(canaries(values[here], visit=visit))
-            state.apply(VisitFinished(workload="w", epoch=0, visit=visit, arms=arms))
+            taken = {PROBE: values} | {Arm(implementation=name): own for name, own in arm_values.items()}
+            arms = (ArmSamples(arm=arm, samples=tuple(probes(own[here], visit=visit))) for arm, own in taken.items())
+            state.apply(VisitFinished(workload="w", epoch=0, visit=visit, arms=tuple(arms)))
         return state.gauge.discarded
 
     one = {name: [1e-3 * draws.uniform(1, 9) for _ in range(40)] for name in ("a", "b")}
     other = {"a": draws.sample(one["b"], 40), "b": [1e3] * 40}
-    assert void(one) == void(other) == {"w": {(0, 3, 0), (0, 8, 1)}}
+    assert discarded(one) == discarded(other) == {"w": {(0, 3, 0), (0, 8, 1)}}
 
 
-def test_a_visit_without_canaries_says_nothing():
+def test_a_visit_without_probes_says_nothing():
     gauge = InterferenceGauge()
     gauge.add("a", ())
     assert (gauge.num_discarded, gauge.num_blocks, gauge.discarded) == (0, 0, {})
 
 
-LISTEN = """
+AFTERWARDS = """
 import time
-from attnbench.statistics.interference import canary
+from attnbench.statistics.interference import probe_work
 
 time.sleep(0.3)  # what numpy's import woke
-sing = canary()
+work = probe_work()
 for _ in range(5):
-    sing()
+    work()
 before_s = time.process_time()
 time.sleep(0.05)
 print(time.process_time() - before_s)
 """
 
 
-def test_nothing_is_at_work_when_the_canary_has_sung():
+def test_no_thread_spins_when_the_probe_has_run():
     """A thread that spins after it would disturb whoever comes next in the block, and did: numpy's BLAS has some."""
     threads = {"OMP_NUM_THREADS": "2", "OPENBLAS_NUM_THREADS": "2"}  # whatever the tests themselves may have
     done = subprocess.run(
-        [sys.executable, "-c", LISTEN], env=os.environ | threads, capture_output=True, text=True, check=True
+        [sys.executable, "-c", AFTERWARDS], env=os.environ | threads, capture_output=True, text=True, check=True
     )
     assert float(done.stdout) < 0.01

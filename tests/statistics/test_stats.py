@@ -99,9 +99,9 @@ def test_ratio_uses_only_blocks_that_both_arms_share() -> None:
     assert (found.point, found.num_samples) == (2.0, 1)
 
 
-def test_a_void_block_has_no_pair() -> None:
+def test_a_discarded_block_has_no_pair() -> None:
     arm = [Sample(2.0, block=0), Sample(1000.0, block=1)]
-    found = pairs(arm, [Sample(1.0, block=0), Sample(1.0, block=1)], void={(0, 0, 1)})
+    found = pairs(arm, [Sample(1.0, block=0), Sample(1.0, block=1)], discarded={(0, 0, 1)})
     assert found.logs.tolist() == [math.log(2.0)]
 
 

@@ -11,8 +11,8 @@ import pytest
 from attnbench.devices import environment
 from attnbench.devices.clock import VirtualClock
 from attnbench.timing import doctor
-from attnbench.timing.functions import duel
-from studies.simulated.virtual import CANARY_S, ENVIRONMENT
+from attnbench.timing.functions import compare_functions
+from studies.simulated.virtual import ENVIRONMENT, PROBE_S
 
 FIT = msgspec.structs.replace(
     ENVIRONMENT,
@@ -103,7 +103,7 @@ def compared_with_itself(warp):
     clock = VirtualClock(warp)
     work = {"one": lambda: clock.spend(2e-3)}
     return doctor.told(
-        duel(work, "one", clock=clock, budget_s=10.0, stops=False, gauge_work=lambda: clock.spend(CANARY_S))
+        compare_functions(work, "one", clock=clock, budget_s=10.0, stops=False, gauge_work=lambda: clock.spend(PROBE_S))
     )
 
 

@@ -5,17 +5,28 @@ import math
 import os
 import random
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 
 from attnbench.devices.clock import CpuClock, VirtualClock, tick
 from attnbench.statistics.intervals import median, paired_ratio, pairs
+from attnbench.storage.records import Arm, Sample
 from attnbench.timing import blocks as measure
 from attnbench.timing.schedule import rounds, visit_seed
 
 
-def arms(clock: VirtualClock, **costs: float) -> list[measure.Arm]:
-    return [measure.Arm(name=name, call=lambda cost=cost: clock.spend(cost)) for name, cost in costs.items()]
+def timed(name: str, call: Callable[[], object]) -> measure.TimedCall:
+    return measure.TimedCall(arm=Arm(implementation=name), call=call)
+
+
+def calls_of(clock: VirtualClock, **costs: float) -> list[measure.TimedCall]:
+    return [timed(name, lambda cost=cost: clock.spend(cost)) for name, cost in costs.items()]
+
+
+def visit(calls: list[measure.TimedCall], *rest) -> dict[str, tuple[Sample, ...]]:
+    """The samples by the implementation's name."""
+    return {arm.implementation: taken for arm, taken in measure.visit(calls, *rest).items()}
 
 
 def at(number: int = 0, num_blocks: int = 8) -> measure.Visit:
@@ -25,50 +36,50 @@ def at(number: int = 0, num_blocks: int = 8) -> measure.Visit:
 @pytest.mark.parametrize(("cost", "calls"), [(1e-5, 128), (1e-3, 1), (0.9e-3, 2), (0.5, 1)])
 def test_a_sample_lasts_at_least_a_millisecond_and_a_thousand_ticks(cost, calls):
     clock = VirtualClock()
-    arm = arms(clock, a=cost)[0]
-    measure.calibrate(arm, clock)
-    assert arm.num_calls == calls
+    it = calls_of(clock, a=cost)[0]
+    measure.calibrate(it, clock)
+    assert it.num_calls == calls
     clock.resolution_s = 1e-3
-    measure.calibrate(arm, clock)
-    assert arm.num_calls * cost >= 1.0
+    measure.calibrate(it, clock)
+    assert it.num_calls * cost >= 1.0
 
 
 def test_a_short_call_that_once_had_to_wait_is_not_taken_for_a_long_one():
     """Where it is believed it stands alone in each sample of its process, and every wake of a thread is in its time."""
     draws = iter([0.0, 3.5e-3, 0.0, 0.0, 3.5e-3])
     clock = VirtualClock(lambda seconds, _: seconds + next(draws, 0.0))
-    arm = arms(clock, a=2e-5)[0]
-    measure.calibrate(arm, clock)
-    assert arm.num_calls == 64
-    assert arm.call_s == pytest.approx(2e-5)
+    it = calls_of(clock, a=2e-5)[0]
+    measure.calibrate(it, clock)
+    assert it.num_calls == 64
+    assert it.call_s == pytest.approx(2e-5)
 
 
 def test_a_call_that_was_short_once_and_is_long_now_ends_the_calibration():
     draws = iter([1e-6])
     clock = VirtualClock(lambda seconds, _: next(draws, seconds))
-    arm = arms(clock, a=0.5)[0]
-    measure.calibrate(arm, clock)
-    assert arm.num_calls == 1
+    it = calls_of(clock, a=0.5)[0]
+    measure.calibrate(it, clock)
+    assert it.num_calls == 1
 
 
 def test_what_lasts_about_as_long_is_sampled_alike():
     clock = VirtualClock()
-    samples = measure.visit(arms(clock, a=6.2e-5, b=6.3e-5, c=1.4e-4), clock, at(num_blocks=2))
+    samples = visit(calls_of(clock, a=6.2e-5, b=6.3e-5, c=1.4e-4), clock, at(num_blocks=2))
     assert {name: {s.num_calls for s in taken} for name, taken in samples.items()} == {"a": {32}, "b": {32}, "c": {8}}
-    chained = measure.visit(arms(clock, a=0.9e-6, b=1.1e-6, c=1.3e-6), clock, at(num_blocks=1))
+    chained = visit(calls_of(clock, a=0.9e-6, b=1.1e-6, c=1.3e-6), clock, at(num_blocks=1))
     assert {taken[0].num_calls for taken in chained.values()} == {2048}
-    near, far = arms(clock, a=9.9e-3, b=10.1e-3), arms(clock, c=10.1e-3, d=15e-3)
+    near, far = calls_of(clock, a=9.9e-3, b=10.1e-3), calls_of(clock, c=10.1e-3, d=15e-3)
     for contenders, touches in ((near, 5), (far, 0)):
-        measure.visit(contenders, clock, at(num_blocks=1))
+        visit(contenders, clock, at(num_blocks=1))
         before_s = clock.now()
-        measure.visit(contenders, clock, at(num_blocks=5))
-        calls = (clock.now() - before_s) / sum(arm.call_s for arm in contenders)
+        visit(contenders, clock, at(num_blocks=5))
+        calls = (clock.now() - before_s) / sum(each.call_s for each in contenders)
         assert calls == pytest.approx(5 + touches)
 
 
 def test_every_block_holds_every_arm_once_in_an_order_drawn_anew():
     clock = VirtualClock()
-    samples = measure.visit(arms(clock, a=1e-3, b=2e-3, c=4e-3), clock, at(num_blocks=60))
+    samples = visit(calls_of(clock, a=1e-3, b=2e-3, c=4e-3), clock, at(num_blocks=60))
     places = {(s.block, s.slot): name for name, taken in samples.items() for s in taken}
     orders = Counter(tuple(places[block, slot] for slot in range(3)) for block in range(60))
     assert all(sorted(order) == ["a", "b", "c"] for order in orders)
@@ -78,7 +89,7 @@ def test_every_block_holds_every_arm_once_in_an_order_drawn_anew():
 
 def test_values_are_seconds_per_call_and_exact_on_a_quiet_machine():
     clock = VirtualClock()
-    samples = measure.visit(arms(clock, a=3e-5, b=7e-4), clock, at())
+    samples = visit(calls_of(clock, a=3e-5, b=7e-4), clock, at())
     assert {round(s.value, 12) for s in samples["a"]} == {3e-5}
     assert {round(s.value, 12) for s in samples["b"]} == {7e-4}
 
@@ -86,8 +97,8 @@ def test_values_are_seconds_per_call_and_exact_on_a_quiet_machine():
 def test_orders_follow_from_the_seed_alone():
     def orders(seed):
         clock = VirtualClock()
-        visit = measure.Visit(epoch=0, number=0, num_blocks=9, seed=seed)
-        samples = measure.visit(arms(clock, a=1e-3, b=1e-3, c=1e-3), clock, visit)
+        drawn = measure.Visit(epoch=0, number=0, num_blocks=9, seed=seed)
+        samples = visit(calls_of(clock, a=1e-3, b=1e-3, c=1e-3), clock, drawn)
         return {name: [s.slot for s in taken] for name, taken in samples.items()}
 
     assert orders(5) == orders(5) != orders(6)
@@ -96,10 +107,10 @@ def test_orders_follow_from_the_seed_alone():
 def test_a_machine_that_slows_down_leaves_the_ratio_alone():
     """Half the speed after a while: one arm after the other would see a ratio up to twice the true one."""
     clock = VirtualClock(lambda seconds, now: seconds * (1 + now))
-    contenders = arms(clock, a=1.5e-3, b=1e-3)
+    contenders = calls_of(clock, a=1.5e-3, b=1e-3)
     samples = {"a": [], "b": []}
     for number in range(12):
-        for name, taken in measure.visit(contenders, clock, at(number)).items():
+        for name, taken in visit(contenders, clock, at(number)).items():
             samples[name].extend(taken)
     first, last = samples["b"][0].value, samples["b"][-1].value
     assert last > 1.4 * first
@@ -112,7 +123,7 @@ def test_a_machine_that_slows_down_leaves_the_ratio_alone():
 def test_spikes_of_a_shared_machine_do_not_move_the_median():
     draws = random.Random(1)
     clock = VirtualClock(lambda seconds, _: seconds * (10 if draws.random() < 0.05 else 1))
-    samples = measure.visit(arms(clock, a=2e-3), clock, at(num_blocks=200))
+    samples = visit(calls_of(clock, a=2e-3), clock, at(num_blocks=200))
     assert median(s.value for s in samples["a"]) == pytest.approx(2e-3)
 
 
@@ -125,10 +136,10 @@ def test_short_calls_are_touched_before_each_sample_and_long_ones_are_not():
             calls[name] += 1
             clock.spend(cost)
 
-        return measure.Arm(name=name, call=call)
+        return timed(name, call)
 
     contenders = [counted("short", 2e-3), counted("long", 0.2)]
-    measure.visit(contenders, clock, at(num_blocks=5))
+    visit(contenders, clock, at(num_blocks=5))
     assert calls == {"short": 2 + 5 * 2, "long": 2 + 5}  # calibration: an untimed call and one sample
 
 
@@ -143,7 +154,7 @@ def test_the_collector_rests_during_a_visit_and_comes_back_after_a_crash():
         clock.spend(1e-3)
 
     with pytest.raises(RuntimeError):
-        measure.visit([measure.Arm(name="a", call=crash)], clock, at())
+        visit([timed("a", crash)], clock, at())
     assert not any(seen)
     assert gc.isenabled()
 
@@ -151,8 +162,8 @@ def test_the_collector_rests_during_a_visit_and_comes_back_after_a_crash():
 def test_each_turn_is_announced_before_the_call():
     clock = VirtualClock()
     heard = []
-    contenders = arms(clock, a=1e-3, b=1e-3)
-    measure.visit(contenders, clock, at(num_blocks=2), measure.Conditions(on_turn=lambda arm: heard.append(arm.name)))
+    contenders = calls_of(clock, a=1e-3, b=1e-3)
+    visit(contenders, clock, at(num_blocks=2), measure.Conditions(on_turn=lambda arm: heard.append(arm.implementation)))
     assert Counter(heard) == {"a": 3, "b": 3}
 
 
@@ -166,7 +177,7 @@ def test_a_sample_keeps_the_load_before_it_and_the_faults_inside_it():
         clock.spend(1e-3)
 
     told = measure.Conditions(count_faults=lambda: faults, read_load=lambda: 1.5)
-    samples = measure.visit([measure.Arm(name="a", call=call)], clock, at(), told)
+    samples = visit([timed("a", call)], clock, at(), told)
     assert {(s.num_faults, s.load) for s in samples["a"]} == {(5, 1.5)}
 
 
@@ -174,7 +185,7 @@ def test_on_a_virtual_clock_nothing_comes_from_the_machine_below(monkeypatch):
     """Samples of one seed are compared bit for bit, whatever else this machine has to do meanwhile."""
     monkeypatch.setattr(os, "getloadavg", lambda: (9.0, 9.0, 9.0), raising=False)
     clock = VirtualClock()
-    samples = measure.visit(arms(clock, a=1e-3), clock, at())
+    samples = visit(calls_of(clock, a=1e-3), clock, at())
     assert {s.load for s in samples["a"]} == {0.0}
 
 
@@ -200,25 +211,25 @@ def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
         told.append(name)
         clock.spend(cost)
 
-    contenders = [measure.Arm(name=name, call=lambda name=name: call(3e-4, name)) for name in ("a", "b")]
-    measure.visit(contenders, clock, at(num_blocks=1))  # calibrates: four calls a sample
+    contenders = [timed(name, lambda name=name: call(3e-4, name)) for name in ("a", "b")]
+    visit(contenders, clock, at(num_blocks=1))  # calibrates: four calls a sample
     told.clear()
     cold = measure.Conditions(flush=lambda: call(5e-3, "flush"))
-    samples = measure.visit(contenders, clock, at(num_blocks=3), cold)
+    samples = visit(contenders, clock, at(num_blocks=3), cold)
     assert told[::2] == ["flush"] * 24
     assert sorted(told[1::2]) == ["a"] * 12 + ["b"] * 12
     assert [sample.value for sample in samples["a"]] == pytest.approx([3e-4] * 3)
-    short = arms(clock, a=1e-5)
-    measure.visit(short, clock, at(num_blocks=1))
+    short = calls_of(clock, a=1e-5)
+    visit(short, clock, at(num_blocks=1))
     told.clear()
-    assert measure.visit(short, clock, at(num_blocks=1), cold)["a"][0].num_calls == told.count("flush") == 8
+    assert visit(short, clock, at(num_blocks=1), cold)["a"][0].num_calls == told.count("flush") == 8
 
 
 def test_time_inside_calls_is_counted_with_the_untimed_ones():
     clock = VirtualClock()
-    contenders = arms(clock, a=2e-3, b=30e-3)
-    measure.visit(contenders, clock, at(num_blocks=5))
-    assert sum(arm.called_s for arm in contenders) == pytest.approx(clock.now())
+    contenders = calls_of(clock, a=2e-3, b=30e-3)
+    visit(contenders, clock, at(num_blocks=5))
+    assert sum(each.called_s for each in contenders) == pytest.approx(clock.now())
     assert contenders[1].called_s == pytest.approx(7 * 30e-3)  # two to calibrate; long calls warm themselves
 
 

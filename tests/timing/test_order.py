@@ -11,12 +11,15 @@ from attnbench.devices.clock import VirtualClock
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
 from attnbench.statistics.verdicts import FALSE_SHARE
+from attnbench.storage.records import Arm
 from attnbench.timing import blocks as measure
 from attnbench.timing.schedule import visit_seed
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 
-NAMES = ("rival", "baseline", "twin")
+BASELINE = Arm(implementation="baseline")
+CONTROL, RIVAL = BASELINE.as_control(), Arm(implementation="rival")
+ARMS = (RIVAL, BASELINE, CONTROL)
 NUM_SEEDS, NUM_VISITS, NUM_BLOCKS = 100, 5, 12
 CALL_S = 20e-3
 """Long calls, so that a turn is one stretch of time without an untimed call before it."""
@@ -24,32 +27,32 @@ FIRST_SLOT, NOISE = 1.05, 0.01
 
 
 def session(seed: int) -> tuple[np.ndarray, np.ndarray]:
-    """The log ratios of the rival to the baseline and to its twin, block by block; all three are the same code."""
+    """The log ratios of the rival to the baseline and to its control, block by block; all three are the same code."""
     draws, turns = random.Random(f"noise/{seed}"), []
 
     def disturb(seconds: float, _: float) -> float:
-        is_first = (len(turns) - 1) % len(NAMES) == 0
+        is_first = (len(turns) - 1) % len(ARMS) == 0
         return seconds * (FIRST_SLOT if is_first else 1.0) * math.exp(draws.gauss(0.0, NOISE))
 
     clock = VirtualClock(disturb)
-    told = measure.Conditions(on_turn=lambda arm: turns.append(arm.name))
-    arms = [measure.Arm(name=name, call=lambda: clock.spend(CALL_S), num_calls=1, call_s=CALL_S) for name in NAMES]
-    samples = {name: [] for name in NAMES}
+    told = measure.Conditions(on_turn=turns.append)
+    calls = [measure.TimedCall(arm=arm, call=lambda: clock.spend(CALL_S), num_calls=1, call_s=CALL_S) for arm in ARMS]
+    samples = {arm: [] for arm in ARMS}
     for number in range(NUM_VISITS):
         drawn = visit_seed(seed, "identical", number)
         at = measure.Visit(epoch=0, number=number, num_blocks=NUM_BLOCKS, seed=drawn)
-        for name, taken in measure.visit(arms, clock, at, told).items():
-            samples[name].extend(taken)
-    assert len(turns) == NUM_VISITS * NUM_BLOCKS * len(NAMES)
-    found = pairs(samples["rival"], samples["baseline"], (), samples["twin"])
-    assert found.twins is not None
-    return found.logs, found.twins
+        for arm, taken in measure.visit(calls, clock, at, told).items():
+            samples[arm].extend(taken)
+    assert len(turns) == NUM_VISITS * NUM_BLOCKS * len(ARMS)
+    found = pairs(samples[RIVAL], samples[BASELINE], (), samples[CONTROL])
+    assert found.controls is not None
+    return found.logs, found.controls
 
 
 def num_alarms() -> int:
     """In how many sessions identical code is ever called different, with a look after each block."""
-    logs, twins = (np.stack(each, axis=1) for each in zip(*map(session, range(NUM_SEEDS)), strict=True))
-    return int((e_values(logs, twins) >= 1 / FALSE_SHARE).any(axis=0).sum())
+    logs, controls = (np.stack(each, axis=1) for each in zip(*map(session, range(NUM_SEEDS)), strict=True))
+    return int((e_values(logs, controls) >= 1 / FALSE_SHARE).any(axis=0).sum())
 
 
 def test_an_effect_of_the_slot_raises_few_alarms_where_the_order_is_drawn():

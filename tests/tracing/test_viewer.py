@@ -161,7 +161,7 @@ def test_a_signal_is_heard_whenever_it_comes(moment):
 
 def attnbench(*arguments, cwd):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
-    command = [sys.executable, "-m", "harness", "tensorboard", *arguments]
+    command = [sys.executable, "-m", "attnbench", "tensorboard", *arguments]
     pipe = subprocess.PIPE
     return subprocess.Popen(command, cwd=cwd, env=environment, stdout=pipe, stderr=pipe, text=True)
 

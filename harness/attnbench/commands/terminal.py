@@ -213,7 +213,8 @@ def summary(found: Results) -> dict[str, object]:
         "cells": [
             {
                 "workload": row.workload.id,
-                "implementation": row.implementation,
+                "implementation": row.arm.implementation,
+                "side": row.arm.side,
                 "status": str(row.status),
                 "is_predicted": row.is_predicted,
                 "message": row.message,

@@ -33,7 +33,8 @@ def pictures(results: Results) -> list[Picture]:
     if not dtypes:
         return []
     left_out = absent(results)
-    names = list(dict.fromkeys(one.implementation for one in results.records if one.implementation not in left_out))
+    kept = (record.arm for record in results.records if record.implementation not in left_out)
+    names = list(dict.fromkeys(map(str, kept)))
     shared = words.shared(record.workload for record in checked)
     width = 2.6 + 4.2 * len(dtypes)
     notes = " ".join([HOW, *_unchecked(results.records, names)])
@@ -58,7 +59,7 @@ def _draw_panel(axes: Axes, dtype: str, names: list[str], checked: list[Record])
     axes.axvspan(1.0, high, color="#f6dcd3", alpha=0.6, lw=0, zorder=0)
     axes.axvline(1.0, color=style.INK, linewidth=1.2, zorder=2)
     for place, name in enumerate(names):
-        mine = [share for record in checked if record.implementation == name for share in _shares(record)]
+        mine = [share for record in checked if str(record.arm) == name for share in _shares(record)]
         _draw_dots(axes, place, name, mine)
         if not mine:
             axes.text(low * 1.2, place, "not compared", va="center", fontsize=8, color="#777777", style="italic")
@@ -102,7 +103,7 @@ def _unchecked(records: Iterable[Record], names: list[str]) -> list[str]:
     """Which implementations were not compared at some workloads, with the statuses that say why."""
     told = []
     for name in names:
-        missing = [record for record in records if record.implementation == name and record.agreement is None]
+        missing = [record for record in records if str(record.arm) == name and record.agreement is None]
         if missing:
             statuses = ", ".join(dict.fromkeys(str(record.status) for record in missing))
             plural = "s" * (len(missing) > 1)

@@ -42,7 +42,7 @@ def _machine(results: Results) -> dict[str, Any]:
 
 
 def _benchmark(record: Record, latency: Measurement) -> dict[str, Any]:
-    name = words.plain(record.implementation)
+    name = words.plain(str(record.arm))
     return {
         "group": record.workload.id,
         "name": f"{name}[{record.workload.id}]",
@@ -56,7 +56,7 @@ def _benchmark(record: Record, latency: Measurement) -> dict[str, Any]:
 
 
 def _absent(record: Record) -> dict[str, str]:
-    told = {"implementation": words.plain(record.implementation), "workload": record.workload.id}
+    told = {"implementation": words.plain(str(record.arm)), "workload": record.workload.id}
     return {**told, "status": str(record.status), "message": words.plain(record.message)}
 
 

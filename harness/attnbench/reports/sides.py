@@ -72,10 +72,10 @@ def rows(results: Results) -> dict[str, list[dict[str, str]]]:
     """By the title of a group of workloads, the texts under COLUMNS of each cell that the candidate has."""
     found: dict[str, list[dict[str, str]]] = {}
     for title, members in groups(results).items():
-        base = {(row.workload.id, row.implementation): row for row in members if row.is_baseline}
-        for row in sorted(members, key=lambda row: (row.implementation, row.workload.seq_len, row.workload.kv_len)):
+        base = {(row.workload.id, row.arm.implementation): row for row in members if row.is_baseline}
+        for row in sorted(members, key=lambda row: (row.arm.implementation, row.workload.seq_len, row.workload.kv_len)):
             if not row.is_baseline:
-                found.setdefault(title, []).append(_row(row, base.get((row.workload.id, row.implementation))))
+                found.setdefault(title, []).append(_row(row, base.get((row.workload.id, row.arm.implementation))))
     return found
 
 

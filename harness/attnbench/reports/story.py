@@ -82,7 +82,7 @@ def findings(results: Results) -> list[str]:
     lengths: dict[tuple[str, str, str, str], list[str]] = {}
     for record in (record for record in results.records if record.is_finding):
         reason = record.message or "no reason was recorded"
-        key = (record.implementation, str(record.status), words.title(record.workload), reason)
+        key = (str(record.arm), str(record.status), words.title(record.workload), reason)
         lengths.setdefault(key, []).append(words.length(record.workload))
     return [
         words.plain(f"{name}: {status} at length {', '.join(found)} ({group}): {reason}")

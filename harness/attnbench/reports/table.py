@@ -61,8 +61,8 @@ class Row:
 
     @property
     def implementation(self) -> str:
-        """The implementation's name; of two sides, the same on both."""
-        return self.arm.implementation
+        """The implementation as it is shown: `fused`, or of two sides `fused (base)` and `fused`."""
+        return str(self.arm)
 
     @property
     def sort_key(self) -> tuple[int, int, float, float]:

@@ -57,8 +57,8 @@ def e_values(differences: Array, others: Array | None = None, *, upwards_only: b
     serve what scatters about as much as it differs.
 
     `others` are the differences from the baseline's A/A control, NaN where there is none. Then each bet is the mean
-    of the two that could be made: where all three are the same code in a random order, either is fair whatever the noise, and so
-    is their mean, though it is not symmetric.
+    of the two that could be made: where all three are the same code in a random order, either is fair whatever the
+    noise, and so is their mean, though it is not symmetric.
     """
     differences = np.asarray(differences, dtype=np.float64)
     stakes = STAKES if upwards_only else np.concatenate([STAKES, -STAKES])

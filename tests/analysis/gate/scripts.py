@@ -5,10 +5,9 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.results import Results
-from attnbench.statistics.interference import CANARY
-from attnbench.storage import journal as store
+from attnbench.analysis.results import Results, read
 from attnbench.storage.events import (
+    ArmSamples,
     CellChecked,
     CellFailed,
     CellMeasured,
@@ -19,8 +18,8 @@ from attnbench.storage.events import (
     VisitFinished,
     WorkerStarted,
 )
-from attnbench.storage.journal import JOURNAL
-from attnbench.storage.records import Sample, Status
+from attnbench.storage.journal import JOURNAL, events
+from attnbench.storage.records import PROBE, Arm, Role, Sample, Status
 from tests import journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128,))
@@ -40,11 +39,11 @@ def run(folder: Path, *changes: Change, names: tuple[str, ...] = NAMES, **asked)
 
 def rewrite(folder: Path, *changes: Change) -> Results:
     """The same run with its journal changed."""
-    found = list(store.events(folder / JOURNAL))
+    found = list(events(folder / JOURNAL))
     for change in changes:
         found = [kept for event in found if (kept := change(event)) is not None]
     (folder / JOURNAL).write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in found))
-    return store.read(folder)
+    return read(folder)
 
 
 def unprofiled(event: Event) -> Event | None:
@@ -120,7 +119,8 @@ def vanishes(name: str = "fused") -> Change:
 
 def _without(event: Event, name: str) -> Event:
     if isinstance(event, VisitFinished) and event.workload == FIRST:
-        return msgspec.structs.replace(event, arms={arm: each for arm, each in event.arms.items() if arm != name})
+        kept = tuple(taken for taken in event.arms if taken.arm != Arm(implementation=name))
+        return msgspec.structs.replace(event, arms=kept)
     return event
 
 
@@ -137,28 +137,32 @@ def renames(old: str, new: str) -> Change:
         if isinstance(event, CellChecked | CellMeasured | CellFailed) and event.implementation == old:
             return msgspec.structs.replace(event, implementation=new)
         if isinstance(event, VisitFinished):
-            arms = {new if arm == old else arm: samples for arm, samples in event.arms.items()}
-            return msgspec.structs.replace(event, arms=arms)
+            arm = Arm(implementation=new)
+            arms = (
+                ArmSamples(arm=arm, samples=taken.samples) if taken.arm == Arm(implementation=old) else taken
+                for taken in event.arms
+            )
+            return msgspec.structs.replace(event, arms=tuple(arms))
         return event
 
     return change
 
 
-def scales(name: str, ratio: float, workload: str | None = None) -> Change:
-    """The implementation takes so many times longer."""
+def scales(name: str, ratio: float, workload: str | None = None, role: Role = Role.measured) -> Change:
+    """The implementation, or its A/A control, takes so many times longer."""
 
     def change(event: Event) -> Event:
         if isinstance(event, VisitFinished) and workload in {None, event.workload}:
-            arms = {
-                arm: tuple(msgspec.structs.replace(s, value=s.value * ratio) for s in samples)
-                if arm == name
-                else samples
-                for arm, samples in event.arms.items()
-            }
-            return msgspec.structs.replace(event, arms=arms)
+            return _scaled(event, Arm(implementation=name, role=role), ratio)
         return event
 
     return change
+
+
+def _scaled(event: VisitFinished, arm: Arm, ratio: float) -> VisitFinished:
+    slower = tuple(msgspec.structs.replace(sample, value=sample.value * ratio) for sample in event.samples(arm))
+    arms = (ArmSamples(arm=arm, samples=slower) if taken.arm == arm else taken for taken in event.arms)
+    return msgspec.structs.replace(event, arms=tuple(arms))
 
 
 def holds(num_bytes: float) -> Change:
@@ -205,8 +209,7 @@ def elsewhere(event: Event) -> Event:
 def disturbed(event: Event) -> Event:
     """In the second half of each process somebody else was at work."""
     if isinstance(event, VisitFinished) and event.visit % 4 >= 2:
-        late = tuple(msgspec.structs.replace(sample, value=sample.value * 3) for sample in event.arms[CANARY])
-        return msgspec.structs.replace(event, arms={**event.arms, CANARY: late})
+        return _scaled(event, PROBE, 3.0)
     return event
 
 

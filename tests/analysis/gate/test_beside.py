@@ -13,7 +13,7 @@ from attnbench.analysis.gate.judge import side
 from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Ruling
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
 from attnbench.statistics.intervals import Estimate
-from attnbench.storage.records import Status, Verdict
+from attnbench.storage.records import BASE, Status, Verdict
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
 from tests import journals
@@ -218,16 +218,16 @@ def test_a_whole_that_is_undecided_passes_where_any_growth_is_allowed(allowed: f
 
 
 @pytest.mark.parametrize(
-    ("is_apart", "twin_error", "allowed", "floor"),
+    ("is_apart", "control_error", "allowed", "floor"),
     [(False, 0.001, 0.03, ""), (True, 0.001, 0.03, "5.0 %"), (True, 0.001, 0.06, ""), (True, 0.03, 0.06, "7.2 %")],
 )
-def test_apart_the_floor_is_the_twins_or_the_cells_own_whichever_is_larger(
-    tmp_path: Path, *, is_apart: bool, twin_error: float, allowed: float, floor: str
+def test_apart_the_floor_is_the_controls_or_the_cells_own_whichever_is_larger(
+    tmp_path: Path, *, is_apart: bool, control_error: float, allowed: float, floor: str
 ) -> None:
-    twin = Estimate(point=1.0, standard_error=twin_error, num_clusters=9, num_samples=90)
+    control = Estimate(point=1.0, standard_error=control_error, num_clusters=9, num_samples=90)
     asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
     seen = {"verdict": Verdict.equivalent, "ratio": 1.0, "low": 1 / 1.05, "high": 1.05}
-    found = judged(tmp_path, asked, twin, is_apart=is_apart, **seen)
+    found = judged(tmp_path, asked, control, is_apart=is_apart, **seen)
     assert found.kind is (Kind.refused if floor else Kind.same)
     assert not floor or f"identical code may seem {floor} apart" in found.words
 
@@ -239,9 +239,9 @@ def test_a_threshold_below_what_the_session_took_for_no_difference_is_refused(
     tmp_path: Path, *, allowed: float, high: float, is_refused: bool
 ) -> None:
     """The cell was left alone as soon as it was within 2 %: who asks for 1 % has no answer from it."""
-    twin = Estimate(point=1.0, standard_error=0.001, num_clusters=9, num_samples=90)
+    control = Estimate(point=1.0, standard_error=0.001, num_clusters=9, num_samples=90)
     asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
-    found = judged(tmp_path, asked, twin, verdict=Verdict.equivalent, ratio=1.004, low=0.99, high=high)
+    found = judged(tmp_path, asked, control, verdict=Verdict.equivalent, ratio=1.004, low=0.99, high=high)
     assert found.kind is (Kind.refused if is_refused else Kind.same)
     assert not is_refused or "compare with --smallest-effect 0.01" in found.words
 
@@ -264,12 +264,12 @@ def test_what_processes_differ_by_is_the_floor_of_a_session_apart(tmp_path: Path
     crew = virtual.VirtualPair(WORLDS["calm"], lambda *_: 2e-3, seed=1, layout=0.001, process=0.05)
     results = virtual.execute(asked, tmp_path / "run", crew)
     (row,) = comparisons(results)
-    (twin,) = noise_floors(results).values()
+    (control,) = noise_floors(results).values()
     assert row.high is not None
-    assert twin.largest_log is not None
-    own, by_twin = row.high / row.ratio - 1, math.expm1(twin.largest_log)
-    assert by_twin < own / 2  # the twin lies in the base's own process
-    between = Thresholds(rule=(Rule(metric="latency", allowed=(by_twin + own) / 2),))
+    assert control.largest_log is not None
+    own, by_control = row.high / row.ratio - 1, math.expm1(control.largest_log)
+    assert by_control < own / 2  # the control lies in the base's own process
+    between = Thresholds(rule=(Rule(metric="latency", allowed=(by_control + own) / 2),))
     assert kinds(beside.of_sides(results, between)) == {Kind.refused}
 
 
@@ -278,7 +278,7 @@ def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp
     asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=5.0, seed=1))
     crew = virtual.VirtualCrew(WORLDS["calm"], lambda *_: 1e-3, seed=1)
     whole = virtual.execute(asked, tmp_path / "run", crew)
-    base = tuple(record for record in whole.records if record.implementation.endswith("(base)"))
+    base = tuple(record for record in whole.records if record.side == BASE)
     lost = dataclasses.replace(whole, records=base)
     assert beside.of_sides(lost, Thresholds()).outcome is Outcome.finding
     killed = beside.of_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds())

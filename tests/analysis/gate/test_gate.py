@@ -13,7 +13,7 @@ from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
 from attnbench.analysis.results import Results
 from attnbench.storage.events import CellMeasured, RunStarted, WorkerStarted
-from attnbench.storage.records import Operator, Operators, Status
+from attnbench.storage.records import Operator, Operators, Role, Status
 from attnbench.workloads.counts import dense_flops
 from tests import journals
 from tests.analysis.gate import scripts
@@ -181,7 +181,7 @@ def test_operators_that_are_no_longer_looked_at_are_a_finding(base: Results, tmp
 
 
 def test_on_another_machine_only_ratios_are_compared(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
-    slower_machine = [scales(name, 3.0) for name in ("sdpa", "sdpa (twin)", "fused", "bmm")]
+    slower_machine = [*(scales(name, 3.0) for name in scripts.NAMES), scales("sdpa", 3.0, role=Role.control)]
     same = run(tmp_path / "same", scripts.elsewhere, *slower_machine)
     assert attnbench(monkeypatch, "gate", base.folder, same.folder) == 0
     assert "different machines or versions" in capsys.readouterr().out
@@ -307,7 +307,7 @@ def test_json_holds_every_ruling(base: Results, tmp_path: Path, monkeypatch, cap
 
 
 def test_the_reference_itself_is_printed_and_not_judged(base: Results, tmp_path: Path) -> None:
-    slow = run(tmp_path / "run", *(scales(name, 1.3) for name in ("sdpa", "sdpa (twin)")))
+    slow = run(tmp_path / "run", *(scales("sdpa", 1.3, role=role) for role in (Role.measured, Role.control)))
     own = [r for r in judge(base, slow).rulings if r.implementation == "sdpa" and r.metric == "latency"]
     assert {ruling.kind for ruling in own} == {Kind.reference}
     assert all(r.candidate == pytest.approx(1.3 * r.base) for r in own)

@@ -77,8 +77,8 @@ def test_each_cell_is_a_test_case(both, decision) -> None:
 
 
 def test_what_cannot_be_judged_is_skipped_and_a_session_that_is_not_valid_is_an_error(both, tmp_path) -> None:
-    void = judge(both[0], run(tmp_path / "c", scripts.disturbed, names=NAMES))
-    suite = ET.fromstring(junit.document(void)).find("testsuite")  # noqa: S314 - ours
+    disturbed = judge(both[0], run(tmp_path / "c", scripts.disturbed, names=NAMES))
+    suite = ET.fromstring(junit.document(disturbed)).find("testsuite")  # noqa: S314 - ours
     assert suite is not None
     assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "1", "5")
 

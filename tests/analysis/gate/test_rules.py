@@ -79,7 +79,7 @@ def test_what_is_allowed_to_every_cell_is_allowed_to_the_suite(
     [
         ("peak_mem", "did you mean peak_memory?"),
         ("time", "choose among error_ratio, executed_flops, latency, num_operators, peak_memory"),
-        ("latency_control", "there is no metric latency_twin"),
+        ("latency_control", "there is no metric latency_control"),
         ("peak_*", ""),
         ("executed_flops", ""),
         ("saved_memory", ""),

@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.analysis.gate.rulings import EXECUTED_FLOPS
 from attnbench.storage.events import CellChecked, Plan
-from attnbench.storage.records import Status
+from attnbench.storage.records import CANDIDATE, Status
 from attnbench.storage.runs import copy_journal
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
@@ -62,9 +62,9 @@ def test_a_slower_candidate_is_a_finding_unless_a_rule_allows_it(tmp_path: Path,
 def test_an_implementation_that_only_the_base_has_is_a_finding(tmp_path: Path, monkeypatch, capsys) -> None:
     asked = planned("x", "y", budget_s=0.0)
     assert asked.sides is not None
-    names = tuple(name for name in asked.implementations if name != "y")
-    sides = msgspec.structs.replace(asked.sides, lost={"y": "cannot read y.py"})
-    measure(tmp_path / "runs" / NAME, msgspec.structs.replace(asked, implementations=names, sides=sides))
+    candidate = msgspec.structs.replace(asked.sides.candidate, implementations={"x": "x"})
+    sides = msgspec.structs.replace(asked.sides, candidate=candidate, lost={"y": "cannot read y.py"})
+    measure(tmp_path / "runs" / NAME, msgspec.structs.replace(asked, sides=sides))
     assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 1
     printed = capsys.readouterr().out
     assert "y is gone: cannot read y.py" in printed
@@ -76,7 +76,7 @@ def test_a_candidate_that_is_wrong_or_no_longer_supported_is_a_finding(
     session: Path, tmp_path: Path, monkeypatch, status: Status
 ) -> None:
     def change(event):
-        is_candidate = isinstance(event, CellChecked) and event.implementation == "x"
+        is_candidate = isinstance(event, CellChecked) and event.side == CANDIDATE
         return msgspec.structs.replace(event, status=status, agreement=None) if is_candidate else event
 
     scripts.rewrite(session, change)
@@ -89,7 +89,7 @@ def test_a_candidate_that_executes_twice_the_flops_is_a_finding(
 ) -> None:
     def change(event):
         if isinstance(event, CellChecked):
-            return msgspec.structs.replace(event, executed_flops=flops if event.implementation == "x" else 1000)
+            return msgspec.structs.replace(event, executed_flops=flops if event.side == CANDIDATE else 1000)
         return event
 
     scripts.rewrite(session, change)

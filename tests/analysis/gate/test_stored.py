@@ -10,7 +10,7 @@ from attnbench.analysis.gate import stored
 from attnbench.analysis.gate.judge import fingerprints, judge
 from attnbench.analysis.gate.rulings import Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
-from attnbench.storage import journal as store
+from attnbench.analysis.results import read
 from attnbench.storage.events import SCHEMA, RunStarted
 from attnbench.storage.records import Status
 from tests.analysis.gate import scripts
@@ -29,7 +29,7 @@ def test_a_baseline_is_the_run_with_its_reason_behind_it(tmp_path, monkeypatch):
     assert attnbench(monkeypatch, "baseline", "first", "--results", tmp_path, "--reason", f"  {REASON}\n") == 0
     (path,) = stored.stored(tmp_path)
     assert path == tmp_path / "baselines" / f"{fingerprints(before)[0]}.jsonl"
-    found = store.read(path)
+    found = read(path)
     assert found.records == before.records
     (accepted,) = found.accepted
     assert (accepted.run, accepted.commit, accepted.reason) == ("first", before.started.commit, REASON)
@@ -41,13 +41,13 @@ def test_a_new_one_takes_the_place_of_the_old_and_keeps_its_reason(tmp_path):
     run(tmp_path / "runs" / "first")
     run(tmp_path / "runs" / "second", scales("fused", 1.3))
     accept(tmp_path, "first", "the first of this machine")
-    found = store.read(accept(tmp_path, "second"))
+    found = read(accept(tmp_path, "second"))
     assert [(each.run, each.reason) for each in found.accepted] == [
         ("first", "the first of this machine"),
         ("second", REASON),
     ]
     assert found.run == "second"
-    again = store.read(stored.accept(stored.stored(tmp_path)[0], tmp_path, "the same once more", Thresholds()))
+    again = read(stored.accept(stored.stored(tmp_path)[0], tmp_path, "the same once more", Thresholds()))
     assert [each.run for each in again.accepted] == ["first", "second", "second"]
 
 
@@ -61,7 +61,7 @@ def test_a_baseline_is_known_by_its_content_where_fingerprints_were_made_otherwi
     run(tmp_path / "runs" / "second")
     assert accept(tmp_path, "second") == own
     assert not old.exists()
-    assert [each.run for each in store.read(own).accepted] == ["first", "second"]
+    assert [each.run for each in read(own).accepted] == ["first", "second"]
 
 
 def test_a_run_is_held_against_the_baseline_of_its_machine(tmp_path, monkeypatch, capsys):
@@ -74,7 +74,7 @@ def test_a_run_is_held_against_the_baseline_of_its_machine(tmp_path, monkeypatch
     assert "base 1_here" in capsys.readouterr().out
     assert attnbench(monkeypatch, "gate", "2_there", "--results", tmp_path) == 0
     assert "base 2_there" in capsys.readouterr().out
-    own = stored.path_of(fingerprints(store.read(tmp_path / "runs" / "1_here"))[0], tmp_path)
+    own = stored.path_of(fingerprints(read(tmp_path / "runs" / "1_here"))[0], tmp_path)
     assert attnbench(monkeypatch, "gate", own, "3_slow", "--results", tmp_path) == 1
 
 
@@ -104,7 +104,7 @@ def test_the_option_is_asked_for(tmp_path, monkeypatch):
     [
         (ends(Status.crashed), "1 cells that went wrong .fused on .*: crashed"),
         (scripts.killed, "did not come to its end"),
-        (scripts.disturbed, "blocks are void"),
+        (scripts.disturbed, "blocks are discarded"),
     ],
 )
 def test_a_run_that_went_wrong_becomes_no_baseline(change, told, tmp_path):
@@ -136,7 +136,7 @@ def test_what_is_too_good_becomes_the_new_normal_only_with_its_check(tmp_path):
         accept(tmp_path, "hasty")
     assert path.read_bytes() == before
     run(tmp_path / "runs" / "checked", scales("fused", 0.4))
-    assert store.read(accept(tmp_path, "checked")).run == "checked"
+    assert read(accept(tmp_path, "checked")).run == "checked"
 
 
 @pytest.mark.parametrize("allowed", [0.01, 1.0, math.inf])
@@ -164,4 +164,4 @@ def test_an_older_journal_becomes_a_baseline_of_todays_schema(tmp_path):
         return msgspec.structs.replace(event, schema=1) if isinstance(event, RunStarted) else event
 
     run(tmp_path / "runs" / "run", older)
-    assert store.read(accept(tmp_path, "run")).started.schema == SCHEMA
+    assert read(accept(tmp_path, "run")).started.schema == SCHEMA

@@ -6,13 +6,13 @@ import msgspec
 import pytest
 
 from attnbench.analysis.breakdown import ran
-from attnbench.analysis.results import Results
+from attnbench.analysis.results import Results, read
 from attnbench.processes import session as run
 from attnbench.processes.messages import Profile
 from attnbench.processes.worker import operators
-from attnbench.storage import journal as store
 from attnbench.storage.events import CellChecked, CellProfiled, Plan, RunStarted, VisitFinished
-from attnbench.storage.records import Operator, Operators, Status
+from attnbench.storage.journal import JOURNAL, Journal, events
+from attnbench.storage.records import Arm, Operator, Operators, Status
 from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual, worlds
@@ -31,7 +31,9 @@ def planned(**changes) -> Plan:
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run.execute(planned(), tmp_path_factory.mktemp("run"), lambda _: None, stages=("check", "operators"))
+    folder = tmp_path_factory.mktemp("run")
+    run.execute(planned(), folder, lambda _: None, stages=("check", "operators"))
+    return read(folder)
 
 
 def record(results: Results, name: str):
@@ -71,11 +73,11 @@ def test_a_fallback_keeps_what_was_seen(results) -> None:
 
 
 def test_a_run_that_goes_on_does_not_look_again(results, tmp_path) -> None:
-    lines = (results.folder / store.JOURNAL).read_bytes()
-    (tmp_path / store.JOURNAL).write_bytes(lines)
-    again = run.execute(planned(), tmp_path, lambda _: None, stages=("check", "operators"))
-    assert [one.status for one in again.records] == [one.status for one in results.records]
-    seen = [event for event in store.events(tmp_path / store.JOURNAL) if isinstance(event, CellProfiled)]
+    lines = (results.folder / JOURNAL).read_bytes()
+    (tmp_path / JOURNAL).write_bytes(lines)
+    run.execute(planned(), tmp_path, lambda _: None, stages=("check", "operators"))
+    assert [one.status for one in read(tmp_path).records] == [one.status for one in results.records]
+    seen = [event for event in events(tmp_path / JOURNAL) if isinstance(event, CellProfiled)]
     assert len(seen) == len({event.implementation for event in seen}) == 5
 
 
@@ -95,7 +97,7 @@ def test_every_cell_is_looked_at_once_and_before_any_is_timed(tmp_path) -> None:
     crew = Watching()
     done = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=1.0), tmp_path, crew)
     assert sum(isinstance(request, Profile) for request in crew.asked) == 4
-    found = list(store.events(tmp_path / store.JOURNAL))
+    found = list(events(tmp_path / JOURNAL))
     last = max(place for place, event in enumerate(found) if isinstance(event, CellProfiled))
     assert last < min(place for place, event in enumerate(found) if isinstance(event, VisitFinished))
     assert all(one.operators is not None for one in done.records)
@@ -107,15 +109,15 @@ def test_a_fallback_is_in_the_event_itself_so_that_a_kill_cannot_part_the_two() 
     state.apply(CellChecked(workload="w", implementation="i", status=Status.ok))
     seen = Operators(calls=(kernel,), requested="flash", observed="math", reason="the mask is 3-D")
     state.apply(CellProfiled(workload="w", implementation="i", operators=seen))
-    assert state.live("w", ["i"]) == []
+    assert state.live("w", [Arm(implementation="i")]) == []
     assert state.counts[Status.fallback] == 1
 
 
 def test_a_journal_from_before_the_operators_pass_is_read(tmp_path) -> None:
-    with store.Journal(tmp_path) as journal:
+    with Journal(tmp_path) as journal:
         journal.append(RunStarted(schema=2, run="old", time="", commit="", plan=planned()))
         journal.append(CellChecked(workload=SMALL.id, implementation="sdpa", status=Status.ok))
-    (found,) = store.read(tmp_path).records
+    (found,) = read(tmp_path).records
     assert found.status is Status.ok
     assert found.operators is None
 

@@ -7,6 +7,7 @@ from attnbench.checking import oracle
 from attnbench.processes.heartbeat import Flight
 from attnbench.processes.messages import Check, Checked, Failed, Observe, Profile, TakeVisit, Trace, Visited
 from attnbench.processes.worker.answers import Worker
+from attnbench.storage.records import Arm
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 SEES = """
@@ -40,7 +41,7 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
     assert checked.status == "ok", checked.message
     assert set(asked) == {precision}  # the yardsticks' products, too
     assert torch.get_float32_matmul_precision() == "highest"
-    arms = (("f", spec),)
+    arms = ((Arm(implementation="f"), spec),)
     visited = worker.answer(TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
     assert isinstance(visited, Visited)
     seen = worker.loaded[spec].build.attend.__closure__
@@ -54,11 +55,11 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
     monkeypatch.setattr("torch.profiler.profile.__enter__", noting(torch.profiler.profile.__enter__, profiles))
     worker = Worker(Flight(tmp_path / "flight"))
     point = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward_backward")
-    arms = (("fused", "fused"), ("sdpa", "sdpa"))
+    arms = tuple((Arm(implementation=name), name) for name in ("fused", "sdpa"))
     visit = TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0)
     worker.answer(visit)
     (bench,) = worker.benches.values()
-    cases, calls = dict(bench.cases), {name: arm.call for name, arm in bench.arms.items()}
+    cases, calls = dict(bench.cases), {arm: timed.call for arm, timed in bench.calls.items()}
     assert profiles == []
     for request in (
         Profile(workload=point, spec="fused"),
@@ -72,7 +73,7 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
     taken = worker.answer(visit)
     assert isinstance(taken, Visited)
     assert len(profiles) == num_profiles
-    assert (bench.cases, {name: arm.call for name, arm in bench.arms.items()}) == (cases, calls)
+    assert (bench.cases, {arm: timed.call for arm, timed in bench.calls.items()}) == (cases, calls)
 
 
 def noting(method, seen):

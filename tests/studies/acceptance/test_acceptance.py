@@ -12,7 +12,7 @@ import pandas as pd
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.timing import functions as duel
+from attnbench.timing.functions import FunctionComparison
 from studies.acceptance import __main__ as command
 from studies.acceptance import chart, engine, kept, on_cuda, plan, power, rivals, suite, table, truth
 from studies.acceptance.outcome import LABELS, Outcome
@@ -148,8 +148,8 @@ class TestCoverage:
 
 class TestPermutations:
     def test_sessions_go_on_by_turns_and_none_is_as_another(self, monkeypatch):
-        visit, visited = duel.FunctionComparison.visit, []
-        monkeypatch.setattr(duel.FunctionComparison, "visit", lambda found: (visited.append(found.seed), visit(found)))
+        visit, visited = FunctionComparison.visit, []
+        monkeypatch.setattr(FunctionComparison, "visit", lambda found: (visited.append(found.seed), visit(found)))
         seconds = itertools.count()  # one for each look: how busy this machine is decides nothing
         monkeypatch.setattr(truth, "time", SimpleNamespace(perf_counter=lambda: next(seconds)))
         rows = truth.permute(0, Size(piece_s=1, compare_s=1.0, num_repeats=4))

@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.reports import table
 from attnbench.statistics.intervals import median
-from attnbench.storage import journal as store
+from attnbench.storage.journal import JOURNAL
 from studies.simulated import virtual
 from studies.simulated.virtual import VirtualCrew, plan
 from studies.simulated.worlds import WORLDS
@@ -64,7 +64,7 @@ def test_the_same_seed_writes_the_same_journal(world, tmp_path):
     journals = []
     for name in ("one", "other"):
         run_in(world, tmp_path / name, layout=0.01, process=0.01, seed=3)
-        lines = (tmp_path / name / store.JOURNAL).read_text().splitlines()
+        lines = (tmp_path / name / JOURNAL).read_text().splitlines()
         journals.append([re.sub(r'"(time|run|commit)":"[^"]*"', "", line) for line in lines])
     assert len(journals[0]) > 10
     assert journals[0] == journals[1]

@@ -10,20 +10,21 @@ import pytest
 
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons, noise_floors
+from attnbench.analysis.results import read
 from attnbench.devices.clock import VirtualClock
 from attnbench.processes import session as run
 from attnbench.reports import Report, story
 from attnbench.statistics.intervals import paired_ratio, pairs
 from attnbench.statistics.verdicts import FALSE_SHARE, decide
-from attnbench.storage import journal as store
-from attnbench.storage.events import VisitFinished
-from attnbench.storage.records import Sample, Verdict
-from attnbench.timing.functions import duel
+from attnbench.storage.events import ArmSamples, VisitFinished
+from attnbench.storage.journal import JOURNAL, events
+from attnbench.storage.records import Arm, Sample, Verdict
+from attnbench.timing.functions import compare_functions
 from attnbench.timing.schedule import Race
 from attnbench.timing.state import State
 from studies.simulated import virtual
 from studies.simulated.machine import Machine, clock_in
-from studies.simulated.virtual import CANARY_S, VirtualCrew, plan, session, workloads
+from studies.simulated.virtual import PROBE_S, VirtualCrew, plan, session, workloads
 from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
@@ -113,7 +114,8 @@ def test_a_session_finds_the_ratio(world):
     with crew_in(world) as crew:
         state = session(crew, "slow", "baseline", num_visits=24)
     ((workload, arms),) = state.samples.items()
-    found = paired_ratio(pairs(arms["slow"], arms["baseline"], state.gauge.discarded.get(workload, ())))
+    slow, baseline = (arms[Arm(implementation=name)] for name in ("slow", "baseline"))
+    found = paired_ratio(pairs(slow, baseline, state.gauge.discarded.get(workload, ())))
     assert found is not None
     assert found.point == pytest.approx(1.3, rel=0.02)
 
@@ -145,9 +147,8 @@ def test_looking_at_what_runs_leaves_every_time_as_it_was(tmp_path):
     for name, stages in (("whole", run.STAGES), ("without", [s for s in run.STAGES if s != "operators"])):
         crew = crew_in("busy")
         folder = tmp_path / name
-        found.append(
-            run.execute(TIMED, folder, lambda _: None, stages, crew=crew, clock=crew.clock.now, count=lambda: None)
-        )
+        run.execute(TIMED, folder, lambda _: None, stages, crew=crew, clock=crew.clock.now, count=lambda: None)
+        found.append(read(folder))
     whole, without = found
 
     def taken(results):
@@ -165,8 +166,8 @@ def test_what_is_decided_gets_no_more_visits(tmp_path):
     crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * hard[name], seed=2)
     asked = plan(2, tuple(hard), budget_s=20.0)
     results = virtual.execute(asked, tmp_path / "run", crew)
-    events = [event for event in store.events(tmp_path / "run" / store.JOURNAL) if isinstance(event, VisitFinished)]
-    visits = Counter((event.workload, arm) for event in events for arm in event.arms)
+    taken = [event for event in events(tmp_path / "run" / JOURNAL) if isinstance(event, VisitFinished)]
+    visits = Counter((event.workload, str(each.arm)) for event in taken for each in event.arms)
     for workload in asked.workloads:
         assert visits[workload.id, "plain"] < visits[workload.id, "near"] / 2
         assert visits[workload.id, "baseline"] == results.num_visits[workload.id]
@@ -186,7 +187,8 @@ def test_a_budget_that_the_first_rounds_overdraw_is_told(tmp_path):
     assert story.facts(results)["took"].endswith(": checks, metrics and the first rounds took longer")
 
 
-NUM_CALLS = {"base": 1, "base (twin)": 1, "one": 1, "other": 200}
+REFERENCE, ONE, OTHER = (Arm(implementation=name) for name in ("base", "one", "other"))
+NUM_CALLS = {REFERENCE: 1, REFERENCE.as_control(): 1, ONE: 1, OTHER: 200}
 
 
 def open_state() -> State:
@@ -194,22 +196,26 @@ def open_state() -> State:
     state, draws = State(), random.Random(1)
     for workload, cost_s in (("cheap", 2e-3), ("dear", 20e-3)):
         for visit in range(4):
-            arms = {
-                name: tuple(
-                    Sample(cost_s * math.exp(draws.gauss(0.03, 0.08)), num_calls, visit=visit, block=block)
-                    for block in range(4)
+            arms = [
+                ArmSamples(
+                    arm=arm,
+                    samples=tuple(
+                        Sample(cost_s * math.exp(draws.gauss(0.03, 0.08)), num_calls, visit=visit, block=block)
+                        for block in range(4)
+                    ),
                 )
-                for name, num_calls in NUM_CALLS.items()
-            }
-            state.apply(VisitFinished(workload=workload, epoch=0, visit=visit, arms=arms))
+                for arm, num_calls in NUM_CALLS.items()
+            ]
+            state.apply(VisitFinished(workload=workload, epoch=0, visit=visit, arms=tuple(arms)))
     return state
 
 
 def test_the_race_goes_where_a_second_promises_most_and_everywhere_sometimes():
-    state, live = open_state(), {workload: ["base", "one", "other"] for workload in ("cheap", "dear")}
-    chosen = [Race("base", 4, seed).next(state, live) for seed in range(300)]
+    state, live = open_state(), {workload: [REFERENCE, ONE, OTHER] for workload in ("cheap", "dear")}
+    asked = plan(1, ("base", "one", "other"), budget_s=1.0)
+    chosen = [Race(msgspec.structs.replace(asked, seed=seed)).next(state, live) for seed in range(300)]
     assert None not in chosen
-    counts = Counter((workload, *names) for workload, names in chosen)
+    counts = Counter((workload, *map(str, arms)) for workload, arms in chosen)
     assert counts["cheap", "one"] > 3 * counts["dear", "one"] > 0
     assert counts["cheap", "one"] > 150
     assert 0.03 < (counts["cheap", "one", "other"] + counts["dear", "one", "other"]) / 300 < 0.2
@@ -228,7 +234,7 @@ def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_p
     world = list(WORLDS)[2 * seed]
     crew, folder = crew_in(world, seed=seed), tmp_path / "run"
     whole = verdicts(virtual.execute(TIMED, folder, crew))
-    journal, draws = folder / store.JOURNAL, random.Random(seed)
+    journal, draws = folder / JOURNAL, random.Random(seed)
     for _ in range(3):
         kept = journal.read_bytes()
         first = kept.index(b"\n") + 1
@@ -258,28 +264,30 @@ def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path,
     with pytest.raises(KeyboardInterrupt):
         run.execute(asked, folder, kill, crew=crew, clock=clock, count=lambda: None)
     start_s = crew.clock.now()
-    again = run.execute(asked, folder, lambda _: None, crew=crew, clock=clock, count=lambda: None)
-    assert 20.0 <= again.elapsed_s <= 21.0
+    run.execute(asked, folder, lambda _: None, crew=crew, clock=clock, count=lambda: None)
+    assert 20.0 <= read(folder).elapsed_s <= 21.0
     assert crew.clock.now() - start_s == pytest.approx(20.0 - killed_s, abs=0.5)
 
 
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_duel_finds_what_was_planted(world):
+def test_a_comparison_of_functions_finds_what_was_planted(world):
     clock = clock_in(WORLDS[world], 5)
     calls = {name: (lambda s=2e-3 * ratio: clock.spend(s)) for name, ratio in RATIO.items()}
-    found = duel(calls, "baseline", clock=clock, budget_s=300.0, gauge_work=lambda: clock.spend(CANARY_S))
+    found = compare_functions(calls, "baseline", clock=clock, budget_s=300.0, gauge_work=lambda: clock.spend(PROBE_S))
     assert found.verdicts == TOLD
     assert found.spent_s < 300
     assert set(found.settled_s) == set(TOLD)
     assert decide(list(found.judgements.values()), FALSE_SHARE) == list(TOLD.values())
 
 
-def test_a_duel_goes_on_where_two_are_equivalent_within_a_high_noise_floor_alone():
+def test_a_comparison_of_functions_goes_on_where_two_are_equivalent_within_a_high_noise_floor_alone():
     """The last differs by 2 %, which is less than the floor of the first visits, and more than what matters."""
     draws = np.random.default_rng(3)
     clock = VirtualClock(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.08)))
     calls = {"a": lambda: clock.spend(2e-3), "b": lambda: clock.spend(2e-3 * 1.02)}
-    found = duel(calls, "a", clock=clock, budget_s=60.0, smallest_effect=0.01, gauge_work=lambda: clock.spend(CANARY_S))
+    found = compare_functions(
+        calls, "a", clock=clock, budget_s=60.0, smallest_effect=0.01, gauge_work=lambda: clock.spend(PROBE_S)
+    )
     assert found.verdicts == {"b": Verdict.slower}
     assert found.settled_s["b"] == pytest.approx(found.spent_s)
 

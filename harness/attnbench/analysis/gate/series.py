@@ -26,7 +26,7 @@ def _entries(record: Record) -> Iterator[dict[str, object]]:
     for found in record.measurements:
         if not found.samples or found.metric == "latency_control":
             continue
-        entry: dict[str, object] = {"name": plain(f"{record.implementation} on {record.workload.id}: {found.metric}")}
+        entry: dict[str, object] = {"name": plain(f"{record.arm} on {record.workload.id}: {found.metric}")}
         extra = f"run {record.run}, commit {record.commit or 'unknown'}"
         if found.metric == LATENCY:
             estimate = median_estimate(found.samples)

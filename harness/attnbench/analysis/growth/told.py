@@ -110,7 +110,7 @@ def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
 
 
 def _table(members: Sequence[Growth], results: Results) -> Iterator[str]:
-    records = {(record.workload.id, record.implementation): record for record in results.records}
+    records = {(record.workload.id, str(record.arm)): record for record in results.records}
     rows = []
     for growth in members:
         longest = max(

@@ -64,7 +64,7 @@ def follow(runs: Sequence[Results], choice: Choice) -> list[Series]:
         for record, point in _points(results, choice.metric):
             if not _is_chosen(record, choice) or record.environment is None:
                 continue
-            key = record.environment.fingerprint, record.workload.id, record.implementation
+            key = record.environment.fingerprint, record.workload.id, str(record.arm)
             found.setdefault(key, (record, []))[1].append(point)
     if not found:
         raise ValueError(
@@ -89,7 +89,7 @@ def _series(record: Record, points: list[Point], choice: Choice, unit: str) -> S
         fingerprint=record.environment.fingerprint,
         machine=record.environment.cpu,
         workload=record.workload,
-        implementation=record.implementation,
+        implementation=str(record.arm),
         metric=choice.metric,
         unit=unit,
         points=tuple(points),
@@ -99,7 +99,7 @@ def _series(record: Record, points: list[Point], choice: Choice, unit: str) -> S
 
 def _is_chosen(record: Record, choice: Choice) -> bool:
     names = {plugins.name_of(spec) for spec in choice.implementations}
-    return (not names or record.implementation in names) and fnmatchcase(record.workload.id, choice.workload)
+    return (not names or str(record.arm) in names) and fnmatchcase(record.workload.id, choice.workload)
 
 
 def _points(results: Results, metric: str) -> Iterator[tuple[Record, Point]]:
@@ -117,9 +117,9 @@ def _ratios(results: Results) -> Iterator[tuple[Record, Value]]:
     """None where a run compared two states of the code: each ratio is to another state."""
     if results.plan.sides is not None:
         return
-    records = {(record.workload.id, record.implementation): record for record in results.records}
+    records = {record.key: record for record in results.records}
     for each in comparisons(results):
-        yield records[each.workload.id, each.implementation], (each.ratio, each.low, each.high)
+        yield records[each.key], (each.ratio, each.low, each.high)
 
 
 def _values(records: Iterable[Record], metric: str) -> Iterator[tuple[Record, Value]]:

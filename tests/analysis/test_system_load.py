@@ -1,10 +1,10 @@
-"""What others took while a run was at work, by scripted counters."""
+"""The system's load during a run, from scripted counters."""
 
 import pytest
 
-from attnbench.analysis.system_load import crowd
-from attnbench.devices.counters import Counters
+from attnbench.analysis.system_load import SystemLoad, system_load
 from attnbench.storage.events import RunFinished, WorkerStarted
+from attnbench.storage.records import Counters
 from tests import journals
 
 FIRST = {"began_s": 7.0, "total_s": 1000.0, "idle_s": 400.0, "stolen_s": 10.0, "own_s": 5.0, "free_bytes": 900}
@@ -27,25 +27,25 @@ LATER = at(total_s=100, idle_s=40, stolen_s=5, own_s=35, free_bytes=-300)
 
 
 def test_what_neither_idled_nor_was_ours_nor_stolen_was_others():
-    found = crowd([started(at(), at()), ended(LATER)])
-    assert found == Crowd(stolen=0.05, others=pytest.approx(0.2), free_bytes=900)
+    found = system_load([started(at(), at()), ended(LATER)])
+    assert found == SystemLoad(stolen=0.05, others=pytest.approx(0.2), free_bytes=900)
 
 
 def test_the_time_between_two_workers_is_left_out():
     """When the first is killed, what it had started and left behind is nobody's any more, and no work of others."""
     second = at(total_s=200, idle_s=40, stolen_s=5, own_s=15, free_bytes=-100)
     end = at(total_s=300, idle_s=140, stolen_s=5, own_s=15)
-    found = crowd([started(at(), at()), started(LATER, second), ended(end)])
-    assert found == Crowd(stolen=0.025, others=pytest.approx(0.1), free_bytes=800)
+    found = system_load([started(at(), at()), started(LATER, second), ended(end)])
+    assert found == SystemLoad(stolen=0.025, others=pytest.approx(0.1), free_bytes=800)
 
 
 def test_the_time_between_a_kill_or_an_end_and_the_resumption_is_left_out():
     idle = at(total_s=100, idle_s=100)
     resumed, end = at(began_s=1, total_s=5000), at(began_s=1, total_s=5100, idle_s=100)
     for first in ([], [ended(idle)]):
-        found = crowd([started(at(), at()), *first, started(at(began_s=1, total_s=4000), resumed), ended(end)])
-        assert found == Crowd(stolen=0.0, others=0.0, free_bytes=900)
-    again = crowd(
+        found = system_load([started(at(), at()), *first, started(at(began_s=1, total_s=4000), resumed), ended(end)])
+        assert found == SystemLoad(stolen=0.0, others=0.0, free_bytes=900)
+    again = system_load(
         [
             started(at(), at()),
             ended(idle),
@@ -53,7 +53,7 @@ def test_the_time_between_a_kill_or_an_end_and_the_resumption_is_left_out():
             ended(at(total_s=1000, idle_s=100)),
         ]
     )
-    assert again == Crowd(stolen=0.0, others=0.0, free_bytes=900)
+    assert again == SystemLoad(stolen=0.0, others=0.0, free_bytes=900)
 
 
 @pytest.mark.parametrize(
@@ -68,4 +68,4 @@ def test_the_time_between_a_kill_or_an_end_and_the_resumption_is_left_out():
     ],
 )
 def test_without_two_moments_of_a_worker_nothing_is_said(found):
-    assert crowd(found) is None
+    assert system_load(found) is None
