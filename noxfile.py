@@ -102,7 +102,7 @@ def detection(session: nox.Session) -> None:
 
 @nox.session
 def acceptance(session: nox.Session) -> None:
-    """Show what the method must show, beside its rivals: renew results/gallery/acceptance (-- --short: 15 minutes)."""
+    """Test the method against other tools: renew results/gallery/acceptance (-- --short: 15 minutes)."""
     install(session, "acceptance")
     session.run("python", "-m", "studies.acceptance", *session.posargs)
 

@@ -1,6 +1,6 @@
 """Report retired words in documents and in Python strings: `python -m tools.retired_words [ROOT]`.
 
-`retired_words.toml` beside this file holds the words, what to write instead, and every exception with its reason. Each
+`retired_words.toml` next to this file holds the words, what to write instead, and every exception with its reason. Each
 hit is printed as `file:line: word -> replacement`; the exit code is 1 if there is any. `nox -s lint` runs this.
 """
 
