@@ -34,7 +34,7 @@ def install(session: nox.Session, *groups: str) -> None:
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, types, the direction of imports, and spelling.
+    """Check style, types, the direction of imports, spelling, and words that are no longer used.
 
     The whole project is installed, torch included: without torch's own types, mypy would take every tensor and every
     module for Any, and strictness would mean little in the very files that this project exists for.
@@ -45,6 +45,7 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     session.run("lint-imports")
     session.run("codespell")
+    session.run("python", "-m", "tools.retired_words")
 
 
 @nox.session
@@ -101,7 +102,7 @@ def detection(session: nox.Session) -> None:
 
 @nox.session
 def acceptance(session: nox.Session) -> None:
-    """Show what the method must show, beside its rivals: renew results/gallery/acceptance (-- --short: 15 minutes)."""
+    """Test the method against other tools: renew results/gallery/acceptance (-- --short: 15 minutes)."""
     install(session, "acceptance")
     session.run("python", "-m", "studies.acceptance", *session.posargs)
 

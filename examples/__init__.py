@@ -1,1 +1,1 @@
-"""What can be built from the project's own building blocks."""
+"""Examples that use the package: tutorials, adapters for other packages, a workflow for CI."""

@@ -46,7 +46,7 @@ if arguments and arguments[0] == "growth" and "--help" not in arguments:
     arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1", "--no-try"]
 if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--help" not in arguments:
     given = " ".join(arguments)
-    if "(" not in given.replace("band(", "").replace("sliding_window(", ""):  # lengths in a mask must fit the others
+    if "(" not in given.replace("symmetric_window(", "").replace("sliding_window(", ""):  # lengths in a mask must fit the others
         arguments += ["--set", "seq_len=16"]
     if arguments[0] == "check" and "mask=" not in given:  # masks with lengths of their own do not fit seq_len=16
         arguments += ["--set", "mask=none,padding"]
@@ -247,7 +247,7 @@ def test_it_is_told_where_everything_is() -> None:
     told = set(re.findall(r"`(\w+(?:\.py|/))`", text.partition("## Where things are")[2].partition("\n## ")[0]))
     there = {path.name if path.suffix else f"{path.name}/" for path in (ROOT / "harness" / "attnbench").iterdir()}
     hidden = {"__init__.py", "__main__.py", "__pycache__/", "py.typed"}
-    assert told - {"implementations/", "harness/"} == there - hidden
+    assert told - {"harness/", "src/", "examples/", "studies/", "tools/"} == there - hidden
 
 
 def test_the_glossary_names_what_is_there() -> None:

@@ -1,6 +1,6 @@
-"""Makes torchvision importable beside a torch without CUDA: its kernels do not load there, and it asks for two of them.
+"""Make torchvision importable with a torch without CUDA: its kernels do not load there, and it asks for two of them.
 
-Attention needs none of them. Import this before a package that imports torchvision.
+Attention needs neither. Import this before a package that imports torchvision.
 """
 
 import sys

@@ -1,4 +1,4 @@
-"""The attention of self-attention-cv. In its one layer the head's number runs fastest: (K, 3, H)."""
+"""The attention of self-attention-cv. In its one layer the number of the head varies fastest: (K, 3, H)."""
 
 import cpu_torchvision  # noqa: F401 - comes first
 import torch

@@ -1,4 +1,4 @@
-"""The attention of x-transformers, with and without its flash option. It returns more beside the output."""
+"""The attention of x-transformers, with and without its flash option. It returns more than the output."""
 
 from x_transformers.x_transformers import Attention
 

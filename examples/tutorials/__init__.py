@@ -1,7 +1,7 @@
-"""The five tutorials that this project grew from: every table of theirs, made by the project's building blocks.
+"""The five tutorials that this project grew from: every table of theirs, computed with the project's building blocks.
 
-`python -m examples.tutorials` prints them. docs/tutorials.md leads through them, and tests/tutorials holds each of them
-to what was printed.
+`python -m examples.tutorials` prints them. docs/tutorials.md explains them, and tests/tutorials compares each
+of them with the printed numbers.
 """
 
 from collections.abc import Callable

@@ -17,17 +17,17 @@ def main() -> None:
     """Print the tables that are asked for."""
     parser = argparse.ArgumentParser(prog="python -m examples.tutorials", description=__doc__)
     parser.add_argument("tutorials", nargs="*", metavar="NUMBER", help=f"{', '.join(TUTORIALS)}; default: all")
-    parser.add_argument("--json", action="store_true", help="for a program to read; -inf is told as text")
+    parser.add_argument("--json", action="store_true", help="for a program to read; -inf is written as text")
     asked = parser.parse_args()
     for number in asked.tutorials:
         if number not in TUTORIALS:
             parser.error(f"there is no tutorial {number}; choose among {', '.join(TUTORIALS)}")
     made = {number: TUTORIALS[number]() for number in asked.tutorials or TUTORIALS}
     if asked.json:
-        told = {
+        printable = {
             number: {name: plain(table.tolist()) for name, table in tables.items()} for number, tables in made.items()
         }
-        sys.stdout.write(json.dumps(told, indent=1) + "\n")
+        sys.stdout.write(json.dumps(printable, indent=1) + "\n")
         return
     torch.set_printoptions(linewidth=LINE_LEN, threshold=sys.maxsize)
     for number, tables in made.items():
@@ -36,12 +36,12 @@ def main() -> None:
 
 
 def shown(table: Tensor) -> str:
-    """A tensor as torch prints it, without its wrapping."""
+    """Format a tensor as torch prints it, without `tensor(...)`."""
     return str(table).removeprefix("tensor(").removesuffix(")").replace("\n       ", "\n")
 
 
 def plain(value: Any) -> Any:
-    """What JSON can hold."""
+    """Return a value that JSON can hold."""
     if isinstance(value, list):
         return [plain(each) for each in value]
     return value if abs(value) != float("inf") else str(value)

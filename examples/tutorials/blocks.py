@@ -37,8 +37,8 @@ def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: str = "none", changes: steps.Changes | None = None
 ) -> dict[str, Tensor]:
     """Every step by its name, for one sequence: query (H, T, K), key (H, S, K), value (H, S, V)."""
-    at_hand = scene(query.shape[1], key.shape[1], mask)
-    made = steps.attend(query[None], key[None], value[None], at_hand, changes)
+    setting = scene(query.shape[1], key.shape[1], mask)
+    made = steps.attend(query[None], key[None], value[None], setting, changes)
     return {name: tensor[0] for name, tensor in made.items()}
 
 

@@ -1,6 +1,6 @@
 """One token's attention, then all tokens', with values wider than keys; then several heads, causal and cross-attention.
 
-The last three are in the title and no numbers of theirs are given: they are drawn here, in the same manner.
+The last three are in the title, but the tutorial prints no numbers for them: they are drawn here in the same manner.
 """
 
 import torch

@@ -28,13 +28,13 @@ def batched() -> tuple[Tensor, Tensor, Tensor]:
 
 def words() -> tuple[Tensor, Weights]:
     """The words of both sentences in one row (T, D), with one vector for each word, and the weights of two heads."""
-    told = " ".join(SENTENCES).split()
-    known = sorted(set(told))
+    spoken = " ".join(SENTENCES).split()
+    known = sorted(set(spoken))
     with seeded(0):
         vectors = nn.Embedding(len(known), EMBED_WIDTH)
         shape = (NUM_HEADS, HEAD_WIDTH, EMBED_WIDTH)
         query, key, value = (torch.randn(shape) / math.sqrt(EMBED_WIDTH) for _ in range(3))
-    x = vectors(torch.tensor([known.index(word) for word in told])).detach()
+    x = vectors(torch.tensor([known.index(word) for word in spoken])).detach()
     return x, Weights(query=query, key=key, value=value)
 
 
