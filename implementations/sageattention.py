@@ -9,7 +9,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package, only_on
 
 LARGEST_HEAD_DIM = 128
 
@@ -34,8 +34,8 @@ def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses."""
     if missing := missing_package("sageattention"):
         return missing
-    if not workload.device.startswith("cuda"):
-        return "sageattention runs on CUDA alone"
+    if reason := only_on("cuda", workload, "sageattention"):
+        return reason
     if workload.direction != "inference":
         return "sageattention has no gradients"
     if workload.dtype not in {"bfloat16", "float16"}:

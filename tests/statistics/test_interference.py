@@ -144,10 +144,10 @@ def test_a_visit_without_canaries_says_nothing():
 
 LISTEN = """
 import time
-from attnbench.statistics.interference import canary
+from attnbench.devices import device
 
 time.sleep(0.3)  # what numpy's import woke
-sing = canary()
+sing = device("cpu").interference_probe()
 for _ in range(5):
     sing()
 before_s = time.process_time()

@@ -9,9 +9,10 @@ import psutil
 import pytest
 
 from attnbench.devices import environment
-from attnbench.devices.clock import VirtualClock
 from attnbench.timing import doctor
+from attnbench.timing.blocks import WARM
 from attnbench.timing.functions import duel
+from studies.simulated.machine import VirtualClock
 from studies.simulated.virtual import CANARY_S, ENVIRONMENT
 
 FIT = msgspec.structs.replace(
@@ -103,7 +104,15 @@ def compared_with_itself(warp):
     clock = VirtualClock(warp)
     work = {"one": lambda: clock.spend(2e-3)}
     return doctor.told(
-        duel(work, "one", clock=clock, budget_s=10.0, stops=False, gauge_work=lambda: clock.spend(CANARY_S))
+        duel(
+            work,
+            "one",
+            clock=clock,
+            budget_s=10.0,
+            stops=False,
+            gauge_work=lambda: clock.spend(CANARY_S),
+            conditions=WARM,
+        )
     )
 
 

@@ -8,10 +8,11 @@ from collections import Counter
 
 import pytest
 
-from attnbench.devices.clock import CpuClock, VirtualClock, tick
+from attnbench.devices.cpu import CpuClock, tick
 from attnbench.statistics.intervals import median, paired_ratio, pairs
 from attnbench.timing import blocks as measure
 from attnbench.timing.schedule import rounds, visit_seed
+from studies.simulated.machine import VirtualClock
 
 
 def arms(clock: VirtualClock, **costs: float) -> list[measure.Arm]:

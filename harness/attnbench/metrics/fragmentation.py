@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnbench.metrics import Metric, on_cuda
+from attnbench.metrics import Metric, has_caching_allocator
 
 if TYPE_CHECKING:
     from attnbench.checking.case import Case
@@ -21,5 +21,8 @@ def measure(case: Case) -> float:
 
 
 METRIC = Metric(
-    unit="bytes", summary="reserved peak less allocated peak of CUDA's allocator", measure=measure, fits=on_cuda
+    unit="bytes",
+    summary="reserved peak less allocated peak of CUDA's allocator",
+    measure=measure,
+    fits=has_caching_allocator,
 )

@@ -1,6 +1,6 @@
 """The most memory that one call holds at once, beyond its inputs: exact on the CPU, from the profiler's memory events.
 
-Scratch space inside kernels counts, and so does the result (devices/footprint.py).
+Scratch space inside kernels counts, and so does the result (devices/recording.py).
 """
 
 from __future__ import annotations

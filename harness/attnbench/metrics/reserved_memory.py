@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from attnbench.metrics import Metric, on_cuda
+from attnbench.metrics import Metric, has_caching_allocator
 
 if TYPE_CHECKING:
     from attnbench.checking.case import Case
@@ -24,5 +24,5 @@ METRIC = Metric(
     unit="bytes",
     summary="peak of what CUDA's allocator takes from the device, beyond the inputs",
     measure=measure,
-    fits=on_cuda,
+    fits=has_caching_allocator,
 )
