@@ -8,7 +8,7 @@ import numpy as np
 import psutil
 import pytest
 
-from attnbench.devices import environment
+from attnbench.devices import device, environment
 from attnbench.timing import doctor
 from attnbench.timing.blocks import WARM
 from attnbench.timing.functions import duel
@@ -31,7 +31,7 @@ def _fit_machine(monkeypatch):
     monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(steal=0.0))
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda **_: SimpleNamespace(steal=0.1))
     monkeypatch.setattr(environment, "physical_cores", lambda: 4)
-    monkeypatch.setattr(doctor, "CpuClock", lambda: SimpleNamespace(resolution_s=1e-7))
+    monkeypatch.setattr(device("cpu"), "clock", SimpleNamespace(resolution_s=1e-7))
     monkeypatch.setattr(doctor, "noise_floor", lambda: doctor.Finding(name="noise floor", value="1 %"))
 
 
@@ -56,7 +56,7 @@ def test_other_work(monkeypatch):
 
 
 def test_a_coarse_timer(monkeypatch):
-    monkeypatch.setattr(doctor, "CpuClock", lambda: SimpleNamespace(resolution_s=1e-3))
+    monkeypatch.setattr(device("cpu"), "clock", SimpleNamespace(resolution_s=1e-4))
     assert advice(monkeypatch) == {"timer step": "the timer is coarse: samples are made longer to suit it"}
 
 
