@@ -9,17 +9,8 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import (
-    Attention,
-    BoundMask,
-    Implementation,
-    Weights,
-    Workload,
-    band,
-    missing_package,
-    no_band,
-    only_on,
-)
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
+from attnbench.contract.requirements import missing_package, only_on
 
 LARGEST_HEAD_DIM = 256
 
@@ -45,9 +36,7 @@ class FlashAttn2(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses, as of 2.8."""
-    if missing := missing_package("flash_attn", "flash_attn"):
-        return missing
-    if reason := only_on("cuda", workload, "flash_attn"):
+    if reason := missing_package("flash_attn", "flash_attn") or only_on("cuda", workload, "flash_attn"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flash_attn needs dtype bfloat16 or float16"

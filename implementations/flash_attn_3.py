@@ -9,17 +9,8 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import (
-    Attention,
-    BoundMask,
-    Implementation,
-    Weights,
-    Workload,
-    band,
-    missing_package,
-    no_band,
-    only_on,
-)
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
+from attnbench.contract.requirements import missing_package, only_on
 
 LARGEST_HEAD_DIM = 256
 
@@ -46,9 +37,7 @@ class FlashAttn3(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses, which needs a GPU of compute capability 9.0 (torch raises without one)."""
-    if missing := missing_package("flash_attn_interface", "flash_attn_3"):
-        return missing
-    if reason := only_on("cuda", workload, "flash_attn_3"):
+    if reason := missing_package("flash_attn_interface", "flash_attn_3") or only_on("cuda", workload, "flash_attn_3"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flash_attn_3 needs dtype bfloat16 or float16"

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload, compile_whole, is_on, missing_compiler
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, compile_whole
+from attnbench.contract.requirements import is_on, missing_compiler
 
 SMALLEST_CUDA_HEAD_DIM = 16
 

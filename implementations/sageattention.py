@@ -9,7 +9,8 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package, only_on
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload
+from attnbench.contract.requirements import missing_package, only_on
 
 LARGEST_HEAD_DIM = 128
 
@@ -32,9 +33,7 @@ class SageAttention(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses."""
-    if missing := missing_package("sageattention"):
-        return missing
-    if reason := only_on("cuda", workload, "sageattention"):
+    if reason := missing_package("sageattention") or only_on("cuda", workload, "sageattention"):
         return reason
     if workload.direction != "inference":
         return "sageattention has no gradients"

@@ -14,17 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.contract import (
-    Attention,
-    BoundMask,
-    Implementation,
-    Weights,
-    Workload,
-    band,
-    missing_package,
-    no_band,
-    only_on,
-)
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
+from attnbench.contract.requirements import missing_package, only_on
 
 LARGEST_HEAD_DIM = 256
 

@@ -17,7 +17,7 @@ import torch
 from attnbench import devices
 from attnbench.analysis.results import read
 from attnbench.commands import catalog
-from attnbench.contract import is_on, only_on
+from attnbench.contract.requirements import is_on, only_on
 from attnbench.devices import cpu, device
 from attnbench.processes.planning import Selection, plan
 from attnbench.storage.records import Status
@@ -128,7 +128,7 @@ from attnbench.workloads.workload import Workload
 for name in names():
     found = device(name)
     found.notes(Workload(device=name, dtype="bfloat16"), None)
-    print(found.name, found.torch_device, found.is_host, found.seems_present(), found.memory.has_caching_allocator)
+    print(found.name, found.torch_device, found.is_host, found.seems_present(), found.has_caching_allocator)
     print(found.missing_compiler())
 print(len(plan(Selection(sweep="quick", settings=["device=cuda"])).workloads), catalog.entries("axes"))
 """
@@ -158,9 +158,9 @@ def test_the_size_of_the_largest_cache_is_read_from_the_system(tmp_path):
 
 
 def test_only_an_allocator_has_a_history(tmp_path):
-    assert not device("cpu").memory.has_caching_allocator
-    with pytest.raises(ValueError, match="no allocator with a history"):
-        device("cpu").memory.snapshot(lambda: None, tmp_path / "snapshot.pickle")
+    assert not device("cpu").has_caching_allocator
+    with pytest.raises(ValueError, match="no caching allocator"):
+        device("cpu").snapshot(lambda: None, tmp_path / "snapshot.pickle")
 
 
 @pytest.fixture
@@ -189,7 +189,7 @@ def limits(monkeypatch) -> list[tuple[float, int]]:
 @pytest.mark.parametrize(("name", "expected"), [("cuda", (0.6, 1)), ("cuda:0", (0.5, 0)), ("cuda:1", (0.6, 1))])
 def test_memory_is_limited_on_the_current_device_too(limits, name, expected):
     """torch.cuda.set_per_process_memory_fraction takes no device without an index."""
-    with device(name).memory.capped(500):
+    with device(name).capped(500):
         assert limits == [expected]
     assert limits[1:] == [(1.0, expected[1])]
 

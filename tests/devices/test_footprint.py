@@ -8,7 +8,7 @@ from attnbench.checking.case import Case, bind, build, place
 from attnbench.checking.inputs import draw_normal
 from attnbench.contract.adapt import from_value
 from attnbench.devices import cuda, device
-from attnbench.devices.recording import Allocated
+from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs
 from attnbench.processes.heartbeat import Flight
 from attnbench.processes.messages import Check, Observe
@@ -42,7 +42,7 @@ def test_each_part_of_a_footprint_is_what_the_call_took():
     assert found.peak_bytes == found.allocated_bytes == 3 * MIB
     assert found.kept_bytes == found.result_bytes == 2 * MIB
     assert found.num_allocations == 2
-    assert found.reserved_bytes is None
+    assert found.reserved_bytes == 0
 
 
 def test_a_call_that_takes_nothing_has_a_footprint_of_nothing():
@@ -144,7 +144,7 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
         "reserved_bytes.all.peak": 256,
     }
     start, calls, taken = (0, 0, 0) if is_first else (100, 7, 500)
-    assert cuda.allocated(before, after) == Allocated(
+    assert cuda.allocated(before, after) == Footprint(
         peak_bytes=190 - start,
         kept_bytes=140 - start,
         num_allocations=10 - calls,

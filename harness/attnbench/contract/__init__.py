@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.compiled import compile_whole
-from attnbench.contract.requirements import is_on, missing_compiler, missing_package, only_on
+from attnbench.contract.requirements import missing_compiler, missing_package
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.counts import dense_flops, product_flops
 from attnbench.workloads.masks import Causal, CausalBottomRight, Mask, Padding, SlidingWindow
@@ -32,12 +32,10 @@ __all__ = [
     "band",
     "compile_whole",
     "dense_flops",
-    "is_on",
     "missing_compiler",
     "missing_package",
     "nn",
     "no_band",
-    "only_on",
     "product_flops",
     "repeat_heads",
 ]

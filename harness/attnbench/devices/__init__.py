@@ -17,11 +17,9 @@ from typing import TYPE_CHECKING, Protocol
 
 from attnbench.plugins import unknown
 
-if TYPE_CHECKING:  # torch is among them
+if TYPE_CHECKING:  # some import this module
     from collections.abc import Callable
     from contextlib import AbstractContextManager
-
-    from torch.profiler import ProfilerActivity
 
     from attnbench.devices.loads import Load
     from attnbench.devices.recording import Recording
@@ -30,6 +28,9 @@ if TYPE_CHECKING:  # torch is among them
 
 NOT_NATIVE = "has no hardware here and may run reference loops"
 """How the note on a dtype ends that the device computes without instructions of its own."""
+
+CROWDED_SHARE = 0.25
+"""Of a device's memory: a process that holds more should let go of what it can make again."""
 
 
 class Clock(Protocol):
@@ -44,30 +45,6 @@ class Clock(Protocol):
         """Seconds that `num_calls` calls take, back to back."""
 
 
-class Memory(Protocol):
-    """The memory in which a device's tensors lie."""
-
-    has_caching_allocator: bool
-    """Whether torch keeps what it has taken from the device: then it may hold more than its tensors do."""
-
-    def free_bytes(self) -> int:
-        """Memory that the device could still give."""
-
-    def is_crowded(self) -> bool:
-        """Whether this process holds so much of the memory that it should let go of what it can make again."""
-
-    def capped(self, limit_bytes: int) -> AbstractContextManager[None]:
-        """Within: taking more than `limit_bytes` beyond what is held now fails, as out of memory."""
-
-    def snapshot(self, call: Callable[[], object], path: Path) -> None:
-        """Call once and write the allocator's history to `path`, for https://docs.pytorch.org/memory_viz.
-
-        Raises:
-            ValueError: there is no caching allocator, and so no history.
-            OSError: the file cannot be written.
-        """
-
-
 @dataclass(frozen=True, kw_only=True)
 class Facts:
     """What a device adds to the environment that a run stores (storage/records.py)."""
@@ -79,22 +56,14 @@ class Facts:
 
 
 class Device(Protocol):
-    """One device. Only `missing`, `facts` and what needs no torch may be asked where it is not available."""
+    """One device. Where it is missing, only what describes it may be asked, down to `facts`."""
 
-    name: str
-    """As a workload names it: "cpu", "cuda:1"."""
-    torch_device: str
-    """Where torch puts its tensors, as for torch.device()."""
-    is_host: bool
-    """Whether its memory is this process's, so that the profiler sees every allocation, and fresh pages cost time."""
-
-    @property
-    def clock(self) -> Clock:
-        """The clock of record."""
-
-    @property
-    def memory(self) -> Memory:
-        """Its memory."""
+    name: str  # as a workload gives it: "cpu", "cuda:1"
+    torch_device: str  # where torch puts its tensors, as for torch.device()
+    is_host: bool  # its memory is this process's: the profiler sees every allocation, and fresh pages cost time
+    has_caching_allocator: bool  # torch keeps what it has taken of the memory, so that it may hold more than tensors do
+    clock: Clock  # of record
+    activities: tuple[str, ...] = ("CPU",)  # what the profiler has to watch, as torch.profiler.ProfilerActivity has it
 
     def seems_present(self) -> bool:
         """Whether the device `all` includes it, by what can be seen without torch."""
@@ -105,14 +74,13 @@ class Device(Protocol):
     def missing_compiler(self) -> str | None:
         """Why torch.compile can make no kernels for it, in words, or None."""
 
-    def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:
+    def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:  # noqa: ARG002
         """What a reader should know of the workload's dtype and precision here, in words. Needs no torch."""
+        return ()
 
     def facts(self) -> Facts:
         """What the environment of a run says of it."""
-
-    def is_broken(self) -> bool:
-        """Whether every call fails from now on in this process, as after an illegal memory access."""
+        return Facts()
 
     def synchronize(self) -> None:
         """Wait until all that was queued is done.
@@ -121,8 +89,8 @@ class Device(Protocol):
             RuntimeError: something that was queued has failed.
         """
 
-    def activities(self) -> list[ProfilerActivity]:
-        """What the profiler has to watch."""
+    def is_broken(self) -> bool:
+        """Whether every call fails from now on in this process, as after an illegal memory access."""
 
     def record(self, call: Callable[[], object]) -> Recording:
         """Call once under the profiler.
@@ -139,6 +107,24 @@ class Device(Protocol):
 
     def loads(self, dtype: str) -> list[Load]:
         """Matrix products and copies that show its ceilings for a dtype; those of one kind and dtype smallest first."""
+
+    def free_bytes(self) -> int:
+        """Memory that it could still give."""
+
+    def is_crowded(self) -> bool:
+        """Whether this process holds so much of its memory that it should let go of what it can make again."""
+
+    def capped(self, limit_bytes: int) -> AbstractContextManager[None]:
+        """Within: taking more than `limit_bytes` beyond what is held now fails, as out of memory."""
+
+    def snapshot(self, call: Callable[[], object], path: Path) -> None:  # noqa: ARG002 - for who has a history
+        """Call once and write the allocator's history to `path`, for https://docs.pytorch.org/memory_viz.
+
+        Raises:
+            ValueError: there is no caching allocator, and so no history.
+            OSError: the file cannot be written.
+        """
+        raise ValueError(f"{self.name} has no caching allocator, and so no history of it: ask for a timeline instead")
 
 
 @cache

@@ -10,6 +10,7 @@ import re
 import resource
 import shutil
 import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import cached_property
 from itertools import repeat
@@ -19,21 +20,15 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from attnbench.devices import NOT_NATIVE, Facts
-from attnbench.devices.loads import copy_sizes, products_and_copies
-from attnbench.devices.recording import record
+from attnbench.devices import CROWDED_SHARE, NOT_NATIVE, Device
+from attnbench.devices.loads import Load, copy_sizes, products_and_copies
+from attnbench.devices.recording import Recording, record
 from attnbench.storage.memory_events import SLACK_BYTES
+from attnbench.storage.records import Environment
+from attnbench.workloads.workload import Workload
 
-if TYPE_CHECKING:  # facts and notes are asked for where torch is missing
-    from collections.abc import Callable, Iterator
-
+if TYPE_CHECKING:  # notes are asked for where torch is missing
     from torch import Tensor
-    from torch.profiler import ProfilerActivity
-
-    from attnbench.devices.loads import Load
-    from attnbench.devices.recording import Recording
-    from attnbench.storage.records import Environment
-    from attnbench.workloads.workload import Workload
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 ASSUMED_CACHE_BYTES = 32 * 2**20
@@ -49,8 +44,6 @@ PRECISION = {
     "high": "high is TF32, which a CPU has not: as highest",
     "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
 }
-CROWDED_SHARE = 0.25
-"""Of the whole memory: a process that holds more should let go of what it can make again."""
 
 
 def tick() -> float:
@@ -83,48 +76,12 @@ class CpuClock:
         return (time.perf_counter_ns() - start) * 1e-9
 
 
-class CpuMemory:
-    """The memory of this process, as the system counts it."""
-
-    has_caching_allocator = False
-
-    def free_bytes(self) -> int:
-        """Memory that the system could still give."""
-        return int(psutil.virtual_memory().available)
-
-    def is_crowded(self) -> bool:
-        """Whether the process holds more than a quarter of the machine's memory."""
-        return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * psutil.virtual_memory().total)
-
-    @contextmanager
-    def capped(self, limit_bytes: int) -> Iterator[None]:
-        """Within: the private memory of the process is limited (setrlimit(2), RLIMIT_DATA), with `SLACK_BYTES` more."""
-        gc.collect()
-        with suppress(OSError, AttributeError):  # of the GNU C library: what was freed goes back to the system
-            ctypes.CDLL(None).malloc_trim(0)
-        before, hard = resource.getrlimit(resource.RLIMIT_DATA)
-        limit = psutil.Process().memory_info().data + limit_bytes + SLACK_BYTES
-        limit = limit if before == resource.RLIM_INFINITY else min(limit, before)
-        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
-        try:
-            yield
-        finally:
-            resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
-
-    def snapshot(self, call: Callable[[], object], path: Path) -> None:  # noqa: ARG002 - as the interface has it
-        """There is none.
-
-        Raises:
-            ValueError: always.
-        """
-        raise ValueError("the memory of the processor has no allocator with a history: ask for a timeline instead")
-
-
-class Cpu:
+class Cpu(Device):
     """The processor."""
 
-    is_host = True
     torch_device = "cpu"
+    is_host = True
+    has_caching_allocator = False
 
     def __init__(self, name: str) -> None:
         """Take the name: there is one processor.
@@ -135,12 +92,7 @@ class Cpu:
         if ":" in name:
             raise ValueError(f"device={name} is not allowed: there is one {name.partition(':')[0]}; give no number")
         self.name = name
-        self.memory = CpuMemory()
-
-    @cached_property
-    def clock(self) -> CpuClock:
-        """The processor's timer."""
-        return CpuClock()
+        self.clock = CpuClock()
 
     def seems_present(self) -> bool:
         """Always."""
@@ -162,10 +114,6 @@ class Cpu:
         precision = PRECISION.get(workload.float32_matmul_precision)
         return (*told, *([precision] if precision else []))
 
-    def facts(self) -> Facts:
-        """None of its own: every environment describes the processor (devices/environment.py)."""
-        return Facts()
-
     def is_broken(self) -> bool:
         """Never: what would break it ends the process."""
         return False
@@ -173,15 +121,9 @@ class Cpu:
     def synchronize(self) -> None:
         """Nothing is queued."""
 
-    def activities(self) -> list[ProfilerActivity]:
-        """The processor's alone."""
-        from torch.profiler import ProfilerActivity
-
-        return [ProfilerActivity.CPU]
-
     def record(self, call: Callable[[], object]) -> Recording:
         """Call once under the profiler, which sees each allocation."""
-        return record(call, self.activities())
+        return record(call, self.activities)
 
     @cached_property
     def _beyond_caches(self) -> Tensor:
@@ -215,6 +157,29 @@ class Cpu:
         """Products in the dtype, and in float32 where that may be faster; copies beyond the largest cache."""
         dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
         return products_and_copies(pages, dtypes, SIDES, copy_sizes(SMALLEST_COPY, cache_bytes()))
+
+    def free_bytes(self) -> int:
+        """Memory that the system could still give."""
+        return int(psutil.virtual_memory().available)
+
+    def is_crowded(self) -> bool:
+        """Whether the process holds more than a quarter of the machine's memory."""
+        return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * psutil.virtual_memory().total)
+
+    @contextmanager
+    def capped(self, limit_bytes: int) -> Iterator[None]:
+        """Within: the private memory of the process is limited (setrlimit(2), RLIMIT_DATA), with `SLACK_BYTES` more."""
+        gc.collect()
+        with suppress(OSError, AttributeError):  # of the GNU C library: what was freed goes back to the system
+            ctypes.CDLL(None).malloc_trim(0)
+        before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = psutil.Process().memory_info().data + limit_bytes + SLACK_BYTES
+        limit = limit if before == resource.RLIM_INFINITY else min(limit, before)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
 
 
 DEVICE = Cpu

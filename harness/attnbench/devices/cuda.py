@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
@@ -15,20 +16,12 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbench.devices import Facts
-from attnbench.devices.loads import copy_sizes, products_and_copies
-from attnbench.devices.recording import Allocated, record
+from attnbench.devices import CROWDED_SHARE, Device, Facts
+from attnbench.devices.loads import Load, copy_sizes, products_and_copies
+from attnbench.devices.recording import Footprint, Recording, record
 
-if TYPE_CHECKING:  # facts and notes are asked for where torch is missing
-    from collections.abc import Callable, Iterator, Mapping
-
+if TYPE_CHECKING:  # what describes a device is asked for where torch is missing
     from torch import Tensor
-    from torch.profiler import ProfilerActivity
-
-    from attnbench.devices.loads import Load
-    from attnbench.devices.recording import Recording
-    from attnbench.storage.records import Environment
-    from attnbench.workloads.workload import Workload
 
 DRIVER = Path("/proc/driver/nvidia/version")
 SPIN_CYCLES_PER_CALL = 100_000
@@ -36,8 +29,6 @@ SPIN_CYCLES_PER_CALL = 100_000
 SIDES = (1024, 2048, 4096, 8192)
 """Of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**22
-CROWDED_SHARE = 0.25
-"""Of the device's memory: a process whose tensors hold more should let go of what it can make again."""
 
 
 class CudaClock:
@@ -70,77 +61,17 @@ class CudaClock:
         return elapsed_ms * 1e-3
 
 
-class CudaMemory:
-    """The device's memory, and torch's caching allocator, which takes segments of it and cuts tensors out of them."""
-
-    has_caching_allocator = True
-
-    def __init__(self, device: str) -> None:
-        """Of `device`."""
-        self.device = device
-
-    def free_bytes(self) -> int:
-        """Memory that the device could still give, to any process."""
-        import torch
-
-        return torch.cuda.mem_get_info(torch.device(self.device))[0]
-
-    def is_crowded(self) -> bool:
-        """Whether this process's tensors hold more than a quarter of the device's memory."""
-        import torch
-
-        whole = torch.cuda.get_device_properties(self.device).total_memory
-        return bool(torch.cuda.memory_allocated(self.device) > CROWDED_SHARE * whole)
-
-    @contextmanager
-    def capped(self, limit_bytes: int) -> Iterator[None]:
-        """Within: the allocator may take so much more of the device than tensors hold now, and fails beyond."""
-        import torch
-
-        torch.cuda.synchronize(self.device)
-        torch.cuda.empty_cache()
-        given: int | None = torch.device(self.device).index
-        index = torch.cuda.current_device() if given is None else given  # the limit is set by index alone
-        whole = torch.cuda.get_device_properties(index).total_memory
-        share = min(1.0, (torch.cuda.memory_reserved(index) + limit_bytes) / whole)
-        torch.cuda.set_per_process_memory_fraction(share, index)
-        try:
-            yield
-        finally:
-            torch.cuda.set_per_process_memory_fraction(1.0, index)
-
-    def snapshot(self, call: Callable[[], object], path: Path) -> None:
-        """One call with the allocator's history on; the file opens in https://docs.pytorch.org/memory_viz.
-
-        It holds the call stack of each allocation, and so the paths of source files: it is made on request alone.
-        """
-        import torch
-
-        torch.cuda.synchronize(self.device)
-        torch.cuda.memory._record_memory_history(device=self.device)  # noqa: SLF001 - as its documentation names it
-        try:
-            kept = call()
-            torch.cuda.synchronize(self.device)
-            torch.cuda.memory._dump_snapshot(str(path))  # noqa: SLF001 - likewise
-            del kept
-        finally:
-            torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - likewise
-
-
-class Cuda:
+class Cuda(Device):
     """The CUDA device `cuda`, which is the current one, or `cuda:N`."""
 
     is_host = False
+    has_caching_allocator = True
+    activities = ("CPU", "CUDA")  # the host, which launches, and the device
 
     def __init__(self, name: str) -> None:
         """Take the name, which is torch's, too."""
         self.name = self.torch_device = name
-        self.memory = CudaMemory(name)
-
-    @cached_property
-    def clock(self) -> CudaClock:
-        """Events on its stream."""
-        return CudaClock(self.name)
+        self.clock = CudaClock(name)
 
     def seems_present(self) -> bool:
         """Whether the driver is loaded."""
@@ -157,10 +88,6 @@ class Cuda:
     def missing_compiler(self) -> str | None:
         """No triton."""
         return None if "triton" in sys.modules or find_spec("triton") else "triton is not installed"
-
-    def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:  # noqa: ARG002
-        """None."""
-        return ()
 
     def facts(self) -> Facts:
         """The first device, and the libraries that torch was built with."""
@@ -199,12 +126,6 @@ class Cuda:
 
         torch.cuda.synchronize(self.name)
 
-    def activities(self) -> list[ProfilerActivity]:
-        """The host's, which launches, and the device's."""
-        from torch.profiler import ProfilerActivity
-
-        return [ProfilerActivity.CPU, ProfilerActivity.CUDA]
-
     def record(self, call: Callable[[], object]) -> Recording:
         """Call once under the profiler; the memory is what the allocator counted meanwhile, its cache empty before."""
         import torch
@@ -218,7 +139,7 @@ class Cuda:
             self.synchronize()
             after.update(torch.cuda.memory_stats(self.name))
 
-        return replace(record(call, self.activities(), finish), allocated=allocated(before, after))
+        return replace(record(call, self.activities, finish), allocated=allocated(before, after))
 
     @cached_property
     def _beyond_caches(self) -> Tensor:
@@ -253,6 +174,53 @@ class Cuda:
 
         return products_and_copies(empty, [dtype], SIDES, copy_sizes(SMALLEST_COPY, cache_bytes(self.name)))
 
+    def free_bytes(self) -> int:
+        """Memory that the device could still give, to any process."""
+        import torch
+
+        return torch.cuda.mem_get_info(torch.device(self.name))[0]
+
+    def is_crowded(self) -> bool:
+        """Whether this process's tensors hold more than a quarter of the device's memory."""
+        import torch
+
+        whole = torch.cuda.get_device_properties(self.name).total_memory
+        return bool(torch.cuda.memory_allocated(self.name) > CROWDED_SHARE * whole)
+
+    @contextmanager
+    def capped(self, limit_bytes: int) -> Iterator[None]:
+        """Within: the allocator may take so much more of the device than tensors hold now, and fails beyond."""
+        import torch
+
+        torch.cuda.synchronize(self.name)
+        torch.cuda.empty_cache()
+        given: int | None = torch.device(self.name).index
+        index = torch.cuda.current_device() if given is None else given  # the limit is set by index alone
+        whole = torch.cuda.get_device_properties(index).total_memory
+        share = min(1.0, (torch.cuda.memory_reserved(index) + limit_bytes) / whole)
+        torch.cuda.set_per_process_memory_fraction(share, index)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, index)
+
+    def snapshot(self, call: Callable[[], object], path: Path) -> None:
+        """One call with the allocator's history on; the file opens in https://docs.pytorch.org/memory_viz.
+
+        It holds the call stack of each allocation, and so the paths of source files: it is made on request alone.
+        """
+        import torch
+
+        torch.cuda.synchronize(self.name)
+        torch.cuda.memory._record_memory_history(device=self.name)  # noqa: SLF001 - as its documentation names it
+        try:
+            kept = call()
+            torch.cuda.synchronize(self.name)
+            torch.cuda.memory._dump_snapshot(str(path))  # noqa: SLF001 - likewise
+            del kept
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - likewise
+
 
 DEVICE = Cuda
 
@@ -265,10 +233,10 @@ def cache_bytes(device: str) -> int:
     return size
 
 
-def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Allocated:
+def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
     """What lies between two readings of the allocator, the peaks reset at the first."""
     inputs = before.get("allocated_bytes.all.current", 0)  # a reading is empty before the first allocation
-    return Allocated(
+    return Footprint(
         peak_bytes=after["allocated_bytes.all.peak"] - inputs,
         kept_bytes=after["allocated_bytes.all.current"] - inputs,
         num_allocations=after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),

@@ -9,35 +9,28 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.storage.memory_events import MemoryEvent
 
 if TYPE_CHECKING:  # as in devices/__init__.py
     from torch import Tensor
-    from torch.profiler import ProfilerActivity
 
 MEMORY = "[memory]"
 """The profiler's name of an event that takes or gives back memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class Allocated:
-    """What one call took, in bytes above what was held when it began: inputs and mask do not count."""
+class Footprint:
+    """One call's memory in bytes, above what was held when it began: inputs and mask do not count."""
 
     peak_bytes: int  # the most that was held at once
     kept_bytes: int  # held after the call: its result, and what the graph saved for a backward pass
+    result_bytes: int = 0  # of `kept_bytes`, the result's own memory
     num_allocations: int
     allocated_bytes: int  # of all allocations together
-    reserved_bytes: int | None = None  # the most that a caching allocator took from the device; None: there is none
-
-
-@dataclass(frozen=True, kw_only=True)
-class Footprint(Allocated):
-    """What one call took, and how much of it is its result."""
-
-    result_bytes: int  # of `kept_bytes`, the result's own memory
+    reserved_bytes: int = 0  # the most that a caching allocator took from the device; 0: there is none
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,14 +40,14 @@ class Recording:
     events: list[Any]  # the profiler's own
     result: dict[int, int]  # the bytes of the result's storages, by where they lay
     device_s: Mapping[str, float] = field(default_factory=dict)  # own seconds of each operator's kernels, off the host
-    allocated: Allocated | None = None  # as an allocator counted it; None: the events tell
+    allocated: Footprint | None = None  # less its result, as an allocator counted; None: the events show it
 
     def footprint(self, given: Iterable[Tensor] = ()) -> Footprint:
         """The call's memory. What the result shares with `given`, the inputs, is not its own."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in given}
         result_bytes = sum(size for place, size in self.result.items() if place not in inputs)
         counted = self.allocated or _counted([event.nbytes() for event in self.events if event.name() == MEMORY])
-        return Footprint(result_bytes=result_bytes, **vars(counted))
+        return replace(counted, result_bytes=result_bytes)
 
     def memory_events(self) -> Iterator[MemoryEvent]:
         """The memory events in the order of time, each with the operator of its thread that was running."""
@@ -70,16 +63,17 @@ class Recording:
 
 
 def record(
-    call: Callable[[], object], activities: Sequence[ProfilerActivity], finish: Callable[[], object] = lambda: None
+    call: Callable[[], object], activities: Sequence[str], finish: Callable[[], object] = lambda: None
 ) -> Recording:
-    """Call once under the profiler; `finish` is called before it stops, while the result is still there.
+    """Call once under the profiler, which watches `activities`; `finish` is called while the result is still there.
 
     Raises:
         Exception: whatever the call raises.
     """
-    from torch.profiler import profile
+    from torch.profiler import ProfilerActivity, profile
 
-    with profile(activities=activities, profile_memory=True) as seen:
+    watched = [getattr(ProfilerActivity, name) for name in activities]
+    with profile(activities=watched, profile_memory=True) as seen:
         kept = call()
         finish()
     assert seen.profiler is not None
@@ -90,11 +84,11 @@ def record(
     return Recording(events=events, result=_storages(kept), device_s=device_s)
 
 
-def _counted(changes: list[int]) -> Allocated:
+def _counted(changes: list[int]) -> Footprint:
     """What follows from the bytes of each allocation and, negative, of each release."""
     taken = [change for change in changes if change > 0]
     levels = list(itertools.accumulate(changes))
-    return Allocated(
+    return Footprint(
         peak_bytes=max(0, *levels, 0),
         kept_bytes=levels[-1] if levels else 0,
         num_allocations=len(taken),

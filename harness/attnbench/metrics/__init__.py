@@ -14,14 +14,9 @@ if TYPE_CHECKING:  # a metric can be listed where torch is missing
     from attnbench.workloads.workload import Workload
 
 
-def everywhere(workload: Workload) -> bool:  # noqa: ARG001 - the signature of `fits`
-    """On every workload."""
-    return True
-
-
 def has_caching_allocator(workload: Workload) -> bool:
     """Where torch keeps memory that it has taken from the device, as CUDA's allocator does."""
-    return device(workload.device).memory.has_caching_allocator
+    return device(workload.device).has_caching_allocator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -35,4 +30,4 @@ class Metric:
     unit: str
     summary: str
     measure: Callable[[Case], float] | None
-    fits: Callable[[Workload], bool] = everywhere
+    fits: Callable[[Workload], bool] = lambda _: True

@@ -41,7 +41,7 @@ def _facts(found: Environment) -> Iterator[Finding]:
     yield Finding(name="processor", value=f"{found.cpu}, {found.cpu_capability}, {found.num_physical_cores} cores")
     yield Finding(name="accelerator", value=found.accelerator or "none")
     yield Finding(name="versions", value=", ".join(f"{name} {value}" for name, value in found.versions.items()))
-    free = device("cpu").memory.free_bytes()
+    free = device("cpu").free_bytes()
     yield Finding(name="free memory", value=f"{show(free, 'bytes')} of {show(found.memory_bytes, 'bytes')}")
     yield Finding(name="fingerprint", value=found.fingerprint)
     governor = found.clocks.get("governor", "")

@@ -12,7 +12,7 @@ from pathlib import Path
 import msgspec
 import torch
 from torch import Tensor, nn
-from torch.profiler import profile, schedule
+from torch.profiler import ProfilerActivity, profile, schedule
 
 from attnbench.checking.case import Case
 from attnbench.tracing import folders, tidy
@@ -72,7 +72,7 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> int:
         step = stepper(case)
         step()
         with profile(
-            activities=case.device.activities(),
+            activities=[getattr(ProfilerActivity, name) for name in case.device.activities],
             schedule=schedule(wait=0, warmup=NUM_WARM_STEPS, active=NUM_STEPS, repeat=1),
             record_shapes=True,  # Operator view, by shape
             profile_memory=True,  # Memory view

@@ -86,7 +86,7 @@ class Asking:
         for growth in growths:
             workload = growth.workload(growth.points[-1][0])
             path = (folder / f"snapshot-{workload.id}-{growth.implementation}.pickle").absolute()
-            if not device(workload.device).memory.has_caching_allocator:
+            if not device(workload.device).has_caching_allocator:
                 self.tell(f"no snapshot of {growth.implementation} on {workload.device}: no allocator keeps a history")
                 continue
             found = self._ask(growth, growth.points[-1][0], snapshot=str(path))

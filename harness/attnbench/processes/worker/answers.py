@@ -159,7 +159,7 @@ class Worker:
         """The workload's bench; the one not used for longest makes room."""
         self.grounded = None
         if workload.id not in self.benches:
-            while self.benches and device(workload.device).memory.is_crowded():
+            while self.benches and device(workload.device).is_crowded():
                 self.benches.popitem(last=False)
             self.benches[workload.id] = Bench(workload)
         self.benches.move_to_end(workload.id)

@@ -35,7 +35,7 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
     if (reason := reason_against(made, workload)) is not None:
         raise OutOfReachError(Status.unsupported, reason)
     here = device(workload.device)
-    free = here.memory.free_bytes()
+    free = here.free_bytes()
     require_room(workload, request.limit_bytes, free)
     warm_up(workload, made)
     on_step()
@@ -44,7 +44,7 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
         call = prepared(case, request.limit_bytes)
         on_step()
         if request.limit_bytes:
-            with here.memory.capped(request.limit_bytes):
+            with here.capped(request.limit_bytes):
                 call_s = here.clock.elapsed(call, 1)
         else:
             call_s = here.clock.elapsed(call, 1)
@@ -58,7 +58,7 @@ def foresee(request: Check, made: Implementation, on_step: Callable[[], object])
     Raises:
         OutOfReachError: the cell is foreseen to take too long, or more memory than there is.
     """
-    free_bytes = device(request.workload.device).memory.free_bytes()
+    free_bytes = device(request.workload.device).free_bytes()
     limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * free_bytes)
     limits = Limits(call_s=request.call_limit_s, memory_bytes=limit_bytes)
 
@@ -130,7 +130,7 @@ def count(request: Attempt, call: Callable[[], object], call_s: float, free: int
     """The call once more, and what it takes."""
     here = device(request.workload.device)
     if request.snapshot:
-        here.memory.snapshot(call, Path(request.snapshot))
+        here.snapshot(call, Path(request.snapshot))
     recording = here.record(call)
     return Attempted(
         call_s=call_s,
