@@ -9,7 +9,8 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
+from attnbench.contract.requirements import missing_package, only_on
 
 LARGEST_HEAD_DIM = 256
 
@@ -35,10 +36,8 @@ class FlashAttn2(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses, as of 2.8."""
-    if missing := missing_package("flash_attn", "flash_attn"):
-        return missing
-    if not workload.device.startswith("cuda"):
-        return "flash_attn runs on CUDA alone"
+    if reason := missing_package("flash_attn", "flash_attn") or only_on("cuda", workload, "flash_attn"):
+        return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flash_attn needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:

@@ -9,7 +9,8 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
+from attnbench.contract.requirements import missing_package, only_on
 
 LARGEST_HEAD_DIM = 128
 
@@ -37,10 +38,8 @@ class FlashAttn4(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses, as of its beta versions."""
-    if missing := missing_package("flash_attn.cute", "flash_attn_4"):
-        return missing
-    if not workload.device.startswith("cuda"):
-        return "flash_attn_4 runs on CUDA alone"
+    if reason := missing_package("flash_attn.cute", "flash_attn_4") or only_on("cuda", workload, "flash_attn_4"):
+        return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flash_attn_4 needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:

@@ -9,7 +9,8 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band
+from attnbench.contract.requirements import missing_package, only_on
 
 HEAD_DIMS = (64, 128, 256)
 
@@ -40,10 +41,8 @@ class FlashInfer(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses."""
-    if missing := missing_package("flashinfer"):
-        return missing
-    if not workload.device.startswith("cuda"):
-        return "flashinfer runs on CUDA alone"
+    if reason := missing_package("flashinfer") or only_on("cuda", workload, "flashinfer"):
+        return reason
     if workload.direction != "inference":
         return "flashinfer has no gradients"
     if workload.batch_size != 1:

@@ -17,7 +17,8 @@ import torch
 from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload, compile_whole, missing_compiler
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, compile_whole
+from attnbench.contract.requirements import is_on, missing_compiler
 
 SMALLEST_CUDA_HEAD_DIM = 16
 
@@ -75,17 +76,17 @@ def unsupported(workload: Workload) -> str | None:
     """What the generated kernels cannot do, and what they are generated with."""
     if workload.dropout > 0:
         return "flex_attention has no dropout"
-    if workload.device.startswith("cuda"):
+    if is_on("cuda", workload):
         if min(workload.head_dim, workload.value_dim) < SMALLEST_CUDA_HEAD_DIM:
             return f"flex_attention on CUDA needs head_dim and value_dim >= {SMALLEST_CUDA_HEAD_DIM}"
-        return missing_compiler(workload.device)
+        return missing_compiler(workload)
     if workload.direction != "inference":
         return "flex_attention has no gradients on the CPU"
     if workload.dtype == "float64":
         return "flex_attention has no float64 on the CPU"
     if torch.backends.cpu.get_cpu_capability() not in {"AVX2", "AVX512"}:
         return "flex_attention on the CPU needs AVX2"
-    return missing_compiler(workload.device)
+    return missing_compiler(workload)
 
 
 IMPLEMENTATION = Implementation(

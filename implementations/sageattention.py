@@ -9,7 +9,8 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload
+from attnbench.contract.requirements import missing_package, only_on
 
 LARGEST_HEAD_DIM = 128
 
@@ -32,10 +33,8 @@ class SageAttention(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses."""
-    if missing := missing_package("sageattention"):
-        return missing
-    if not workload.device.startswith("cuda"):
-        return "sageattention runs on CUDA alone"
+    if reason := missing_package("sageattention") or only_on("cuda", workload, "sageattention"):
+        return reason
     if workload.direction != "inference":
         return "sageattention has no gradients"
     if workload.dtype not in {"bfloat16", "float16"}:

@@ -10,6 +10,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.contract import Attention, BoundMask, Implementation, Workload
+from attnbench.contract.requirements import only_on
 
 LARGEST_HEAD_DIM = 128
 
@@ -32,8 +33,8 @@ class SdpaCudnn(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers."""
-    if not workload.device.startswith("cuda"):
-        return "the cuDNN kernel runs on CUDA alone"
+    if reason := only_on("cuda", workload, "the cuDNN kernel"):
+        return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "the cuDNN kernel needs dtype bfloat16 or float16"
     if max(workload.head_dim, workload.value_dim) > LARGEST_HEAD_DIM:

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.contract import Attention, BoundMask, Implementation, Workload, repeat_heads
+from attnbench.contract.requirements import only_on
 
 
 class SdpaEfficient(Attention):
@@ -32,8 +33,8 @@ class SdpaEfficient(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers."""
-    if not workload.device.startswith("cuda"):
-        return "the memory-efficient kernel runs on CUDA alone"
+    if reason := only_on("cuda", workload, "the memory-efficient kernel"):
+        return reason
     if workload.dtype == "float64":
         return "the memory-efficient kernel needs dtype float32, bfloat16 or float16"
     if workload.mask_rule.changes_scores:

@@ -14,6 +14,7 @@ from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.contract import Attention, BoundMask, Implementation, Workload
+from attnbench.contract.requirements import is_on
 
 LARGEST_CUDA_HEAD_DIM = 256
 
@@ -41,7 +42,7 @@ def unsupported(workload: Workload) -> str | None:
         return "scaled_dot_product_attention has no softcap"
     if workload.value_dim != workload.head_dim:
         return "the flash kernel needs value_dim == head_dim"
-    if workload.device.startswith("cuda"):
+    if is_on("cuda", workload):
         return unsupported_on_cuda(workload)
     return "the flash kernel has no dropout on the CPU" if workload.dropout > 0 else None
 

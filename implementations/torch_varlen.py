@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, missing_package, no_band
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
+from attnbench.contract.requirements import missing_package, only_on
 
 LARGEST_HEAD_DIM = 256
 
@@ -73,8 +74,8 @@ def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses."""
     if missing_package("torch.nn.attention.varlen"):
         return "this version of torch has no varlen_attn"
-    if not workload.device.startswith("cuda"):
-        return "varlen_attn runs on CUDA alone"
+    if reason := only_on("cuda", workload, "varlen_attn"):
+        return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "varlen_attn needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:

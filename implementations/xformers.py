@@ -9,7 +9,8 @@ from typing import Any
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package, repeat_heads
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, repeat_heads
+from attnbench.contract.requirements import missing_package, only_on
 
 BIASES = {"causal": "LowerTriangularMask", "causal_bottom_right": "LowerTriangularFromBottomRightMask"}
 
@@ -36,10 +37,8 @@ class Xformers(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernels refuse."""
-    if missing := missing_package("xformers"):
-        return missing
-    if not workload.device.startswith("cuda"):
-        return "the kernels of xformers run on CUDA alone"
+    if reason := missing_package("xformers") or only_on("cuda", workload, "xformers"):
+        return reason
     if workload.dtype == "float64":
         return "xformers needs dtype float32, bfloat16 or float16"
     if workload.dropout > 0:

@@ -46,7 +46,8 @@ if arguments and arguments[0] == "growth" and "--help" not in arguments:
     arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1", "--no-try"]
 if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--help" not in arguments:
     given = " ".join(arguments)
-    if "(" not in given.replace("symmetric_window(", "").replace("sliding_window(", ""):  # lengths in a mask must fit the others
+    fitting = given.replace("symmetric_window(", "").replace("sliding_window(", "")
+    if "(" not in fitting:  # lengths in a mask must fit the others
         arguments += ["--set", "seq_len=16"]
     if arguments[0] == "check" and "mask=" not in given:  # masks with lengths of their own do not fit seq_len=16
         arguments += ["--set", "mask=none,padding"]

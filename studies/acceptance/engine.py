@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from attnbench.devices.clock import CpuClock
+from attnbench.devices.cpu import CpuClock
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Estimate, pairs

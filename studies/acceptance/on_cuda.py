@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from attnbench.devices.caches import flusher
-from attnbench.devices.cuda import CudaClock, l2_bytes, probe_work
+from attnbench.devices import device
+from attnbench.devices.cuda import CudaClock, cache_bytes
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
 from attnbench.storage.records import Arm
@@ -130,11 +130,11 @@ def _beside(rows: list[Row], outcome: Outcome, limits: tuple[float, float]) -> O
 
 def cold_caches(*, short: bool = False) -> Outcome:
     """A copy that fits into the largest cache, from warm and from cold caches."""
-    clock, size = CudaClock(DEVICE), l2_bytes(DEVICE) // 4
+    clock, size = CudaClock(DEVICE), cache_bytes(DEVICE) // 4
     source = torch.ones(size, dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
     warm_s = by_events(clock, lambda: target.copy_(source))
-    cold_s = _cold_s(clock, lambda: target.copy_(source), flusher(DEVICE))
+    cold_s = _cold_s(clock, lambda: target.copy_(source), device(DEVICE).flush)
     moved, peak = 2 * size, peak_bytes_per_s()
     passes = cold_s > 1.05 * warm_s and peak is not None and moved / cold_s < peak
     known = "not known" if peak is None else f"{peak / 1e12:.2f} TB/s"
@@ -174,7 +174,7 @@ def heat_up(*, short: bool = False) -> Outcome:
         while time.perf_counter() < end:
             matrix @ matrix
             torch.cuda.synchronize()
-        settings: Any = {"clock": CudaClock(DEVICE), "gauge_work": probe_work(DEVICE), "seed": number}
+        settings: Any = {"clock": CudaClock(DEVICE), "gauge_work": device(DEVICE).interference_probe(), "seed": number}
         found = compare_functions({"a": work, "b": work}, "a", budget_s=1.0, stops=False, **settings)
         logs = pairs(found.samples[Arm(implementation="b")], found.samples[found.reference], found.discarded).logs
         largest = float(e_values(logs).max(initial=1.0))

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnbench.devices.clock import CpuClock
+from attnbench.devices.cpu import CpuClock
 from attnbench.storage.records import Arm
 from attnbench.timing import blocks as measure
 from studies.acceptance import workloads

@@ -183,9 +183,9 @@ def _reader(test: str) -> Callable[..., Outcome]:
 
 def has_cuda() -> bool:
     """Whether there is a device for the tests that need one."""
-    from attnbench.devices.cuda import has_device
+    from attnbench.devices import device
 
-    return has_device("cuda")
+    return device("cuda").missing() is None
 
 
 def left_out(*, short: bool) -> Iterator[Outcome]:

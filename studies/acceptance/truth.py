@@ -13,8 +13,9 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnbench.devices.clock import Clock, CpuClock
-from attnbench.statistics.interference import InterferenceGauge, probe_work
+from attnbench.devices import Clock, device
+from attnbench.devices.cpu import CpuClock
+from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Estimate, Pairs, paired_ratio, pairs
 from attnbench.storage.records import PROBE, Arm
 from attnbench.timing import blocks as measure
@@ -61,7 +62,7 @@ class Epoch:
         self.a, self.b = both()
         arms = ((A, self.a), (A.as_control(), self.a), (B, self.b))
         self.calls = [measure.TimedCall(arm=arm, call=call) for arm, call in arms]
-        self.calls.append(measure.probe_call(probe_work()))
+        self.calls.append(measure.probe_call(device("cpu").interference_probe()))
         self.clock, self.gauge = CpuClock(), InterferenceGauge()
 
     def visit_for(self, seconds: float) -> list[Row]:

@@ -1,10 +1,11 @@
-"""One machine of a world: it bends what work takes, slot by slot, and remembers what ran before."""
+"""A simulated clock, and one machine of a world, which bends what work takes and remembers what ran before."""
 
 import math
+from collections.abc import Callable
+from itertools import repeat
 
 import numpy as np
 
-from attnbench.devices.clock import VirtualClock
 from studies.simulated.worlds import STEP_S, World
 
 NUM_STEPS = 2**14
@@ -16,6 +17,54 @@ LARGEST_CARRY_S = 1e-3
 """A call longer than this is slowed by what ran before no longer than this."""
 TAKEN = 0.2
 """A mood above this is somebody else's, in a world that is shared."""
+
+
+class VirtualClock:
+    """A simulated clock: time passes only when work spends it, and `disturb` may bend what is spent.
+
+    `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth. The
+    calls of one stretch are bent together, as one sample. `turn` is called when another call than the last one begins.
+    """
+
+    resolution_s = 1e-9
+
+    def __init__(
+        self,
+        disturb: Callable[[float, float], float] = lambda seconds, _: seconds,
+        turn: Callable[[], object] = lambda: None,
+    ) -> None:
+        """Start at 0."""
+        self._now = 0.0
+        self._disturb = disturb
+        self._turn = turn
+        self._last: Callable[[], object] | None = None
+        self._stretch_s: float | None = None  # spent so far by the stretch that is being timed, undisturbed
+
+    def now(self) -> float:
+        """Simulated seconds since the start."""
+        return self._now
+
+    def spend(self, seconds: float) -> None:
+        """Let time pass: what a simulated implementation does instead of work."""
+        if self._stretch_s is None:
+            self._now += self._disturb(seconds, self._now)
+        else:
+            self._stretch_s += seconds
+
+    def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
+        """Simulated time that the calls spend."""
+        if call is not self._last:
+            self._last = call
+            self._turn()
+        self._stretch_s = 0.0
+        try:
+            for _ in repeat(None, num_calls):
+                call()
+            spent_s = self._disturb(self._stretch_s, self._now)
+        finally:
+            self._stretch_s = None
+        self._now += spent_s
+        return spent_s
 
 
 class Machine:

@@ -14,7 +14,6 @@ from typing import Self
 import msgspec
 
 from attnbench.analysis.results import Results, read
-from attnbench.devices.clock import VirtualClock
 from attnbench.devices.loads import Load, take
 from attnbench.plugins import name_of
 from attnbench.processes import session as run
@@ -57,7 +56,7 @@ from attnbench.timing import blocks as measure
 from attnbench.timing.schedule import visit_seed
 from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload
-from studies.simulated.machine import Machine
+from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.worlds import World
 
 PROBE_S = 0.3e-3

@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from attnbench.devices.clock import VirtualClock
-from attnbench.devices.loads import FEWEST_ROUNDS, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
-from attnbench.devices.torch_loads import LARGEST_COPY, WIDER, loads_of
+from attnbench.devices import cpu, device
+from attnbench.devices.loads import FEWEST_ROUNDS, LARGEST_COPY, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
 from attnbench.processes.messages import FindCeilings
 from attnbench.processes.worker_client import WorkerLostError
 from attnbench.storage import journal
@@ -13,6 +12,7 @@ from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.storage.events import CeilingsMeasured
 from attnbench.storage.records import Status
 from studies.simulated import virtual
+from studies.simulated.machine import VirtualClock
 from studies.simulated.virtual import COPY_RATE, MATMUL_RATE, VirtualCrew
 from studies.simulated.worlds import WORLDS
 
@@ -83,9 +83,10 @@ def test_what_would_take_too_long_is_not_even_tried():
     assert {s.amount for s in taken} == {8, 9}
 
 
-def test_half_precision_is_tried_in_float32_too_and_no_copy_fits_into_a_cache():
-    made = loads_of("cpu", "float16", cache_bytes=2**20)
-    assert {load.dtype for load in made if load.kind == MATMUL} == {"float16", WIDER["cpu"]["float16"]}
+def test_half_precision_is_tried_in_float32_too_and_no_copy_fits_into_a_cache(monkeypatch):
+    monkeypatch.setattr(cpu, "cache_bytes", lambda: 2**20)
+    made = device("cpu").loads("float16")
+    assert {load.dtype for load in made if load.kind == MATMUL} == {"float16", cpu.WIDER["float16"]}
     assert max(load.size for load in made if load.kind == COPY) == 2**21
     for kind in (MATMUL, COPY):
         amounts = [load.amount for load in made if load.kind == kind and load.dtype == "float32"]
@@ -93,8 +94,9 @@ def test_half_precision_is_tried_in_float32_too_and_no_copy_fits_into_a_cache():
     assert LARGEST_COPY >= 2**21
 
 
-def test_loads_compute_what_they_are_named_after():
-    for load in loads_of("cpu", "float32", cache_bytes=2**14):
+def test_loads_compute_what_they_are_named_after(monkeypatch):
+    monkeypatch.setattr(cpu, "cache_bytes", lambda: 2**14)
+    for load in device("cpu").loads("float32"):
         result = load.call()
         if load.kind == MATMUL:
             left, right = load.call.args

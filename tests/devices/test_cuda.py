@@ -8,8 +8,7 @@ from attnbench.analysis.results import read
 from attnbench.checking.agreement import check, ground
 from attnbench.checking.case import reason_against
 from attnbench.contract.adapt import implementation
-from attnbench.devices import cuda
-from attnbench.devices.footprint import footprint
+from attnbench.devices import device
 from attnbench.processes import session as run
 from attnbench.processes.failure import describe
 from attnbench.storage.events import Plan
@@ -39,7 +38,7 @@ def test_every_implementation_agrees_on_the_device(name, dtype, scope):
 
 def test_the_clock_sees_device_time_and_adds_up():
     matrix = torch.randn(4096, 4096, device="cuda")
-    clock = cuda.CudaClock("cuda")
+    clock = device("cuda").clock
     clock.elapsed(lambda: matrix @ matrix, 3)
     one, four = clock.elapsed(lambda: matrix @ matrix, 1), clock.elapsed(lambda: matrix @ matrix, 4)
     assert 0 < one < four
@@ -47,8 +46,8 @@ def test_the_clock_sees_device_time_and_adds_up():
 
 def test_peak_memory_leaves_out_the_inputs_and_counts_scratch():
     inputs = torch.zeros(2**20, device="cuda")
-    assert footprint(lambda: inputs + 1, "cuda").peak_bytes == 4 * 2**20
-    assert footprint(lambda: (inputs + 1) + 1, "cuda").peak_bytes == 2 * 4 * 2**20
+    assert device("cuda").record(lambda: inputs + 1).footprint().peak_bytes == 4 * 2**20
+    assert device("cuda").record(lambda: (inputs + 1) + 1).footprint().peak_bytes == 2 * 4 * 2**20
 
 
 def test_running_out_of_memory_is_told_from_other_errors():
@@ -86,19 +85,18 @@ def test_a_run_goes_its_whole_way(tmp_path):
 
 def test_what_the_allocator_reserves_is_no_less_than_what_tensors_hold():
     inputs = torch.zeros(2**20, device="cuda")
-    found = footprint(lambda: (inputs + 1) + 1, "cuda", [inputs])
-    assert found.reserved_bytes is not None
+    found = device("cuda").record(lambda: (inputs + 1) + 1).footprint([inputs])
     assert found.reserved_bytes >= found.peak_bytes == 2 * 4 * 2**20
     assert found.kept_bytes == found.result_bytes == 4 * 2**20
     assert found.num_allocations == 2
 
 
 def test_a_cap_makes_a_call_run_out_of_memory_and_is_lifted_again():
-    with pytest.raises(torch.OutOfMemoryError), cuda.capped("cuda", 2**26):
+    with pytest.raises(torch.OutOfMemoryError), device("cuda").capped(2**26):
         torch.empty(2**28, dtype=torch.uint8, device="cuda")
     torch.empty(2**28, dtype=torch.uint8, device="cuda")
 
 
 def test_a_snapshot_is_written_on_request(tmp_path):
-    cuda.snapshot(lambda: torch.zeros(2**20, device="cuda"), "cuda", tmp_path / "snapshot.pickle")
+    device("cuda").snapshot(lambda: torch.zeros(2**20, device="cuda"), tmp_path / "snapshot.pickle")
     assert (tmp_path / "snapshot.pickle").stat().st_size > 0

@@ -7,8 +7,8 @@ import torch
 from attnbench.checking.case import Case, bind, build, place
 from attnbench.checking.inputs import draw_normal
 from attnbench.contract.adapt import from_value
-from attnbench.devices import cuda
-from attnbench.devices.footprint import footprint, watched
+from attnbench.devices import cuda, device
+from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs
 from attnbench.processes.heartbeat import Flight
 from attnbench.processes.messages import Check, Observe
@@ -38,16 +38,16 @@ def test_each_part_of_a_footprint_is_what_the_call_took():
         del first
         return second
 
-    found = footprint(call, "cpu")
+    found = device("cpu").record(call).footprint()
     assert found.peak_bytes == found.allocated_bytes == 3 * MIB
     assert found.kept_bytes == found.result_bytes == 2 * MIB
     assert found.num_allocations == 2
-    assert found.reserved_bytes is None
+    assert found.reserved_bytes == 0
 
 
 def test_a_call_that_takes_nothing_has_a_footprint_of_nothing():
     given = floats()
-    found = footprint(lambda: given[1:], "cpu", [given])
+    found = device("cpu").record(lambda: given[1:]).footprint([given])
     assert (found.peak_bytes, found.kept_bytes, found.result_bytes, found.num_allocations) == (0, 0, 0, 0)
 
 
@@ -56,7 +56,7 @@ def test_a_result_that_is_a_view_counts_the_whole_memory_behind_it_and_once():
         made = floats()
         return made[:1], made[1:2]
 
-    assert footprint(call, "cpu").result_bytes == MIB
+    assert device("cpu").record(call).footprint().result_bytes == MIB
 
 
 def test_an_event_carries_the_operator_that_ran_and_none_where_none_did():
@@ -65,7 +65,7 @@ def test_an_event_carries_the_operator_that_ran_and_none_where_none_did():
         made = made + made
         del made
 
-    _, events = watched(call)
+    events = device("cpu").record(call).memory_events()
     assert [(event.num_bytes, event.operator) for event in events] == [
         (MIB, "aten::zeros"),
         (MIB, "aten::add"),
@@ -144,13 +144,13 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
         "reserved_bytes.all.peak": 256,
     }
     start, calls, taken = (0, 0, 0) if is_first else (100, 7, 500)
-    assert cuda.counted(before, after) == {
-        "peak_bytes": 190 - start,
-        "kept_bytes": 140 - start,
-        "num_allocations": 10 - calls,
-        "allocated_bytes": 640 - taken,
-        "reserved_bytes": 256 - start,
-    }
+    assert cuda.allocated(before, after) == Footprint(
+        peak_bytes=190 - start,
+        kept_bytes=140 - start,
+        num_allocations=10 - calls,
+        allocated_bytes=640 - taken,
+        reserved_bytes=256 - start,
+    )
 
 
 def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp_path, monkeypatch):

@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.checking.case import bind, build, place
 from attnbench.checking.inputs import draw_normal
-from attnbench.devices.footprint import Footprint
+from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs, stems
 from attnbench.workloads.workload import Workload
 

@@ -65,8 +65,10 @@ def test_a_part_of_a_package_that_lacks_it_is_missing(monkeypatch):
 
 def test_a_missing_compiler_is_named(monkeypatch):
     monkeypatch.setenv("CXX", "no-such-compiler")
-    assert "no-such-compiler is not found" in str(missing_compiler("cpu"))
-    assert missing_compiler("cuda") == "triton is not installed"
+    monkeypatch.delitem(sys.modules, "triton", raising=False)
+    monkeypatch.setattr("attnbench.devices.cuda.find_spec", lambda name: None)
+    assert "no-such-compiler is not found" in str(missing_compiler(Workload()))
+    assert missing_compiler(Workload(device="cuda")) == "triton is not installed"
     point = Workload(direction="inference", seq_len=8)
     assert "C++ compiler" in str(IMPLEMENTATIONS["flex"].unsupported(point))
 

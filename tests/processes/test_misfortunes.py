@@ -139,7 +139,7 @@ def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_
     """The device is made up: what a broken context answers is CUDA's documented behaviour."""
     worker = Worker(Flight(tmp_path / "flight"))
     monkeypatch.setattr(worker, "serve", lambda _: Failed(arm=FUSED, status=Status(status), message="illegal access"))
-    monkeypatch.setattr("attnbench.processes.worker.answers.is_broken", lambda _: is_broken)
+    monkeypatch.setattr("attnbench.devices.cuda.Cuda.is_broken", lambda _: is_broken)
     request = Observe(workload=msgspec.structs.replace(SMALL, device="cuda"), spec="fused", metric="peak_memory")
     reply = worker.answer(request)
     assert reply.ends is ends

@@ -8,10 +8,11 @@ import numpy as np
 import psutil
 import pytest
 
-from attnbench.devices import environment
-from attnbench.devices.clock import VirtualClock
+from attnbench.devices import device, environment
 from attnbench.timing import doctor
+from attnbench.timing.blocks import WARM
 from attnbench.timing.functions import compare_functions
+from studies.simulated.machine import VirtualClock
 from studies.simulated.virtual import ENVIRONMENT, PROBE_S
 
 FIT = msgspec.structs.replace(
@@ -30,7 +31,7 @@ def _fit_machine(monkeypatch):
     monkeypatch.setattr(psutil, "cpu_times", lambda: SimpleNamespace(steal=0.0))
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda **_: SimpleNamespace(steal=0.1))
     monkeypatch.setattr(environment, "physical_cores", lambda: 4)
-    monkeypatch.setattr(doctor, "CpuClock", lambda: SimpleNamespace(resolution_s=1e-7))
+    monkeypatch.setattr(device("cpu"), "clock", SimpleNamespace(resolution_s=1e-7))
     monkeypatch.setattr(doctor, "noise_floor", lambda: doctor.Finding(name="noise floor", value="1 %"))
 
 
@@ -55,7 +56,7 @@ def test_other_work(monkeypatch):
 
 
 def test_a_coarse_timer(monkeypatch):
-    monkeypatch.setattr(doctor, "CpuClock", lambda: SimpleNamespace(resolution_s=1e-3))
+    monkeypatch.setattr(device("cpu"), "clock", SimpleNamespace(resolution_s=1e-4))
     assert advice(monkeypatch) == {"timer step": "the timer is coarse: samples are made longer to suit it"}
 
 
@@ -103,7 +104,15 @@ def compared_with_itself(warp):
     clock = VirtualClock(warp)
     work = {"one": lambda: clock.spend(2e-3)}
     return doctor.told(
-        compare_functions(work, "one", clock=clock, budget_s=10.0, stops=False, gauge_work=lambda: clock.spend(PROBE_S))
+        compare_functions(
+            work,
+            "one",
+            clock=clock,
+            budget_s=10.0,
+            stops=False,
+            gauge_work=lambda: clock.spend(PROBE_S),
+            conditions=WARM,
+        )
     )
 
 

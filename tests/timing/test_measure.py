@@ -9,11 +9,12 @@ from collections.abc import Callable
 
 import pytest
 
-from attnbench.devices.clock import CpuClock, VirtualClock, tick
+from attnbench.devices.cpu import CpuClock, tick
 from attnbench.statistics.intervals import median, paired_ratio, pairs
 from attnbench.storage.records import Arm, Sample
 from attnbench.timing import blocks as measure
 from attnbench.timing.schedule import rounds, visit_seed
+from studies.simulated.machine import VirtualClock
 
 
 def timed(name: str, call: Callable[[], object]) -> measure.TimedCall:

@@ -7,13 +7,13 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 
-from attnbench.devices.clock import VirtualClock
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
 from attnbench.statistics.verdicts import FALSE_SHARE
 from attnbench.storage.records import Arm
 from attnbench.timing import blocks as measure
 from attnbench.timing.schedule import visit_seed
+from studies.simulated.machine import VirtualClock
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 

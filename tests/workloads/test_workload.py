@@ -26,7 +26,7 @@ def test_lengths_and_widths_follow_from_one_another():
         ({"dtype": "int8"}, "one of float64, float32, bfloat16, float16"),
         ({"direction": "sideways"}, "inference, forward, backward, forward_backward"),
         ({"scope": "block"}, "attention, module"),
-        ({"device": "tpu"}, "cpu, cuda or cuda:N"),
+        ({"device": "cuda:x"}, "NAME or NAME:N"),
         ({"dropout": 1.0}, "a probability"),
         ({"layout": "diagonal"}, "one of contiguous, transposed, expanded, broadcast"),
         ({"float32_matmul_precision": "low"}, "one of highest, high, medium"),

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 
 from attnbench.checking.inputs import Inputs
 from attnbench.contract import BoundMask, Implementation
-from attnbench.devices import cuda
-from attnbench.devices.footprint import Footprint, Recording, counted, footprint, record
+from attnbench.devices import Device, device
+from attnbench.devices.recording import Footprint, Recording
 from attnbench.workloads.workload import Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
@@ -31,7 +31,8 @@ def output_shape(workload: Workload) -> tuple[int, ...]:
 def place(inputs: Inputs, workload: Workload) -> Inputs:
     """The float64 inputs cast to the workload's dtype, moved to its device and laid out as its layout says."""
     dtype = TORCH_DTYPES[workload.dtype]
-    return laid_out(inputs.map(lambda tensor: tensor.to(device=workload.device, dtype=dtype)), workload)
+    where = device(workload.device).torch_device
+    return laid_out(inputs.map(lambda tensor: tensor.to(device=where, dtype=dtype)), workload)
 
 
 def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
@@ -73,8 +74,8 @@ def reason_against(implementation: Implementation, workload: Workload, *, on_thi
 
     What the harness itself cannot check yet is refused here, since what is not checked is not timed.
     """
-    if on_this_machine and workload.device.startswith("cuda") and not cuda.has_device(workload.device):
-        return f"this machine has no device {workload.device}"
+    if on_this_machine and (reason := device(workload.device).missing()):
+        return reason
     if workload.dropout > 0 and (reason := _reason_against_dropout(implementation, workload)):
         return reason
     return implementation.unsupported(workload)
@@ -106,6 +107,11 @@ class Case:
     module: nn.Module
     tensors: dict[str, Tensor]
     mask: BoundMask
+
+    @property
+    def device(self) -> Device:
+        """Where it is computed."""
+        return device(self.workload.device)
 
     @property
     def leaves(self) -> dict[str, Tensor]:
@@ -156,34 +162,30 @@ class Case:
 
     @cached_property
     def recording(self) -> Recording:
-        """One call on the CPU after a first one, recorded once for all that is read from it: operators and memory."""
-        _ = self.first_s  # what a first call makes is not counted
+        """One call after a first one, recorded at first use for all that is read from it: operators and memory."""
+        _ = self.first_s  # what a first call makes, such as the dense mask, is not counted
         with self.grad_mode():
-            return record(self.call())
+            return self.device.record(self.call())
 
     @cached_property
     def footprint(self) -> Footprint:
-        """The memory of one call; read in one pass, at first use, for every metric that tells a part of it."""
-        if self.workload.device == "cpu":
-            return counted(self.recording, self.tensors.values())
-        return self._footprint(self.call())
+        """The memory of one call."""
+        return self.recording.footprint(self.tensors.values())
 
     @cached_property
     def forward_footprint(self) -> Footprint:
         """The memory of one forward call: the same, where the direction has no backward pass."""
-        is_forward = self.workload.direction in {"inference", "forward"}
-        return self.footprint if is_forward else self._footprint(self.output)
-
-    def _footprint(self, call: Callable[[], object]) -> Footprint:
+        if self.workload.direction in {"inference", "forward"}:
+            return self.footprint
         with self.grad_mode():
-            call()  # kept tensors, such as the dense mask, are made by a first call
-            return footprint(call, self.workload.device, self.tensors.values())
+            self.output()
+            return self.device.record(self.output).footprint(self.tensors.values())
 
 
 def bind(workload: Workload) -> BoundMask:
     """The workload's mask at its sizes on its device; cases of one workload may share it."""
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
-    return BoundMask(workload.mask_rule, sizes, workload.device, num_heads=workload.num_heads)
+    return BoundMask(workload.mask_rule, sizes, device(workload.device).torch_device, num_heads=workload.num_heads)
 
 
 def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:

@@ -35,6 +35,7 @@ from attnbench.checking.dropped import (
 )
 from attnbench.checking.reference import refer_to
 from attnbench.contract import Implementation
+from attnbench.devices import device
 from attnbench.storage.records import RuleResult
 from attnbench.workloads.workload import Workload
 
@@ -235,8 +236,9 @@ def examine(implementation: Implementation, workload: Workload, seed: int) -> tu
     """Try the rules up to the first that does not hold; what a candidate raises is what was found."""
     results: list[RuleResult] = []
     trial = Trial(implementation, workload, seed)
-    devices = [torch.device(workload.device)] if workload.device.startswith("cuda") else []
-    with torch.random.fork_rng(devices):
+    here = device(workload.device)
+    forked = [] if here.is_host else [torch.device(here.torch_device)]  # the host's own generator always is
+    with torch.random.fork_rng(forked, device_type=here.torch_device.partition(":")[0]):
         torch.manual_seed(seed)
         for name, rule in RULES.items():
             try:

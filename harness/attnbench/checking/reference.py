@@ -18,6 +18,7 @@ from attnbench.checking import oracle
 from attnbench.checking.case import TORCH_DTYPES, output_shape, place
 from attnbench.checking.inputs import Inputs, generator, shared
 from attnbench.checking.probes import PROBES, VacuousError
+from attnbench.devices import device
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 FLOAT32_BITS = 32
@@ -83,7 +84,7 @@ def refer_to(
     grad_output = None
     if workload.direction != "inference":
         full = torch.zeros(output_shape(workload), dtype=dtype)
-        grad_output = full.index_copy(len(batch), rows, grad_rows).to(workload.device)
+        grad_output = full.index_copy(len(batch), rows, grad_rows).to(device(workload.device).torch_device)
     return Reference(
         workload=workload,
         drawn=exact,
@@ -111,9 +112,9 @@ def _yardstick_errors(
     forms, grad_rows = asked
     dtype = TORCH_DTYPES[workload.dtype]
     has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is there on the device alone
-    device = workload.device if has_own_products else "cpu"
-    rounded = exact.map(lambda tensor: tensor.to(device=device, dtype=dtype))
-    moved = exact.map(lambda tensor: _moved(tensor, dtype, draws).to(device))
+    where = device(workload.device).torch_device if has_own_products else "cpu"
+    rounded = exact.map(lambda tensor: tensor.to(device=where, dtype=dtype))
+    moved = exact.map(lambda tensor: _moved(tensor, dtype, draws).to(where))
     honest = [answers(workload, each, grad_rows, form) for each in (rounded, moved) for form in forms]
     made = {name: [largest(each[name].cpu(), tensor) for each in honest] for name, tensor in expected.items()}
     if not all(math.isfinite(error) for errors in made.values() for error in errors):

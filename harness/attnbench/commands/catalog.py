@@ -3,6 +3,7 @@
 from collections.abc import Iterable, Sequence
 
 from attnbench import plugins
+from attnbench.devices import names
 from attnbench.workloads import sweep
 from attnbench.workloads.masks import Combined, Mask, masks
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, LAYOUTS, MATMUL_PRECISIONS, SCOPES, Workload
@@ -24,7 +25,9 @@ QUESTIONS: dict[str, dict[str, object]] = {
     "train": {"direction": "forward_backward", "scope": "module"},
     "drop": {"direction": "forward_backward", "dropout": 0.1, "scope": "module"},
     "layout": {"layout": "transposed"},
-    "cuda": {"device": "cuda", "dtype": "bfloat16", "scope": "module"},
+}
+QUESTIONS |= {
+    name: {"device": name, "dtype": "bfloat16", "scope": "module"} for name in names() if name != Workload().device
 }
 """A column each: does the implementation support a small workload with these axes, in inference unless they say so?
 `attend` asks for scope attention, as does `layout`, which only that scope has; the others are asked in scope module,
@@ -48,7 +51,7 @@ ALLOWED = {
     "direction": ", ".join(DIRECTIONS),
     "scope": ", ".join(SCOPES),
     "bias": ", ".join(BIASES),
-    "device": "cpu, cuda, cuda:N, or all",
+    "device": f"{', '.join(names())}; NAME:N for one of several; or all",
     "mask": "see `attnbench list masks`",
     "dropout": "a probability below 1; not in inference",
     "layout": f"{', '.join(LAYOUTS)}; scope attention alone",

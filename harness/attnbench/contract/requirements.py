@@ -1,10 +1,21 @@
-"""What an implementation may need that is not there everywhere: a package, a compiler."""
+"""What an implementation may need that is not there everywhere: a device, a package, a compiler."""
 
 import importlib.util
-import os
-import shutil
 import sys
 from importlib.machinery import PathFinder
+
+from attnbench.devices import device
+from attnbench.workloads.workload import Workload
+
+
+def is_on(kind: str, workload: Workload) -> bool:
+    """Whether torch computes the workload on that kind of device, such as "cuda"."""
+    return device(workload.device).torch_device.partition(":")[0] == kind
+
+
+def only_on(kind: str, workload: Workload, what: str) -> str | None:
+    """Why `what`, which has kernels for that kind of device alone, cannot run the workload, in words, or None."""
+    return None if is_on(kind, workload) else f"{what} runs on {kind.upper()} alone"
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
@@ -21,9 +32,6 @@ def missing_package(module: str, distribution: str = "") -> str | None:
     return f"{distribution or package} is not installed" if found is None else None
 
 
-def missing_compiler(device: str) -> str | None:
-    """Why torch.compile can make no kernels for the device, in words, or None."""
-    if device.startswith("cuda"):
-        return missing_package("triton")
-    compiler = os.environ.get("CXX", "g++")  # as torch/_inductor/config.py has it
-    return None if shutil.which(compiler) else f"torch.compile needs a C++ compiler, and {compiler} is not found"
+def missing_compiler(workload: Workload) -> str | None:
+    """Why torch.compile can make no kernels for the workload's device, in words, or None."""
+    return device(workload.device).missing_compiler()

@@ -31,7 +31,7 @@ def compiled(given: Implementation) -> Implementation:
     def unsupported(workload: Workload) -> str | None:
         if given.compiles:
             return "it is compiled by itself already: name it without +compile"
-        return given.unsupported(workload) or missing_compiler(workload.device)
+        return given.unsupported(workload) or missing_compiler(workload)
 
     return dataclasses.replace(
         given,

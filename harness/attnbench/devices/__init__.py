@@ -1,1 +1,148 @@
-"""What is known of the machine and asked of it: its facts, clocks, caches, memory and ceilings."""
+"""Devices: everything that the harness asks of the hardware which a workload names, behind one interface.
+
+A file here that holds an upper-case DEVICE is a device: its stem is the device's name, and DEVICE makes a `Device` of
+the text that a workload gives, such as "cuda:1". Such a file imports torch inside its methods only, so that devices can
+be listed, and asked for what needs no torch, where torch is missing. The other files serve several devices.
+"""
+
+from __future__ import annotations
+
+import importlib
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Protocol
+
+from attnbench.plugins import unknown
+
+if TYPE_CHECKING:  # some import this module
+    from collections.abc import Callable
+    from contextlib import AbstractContextManager
+
+    from attnbench.devices.loads import Load
+    from attnbench.devices.recording import Recording
+    from attnbench.storage.records import Environment
+    from attnbench.workloads.workload import Workload
+
+NOT_NATIVE = "has no hardware here and may run reference loops"
+"""How the note on a dtype ends that the device computes without instructions of its own."""
+
+CROWDED_SHARE = 0.25
+"""Of a device's memory: a process that holds more should let go of what it can make again."""
+
+
+class Clock(Protocol):
+    """A source of time."""
+
+    resolution_s: float
+
+    def now(self) -> float:
+        """Seconds since some fixed moment."""
+
+    def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
+        """Seconds that `num_calls` calls take, back to back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Facts:
+    """What a device adds to the environment that a run stores (storage/records.py)."""
+
+    accelerator: str = ""  # name, memory and generation; "" for the processor, and where the device is missing
+    versions: Mapping[str, str] = field(default_factory=dict)  # of its libraries
+    flags: Mapping[str, str] = field(default_factory=dict)  # of torch, that change how fast it computes
+    settings: tuple[str, ...] = ()  # names of environment variables that do
+
+
+class Device(Protocol):
+    """One device. Where it is missing, only what describes it may be asked, down to `facts`."""
+
+    name: str  # as a workload gives it: "cpu", "cuda:1"
+    torch_device: str  # where torch puts its tensors, as for torch.device()
+    is_host: bool  # its memory is this process's: the profiler sees every allocation, and fresh pages cost time
+    has_caching_allocator: bool  # torch keeps what it has taken of the memory, so that it may hold more than tensors do
+    clock: Clock  # of record
+    activities: tuple[str, ...] = ("CPU",)  # what the profiler has to watch, as torch.profiler.ProfilerActivity has it
+
+    def seems_present(self) -> bool:
+        """Whether the device `all` includes it, by what can be seen without torch."""
+
+    def missing(self) -> str | None:
+        """Why it is not available here, in words, or None."""
+
+    def missing_compiler(self) -> str | None:
+        """Why torch.compile can make no kernels for it, in words, or None."""
+
+    def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:  # noqa: ARG002
+        """What a reader should know of the workload's dtype and precision here, in words. Needs no torch."""
+        return ()
+
+    def facts(self) -> Facts:
+        """What the environment of a run says of it."""
+        return Facts()
+
+    def synchronize(self) -> None:
+        """Wait until all that was queued is done.
+
+        Raises:
+            RuntimeError: something that was queued has failed.
+        """
+
+    def is_broken(self) -> bool:
+        """Whether every call fails from now on in this process, as after an illegal memory access."""
+
+    def record(self, call: Callable[[], object]) -> Recording:
+        """Call once under the profiler.
+
+        Raises:
+            Exception: whatever the call raises.
+        """
+
+    def flush(self) -> object:
+        """Empty the caches: write twice as much as the largest one holds."""
+
+    def interference_probe(self) -> Callable[[], object]:
+        """Fixed small work, which takes longer while others use the device (statistics/interference.py)."""
+
+    def loads(self, dtype: str) -> list[Load]:
+        """Matrix products and copies that show its ceilings for a dtype; those of one kind and dtype smallest first."""
+
+    def free_bytes(self) -> int:
+        """Memory that it could still give."""
+
+    def is_crowded(self) -> bool:
+        """Whether this process holds so much of its memory that it should let go of what it can make again."""
+
+    def capped(self, limit_bytes: int) -> AbstractContextManager[None]:
+        """Within: taking more than `limit_bytes` beyond what is held now fails, as out of memory."""
+
+    def snapshot(self, call: Callable[[], object], path: Path) -> None:  # noqa: ARG002 - for who has a history
+        """Call once and write the allocator's history to `path`, for https://docs.pytorch.org/memory_viz.
+
+        Raises:
+            ValueError: there is no caching allocator, and so no history.
+            OSError: the file cannot be written.
+        """
+        raise ValueError(f"{self.name} has no caching allocator, and so no history of it: ask for a timeline instead")
+
+
+@cache
+def names() -> tuple[str, ...]:
+    """The devices that there are files for, sorted; none is imported."""
+    files = sorted(Path(__file__).parent.glob("[a-z]*.py"))
+    return tuple(file.stem for file in files if re.search(r"^DEVICE\b", file.read_text(encoding="utf-8"), re.MULTILINE))
+
+
+@cache
+def device(text: str) -> Device:
+    """The device that a workload names: NAME, or NAME:N for one of several. It need not be available here.
+
+    Raises:
+        ValueError: there is no such device; the message says which there are.
+    """
+    name = text.partition(":")[0]
+    if name not in names():
+        raise ValueError(unknown("device", name, names()))
+    found: Device = importlib.import_module(f"{__name__}.{name}").DEVICE(text)
+    return found

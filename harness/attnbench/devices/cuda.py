@@ -1,118 +1,34 @@
-"""Everything that is said to CUDA and nowhere else: is there a device, its clock, its memory.
+"""CUDA devices: everything that is said to torch.cuda, and nowhere else.
 
 Source of the clock's shape (a spinning kernel hides launch latency): https://github.com/NVIDIA/nvbench.
 """
 
+from __future__ import annotations
+
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import cached_property
+from importlib.util import find_spec
 from itertools import repeat
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-import torch
+from attnbench.devices import CROWDED_SHARE, Device, Facts
+from attnbench.devices.loads import Load, copy_sizes, products_and_copies
+from attnbench.devices.recording import Footprint, Recording, record
 
+if TYPE_CHECKING:  # what describes a device is asked for where torch is missing
+    from torch import Tensor
+
+DRIVER = Path("/proc/driver/nvidia/version")
 SPIN_CYCLES_PER_CALL = 100_000
 """Device cycles to spin while the host queues one call: about 50 us at 1.9 GHz, more than a launch costs."""
-
-
-def has_device(device: str) -> bool:
-    """Whether this machine has the device `cuda` or `cuda:N`."""
-    index = torch.device(device).index or 0
-    return torch.cuda.is_available() and index < torch.cuda.device_count()
-
-
-def is_broken(device: str) -> bool:
-    """Whether every call fails from now on in this process, as after an illegal memory access.
-
-    Source: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, errors that corrupt the context.
-    """
-    try:
-        torch.cuda.synchronize(device)
-    except RuntimeError:
-        return bool(torch.cuda.is_initialized())
-    return False
-
-
-def free_bytes(device: str) -> int:
-    """Memory that the device could still give."""
-    return torch.cuda.mem_get_info(torch.device(device))[0]
-
-
-def held_share(device: str) -> float:
-    """The share of the device's memory that this process's tensors hold."""
-    return torch.cuda.memory_allocated(device) / torch.cuda.get_device_properties(device).total_memory
-
-
-def count(call: Callable[[], object], device: str) -> tuple[object, dict[str, int]]:
-    """The result of one call, and what the allocator counted meanwhile, by the names of `footprint.Footprint`."""
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    torch.cuda.reset_peak_memory_stats(device)
-    before = torch.cuda.memory_stats(device)
-    kept = call()
-    torch.cuda.synchronize(device)
-    return kept, counted(before, torch.cuda.memory_stats(device))
-
-
-def counted(before: Mapping[str, int], after: Mapping[str, int]) -> dict[str, int]:
-    """What lies between two readings of the allocator, the peaks reset at the first."""
-    inputs = before.get("allocated_bytes.all.current", 0)  # a reading is empty before the first allocation
-    return {
-        "peak_bytes": after["allocated_bytes.all.peak"] - inputs,
-        "kept_bytes": after["allocated_bytes.all.current"] - inputs,
-        "num_allocations": after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),
-        "allocated_bytes": after["allocated_bytes.all.allocated"] - before.get("allocated_bytes.all.allocated", 0),
-        "reserved_bytes": after["reserved_bytes.all.peak"] - inputs,
-    }
-
-
-@contextmanager
-def capped(device: str, limit_bytes: int) -> Iterator[None]:
-    """Within: the allocator may take so much more of the device than tensors hold now, and fails beyond."""
-    torch.cuda.synchronize(device)
-    torch.cuda.empty_cache()
-    whole = torch.cuda.get_device_properties(device).total_memory
-    share = min(1.0, (torch.cuda.memory_reserved(device) + limit_bytes) / whole)
-    torch.cuda.set_per_process_memory_fraction(share, device)
-    try:
-        yield
-    finally:
-        torch.cuda.set_per_process_memory_fraction(1.0, device)
-
-
-def snapshot(call: Callable[[], object], device: str, path: Path) -> None:
-    """One call with the allocator's history on; the file opens in https://docs.pytorch.org/memory_viz.
-
-    It holds the call stack of each allocation, and so the paths of source files: it is made on request alone.
-    """
-    torch.cuda.synchronize(device)
-    torch.cuda.memory._record_memory_history(device=device)  # noqa: SLF001 - as its documentation names it
-    try:
-        kept = call()
-        torch.cuda.synchronize(device)
-        torch.cuda.memory._dump_snapshot(str(path))  # noqa: SLF001 - likewise
-        del kept
-    finally:
-        torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - likewise
-
-
-def probe_work(device: str) -> Callable[[], object]:
-    """The interference probe's fixed work on the device: a matrix product and a copy."""
-    matrix = torch.ones(512, 512, device=device)
-    source = torch.ones(2**22, device=device)
-    product, target = torch.empty_like(matrix), torch.empty_like(source)
-
-    def work() -> None:
-        torch.matmul(matrix, matrix, out=product)
-        target.copy_(source)
-
-    return work
-
-
-def l2_bytes(device: str) -> int:
-    """The size of the device's largest cache."""
-    size: int = torch.cuda.get_device_properties(device).L2_cache_size
-    return size
+SIDES = (1024, 2048, 4096, 8192)
+"""Of the matrices whose products show the ceiling."""
+SMALLEST_COPY = 2**22
 
 
 class CudaClock:
@@ -122,7 +38,7 @@ class CudaClock:
 
     def __init__(self, device: str) -> None:
         """Use the current stream of `device`."""
-        self.device = torch.device(device)
+        self.device = device
 
     def now(self) -> float:
         """Seconds of the host's monotonic timer."""
@@ -130,7 +46,9 @@ class CudaClock:
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Device time of the calls, queued behind a spinning kernel so that the host's launches are hidden."""
-        with torch.cuda.device(self.device):
+        import torch
+
+        with torch.cuda.device(torch.device(self.device)):
             start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
             torch.cuda.synchronize()
             torch.cuda._sleep(SPIN_CYCLES_PER_CALL * num_calls)  # noqa: SLF001 - torch has no public spinning kernel
@@ -141,3 +59,187 @@ class CudaClock:
             end.synchronize()
         elapsed_ms: float = start.elapsed_time(end)
         return elapsed_ms * 1e-3
+
+
+class Cuda(Device):
+    """The CUDA device `cuda`, which is the current one, or `cuda:N`."""
+
+    is_host = False
+    has_caching_allocator = True
+    activities = ("CPU", "CUDA")  # the host, which launches, and the device
+
+    def __init__(self, name: str) -> None:
+        """Take the name, which is torch's, too."""
+        self.name = self.torch_device = name
+        self.clock = CudaClock(name)
+
+    def seems_present(self) -> bool:
+        """Whether the driver is loaded."""
+        return DRIVER.exists()
+
+    def missing(self) -> str | None:
+        """No CUDA, or fewer devices than N."""
+        import torch
+
+        index = torch.device(self.name).index or 0
+        is_here = torch.cuda.is_available() and index < torch.cuda.device_count()
+        return None if is_here else f"this machine has no device {self.name}"
+
+    def missing_compiler(self) -> str | None:
+        """No triton."""
+        return None if "triton" in sys.modules or find_spec("triton") else "triton is not installed"
+
+    def facts(self) -> Facts:
+        """The first device, and the libraries that torch was built with."""
+        import torch
+
+        accelerator, versions = "", {}
+        if torch.cuda.is_available():
+            found = torch.cuda.get_device_properties(0)
+            capability = f"compute capability {found.major}.{found.minor}"
+            accelerator = f"{found.name}, {found.total_memory} bytes, {capability}"
+        if torch.version.cuda:
+            versions = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+        return Facts(
+            accelerator=accelerator,
+            versions=versions,
+            flags={"cuda_allow_tf32": str(torch.backends.cuda.matmul.allow_tf32)},
+            settings=("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
+        )
+
+    def is_broken(self) -> bool:
+        """Whether the context is poisoned.
+
+        Source: https://docs.nvidia.com/cuda/cuda-runtime-api/group__CUDART__TYPES.html, errors that corrupt it.
+        """
+        import torch
+
+        try:
+            self.synchronize()
+        except RuntimeError:
+            return bool(torch.cuda.is_initialized())
+        return False
+
+    def synchronize(self) -> None:
+        """Wait for all of its streams."""
+        import torch
+
+        torch.cuda.synchronize(self.name)
+
+    def record(self, call: Callable[[], object]) -> Recording:
+        """Call once under the profiler; the memory is what the allocator counted meanwhile, its cache empty before."""
+        import torch
+
+        self.synchronize()
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats(self.name)
+        before, after = torch.cuda.memory_stats(self.name), {}
+
+        def finish() -> None:
+            self.synchronize()
+            after.update(torch.cuda.memory_stats(self.name))
+
+        return replace(record(call, self.activities, finish), allocated=allocated(before, after))
+
+    @cached_property
+    def _beyond_caches(self) -> Tensor:
+        import torch
+
+        return torch.empty(2 * cache_bytes(self.name), dtype=torch.uint8, device=self.name)
+
+    def flush(self) -> object:
+        """Write to a buffer of twice the second-level cache's size."""
+        return self._beyond_caches.add_(1)
+
+    def interference_probe(self) -> Callable[[], object]:
+        """A matrix product and a copy."""
+        import torch
+
+        matrix = torch.ones(512, 512, device=self.name)
+        source = torch.ones(2**22, device=self.name)
+        product, target = torch.empty_like(matrix), torch.empty_like(source)
+
+        def work() -> None:
+            torch.matmul(matrix, matrix, out=product)
+            target.copy_(source)
+
+        return work
+
+    def loads(self, dtype: str) -> list[Load]:
+        """Products in the dtype, and copies beyond the second-level cache."""
+        import torch
+
+        def empty(dtype: str, length: int) -> Tensor:
+            return torch.empty(length, dtype=getattr(torch, dtype), device=self.name)
+
+        return products_and_copies(empty, [dtype], SIDES, copy_sizes(SMALLEST_COPY, cache_bytes(self.name)))
+
+    def free_bytes(self) -> int:
+        """Memory that the device could still give, to any process."""
+        import torch
+
+        return torch.cuda.mem_get_info(torch.device(self.name))[0]
+
+    def is_crowded(self) -> bool:
+        """Whether this process's tensors hold more than a quarter of the device's memory."""
+        import torch
+
+        whole = torch.cuda.get_device_properties(self.name).total_memory
+        return bool(torch.cuda.memory_allocated(self.name) > CROWDED_SHARE * whole)
+
+    @contextmanager
+    def capped(self, limit_bytes: int) -> Iterator[None]:
+        """Within: the allocator may take so much more of the device than tensors hold now, and fails beyond."""
+        import torch
+
+        torch.cuda.synchronize(self.name)
+        torch.cuda.empty_cache()
+        given: int | None = torch.device(self.name).index
+        index = torch.cuda.current_device() if given is None else given  # the limit is set by index alone
+        whole = torch.cuda.get_device_properties(index).total_memory
+        share = min(1.0, (torch.cuda.memory_reserved(index) + limit_bytes) / whole)
+        torch.cuda.set_per_process_memory_fraction(share, index)
+        try:
+            yield
+        finally:
+            torch.cuda.set_per_process_memory_fraction(1.0, index)
+
+    def snapshot(self, call: Callable[[], object], path: Path) -> None:
+        """One call with the allocator's history on; the file opens in https://docs.pytorch.org/memory_viz.
+
+        It holds the call stack of each allocation, and so the paths of source files: it is made on request alone.
+        """
+        import torch
+
+        torch.cuda.synchronize(self.name)
+        torch.cuda.memory._record_memory_history(device=self.name)  # noqa: SLF001 - as its documentation names it
+        try:
+            kept = call()
+            torch.cuda.synchronize(self.name)
+            torch.cuda.memory._dump_snapshot(str(path))  # noqa: SLF001 - likewise
+            del kept
+        finally:
+            torch.cuda.memory._record_memory_history(enabled=None)  # noqa: SLF001 - likewise
+
+
+DEVICE = Cuda
+
+
+def cache_bytes(device: str) -> int:
+    """The size of the device's largest cache."""
+    import torch
+
+    size: int = torch.cuda.get_device_properties(device).L2_cache_size
+    return size
+
+
+def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
+    """What lies between two readings of the allocator, the peaks reset at the first."""
+    inputs = before.get("allocated_bytes.all.current", 0)  # a reading is empty before the first allocation
+    return Footprint(
+        peak_bytes=after["allocated_bytes.all.peak"] - inputs,
+        kept_bytes=after["allocated_bytes.all.current"] - inputs,
+        num_allocations=after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),
+        allocated_bytes=after["allocated_bytes.all.allocated"] - before.get("allocated_bytes.all.allocated", 0),
+        reserved_bytes=after["reserved_bytes.all.peak"] - inputs,
+    )

@@ -13,6 +13,7 @@ import numpy as np
 import psutil
 import torch
 
+from attnbench.devices import device, names
 from attnbench.storage.records import Environment
 
 SETTINGS = (
@@ -31,10 +32,8 @@ SETTINGS = (
     "MALLOC_TRIM_THRESHOLD_",
     "GLIBC_TUNABLES",
     "PYTORCH_ALLOC_CONF",
-    "CUDA_LAUNCH_BLOCKING",
-    "NVIDIA_TF32_OVERRIDE",
 )
-"""Variables that change how fast attention runs; recorded where set."""
+"""Variables that change how fast attention runs; recorded where set, as are those that a device names."""
 
 
 def physical_cores() -> int:
@@ -44,7 +43,9 @@ def physical_cores() -> int:
 
 
 def collect() -> Environment:
-    """The environment of this process."""
+    """The environment of this process, with what each device says of itself."""
+    facts = [device(name).facts() for name in names()]
+    settings = [*SETTINGS, *(name for each in facts for name in each.settings)]
     return Environment(
         cpu=_cpu_name(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
@@ -53,11 +54,11 @@ def collect() -> Environment:
         memory_bytes=psutil.virtual_memory().total,
         system=f"{platform.system()} {platform.machine()}",
         python=platform.python_version(),
-        versions=_versions(),
-        accelerator=_accelerator(),
+        versions=_versions() | {name: value for each in facts for name, value in each.versions.items()},
+        accelerator="; ".join(each.accelerator for each in facts if each.accelerator),
         num_threads=torch.get_num_threads(),
-        settings={name: os.environ[name] for name in SETTINGS if name in os.environ},
-        flags=_flags(),
+        settings={name: os.environ[name] for name in settings if name in os.environ},
+        flags=_flags() | {name: value for each in facts for name, value in each.flags.items()},
         clocks=_clocks(),
         moment=_moment(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
@@ -91,24 +92,13 @@ def _versions() -> dict[str, str]:
     patterns = {"mkl": r"Math Kernel Library Version (\S+)", "onednn": r"MKL-DNN v(\S+)"}
     found = {name: re.search(pattern, report) for name, pattern in patterns.items()}
     versions |= {name: match[1] for name, match in found.items() if match}
-    if torch.version.cuda:
-        versions["cuda"] = torch.version.cuda
-        versions["cudnn"] = str(torch.backends.cudnn.version())
     return versions
-
-
-def _accelerator() -> str:
-    if not torch.cuda.is_available():
-        return ""
-    found = torch.cuda.get_device_properties(0)
-    return f"{found.name}, {found.total_memory} bytes, compute capability {found.major}.{found.minor}"
 
 
 def _flags() -> dict[str, str]:
     return {
         "float32_matmul_precision": torch.get_float32_matmul_precision(),
         "deterministic": str(torch.are_deterministic_algorithms_enabled()),
-        "cuda_allow_tf32": str(torch.backends.cuda.matmul.allow_tf32),
         "mkldnn": str(torch.backends.mkldnn.is_available()),
     }
 

@@ -1,17 +1,27 @@
-"""Loads that show a machine's ceilings, taken round by round. Knows nothing of torch, as timing/blocks.py.
+"""Loads that show a device's ceilings: matrix products and copies of several sizes, taken round by round."""
 
-What they are made of stands in devices/torch_loads.py.
-"""
+from __future__ import annotations
 
+import os
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from functools import partial
+from typing import TYPE_CHECKING
 
-from attnbench.devices.clock import Clock
-from attnbench.storage.ceilings import CeilingSample
+from attnbench.devices import Clock, device
+from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
+from attnbench.workloads.workload import Workload
+
+if TYPE_CHECKING:  # rounds are taken on simulated machines, too, where nothing needs torch
+    from torch import Tensor
 
 MIN_SAMPLE_S = 3e-3
 FEWEST_ROUNDS, MOST_ROUNDS = 3, 10
+COPY_STEP = 8
+BEYOND_CACHE = 2
+"""The two buffers of the largest copy are each this many times as large as the largest cache."""
+LARGEST_COPY = 2**28
 SLOW_S = 0.5
 """A load is left out where a call should last longer than this by the size before it: smaller ones are no slower.
 
@@ -29,6 +39,15 @@ class Load:
     call: Callable[[], object]
     num_calls: int = 0  # of a sample; 0: not calibrated yet
     call_s: float = 0.0
+
+
+def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) -> Ceilings:
+    """What products and copies reach where the workload runs, in about `limit_s` seconds; the threads are set."""
+    crowding = os.getloadavg()[0] / (os.cpu_count() or 1)
+    here = device(workload.device)
+    samples = take(here.loads(workload.dtype), here.clock, limit_s, on_turn)
+    name, dtype, num_threads = workload.place
+    return Ceilings(device=name, dtype=dtype, num_threads=num_threads, samples=samples, crowding=crowding)
 
 
 def take(
@@ -74,3 +93,41 @@ def _calibrated(loads: Sequence[Load], clock: Clock, on_turn: Callable[[], objec
         load.num_calls = max(1, round(MIN_SAMPLE_S / max(load.call_s, clock.resolution_s)))
         ready.append(load)
     return ready
+
+
+def copy_sizes(smallest: int, cache_bytes: int) -> list[int]:
+    """Bytes of copies, smallest first; the largest does not fit into the largest cache, of `cache_bytes`."""
+    largest = min(LARGEST_COPY, BEYOND_CACHE * cache_bytes)
+    sizes = [smallest]
+    while sizes[-1] * COPY_STEP < largest:
+        sizes.append(sizes[-1] * COPY_STEP)
+    return [*sizes, largest]
+
+
+def products_and_copies(
+    empty: Callable[[str, int], Tensor], dtypes: Iterable[str], sides: Sequence[int], copies: Sequence[int]
+) -> list[Load]:
+    """Products of (side, side) matrices in each dtype, and copies of so many bytes.
+
+    `empty(dtype, length)` makes a tensor of (length,) on the device.
+    """
+    products = [_product(empty, dtype, side) for dtype in dtypes for side in sides]
+    return [*products, *(_copy(empty, size) for size in copies)]
+
+
+def _product(empty: Callable[[str, int], Tensor], dtype: str, side: int) -> Load:
+    """(side, side) @ (side, side) of normal values: zeros would take less power, and so less time."""
+    import torch
+
+    left, right, product = (empty(dtype, side * side).view(side, side) for _ in range(3))
+    draws = torch.Generator(device=left.device).manual_seed(0)
+    for operand in (left, right):
+        operand.normal_(generator=draws)
+    work = partial(torch.mm, left, right, out=product)
+    return Load(kind=MATMUL, dtype=dtype, size=side, amount=2 * side**3, call=work)
+
+
+def _copy(empty: Callable[[str, int], Tensor], size: int) -> Load:
+    """So many bytes from one buffer into another: read once, written once."""
+    source, target = (empty("float32", size // 4).fill_(1.0) for _ in range(2))
+    return Load(kind=COPY, dtype="float32", size=size, amount=2 * size, call=partial(target.copy_, source))

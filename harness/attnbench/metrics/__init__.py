@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from attnbench.devices import device
+
 if TYPE_CHECKING:  # a metric can be listed where torch is missing
     from collections.abc import Callable
 
@@ -12,14 +14,9 @@ if TYPE_CHECKING:  # a metric can be listed where torch is missing
     from attnbench.workloads.workload import Workload
 
 
-def everywhere(workload: Workload) -> bool:  # noqa: ARG001 - the signature of `fits`
-    """On every workload."""
-    return True
-
-
-def on_cuda(workload: Workload) -> bool:
-    """Where CUDA's allocator is at work."""
-    return workload.device.startswith("cuda")
+def has_caching_allocator(workload: Workload) -> bool:
+    """Where torch keeps memory that it has taken from the device, as CUDA's allocator does."""
+    return device(workload.device).has_caching_allocator
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,4 +30,4 @@ class Metric:
     unit: str
     summary: str
     measure: Callable[[Case], float] | None
-    fits: Callable[[Workload], bool] = everywhere
+    fits: Callable[[Workload], bool] = lambda _: True

@@ -5,11 +5,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from attnbench import plugins
+from attnbench.devices import device, names
 from attnbench.storage.events import Plan
 from attnbench.workloads import sweep
 
 DEFAULT_BASELINE = "sdpa"
-DRIVER = Path("/proc/driver/nvidia/version")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,8 +33,8 @@ class Selection:
 
 
 def devices() -> tuple[str, ...]:
-    """What the device `all` stands for: a CUDA device takes part where its driver is loaded (found without torch)."""
-    return ("cpu", "cuda") if DRIVER.exists() else ("cpu",)
+    """What the device `all` stands for: those that seem to be here, as far as can be seen without torch."""
+    return tuple(name for name in names() if device(name).seems_present())
 
 
 def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
@@ -46,6 +46,8 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     chosen = sweep.load(selection.sweep)
     settings = sweep.parse_settings(selection.settings)
     workloads = sweep.workloads(chosen, settings, devices())
+    for named in dict.fromkeys(workload.device for workload in workloads):
+        device(named)  # raises where there is no such device
     plugins.check_specs(chosen.leave_out)
     everybody = [name for name in plugins.implementation_names() if name not in chosen.leave_out]
     specs = list(dict.fromkeys(selection.implementations or chosen.implementations or everybody))

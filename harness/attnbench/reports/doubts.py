@@ -2,20 +2,16 @@
 
 import math
 from collections.abc import Collection, Iterator
+from contextlib import suppress
 
 from attnbench.analysis.system_load import SystemLoad
+from attnbench.devices import device
 from attnbench.reports import words
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, median
 from attnbench.storage.records import Record, Sample, Status
 from attnbench.units import show
 
-PRECISION_ON_CPU = {
-    "high": "high is TF32, which a CPU has not: as highest",
-    "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
-}
-NOT_NATIVE = "has no hardware here and may run reference loops"
-"""Of half precision."""
 FEW_SAMPLES = 10
 UNSTEADY = math.log(1.5)
 """An interval that reaches so far either way, on the log scale, leaves even a factor of two between two rows open."""
@@ -121,15 +117,9 @@ def _drift(samples: tuple[Sample, ...], time: Estimate) -> Iterator[str]:
 
 
 def _numbers(record: Record) -> Iterator[str]:
-    """What this machine makes of a kind of number."""
-    workload = record.workload
-    if workload.device != "cpu":
-        return
-    native = None if record.environment is None else record.environment.native_dtypes
-    if workload.dtype in {"bfloat16", "float16"} and native is not None and workload.dtype not in native:
-        yield f"{workload.dtype} {NOT_NATIVE}"
-    if workload.float32_matmul_precision != "highest":
-        yield PRECISION_ON_CPU[workload.float32_matmul_precision]
+    """What the device makes of a dtype or a precision."""
+    with suppress(ValueError):  # a run may come from elsewhere, with a device that this installation has no file for
+        yield from device(record.workload.device).notes(record.workload, record.environment)
 
 
 def _percent(share: float) -> str:

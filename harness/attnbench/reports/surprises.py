@@ -8,8 +8,8 @@ import msgspec
 
 from attnbench.analysis.breakdown import times
 from attnbench.analysis.results import Results
+from attnbench.devices import NOT_NATIVE
 from attnbench.reports import words
-from attnbench.reports.doubts import NOT_NATIVE
 from attnbench.reports.explained import NEAR
 from attnbench.reports.table import Row, percent, shown
 from attnbench.storage.operator_kinds import PAGE_FAULTS

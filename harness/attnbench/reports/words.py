@@ -91,7 +91,7 @@ def _usual(workload: Workload) -> set[str]:
         "embed_dim": workload.embed_dim == workload.num_heads * workload.head_dim,
         "bias": workload.bias == "all",
         "dropout": workload.dropout == 0.0,
-        "device": workload.device == "cpu",
+        "device": workload.device == Workload().device,
         "num_threads": workload.num_threads == 0,
         "seed": workload.seed == 0,
         "layout": workload.layout == "contiguous",

@@ -7,9 +7,7 @@ that block, so that a verdict that is watched while samples come in never change
 
 import math
 from collections import deque
-from collections.abc import Callable, Iterable
-
-import numpy as np
+from collections.abc import Iterable
 
 from attnbench.statistics.intervals import Block, median
 from attnbench.storage.records import Sample
@@ -64,22 +62,3 @@ class InterferenceGauge:
         usual = median(known)
         spread = median(abs(each - usual) for each in known)
         return log - usual > max(LARGEST_CALM, SPREADS * spread)
-
-
-def probe_work() -> Callable[[], object]:
-    """The fixed work on the processor: a small matrix product and a copy that leaves the first caches.
-
-    It runs in this thread alone: numpy's `@` wakes those of its BLAS, which then spin for a tenth of a second on the
-    cores of whatever is timed next in the block.
-    """
-    draws = np.random.default_rng(0)
-    matrix = draws.standard_normal((64, 64), dtype=np.float32)
-    product = np.empty_like(matrix)
-    source = draws.standard_normal(2**17, dtype=np.float32)  # 512 KiB
-    target = np.empty_like(source)
-
-    def work() -> None:
-        np.einsum("ij,jk->ik", matrix, matrix, out=product)  # numpy's own loops
-        np.copyto(target, source)
-
-    return work

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
-from attnbench.devices.clock import Clock
+from attnbench.devices import Clock
 from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import PROBE, Arm, Sample
 

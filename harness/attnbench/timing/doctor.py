@@ -7,8 +7,7 @@ from dataclasses import dataclass
 import psutil
 import torch
 
-from attnbench.devices import environment
-from attnbench.devices.clock import CpuClock
+from attnbench.devices import device, environment
 from attnbench.statistics.interference import MANY
 from attnbench.storage.records import Environment
 from attnbench.timing.functions import FunctionComparison, compare_functions
@@ -42,7 +41,7 @@ def _facts(found: Environment) -> Iterator[Finding]:
     yield Finding(name="processor", value=f"{found.cpu}, {found.cpu_capability}, {found.num_physical_cores} cores")
     yield Finding(name="accelerator", value=found.accelerator or "none")
     yield Finding(name="versions", value=", ".join(f"{name} {value}" for name, value in found.versions.items()))
-    free = psutil.virtual_memory().available
+    free = device("cpu").free_bytes()
     yield Finding(name="free memory", value=f"{show(free, 'bytes')} of {show(found.memory_bytes, 'bytes')}")
     yield Finding(name="fingerprint", value=found.fingerprint)
     governor = found.clocks.get("governor", "")
@@ -59,7 +58,7 @@ def _load(found: Environment) -> Iterator[Finding]:
 
 
 def _timer() -> Iterator[Finding]:
-    step_s = CpuClock().resolution_s
+    step_s = device("cpu").clock.resolution_s
     advice = "the timer is coarse: samples are made longer to suit it" if step_s > COARSE_TICK_S else ""
     yield Finding(name="timer step", value=show(step_s, "s"), advice=advice)
 

@@ -9,9 +9,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from attnbench.devices.clock import Clock, CpuClock, VirtualClock
+from attnbench.devices import Clock, device
 from attnbench.statistics.evidence import e_values
-from attnbench.statistics.interference import InterferenceGauge, probe_work
+from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs, t_quantile
 from attnbench.statistics.verdicts import Judgement, decide, detectable, is_settled, judge
 from attnbench.storage.records import PROBE, SMALLEST_EFFECT, Arm, Comparison, Role, Sample, Verdict
@@ -127,12 +127,13 @@ def compare_functions(  # noqa: PLR0913 - all but the first two have defaults th
     num_blocks: int = 4,
     seed: int = 0,
     gauge_work: Callable[[], object] | None = None,
+    conditions: measure.Conditions | None = None,
 ) -> FunctionComparison:
     """Time each of `calls` against `calls[baseline]` until every verdict is settled or `budget_s` is spent.
 
     Without `stops`, the budget is spent to its end, whatever is found, and judged then alone. `gauge_work` is the
     interference probe's, by default a small matrix product and a copy. A difference below `smallest_effect` does not
-    matter.
+    matter. `clock` and `conditions` are this machine's unless others are given, as where it is simulated.
 
     Raises:
         ValueError: the baseline is not among the calls.
@@ -141,10 +142,11 @@ def compare_functions(  # noqa: PLR0913 - all but the first two have defaults th
         calls,
         baseline,
         smallest_effect=smallest_effect,
-        clock=clock or CpuClock(),
+        clock=clock or device("cpu").clock,
         num_blocks=num_blocks,
         seed=seed,
         gauge_work=gauge_work,
+        conditions=conditions,
     )
     due = FEWEST_CLUSTERS
     while found.spent_s < budget_s or found.num_visits < FEWEST_CLUSTERS:
@@ -176,6 +178,7 @@ def begin(  # noqa: PLR0913 - as above
     num_blocks: int = 4,
     seed: int = 0,
     gauge_work: Callable[[], object] | None = None,
+    conditions: measure.Conditions | None = None,
 ) -> FunctionComparison:
     """The same before its first visit, for whoever has several to go through by turns.
 
@@ -188,12 +191,12 @@ def begin(  # noqa: PLR0913 - as above
     arms = {Arm(implementation=name): call for name, call in calls.items()}
     timed = [measure.TimedCall(arm=arm, call=call) for arm, call in arms.items()]
     timed.append(measure.TimedCall(arm=Arm(implementation=baseline).as_control(), call=calls[baseline]))
-    timed.append(measure.probe_call(gauge_work or probe_work()))
+    timed.append(measure.probe_call(gauge_work or device("cpu").interference_probe()))
     return FunctionComparison(
         baseline=baseline,
         calls=tuple(timed),
         clock=clock,
-        conditions=measure.WARM if isinstance(clock, VirtualClock) else measure.here(),
+        conditions=conditions or measure.here(),
         smallest_effect=smallest_effect,
         num_blocks=num_blocks,
         seed=seed,

@@ -68,14 +68,11 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> int:
         OSError: the file cannot be written.
         Exception: whatever the implementation raises.
     """
-    activities = [ProfilerActivity.CPU]
-    if case.workload.device != "cpu":
-        activities.append(ProfilerActivity.CUDA)
     with case.grad_mode():
         step = stepper(case)
         step()
         with profile(
-            activities=activities,
+            activities=[getattr(ProfilerActivity, name) for name in case.device.activities],
             schedule=schedule(wait=0, warmup=NUM_WARM_STEPS, active=NUM_STEPS, repeat=1),
             record_shapes=True,  # Operator view, by shape
             profile_memory=True,  # Memory view
@@ -86,8 +83,7 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> int:
             for _ in range(NUM_WARM_STEPS + NUM_STEPS):
                 on_step()
                 step()
-                if case.workload.device != "cpu":
-                    torch.cuda.synchronize(case.workload.device)  # the kernels of a step belong to it
+                case.device.synchronize()  # the kernels of a step belong to it
                 seen.step()
     on_step()
     return _write(seen, file)

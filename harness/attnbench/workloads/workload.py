@@ -46,7 +46,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     value_dim: int = 0  # 0: as head_dim
     embed_dim: int = 0  # 0: num_heads * head_dim
     dtype: str = "float32"
-    device: str = "cpu"
+    device: str = "cpu"  # a file in devices/, or NAME:N for one of several; planning refuses others
     mask: str = "none"
     dropout: float = 0.0
     direction: str = "forward"
@@ -67,7 +67,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         _require(self.direction in DIRECTIONS, "direction", self.direction, "one of " + ", ".join(DIRECTIONS))
         _require(self.scope in SCOPES, "scope", self.scope, "one of " + ", ".join(SCOPES))
         _require(self.bias in BIASES, "bias", self.bias, "one of " + ", ".join(BIASES))
-        _require(bool(re.fullmatch(r"cpu|cuda(:\d+)?", self.device)), "device", self.device, "cpu, cuda or cuda:N")
+        _require(
+            bool(re.fullmatch(r"[a-z]\w*(:\d+)?", self.device)), "device", self.device, "NAME or NAME:N, as in cuda:1"
+        )
         _require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "a probability from 0 up to, not including, 1")
         _require(self.layout in LAYOUTS, "layout", self.layout, "one of " + ", ".join(LAYOUTS))
         self._check_precision()

@@ -13,6 +13,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from attnbench.analysis.breakdown import compiled, observed, ran
 from attnbench.contract import Attention, BoundMask, Implementation
 from attnbench.contract.adapt import implementation
+from attnbench.devices import device
 from attnbench.processes.worker import backend, operators
 from attnbench.processes.worker.bench import Bench
 from attnbench.storage.operator_kinds import BACKENDS
@@ -30,7 +31,7 @@ def draw(*sizes: int) -> Tensor:
 def seen(call: Callable[[], object]) -> tuple[str, backend.Answer]:
     """What ran, and what PyTorch said of the same call beforehand, flash being wanted."""
     answer = backend.ask(call, "flash")
-    return observed(operators.profiled(call)), answer
+    return observed(operators.operators_in(device("cpu").record(call))), answer
 
 
 def flagged(call: Callable[[], object]) -> Callable[[], object]:

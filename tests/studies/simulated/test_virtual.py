@@ -11,7 +11,6 @@ import pytest
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons, noise_floors
 from attnbench.analysis.results import read
-from attnbench.devices.clock import VirtualClock
 from attnbench.processes import session as run
 from attnbench.reports import Report, story
 from attnbench.statistics.intervals import paired_ratio, pairs
@@ -19,11 +18,12 @@ from attnbench.statistics.verdicts import FALSE_SHARE, decide
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm, Sample, Verdict
+from attnbench.timing import blocks
 from attnbench.timing.functions import compare_functions
 from attnbench.timing.schedule import Race
 from attnbench.timing.state import State
 from studies.simulated import virtual
-from studies.simulated.machine import Machine, clock_in
+from studies.simulated.machine import Machine, VirtualClock, clock_in
 from studies.simulated.virtual import PROBE_S, VirtualCrew, plan, session, workloads
 from studies.simulated.worlds import WORLDS
 
@@ -273,7 +273,9 @@ def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path,
 def test_a_comparison_of_functions_finds_what_was_planted(world):
     clock = clock_in(WORLDS[world], 5)
     calls = {name: (lambda s=2e-3 * ratio: clock.spend(s)) for name, ratio in RATIO.items()}
-    found = compare_functions(calls, "baseline", clock=clock, budget_s=300.0, gauge_work=lambda: clock.spend(PROBE_S))
+    found = compare_functions(
+        calls, "baseline", clock=clock, budget_s=300.0, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.WARM
+    )
     assert found.verdicts == TOLD
     assert found.spent_s < 300
     assert set(found.settled_s) == set(TOLD)
@@ -286,7 +288,13 @@ def test_a_comparison_of_functions_goes_on_where_two_are_equivalent_within_a_hig
     clock = VirtualClock(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.08)))
     calls = {"a": lambda: clock.spend(2e-3), "b": lambda: clock.spend(2e-3 * 1.02)}
     found = compare_functions(
-        calls, "a", clock=clock, budget_s=60.0, smallest_effect=0.01, gauge_work=lambda: clock.spend(PROBE_S)
+        calls,
+        "a",
+        clock=clock,
+        budget_s=60.0,
+        smallest_effect=0.01,
+        gauge_work=lambda: clock.spend(PROBE_S),
+        conditions=blocks.WARM,
     )
     assert found.verdicts == {"b": Verdict.slower}
     assert found.settled_s["b"] == pytest.approx(found.spent_s)

@@ -7,6 +7,7 @@ from pathlib import Path
 import msgspec
 
 from attnbench.analysis.growth.series import Growth, Outcome
+from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Failed
 from attnbench.processes.worker_client import Crew, WorkerLostError
 from attnbench.storage.memory_events import Timeline
@@ -71,24 +72,22 @@ class Asking:
         return msgspec.structs.replace(outcome, status=status, message=found.message)
 
     def followed(self, growths: Sequence[Growth], length: int) -> Iterator[Followed]:
-        """Each implementation's call at that length; one that fails, or is not on the CPU, is told and left out."""
+        """Each implementation's call at that length; one that fails, or is not on the host, is told and left out."""
         for growth in growths:
             found = self._ask(growth, length)
             if isinstance(found, Attempted) and found.timeline is not None:
                 yield Followed(growth=growth, length=length, timeline=found.timeline)
             else:
-                reason = found.message if isinstance(found, Failed) else "events are seen on the CPU alone"
+                reason = found.message if isinstance(found, Failed) else "allocations are seen on the CPU alone"
                 self.tell(f"no timeline of {growth.implementation}: {reason}")
 
     def snapshots(self, growths: Sequence[Growth], folder: Path) -> Iterator[Path]:
-        """CUDA's memory snapshot of each implementation at its longest length."""
+        """The memory snapshot of each implementation at its longest length."""
         for growth in growths:
             workload = growth.workload(growth.points[-1][0])
             path = (folder / f"snapshot-{workload.id}-{growth.implementation}.pickle").absolute()
-            if not workload.device.startswith("cuda"):
-                self.tell(
-                    f"no snapshot of {growth.implementation} on {workload.device}: CUDA's allocator alone makes one"
-                )
+            if not device(workload.device).has_caching_allocator:
+                self.tell(f"no snapshot of {growth.implementation} on {workload.device}: no allocator keeps a history")
                 continue
             found = self._ask(growth, growth.points[-1][0], snapshot=str(path))
             if isinstance(found, Failed):

@@ -12,9 +12,9 @@ from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
-import torch
 
-from attnbench.devices.memory import limit_memory
+from attnbench.devices import device, names
+from attnbench.devices.cpu import limit_memory
 from attnbench.processes.heartbeat import Flight
 from attnbench.processes.messages import Request
 from attnbench.processes.worker.answers import Worker
@@ -43,8 +43,8 @@ def main() -> None:
         os._exit(0)  # the parent is gone: nobody waits for what is under way
 
     threading.Thread(target=listen, daemon=True).start()
-    if not torch.cuda.is_available():
-        limit_memory()
+    if all(each.is_host or each.missing() for each in map(device, names())):
+        limit_memory()  # a driver of another device maps far more than it uses
     serve(lines.get, answers.write, Flight(Path(sys.argv[1])))
 
 

@@ -21,12 +21,7 @@ from attnbench.checking import agreement
 from attnbench.checking.case import Case, reason_against
 from attnbench.contract import Implementation
 from attnbench.contract.adapt import implementation
-from attnbench.devices import environment, torch_loads
-from attnbench.devices.caches import flusher
-from attnbench.devices.clock import Clock, CpuClock
-from attnbench.devices.cuda import CudaClock, is_broken
-from attnbench.devices.cuda import probe_work as probe_on_cuda
-from attnbench.devices.memory import is_crowded
+from attnbench.devices import device, environment, loads
 from attnbench.metrics import Metric
 from attnbench.processes.failure import report
 from attnbench.processes.heartbeat import Flight
@@ -54,7 +49,6 @@ from attnbench.processes.messages import (
 )
 from attnbench.processes.worker import attempts, operators
 from attnbench.processes.worker.bench import Bench, Guard
-from attnbench.statistics.interference import probe_work
 from attnbench.storage.events import ArmSamples
 from attnbench.storage.records import PROBE, Arm, Measurement, Operators, Sample, Status
 from attnbench.timing import blocks as measure
@@ -74,7 +68,6 @@ class Worker:
         self.loaded: dict[str, Implementation] = {}
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.grounded: agreement.Ground | None = None
-        self.clocks: dict[str, Clock] = {}
         self.probes: dict[str, measure.TimedCall] = {}
         self.metrics: dict[str, Metric] = {}
         self.observed: tuple[tuple[str, str], Case] | None = None
@@ -94,9 +87,8 @@ class Worker:
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
         try:
             reply = self.serve(request)
-            on_device = request.workload.device != "cpu"
-            if on_device and isinstance(reply, Checked | Failed) and reply.status is Status.error:
-                return msgspec.structs.replace(reply, ends=is_broken(request.workload.device))
+            if isinstance(reply, Checked | Failed) and reply.status is Status.error:
+                return msgspec.structs.replace(reply, ends=device(request.workload.device).is_broken())
             return reply
         finally:
             torch.set_float32_matmul_precision(usual)
@@ -122,12 +114,6 @@ class Worker:
             self.loaded[spec] = implementation(spec)
         return self.loaded[spec]
 
-    def clock(self, device: str) -> Clock:
-        """The clock of a device."""
-        if device not in self.clocks:
-            self.clocks[device] = CpuClock() if device == "cpu" else CudaClock(device)
-        return self.clocks[device]
-
     def check(self, request: Check) -> Checked:
         """Unsupported? Out of reach? Right?"""
         start, guard = time.perf_counter(), Guard()
@@ -149,7 +135,7 @@ class Worker:
         reason = reason_against(found, request.workload)
         if reason is not None:
             return Checked(status=Status.unsupported, message=reason)
-        attempts.foresee(request, found, self.clock(request.workload.device), lambda: self.flight.take_off(0))
+        attempts.foresee(request, found, lambda: self.flight.take_off(0))
         grounded = self.ground(request.workload, request.seed)
         self.flight.take_off(0)
         try:
@@ -173,7 +159,7 @@ class Worker:
         """The workload's bench; the one not used for longest makes room."""
         self.grounded = None
         if workload.id not in self.benches:
-            while self.benches and is_crowded(workload.device):
+            while self.benches and device(workload.device).is_crowded():
                 self.benches.popitem(last=False)
             self.benches[workload.id] = Bench(workload)
         self.benches.move_to_end(workload.id)
@@ -232,9 +218,8 @@ class Worker:
 
     def find_ceilings(self, request: FindCeilings) -> Found | Failed:
         """What matrix products and copies reach where the workload runs."""
-        clock = self.clock(request.workload.device)
         try:
-            found = torch_loads.ceilings(request.workload, clock, request.limit_s, lambda: self.flight.take_off(0))
+            found = loads.ceilings(request.workload, request.limit_s, lambda: self.flight.take_off(0))
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
             status, message = report(error)
             return Failed(status=status, message=message)
@@ -246,7 +231,7 @@ class Worker:
         self.grounded = None
         try:
             made = self.implementation(request.spec)
-            return attempts.attempt(request, made, self.clock(request.workload.device), lambda: self.flight.take_off(0))
+            return attempts.attempt(request, made, lambda: self.flight.take_off(0))
         except Exception as error:  # noqa: BLE001 - as in check
             status, message = report(error)
             return Failed(status=status, message=message)
@@ -297,15 +282,14 @@ class Worker:
     ) -> tuple[ArmSamples, ...]:
         """The samples of the visit's blocks."""
         at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
-        flush = flusher(request.workload.device) if request.cache == "cold" else None
-        conditions = measure.here(on_turn, flush)
+        here = device(request.workload.device)
+        conditions = measure.here(on_turn, here.flush if request.cache == "cold" else None)
         with torch.set_grad_enabled(request.workload.direction != "inference"):
-            taken = measure.visit(calls, self.clock(request.workload.device), at, conditions)
+            taken = measure.visit(calls, here.clock, at, conditions)
         return tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
 
     def probe(self, workload: Workload) -> measure.TimedCall:
         """The interference probe of the workload's device; one on the processor for all numbers of threads."""
         if workload.device not in self.probes:
-            work = probe_work() if workload.device == "cpu" else probe_on_cuda(workload.device)
-            self.probes[workload.device] = measure.probe_call(work)
+            self.probes[workload.device] = measure.probe_call(device(workload.device).interference_probe())
         return self.probes[workload.device]

@@ -6,10 +6,7 @@ from pathlib import Path
 from attnbench.checking.case import Case, build, place, reason_against
 from attnbench.checking.inputs import draw_normal
 from attnbench.contract import Implementation
-from attnbench.devices import cuda
-from attnbench.devices.clock import Clock
-from attnbench.devices.footprint import footprint, watched
-from attnbench.devices.memory import capped, free_bytes
+from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Check
 from attnbench.storage.memory_events import timeline
 from attnbench.storage.records import Status
@@ -26,7 +23,7 @@ DRAWING = 3
 FLOAT64_BYTES = 8
 
 
-def attempt(request: Attempt, made: Implementation, clock: Clock, on_step: Callable[[], object]) -> Attempted:
+def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object]) -> Attempted:
     """One call under the request's limit, and one more that is counted, if that one returned.
 
     Raises:
@@ -37,7 +34,8 @@ def attempt(request: Attempt, made: Implementation, clock: Clock, on_step: Calla
     workload = request.workload
     if (reason := reason_against(made, workload)) is not None:
         raise OutOfReachError(Status.unsupported, reason)
-    free = free_bytes(workload.device)
+    here = device(workload.device)
+    free = here.free_bytes()
     require_room(workload, request.limit_bytes, free)
     warm_up(workload, made)
     on_step()
@@ -46,33 +44,32 @@ def attempt(request: Attempt, made: Implementation, clock: Clock, on_step: Calla
         call = prepared(case, request.limit_bytes)
         on_step()
         if request.limit_bytes:
-            with capped(workload.device, request.limit_bytes):
-                call_s = clock.elapsed(call, 1)
+            with here.capped(request.limit_bytes):
+                call_s = here.clock.elapsed(call, 1)
         else:
-            call_s = clock.elapsed(call, 1)
+            call_s = here.clock.elapsed(call, 1)
         on_step()
         return count(request, call, call_s, free)
 
 
-def foresee(request: Check, made: Implementation, clock: Clock, on_step: Callable[[], object]) -> None:
+def foresee(request: Check, made: Implementation, on_step: Callable[[], object]) -> None:
     """Climb the staircase of shorter lengths.
 
     Raises:
         OutOfReachError: the cell is foreseen to take too long, or more memory than there is.
     """
-    limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * free_bytes(request.workload.device))
+    free_bytes = device(request.workload.device).free_bytes()
+    limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * free_bytes)
     limits = Limits(call_s=request.call_limit_s, memory_bytes=limit_bytes)
 
     def try_it(step: Workload, with_memory: bool) -> Trial | None:  # noqa: FBT001 - passed on by predict
         on_step()
-        return trial(step, made, clock, request.call_limit_s, with_memory=with_memory)
+        return trial(step, made, request.call_limit_s, with_memory=with_memory)
 
     predict.foresee(request.workload, limits, try_it, compiles=made.compiles)
 
 
-def trial(
-    step: Workload, made: Implementation, clock: Clock, call_limit_s: float, *, with_memory: bool
-) -> Trial | None:
+def trial(step: Workload, made: Implementation, call_limit_s: float, *, with_memory: bool) -> Trial | None:
     """What a call at a step of the staircase costs (timing/prediction.py); None where it cannot be called."""
     if reason_against(made, step) is not None:
         return None
@@ -84,10 +81,11 @@ def trial(
     except Exception:  # noqa: BLE001 - this length may be none of its own; at the workload's it will show
         return None
     with case.grad_mode():
-        call_s = clock.elapsed(call, 1)
+        call_s = case.device.clock.elapsed(call, 1)
         if step.seq_len == FIRST_LEN or call_s > call_limit_s:
-            call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
-        peak = float(footprint(call, "cpu").peak_bytes) if with_memory and step.device == "cpu" else None
+            call_s = min(call_s, case.device.clock.elapsed(call, 1))  # the first call may have compiled
+        counts = with_memory and case.device.is_host
+        peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
     return Trial(length=step.seq_len, call_s=call_s, peak_bytes=peak)
 
 
@@ -130,13 +128,13 @@ def prepared(case: Case, limit_bytes: int) -> Callable[[], object]:
 
 def count(request: Attempt, call: Callable[[], object], call_s: float, free: int) -> Attempted:
     """The call once more, and what it takes."""
-    device = request.workload.device
-    if device == "cpu":
-        kept, events = watched(call)
-        del kept
-        found = timeline(events)
-        return Attempted(call_s=call_s, peak_bytes=found.peak_bytes, free_bytes=free, timeline=found)
+    here = device(request.workload.device)
     if request.snapshot:
-        cuda.snapshot(call, device, Path(request.snapshot))
-    _, counted = cuda.count(call, device)
-    return Attempted(call_s=call_s, peak_bytes=counted["peak_bytes"], free_bytes=free)
+        here.snapshot(call, Path(request.snapshot))
+    recording = here.record(call)
+    return Attempted(
+        call_s=call_s,
+        peak_bytes=recording.footprint().peak_bytes,
+        free_bytes=free,
+        timeline=timeline(list(recording.memory_events())) if here.is_host else None,
+    )

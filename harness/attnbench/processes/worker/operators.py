@@ -14,13 +14,12 @@ from typing import Any
 import msgspec
 import torch
 from torch._C._autograd import DeviceType
-from torch.profiler import ProfilerActivity, profile
 
 from attnbench.analysis.breakdown import Span, compiled, fold, observed
 from attnbench.checking.case import Case, build, place
 from attnbench.checking.inputs import draw_normal
 from attnbench.contract import Implementation
-from attnbench.devices.footprint import MEMORY
+from attnbench.devices.recording import MEMORY, Recording
 from attnbench.processes.worker import backend
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
@@ -40,16 +39,16 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
         on_step()
         is_short = case.first_s < SHORT_S
         on_step()
-        calls = recorded(case)
+        calls = operators_in(case.recording)
         forward = calls
         if case.workload.direction == "backward":
             on_step()
-            forward = profiled(case.output)
+            forward = operators_in(case.device.record(case.output))
         on_step()
         asked = backend.Answer() if compiled(forward) else backend.ask(case.output, requested)
         on_step()
-        on_cpu = case.workload.device == "cpu"
-        num_faults = _num_faults(case.call(), NUM_CALLS if is_short else 1) if on_cpu else 0.0
+        is_host = case.device.is_host
+        num_faults = _num_faults(case.call(), NUM_CALLS if is_short else 1) if is_host else 0.0
     seen = observed(forward)
     return Operators(
         calls=calls,
@@ -58,7 +57,7 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
         observed=seen,
         reason=asked.reason if requested not in {"", seen} else "",
         num_faults=num_faults,
-        fault_s=fault_seconds(torch.get_num_threads()) if on_cpu else 0.0,
+        fault_s=fault_seconds(torch.get_num_threads()) if is_host else 0.0,
     )
 
 
@@ -72,30 +71,12 @@ def refusal(workload: Workload, found: Implementation, error: RuntimeError) -> s
     return f"the {found.backend} backend was asked for and cannot run: {reason or 'PyTorch gives no reason'}"
 
 
-def recorded(case: Case) -> tuple[Operator, ...]:
-    """The operators of one call of a case; on the CPU from the recording that its memory is read from, too."""
-    on_cpu = case.workload.device == "cpu"
-    return fold(_spans(case.recording.events)) if on_cpu else profiled(case.call())
-
-
-def profiled(call: Callable[[], object]) -> tuple[Operator, ...]:
-    """The operators of one call; on CUDA their own time is that of their kernels on the device."""
-    on_cuda = torch.cuda.is_available()
-    activities = [ProfilerActivity.CPU, *([ProfilerActivity.CUDA] if on_cuda else [])]
-    with profile(activities=activities, profile_memory=True) as seen:
-        kept = call()
-        if on_cuda:
-            torch.cuda.synchronize()
-    del kept
-    assert seen.profiler is not None
-    assert seen.profiler.kineto_results is not None
-    found = fold(_spans(seen.profiler.kineto_results.events()))
-    if not on_cuda:
+def operators_in(recording: Recording) -> tuple[Operator, ...]:
+    """The operators of a call; where another device has computed them, their own time is that of their kernels."""
+    found = fold(_spans(recording.events))
+    if not any(recording.device_s.values()):
         return found
-    device_s = {event.key: event.self_device_time_total / 1e6 for event in seen.key_averages()}
-    if not any(device_s.values()):
-        return found
-    on_device = [msgspec.structs.replace(one, self_s=device_s.get(one.name, 0.0)) for one in found]
+    on_device = [msgspec.structs.replace(one, self_s=recording.device_s.get(one.name, 0.0)) for one in found]
     return tuple(sorted(on_device, key=lambda one: -one.self_s))
 
 

@@ -1,0 +1,215 @@
+"""The processor: its timer, its caches, and the memory of this process."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import mmap
+import os
+import re
+import resource
+import shutil
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from functools import cached_property
+from itertools import repeat
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+import psutil
+
+from attnbench.devices import CROWDED_SHARE, NOT_NATIVE, Device
+from attnbench.devices.loads import Load, copy_sizes, products_and_copies
+from attnbench.devices.recording import Recording, record
+from attnbench.storage.memory_events import SLACK_BYTES
+from attnbench.storage.records import Environment
+from attnbench.workloads.workload import Workload
+
+if TYPE_CHECKING:  # notes are asked for where torch is missing
+    from torch import Tensor
+
+CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
+ASSUMED_CACHE_BYTES = 32 * 2**20
+"""Of the largest cache, where the system does not tell."""
+UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
+SIDES = (128, 256, 512, 1024)
+"""Of the matrices whose products show the ceiling."""
+SMALLEST_COPY = 2**14
+WIDER = {"bfloat16": "float32", "float16": "float32"}
+"""Half precision may be faster in a dtype that holds all its values, where there is no hardware for it."""
+HALF_PRECISION = tuple(WIDER)
+PRECISION = {
+    "high": "high is TF32, which a CPU has not: as highest",
+    "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
+}
+
+
+def tick() -> float:
+    """The smallest step that the processor's timer was seen to make, in seconds."""
+    steps = []
+    for _ in range(100):
+        start = time.perf_counter_ns()
+        while (end := time.perf_counter_ns()) == start:
+            pass
+        steps.append(end - start)
+    return min(steps) * 1e-9
+
+
+class CpuClock:
+    """The processor's monotonic timer."""
+
+    def __init__(self) -> None:
+        """Find out the timer's step."""
+        self.resolution_s = tick()
+
+    def now(self) -> float:
+        """Seconds of the monotonic timer."""
+        return time.perf_counter()
+
+    def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
+        """Wall time of the calls."""
+        start = time.perf_counter_ns()
+        for _ in repeat(None, num_calls):
+            call()
+        return (time.perf_counter_ns() - start) * 1e-9
+
+
+class Cpu(Device):
+    """The processor."""
+
+    torch_device = "cpu"
+    is_host = True
+    has_caching_allocator = False
+
+    def __init__(self, name: str) -> None:
+        """Take the name: there is one processor.
+
+        Raises:
+            ValueError: the name has a number.
+        """
+        if ":" in name:
+            raise ValueError(f"device={name} is not allowed: there is one {name.partition(':')[0]}; give no number")
+        self.name = name
+        self.clock = CpuClock()
+
+    def seems_present(self) -> bool:
+        """Always."""
+        return True
+
+    def missing(self) -> None:
+        """Never."""
+
+    def missing_compiler(self) -> str | None:
+        """No C++ compiler."""
+        compiler = os.environ.get("CXX", "g++")  # as torch/_inductor/config.py has it
+        return None if shutil.which(compiler) else f"torch.compile needs a C++ compiler, and {compiler} is not found"
+
+    def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:
+        """Half precision without hardware for it, and precisions of float32 that mean something else here."""
+        native = None if environment is None else environment.native_dtypes
+        is_slow = workload.dtype in HALF_PRECISION and native is not None and workload.dtype not in native
+        told = [f"{workload.dtype} {NOT_NATIVE}"] if is_slow else []
+        precision = PRECISION.get(workload.float32_matmul_precision)
+        return (*told, *([precision] if precision else []))
+
+    def is_broken(self) -> bool:
+        """Never: what would break it ends the process."""
+        return False
+
+    def synchronize(self) -> None:
+        """Nothing is queued."""
+
+    def record(self, call: Callable[[], object]) -> Recording:
+        """Call once under the profiler, which sees each allocation."""
+        return record(call, self.activities)
+
+    @cached_property
+    def _beyond_caches(self) -> Tensor:
+        import torch
+
+        return torch.empty(2 * cache_bytes(), dtype=torch.uint8)
+
+    def flush(self) -> object:
+        """Write to a buffer of twice the largest cache's size."""
+        return self._beyond_caches.add_(1)
+
+    def interference_probe(self) -> Callable[[], object]:
+        """A small matrix product and a copy that leaves the first caches.
+
+        It runs in this thread alone: numpy's `@` wakes those of its BLAS, which then spin for a tenth of a second on
+        the cores of whatever comes next in the block.
+        """
+        draws = np.random.default_rng(0)
+        matrix = draws.standard_normal((64, 64), dtype=np.float32)
+        product = np.empty_like(matrix)
+        source = draws.standard_normal(2**17, dtype=np.float32)  # 512 KiB
+        target = np.empty_like(source)
+
+        def work() -> None:
+            np.einsum("ij,jk->ik", matrix, matrix, out=product)  # numpy's own loops
+            np.copyto(target, source)
+
+        return work
+
+    def loads(self, dtype: str) -> list[Load]:
+        """Products in the dtype, and in float32 where that may be faster; copies beyond the largest cache."""
+        dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
+        return products_and_copies(pages, dtypes, SIDES, copy_sizes(SMALLEST_COPY, cache_bytes()))
+
+    def free_bytes(self) -> int:
+        """Memory that the system could still give."""
+        return int(psutil.virtual_memory().available)
+
+    def is_crowded(self) -> bool:
+        """Whether the process holds more than a quarter of the machine's memory."""
+        return bool(psutil.Process().memory_info().rss > CROWDED_SHARE * psutil.virtual_memory().total)
+
+    @contextmanager
+    def capped(self, limit_bytes: int) -> Iterator[None]:
+        """Within: the private memory of the process is limited (setrlimit(2), RLIMIT_DATA), with `SLACK_BYTES` more."""
+        gc.collect()
+        with suppress(OSError, AttributeError):  # of the GNU C library: what was freed goes back to the system
+            ctypes.CDLL(None).malloc_trim(0)
+        before, hard = resource.getrlimit(resource.RLIMIT_DATA)
+        limit = psutil.Process().memory_info().data + limit_bytes + SLACK_BYTES
+        limit = limit if before == resource.RLIM_INFINITY else min(limit, before)
+        resource.setrlimit(resource.RLIMIT_DATA, (limit, hard))
+        try:
+            yield
+        finally:
+            resource.setrlimit(resource.RLIMIT_DATA, (before, hard))
+
+
+DEVICE = Cpu
+
+
+def cache_bytes(folder: Path = CACHES) -> int:
+    """The size of the processor's largest cache, as the system tells it."""
+    told = [path.read_text().strip() for path in folder.glob("index*/size")]
+    sizes = [re.fullmatch(r"(\d+)([KMG]?)", text) for text in told]
+    return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_CACHE_BYTES)
+
+
+def pages(dtype: str, length: int) -> Tensor:
+    """So many numbers in pages of their own, which no allocator has handed out.
+
+    When malloc gets a large block back, it keeps larger ones from then on (M_MMAP_THRESHOLD in mallopt(3),
+    https://man7.org/linux/man-pages/man3/mallopt.3.html), and what is timed later would pay for fewer page faults.
+    """
+    import torch
+
+    kind = getattr(torch, dtype)
+    mapped = mmap.mmap(-1, length * kind.itemsize, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return torch.frombuffer(mapped, dtype=kind)
+
+
+def limit_memory() -> None:
+    """Let an allocation beyond what is free fail here, as out of memory, before the system kills some process."""
+    held = psutil.Process().memory_info().rss
+    limit = held + int(0.9 * psutil.virtual_memory().available)
+    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    resource.setrlimit(resource.RLIMIT_DATA, (limit if hard == resource.RLIM_INFINITY else min(limit, hard), hard))
+    with suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", encoding="utf-8")  # if one is killed, then this one

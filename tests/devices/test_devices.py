@@ -1,0 +1,260 @@
+"""Devices: one file each, nothing outside of their folder knows one by name, and torch is needed to measure alone."""
+
+import ast
+import os
+import re
+import shutil
+import statistics
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import msgspec
+import pytest
+import torch
+
+from attnbench import devices
+from attnbench.analysis.results import read
+from attnbench.commands import catalog
+from attnbench.contract.requirements import is_on, only_on
+from attnbench.devices import cpu, device
+from attnbench.processes.planning import Selection, plan
+from attnbench.storage.records import Status
+from attnbench.workloads.workload import Workload
+
+ROOT = Path(__file__).parent.parent.parent
+OUTSIDE = [
+    file
+    for folder in ("harness/attnbench", "implementations")
+    for file in sorted((ROOT / folder).rglob("*.py"))
+    if not {"devices", "__pycache__"} & set(file.relative_to(ROOT).parts)
+]
+
+
+def names_in(node: ast.AST) -> set[str]:
+    texts = [one.value for one in ast.walk(node) if isinstance(one, ast.Constant) and isinstance(one.value, str)]
+    return {text.partition(":")[0] for text in texts} & set(devices.names())
+
+
+def asks_for_a_name(node: ast.AST) -> bool:
+    if isinstance(node, ast.Compare | ast.MatchValue):
+        return bool(names_in(node))
+    is_text_method = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    return is_text_method and node.func.attr in {"startswith", "fullmatch", "match"} and bool(names_in(node))
+
+
+def says_something_to_cuda(node: ast.AST) -> bool:
+    if isinstance(node, ast.Import | ast.ImportFrom):
+        imported = [getattr(node, "module", None) or "", *(alias.name for alias in node.names)]
+        return any(re.search(r"torch\.(\w+\.)*cuda\b", name) for name in imported)
+    return isinstance(node, ast.Attribute) and node.attr in {"cuda", "is_cuda"}
+
+
+@pytest.mark.parametrize(
+    ("code", "is_caught"),
+    [
+        ('workload.device == "cpu"', True),
+        ('workload.device in {"cpu", "cuda:1"}', True),
+        ('workload.device.startswith("cuda")', True),
+        ("match device:\n    case 'cpu':\n        pass", True),
+        ("torch.cuda.synchronize()", True),
+        ("import torch.cuda", True),
+        ("from torch.backends.cuda import matmul", True),
+        ("query.is_cuda", True),
+        ('only_on("cuda", workload, "it")', False),
+        ("device(workload.device).is_host", False),
+        ('BoundMask(rule, sizes, "cpu")', False),
+    ],
+)
+def test_who_asks_for_a_device_by_name_is_caught(code, is_caught):
+    nodes = list(ast.walk(ast.parse(code)))
+    assert any(asks_for_a_name(node) or says_something_to_cuda(node) for node in nodes) is is_caught
+
+
+def test_nothing_outside_asks_for_a_device_by_name():
+    assert len(OUTSIDE) > 100
+    told = [
+        f"{file.relative_to(ROOT)}:{node.lineno}"
+        for file in OUTSIDE
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+        if asks_for_a_name(node) or says_something_to_cuda(node)
+    ]
+    assert not told, f"a fact of one device belongs into its file: {told}"
+
+
+def test_a_device_is_made_once_and_named_as_the_workload_names_it():
+    assert {"cpu", "cuda"} <= set(devices.names())
+    assert device("cuda:1") is device("cuda:1")
+    assert (device("cuda:1").name, device("cuda:1").torch_device) == ("cuda:1", "cuda:1")
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ("cudaa", "there is no device cudaa (did you mean cuda?); choose among cpu, cuda"),
+        ("tpu:1", "there is no device tpu"),
+        ("cpu:1", "device=cpu:1 is not allowed: there is one cpu; give no number"),
+        ("Cuda", "device=Cuda is not allowed: device is NAME or NAME:N"),
+    ],
+)
+def test_a_device_that_there_is_not_is_refused_when_a_plan_is_made(given, told):
+    with pytest.raises(ValueError, match=re.escape(told)):
+        plan(Selection(sweep="quick", settings=[f"device={given}"]))
+
+
+def test_all_stands_for_what_seems_to_be_here(monkeypatch):
+    selection = Selection(sweep="quick", settings=["device=all"])
+    for is_here in (True, False):
+        monkeypatch.setattr("attnbench.devices.cuda.Cuda.seems_present", lambda _, it=is_here: it)
+        assert {workload.device for workload in plan(selection).workloads} == {"cpu", *(["cuda"] * is_here)}
+
+
+def test_a_kernel_that_has_one_kind_of_device_says_so():
+    assert only_on("cuda", Workload(), "the kernel") == "the kernel runs on CUDA alone"
+    assert only_on("cuda", Workload(device="cuda:1"), "the kernel") is None
+    assert is_on("cpu", Workload())
+
+
+WITHOUT_TORCH = """
+import sys
+
+sys.modules["torch"] = None  # an import of it fails
+from attnbench.commands import catalog
+from attnbench.devices import device, names
+from attnbench.processes.planning import Selection, plan
+from attnbench.workloads.workload import Workload
+
+for name in names():
+    found = device(name)
+    found.notes(Workload(device=name, dtype="bfloat16"), None)
+    print(found.name, found.torch_device, found.is_host, found.seems_present(), found.has_caching_allocator)
+    print(found.missing_compiler())
+print(len(plan(Selection(sweep="quick", settings=["device=cuda"])).workloads), catalog.entries("axes"))
+"""
+
+
+def test_devices_are_listed_and_planned_for_where_torch_is_missing():
+    subprocess.run([sys.executable, "-c", WITHOUT_TORCH], check=True, capture_output=True)
+
+
+def test_what_the_processor_makes_of_numbers():
+    half = Workload(dtype="bfloat16")
+    assert device("cpu").notes(half, None) == ()
+    assert device("cpu").notes(half, SimpleNamespace(native_dtypes=("bfloat16",))) == ()
+    assert device("cpu").notes(half, SimpleNamespace(native_dtypes=())) == (f"bfloat16 {devices.NOT_NATIVE}",)
+    precise = {each: Workload(float32_matmul_precision=each) for each in ("highest", "high", "medium")}
+    told = {each: device("cpu").notes(workload, None) for each, workload in precise.items()}
+    assert {each: len(notes) for each, notes in told.items()} == {"highest": 0, "high": 1, "medium": 1}
+    assert all(each in told[each][0] for each in ("high", "medium"))
+
+
+def test_the_size_of_the_largest_cache_is_read_from_the_system(tmp_path):
+    for number, size in enumerate(("48K", "2M", "512")):
+        (tmp_path / f"index{number}").mkdir()
+        (tmp_path / f"index{number}" / "size").write_text(f"{size}\n")
+    assert cpu.cache_bytes(tmp_path) == 2 * 2**20
+    assert cpu.cache_bytes(tmp_path / "none") == cpu.ASSUMED_CACHE_BYTES
+
+
+def test_only_an_allocator_has_a_history(tmp_path):
+    assert not device("cpu").has_caching_allocator
+    with pytest.raises(ValueError, match="no caching allocator"):
+        device("cpu").snapshot(lambda: None, tmp_path / "snapshot.pickle")
+
+
+@pytest.fixture
+def limits(monkeypatch) -> list[tuple[float, int]]:
+    """The limits set on the memory of CUDA devices; of torch, only what is compiled for CUDA is replaced."""
+    found: list[tuple[float, int]] = []
+    compiled = {
+        "_cuda_getDeviceCount": lambda: 2,
+        "_cuda_isInBadFork": lambda: False,
+        "_cuda_getDevice": lambda: 1,
+        "_cuda_synchronize": lambda: None,
+        "_cuda_emptyCache": lambda: None,
+        "_cuda_memoryStats": lambda index: {"reserved_bytes": {"all": {"current": 100 * index}}},
+        "_cuda_setMemoryFraction": lambda share, index: found.append((share, index)),
+    }
+    for name, replaced in compiled.items():
+        monkeypatch.setattr(torch._C, name, replaced, raising=False)
+    for name in ("_exchange_device", "_maybe_exchange_device"):  # bound when torch is imported
+        monkeypatch.setattr(torch.cuda, name, lambda index: 1)
+    whole = SimpleNamespace(total_memory=1000)
+    monkeypatch.setattr(torch.cuda, "_get_device_properties", lambda index: whole, raising=False)
+    monkeypatch.setattr(torch.cuda, "_initialized", True)
+    return found
+
+
+@pytest.mark.parametrize(("name", "expected"), [("cuda", (0.6, 1)), ("cuda:0", (0.5, 0)), ("cuda:1", (0.6, 1))])
+def test_memory_is_limited_on_the_current_device_too(limits, name, expected):
+    """torch.cuda.set_per_process_memory_fraction takes no device without an index."""
+    with device(name).capped(500):
+        assert limits == [expected]
+    assert limits[1:] == [(1.0, expected[1])]
+
+
+def recipe() -> str:
+    blocks = re.findall(r"```python\n# file: (\S+)\n(.*?)```", (ROOT / "CONTRIBUTING.md").read_text(), re.DOTALL)
+    return dict(blocks)["harness/attnbench/devices/simulated.py"]
+
+
+SMALL = """
+summary = "the same on two devices"
+budget_s = 1.0
+
+[[grid]]
+device = ["simulated", "cpu"]
+direction = "inference"
+seq_len = 96
+num_threads = 1
+"""
+
+
+@pytest.fixture
+def copied(tmp_path) -> Path:
+    """A copy of the package with one file more."""
+    for folder in ("harness", "implementations"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
+    (tmp_path / "harness/attnbench/devices/simulated.py").write_text(recipe(), encoding="utf-8")
+    (tmp_path / "small.toml").write_text(SMALL, encoding="utf-8")
+    return tmp_path
+
+
+def test_a_device_that_is_added_by_one_file_is_measured_and_shown(copied):
+    def attnbench(*arguments: str) -> str:
+        done = subprocess.run(
+            [sys.executable, "-m", "attnbench", *arguments],
+            cwd=copied,
+            env=os.environ | {"PYTHONPATH": str(copied / "harness"), "COLUMNS": "200"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert done.returncode in {0, 3}, done.stderr
+        return done.stdout
+
+    (axis,) = [line for line in attnbench("list", "axes").splitlines() if line.startswith("device ")]
+    assert "cpu, cuda, simulated" in axis
+    assert "simulated" in attnbench("list", "implementations").splitlines()[0].split()
+    shown = attnbench("run", "--sweep=small.toml", "-ifused", "-isdpa", "-isdpa_cudnn")
+    assert "on simulated" in shown
+    (folder,) = (copied / "results" / "runs").iterdir()
+    assert "simulated: 4 times the speed of the processor" in (folder / "summary.md").read_text(encoding="utf-8")
+    results = read(folder)
+    timed = {(each.workload.device, each.implementation): each for each in results.records}
+    assert {device_name for device_name, _ in timed} == {"simulated", "cpu"}
+    assert timed["simulated", "sdpa_cudnn"].status is Status.unsupported  # it goes by where torch computes
+    for name in ("fused", "sdpa"):
+        there, here = timed["simulated", name], timed["cpu", name]
+        assert (there.status, here.status) == (Status.ok, Status.ok), (there.message, here.message)
+        times = [statistics.median(s.value for s in each.measurement("latency").samples) for each in (there, here)]
+        assert times[1] / 16 < times[0] < times[1]
+        peaks = [[s.value for s in each.measurement("peak_memory").samples] for each in (there, here)]
+        assert peaks[0] == peaks[1]
+    assert {name for name, _, _ in results.ceilings} == {"simulated", "cpu"}
+
+
+def test_the_columns_of_devices_are_those_that_there_are():
+    assert set(catalog.QUESTIONS) >= set(devices.names()) - {Workload().device}
+    assert all(msgspec.json.decode(msgspec.json.encode(axes)) == axes for axes in catalog.QUESTIONS.values())
