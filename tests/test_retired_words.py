@@ -56,6 +56,7 @@ def hits(tmp_path):
         ("canary_share, precanary and a_canary", []),
         ("what one would\nsee here", ["1: would see"]),
         ("<!-- begin table -->\ncanary\n<!-- end table -->\ncanary\n", ["4: canary"]),
+        ("{{ canary }}\n{% for canary in\n canaries %} a canary", ["3: canary"]),
         ("an e-value of 20", ["1: e-value"]),
     ],
 )

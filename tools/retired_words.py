@@ -19,6 +19,8 @@ TABLE = Path(__file__).with_suffix(".toml")
 DOCUMENTS = {".md", ".toml", ".jinja", ".yml", ".cff"}
 GENERATED = re.compile(r"<!-- begin (\w+) -->.*?<!-- end \1 -->", re.DOTALL)
 """A block that a program writes into a document: the strings of that program are checked in its place."""
+TEMPLATE_CODE = re.compile(r"{[{%#].*?[}%#]}", re.DOTALL)
+"""The names of variables in a template are code, not text."""
 
 
 @dataclass(frozen=True)
@@ -138,8 +140,10 @@ def _check_file(path: Path, root: Path, table: Table) -> Iterator[Hit]:
 
 
 def _document(source: str, *, is_message: bool) -> Text:
-    """A document without its generated blocks; its lines keep their numbers."""
-    return Text(GENERATED.sub(lambda block: "\n" * block[0].count("\n"), source), 1, is_message)
+    """A document without generated blocks and code of templates; its lines keep their numbers."""
+    for left_out in (GENERATED, TEMPLATE_CODE):
+        source = left_out.sub(lambda block: "\n" * block[0].count("\n"), source)
+    return Text(source, 1, is_message)
 
 
 def strings(source: str) -> Iterator[Text]:
