@@ -5,6 +5,8 @@ Until schema 3 an arm was a name: `sdpa`, `sdpa (twin)` for the A/A control, `(c
 """
 
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import msgspec
@@ -26,16 +28,31 @@ def is_old(first_line: bytes) -> bool:
     return schema is not None and int(schema[1]) < FIRST_WITH_ARMS
 
 
+@contextmanager
+def _as_decode_error() -> Iterator[None]:
+    """Raise what a line of another form leads to as the error of a line that cannot be decoded."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise msgspec.ValidationError(f"{type(error).__name__}: {error}") from None
+
+
 class Upgrade:
     """Decodes the lines of one older journal, to which lines of today's schema may have been appended."""
 
     def __init__(self, first_line: bytes) -> None:
-        """Take from the plan what names meant."""
-        plan = msgspec.json.decode(first_line)["plan"]
-        sides = plan.get("sides")
-        self.has_sides = sides is not None
-        self.is_apart = self.has_sides and sides.get("is_apart", False)
-        self.baseline = plan["baseline"]
+        """Take from the plan what names meant.
+
+        Raises:
+            msgspec.DecodeError: the line holds no plan.
+        """
+        line = msgspec.json.decode(first_line)
+        with _as_decode_error():
+            plan = line["plan"]
+            sides = plan.get("sides")
+            self.has_sides = sides is not None
+            self.is_apart = self.has_sides and sides.get("is_apart", False)
+            self.baseline = plan["baseline"]
 
     def decode(self, line: bytes) -> Event:
         """The event of a line.
@@ -44,15 +61,13 @@ class Upgrade:
             msgspec.DecodeError: it is none.
         """
         raw = msgspec.json.decode(line)
-        try:
+        with _as_decode_error():
             if raw["type"] == "run_started":
                 self._plan(raw["plan"])
             elif raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
                 raw["arms"] = [{"arm": self._arm(name), "samples": taken} for name, taken in raw["arms"].items()]
             elif "implementation" in raw and "side" not in raw and self.has_sides:
                 raw |= {name: value for name, value in self._arm(raw["implementation"]).items() if name != "role"}
-        except (KeyError, TypeError, AttributeError) as error:
-            raise msgspec.ValidationError(f"{type(error).__name__}: {error}") from None
         event: Event = msgspec.convert(raw, Event)
         return event
 
