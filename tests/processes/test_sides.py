@@ -158,7 +158,7 @@ def test_paths_are_typed_from_where_one_stands_in_the_repository(repo, monkeypat
 
 def test_what_is_on_one_side_only_is_lost_or_new(repo):
     found = made("rev:two", "rev:three", "gone", "fresh", "grown")
-    assert names(found) == ["gone (base)", "fresh", "grown (base)", "grown"]
+    assert names(found) == ["gone (base)", "grown (base)", "grown", "fresh"]
     assert list(found.sides.lost) == ["gone"]
     assert found.sides.lost["gone"] == "cannot read implementations/gone.py: No such file or directory"
     assert list(found.sides.new) == ["fresh"]
