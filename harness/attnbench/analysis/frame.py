@@ -127,7 +127,7 @@ def _cells(results: Results) -> Iterator[dict[str, Any]]:
 
 def _identity(record: Record) -> dict[str, Any]:
     named = {"run": record.run, "commit": record.commit, "time": record.time, "workload": record.workload.id}
-    return {**named, "implementation": record.implementation, "side": record.side, **record.workload.axes()}
+    return {**named, "implementation": record.implementation, "side": record.side or None, **record.workload.axes()}
 
 
 def _latency(record: Record) -> dict[str, Any]:
