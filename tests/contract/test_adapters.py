@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnbench.checking.agreement import check, ground
+from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
 from attnbench.checking.inputs import draw_weights
 from attnbench.contract import adapt as forms
@@ -152,7 +152,7 @@ WRONG = {
 
 def judge(found, point):
     assert reason_against(found, point) is None
-    return check(ground(point, 0), found)
+    return check(ask_oracle(point, 0), found)
 
 
 @pytest.mark.parametrize("name", RIGHT)

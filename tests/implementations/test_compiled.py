@@ -8,7 +8,7 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from attnbench import plugins
-from attnbench.checking.agreement import check, ground
+from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import bind, build, place
 from attnbench.checking.inputs import draw_normal
 from attnbench.contract import Attention
@@ -120,7 +120,7 @@ def test_a_variant_agrees_and_is_captured_before_the_second_call(name, direction
 @pytest.mark.usefixtures("_captured_only")
 def test_a_variant_is_judged_as_any_other():
     point = Workload(**(SMALL | {"mask": "padding", "direction": "forward_backward"}))
-    assert check(ground(point, 0), implementation("fused+compile")).agrees
+    assert check(ask_oracle(point, 0), implementation("fused+compile")).agrees
 
 
 @pytest.mark.usefixtures("_captured_only")

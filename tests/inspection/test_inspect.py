@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from attnbench.checking import oracle
-from attnbench.inspection import beside, look, page, sentence, softness, tables
+from attnbench.checking.diagnosis import recover_weights
+from attnbench.inspection import look, page, sentence, softness, tables
 
 FACTS = json.loads((Path(__file__).parents[1] / "tutorials" / "facts.json").read_text(encoding="utf-8"))
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -23,7 +24,7 @@ def test_each_step_is_the_oracles(settings):
     walk = look.walk(tuple(TIME.split()), point, given)
     x = given.tensors["x"]
     query, key, value = oracle.project(x, x, given.weights)
-    under = oracle.masking(point, torch.arange(5))
+    under = oracle.row_mask(point, torch.arange(5))
 
     def attend(values):
         return oracle.attend(query, key, values, under)
@@ -33,14 +34,14 @@ def test_each_step_is_the_oracles(settings):
         "query": query,
         "key": key,
         "value": value,
-        "weights": beside.revealed(attend, value),
+        "weights": recover_weights(attend, value),
         "context": attend(value),
         "output": oracle.answer(point, given, torch.arange(5)),
     }
     for name, tensor in expected.items():
         np.testing.assert_allclose(walk.step(name).values, tensor.numpy(), rtol=1e-12, atol=1e-14)
     scores, masked = walk.step("scores").values, walk.step("masked scores").values
-    hidden = ~np.broadcast_to(under.seen.numpy()[:, None], scores.shape)
+    hidden = ~np.broadcast_to(under.seen.numpy(), scores.shape)
     assert (masked[hidden] == -np.inf).all()
     assert (masked[~hidden] == scores[~hidden]).all() == (not point.mask_rule.changes_scores)
     np.testing.assert_allclose(np.log(walk.step("weights").values[~hidden]).max(), 0.0, atol=5)

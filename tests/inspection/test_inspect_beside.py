@@ -10,8 +10,9 @@ import torch
 from rich.console import Console
 
 from attnbench.checking import steps
+from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.mistakes import catalogue
-from attnbench.checking.steps import Scene
+from attnbench.checking.mistakes.mistake import at_rows
 from attnbench.contract import Attention, Implementation
 from attnbench.inspection import beside, look, page, sentence, summary, tables, text
 from attnbench.inspection.found import Outcome
@@ -43,8 +44,8 @@ def planted(changes):
             return {**steps.DEFAULTS, **changes}["projection"](x, context, self.canonical)
 
         def attend(self, query, key, value, mask):
-            scene = Scene(mask=mask, rows=torch.arange(query.shape[2]))
-            return steps.attend(query, key, value, scene, changes)["context"]
+            rows = at_rows(mask, torch.arange(query.shape[2]))
+            return steps.attend(query, key, value, rows, changes)["context"]
 
         def forward(self, x, context=None, *, mask):
             attended = self.attend(*self.project(x, x if context is None else context), mask)
@@ -79,7 +80,7 @@ def test_a_planted_mistake_is_seen_at_its_own_step(settings):
         if last.outcome is Outcome.agrees:  # these words cannot tell: that is what the check's probes are for
             continue
         assert found.first is not None
-        assert found.first.step in SEEN_AT[kind.step(each.changes)], each.words
+        assert found.first.step in SEEN_AT[kind.step], each.words
         seen.add(each.name)
     assert {"no_scale", "scaled_by_width", "softmax_over_queries", "not_normalised"} <= seen
     if not settings:
@@ -100,7 +101,7 @@ def test_weights_are_revealed_a_few_columns_at_a_time():
     weights = scores.softmax(dim=-1)
     for width in (1, 3, 7, 9):
         like = torch.zeros(1, 2, 7, width, dtype=torch.float64)
-        torch.testing.assert_close(beside.revealed(lambda values: weights @ values, like), weights)
+        torch.testing.assert_close(recover_weights(lambda values: weights @ values, like), weights)
 
 
 def test_the_first_difference_is_told_with_its_words():

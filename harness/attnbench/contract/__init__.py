@@ -178,7 +178,7 @@ class Implementation:
     `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which
     is a number or an `nn.Dropout`.
     One that `compiles` does so for every new size, for seconds: it is tried at few lengths before its own.
-    `known` excuses what a library's kernel does to values that are not finite: rule of the check -> why (ADR 16).
+    `known_failures` excuses what a kernel does to values that are not finite: rule of the check -> why (ADR 16).
 
     Raises:
         ValueError: there is no such backend.
@@ -191,7 +191,7 @@ class Implementation:
     backend: str = ""
     has_dropout: bool = False
     compiles: bool = False
-    known: Mapping[str, str] = field(default_factory=dict)
+    known_failures: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the backend."""

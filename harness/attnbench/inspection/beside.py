@@ -17,8 +17,8 @@ from torch import Tensor, nn
 
 from attnbench.checking import oracle
 from attnbench.checking.case import bind, build, place, reason_against
+from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.inputs import Inputs
-from attnbench.checking.reveal import revealed
 from attnbench.contract import Attention, BoundMask, Implementation, adapt
 from attnbench.inspection.found import Beside, Compared, Outcome, shape_of
 from attnbench.processes.failure import describe
@@ -118,7 +118,7 @@ def _attended(module: nn.Module, workload: Workload, inputs: Inputs, mask: Bound
     attend: Callable[..., Any] = module.attend  # type: ignore[assignment] # the caller has seen that it is there
     x = inputs.tensors["x"]
     query, key, value = oracle.project(x, x, inputs.weights)
-    under = oracle.masking(workload, torch.arange(workload.seq_len))
+    under = oracle.row_mask(workload, torch.arange(workload.seq_len))
     three = [tensor.float() for tensor in (query, key, value)]
     query, key, value = (tensor.double() for tensor in three)
 
@@ -134,8 +134,8 @@ def _attended(module: nn.Module, workload: Workload, inputs: Inputs, mask: Bound
     context = _compare("context", "context", "BHTV", right(value), lambda: here(*three))
     if context.trouble:  # it hides the weights too
         return [context]
-    weights = revealed(right, value)
-    return [_compare("weights", "weights", "BHTS", weights, lambda: revealed(theirs, three[2])), context]
+    weights = recover_weights(right, value)
+    return [_compare("weights", "weights", "BHTS", weights, lambda: recover_weights(theirs, three[2])), context]
 
 
 def _output(workload: Workload, inputs: Inputs, call: Callable[[], Any] | str) -> Compared:

@@ -6,8 +6,7 @@ import torch
 from torch import Tensor
 
 from attnbench import plugins
-from attnbench.checking import steps
-from attnbench.checking.case import bind
+from attnbench.checking import oracle, steps
 from attnbench.checking.inputs import Inputs
 from attnbench.inspection import beside, sentence, softness
 from attnbench.inspection.found import Found, Masking, Step, Walk
@@ -52,14 +51,14 @@ def _joined(told: Sequence[tuple[str, ...]], settings: Sequence[str], seed: int)
 def walk(words: tuple[str, ...], workload: Workload, inputs: Inputs) -> Walk:
     """Every step of the textbook form on one sentence: x (B=1, T, D) and the canonical weights, in float64."""
     x = inputs.tensors["x"]
-    scene = steps.Scene(mask=bind(workload), rows=torch.arange(workload.seq_len))
-    made = steps.attend_tokens(x, x, inputs.weights, scene)
+    mask = oracle.row_mask(workload, torch.arange(workload.seq_len))
+    made = steps.attend_tokens(x, x, inputs.weights, mask)
     query, key, value = steps.project(x, x, inputs.weights)
     return Walk(
         words=words,
         workload=workload,
         steps=tuple(_steps(workload, made | {"x": x, "query": query, "key": key, "value": value})),
-        masking=_masking(workload, made["scores"], scene),
+        masking=_masking(workload, made["scores"], mask),
         scaling=softness.of_scores(made["scores"], workload.head_dim),
     )
 
@@ -89,19 +88,19 @@ def _steps(workload: Workload, made: dict[str, Tensor]) -> list[Step]:
     ]
 
 
-def _masking(workload: Workload, scores: Tensor, scene: steps.Scene) -> Masking:
+def _masking(workload: Workload, scores: Tensor, mask: oracle.RowMask) -> Masking:
     """What the workload's mask changes; for a workload without any, what the causal one would."""
     rule = workload.mask_rule
     is_chosen = type(rule) is not Mask
     shown = rule if is_chosen else Causal()
-    seen = scene.seen_under(shown)  # (B,1,T,S)
-    masked = steps.masked_scores(scores, scene) if is_chosen else scores.masked_fill(~seen, -torch.inf)
-    under = steps.weights(masked, scene)
+    seen = mask.seen_under(shown)  # (B,1,T,S)
+    masked = steps.masked_scores(scores, mask) if is_chosen else scores.masked_fill(~seen, -torch.inf)
+    under = steps.weights(masked, mask)
     return Masking(
         mask=str(shown),
         summary=shown.summary,
         is_chosen=is_chosen,
         seen=seen[0, 0].numpy(),
-        without=steps.weights(scores, scene)[0].numpy(),
+        without=steps.weights(scores, mask)[0].numpy(),
         under=under[0].numpy(),
     )
