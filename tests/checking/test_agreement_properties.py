@@ -8,7 +8,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attnbench.checking import oracle
+from attnbench.checking import oracle, steps
 from attnbench.checking.agreement import References, ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, bind, reason_against
 from attnbench.checking.inputs import generator
@@ -20,7 +20,8 @@ from attnbench.contract import Implementation
 from attnbench.contract.adapt import implementation
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload
 
-TEXTBOOK = Planted(mistake=Mistake(name="none", words="all is well", changes={}), words="all is well", changes={})
+NO_MISTAKE = Mistake(name="none", step="scores", words="all is well", replacement=steps.scores)
+TEXTBOOK = Planted(mistake=NO_MISTAKE, words="all is well", changes={})
 HONEST = {"textbook": TEXTBOOK.implementation()}
 HONEST |= {name: implementation(name) for name in ("fused", "chunked", "sdpa")}
 CLEARLY = 1e-3

@@ -182,14 +182,14 @@ def test_a_share_that_is_lost_in_one_place_is_found_at_its_place():
     assert "in query 2" in wrong.found
 
 
-def test_keys_that_share_their_fate_by_twos_in_some_heads_are_found():
+def test_keys_that_are_dropped_in_pairs_in_some_heads_are_found():
     def change(m, w):
         half = F.dropout(torch.ones(*w.shape[:-1], math.ceil(w.shape[-1] / 2)), m.dropout)
         twos = half.repeat_interleave(2, dim=-1)[..., : w.shape[-1]]
         return torch.cat([w[:, :2] * twos[:, :2], F.dropout(w[:, 2:], m.dropout)], dim=1)
 
     *_, wrong = examined(on("weights", change), Workload(**(POINT.axes() | {"mask": "none"})))
-    assert re.search(r"share their fate with the next key's, not 68.0%", wrong.found)
+    assert re.search(r"dropped or kept as the next key's is, not 68.0%", wrong.found)
 
 
 def test_the_mean_is_judged_apart():
