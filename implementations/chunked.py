@@ -45,7 +45,7 @@ class Chunked(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """Which weights are dropped, and by how much the others grow: told again for any tile."""
+    """Which weights are dropped, and by how much the others grow: the same at each call for a tile."""
 
     share: float
     seed: int
@@ -159,7 +159,7 @@ def before_change(grad: Tensor, pair: tuple[Tensor, Tensor], mask: BoundMask, ro
 
 
 def share_visible(mask: BoundMask, rows: slice, keys: slice) -> float:
-    """How much of a tile is visible, 0 to 1: seen once for each mask, since most tiles are all one or the other."""
+    """The share of a tile that is visible, 0 to 1; kept for each mask, since most tiles are all or none."""
     shares: dict[tuple[int, ...], float] = mask.keep("shares", dict)
     place = (rows.start, rows.stop, keys.start, keys.stop)
     if place not in shares:

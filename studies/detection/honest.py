@@ -10,7 +10,7 @@ from attnbench.checking import agreement
 from attnbench.checking.case import reason_against
 from attnbench.checking.reference import observe, reference_for_inputs
 from attnbench.contract import Implementation
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import DTYPES, Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 

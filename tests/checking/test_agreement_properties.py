@@ -17,7 +17,7 @@ from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError, draw_larg
 from attnbench.checking.reference import answers, largest, reference_for_probe, scales_of
 from attnbench.checking.rules import LAYOUTS
 from attnbench.contract import Implementation
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload
 
 NO_MISTAKE = Mistake(name="none", step="scores", words="all is well", replacement=steps.scores)

@@ -9,7 +9,7 @@ import torch
 from attnbench.checking import rules
 from attnbench.checking.reference import reference_for_probe
 from attnbench.contract import Attention, Implementation
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
 
 

@@ -75,7 +75,7 @@ def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
 
 def test_a_function_takes_part_under_dropout_by_its_parameter(tmp_path):
     from attnbench.checking.dropout import examine
-    from attnbench.contract.adapt import implementation
+    from attnbench.contract.loading import implementation
     from attnbench.workloads.workload import Workload
 
     (tmp_path / "mine.py").write_text(

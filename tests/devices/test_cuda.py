@@ -7,7 +7,7 @@ from attnbench import plugins
 from attnbench.analysis.results import read
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes import session as run
 from attnbench.processes.failure import describe

@@ -11,7 +11,7 @@ import torch
 
 from attnbench.checking.agreement import References, ask_oracle, check
 from attnbench.checking.mistakes import catalogue
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.plugins import plugs
 from attnbench.workloads.workload import Workload
 from tests.implementations.edits import BY_TILES, EDITS

@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.mistakes import catalogue
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.storage.records import Agreement
 from attnbench.workloads.workload import Workload
 

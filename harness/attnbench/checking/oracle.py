@@ -83,8 +83,10 @@ class RowMask:
     def changed(self, scores: Tensor, heads: int | slice = slice(None)) -> Tensor:
         """The scores ([heads], R, S) after every change, none hidden yet, in their own dtype."""
         for part in self.rule.changes:
-            is_bent = part not in self.biases
-            scores = part.bend(scores) if is_bent else scores + self.biases[part][heads].to(scores.dtype)
+            if part in self.biases:
+                scores = scores + self.biases[part][heads].to(scores.dtype)
+            else:
+                scores = part.transform(scores)
         return scores
 
     def derivative(self, scores: Tensor) -> Tensor:
@@ -94,7 +96,7 @@ class RowMask:
             if part in self.biases:
                 scores = scores + self.biases[part].to(scores.dtype)
             else:
-                rate, scores = rate * part.derivative(scores), part.bend(scores)
+                rate, scores = rate * part.derivative(scores), part.transform(scores)
         return rate
 
 
@@ -126,7 +128,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
 
 
 def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """The same in the plain textbook form, all heads at once, in the dtype of its inputs: a yardstick of the check."""
+    """The plain textbook form, all heads at once, in the dtype of its inputs: a yardstick of the check."""
     scores = _hidden(mask.changed(_scores(query, _all_heads(key, query))), mask)
     return torch.softmax(scores, dim=-1).nan_to_num(0.0) @ _all_heads(value, query)
 
@@ -160,7 +162,7 @@ class _Recomputed(torch.autograd.Function):
 
 
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
-    """The textbook form with its backward pass as in FlashAttention: no less honest, but it rounds elsewhere.
+    """The textbook form with the backward pass of FlashAttention: as honest, but it rounds elsewhere.
 
     The output that its backward pass uses is off by a rounding: others sum in another order.
 
@@ -211,7 +213,7 @@ YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
 
 
 def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend) -> Tensor:
-    """The output of a workload at the chosen query rows in the dtype of `inputs`: right, or as a yardstick has it.
+    """The output of a workload at the chosen query rows in the dtype of `inputs`: by the oracle, or by another form.
 
     Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D).
     """
@@ -230,9 +232,9 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Ten
 
 
 def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
-    """How large in size the scores can be that get weight: the longest query times the longest key / sqrt(K).
+    """A bound on the size of the scores that get weight: the longest query times the longest key / sqrt(K).
 
-    (Cauchy-Schwarz.) A bias moves them by as much as the best one that a row sees; a bend squashes them.
+    (Cauchy-Schwarz.) A bias moves them by as much as the best one that a row sees; a softcap squashes them.
     """
     query, key, _ = heads(workload, inputs, rows)
     bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() / math.sqrt(query.shape[-1])
@@ -242,5 +244,5 @@ def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
             best = mask.biases[part].masked_fill(~mask.seen[:, 0].any(dim=0), -math.inf).amax(dim=-1)  # (H,R)
             bound = bound + best.abs().where(best.isfinite(), 0.0).max()
         else:
-            bound = part.bend(bound)
+            bound = part.transform(bound)
     return float(bound)

@@ -57,7 +57,7 @@ def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
 
 def change_by_part(scores: Tensor, part: Mask, mask: RowMask) -> Tensor:
     """The scores (B, H, R, S) as one part of the mask changes them."""
-    return scores + mask.biases[part].to(scores.dtype) if part.is_additive else part.bend(scores)
+    return scores + mask.biases[part].to(scores.dtype) if part.is_additive else part.transform(scores)
 
 
 def changed(scores: Tensor, mask: RowMask, change: Change = change_by_part) -> Tensor:

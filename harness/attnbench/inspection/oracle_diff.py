@@ -19,7 +19,7 @@ from attnbench.checking import oracle
 from attnbench.checking.case import bind, build, place, reason_against
 from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.inputs import Inputs
-from attnbench.contract import Attention, BoundMask, Implementation, adapt
+from attnbench.contract import Attention, BoundMask, Implementation, loading
 from attnbench.inspection.results import Comparison, OracleDiff, Outcome, shape_of
 from attnbench.processes.failure import describe
 from attnbench.reports.words import plain
@@ -41,7 +41,7 @@ def load(spec: str) -> Implementation | str:
     """
     try:
         with _output_redirected():
-            return adapt.implementation(spec)
+            return loading.implementation(spec)
     except ValueError:
         raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's module may raise anything

@@ -222,4 +222,4 @@ def softcap_clamped(scores: Tensor, mask: RowMask) -> Tensor:
 )
 def softcap_without_derivative(scores: Tensor, mask: RowMask) -> Tensor:
     """The gradient through the softcap lacks its derivative, 1 - tanh^2."""
-    return changing(scores, mask, (Softcap,), lambda scores, part: scores + (part.bend(scores) - scores).detach())
+    return changing(scores, mask, (Softcap,), lambda scores, part: scores + (part.transform(scores) - scores).detach())

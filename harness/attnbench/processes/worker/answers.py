@@ -20,7 +20,7 @@ from attnbench import plugins
 from attnbench.checking import agreement
 from attnbench.checking.case import Case, reason_against
 from attnbench.contract import Implementation
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.devices import device, environment, loads
 from attnbench.metrics import Metric
 from attnbench.processes.failure import report
