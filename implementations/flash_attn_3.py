@@ -1,6 +1,6 @@
 """FlashAttention 3, for Hopper GPUs, from the folder `hopper` of flash-attention: module flash_attn_interface.
 
-Some versions return the logsumexp beside the output.
+Some versions return the logsumexp with the output.
 
 Source: J. Shah et al., https://arxiv.org/abs/2407.08608; https://github.com/Dao-AILab/flash-attention/tree/main/hopper
 

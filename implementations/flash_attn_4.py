@@ -1,6 +1,6 @@
 """FlashAttention 4, written in CuTe DSL for Hopper and Blackwell GPUs: package flash-attn-4, module flash_attn.cute.
 
-It says None where its elders say -1, and is compiled at its first call. It returns the logsumexp beside the output.
+No limit of a window is None instead of -1. It is compiled at its first call, and returns the logsumexp with the output.
 
 Source: https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute, interface.py
 

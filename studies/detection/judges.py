@@ -22,7 +22,7 @@ HALVES = {"bfloat16", "float16"}
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One tensor of a candidate beside its reference."""
+    """One tensor of a candidate and its reference."""
 
     found: Tensor  # float64
     expected: Tensor  # float64

@@ -46,7 +46,7 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Sizes:
-    """A family of workloads, told by what differs from two heads of width 16 without a mask."""
+    """A family of workloads, by what differs from two heads of width 16 without a mask."""
 
     axes: dict[str, object]
 

@@ -86,7 +86,7 @@ def test_it_is_caught_and_named(point, planted):
     if len(found.mistakes) == 1 and not planted.mistake.is_memory:
         assert found.step == planted.mistake.step
     if len(found.mistakes) > 1:
-        assert "cannot be told from" in found.diagnosis or "something else random" in found.diagnosis
+        assert "cannot be distinguished from" in found.diagnosis or "something else random" in found.diagnosis
 
 
 def test_every_mistake_has_a_name_of_its_own_and_is_planted_somewhere_here():

@@ -133,12 +133,12 @@ def explain(
 
 
 def _by_matches(matches: list[Match], place: str) -> Diagnosis:
-    """Name the best match, and those that cannot be told from it."""
+    """Name the best match, and those that cannot be distinguished from it."""
     first = matches[0].planted
     words = f"It looks as if {first.words}."
     others = [each.planted.words for each in matches[1:] if each.planted.name != first.name]
     if others:
-        words += f" On this workload that cannot be told from: {'; '.join(dict.fromkeys(others))}."
+        words += f" On this workload that cannot be distinguished from: {'; '.join(dict.fromkeys(others))}."
     step = first.mistake.step
     where = f"the backward pass of {step}" if first.mistake.is_gradient else step
     names = tuple(dict.fromkeys(each.planted.name for each in matches))

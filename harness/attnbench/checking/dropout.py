@@ -43,7 +43,7 @@ MOST_KEYS = 16
 """With few keys every weight is far above what rounding makes of it, in half precision, too."""
 LONGER_LEN = 35
 MEASURABLE = 2.5
-"""A weight of so many tolerances can be told from 0."""
+"""A weight of so many tolerances is clearly not 0."""
 MEAN_CALLS = 16
 MOST_DRAWS = 2000
 FACTOR_TOLERANCE = 1e-3
@@ -97,7 +97,7 @@ class DropoutTrial:
 
     @cached_property
     def measurable(self) -> Tensor:
-        """Which weights (B, H, T, S) are large enough to be told from 0."""
+        """Which weights (B, H, T, S) are clearly not 0."""
         return self.weights * self.rescale > MEASURABLE * self.tolerance
 
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
@@ -151,7 +151,7 @@ def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) ->
         return Inputs(tensors=drawn.tensors | changed, weights=drawn.weights)
     source = "context" if "context" in drawn.tensors else "x"
     tokens = drawn.tensors[source].clone()
-    tokens[..., keys] = torch.eye(workload.kv_len, dtype=tokens.dtype)  # each token is told by its position
+    tokens[..., keys] = torch.eye(workload.kv_len, dtype=tokens.dtype)  # each token is a unit vector of its position
     given = drawn.weights
     values = torch.zeros_like(given.value)
     values[:, columns, keys] = 1.0

@@ -1,4 +1,4 @@
-"""The oracle: attention written out in float64, one batch row and head at a time, and the textbook form beside it.
+"""The oracle: attention written out in float64, one batch row and head at a time, and honest forms to compare it with.
 
 It shares no code with any implementation, and reads key/value head h // (H / G) for query head h. Gradients follow by
 automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
@@ -65,7 +65,7 @@ class RowMask:
         return self.seen_under(self.rule)
 
     def seen_under(self, rule: Mask) -> Tensor:
-        """Which keys each query would see under another mask (B, 1, R, S)."""
+        """Which keys each query sees under another mask (B, 1, R, S)."""
         return torch.from_numpy(rule.dense(*self.sizes, rows=self.rows.cpu().numpy()).copy())[:, None].to(self.device)
 
     def bias(self, part: Mask) -> Tensor:

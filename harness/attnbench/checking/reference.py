@@ -53,7 +53,7 @@ class Reference:
     grad_rows: Tensor  # the gradient of the output at those rows
     grad_output: Tensor | None  # zero outside the rows, so that every gradient is exact whatever the rows
     expected: dict[str, Tensor]  # float64 on the CPU
-    leniency: float  # 1, or how many times more is allowed where an honest error cannot be told from a few draws
+    leniency: float  # 1, or how many times more is allowed where a few draws say little about an honest error
     yardstick_errors: dict[str, float]
     rounding_bands: dict[str, float]
 
