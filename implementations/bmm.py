@@ -15,32 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn, repeat_heads
+from attnbench.contract import BoundMask, CanonicalAttention, Implementation, dense_flops, repeat_heads
 
 
-class Bmm(Attention):
+class Bmm(CanonicalAttention):
     """Parameters (H, K, D), one matrix for each head."""
-
-    def make_layers(self) -> None:
-        """Make the parameters and, where there are biases, theirs."""
-        self.query_weight = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.embed_dim))
-        self.key_weight = nn.Parameter(torch.empty(self.num_kv_heads, self.head_dim, self.embed_dim))
-        self.value_weight = nn.Parameter(torch.empty(self.num_kv_heads, self.value_dim, self.embed_dim))
-        self.query_bias = nn.Parameter(torch.empty(self.num_heads, self.head_dim)) if self.has_bias else None
-        self.key_bias = nn.Parameter(torch.empty(self.num_kv_heads, self.head_dim)) if self.has_bias else None
-        self.value_bias = nn.Parameter(torch.empty(self.num_kv_heads, self.value_dim)) if self.has_bias else None
-
-    def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """The canonical weights, unchanged."""
-        packed = {
-            "query_weight": weights.query,
-            "key_weight": weights.key,
-            "value_weight": weights.value,
-            "query_bias": weights.query_bias,
-            "key_bias": weights.key_bias,
-            "value_bias": weights.value_bias,
-        }
-        return {name: tensor for name, tensor in packed.items() if tensor is not None}
 
     def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, D), (B, S, D) -> query (B, H, T, K), key (B, G, S, K), value (B, G, S, V)."""
@@ -62,7 +41,7 @@ class Bmm(Attention):
             scores = torch.unflatten(scores, 0, sizes)  # (B*H,T,S) -> (B,H,T,S)
             scores = scores.masked_fill(mask.hidden, -torch.inf).flatten(0, 1)  # (B,H,T,S) -> (B*H,T,S)
         weights = scores.softmax(dim=-1)  # over the keys
-        if mask.empty is not None:  # who sees no key takes nothing
+        if mask.empty is not None:  # a query that sees no key gets 0
             weights = torch.unflatten(weights, 0, sizes).masked_fill(mask.empty, 0.0).flatten(0, 1)
         weights = F.dropout(weights, self.dropout)
         return torch.unflatten(torch.bmm(weights, value), 0, sizes)  # (B*H,T,S) @ (B*H,S,V) -> (B,H,T,V)

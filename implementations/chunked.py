@@ -45,7 +45,7 @@ class Chunked(Attention):
 
 @dataclass(frozen=True, kw_only=True)
 class Drop:
-    """Which weights are dropped, and by how much the others grow: told again for any tile."""
+    """Which weights are dropped, and by how much the others grow: the same at each call for a tile."""
 
     share: float
     seed: int
@@ -73,7 +73,7 @@ class TiledAttention(torch.autograd.Function):
         output = query.new_empty(*query.shape[:-1], value.shape[-1])
         logsumexp = query.new_empty(*query.shape[:-1], 1)
         for rows in tiles(query.shape[-2]):
-            output[..., rows, :], logsumexp[..., rows, :] = attend_rows(  # nothing of it is kept beside the next
+            output[..., rows, :], logsumexp[..., rows, :] = attend_rows(  # nothing of it is kept for the next
                 (query[..., rows, :], key, value), mask, rows, drop
             )
         ctx.save_for_backward(query, key, value, output, logsumexp)
@@ -129,7 +129,7 @@ def attend_rows(
 def score_tiles(query: Tensor, key: Tensor, mask: BoundMask, rows: slice) -> Iterator[tuple[slice, Tensor]]:
     """Each tile of keys that some query of `rows` sees, with its scores (B, H, t, s), -inf where hidden.
 
-    All tiles are written into the same memory, one after the other: what is allocated anew has to be mapped anew.
+    All tiles are written into the same memory, one after the other: a new allocation would have to be mapped again.
     """
     scratch = query.new_empty(query[..., 0].numel() * TILE)
     for keys in tiles(key.shape[-2]):
@@ -159,7 +159,7 @@ def before_change(grad: Tensor, pair: tuple[Tensor, Tensor], mask: BoundMask, ro
 
 
 def share_visible(mask: BoundMask, rows: slice, keys: slice) -> float:
-    """How much of a tile is visible, 0 to 1: seen once for each mask, since most tiles are all one or the other."""
+    """The share of a tile that is visible, 0 to 1; kept for each mask, since most tiles are all or none."""
     shares: dict[tuple[int, ...], float] = mask.keep("shares", dict)
     place = (rows.start, rows.stop, keys.start, keys.stop)
     if place not in shares:

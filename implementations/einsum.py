@@ -14,32 +14,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn
+from attnbench.contract import BoundMask, CanonicalAttention, Implementation, dense_flops
 
 
-class Einsum(Attention):
+class Einsum(CanonicalAttention):
     """Parameters (H, K, D), (G, K, D) and (G, V, D), as the canonical weights have them."""
-
-    def make_layers(self) -> None:
-        """Make the parameters and, where there are biases, theirs."""
-        self.query_weight = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.embed_dim))
-        self.key_weight = nn.Parameter(torch.empty(self.num_kv_heads, self.head_dim, self.embed_dim))
-        self.value_weight = nn.Parameter(torch.empty(self.num_kv_heads, self.value_dim, self.embed_dim))
-        self.query_bias = nn.Parameter(torch.empty(self.num_heads, self.head_dim)) if self.has_bias else None
-        self.key_bias = nn.Parameter(torch.empty(self.num_kv_heads, self.head_dim)) if self.has_bias else None
-        self.value_bias = nn.Parameter(torch.empty(self.num_kv_heads, self.value_dim)) if self.has_bias else None
-
-    def pack(self, weights: Weights) -> dict[str, Tensor]:
-        """The canonical weights, unchanged."""
-        packed = {
-            "query_weight": weights.query,
-            "key_weight": weights.key,
-            "value_weight": weights.value,
-            "query_bias": weights.query_bias,
-            "key_bias": weights.key_bias,
-            "value_bias": weights.value_bias,
-        }
-        return {name: tensor for name, tensor in packed.items() if tensor is not None}
 
     def project(self, x: Tensor, context: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """(B, T, D), (B, S, D) -> query (B, H, T, K), key (B, G, S, K), value (B, G, S, V)."""
@@ -61,7 +40,7 @@ class Einsum(Attention):
             scores = scores.masked_fill(mask.hidden, -torch.inf)
         weights = scores.softmax(dim=-1)  # over the keys
         if mask.empty is not None:
-            weights = weights.masked_fill(mask.empty, 0.0)  # who sees no key takes nothing
+            weights = weights.masked_fill(mask.empty, 0.0)  # a query that sees no key gets 0
         weights = F.dropout(weights, self.dropout)
         weights = torch.unflatten(weights, 1, groups)  # (B,H,T,S) -> (B,G,R,T,S)
         return torch.einsum("bgrts,bgsv->bgrtv", weights, value).flatten(1, 2)  # (B,G,R,T,V) -> (B,H,T,V)

@@ -9,8 +9,17 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
-from attnbench.contract.requirements import missing_package, only_on
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    Weights,
+    Workload,
+    attention_window,
+    missing_package,
+    not_a_window,
+    only_on,
+)
 
 LARGEST_HEAD_DIM = 256
 
@@ -27,8 +36,8 @@ class FlashAttn2(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
-        window = band(mask.rule, *mask.sizes[1:])
-        assert window is not None  # unsupported saw to it
+        window = attention_window(mask.rule, *mask.sizes[1:])
+        assert window is not None  # see `unsupported`
         tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)
         attended: Tensor = self.kernel(*tokens, causal=window == (-1, 0), window_size=window)
         return attended.transpose(1, 2)  # (B,T,H,K) -> (B,H,T,K)
@@ -44,7 +53,7 @@ def unsupported(workload: Workload) -> str | None:
         return f"this form of flash_attn needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
     if workload.dropout > 0:
         return "this form of flash_attn has no dropout"
-    return no_band(workload.mask_rule, workload.seq_len, workload.kv_len)
+    return not_a_window(workload.mask_rule, workload.seq_len, workload.kv_len)
 
 
 IMPLEMENTATION = Implementation(build=FlashAttn2, source="https://arxiv.org/abs/2307.08691", unsupported=unsupported)

@@ -1,6 +1,6 @@
 """FlashAttention 3, for Hopper GPUs, from the folder `hopper` of flash-attention: module flash_attn_interface.
 
-Some versions return the logsumexp beside the output.
+Some versions return the logsumexp with the output.
 
 Source: J. Shah et al., https://arxiv.org/abs/2407.08608; https://github.com/Dao-AILab/flash-attention/tree/main/hopper
 
@@ -9,8 +9,17 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
-from attnbench.contract.requirements import missing_package, only_on
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    Weights,
+    Workload,
+    attention_window,
+    missing_package,
+    not_a_window,
+    only_on,
+)
 
 LARGEST_HEAD_DIM = 256
 
@@ -27,8 +36,8 @@ class FlashAttn3(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
-        window = band(mask.rule, *mask.sizes[1:])
-        assert window is not None  # unsupported saw to it
+        window = attention_window(mask.rule, *mask.sizes[1:])
+        assert window is not None  # see `unsupported`
         tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)
         found = self.kernel(*tokens, causal=window == (-1, 0), window_size=window)
         attended: Tensor = found[0] if isinstance(found, tuple) else found
@@ -45,7 +54,7 @@ def unsupported(workload: Workload) -> str | None:
         return f"this form of flash_attn_3 needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
     if workload.dropout > 0:
         return "this form of flash_attn_3 has no dropout"
-    return no_band(workload.mask_rule, workload.seq_len, workload.kv_len)
+    return not_a_window(workload.mask_rule, workload.seq_len, workload.kv_len)
 
 
 IMPLEMENTATION = Implementation(build=FlashAttn3, source="https://arxiv.org/abs/2407.08608", unsupported=unsupported)

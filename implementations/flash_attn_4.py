@@ -1,6 +1,6 @@
 """FlashAttention 4, written in CuTe DSL for Hopper and Blackwell GPUs: package flash-attn-4, module flash_attn.cute.
 
-It says None where its elders say -1, and is compiled at its first call. It returns the logsumexp beside the output.
+No limit of a window is None instead of -1. It is compiled at its first call, and returns the logsumexp with the output.
 
 Source: https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute, interface.py
 
@@ -9,8 +9,17 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
-from attnbench.contract.requirements import missing_package, only_on
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    Weights,
+    Workload,
+    attention_window,
+    missing_package,
+    not_a_window,
+    only_on,
+)
 
 LARGEST_HEAD_DIM = 128
 
@@ -27,8 +36,8 @@ class FlashAttn4(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
-        window = band(mask.rule, *mask.sizes[1:])
-        assert window is not None  # unsupported saw to it
+        window = attention_window(mask.rule, *mask.sizes[1:])
+        assert window is not None  # see `unsupported`
         left, right = (None if limit < 0 else limit for limit in window)
         tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)
         found = self.kernel(*tokens, causal=window == (-1, 0), window_size=(left, right))
@@ -46,7 +55,7 @@ def unsupported(workload: Workload) -> str | None:
         return f"this form of flash_attn_4 needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
     if workload.dropout > 0:
         return "this form of flash_attn_4 has no dropout"
-    return no_band(workload.mask_rule, workload.seq_len, workload.kv_len)
+    return not_a_window(workload.mask_rule, workload.seq_len, workload.kv_len)
 
 
 IMPLEMENTATION = Implementation(

@@ -9,8 +9,16 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band
-from attnbench.contract.requirements import missing_package, only_on
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    Weights,
+    Workload,
+    attention_window,
+    missing_package,
+    only_on,
+)
 
 HEAD_DIMS = (64, 128, 256)
 
@@ -28,7 +36,7 @@ class FlashInfer(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (1, H, T, K), key and value (1, G, S, K) -> (1, H, T, K)."""
         tokens = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
-        window = band(mask.rule, *mask.sizes[1:])
+        window = attention_window(mask.rule, *mask.sizes[1:])
         attended: Tensor
         if window is None:
             assert mask.visible is not None

@@ -58,7 +58,7 @@ class Fused(Attention):
             scores = scores.masked_fill(mask.hidden, -torch.inf)
         weights = scores.softmax(dim=-1)  # over the keys
         if mask.empty is not None:
-            weights = weights.masked_fill(mask.empty, 0.0)  # who sees no key takes nothing
+            weights = weights.masked_fill(mask.empty, 0.0)  # a query that sees no key gets 0
         weights = F.dropout(weights, self.dropout)
         return weights @ value  # (B,H,T,S) @ (B,H,S,V) -> (B,H,T,V)
 

@@ -82,7 +82,7 @@ def attend_head(  # noqa: PLR0913, PLR0917 - three tensors, and what is done to 
         scores = scores.masked_fill(mask.hidden.squeeze(1), -torch.inf)  # (B,1,T,S) -> (B,T,S)
     weights = scores.softmax(dim=-1)  # over the keys
     if mask.empty is not None:
-        weights = weights.masked_fill(mask.empty.squeeze(1), 0.0)  # who sees no key takes nothing
+        weights = weights.masked_fill(mask.empty.squeeze(1), 0.0)  # a query that sees no key gets 0
     weights = F.dropout(weights, dropout)
     return weights @ value  # (B,T,S) @ (B,S,V) -> (B,T,V)
 

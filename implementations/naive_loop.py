@@ -50,7 +50,7 @@ def attend_token(  # noqa: PLR0913, PLR0917 - three tensors, and what is done to
 ) -> Tensor:
     """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,) -> (V,)."""
     if hidden.all():
-        return torch.zeros_like(values[0])  # who sees no key takes nothing
+        return torch.zeros_like(values[0])  # a query that sees no key gets 0
     scores = change(keys @ query / math.sqrt(len(query)))  # (S,K) @ (K,) -> (S,)
     weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=0)  # over the keys
     weights = F.dropout(weights, dropout)

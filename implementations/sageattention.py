@@ -9,8 +9,7 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload
-from attnbench.contract.requirements import missing_package, only_on
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, missing_package, only_on
 
 LARGEST_HEAD_DIM = 128
 

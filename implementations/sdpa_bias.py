@@ -1,7 +1,7 @@
-"""`scaled_dot_product_attention` with PyTorch's causal biases: tensors without numbers that tell the alignment.
+"""`scaled_dot_product_attention` with PyTorch's causal biases: tensors without numbers that say the alignment.
 
 `causal_upper_left` ends in `is_causal=True`. `causal_lower_right` has kernels on CUDA alone; on the CPU, unless
-seq_len is kv_len, every call makes the dense mask anew.
+seq_len is kv_len, every call makes the dense mask again.
 
 Source: https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.bias.CausalBias.html
 

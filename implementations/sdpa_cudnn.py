@@ -9,8 +9,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload
-from attnbench.contract.requirements import only_on
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, only_on
 
 LARGEST_HEAD_DIM = 128
 

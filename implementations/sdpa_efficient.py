@@ -11,8 +11,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload, repeat_heads
-from attnbench.contract.requirements import only_on
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, only_on, repeat_heads
 
 
 class SdpaEfficient(Attention):

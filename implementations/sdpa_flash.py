@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload
-from attnbench.contract.requirements import is_on
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, is_on
 
 LARGEST_CUDA_HEAD_DIM = 256
 

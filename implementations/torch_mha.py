@@ -15,7 +15,7 @@ from attnbench.contract import BoundMask, Implementation, Weights, Workload, nn
 
 
 class TorchMha(nn.Module):
-    """The module, and weights and masks translated into its terms; it has no entry after its projections."""
+    """The module, and weights and masks translated into its terms; it can be called as a whole only."""
 
     def __init__(self, weights: Weights) -> None:
         """Take the sizes of `weights` and load them.
@@ -86,7 +86,7 @@ class TorchMha(nn.Module):
 def unsupported(workload: Workload) -> str | None:
     """What the module has no argument for."""
     if workload.scope == "attention":
-        return "nn.MultiheadAttention has no entry after its projections: use scope module"
+        return "nn.MultiheadAttention can be called as a whole only: use scope module"
     if workload.num_kv_heads != workload.num_heads:
         return "nn.MultiheadAttention needs num_kv_heads == num_heads"
     if workload.num_heads * workload.head_dim != workload.embed_dim or workload.value_dim != workload.head_dim:

@@ -14,8 +14,17 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, band, no_band
-from attnbench.contract.requirements import missing_package, only_on
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    Weights,
+    Workload,
+    attention_window,
+    missing_package,
+    not_a_window,
+    only_on,
+)
 
 LARGEST_HEAD_DIM = 256
 
@@ -40,7 +49,7 @@ class TorchVarlen(Attention):
             key_starts,
             longest_query,
             longest_key,
-            window_size=band(mask.rule, *mask.sizes[1:]) or (-1, -1),
+            window_size=attention_window(mask.rule, *mask.sizes[1:]) or (-1, -1),
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return torch.unflatten(attended, 0, (len(query), -1)).transpose(1, 2)  # (B*T,H,K) -> (B,H,T,K)
@@ -84,7 +93,7 @@ def unsupported(workload: Workload) -> str | None:
         return "varlen_attn has no dropout"
     if workload.mask_rule.name == "document":
         return None
-    return no_band(workload.mask_rule, workload.seq_len, workload.kv_len)
+    return not_a_window(workload.mask_rule, workload.seq_len, workload.kv_len)
 
 
 IMPLEMENTATION = Implementation(

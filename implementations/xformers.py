@@ -9,8 +9,16 @@ from typing import Any
 
 from torch import Tensor
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, repeat_heads
-from attnbench.contract.requirements import missing_package, only_on
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    Weights,
+    Workload,
+    missing_package,
+    only_on,
+    repeat_heads,
+)
 
 BIASES = {"causal": "LowerTriangularMask", "causal_bottom_right": "LowerTriangularFromBottomRightMask"}
 

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from attnbench import plugins
-from attnbench.checking.agreement import check, ground
+from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
-from attnbench.contract import adapt
+from attnbench.contract import loading
 from attnbench.workloads.workload import Workload
 
 FORMS = '''
@@ -75,37 +75,37 @@ def forms(tmp_path):
 
 @pytest.mark.parametrize("name", ["function", "Subclass", "Bare", "Foreign", "IMPLEMENTATION"])
 def test_every_form_takes_part_and_agrees(forms, name):
-    found = adapt.implementation(f"{forms}:{name}")
+    found = loading.implementation(f"{forms}:{name}")
     scopes = ["module"] if name == "Foreign" else ["attention", "module"]
     for scope in scopes:
         workload = Workload(seq_len=9, num_heads=2, head_dim=4, mask="causal", scope=scope, direction="forward")
         assert reason_against(found, workload) is None
-        assert check(ground(workload, 0), found).agrees
+        assert check(ask_oracle(workload, 0), found).agrees
 
 
 def test_a_function_without_mask_takes_part_unmasked_only(forms):
-    found = adapt.implementation(f"{forms}:unmasked")
+    found = loading.implementation(f"{forms}:unmasked")
     assert reason_against(found, Workload()) is None
     assert "no parameter mask" in str(reason_against(found, Workload(mask="causal")))
 
 
 @pytest.mark.parametrize("name", ["function", "Bare"])
 def test_what_is_given_a_boolean_mask_takes_no_mask_that_changes_scores(forms, name):
-    found = adapt.implementation(f"{forms}:{name}")
+    found = loading.implementation(f"{forms}:{name}")
     told = str(reason_against(found, Workload(mask="causal+alibi")))
     assert told == "it is given a boolean mask, and causal+alibi changes scores: hand in a subclass of Attention"
     assert reason_against(found, Workload(mask="causal+boolean(30)")) is None
 
 
 def test_a_module_without_attend_takes_part_in_scope_module_only(forms):
-    found = adapt.implementation(f"{forms}:Foreign")
+    found = loading.implementation(f"{forms}:Foreign")
     assert "scope module only" in str(reason_against(found, Workload()))
 
 
 @pytest.mark.parametrize(("name", "said"), [("number", "is a int"), ("Nothing", "it needs one of them")])
 def test_what_cannot_take_part_is_told_what_could(forms, name, said):
     with pytest.raises(ValueError, match=re.escape(said)):
-        adapt.implementation(f"{forms}:{name}")
+        loading.implementation(f"{forms}:{name}")
 
 
 def test_names_come_from_the_file_or_the_value(forms):
@@ -147,13 +147,13 @@ def test_an_installed_package_takes_part_by_its_entry_point(tmp_path, monkeypatc
     try:
         assert "theirs" in plugins.implementation_names()
         plugins.check_specs(["theirs"])
-        assert adapt.implementation("theirs").source == "a test"
+        assert loading.implementation("theirs").source == "a test"
     finally:
         sys.modules.pop("elsewhere", None)
 
 
 def test_what_a_form_cannot_do_is_refused_with_a_reason():
-    found = adapt.implementation("sdpa")
+    found = loading.implementation("sdpa")
     assert "no softcap" in str(reason_against(found, Workload(mask="causal+softcap(20)")))
     assert reason_against(found, Workload(mask="causal+alibi")) is None
     assert reason_against(found, Workload(mask="causal_bottom_right", seq_len=8, kv_len=4)) is None

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import mistakes, steps
+from attnbench.checking.oracle import RowMask
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.plugins import plugs
 from attnbench.workloads.masks import parse_mask
@@ -27,18 +28,18 @@ def seeded(seed: int) -> Iterator[None]:
         yield
 
 
-def scene(query_len: int, key_len: int, mask: str = "none", batch_size: int = 1) -> steps.Scene:
+def row_mask(query_len: int, key_len: int, mask: str = "none", batch_size: int = 1) -> RowMask:
     """All queries, under a mask by its name."""
-    bound = BoundMask(parse_mask(mask), (batch_size, query_len, key_len), "cpu")
-    return steps.Scene(mask=bound, rows=torch.arange(query_len))
+    sizes = (batch_size, query_len, key_len)
+    return RowMask(rule=parse_mask(mask), sizes=sizes, num_heads=1, rows=torch.arange(query_len))
 
 
 def attend(
     query: Tensor, key: Tensor, value: Tensor, mask: str = "none", changes: steps.Changes | None = None
 ) -> dict[str, Tensor]:
     """Every step by its name, for one sequence: query (H, T, K), key (H, S, K), value (H, S, V)."""
-    setting = scene(query.shape[1], key.shape[1], mask)
-    made = steps.attend(query[None], key[None], value[None], setting, changes)
+    rows = row_mask(query.shape[1], key.shape[1], mask)
+    made = steps.attend(query[None], key[None], value[None], rows, changes)
     return {name: tensor[0] for name, tensor in made.items()}
 
 
@@ -47,7 +48,7 @@ def attend_tokens(
 ) -> dict[str, Tensor]:
     """Every step by its name, for one sequence: x (T, D) and, for cross-attention, context (S, D)."""
     source = x if context is None else context
-    made = steps.attend_tokens(x[None], source[None], weights, scene(len(x), len(source), mask), changes)
+    made = steps.attend_tokens(x[None], source[None], weights, row_mask(len(x), len(source), mask), changes)
     return {name: tensor[0] for name, tensor in made.items()}
 
 
@@ -64,7 +65,7 @@ def planted(mistake: str, workload: Workload) -> steps.Changes:
 def output(name: str, weights: Weights, x: Tensor, mask: str = "none", context: Tensor | None = None) -> Tensor:
     """What the implementation of that name makes of x (B, T, D): (B, T, D), or (B, T, H*V) without `weights.out`."""
     key_len = x.shape[1] if context is None else context.shape[1]
-    bound = scene(x.shape[1], key_len, mask, x.shape[0]).mask
+    bound = BoundMask(parse_mask(mask), (x.shape[0], x.shape[1], key_len), "cpu")
     with torch.no_grad(), seeded(0):  # new layers draw numbers before they are given these weights
         made: Tensor = IMPLEMENTATIONS[name].build(weights).eval()(x, context, mask=bound)
     return made

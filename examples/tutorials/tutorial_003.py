@@ -8,6 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.checking import steps
+from attnbench.checking.oracle import RowMask
 from attnbench.contract import Weights
 from examples.tutorials.blocks import attend_tokens, output, seeded
 
@@ -46,8 +47,8 @@ def dropping_in_evaluation() -> steps.Changes:
     """The weights through a dropout layer that knows that it is not training."""
     dropout = nn.Dropout(DROPOUT).eval()
 
-    def weights(masked: Tensor, scene: steps.Scene) -> Tensor:
-        dropped: Tensor = dropout(steps.weights(masked, scene))
+    def weights(masked: Tensor, mask: RowMask) -> Tensor:
+        dropped: Tensor = dropout(steps.weights(masked, mask))
         return dropped
 
     return {"weights": weights}

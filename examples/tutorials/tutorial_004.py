@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from attnbench.checking import steps
 from attnbench.contract import Weights
-from examples.tutorials.blocks import attend_tokens, scene, seeded
+from examples.tutorials.blocks import attend_tokens, row_mask, seeded
 
 SENTENCES = ("time flies like an arrow", "fruit flies like a banana")
 NUM_HEADS, HEAD_WIDTH, EMBED_WIDTH = 2, 4, 8
@@ -47,8 +47,8 @@ def wide_scores() -> Tensor:
 def tables() -> dict[str, Tensor]:
     """Every table by its name."""
     query, key, value = (tensor[:, None] for tensor in batched())  # (B,T,K) -> (B,H=1,T,K)
-    plain = steps.attend(query, key, value, scene(4, 4, batch_size=2))
-    causal = steps.attend(query, key, value, scene(4, 4, "causal", batch_size=2))
+    plain = steps.attend(query, key, value, row_mask(4, 4, batch_size=2))
+    causal = steps.attend(query, key, value, row_mask(4, 4, "causal", batch_size=2))
     vector, products = torch.tensor(VECTOR), wide_scores()
     x, weights = words()
     split = len(SENTENCES[0].split())

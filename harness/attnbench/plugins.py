@@ -21,7 +21,7 @@ IMPLEMENTATIONS = "implementations"
 """The folder that holds them, in this project and in those that are compared."""
 PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
 OPTIONS = ("compile",)
-"""What may follow a name after a plus: the same implementation run in another way (contract/variants.py)."""
+"""What may follow a name after a plus: the same implementation run in another way (contract/loading.py)."""
 _LABELLED = re.compile(r"([^=/]+)=(.+)")
 """`LABEL=SPEC`: the name under which it takes part, where its own would not do."""
 
@@ -152,7 +152,7 @@ def digest(spec: str) -> str:
     return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
-def load(spec: str) -> Any:  # noqa: ANN401 - whatever the plug holds; contract/adapt.py makes an Implementation of it
+def load(spec: str) -> Any:  # noqa: ANN401 - whatever the plug holds; contract/loading.py makes an Implementation of it
     """Import what `name` or `path/to/file.py:Name` names.
 
     Raises:

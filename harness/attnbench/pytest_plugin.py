@@ -93,12 +93,12 @@ def _name(given: Given, default: str) -> str:
 def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Implementation":
     from attnbench.checking import agreement
     from attnbench.checking.case import reason_against
-    from attnbench.contract import adapt
+    from attnbench.contract import loading
 
-    found = adapt.implementation(given) if isinstance(given, str) else adapt.from_value(given, name)
+    found = loading.implementation(given) if isinstance(given, str) else loading.from_value(given, name)
     if reason := reason_against(found, workload):
         raise ValueError(f"{name} does not support {workload.id}: {reason}")
-    agreed = agreement.check(agreement.ground(workload, seed), found)
+    agreed = agreement.check(agreement.ask_oracle(workload, seed), found)
     if not agreed.agrees:
         raise AssertionError(f"{name} is wrong on {workload.id}: {agreed.diagnosis}")
     return found

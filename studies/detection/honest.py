@@ -8,10 +8,9 @@ import msgspec
 from attnbench import plugins
 from attnbench.checking import agreement
 from attnbench.checking.case import reason_against
-from attnbench.checking.deviation import observe
-from attnbench.checking.reference import refer_to
+from attnbench.checking.reference import observe, reference_for_inputs
 from attnbench.contract import Implementation
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import DTYPES, Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 
@@ -78,13 +77,13 @@ def _with_seed(seed: int, every: dict[str, Implementation]) -> Iterator[Trial]:
     workload = workload_of(seed)
     supported = {name: found for name, found in every.items() if reason_against(found, workload) is None}
     try:
-        grounded = agreement.ground(workload, seed)
+        references = agreement.ask_oracle(workload, seed)
     except ValueError:  # nothing to compare: a single query of width 1 that sees a single key
         return
-    bars: dict[str, Bar] = {"uniform": bar(refer_to(workload, draw_uniform(workload, seed), seed))}
-    bars |= {name: bar(made) for name, made in grounded.references.items() if name in OTHERS_TRY}
+    bars: dict[str, Bar] = {"uniform": bar(reference_for_inputs(workload, draw_uniform(workload, seed), seed))}
+    bars |= {name: bar(made) for name, made in references.by_probe.items() if name in OTHERS_TRY}
     for name, found in supported.items():
-        agreed = agreement.check(grounded, found)
+        agreed = agreement.check(references, found)
         place = {"implementation": name, "seed": seed, "workload": workload.id}
         yield Trial(**place, inputs="all", rule=OURS, is_right=agreed.agrees, error_ratio=agreed.error_ratio)  # type: ignore[arg-type]
         for inputs, against in bars.items():

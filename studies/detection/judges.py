@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.deviation import error
 from attnbench.checking.inputs import Inputs, draw_normal, generator
-from attnbench.checking.reference import Reference, answers, largest
+from attnbench.checking.reference import Reference, answers, error, largest
 from attnbench.workloads.workload import Workload
 
 OURS = "ours"
@@ -23,7 +22,7 @@ HALVES = {"bfloat16", "float16"}
 
 @dataclass(frozen=True, kw_only=True)
 class Question:
-    """One tensor of a candidate beside its reference."""
+    """One tensor of a candidate and its reference."""
 
     found: Tensor  # float64
     expected: Tensor  # float64

@@ -7,11 +7,11 @@ from functools import cache
 import msgspec
 import torch
 
-from attnbench.checking import agreement, mistaken
+from attnbench.checking import agreement
 from attnbench.checking.inputs import Inputs
 from attnbench.checking.mistakes import ALL, Mistake, Planted, catalogue
 from attnbench.checking.probes import PROBES, VacuousError
-from attnbench.checking.reference import answers, largest, refer_to
+from attnbench.checking.reference import answers, largest, reference_for_inputs
 from attnbench.workloads.workload import Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 
@@ -46,7 +46,7 @@ class Absent(msgspec.Struct, frozen=True, kw_only=True):
 
 @dataclass(frozen=True)
 class Sizes:
-    """A family of workloads, told by what differs from two heads of width 16 without a mask."""
+    """A family of workloads, by what differs from two heads of width 16 without a mask."""
 
     axes: dict[str, object]
 
@@ -121,7 +121,7 @@ def _differs(mistake: Mistake, family: int, length: int, direction: str) -> bool
 def _bar(inputs: str, workload: Workload) -> Bar | None:
     """The reference for one kind of input, or None where it has nothing to say."""
     try:
-        return bar(refer_to(workload, INPUTS[inputs](workload, 0), 0))
+        return bar(reference_for_inputs(workload, INPUTS[inputs](workload, 0), 0))
     except VacuousError:
         return None
 
@@ -129,7 +129,7 @@ def _bar(inputs: str, workload: Workload) -> Bar | None:
 def _made(planted: Planted, against: Bar, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     reference = against.reference
     inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
-    ask = mistaken.answer(reference.workload, planted, reference.rows)
+    ask = planted.answer(reference.workload, reference.rows)
     return answers(reference.workload, inputs, reference.grad_rows.to(dtype), ask)
 
 
@@ -155,7 +155,7 @@ def _judged(planted: Planted, workload: Workload) -> Iterator[Cell]:
     def cell(inputs: str, rule: str, *, is_caught: bool) -> Cell:
         return Cell(
             mistake=planted.name,
-            step=planted.mistake.step(planted.changes),
+            step=planted.mistake.step,
             dtype=workload.dtype,
             length=workload.seq_len,
             workload=workload.id,
@@ -174,7 +174,7 @@ def _judged(planted: Planted, workload: Workload) -> Iterator[Cell]:
             yield cell(inputs, rule, is_caught=not is_right)
             caught |= rule == OURS and inputs in PROBES and not is_right
     if planted.mistake.is_memory:
-        found = agreement.check(agreement.ground(workload, 0), mistaken.implementation(planted))
+        found = agreement.check(agreement.ask_oracle(workload, 0), planted.implementation())
         caught |= not found.agrees
         yield cell(RULES, OURS, is_caught=not found.agrees)
     yield cell(EVERYTHING, OURS, is_caught=caught)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.checking import oracle
-from attnbench.checking.agreement import check, ground
+from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES
 from attnbench.checking.inputs import draw_normal, generator
 from attnbench.checking.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
@@ -47,7 +47,7 @@ class LastQueryWrong(Textbook):
 def verdict(module, **axes):
     defaults = {"seq_len": 70, "num_heads": 2, "head_dim": 16, "batch_size": 2, "mask": "causal"}
     workload = Workload(**{**defaults, "direction": "forward_backward", **axes})
-    return check(ground(workload, 0), Implementation(build=module, source="a test"))
+    return check(ask_oracle(workload, 0), Implementation(build=module, source="a test"))
 
 
 def test_a_wrong_row_is_found_at_long_lengths_by_sampled_rows():
@@ -109,7 +109,7 @@ def test_a_vacuous_check_is_refused(monkeypatch):
     for probe in PROBES:
         monkeypatch.setitem(PROBES, probe, constant)
     with pytest.raises(ValueError, match="constant"):
-        ground(Workload(seq_len=4, direction="inference"), 0)
+        ask_oracle(Workload(seq_len=4, direction="inference"), 0)
 
 
 def test_a_reference_that_is_not_finite_is_refused(monkeypatch):
@@ -118,7 +118,7 @@ def test_a_reference_that_is_not_finite_is_refused(monkeypatch):
 
     monkeypatch.setitem(PROBES, "normal", broken)
     with pytest.raises(ValueError, match="not finite"):
-        ground(Workload(seq_len=4, direction="inference"), 0)
+        ask_oracle(Workload(seq_len=4, direction="inference"), 0)
 
 
 @pytest.mark.parametrize("mask", ["none", "causal", "padding", "causal_bottom_right"])
@@ -147,7 +147,7 @@ def test_the_oracle_is_attention_as_a_sentence_says_it(mask):
 def test_the_yardsticks_have_right_gradients(form, mask):
     workload = Workload(seq_len=3, kv_len=4, num_heads=2, head_dim=2, mask=mask)
     tensors = [tensor.requires_grad_() for tensor in draw_normal(workload, 0).tensors.values()]
-    under = oracle.masking(workload, torch.arange(3))
+    under = oracle.row_mask(workload, torch.arange(3))
     assert torch.autograd.gradcheck(lambda *qkv: form(*qkv, under), tensors)
 
 

@@ -8,21 +8,21 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attnbench.checking import mistaken, oracle
-from attnbench.checking.agreement import Ground, check, ground
+from attnbench.checking import oracle, steps
+from attnbench.checking.agreement import References, ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, bind, reason_against
 from attnbench.checking.inputs import generator
 from attnbench.checking.mistakes import Mistake, Planted, catalogue, names
 from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
-from attnbench.checking.reference import answers, largest, refer, scales_of
+from attnbench.checking.reference import answers, largest, reference_for_probe, scales_of
 from attnbench.checking.rules import LAYOUTS
-from attnbench.checking.steps import Scene
 from attnbench.contract import Implementation
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload
 
-TEXTBOOK = Planted(mistake=Mistake(name="none", words="all is well", changes={}), words="all is well", changes={})
-HONEST = {"textbook": mistaken.implementation(TEXTBOOK)}
+NO_MISTAKE = Mistake(name="none", step="scores", words="all is well", replacement=steps.scores)
+TEXTBOOK = Planted(mistake=NO_MISTAKE, words="all is well", changes={})
+HONEST = {"textbook": TEXTBOOK.implementation()}
 HONEST |= {name: implementation(name) for name in ("fused", "chunked", "sdpa")}
 CLEARLY = 1e-3
 NOTHING_TO_CHECK = "constant|overflows|alike"
@@ -85,10 +85,10 @@ def points(draw, **fixed):
     return Workload(**(axes | fixed))
 
 
-def grounded(point: Workload) -> Ground:
+def references(point: Workload) -> References:
     """The ground of a workload that has something to check."""
     try:
-        return ground(point, 0)
+        return ask_oracle(point, 0)
     except ValueError as told:
         assume(re.search(NOTHING_TO_CHECK, str(told)) is None)
         raise
@@ -114,7 +114,7 @@ def laid_out(layout: str) -> Callable[..., Tensor]:
 @profile(60)
 @given(point=points(), layout=st.sampled_from([None, *LAYOUTS]))
 def test_an_honest_form_is_never_rejected(point, layout):
-    judge = grounded(point)
+    judge = references(point)
     for name, form in HONEST.items():
         assert reason_against(form, point) is None
         found = check(judge, form if layout is None else changed(form, laid_out(layout)))
@@ -124,10 +124,8 @@ def test_an_honest_form_is_never_rejected(point, layout):
 
 def differs_clearly(point: Workload, planted: Planted) -> bool:
     """Whether the mistake's exact answer to the normal probe is far from the right one, in some tensor."""
-    reference = refer(point, "normal", 0)
-    made = answers(
-        point, reference.drawn, reference.grad_rows.double(), mistaken.answer(point, planted, reference.rows)
-    )
+    reference = reference_for_probe(point, "normal", 0)
+    made = answers(point, reference.drawn, reference.grad_rows.double(), planted.answer(point, reference.rows))
     scales = scales_of(reference.expected)
     clearly = max(CLEARLY, ROUNDINGS * torch.finfo(TORCH_DTYPES[point.dtype]).eps)
     return any(not largest(made[name], right) <= clearly * scales[name] for name, right in reference.expected.items())
@@ -139,9 +137,9 @@ def test_a_mistake_that_makes_a_clear_difference_is_rejected(point, data):
     every = [planted for planted in catalogue(point) if not planted.mistake.is_memory]
     name = data.draw(st.sampled_from(sorted({planted.name for planted in every})))
     planted = data.draw(st.sampled_from([planted for planted in every if planted.name == name]))
-    judge = grounded(point)
-    assume("normal" in judge.references and differs_clearly(point, planted))
-    found = check(judge, mistaken.implementation(planted))
+    judge = references(point)
+    assume("normal" in judge.by_probe and differs_clearly(point, planted))
+    found = check(judge, planted.implementation())
     assert not found.agrees
     assert found.diagnosis
 
@@ -151,7 +149,7 @@ def test_a_mistake_that_makes_a_clear_difference_is_rejected(point, data):
 def test_every_probe_is_vacuous_or_has_finite_inputs_and_a_finite_reference(point, seed):
     for probe in PROBES:
         try:
-            reference = refer(point, probe, seed)
+            reference = reference_for_probe(point, probe, seed)
         except VacuousError:  # any other error, such as a reference that is not finite, is none that may be
             continue
         for name, right in reference.expected.items():
@@ -193,13 +191,12 @@ def test_products_of_large_queries_and_keys_fit_the_dtype(point, seed):
 
 @profile(200)
 @given(point=points(), data=st.data())
-def test_rule_steps_oracle_and_bound_mask_see_the_same_keys(point, data):
+def test_rule_oracle_and_bound_mask_see_the_same_keys(point, data):
     chosen = data.draw(st.lists(st.integers(0, point.seq_len - 1), min_size=1, unique=True).map(sorted))
     rows, sizes = torch.tensor(chosen), (point.batch_size, point.seq_len, point.kv_len)
     dense = torch.from_numpy(point.mask_rule.dense(*sizes).copy())[:, rows]
     bound = bind(point)
-    assert torch.equal(Scene(mask=bound, rows=rows).seen[:, 0], dense)
-    assert torch.equal(oracle.seen_rows(point, rows), dense)
+    assert torch.equal(oracle.row_mask(point, rows).seen[:, 0], dense)
     visible = torch.ones(1, 1, 1, 1, dtype=torch.bool) if bound.visible is None else bound.visible
     assert torch.equal(visible.expand(sizes[0], 1, *sizes[1:])[:, 0, rows], dense)
     everyone = torch.from_numpy(point.mask_rule.dense(*sizes).copy())
@@ -237,12 +234,12 @@ def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kin
         made = right(query, key, value, mask)
         return made * 0 + GARBAGE[kind](made.detach())  # still of the graph, so that it has gradients
 
-    judge = grounded(point)
+    judge = references(point)
     found = check(judge, changed(HONEST[form], spoil))
     assert not found.agrees
     place = PLACE.search(found.diagnosis)
     assert place is not None, found.diagnosis
-    probe = judge.references[place[2]]
+    probe = judge.by_probe[place[2]]
     shape = list(probe.expected[place[1]].shape)
     if place[1] == "output":
         shape[-2] = point.seq_len
@@ -250,5 +247,5 @@ def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kin
     assert len(index) == len(shape)
     assert all(part < size for part, size in zip(index, shape, strict=True))
     finders = found.diagnosis.rpartition("; found by: ")[2]
-    assert all(name in finders for name in judge.references)
+    assert all(name in finders for name in judge.by_probe)
     assert set(found.mistakes) <= set(names())

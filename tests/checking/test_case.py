@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from attnbench.checking.case import copied, fill, place
-from attnbench.checking.deviation import error, observe
 from attnbench.checking.inputs import draw_normal
-from attnbench.checking.reference import refer
+from attnbench.checking.reference import error, observe, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.processes.worker.bench import Bench
 from attnbench.storage.records import Arm
@@ -44,7 +43,7 @@ def test_check_and_timer_call_with_tensors_that_lie_as_asked(layout, direction, 
     Watching.seen = []
     watching = Implementation(build=Watching, source="a test")
     point = laid(layout, direction=direction, dtype=dtype)
-    reference = refer(point, "needles", 0)
+    reference = reference_for_probe(point, "needles", 0)
     found = observe(watching, reference)
     assert all(error(name, tensor, reference).agrees for name, tensor in found.items())
     assert set(found) == set(reference.expected)
@@ -91,7 +90,7 @@ def test_who_reads_an_expanded_tensor_as_contiguous_is_found():
     Watching.seen = []
     reading = Implementation(build=Reading, source="a test")
     for layout, agrees in (("contiguous", True), ("transposed", False), ("expanded", False), ("broadcast", False)):
-        reference = refer(laid(layout), "normal", 0)
+        reference = reference_for_probe(laid(layout), "normal", 0)
         found = observe(reading, reference)
         assert error("output", found["output"], reference).agrees == agrees, layout
 

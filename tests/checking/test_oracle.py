@@ -29,8 +29,8 @@ def test_the_largest_score_of_a_row_is_within_the_bound_which_a_bias_widens_and_
     point = Workload(batch_size=2, seq_len=40, kv_len=30, num_heads=3, head_dim=4, mask=mask)
     inputs, rows = draw_normal(point, 0), torch.arange(40)
     query, key, _ = oracle.heads(point, inputs, rows)
-    under = oracle.masking(point, rows)
-    largest = under.changed(query @ key.transpose(-2, -1) / 2).where(under.seen[:, None], -torch.inf).amax(dim=-1)
+    shown = oracle.row_mask(point, rows)
+    largest = shown.changed(query @ key.transpose(-2, -1) / 2).where(shown.seen, -torch.inf).amax(dim=-1)
     bound = oracle.score_bound(point, inputs, rows)
     assert float(largest.abs().max()) <= bound
     without = oracle.score_bound(Workload(**(point.axes() | {"mask": "none"})), inputs, rows)

@@ -7,9 +7,9 @@ import pytest
 import torch
 
 from attnbench.checking import rules
-from attnbench.checking.reference import refer
+from attnbench.checking.reference import reference_for_probe
 from attnbench.contract import Attention, Implementation
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
 
 
@@ -79,7 +79,9 @@ def trial(module, **axes):
     sizes = {"batch_size": 2, "seq_len": 20, "num_heads": 2, "head_dim": 8, "mask": "causal", "direction": "inference"}
     workload = Workload(**(sizes | axes))
     made = Implementation(build=module, source="a test")
-    return rules.Trial(made, refer(workload, "normal", 0), refer(workload, "needles", 0))
+    return rules.Candidate(
+        made, reference_for_probe(workload, "normal", 0), reference_for_probe(workload, "needles", 0)
+    )
 
 
 def broken(module, **axes):
@@ -131,7 +133,9 @@ def test_to_refuse_a_layout_is_noted_and_decides_nothing():
 def test_what_is_known_of_nan_is_noted_with_its_reason_and_nothing_else_is(wrong):
     found = trial(wrong)
     known = dict.fromkeys(rules.DECIDING, "a reason")
-    excused = rules.Trial(dataclasses.replace(found.implementation, known=known), found.normal, found.other)
+    excused = rules.Candidate(
+        dataclasses.replace(found.implementation, known_failures=known), found.normal, found.other
+    )
     before, after = ({each.rule: each for each in rules.examine(one)} for one in (found, excused))
     told = [{name: (each.holds, each.is_noted) for name, each in one.items()} for one in (before, after)]
     changed = {name for name in before if told[0][name] != told[1][name]}  # the size of what is random differs

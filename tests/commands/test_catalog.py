@@ -48,7 +48,7 @@ def test_what_a_machine_lacks_may_be_left_out_of_account():
 def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
     import torch
 
-    from attnbench.checking.dropout_check import examine
+    from attnbench.checking.dropout import examine
     from attnbench.contract.adapters import adapt, packed
     from attnbench.workloads.workload import Workload
 
@@ -74,8 +74,8 @@ def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
 
 
 def test_a_function_takes_part_under_dropout_by_its_parameter(tmp_path):
-    from attnbench.checking.dropout_check import examine
-    from attnbench.contract.adapt import implementation
+    from attnbench.checking.dropout import examine
+    from attnbench.contract.loading import implementation
     from attnbench.workloads.workload import Workload
 
     (tmp_path / "mine.py").write_text(

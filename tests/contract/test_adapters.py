@@ -7,11 +7,10 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from attnbench.checking.agreement import check, ground
+from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
 from attnbench.checking.inputs import draw_weights
-from attnbench.contract import adapt as forms
-from attnbench.contract import repeat_heads
+from attnbench.contract import loading, repeat_heads
 from attnbench.contract.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload
 
@@ -152,7 +151,7 @@ WRONG = {
 
 def judge(found, point):
     assert reason_against(found, point) is None
-    return check(ground(point, 0), found)
+    return check(ask_oracle(point, 0), found)
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -264,9 +263,9 @@ def test_a_value_in_a_file_takes_part_and_a_bare_module_is_told_of_adapters(tmp_
         "from torch import nn\nfrom attnbench.contract.adapters import adapt, packed\n"
         "mine = adapt(lambda sizes: nn.Identity(), packed('qkv', out='proj'))\nclass Bare(nn.Module): ...\n"
     )
-    assert forms.implementation(f"{file}:mine").source == f"{file}:mine"
+    assert loading.implementation(f"{file}:mine").source == f"{file}:mine"
     with pytest.raises(ValueError, match=re.escape("attnbench.contract.adapters (docs/adapters.md)")):
-        forms.implementation(f"{file}:Bare")
+        loading.implementation(f"{file}:Bare")
 
 
 def test_an_adapter_takes_masks_that_change_scores_only_where_it_lists_them():

@@ -5,9 +5,9 @@ import torch
 
 from attnbench import plugins
 from attnbench.analysis.results import read
-from attnbench.checking.agreement import check, ground
+from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes import session as run
 from attnbench.processes.failure import describe
@@ -32,7 +32,7 @@ def test_every_implementation_agrees_on_the_device(name, dtype, scope):
     found = implementation(name)
     if reason := reason_against(found, workload):
         pytest.skip(reason)
-    agreed = check(ground(workload, 0), found)
+    agreed = check(ask_oracle(workload, 0), found)
     assert agreed.agrees, agreed.diagnosis
 
 

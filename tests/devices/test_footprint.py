@@ -6,7 +6,7 @@ import torch
 
 from attnbench.checking.case import Case, bind, build, place
 from attnbench.checking.inputs import draw_normal
-from attnbench.contract.adapt import from_value
+from attnbench.contract.loading import from_value
 from attnbench.devices import cuda, device
 from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs

@@ -4,7 +4,7 @@ from functools import cache
 
 import pytest
 
-from attnbench.checking.agreement import Ground, check, ground
+from attnbench.checking.agreement import References, ask_oracle, check
 from attnbench.checking.case import reason_against
 from attnbench.contract import Implementation
 from attnbench.plugins import plugs
@@ -46,13 +46,13 @@ PAIRS = [
 
 
 @cache
-def grounded(point: Workload) -> Ground:
-    return ground(point, 0)
+def references(point: Workload) -> References:
+    return ask_oracle(point, 0)
 
 
 @pytest.mark.parametrize(("name", "point"), PAIRS)
 def test_it_agrees_along_the_axis(name: str, point: Workload) -> None:
-    found = check(grounded(point), IMPLEMENTATIONS[name])
+    found = check(references(point), IMPLEMENTATIONS[name])
     assert found.agrees, found.diagnosis
 
 

@@ -8,12 +8,12 @@ import torch
 from torch.nn.attention.flex_attention import flex_attention
 
 from attnbench import plugins
-from attnbench.checking.agreement import check, ground
+from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import bind, build, place
 from attnbench.checking.inputs import draw_normal
 from attnbench.contract import Attention
-from attnbench.contract.adapt import implementation
 from attnbench.contract.compiled import NotOneGraphError, compile_whole, settle
+from attnbench.contract.loading import implementation
 from attnbench.contract.requirements import missing_compiler
 from attnbench.processes.failure import describe
 from attnbench.reports import style
@@ -34,7 +34,7 @@ def _captured_only(monkeypatch):
         settle()
         return torch.compile(function, backend="eager", dynamic=False, fullgraph=True)
 
-    monkeypatch.setattr("attnbench.contract.variants.compile_whole", capture)
+    monkeypatch.setattr("attnbench.contract.loading.compile_whole", capture)
     torch.compiler.reset()
     counters.clear()
     yield
@@ -120,7 +120,7 @@ def test_a_variant_agrees_and_is_captured_before_the_second_call(name, direction
 @pytest.mark.usefixtures("_captured_only")
 def test_a_variant_is_judged_as_any_other():
     point = Workload(**(SMALL | {"mask": "padding", "direction": "forward_backward"}))
-    assert check(ground(point, 0), implementation("fused+compile")).agrees
+    assert check(ask_oracle(point, 0), implementation("fused+compile")).agrees
 
 
 @pytest.mark.usefixtures("_captured_only")

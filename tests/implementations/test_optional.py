@@ -14,8 +14,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attnbench.checking.agreement import check, ground
-from attnbench.contract import Implementation, everything, missing_compiler, missing_package
+from attnbench.checking.agreement import ask_oracle, check
+from attnbench.contract import Implementation, missing_compiler, missing_package, supports_everything
 from attnbench.plugins import plugs
 from attnbench.workloads.workload import Workload
 
@@ -227,7 +227,7 @@ def test_what_a_kernel_is_handed_is_right(name, monkeypatch):
         on_cuda = Workload(**(sizes | batch | axes), device="cuda", dtype="bfloat16")
         if found.unsupported(on_cuda) is None:
             point = Workload(**(sizes | batch | axes))
-            judged = check(ground(point, 0), dataclasses.replace(found, unsupported=everything))
+            judged = check(ask_oracle(point, 0), dataclasses.replace(found, unsupported=supports_everything))
             assert judged.agrees, f"{point.id}: {judged.diagnosis}"
             tried += 1
     assert tried >= FEWEST.get(name, 5)

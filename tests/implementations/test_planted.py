@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from attnbench.checking.agreement import Ground, check, ground
+from attnbench.checking.agreement import References, ask_oracle, check
 from attnbench.checking.mistakes import catalogue
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.plugins import plugs
 from attnbench.workloads.workload import Workload
 from tests.implementations.edits import BY_TILES, EDITS
@@ -34,15 +34,15 @@ def copied(folder, file, changed):
 
 
 @cache
-def grounded(point: Workload) -> Ground:
-    return ground(point, 0)
+def references(point: Workload) -> References:
+    return ask_oracle(point, 0)
 
 
 def judged(copy, point):
     torch.manual_seed(0)
     found = implementation(f"{copy}:IMPLEMENTATION")
     assert found.unsupported(point) is None
-    return check(grounded(point), found)
+    return check(references(point), found)
 
 
 def words_of(name, point):

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from attnbench.checking import oracle
-from attnbench.inspection import beside, look, page, sentence, softness, tables
+from attnbench.checking.diagnosis import recover_weights
+from attnbench.inspection import look, page, text, walkthrough
 
 FACTS = json.loads((Path(__file__).parents[1] / "tutorials" / "facts.json").read_text(encoding="utf-8"))
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -18,12 +19,12 @@ GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")
 
 @pytest.mark.parametrize("settings", [(), GROUPED, ("mask=none",), ("mask=sliding_window(2)", "embed_dim=12"), CAPPED])
 def test_each_step_is_the_oracles(settings):
-    point = sentence.workload(5, settings, seed=3)
-    given = sentence.inputs(TIME.split(), point)
-    walk = look.walk(tuple(TIME.split()), point, given)
+    point = walkthrough.workload(5, settings, seed=3)
+    given = walkthrough.inputs(TIME.split(), point)
+    walk = walkthrough.walk(tuple(TIME.split()), point, given)
     x = given.tensors["x"]
     query, key, value = oracle.project(x, x, given.weights)
-    under = oracle.masking(point, torch.arange(5))
+    under = oracle.row_mask(point, torch.arange(5))
 
     def attend(values):
         return oracle.attend(query, key, values, under)
@@ -33,36 +34,36 @@ def test_each_step_is_the_oracles(settings):
         "query": query,
         "key": key,
         "value": value,
-        "weights": beside.revealed(attend, value),
+        "weights": recover_weights(attend, value),
         "context": attend(value),
         "output": oracle.answer(point, given, torch.arange(5)),
     }
     for name, tensor in expected.items():
         np.testing.assert_allclose(walk.step(name).values, tensor.numpy(), rtol=1e-12, atol=1e-14)
     scores, masked = walk.step("scores").values, walk.step("masked scores").values
-    hidden = ~np.broadcast_to(under.seen.numpy()[:, None], scores.shape)
+    hidden = ~np.broadcast_to(under.seen.numpy(), scores.shape)
     assert (masked[hidden] == -np.inf).all()
     assert (masked[~hidden] == scores[~hidden]).all() == (not point.mask_rule.changes_scores)
     np.testing.assert_allclose(np.log(walk.step("weights").values[~hidden]).max(), 0.0, atol=5)
 
 
 def test_shapes_are_told_with_letters():
-    (walk,) = look.look("fused", [TIME], GROUPED).walks
+    (walk,) = look("fused", [TIME], GROUPED).walks
     assert walk.step("query").shape == "(B=1, H=4, T=5, K=4)"
     assert walk.step("value").shape == "(B=1, G=2, S=5, V=3)"
     assert walk.step("weights").shape == "(B=1, H=4, T=5, S=5)"
 
 
 def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed():
-    point = sentence.workload(5, (), seed=0)
-    first, second = (sentence.embed(told.split(), point) for told in (TIME, FRUIT))
+    point = walkthrough.workload(5, (), seed=0)
+    first, second = (walkthrough.embed(told.split(), point) for told in (TIME, FRUIT))
     assert torch.equal(first[1], second[1])  # flies
     assert not torch.equal(first[0], second[0])
-    assert not torch.equal(first, sentence.embed(TIME.split(), sentence.workload(5, (), seed=1)))
+    assert not torch.equal(first, walkthrough.embed(TIME.split(), walkthrough.workload(5, (), seed=1)))
 
 
 def test_two_sentences_share_their_weights_and_are_joined_too():
-    found = look.look("fused", [TIME, FRUIT], ["mask=none"])
+    found = look("fused", [TIME, FRUIT], ["mask=none"])
     one, two = found.walks
     assert one.words == tuple(TIME.split())
     assert two.words == tuple(FRUIT.split())
@@ -71,48 +72,51 @@ def test_two_sentences_share_their_weights_and_are_joined_too():
     scores = found.joined.step("scores").values
     np.testing.assert_allclose(scores[..., :5, :5], one.step("scores").values, rtol=1e-12)
     np.testing.assert_allclose(scores[..., 5:, 5:], two.step("scores").values, rtol=1e-12)
-    assert set(page.pictures.draw(found)) == {"weights", "joined", "mask", "beside", "scaling"}
+    assert set(page.draw(found)) == {"weights", "joined", "mask", "beside", "scaling"}
 
 
 @pytest.mark.parametrize("example", FACTS["003"]["softmax_examples"])
 def test_the_softmax_examples_of_tutorial_003(example):
-    (made,) = [each for each in softness.examples() if list(each.scores) == example["logits"]]
+    (made,) = [each for each in walkthrough.examples() if list(each.scores) == example["logits"]]
     np.testing.assert_allclose(made.weights, example["weights"], atol=1e-4)
 
 
 def test_a_vector_times_100_saturates_as_in_tutorial_004():
-    vector, larger = softness.examples()[:2]
+    vector, larger = walkthrough.examples()[:2]
     assert larger.scores == tuple(100 * score for score in vector.scores)
     assert max(vector.weights) < 0.3
     np.testing.assert_allclose(sorted(larger.weights), [0, 0, 0, 0, 1], atol=1e-8)
 
 
 def test_softness_by_value():
-    alike, alone = softness.softness("", torch.zeros(3, 8).double()), softness.softness("", torch.eye(8).double() * 1e4)
+    alike, alone = (
+        walkthrough.softness("", torch.zeros(3, 8).double()),
+        walkthrough.softness("", torch.eye(8).double() * 1e4),
+    )
     assert (alike.largest, alike.entropy) == (0.125, 3.0)
     assert (alone.largest, alone.entropy) == (1.0, 0.0)
 
 
 def test_without_the_scale_the_largest_weight_grows_with_the_width():
-    growth = softness.growth(0)
+    growth = walkthrough.growth(0)
     assert growth.without[-1, 1] > 0.99
     assert (growth.with_scale[2:, 1] < 0.3).all()
     np.testing.assert_array_equal(growth.with_scale[0], growth.without[0])  # K = 1
 
 
 def test_what_a_mask_changes():
-    found = look.look("fused", [TIME], ["mask=none"])
-    effect = found.walks[0].masking
+    found = look("fused", [TIME], ["mask=none"])
+    effect = found.walks[0].mask
     assert (effect.mask, effect.is_chosen) == ("causal", False)
     np.testing.assert_array_equal(effect.without, found.walks[0].step("weights").values[0])
-    causal = look.look("fused", [TIME]).walks[0]
-    np.testing.assert_array_equal(causal.masking.under, causal.step("weights").values[0])
-    np.testing.assert_array_equal(effect.under, causal.masking.under)
-    assert "hides 10 of 25 pairs" in tables.masking(causal)
-    whole = look.look("fused", [TIME], ["mask=padding(5)"]).walks[0]
-    assert "hides none of the 25 pairs" in tables.masking(whole)
-    nothing = look.look("fused", [TIME], ["mask=padding(0)"]).walks[0]
-    assert "sees no key" in tables.masking(nothing)
+    causal = look("fused", [TIME]).walks[0]
+    np.testing.assert_array_equal(causal.mask.under, causal.step("weights").values[0])
+    np.testing.assert_array_equal(effect.under, causal.mask.under)
+    assert "hides 10 of 25 pairs" in text.mask_sentences(causal)
+    whole = look("fused", [TIME], ["mask=padding(5)"]).walks[0]
+    assert "hides none of the 25 pairs" in text.mask_sentences(whole)
+    nothing = look("fused", [TIME], ["mask=padding(0)"]).walks[0]
+    assert "sees no key" in text.mask_sentences(nothing)
 
 
 @pytest.mark.parametrize(
@@ -131,4 +135,4 @@ def test_what_a_mask_changes():
 )
 def test_wrong_usage_says_what_is_allowed(sentences, settings, said):
     with pytest.raises(ValueError, match=said):
-        look.look("fused", sentences, settings)
+        look("fused", sentences, settings)

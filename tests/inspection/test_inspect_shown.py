@@ -14,7 +14,7 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.inspection import look, page, tables, text
+from attnbench.inspection import look, page, text
 from tests.test_cli import attnbench
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -23,7 +23,7 @@ EVIL = 'fruit <script>alert(1)</script> "quoted" & \x1b[31mred [bold]not[/bold]'
 
 
 def found_in(name, *sentences, settings=()):
-    return look.look(f"{SLIPS}:{name}", sentences or [TIME], settings)
+    return look(f"{SLIPS}:{name}", sentences or [TIME], settings)
 
 
 def shown(found, width=100):
@@ -64,10 +64,10 @@ def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
 
 
 def test_a_page_takes_the_place_of_an_earlier_one(tmp_path):
-    two = page.write(look.look("fused", [TIME, FRUIT]), tmp_path)
+    two = page.write(look("fused", [TIME, FRUIT]), tmp_path)
     assert tmp_path / "joined.svg" in two
     page.prepare(tmp_path)
-    page.write(look.look("torch_mha", [TIME]), tmp_path)
+    page.write(look("torch_mha", [TIME]), tmp_path)
     left = {path.name for path in tmp_path.iterdir()}
     assert left == {"inspect.html"} | {
         f"{stem}.{end}" for stem in ("weights", "mask", "scaling") for end in ("svg", "png")
@@ -75,11 +75,11 @@ def test_a_page_takes_the_place_of_an_earlier_one(tmp_path):
 
 
 def test_tables_are_aligned_and_fit_the_terminal():
-    found = look.look("fused", ["注意力 is all you need", "a b c d e f g h i j k l m"], ["num_heads=1", "head_dim=16"])
+    found = look("fused", ["注意力 is all you need", "a b c d e f g h i j k l m"], ["num_heads=1", "head_dim=16"])
     for line in shown(found, width=80).splitlines():
         assert cell_len(line) <= 80
-    table = tables.of_step(found.walks[0], found.walks[0].step("weights"))[0]
-    assert len({cell_len(line) for line in text.lines_of(table)[1:]}) == 1
+    table = text.step_tables(found.walks[0], found.walks[0].step("weights"))[0]
+    assert len({cell_len(line) for line in table.lines()[1:]}) == 1
 
 
 @pytest.mark.parametrize(
@@ -94,7 +94,7 @@ def test_tables_are_aligned_and_fit_the_terminal():
     ],
 )
 def test_numbers_have_as_many_digits_as_they_need(values, expected):
-    assert tables.shown(np.array(values)) == expected
+    assert text.formatted(np.array(values)) == expected
 
 
 def test_the_command_prints_draws_and_exits_as_it_found(tmp_path):

@@ -11,7 +11,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch_tb_profiler.profiler.data import RunProfileData
 
 from attnbench import plugins
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.processes import profiling
 from attnbench.processes.worker.bench import Bench
 from attnbench.storage.events import Plan, VisitFinished

@@ -4,9 +4,9 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.checking.agreement import check, ground
+from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.mistakes import catalogue
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.storage.records import Agreement
 from attnbench.workloads.workload import Workload
 
@@ -26,7 +26,7 @@ QUIRKS = [
 
 
 def judged(name: str, workload: Workload) -> Agreement:
-    return check(ground(workload, 0), implementation(f"{LEARNERS}:{name}"))
+    return check(ask_oracle(workload, 0), implementation(f"{LEARNERS}:{name}"))
 
 
 @pytest.mark.parametrize("direction", ["inference", "forward_backward"])

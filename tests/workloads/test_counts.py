@@ -9,7 +9,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.checking.case import build, output_shape, place, reason_against
 from attnbench.checking.inputs import draw_normal
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.workloads import counts
 from attnbench.workloads.masks import masks
 from attnbench.workloads.workload import DTYPE_BYTES, Workload

@@ -1,8 +1,8 @@
 """What is wrong with a candidate that disagrees, in words: the nearest known mistake, the first step that differs.
 
-The candidate's answers are held against those of every mistake of the catalogue, by the rule of the check itself. Two
-mistakes whose answers are the same here are both named. What no mistake explains is told by what it does: which keys
-have weight, whether its weights add up to 1.
+The candidate's answers are compared with those of every mistake of the catalogue, by the rule of the check itself. Two
+mistakes with the same answers at this workload are both named. Where no mistake explains the answers, the diagnosis
+describes the weights that the candidate uses: which keys have weight, whether a query's weights add up to 1.
 """
 
 import math
@@ -13,10 +13,18 @@ import msgspec
 import torch
 from torch import Tensor
 
-from attnbench.checking import mistaken, reveal
-from attnbench.checking.deviation import allowed, observe
+from attnbench.checking import oracle
+from attnbench.checking.case import build
 from attnbench.checking.mistakes import Planted, catalogue
-from attnbench.checking.reference import Reference, answers, largest, refer, rounding_band, scales_of
+from attnbench.checking.reference import (
+    Reference,
+    answers,
+    largest,
+    observe,
+    reference_for_probe,
+    rounding_band,
+    scales_of,
+)
 from attnbench.contract import Implementation
 from attnbench.storage.records import Agreement, TensorError
 from attnbench.timing.prediction import at_length
@@ -26,7 +34,7 @@ MOST_SCORES = 2**20
 """Up to this many scores a failing workload is diagnosed as it is; else at SHORT_LEN, where it fails there too."""
 SHORTLIST = 16
 MATCH = 4.0
-"""A mistake explains a tensor that is within this many times what is allowed of the mistake's own answer."""
+"""A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
 ROUNDING_SPAN = 8.0
 FACTOR_SPREAD = 0.1
 RANDOM_MISTAKES = ("dropout_in_evaluation", "dropout_without_rescaling")
@@ -35,11 +43,17 @@ RULE_MISTAKES = {
     "outputs apart": "stale_output_buffer",
     "layouts": "read_as_contiguous",
 }
+UNKNOWN = "No known mistake explains it."
+SMALL_WEIGHT = 1e-3
+"""The ratio to a right weight below this says nothing."""
+CLOSE = 0.05
+WEIGHT_ROUNDINGS = 16
+"""Weights that are off by no more than this many roundings are right."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """The words, the mistakes that it could be, the first step that differs ("" where it is not known)."""
+    """The words, the names of the mistakes that it could be, the first step that differs ("" where unknown)."""
 
     words: str
     mistakes: tuple[str, ...] = ()
@@ -48,35 +62,43 @@ class Diagnosis:
 
 @dataclass(frozen=True, kw_only=True)
 class Evidence:
-    """What a candidate answered to some probes."""
+    """What a candidate answered to one probe."""
 
     reference: Reference
-    found: dict[str, Tensor]  # float64 on the CPU
+    observed: dict[str, Tensor]  # float64 on the CPU
 
     def is_wrong(self, name: str) -> bool:
-        """Whether that tensor is further off than it may be."""
-        return not largest(self.found[name], self.reference.expected[name]) <= allowed(name, self.reference)
+        """Whether that tensor's error exceeds its tolerance."""
+        error = largest(self.observed[name], self.reference.expected[name])
+        return not error <= self.reference.tolerance(name)
+
+    @property
+    def is_finite(self) -> bool:
+        """Whether every value of the output is finite."""
+        return bool(self.observed["output"].isfinite().all())
+
+    @property
+    def own_dtype(self) -> torch.dtype:
+        """The workload's dtype."""
+        return self.reference.inputs.weights.query.dtype
 
     @property
     def dtype(self) -> torch.dtype:
-        """In what dtype a mistake answers: in float64, but where something overflowed, in the candidate's own."""
-        is_finite = bool(self.found["output"].isfinite().all())
-        return torch.float64 if is_finite else self.reference.inputs.weights.query.dtype
+        """The dtype in which mistakes answer: float64, but where something overflowed the candidate's own."""
+        return torch.float64 if self.is_finite else self.own_dtype
 
     @property
     def names(self) -> list[str]:
         """The compared tensors; where the output is not finite, the output alone, since NaN spreads to gradients."""
-        names = [name for name in self.found if name in self.reference.expected]
-        return names if self.found["output"].isfinite().all() else ["output"]
+        return [name for name in self.observed if name in self.reference.expected] if self.is_finite else ["output"]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """How well a mistake explains the evidence: the largest error over what is allowed."""
+    """A mistake and how well it explains the evidence: the largest error over its tolerance."""
 
     planted: Planted
     error_ratio: float
-    answers: tuple[dict[str, Tensor], ...]
 
 
 def explain(
@@ -86,7 +108,7 @@ def explain(
     seed: int,
     on_step: Callable[[], object] = lambda: None,
 ) -> Diagnosis:
-    """The diagnosis of a candidate that disagrees; what it raises while being asked again passes through.
+    """The diagnosis of a candidate that disagrees; what it raises while it is called again passes through.
 
     `on_step` is called before each known mistake is tried: all of them together may take long.
     """
@@ -97,29 +119,34 @@ def explain(
     place = describe(wrong)
     evidence = gather(implementation, references, seed)
     matches = match(evidence, on_step)
-    if not matches:
-        factor = _factor(evidence)
-        if factor is not None:
-            return Diagnosis(words=f"The output is {factor:.6g} times what it should be. {place}", step="output")
-        guess = _by_its_weights(implementation, evidence)
-        random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
-        if random is not None and not guess.mistakes:
-            words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
-            return Diagnosis(words=f"{words} {place}", mistakes=RANDOM_MISTAKES, step="weights")
-        return Diagnosis(words=f"{guess.words} {place}", mistakes=guess.mistakes, step=guess.step)
+    if matches:
+        return _by_matches(matches, place)
+    factor = _factor(evidence)
+    if factor is not None:
+        return Diagnosis(words=f"The output is {factor:.6g} times what it should be. {place}", step="output")
+    guess = _by_weights(implementation, evidence)
+    random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
+    if random is not None and not guess.mistakes:
+        words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
+        return Diagnosis(words=f"{words} {place}", mistakes=RANDOM_MISTAKES, step="weights")
+    return Diagnosis(words=f"{guess.words} {place}", mistakes=guess.mistakes, step=guess.step)
+
+
+def _by_matches(matches: list[Match], place: str) -> Diagnosis:
+    """Name the best match, and those that cannot be distinguished from it."""
     first = matches[0].planted
-    names = tuple(dict.fromkeys(found.planted.name for found in matches))
-    step = first.mistake.step(first.changes)
-    told = f"It looks as if {first.words}."
-    others = [found.planted.words for found in matches[1:] if found.planted.name != first.name]
+    words = f"It looks as if {first.words}."
+    others = [each.planted.words for each in matches[1:] if each.planted.name != first.name]
     if others:
-        told += f" On this workload that cannot be told from: {'; '.join(dict.fromkeys(others))}."
+        words += f" On this workload that cannot be distinguished from: {'; '.join(dict.fromkeys(others))}."
+    step = first.mistake.step
     where = f"the backward pass of {step}" if first.mistake.is_gradient else step
-    return Diagnosis(words=f"{told} First step that differs: {where}. {place}", mistakes=names, step=step)
+    names = tuple(dict.fromkeys(each.planted.name for each in matches))
+    return Diagnosis(words=f"{words} First step that differs: {where}. {place}", mistakes=names, step=step)
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
-    """The candidate's answers, at a short length where it is wrong there too, since more can be told from these."""
+    """The candidate's answers; at a short length, where more can be recognised, if it is wrong there too."""
     given = [_ask(implementation, reference) for reference in references.values()]
     workload = next(iter(references.values())).workload
     num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
@@ -127,84 +154,87 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
         return given
     short = at_length(workload, min(SHORT_LEN, workload.seq_len))
     try:
-        at_short = [_ask(implementation, refer(short, probe, seed)) for probe in references]
-    except Exception:  # noqa: BLE001 - this length may be none of its own
+        at_short = [_ask(implementation, reference_for_probe(short, probe, seed)) for probe in references]
+    except Exception:  # noqa: BLE001 - the candidate may not support this length
         return given
     return at_short if any(each.is_wrong(name) for each in at_short for name in each.names) else given
 
 
 def _ask(implementation: Implementation, reference: Reference) -> Evidence:
-    found = observe(implementation, reference)
-    return Evidence(reference=reference, found={name: tensor.detach().double().cpu() for name, tensor in found.items()})
+    observed = observe(implementation, reference)
+    return Evidence(
+        reference=reference, observed={name: tensor.detach().double().cpu() for name, tensor in observed.items()}
+    )
 
 
 def match(evidence: list[Evidence], on_step: Callable[[], object] = lambda: None) -> list[Match]:
     """The mistakes that explain everything, the best first; those that are no worse than it by much are as likely."""
 
-    def distance(each: Planted, names: tuple[str, ...] | None) -> tuple[float, float]:
+    def distance(planted: Planted, *, is_output_only: bool) -> tuple[float, float]:
         on_step()
-        return _distance(each, evidence, names)
+        return _distance(planted, evidence, is_output_only=is_output_only)
 
     workload = evidence[0].reference.workload
     has_all_rows = len(evidence[0].reference.rows) == workload.seq_len
-    planted = [
+    all_planted = [
         each
         for each in catalogue(workload)
         if not (each.mistake.is_random or each.mistake.is_memory) and (has_all_rows or not each.mistake.needs_all_rows)
     ]
     is_output_wrong = any(each.is_wrong("output") for each in evidence)
-    possible = [each for each in planted if each.mistake.is_gradient is not is_output_wrong]
-    near = sorted(possible, key=lambda each: distance(each, ("output",)))[: 2 * SHORTLIST]
-    near = sorted(near, key=lambda each: distance(each, None))[:SHORTLIST]
-    found = [made for each in near if (made := _match(each, evidence)).error_ratio <= MATCH]
-    found.sort(key=lambda each: each.error_ratio)
-    if not found and _factor(evidence) is None:
-        return _by_rounding(planted, evidence)
-    return [each for each in found if each.error_ratio <= max(1.0, 2 * found[0].error_ratio)]
+    possible = [each for each in all_planted if each.mistake.is_gradient is not is_output_wrong]
+    near = sorted(possible, key=lambda each: distance(each, is_output_only=True))[: 2 * SHORTLIST]
+    near = sorted(near, key=lambda each: distance(each, is_output_only=False))[:SHORTLIST]
+    matches = [made for each in near if (made := _match(each, evidence)).error_ratio <= MATCH]
+    matches.sort(key=lambda each: each.error_ratio)
+    if not matches and _factor(evidence) is None:
+        return _by_rounding(all_planted, evidence)
+    return [each for each in matches if each.error_ratio <= max(1.0, 2 * matches[0].error_ratio)]
 
 
-def _distance(planted: Planted, evidence: list[Evidence], names: tuple[str, ...] | None) -> tuple[float, float]:
-    """How far the candidate is from the mistake, past what is allowed, as a share of the tensors' size: the worst.
+def _distance(planted: Planted, evidence: list[Evidence], *, is_output_only: bool) -> tuple[float, float]:
+    """How far the candidate is from the mistake beyond the tolerance, as a share of the tensors' size: the worst.
 
-    Of those tensors alone, or of all. Second comes the same without regard to what is allowed, to order what is near.
+    Second comes the sum of the distances without regard to the tolerance, to order what is near.
     """
-    worst, plain = 0.0, 0.0
+    worst, total = 0.0, 0.0
     for each in evidence:
-        told = _answers(planted, each.reference, each.dtype, with_gradients=names is None)
-        compared = [name for name in names or each.names if name in told]
-        scales = scales_of({name: told[name].nan_to_num() for name in compared})
+        made = _answers(planted, each.reference, each.dtype, with_gradients=not is_output_only)
+        compared = ["output"] if is_output_only else [name for name in each.names if name in made]
+        scales = scales_of({name: made[name].nan_to_num() for name in compared})
         for name in compared:
-            off, scale = _off(each.found[name], told[name]), scales[name] or 1.0
-            worst = max(worst, (off - allowed(name, each.reference)) / scale)
-            plain += off / scale
-    return worst, plain
+            apart, scale = _apart(each.observed[name], made[name]), scales[name] or 1.0
+            worst = max(worst, (apart - each.reference.tolerance(name)) / scale)
+            total += apart / scale
+    return worst, total
 
 
 def _match(planted: Planted, evidence: list[Evidence]) -> Match:
-    """The largest error against the mistake's answers, as a share of what is allowed for them.
+    """The largest error against the mistake's answers, as a share of the tolerance for them.
 
     A mistake that changes nothing here explains nothing.
     """
-    worst, told, is_idle = 0.0, [], True
+    worst, is_idle = 0.0, True
     for each in evidence:
         exact = _answers(planted, each.reference, each.dtype)
-        own = _answers(planted, each.reference, each.reference.inputs.weights.query.dtype)
+        own = _answers(planted, each.reference, each.own_dtype)
         scales = scales_of({name: tensor.nan_to_num() for name, tensor in exact.items()})
         for name in each.names:
+            tolerance = each.reference.tolerance(name)
             band = rounding_band(exact[name].nan_to_num(), scales[name], each.reference.workload, 0.0)
-            is_idle &= largest(exact[name], each.reference.expected[name]) <= allowed(name, each.reference)
-            limit = 2 * _off(own[name], exact[name]) + band + allowed(name, each.reference)
-            off = min(_off(each.found[name], exact[name]), _off(each.found[name], own[name]))
-            worst = max(worst, off / limit if limit else float(off > 0) * math.inf)
-        told.append(exact)
-    return Match(planted=planted, error_ratio=math.inf if is_idle else worst, answers=tuple(told))
+            is_idle &= largest(exact[name], each.reference.expected[name]) <= tolerance
+            limit = 2 * _apart(own[name], exact[name]) + band + tolerance
+            apart = min(_apart(each.observed[name], exact[name]), _apart(each.observed[name], own[name]))
+            worst = max(worst, apart / limit if limit else float(apart > 0) * math.inf)
+    return Match(planted=planted, error_ratio=math.inf if is_idle else worst)
 
 
 def _answers(
     planted: Planted, reference: Reference, dtype: torch.dtype, *, with_gradients: bool = True
 ) -> dict[str, Tensor]:
+    """What the mistake answers in that dtype, in float64."""
     inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
-    ask = mistaken.answer(reference.workload, planted, reference.rows)
+    ask = planted.answer(reference.workload, reference.rows)
     if not with_gradients:
         with torch.no_grad():
             return {"output": ask(inputs).double()}
@@ -212,24 +242,24 @@ def _answers(
     return {name: tensor.double() for name, tensor in made.items()}
 
 
-def _off(candidate: Tensor, told: Tensor) -> float:
-    """The largest difference; a mistake's NaN asks for what is not finite, and an empty row may be 0 or NaN."""
-    broken = ~told.isfinite()
+def _apart(candidate: Tensor, mistaken: Tensor) -> float:
+    """The largest difference; where the mistake gives NaN, so must the candidate, and an empty row may be 0 or NaN."""
+    broken = ~mistaken.isfinite()
     if (candidate.isfinite() & broken).any():
         return math.inf
-    empty = (told == 0).all(dim=-1, keepdim=True) & candidate.isnan().all(dim=-1, keepdim=True)
-    distance = (candidate - told).abs().masked_fill(broken | empty, 0.0)
+    empty = (mistaken == 0).all(dim=-1, keepdim=True) & candidate.isnan().all(dim=-1, keepdim=True)
+    distance = (candidate - mistaken).abs().masked_fill(broken | empty, 0.0)
     return math.inf if distance.isnan().any() else float(distance.max())
 
 
-def _by_rounding(planted: Iterable[Planted], evidence: list[Evidence]) -> list[Match]:
+def _by_rounding(all_planted: Iterable[Planted], evidence: list[Evidence]) -> list[Match]:
     """The mistakes of rounding whose error is as large as the candidate's on every probe, if any."""
-    found = []
-    for each in planted:
-        ratios = list(_rounding_ratios(each, evidence)) if each.mistake.is_rounding else []
+    matches = []
+    for planted in all_planted:
+        ratios = list(_rounding_ratios(planted, evidence)) if planted.mistake.is_rounding else []
         if ratios and all(1 / ROUNDING_SPAN <= ratio <= ROUNDING_SPAN for ratio in ratios):
-            found.append(Match(planted=each, error_ratio=max(*ratios, 1 / min(ratios)), answers=()))
-    return sorted(found, key=lambda match: match.error_ratio)
+            matches.append(Match(planted=planted, error_ratio=max(*ratios, 1 / min(ratios))))
+    return sorted(matches, key=lambda each: each.error_ratio)
 
 
 def _rounding_ratios(planted: Planted, evidence: list[Evidence]) -> Iterator[float]:
@@ -237,44 +267,116 @@ def _rounding_ratios(planted: Planted, evidence: list[Evidence]) -> Iterator[flo
     for each in evidence:
         if each.is_wrong("output"):
             expected = each.reference.expected["output"]
-            own = _answers(planted, each.reference, each.reference.inputs.weights.query.dtype)["output"]
-            made, would = largest(each.found["output"], expected), largest(own, expected)
-            yield made / would if would and made < math.inf else math.inf
+            mistaken = _answers(planted, each.reference, each.own_dtype)["output"]
+            error, error_of_mistake = largest(each.observed["output"], expected), largest(mistaken, expected)
+            yield error / error_of_mistake if error_of_mistake and error < math.inf else math.inf
 
 
 def _factor(evidence: list[Evidence]) -> float | None:
     """The number that the output is multiplied by, the same on every probe; None where that is not what is wrong."""
     factors = []
     for each in evidence:
-        found, expected = each.found["output"], each.reference.expected["output"]
-        if not found.isfinite().all():
+        output, expected = each.observed["output"], each.reference.expected["output"]
+        if not each.is_finite:
             return None
-        factor = float((found * expected).sum() / expected.square().sum())
-        if largest(found, factor * expected) > MATCH * allowed("output", each.reference):
+        factor = float((output * expected).sum() / expected.square().sum())
+        if largest(output, factor * expected) > MATCH * each.reference.tolerance("output"):
             return None
         factors.append(factor)
     spread = max(factors) - min(factors)
     return factors[0] if spread <= abs(factors[0] - 1) * FACTOR_SPREAD else None
 
 
-def _by_its_weights(implementation: Implementation, evidence: list[Evidence]) -> Diagnosis:
-    """No known mistake: what the weights look like from outside, where they can be seen."""
+def _by_weights(implementation: Implementation, evidence: list[Evidence]) -> Diagnosis:
+    """The diagnosis where no mistake explains the answers: from the candidate's weights, where they can be seen."""
     reference = evidence[0].reference
     if not any(each.is_wrong("output") for each in evidence):
         words = "No known mistake explains it; the output is right, the backward pass is not."
         return Diagnosis(words=words, step="backward pass")
     if reference.workload.scope == "module" or len(reference.rows) < reference.workload.seq_len:
-        return Diagnosis(words="No known mistake explains it.")
+        return Diagnosis(words=UNKNOWN)
     forward = msgspec.structs.replace(reference.workload, direction="inference")
     try:
-        words, mistakes, step = reveal.describe(implementation, refer(forward, "normal", 0))
-    except Exception:  # noqa: BLE001 - a candidate need not stand being looked at
-        return Diagnosis(words="No known mistake explains it.")
-    return Diagnosis(words=words, mistakes=mistakes, step=step)
+        return describe_weights(implementation, reference_for_probe(forward, "normal", 0))
+    except Exception:  # noqa: BLE001 - a candidate may fail on unit vectors
+        return Diagnosis(words=UNKNOWN)
+
+
+def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
+    """The weights (B, H, T, S) that `attend` uses, which maps values (B, G, S, V) to a context (B, H, T, V).
+
+    Attention is linear in its values: where column j of the values is 1 at one key and 0 elsewhere, column j of the
+    context is the weight of that key. As many keys are asked about at a time as there are columns in `like`.
+    """
+    key_len, width = like.shape[-2:]
+    columns = []
+    for start in range(0, key_len, width):
+        count = min(width, key_len - start)
+        unit = torch.zeros_like(like)
+        unit[:, :, torch.arange(start, start + count), torch.arange(count)] = 1.0
+        columns.append(attend(unit)[..., :count])
+    return torch.cat(columns, dim=-1)
+
+
+def describe_weights(implementation: Implementation, reference: Reference) -> Diagnosis:
+    """What the candidate's weights (B, H, T, S) show; `reference` has scope `attention` and all query rows."""
+    workload, inputs = reference.workload, reference.inputs
+
+    def attend(value: Tensor) -> Tensor:
+        case = build(workload, implementation, inputs.map(lambda tensor: tensor.clone()))
+        case.tensors["value"] = value
+        with torch.no_grad():
+            return case.output()
+
+    mask = oracle.row_mask(workload, torch.arange(workload.seq_len))
+    value = torch.eye(workload.kv_len, dtype=torch.float64).expand(workload.batch_size, workload.num_kv_heads, -1, -1)
+    right = oracle.attend(reference.drawn.tensors["query"], reference.drawn.tensors["key"], value, mask)
+    actual = recover_weights(attend, inputs.tensors["value"]).double().cpu()
+    if (dropout := _dropout_in_weights(actual, right)) is not None:
+        return dropout
+    if float((actual - right).abs().max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
+        words = "No known mistake explains it; its weights, seen from outside, are right."
+        return Diagnosis(words=words, step="context")
+    facts = _weight_facts(actual, right, mask.seen.expand_as(actual))
+    return Diagnosis(words=f"{UNKNOWN} Its weights, seen from outside: {facts}.", step="weights")
+
+
+def _dropout_in_weights(actual: Tensor, right: Tensor) -> Diagnosis | None:
+    """Dropout, where some weights are 0 and the others are all multiplied by the same number; else None."""
+    ratio = (actual / right)[right > SMALL_WEIGHT]
+    dropped = ratio.abs() < CLOSE
+    kept = ratio[~dropped]
+    share = float(dropped.double().mean())
+    if not 0 < share < 1 or not len(kept) or float((kept / kept.median() - 1).abs().max()) > CLOSE:
+        return None
+    factor = float(kept.median())
+    is_rescaled = abs(factor - 1) > CLOSE / 2
+    name = "dropout_in_evaluation" if is_rescaled else "dropout_without_rescaling"
+    also = f"the others multiplied by {factor:.2f}" if is_rescaled else "the others as they were, without rescaling"
+    words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, {also}."
+    return Diagnosis(words=f"{words} First step that differs: weights.", mistakes=(name,), step="weights")
+
+
+def _weight_facts(actual: Tensor, right: Tensor, seen: Tensor) -> str:
+    """The worst weight, sums that are not 1, and what hidden keys get; all (B, H, T, S)."""
+    flat = int((actual - right).abs().nan_to_num(torch.inf).argmax())
+    batch, head, query, key = (int(i) for i in torch.unravel_index(torch.tensor(flat), actual.shape))
+    worst, expected = float(actual.flatten()[flat]), float(right.flatten()[flat])
+    facts = [
+        f"query {query} gives key {key} {worst:.3g} where {expected:.3g} is right (batch row {batch}, head {head})"
+    ]
+    sums = actual.sum(dim=-1)
+    low, high = float(sums.min()), float(sums.max())
+    if max(abs(low - 1), abs(high - 1)) > CLOSE:
+        facts.append(f"a query's weights add up to {low:.3g} to {high:.3g}, not 1")
+    leaked = float(actual.where(~seen, 0.0).abs().max())
+    if leaked > SMALL_WEIGHT:
+        facts.append(f"hidden keys get up to {leaked:.3g}")
+    return "; ".join(facts)
 
 
 def describe(agreement: Agreement) -> str:
-    """Where the output, or else a gradient, is worst, by how much, and which probes found it."""
+    """Where the output, or else a gradient, is worst, by how much, and which probes show it."""
     wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if not tensor.agrees]
     probe, worst = max(wrong, key=lambda item: (item[1].tensor == "output", severity(item[1])))
     place = ", ".join(map(str, worst.worst))
@@ -286,11 +388,11 @@ def describe(agreement: Agreement) -> str:
     finders = dict.fromkeys(name for name, _ in wrong)
     blind = [each.probe for each in agreement.probes if each.probe not in finders]
     by = f"; found by: {', '.join(finders)}" + (f", not by {', '.join(blind)}" if blind else "")
-    return f"{worst.tensor} is wrong on {probe} inputs: {value} (error {size}, allowed {worst.allowed:.3g}){also}{by}"
+    return f"{worst.tensor} is wrong on {probe} inputs: {value} (error {size}, tolerance {worst.allowed:.3g}){also}{by}"
 
 
 def severity(tensor: TensorError) -> float:
-    """How many times what is allowed."""
+    """The error over its tolerance."""
     if tensor.error is None:
         return math.inf
     return tensor.error / tensor.allowed if tensor.allowed else math.inf

@@ -1,4 +1,4 @@
-"""The oracle: attention written out in float64, one batch row and head at a time, and the textbook form beside it.
+"""The oracle: attention written out in float64, one batch row and head at a time, and honest forms to compare it with.
 
 It shares no code with any implementation, and reads key/value head h // (H / G) for query head h. Gradients follow by
 automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
@@ -40,62 +40,73 @@ def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Masking:
-    """What a mask does to some query rows, by its own rules."""
+class RowMask:
+    """A mask at some query rows: which keys they see, and how their scores change."""
 
     rule: Mask
     sizes: tuple[int, int, int]  # B, T, S
     num_heads: int
-    rows: Tensor  # (R,)
+    rows: Tensor  # (R,) the queries' indices
     device: torch.device | str = "cpu"
+
+    @property
+    def queries(self) -> Tensor:
+        """The index of each query (R, 1)."""
+        return self.rows[:, None]
+
+    @cached_property
+    def keys(self) -> Tensor:
+        """The index of each key (S,)."""
+        return torch.arange(self.sizes[2], device=self.rows.device)
 
     @cached_property
     def seen(self) -> Tensor:
-        """Which keys those rows see (B, R, S)."""
-        return torch.from_numpy(self.rule.dense(*self.sizes, rows=self.rows.numpy()).copy()).to(self.device)
+        """Which keys each query sees (B, 1, R, S)."""
+        return self.seen_under(self.rule)
+
+    def seen_under(self, rule: Mask) -> Tensor:
+        """Which keys each query sees under another mask (B, 1, R, S)."""
+        return torch.from_numpy(rule.dense(*self.sizes, rows=self.rows.cpu().numpy()).copy())[:, None].to(self.device)
+
+    def bias(self, part: Mask) -> Tensor:
+        """What an additive mask adds to the scores (H, R, S), in float64."""
+        _, query_len, key_len = self.sizes
+        per_head = torch.from_numpy(part.per_head(self.num_heads))[:, None, None]
+        bias: Tensor = part.bias(per_head, self.queries.cpu(), self.keys.cpu(), key_len - query_len)
+        return bias.double().to(self.device)
 
     @cached_property
     def biases(self) -> dict[Mask, Tensor]:
-        """What each additive part adds (H, R, S), in float64."""
-        _, query_len, key_len = self.sizes
-        query, key = self.rows[:, None], torch.arange(key_len)
-        made = {}
-        for part in self.rule.changes:
-            if part.is_additive:
-                per_head = torch.from_numpy(part.per_head(self.num_heads))[:, None, None]
-                made[part] = part.bias(per_head, query, key, key_len - query_len).double().to(self.device)
-        return made
+        """The bias of each additive part (H, R, S), in float64."""
+        return {part: self.bias(part) for part in self.rule.changes if part.is_additive}
 
     def changed(self, scores: Tensor, heads: int | slice = slice(None)) -> Tensor:
         """The scores ([heads], R, S) after every change, none hidden yet, in their own dtype."""
         for part in self.rule.changes:
-            is_bent = part not in self.biases
-            scores = part.bend(scores) if is_bent else scores + self.biases[part][heads].to(scores.dtype)
+            if part in self.biases:
+                scores = scores + self.biases[part][heads].to(scores.dtype)
+            else:
+                scores = part.transform(scores)
         return scores
 
     def derivative(self, scores: Tensor) -> Tensor:
-        """How fast the changed scores grow with the given ones (B, H, R, S): the chain rule, written out."""
+        """The derivative of `changed` at those scores (B, H, R, S): the chain rule, written out."""
         rate = torch.ones_like(scores)
         for part in self.rule.changes:
             if part in self.biases:
                 scores = scores + self.biases[part].to(scores.dtype)
             else:
-                rate, scores = rate * part.derivative(scores), part.bend(scores)
+                rate, scores = rate * part.derivative(scores), part.transform(scores)
         return rate
 
 
-def masking(workload: Workload, rows: Tensor, device: torch.device | str = "cpu") -> Masking:
+def row_mask(workload: Workload, rows: Tensor, device: torch.device | str = "cpu") -> RowMask:
     """The workload's mask at those query rows."""
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
-    return Masking(rule=workload.mask_rule, sizes=sizes, num_heads=workload.num_heads, rows=rows, device=device)
+    return RowMask(rule=workload.mask_rule, sizes=sizes, num_heads=workload.num_heads, rows=rows, device=device)
 
 
-def seen_rows(workload: Workload, rows: Tensor) -> Tensor:
-    """Which keys those rows see (B, R, S), from the mask's rule."""
-    return masking(workload, rows).seen
-
-
-def attend(query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:
+def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, R, V).
 
     A row that sees no key gives 0.
@@ -107,7 +118,7 @@ def attend(query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:
         for head in range(num_heads):
             group = head // (num_heads // key.shape[1])
             scores = query[row, head] @ key[row, group].T / math.sqrt(head_dim)  # (R,S)
-            scores = under.changed(scores, head).where(under.seen[row], -math.inf)
+            scores = mask.changed(scores, head).where(mask.seen[row, 0], -math.inf)
             largest = scores.max(dim=1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
             powers = (scores - largest).exp()
             total = powers.sum(dim=1, keepdim=True)
@@ -116,9 +127,9 @@ def attend(query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:
     return torch.stack(results).reshape(out.shape)
 
 
-def textbook(query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:
-    """The same in the plain textbook form, all heads at once, in the dtype of its inputs: a yardstick of the check."""
-    scores = _hidden(under.changed(_scores(query, _all_heads(key, query))), under)
+def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+    """The plain textbook form, all heads at once, in the dtype of its inputs: a yardstick of the check."""
+    scores = _hidden(mask.changed(_scores(query, _all_heads(key, query))), mask)
     return torch.softmax(scores, dim=-1).nan_to_num(0.0) @ _all_heads(value, query)
 
 
@@ -126,15 +137,15 @@ class _Recomputed(torch.autograd.Function):
     """Attention whose backward pass recomputes the weights from the rows' logsumexp, each step written out."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:  # noqa: ANN401
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:  # noqa: ANN401
         """All heads alike: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V)."""
-        scores = _hidden(under.changed(_scores(query, key)), under)
+        scores = _hidden(mask.changed(_scores(query, key)), mask)
         logsumexp = scores.logsumexp(dim=-1, keepdim=True)
         out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
         signs = torch.randint(2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
         moved = out * (1 + torch.finfo(out.dtype).eps / 2 * signs.to(out.device))
         ctx.save_for_backward(query, key, value, logsumexp, moved.to(out.dtype))
-        ctx.under = under
+        ctx.mask = mask
         return out
 
     @staticmethod
@@ -143,21 +154,21 @@ class _Recomputed(torch.autograd.Function):
         query, key, value, logsumexp, out = ctx.saved_tensors
         (grad_out,) = grads
         scores = _scores(query, key)
-        weights = (_hidden(ctx.under.changed(scores), ctx.under) - logsumexp).exp().nan_to_num(0.0)
+        weights = (_hidden(ctx.mask.changed(scores), ctx.mask) - logsumexp).exp().nan_to_num(0.0)
         along = (grad_out * out).sum(dim=-1, keepdim=True)
         grad_changed = weights * (grad_out @ value.transpose(-2, -1) - along)
-        grad_scores = grad_changed * ctx.under.derivative(scores) / math.sqrt(query.shape[-1])
+        grad_scores = grad_changed * ctx.mask.derivative(scores) / math.sqrt(query.shape[-1])
         return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad_out, None
 
 
-def recomputed(query: Tensor, key: Tensor, value: Tensor, under: Masking) -> Tensor:
-    """The textbook form with its backward pass as in FlashAttention: no less honest, but it rounds elsewhere.
+def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+    """The textbook form with the backward pass of FlashAttention: as honest, but it rounds elsewhere.
 
     The output that its backward pass uses is off by a rounding: others sum in another order.
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """
-    out: Tensor = _Recomputed.apply(query, _all_heads(key, query), _all_heads(value, query), under)  # type: ignore[no-untyped-call]
+    out: Tensor = _Recomputed.apply(query, _all_heads(key, query), _all_heads(value, query), mask)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -169,8 +180,8 @@ def _scores(query: Tensor, key: Tensor) -> Tensor:
     return (query @ key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
 
 
-def _hidden(scores: Tensor, under: Masking) -> Tensor:
-    return scores.masked_fill(~under.seen[:, None], -math.inf)
+def _hidden(scores: Tensor, mask: RowMask) -> Tensor:
+    return scores.masked_fill(~mask.seen, -math.inf)
 
 
 def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
@@ -196,18 +207,18 @@ def merge(attended: Tensor, weights: Weights) -> Tensor:
     return projected if weights.out_bias is None else projected + weights.out_bias
 
 
-Form = Callable[[Tensor, Tensor, Tensor, Masking], Tensor]
+Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
 YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
 """Honest forms that round differently."""
 
 
 def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend) -> Tensor:
-    """The output of a workload at the chosen query rows in the dtype of `inputs`: right, or as a yardstick has it.
+    """The output of a workload at the chosen query rows in the dtype of `inputs`: by the oracle, or by another form.
 
     Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D).
     """
     query, key, value = heads(workload, inputs, rows)
-    attended = form(query, key, value, masking(workload, rows, query.device))
+    attended = form(query, key, value, row_mask(workload, rows, query.device))
     return attended if workload.scope == "attention" else merge(attended, inputs.weights)
 
 
@@ -221,17 +232,17 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Ten
 
 
 def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
-    """How large in size the scores can be that get weight: the longest query times the longest key / sqrt(K).
+    """A bound on the size of the scores that get weight: the longest query times the longest key / sqrt(K).
 
-    (Cauchy-Schwarz.) A bias moves them by as much as the best one that a row sees; a bend squashes them.
+    (Cauchy-Schwarz.) A bias moves them by as much as the best one that a row sees; a softcap squashes them.
     """
     query, key, _ = heads(workload, inputs, rows)
     bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() / math.sqrt(query.shape[-1])
-    under = masking(workload, rows)
-    for part in under.rule.changes:
-        if part in under.biases:
-            best = under.biases[part].masked_fill(~under.seen.any(dim=0), -math.inf).amax(dim=-1)  # (H,R)
+    mask = row_mask(workload, rows)
+    for part in mask.rule.changes:
+        if part in mask.biases:
+            best = mask.biases[part].masked_fill(~mask.seen[:, 0].any(dim=0), -math.inf).amax(dim=-1)  # (H,R)
             bound = bound + best.abs().where(best.isfinite(), 0.0).max()
         else:
-            bound = part.bend(bound)
+            bound = part.transform(bound)
     return float(bound)

@@ -4,12 +4,13 @@ A probe is a function of a workload and a seed that draws one kind of input; ano
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from torch import Generator, Tensor
 
 from attnbench.checking.inputs import Inputs, draw_normal, generator
+from attnbench.checking.oracle import row_mask
 from attnbench.workloads.workload import Workload
 
 TILE_LENS = (16, 64, 128)
@@ -19,22 +20,22 @@ LARGEST_LOGIT = 1e4
 LARGEST_PRODUCT = 3e4
 """Half of float16's range: an honest form may multiply query and key before it divides by sqrt(K)."""
 POINTED = 0.4
-"""The share of the largest logit that tells a query's own key from the others."""
+"""The share of the largest logit by which a query's own key exceeds the others."""
 LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
 """In half precision less: a rounding of a projected query or key would decide between keys."""
 BLOCK = 1024
 
 
 class VacuousError(ValueError):
-    """A probe has nothing to say at this workload."""
+    """A probe cannot show anything at this workload."""
 
 
 def draw_needles(workload: Workload, seed: int) -> Inputs:
     """Queries that each point at one key: itself, its neighbours, the first, the last, tile edges, a random one.
 
     An average of many values hides a missing key; a query whose whole weight lies on that key does not. Each value row
-    spells its own place as signs, so that a row that went astray can be told. In scope `module` the projections stand
-    between, and the inputs are the normal ones, three times as large.
+    spells its own number as signs, so that a misrouted row is visible. In scope `module`, where inputs are projected,
+    they are the normal ones, three times as large.
     """
     inputs = draw_normal(workload, seed)
     if workload.scope == "module":
@@ -55,7 +56,7 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
     own = torch.arange(query_len)
     edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
     random = torch.randint(key_len, (query_len,), generator=draws)
-    kinds = torch.stack(
+    choices = torch.stack(
         [
             own,
             own - 1,
@@ -67,22 +68,28 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
             (own // TILE_LENS[1] + 1) * TILE_LENS[1],
             random,
             (random * (own + 1)) // query_len,
-            *_edges_of_what_is_seen(workload),
+            *_edges_of_seen_keys(workload),
         ]
     )
-    turn = torch.randint(len(kinds), (query_len,), generator=draws)
-    return kinds.clamp(0, key_len - 1).gather(0, turn[None])[0]
+    turn = torch.randint(len(choices), (query_len,), generator=draws)
+    return choices.clamp(0, key_len - 1).gather(0, turn[None])[0]
 
 
-def _edges_of_what_is_seen(workload: Workload) -> list[Tensor]:
+def _seen_by_blocks(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
+    """Query rows (R,), and which keys they see (B, R, S)."""
+    for rows in torch.arange(workload.seq_len).split(BLOCK):
+        yield rows, row_mask(workload, rows).seen[:, 0]
+
+
+def _last_seen(seen: Tensor) -> Tensor:
+    """The last key that each query sees (...,); the last of all where it sees none."""
+    return seen.shape[-1] - 1 - seen.flip(-1).int().argmax(dim=-1)
+
+
+def _edges_of_seen_keys(workload: Workload) -> list[Tensor]:
     """The first and the last key that each query sees in batch row 0, and the keys just outside; each (T,)."""
-    rule, key_len = workload.mask_rule, workload.kv_len
-    first, last = [], []
-    for part in torch.arange(workload.seq_len).split(BLOCK):
-        seen = torch.from_numpy(rule.dense(workload.batch_size, workload.seq_len, key_len, rows=part.numpy())[0].copy())
-        first.append(seen.int().argmax(dim=-1))
-        last.append(key_len - 1 - seen.flip(-1).int().argmax(dim=-1))
-    firsts, lasts = torch.cat(first), torch.cat(last)
+    edges = [(seen[0].int().argmax(dim=-1), _last_seen(seen[0])) for _, seen in _seen_by_blocks(workload)]
+    firsts, lasts = (torch.cat(each) for each in zip(*edges, strict=True))
     return [firsts, firsts - 1, lasts, lasts + 1]
 
 
@@ -122,14 +129,10 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
 
 def _visible_targets(workload: Workload, targets: Tensor) -> Tensor:
     """The targets (T,), or where a query does not see its own, the last key that it sees (B, T)."""
-    rule, last = workload.mask_rule, workload.kv_len - 1
-    rows = torch.arange(workload.seq_len).split(BLOCK)
     chosen = []
-    for part in rows:
-        seen = torch.from_numpy(rule.dense(workload.batch_size, workload.seq_len, last + 1, rows=part.numpy()).copy())
-        target = targets[part].expand(workload.batch_size, -1)
-        last_seen = last - seen.flip(-1).int().argmax(dim=-1)
-        chosen.append(target.where(seen.gather(2, target[..., None])[..., 0], last_seen))
+    for rows, seen in _seen_by_blocks(workload):
+        target = targets[rows].expand(workload.batch_size, -1)
+        chosen.append(target.where(seen.gather(2, target[..., None])[..., 0], _last_seen(seen)))
     return torch.cat(chosen, dim=1)
 
 

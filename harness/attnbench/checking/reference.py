@@ -1,4 +1,4 @@
-"""What the right answer to a probe is, and how far from it an honest answer may be.
+"""The right answer to a probe, how far an honest answer may be from it, and how far a candidate's is.
 
 The rule: the largest error of a tensor may be twice the largest error that the plain textbook forms make at the
 workload's dtype, with the inputs as they are and moved by a rounding, plus one rounding band of the reference. One
@@ -11,14 +11,17 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.case import TORCH_DTYPES, output_shape, place
+from attnbench.checking.case import TORCH_DTYPES, Case, build, canonical_gradients, copied, output_shape, place
 from attnbench.checking.inputs import Inputs, generator, shared
 from attnbench.checking.probes import PROBES, VacuousError
+from attnbench.contract import Implementation
 from attnbench.devices import device
+from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
 FLOAT32_BITS = 32
@@ -28,12 +31,20 @@ BAND_ANCHOR = 0.3
 """The rounding band is taken at this share of the reference's largest value."""
 
 Answer = Callable[[Inputs], Tensor]
-"""Inputs to the output at the chosen query rows."""
+"""f(inputs): the output at the chosen query rows."""
+
+
+class UncheckableError(Exception):
+    """The candidate offers no way to compare something that is to be timed; the message says what."""
+
+
+class ChangedInputError(ValueError):
+    """A call changed the tensors that it was given; the message says which."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The oracle's answer to one probe: what each tensor should be, and how far off it may be."""
+    """The oracle's answer to one probe: what each tensor should be, and how large its error may be."""
 
     workload: Workload
     drawn: Inputs  # in float64 on the CPU, rounded to the workload's dtype
@@ -42,23 +53,27 @@ class Reference:
     grad_rows: Tensor  # the gradient of the output at those rows
     grad_output: Tensor | None  # zero outside the rows, so that every gradient is exact whatever the rows
     expected: dict[str, Tensor]  # float64 on the CPU
-    leniency: float  # 1, or how many times more is allowed where an honest error cannot be told from a few draws
+    leniency: float  # 1, or how many times more is allowed where a few draws say little about an honest error
     yardstick_errors: dict[str, float]
     rounding_bands: dict[str, float]
 
+    def tolerance(self, name: str) -> float:
+        """The largest error that a tensor may have."""
+        return self.leniency * (2 * self.yardstick_errors[name] + self.rounding_bands[name])
 
-def refer(workload: Workload, probe: str, seed: int) -> Reference:
-    """Ask the oracle and the textbook form.
+
+def reference_for_probe(workload: Workload, probe: str, seed: int) -> Reference:
+    """Ask the oracle and the textbook forms about one kind of input.
 
     Raises:
         ValueError: the reference is not finite.
         VacuousError: it is constant, so that a comparison would say nothing.
     """
     leniency = LENIENCY_OF_LARGE if probe == "large" else 1.0
-    return refer_to(workload, PROBES[probe](workload, seed), seed, leniency)
+    return reference_for_inputs(workload, PROBES[probe](workload, seed), seed, leniency)
 
 
-def refer_to(
+def reference_for_inputs(
     workload: Workload,
     drawn: Inputs,
     seed: int,
@@ -73,18 +88,24 @@ def refer_to(
     rows = oracle.checked_rows(workload, draws)
     *batch, _, width = output_shape(workload)
     grad_rows = torch.randn(*batch, len(rows), width, generator=draws, dtype=torch.float64).to(dtype)
-    expected = answers(workload, exact, grad_rows.double(), _asked(workload, rows, change(oracle.attend)))
+
+    def answer_by(form: oracle.Form) -> Answer:
+        form = change(form)
+        return lambda inputs: oracle.answer(workload, inputs, rows, form)
+
+    expected = answers(workload, exact, grad_rows.double(), answer_by(oracle.attend))
     if not expected["output"].isfinite().all():
         raise ValueError("the reference output is not finite: nothing can be compared with it")
-    if _is_constant(expected["output"]):
+    if (expected["output"] == expected["output"].flatten()[0]).all():
         raise VacuousError("the reference output is constant: nothing can be compared with it")
-    asked = [_asked(workload, rows, change(form)) for form in oracle.YARDSTICKS]
-    bound, scales = oracle.score_bound(workload, exact, rows), scales_of(expected)
+    scales = scales_of(expected)
     expected = {name: tensor for name, tensor in expected.items() if scales[name] > 0}
+    bound = oracle.score_bound(workload, exact, rows)
     grad_output = None
     if workload.direction != "inference":
         full = torch.zeros(output_shape(workload), dtype=dtype)
         grad_output = full.index_copy(len(batch), rows, grad_rows).to(device(workload.device).torch_device)
+    honest = [answer_by(form) for form in oracle.YARDSTICKS]
     return Reference(
         workload=workload,
         drawn=exact,
@@ -94,7 +115,7 @@ def refer_to(
         grad_output=grad_output,
         expected=expected,
         leniency=leniency,
-        yardstick_errors=_yardstick_errors(workload, exact, (asked, grad_rows), expected, draws),
+        yardstick_errors=_yardstick_errors(workload, exact, (honest, grad_rows), expected, draws),
         rounding_bands={
             name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in expected.items()
         },
@@ -104,40 +125,26 @@ def refer_to(
 def _yardstick_errors(
     workload: Workload,
     exact: Inputs,
-    asked: tuple[list[Answer], Tensor],
+    honest: tuple[list[Answer], Tensor],
     expected: dict[str, Tensor],
     draws: torch.Generator,
 ) -> dict[str, float]:
     """The largest error of each tensor that an honest form makes, on the inputs as they are and moved by a rounding."""
-    forms, grad_rows = asked
+    forms, grad_rows = honest
     dtype = TORCH_DTYPES[workload.dtype]
     has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is there on the device alone
     where = device(workload.device).torch_device if has_own_products else "cpu"
-    rounded = exact.map(lambda tensor: tensor.to(device=where, dtype=dtype))
-    moved = exact.map(lambda tensor: _moved(tensor, dtype, draws).to(where))
-    honest = [answers(workload, each, grad_rows, form) for each in (rounded, moved) for form in forms]
-    made = {name: [largest(each[name].cpu(), tensor) for each in honest] for name, tensor in expected.items()}
-    if not all(math.isfinite(error) for errors in made.values() for error in errors):
+
+    def moved(tensor: Tensor) -> Tensor:
+        share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype) * 2 - 1
+        return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=where, dtype=dtype)
+
+    both = (exact.map(lambda tensor: tensor.to(device=where, dtype=dtype)), exact.map(moved))
+    made = [answers(workload, inputs, grad_rows, form) for inputs in both for form in forms]
+    errors = {name: [largest(each[name].cpu(), tensor) for each in made] for name, tensor in expected.items()}
+    if not all(math.isfinite(error) for each in errors.values() for error in each):
         raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
-    return {name: max(errors) for name, errors in made.items()}
-
-
-def _is_constant(tensor: Tensor) -> bool:
-    """Whether every value is the same: so it is for the gradient of a query that sees a single key, which is 0."""
-    return bool((tensor == tensor.flatten()[0]).all())
-
-
-def _moved(exact: Tensor, dtype: torch.dtype, draws: torch.Generator) -> Tensor:
-    """The tensor with each value moved by up to one rounding of `dtype`, in `dtype`."""
-    share = torch.rand(exact.shape, generator=draws, dtype=exact.dtype) * 2 - 1
-    return (exact * (1 + torch.finfo(dtype).eps * share)).to(dtype)
-
-
-def _asked(workload: Workload, rows: Tensor, form: oracle.Form) -> Answer:
-    def answer(inputs: Inputs) -> Tensor:
-        return oracle.answer(workload, inputs, rows, form)
-
-    return answer
+    return {name: max(each) for name, each in errors.items()}
 
 
 def answers(workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Answer) -> dict[str, Tensor]:
@@ -150,11 +157,11 @@ def answers(workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Answe
     if workload.scope == "module":
         leaves |= {f"{name} weights": tensor for name, tensor in watched.weights.tensors().items()}
         leaves.pop("key_bias weights", None)  # it moves all scores of a query alike: its gradient is 0 but for rounding
-    found = torch.autograd.grad(
+    made = torch.autograd.grad(
         output, list(leaves.values()), grad_rows.to(output.dtype), allow_unused=True, materialize_grads=True
     )
-    named = {f"gradient of {name}": tensor for name, tensor in zip(leaves, found, strict=True)}
-    return {"output": output.detach()} | {name: tensor.detach() for name, tensor in named.items()}
+    named = {f"gradient of {name}": tensor.detach() for name, tensor in zip(leaves, made, strict=True)}
+    return {"output": output.detach()} | named
 
 
 def rounding_band(reference: Tensor, scale: float, workload: Workload, score_bound: float) -> float:
@@ -179,18 +186,107 @@ def rounding_band(reference: Tensor, scale: float, workload: Workload, score_bou
 
 
 def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
-    """The largest value among the tensors of a kind: output, gradients of inputs, gradients of weights.
+    """For each tensor the largest value among those of its kind: output, gradients of inputs, gradients of weights.
 
     Gradients of one kind are sums of terms of one size; where they cancel in one tensor, their roundings remain.
     """
     sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
-    return {name: max(size for other, size in sizes.items() if _kind(other) == _kind(name)) for name in sizes}
-
-
-def _kind(name: str) -> tuple[bool, bool]:
-    return name.startswith("gradient"), name.endswith("weights")
+    kinds = {name: (name.startswith("gradient"), name.endswith("weights")) for name in expected}
+    return {name: max(size for other, size in sizes.items() if kinds[other] == kinds[name]) for name in sizes}
 
 
 def largest(candidate: Tensor, reference: Tensor) -> float:
     """The largest difference; NaN where there is one."""
     return float((candidate.double() - reference).abs().max())
+
+
+def observe(implementation: Implementation, reference: Reference) -> dict[str, Tensor]:
+    """A candidate's output at the reference's rows and, where the direction has them, its gradients, by name.
+
+    Raises:
+        ValueError: the output has another shape or dtype than it must.
+        ChangedInputError: the call changed its inputs.
+        UncheckableError: a gradient that is to be timed cannot be compared.
+        Exception: whatever the candidate raises.
+    """
+    workload = reference.workload
+    given = copied(reference.inputs, workload)
+    case = build(workload, implementation, given)
+    with case.grad_mode():
+        output = case.output()
+    require_form(workload, output)
+    rows = reference.rows.to(output.device)
+    observed = {"output": output.detach().index_select(output.dim() - 2, rows)}
+    if reference.grad_output is not None:
+        observed |= gradients(case, output, reference)
+    missing = sorted(set(reference.expected) - set(observed))
+    if missing and workload.direction in {"backward", "forward_backward"}:
+        raise UncheckableError(f"the {', '.join(missing)} cannot be checked: the module has no pack(weights)")
+    for name, tensor in reference.inputs.tensors.items():
+        if not torch.equal(tensor, given.tensors[name]):
+            raise ChangedInputError(f"the call changed its input {name}")
+    return observed
+
+
+def gradients(case: Case, output: Tensor, reference: Reference) -> dict[str, Tensor]:
+    """The gradient of each input and, for modules with `pack`, of each canonical weight, by name."""
+    leaves = case.leaves
+    made = torch.autograd.grad(
+        output, list(leaves.values()), reference.grad_output, allow_unused=True, materialize_grads=True
+    )
+    named = dict(zip(leaves, made, strict=True))
+    inputs = case.tensors
+    packed = {name.removeprefix("parameter "): value for name, value in named.items() if name not in inputs}
+    both = {name: named[name] for name in inputs} | canonical_gradients(case.module, reference.inputs, packed)
+    return {f"gradient of {name}": value for name, value in both.items()}
+
+
+def require_form(workload: Workload, output: Tensor) -> None:
+    """Raise ValueError where the output has another shape or dtype than it must."""
+    expected = output_shape(workload)
+    if tuple(output.shape) != expected:
+        raise ValueError(f"the output has shape {tuple(output.shape)}, not {expected}")
+    if output.dtype != TORCH_DTYPES[workload.dtype]:
+        raise ValueError(f"the output has dtype {output.dtype}, not {workload.dtype}")
+
+
+def errors(observed: dict[str, Tensor], reference: Reference) -> tuple[TensorError, ...]:
+    """The error of each tensor; of those whose reference is constant, only those that are not finite."""
+    compared = tuple(error(name, tensor, reference) for name, tensor in observed.items() if name in reference.expected)
+    return compared + tuple(
+        TensorError(
+            tensor=name,
+            error=None,
+            allowed=0.0,
+            yardstick_error=0.0,
+            rounding_band=0.0,
+            worst=(),
+            expected=0.0,
+            actual=None,
+        )
+        for name, tensor in observed.items()
+        if name not in reference.expected and not tensor.isfinite().all()
+    )
+
+
+def error(name: str, candidate: Tensor, reference: Reference) -> TensorError:
+    """The error of one tensor, with the place and values of the worst element."""
+    expected = reference.expected[name]
+    actual = candidate.detach().double().cpu()
+    distance = (actual - expected).abs()
+    comparable = distance.where(distance.isfinite(), torch.inf)
+    flat = int(comparable.argmax())
+    index = tuple(int(i) for i in np.unravel_index(flat, tuple(expected.shape)))
+    if name == "output":  # the second to last index counts chosen rows: name the query itself
+        index = (*index[:-2], int(reference.rows[index[-2]]), index[-1])
+    worst_error, worst_actual = float(comparable.flatten()[flat]), float(actual.flatten()[flat])
+    return TensorError(
+        tensor=name,
+        error=worst_error if worst_error < torch.inf else None,
+        allowed=reference.tolerance(name),
+        yardstick_error=reference.yardstick_errors[name],
+        rounding_band=reference.rounding_bands[name],
+        worst=index,
+        expected=float(expected.flatten()[flat]),
+        actual=worst_actual if abs(worst_actual) < torch.inf else None,
+    )

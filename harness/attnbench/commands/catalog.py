@@ -100,7 +100,7 @@ def implementations(specs: Iterable[str], *, on_this_machine: bool = True) -> li
 def _implementation(spec: str, on_this_machine: bool) -> dict[str, str]:  # noqa: FBT001 - passed on
     """What it supports; a plug that cannot be loaded is listed with its error, since the others still count."""
     from attnbench.checking.case import reason_against
-    from attnbench.contract.adapt import implementation
+    from attnbench.contract.loading import implementation
 
     name, against = plugins.name_of(spec), dict.fromkeys(QUESTIONS, "")
     try:

@@ -11,7 +11,7 @@ from attnbench.commands.options import AsJson, OpenPage
 
 def inspect(  # noqa: PLR0913 - one parameter for each option
     name: Annotated[
-        str, typer.Argument(metavar="[NAME|FILE.py:NAME]", help="What to hold beside the oracle.")
+        str, typer.Argument(metavar="[NAME|FILE.py:NAME]", help="What to compare with the oracle.")
     ] = "fused",
     *,
     sentence: Annotated[list[str] | None, typer.Option(help="Words to attend over; may be repeated.")] = None,
@@ -21,10 +21,10 @@ def inspect(  # noqa: PLR0913 - one parameter for each option
     open_page: OpenPage = False,
     as_json: AsJson = False,
 ) -> None:
-    """Walk a sentence step by step, with pictures of the weights, and an implementation beside the oracle."""
+    """Walk a sentence step by step, with pictures of the weights, and compare an implementation with the oracle."""
     from attnbench import inspection
 
-    found, page = inspection.inspect(name, sentence or (), settings or (), seed, to, as_json=as_json)
+    results, page = inspection.inspect(name, sentence or (), settings or (), seed, to, as_json=as_json)
     if open_page:
         typer.launch(str(page.resolve()))
-    raise typer.Exit(INCONCLUSIVE if not found.is_checked else FINDING if found.differs else 0)
+    raise typer.Exit(INCONCLUSIVE if not results.is_checked else FINDING if results.differs else 0)

@@ -1,4 +1,4 @@
-"""All that an implementation may import: the canonical weights, the mask at hand, the module to extend and the plug.
+"""All that an implementation may import: the canonical weights, the bound mask, the module to extend, Implementation.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
 width. Query head h reads key/value head h // (H / G), as in grouped-query attention (https://arxiv.org/abs/2305.13245).
@@ -7,20 +7,29 @@ width. Query head h reads key/value head h // (H / G), as in grouped-query atten
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 
+import torch
 from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.compiled import compile_whole
-from attnbench.contract.requirements import missing_compiler, missing_package
+from attnbench.contract.requirements import is_on, missing_compiler, missing_package, only_on
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.counts import dense_flops, product_flops
-from attnbench.workloads.masks import Causal, CausalBottomRight, Mask, Padding, SlidingWindow
-from attnbench.workloads.masks.attention_window import band, no_band
+from attnbench.workloads.masks import (
+    Causal,
+    CausalBottomRight,
+    Mask,
+    Padding,
+    SlidingWindow,
+    attention_window,
+    not_a_window,
+)
 from attnbench.workloads.workload import Workload
 
 __all__ = [
     "Attention",
     "BoundMask",
+    "CanonicalAttention",
     "Causal",
     "CausalBottomRight",
     "Implementation",
@@ -29,13 +38,15 @@ __all__ = [
     "SlidingWindow",
     "Weights",
     "Workload",
-    "band",
+    "attention_window",
     "compile_whole",
     "dense_flops",
+    "is_on",
     "missing_compiler",
     "missing_package",
     "nn",
-    "no_band",
+    "not_a_window",
+    "only_on",
     "product_flops",
     "repeat_heads",
 ]
@@ -43,7 +54,7 @@ __all__ = [
 
 @dataclass(frozen=True, kw_only=True)
 class Weights:
-    """The canonical weights of multi-head attention; every implementation packs them its own way.
+    """The canonical weights of multi-head attention, which every implementation packs its own way.
 
     query (H, K, D), key (G, K, D), value (G, V, D), out (D, H*V) or None where the module stops before it; biases
     query_bias (H, K), key_bias (G, K), value_bias (G, V), out_bias (D,) or None.
@@ -59,7 +70,7 @@ class Weights:
     out_bias: Tensor | None = None
 
     def tensors(self) -> dict[str, Tensor]:
-        """Those that are not None, by name."""
+        """The tensors that are not None, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: tensor for name, tensor in named.items() if tensor is not None}
 
@@ -68,7 +79,7 @@ class Weights:
         return Weights(**{name: change(tensor) for name, tensor in self.tensors().items()})
 
     def biased(self, bias: str) -> "Weights":
-        """The same weights with the biases of the axis `bias` alone: all, qkv, out or none."""
+        """The same weights with no other biases than `bias` says: all, qkv, out or none."""
         kept = {"all": ("qkv", "out"), "none": ()}.get(bias, (bias,))
         named = {
             name: tensor
@@ -79,17 +90,17 @@ class Weights:
 
     @property
     def has_bias(self) -> bool:
-        """Whether the three input projections have biases (all do, or none)."""
+        """Whether the input projections have biases: all three, or none."""
         return self.query_bias is not None
 
 
 class Attention(nn.Module):
-    """Multi-head attention with the canonical weights; a subclass says how to attend.
+    """Multi-head attention with the canonical weights; a subclass defines `attend`.
 
-    Override `attend` alone, or, where the projections are the point, `make_layers`, `pack` and `project` together.
+    Where the projections are the point, it overrides `make_layers`, `pack` and `project` together.
 
-    `dropout` is the share of the attention weights that every call drops after the softmax, the others divided by 1
-    minus it; the harness sets it where `Implementation.has_dropout` says that the module obeys.
+    `dropout` is the share of the attention weights that every call drops after the softmax, while the others are
+    divided by 1 - dropout; the harness sets it where the Implementation says `has_dropout`.
     """
 
     def __init__(self, weights: Weights) -> None:
@@ -155,30 +166,52 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
     return tensor if group_size == 1 else tensor.repeat_interleave(group_size, dim=1)
 
 
-def uncounted(workload: Workload) -> int | None:  # noqa: ARG001 - the signature of `executed_flops`
-    """Nobody has counted: returns None, and reports say "unknown"."""
+class CanonicalAttention(Attention):
+    """Attention whose parameters are the canonical weights: query (H, K, D), key (G, K, D), value (G, V, D), biases.
+
+    A subclass defines `project` and `attend`.
+    """
+
+    def make_layers(self) -> None:
+        """Make the parameters and, where there are biases, theirs."""
+        self.query_weight = nn.Parameter(torch.empty(self.num_heads, self.head_dim, self.embed_dim))
+        self.key_weight = nn.Parameter(torch.empty(self.num_kv_heads, self.head_dim, self.embed_dim))
+        self.value_weight = nn.Parameter(torch.empty(self.num_kv_heads, self.value_dim, self.embed_dim))
+        self.query_bias = nn.Parameter(torch.empty(self.num_heads, self.head_dim)) if self.has_bias else None
+        self.key_bias = nn.Parameter(torch.empty(self.num_kv_heads, self.head_dim)) if self.has_bias else None
+        self.value_bias = nn.Parameter(torch.empty(self.num_kv_heads, self.value_dim)) if self.has_bias else None
+
+    def pack(self, weights: Weights) -> dict[str, Tensor]:
+        """The canonical weights, unchanged."""
+        named = {name: tensor for name, tensor in weights.tensors().items() if not name.startswith("out")}
+        return {name if name.endswith("_bias") else f"{name}_weight": tensor for name, tensor in named.items()}
+
+
+def unknown_flops(workload: Workload) -> int | None:  # noqa: ARG001 - the signature of `executed_flops`
+    """Return None: nobody has counted, and reports say "unknown"."""
     return None
 
 
-def everything(workload: Workload) -> str | None:  # noqa: ARG001 - the signature of `unsupported`
-    """Support every workload: returns no reason against any."""
+def supports_everything(workload: Workload) -> str | None:  # noqa: ARG001 - the signature of `unsupported`
+    """Return None: there is no reason against any workload."""
     return None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
-    """What a plug holds: how to build the module from canonical weights, where the idea is from, what it cannot do.
+    """What a file in implementations/ holds: how to build the module, where the idea is from, what it cannot do.
 
-    `build` returns an `Attention`, or any module with `forward(x, context=None, *, mask)`; a module without `attend`
-    takes part in scope `module` only. `unsupported` returns a reason, or None where the workload is supported.
-    `executed_flops` says what one call really computes, hidden pairs included, or None where nobody can tell:
-    `dense_flops` for the textbook form, `product_flops` for what skips some.
-    `backend` is the one of PyTorch's SDPA backends that the name promises (a value of BACKENDS): where another runs, it
-    is a fallback and has no time.
+    `build` takes canonical weights and returns an `Attention`, or any module with `forward(x, context=None, *, mask)`;
+    a module without `attend` takes part in scope `module` only.
+    `unsupported` returns a reason, or None where the workload is supported.
+    `executed_flops` returns the FLOPs that one call really computes, hidden pairs included, or None where they are
+    unknown: `dense_flops` for the textbook form, `product_flops` for a form that skips some pairs.
+    `backend` is the backend of PyTorch's SDPA that the name promises (a value of BACKENDS): where another runs, the
+    cell is a fallback and is not timed.
     `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which
     is a number or an `nn.Dropout`.
-    One that `compiles` does so for every new size, for seconds: it is tried at few lengths before its own.
-    `known` excuses what a library's kernel does to values that are not finite: rule of the check -> why (ADR 16).
+    `compiles` says that it compiles for every new size, for seconds: it is tried at few lengths before its own.
+    `known_failures` excuses what a kernel does to values that are not finite: rule of the check -> why (ADR 16).
 
     Raises:
         ValueError: there is no such backend.
@@ -186,12 +219,12 @@ class Implementation:
 
     build: Callable[[Weights], nn.Module]
     source: str
-    unsupported: Callable[[Workload], str | None] = everything
-    executed_flops: Callable[[Workload], int | None] = uncounted
+    unsupported: Callable[[Workload], str | None] = supports_everything
+    executed_flops: Callable[[Workload], int | None] = unknown_flops
     backend: str = ""
     has_dropout: bool = False
     compiles: bool = False
-    known: Mapping[str, str] = field(default_factory=dict)
+    known_failures: Mapping[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         """Check the backend."""

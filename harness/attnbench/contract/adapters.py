@@ -1,9 +1,11 @@
-"""Adapters: a module with its own layout of weights takes part as it is, and is told apart from a wrong layout.
+"""Adapters: a module with its own layout of weights takes part as it is, and a layout that does not fit is an error.
 
     IMPLEMENTATION = adapt(lambda sizes: MyAttention(sizes.embed_dim, sizes.num_heads), packed("qkv", out="proj"))
 
 A layout turns the canonical weights into the module's state dict by differentiable steps only, since the check sends
-gradients back through it (docs/adr/0006). Every form is shown in docs/adapters.md.
+gradients back through it (docs/adr/0006). In a layout a name stands for the linear layer's NAME.weight and NAME.bias;
+one with {} in it is completed there, as in `in_proj_{}`. Where the canonical weights have no biases, no layout makes
+any. Every form is shown in docs/adapters.md.
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
 width.
@@ -17,12 +19,147 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract import BoundMask, Implementation, Weights, everything
-from attnbench.contract.layouts import Layout, head_list, out_state, packed, per_head, split, stacked, transposed
+from attnbench.contract import BoundMask, Implementation, Weights, supports_everything
 from attnbench.plugins import unknown
 from attnbench.workloads.workload import BIASES, Workload
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
+
+LETTERS = "qkv"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Layout:
+    """Where a module keeps the canonical weights.
+
+    `pack` makes the state dict by differentiable steps only. Without `has_out` the module stops before the output
+    projection, (B, T, H*V), and the adapter adds one, so that its output is (B, T, D) as everywhere.
+    """
+
+    pack: Callable[[Weights], dict[str, Tensor]]
+    has_out: bool = True
+
+
+def split(query: str, key: str, value: str, *, out: str | None) -> Layout:
+    """A linear layer each for query (H*K, D), key (G*K, D) and value (G*V, D), head after head; out (D, H*V)."""
+    return stacked({query: "q", key: "k", value: "v"}, out=out)
+
+
+def packed(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
+    """One linear layer with all rows of the first, of the second, then of the third; `order` as in "qkv" or "kqv".
+
+    Raises:
+        ValueError: `order` does not name q, k and v once each.
+    """
+    return stacked({name: order}, out=out)
+
+
+def stacked(parts: Mapping[str, str], *, out: str | None) -> Layout:
+    """Linear layers by name, each with the rows of those its letters name, as in {"to_q": "q", "to_kv": "kv"}.
+
+    Raises:
+        ValueError: the letters do not name q, k and v once each.
+    """
+    _check_letters("".join(parts.values()))
+
+    def pack(weights: Weights) -> dict[str, Tensor]:
+        state = out_state(weights, out)
+        for name, order in parts.items():
+            rows = _rows(weights)
+            state |= linear(
+                name,
+                torch.cat([rows[letter][0].flatten(0, 1) for letter in order]),  # (H,K,D) -> (H*K,D), one below another
+                [bias.flatten() for letter in order if (bias := rows[letter][1]) is not None],
+            )
+        return state
+
+    return Layout(pack=pack, has_out=out is not None)
+
+
+def per_head(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
+    """One linear layer that has, for each key/value head, the rows of its queries, key and value together.
+
+    As a module has it that views its projection as (B, T, H, 3*K) before it takes it apart. Where G < H, each group's
+    rows begin with those of all its query heads, as in Falcon (https://arxiv.org/abs/2311.16867).
+
+    Raises:
+        ValueError: `order` does not name q, k and v once each.
+    """
+    _check_letters(order)
+
+    def pack(weights: Weights) -> dict[str, Tensor]:
+        groups = len(weights.key)
+        rows = {
+            letter: (
+                weight.unflatten(0, (groups, -1)).flatten(1, 2),  # (H,K,D) -> (G,H/G*K,D)
+                None if bias is None else bias.reshape(groups, -1),  # (H,K) -> (G,H/G*K)
+            )
+            for letter, (weight, bias) in _rows(weights).items()
+        }
+        biases = [bias for letter in order if (bias := rows[letter][1]) is not None]
+        weight = torch.cat([rows[letter][0] for letter in order], dim=1).flatten(0, 1)  # -> (H*K+G*K+G*V,D)
+        together = [torch.cat(biases, dim=1).flatten()] if biases else []
+        return out_state(weights, out) | linear(name, weight, together)
+
+    return Layout(pack=pack, has_out=out is not None)
+
+
+def head_list(prefix: str, *, query: str, key: str, value: str, out: str | None) -> Layout:
+    """A module for each head, at `prefix` with {head} for its number, that holds the linear layers query, key, value.
+
+    Raises:
+        ValueError: `prefix` does not say where the head's number stands.
+    """
+    if "{head}" not in prefix:
+        raise ValueError(f"prefix={prefix} is not allowed: it needs {{head}} where the number of the head stands")
+
+    def pack(weights: Weights) -> dict[str, Tensor]:
+        state = out_state(weights, out)
+        for name, (weight, bias) in zip((query, key, value), _rows(weights).values(), strict=True):
+            for head in range(len(weight)):
+                path = f"{prefix.replace('{head}', str(head))}.{name}"
+                state |= linear(path, weight[head], [] if bias is None else [bias[head]])  # (K,D), (K,)
+        return state
+
+    return Layout(pack=pack, has_out=out is not None)
+
+
+def transposed(layout: Layout) -> Layout:
+    """The same with each weight (D, rows) instead of (rows, D), for x @ weight, as in the Conv1D of GPT-2."""
+
+    def pack(weights: Weights) -> dict[str, Tensor]:
+        return {name: tensor.T if tensor.dim() > 1 else tensor for name, tensor in layout.pack(weights).items()}
+
+    return Layout(pack=pack, has_out=layout.has_out)
+
+
+def _rows(weights: Weights) -> dict[str, tuple[Tensor, Tensor | None]]:
+    """Weight (H, K, D) and bias (H, K) of query, key and value by letter, in this order."""
+    return {
+        "q": (weights.query, weights.query_bias),
+        "k": (weights.key, weights.key_bias),
+        "v": (weights.value, weights.value_bias),
+    }
+
+
+def linear(name: str, weight: Tensor, biases: list[Tensor]) -> dict[str, Tensor]:
+    """The two entries of a linear layer, or one without biases; the biases (rows,) are put one after the other."""
+    path = name if "{}" in name else f"{name}.{{}}"
+    entries = {path.replace("{}", "weight"): weight}
+    return entries | ({path.replace("{}", "bias"): torch.cat(biases)} if biases else {})
+
+
+def out_state(weights: Weights, name: str | None) -> dict[str, Tensor]:
+    """The entries of the output projection (D, H*V), (D,); empty where there is none."""
+    if name is None or weights.out is None:
+        return {}
+    return linear(name, weights.out, [] if weights.out_bias is None else [weights.out_bias])
+
+
+def _check_letters(order: str) -> None:
+    if sorted(order) != sorted(LETTERS):
+        raise ValueError(f"order={order} is not allowed: it names q, k and v once each, as in qkv or kqv")
+
 
 FOLLOWS = {
     "kv_len": "seq_len",
@@ -30,12 +167,12 @@ FOLLOWS = {
     "value_dim": "head_dim",
     "embed_dim": "num_heads * head_dim",
 }
-"""The axes that a module must have been made for, and what they are where it was not."""
+"""The axes that a module must be made for, and their values where it is not."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
-    """What the maker of a module is told: G, K and V where they differ from H, D / H and K, and which biases are."""
+    """The sizes that a module is made for: D, H, G, K and V, and which projections have biases."""
 
     embed_dim: int
     num_heads: int
@@ -60,7 +197,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
     masks: Collection[str] | None = None,
     changes_scores: bool = False,
     axes: Collection[str] = (),
-    unsupported: Callable[[Workload], str | None] = everything,
+    unsupported: Callable[[Workload], str | None] = supports_everything,
     dropout: SetDropout | None = None,
     source: str = "",
 ) -> Implementation:
@@ -103,7 +240,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
 
 
 class Adapted(nn.Module):
-    """Somebody's module with the canonical weights in it, called as the harness calls."""
+    """A module with the canonical weights loaded, called as the harness calls."""
 
     def __init__(
         self, module: nn.Module, layout: Layout, call: Call, weights: Weights, set_dropout: SetDropout | None = None
@@ -124,8 +261,8 @@ class Adapted(nn.Module):
             self.out = nn.Linear(weights.out.shape[1], weights.out.shape[0], bias=weights.out_bias is not None)
         self.to(device=weights.query.device, dtype=weights.query.dtype)
         state = self.pack(weights) | self.pack_out(weights)
-        found = {name: parameter.shape for name, parameter in self.named_parameters()}
-        _require_fit({name: tensor.shape for name, tensor in state.items()}, found)
+        shapes = {name: parameter.shape for name, parameter in self.named_parameters()}
+        _require_fit({name: tensor.shape for name, tensor in state.items()}, shapes)
         self.load_state_dict(state, strict=False)  # buffers are no weights, and stay as they are
 
     @property
@@ -172,23 +309,24 @@ def _alone(module: nn.Module, x: Tensor, context: Tensor, mask: BoundMask) -> An
     return module(x)
 
 
-def _require_fit(packed_shapes: Mapping[str, torch.Size], found: Mapping[str, torch.Size]) -> None:
+def _require_fit(packed_shapes: Mapping[str, torch.Size], shapes: Mapping[str, torch.Size]) -> None:
     """Raises ValueError, on one line, for the first parameter that does not fit."""
     for path, shape in packed_shapes.items():
         name = path.removeprefix("module.")
-        if path not in found:
-            has = [other.removeprefix("module.") for other in found]
+        if path not in shapes:
+            has = [other.removeprefix("module.") for other in shapes]
             raise ValueError(f"the layout does not fit the module: {unknown('parameter', name, has)}")
-        if shape != found[path]:
-            raise ValueError(f"parameter {name} is {tuple(found[path])} in the module, the layout makes {tuple(shape)}")
-    for path in found:
+        if shape != shapes[path]:
+            own = tuple(shapes[path])
+            raise ValueError(f"parameter {name} is {own} in the module, the layout makes {tuple(shape)}")
+    for path in shapes:
         if path not in packed_shapes:
             raise ValueError(f"the layout names no {path.removeprefix('module.')}: it must name every parameter")
 
 
 def _reason_in_sizes(workload: Workload, axes: Collection[str]) -> str | None:
     if workload.scope == "attention":
-        return "an adapted module has no entry after its projections: use scope module"
+        return "an adapted module can be called as a whole only: use scope module"
     usual = {
         "kv_len": workload.seq_len,
         "num_kv_heads": workload.num_heads,
@@ -214,34 +352,34 @@ def _reason_in_mask(workload: Workload, masks: Collection[str] | None, *, change
 
 
 def _reason_in_biases(workload: Workload, layout: Layout, parameters: Callable[[Sizes], frozenset[str]]) -> str | None:
-    """Whether module and workload differ in their biases; all else that does not fit is an error of `build`."""
+    """Why the module's biases are not the workload's, or None; any other misfit is an error of `build`."""
     blank = _blank(workload)
     names = {bias: set(layout.pack(blank.biased(bias))) for bias in BIASES}
-    found = parameters(sizes_of(blank.biased(workload.bias)))
-    if not names["none"] <= found <= names["all"]:
+    existing = parameters(sizes_of(blank.biased(workload.bias)))
+    if not names["none"] <= existing <= names["all"]:
         return None
     if ignored := _ignored_biases(layout, blank.biased(workload.bias)):
         return f"the layout has no place for {', '.join(ignored)}, which bias={workload.bias} asks for"
-    if found == names[workload.bias]:
+    if existing == names[workload.bias]:
         return None
-    fitting = [bias for bias in BIASES if names[bias] == found]
+    fitting = [bias for bias in BIASES if names[bias] == existing]
     if fitting:
         return f"the module has the biases of bias={fitting[0]}, not of bias={workload.bias}"
-    missing = ", ".join(sorted(names["all"] - found))
+    missing = ", ".join(sorted(names["all"] - existing))
     return f"the module has no {missing} but other biases, as in no value of the axis bias"
 
 
 def _ignored_biases(layout: Layout, weights: Weights) -> list[str]:
-    """The biases that nothing in the state dict comes from, but for that of the keys, which softmax does not see."""
+    """The biases that the state dict does not depend on; without that of the keys, which has no effect."""
     watched = weights.map(lambda tensor: tensor.requires_grad_())
     biases = {name: tensor for name, tensor in watched.tensors().items() if name.endswith("_bias")}
     if not layout.has_out:
         biases.pop("out_bias", None)
     sums = [tensor.sum() for tensor in layout.pack(watched).values()]
-    found: tuple[Tensor | None, ...] = (
+    gradients: tuple[Tensor | None, ...] = (
         torch.autograd.grad(sums, list(biases.values()), allow_unused=True) if biases else ()
     )
-    return [name for name, gradient in zip(biases, found, strict=True) if gradient is None and name != "key_bias"]
+    return [name for name, gradient in zip(biases, gradients, strict=True) if gradient is None and name != "key_bias"]
 
 
 def _blank(workload: Workload) -> Weights:

@@ -1,4 +1,4 @@
-"""A mask at hand: its rules at the sizes of a workload, as tensors on a device.
+"""A mask bound to the sizes of a workload, as tensors on a device.
 
 Shapes: B batch, T query length, S key length, H heads.
 """
@@ -45,7 +45,7 @@ class BoundMask:
         self._forms: dict[str, Any] = {}
 
     def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
-        """What `make` made when it was first asked for under this name: the mask in a form that few need."""
+        """The result of `make`, called at the first use of this name: a form of the mask that few kernels need."""
         if name not in self._forms:
             self._forms[name] = make()
         kept: Kept = self._forms[name]
@@ -73,7 +73,7 @@ class BoundMask:
 
     @property
     def changes_scores(self) -> bool:
-        """Whether `adjust` does anything: else the mask is no more than visible or hidden."""
+        """Whether `adjust` changes scores; else the mask only hides keys."""
         return self.rule.changes_scores
 
     @cached_property
@@ -106,7 +106,7 @@ class BoundMask:
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as numbers to add to the scores, broadcastable to (B, H, T, S), -inf where hidden.
 
-        None for the mask `none`, and where no numbers will do since the change depends on the score, as with softcap.
+        None for the mask `none`, and where the change depends on the score, as with softcap.
         """
         if self.is_none or not self.rule.is_additive:
             return None
@@ -122,22 +122,22 @@ class BoundMask:
         return self.bias(dtype) if self.changes_scores else self.visible
 
     def adjust(self, scores: Tensor, *, heads: Index = ALL, queries: Index = ALL, keys: Index = ALL) -> Tensor:
-        """The scores as the mask changes them, to be hidden afterwards; themselves under a mask that only hides.
+        """The scores as the mask changes them, before keys are hidden; unchanged under a mask that only hides.
 
-        `scores` are those of (..., H, T, S) at [..., heads, queries, keys]: a number takes its axis away, as in
-        indexing. What is added to tiles is computed from the rule; to whole rows, it is kept from the first use.
+        `scores` are those of (..., H, T, S) at [..., heads, queries, keys]: a number removes its axis, as in indexing.
+        The bias of a tile is computed from the rule; that of whole rows is kept from the first use.
         """
         for number, part in enumerate(self.rule.changes):
             if part.is_additive:
                 scores = scores + self._kept(number, scores.dtype, (heads, queries, keys))
             else:
-                scores = part.bend(scores)
+                scores = part.transform(scores)
         return scores
 
     def derivative(
         self, scores: Tensor, *, heads: Index = ALL, queries: Index = ALL, keys: Index = ALL
     ) -> Tensor | None:
-        """How fast what `adjust` makes grows with the scores it is given; None where that is 1 everywhere."""
+        """The derivative of `adjust` at those scores; None where it is 1 everywhere."""
         if self.rule.is_additive:
             return None
         rate = torch.ones_like(scores)
@@ -145,11 +145,11 @@ class BoundMask:
             if part.is_additive:
                 scores = scores + self._kept(number, scores.dtype, (heads, queries, keys))
             else:
-                rate, scores = rate * part.derivative(scores), part.bend(scores)
+                rate, scores = rate * part.derivative(scores), part.transform(scores)
         return rate
 
     def _kept(self, number: int, dtype: torch.dtype, places: tuple[Index, Index, Index]) -> Tensor:
-        """What a part adds at those heads, queries and keys: kept where queries and keys are not cut into tiles."""
+        """The bias of a part at those heads, queries and keys; kept where queries and keys are not cut into tiles."""
         heads, queries, keys = places
         if any(isinstance(index, slice) and index != ALL for index in (queries, keys)):
             return self._added(number, dtype, places)

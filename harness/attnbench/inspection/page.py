@@ -1,14 +1,25 @@
-"""An inspection as one page, complete in itself, without any script; its pictures lie beside it as files too."""
+"""An inspection as one self-contained page without scripts, and its pictures: heat maps over the words, and growth.
 
-from collections.abc import Mapping
+Colours: cividis, which reads alike with any kind of colour vision, https://doi.org/10.1371/journal.pone.0199239.
+"""
+
+import textwrap
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import jinja2
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
+from matplotlib.patches import Rectangle
+from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnbench import reports
-from attnbench.inspection import pictures, tables
-from attnbench.inspection.found import Found, Outcome
-from attnbench.inspection.tables import Table
+from attnbench.inspection import text
+from attnbench.inspection.results import Comparison, Inspection, Numbers, OracleDiff, Outcome, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.html import inlined
 from attnbench.reports.words import plain
@@ -16,54 +27,26 @@ from attnbench.reports.words import plain
 TEMPLATE = "page.html.jinja"
 PAGE = "inspect.html"
 STEMS = ("weights", "joined", "mask", "beside", "scaling")
-MOST_COLUMNS = 32
+MOST_TABLE_COLUMNS = 32
+COLOURS = "cividis"
+HIDDEN = "#e4e4e4"
+MARK = "#D55E00"
+MOST_NUMBERED = 10  # words up to which each weight can be read as a number
+DARK_BELOW = 0.55
+LONGEST_SENTENCE = 60
+MOST_PANEL_COLUMNS = 4
+LETTERS_AN_INCH = 11
+WIDEST = 4.2  # inches of a panel, however many words
+BAR = 4.0  # inches of a colour bar
+BAR_LAYOUT: dict[str, Any] = {"aspect": 25, "panchor": False}  # panels stay where they are
 
 
-def page(found: Found, drawn: Mapping[str, Picture]) -> str:
-    """The whole document; every text from outside is escaped by the template."""
-    folders = [Path(__file__).parent, Path(reports.__file__).parent]
-    loader = jinja2.FileSystemLoader(folders)
-    templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    walk = found.walks[0]
-    return templates.get_template(TEMPLATE).render(
-        found=found,
-        lines=tables.first_difference(found),
-        agreement=tables.agreement(found),
-        method=tables.METHOD,
-        masking=tables.masking(walk),
-        saturation=tables.SATURATION,
-        softness=tables.of_softness(walk),
-        examples=tables.of_examples(found),
-        besides=_besides(found),
-        walks=[
-            {
-                "sentence": plain(" ".join(each.words)),
-                "steps": [(step, _cut(tables.of_step(each, step))) for step in each.steps],
-            }
-            for each in found.walks
-        ],
-        figures={stem: inlined(picture, number) for number, (stem, picture) in enumerate(drawn.items(), start=1)},
-        outcomes=tuple(Outcome),
-    )
-
-
-def _besides(found: Found) -> list[dict[str, object]]:
-    """For each sentence what was compared, and the numbers of the first step that differs."""
-    return [
-        {
-            "sentence": plain(" ".join(beside.words)),
-            "rows": tables.of_comparison(beside) if beside.compared else None,
-            "unseen": beside.unseen,
-            "differing": _cut(tables.of_difference(beside.first, walk.labels, found.implementation))
-            if beside.first is not None
-            else [],
-        }
-        for beside, walk in zip(found.besides, found.walks, strict=True)
-    ]
-
-
-def _cut(found: list[Table]) -> list[Table]:
-    return [table.cut(MOST_COLUMNS) for table in found]
+def write(inspection: Inspection, folder: Path) -> list[Path]:
+    """Write inspect.html and each picture as SVG and PNG into a folder that was prepared."""
+    pictures = draw(inspection)
+    path = folder / PAGE
+    path.write_text(page(inspection, pictures), encoding="utf-8")
+    return [path, *(file for stem, picture in pictures.items() for file in style.save([picture], folder, stem))]
 
 
 def prepare(folder: Path) -> None:
@@ -82,9 +65,262 @@ def prepare(folder: Path) -> None:
         raise ValueError(f"cannot write into {folder}: {error.strerror}; choose another folder with --to") from None
 
 
-def write(found: Found, folder: Path) -> list[Path]:
-    """Write inspect.html and each picture as SVG and PNG into a folder that was prepared."""
-    drawn = pictures.draw(found)
-    path = folder / PAGE
-    path.write_text(page(found, drawn), encoding="utf-8")
-    return [path, *(file for stem, picture in drawn.items() for file in style.save([picture], folder, stem))]
+def page(inspection: Inspection, pictures: Mapping[str, Picture]) -> str:
+    """The whole document; every text from outside is escaped by the template."""
+    folders = [Path(__file__).parent, Path(reports.__file__).parent]
+    loader = jinja2.FileSystemLoader(folders)
+    templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
+    first = inspection.walks[0]
+    return templates.get_template(TEMPLATE).render(
+        inspection=inspection,
+        differences=text.first_difference(inspection),
+        agreement=text.agreement(inspection),
+        method=text.METHOD,
+        mask=text.mask_sentences(first),
+        saturation=text.SATURATION,
+        softness=text.softness_table(first),
+        examples=text.example_table(inspection),
+        diffs=[
+            {
+                "sentence": plain(" ".join(diff.words)),
+                "rows": text.comparison_table(diff) if diff.comparisons else None,
+                "unseen": diff.unseen,
+                "differing": _cut(text.difference_tables(diff.first, walk.labels, inspection.implementation))
+                if diff.first is not None
+                else [],
+            }
+            for diff, walk in zip(inspection.diffs, inspection.walks, strict=True)
+        ],
+        walks=[
+            {
+                "sentence": plain(" ".join(walk.words)),
+                "steps": [(step, _cut(text.step_tables(walk, step))) for step in walk.steps],
+            }
+            for walk in inspection.walks
+        ],
+        figures={stem: inlined(picture, number) for number, (stem, picture) in enumerate(pictures.items(), start=1)},
+        outcomes=tuple(Outcome),
+    )
+
+
+def _cut(tables: list[text.Table]) -> list[text.Table]:
+    return [table.cut(MOST_TABLE_COLUMNS) for table in tables]
+
+
+def draw(inspection: Inspection) -> dict[str, Picture]:
+    """Every picture by the stem of its files."""
+    with mpl.rc_context(style.SETTINGS):
+        pictures = {"weights": _weights(inspection.walks)}
+        if inspection.joined is not None:
+            pictures["joined"] = _joined(inspection.joined, [len(walk.words) for walk in inspection.walks])
+        pictures["mask"] = _mask(inspection.walks[0])
+        pairs = [(diff, each) for diff in inspection.diffs for each in diff.comparisons if each.name == "weights"]
+        differing = [(diff, each) for diff, each in pairs if each.largest > each.tolerance]
+        for diff, comparison in (differing or pairs)[:1]:  # of the first sentence where they differ, or of the first
+            if comparison.actual is not None:
+                pictures["beside"] = _compared(inspection, diff, comparison, comparison.actual)
+        pictures["scaling"] = _scaling(inspection)
+    return pictures
+
+
+def _weights(walks: Sequence[Walkthrough]) -> Picture:
+    """A row for each sentence, or several where there are many heads, and a column for each head."""
+    figure, grid = _grid([len(walk.words) for walk in walks], walks[0].workload.num_heads)
+    places = iter(np.split(np.array(grid), len(walks)))
+    for walk, own in zip(walks, places, strict=True):
+        heads = walk.step("weights").values[0]
+        for head, (axes, weights) in enumerate(zip(own, heads, strict=False)):
+            image = _heat_map(axes, weights, walk.labels, walk.mask.seen if walk.mask.is_chosen else None)
+            title = f"'{_sentence(walk)}', head {head}" if head == 0 else f"head {head}"
+            axes.set_title(textwrap.fill(title, int(_side(len(walk.words)) * LETTERS_AN_INCH)), loc="left")
+        for axes in own[len(heads) :]:
+            axes.remove()
+    caption = "Each row is a query and adds up to 1; dark is little, bright is much."
+    caption += " Grey: hidden by the mask." if walks[0].mask.is_chosen else ""
+    return _with_bar(figure, image, "Attention weights of each head over the words", _about(walks[0]), caption)
+
+
+def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
+    """All sentences in one row: what the words of one weigh in the other."""
+    values = walk.step("weights").values[0]
+    figure, grid = _grid([len(walk.words)], len(values))
+    for head, (axes, weights) in enumerate(zip(grid, values, strict=False)):
+        image = _heat_map(axes, weights, walk.labels, None, most=float(values.max()))
+        axes.set_title(f"head {head}", loc="left")
+        for edge in np.cumsum(lengths)[:-1]:
+            axes.axhline(edge - 0.5, color="white", linewidth=2.5)
+            axes.axvline(edge - 0.5, color="white", linewidth=2.5)
+    for axes in grid[len(values) :]:
+        axes.remove()
+    caption = "All sentences in one row, where every word sees every other; the white lines separate the sentences."
+    return _with_bar(figure, image, "Attention weights between the sentences", _about(walk), caption)
+
+
+def _mask(walk: Walkthrough) -> Picture:
+    """Two rows: without a mask and under one; a column for each head."""
+    effect = walk.mask
+    heads = walk.workload.num_heads
+    shown = min(heads, MOST_PANEL_COLUMNS)
+    figure, grid = _grid([len(walk.words)] * 2, shown)
+    for row, (name, weights, seen) in enumerate(
+        [("without a mask", effect.without, None), (f"under {effect.mask}", effect.under, effect.seen)]
+    ):
+        for head in range(shown):
+            axes = grid[row * shown + head]
+            image = _heat_map(axes, weights[head], walk.labels, seen)
+            axes.set_title(f"{name}, head {head}", loc="left")
+    caption = (
+        f"{effect.mask}: {effect.summary}. Grey: hidden. A hidden key has weight 0, and the others in its row more."
+    )
+    caption += f" Heads 0 to {shown - 1} of {heads}." if shown < heads else ""
+    return _with_bar(figure, image, "What a mask changes", f"'{_sentence(walk)}', {_about(walk)}", caption)
+
+
+def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, actual: Numbers) -> Picture:
+    """For each head the oracle's weights, the implementation's, and how far apart they are."""
+    differences, place = comparison.differences, comparison.place
+    assert differences is not None
+    walk = next(walk for walk in inspection.walks if walk.words == diff.words)
+    finite = np.where(np.isfinite(differences), differences, np.nan)[0]
+    largest = float(np.nanmax(finite, initial=comparison.tolerance))
+    is_wrong = comparison.largest > comparison.tolerance
+    heads = [place[1]] if place is not None else []
+    heads = sorted({*heads, *range(MOST_PANEL_COLUMNS)} & set(range(actual.shape[1])))[:MOST_PANEL_COLUMNS]
+    name = style.label(inspection.implementation)
+    figure, grid = _grid([len(walk.words)] * len(heads), 3)
+    for row, head in enumerate(heads):
+        oracle, theirs, apart = grid[3 * row : 3 * row + 3]
+        image = _heat_map(oracle, comparison.oracle[0, head], walk.labels, None)
+        _heat_map(theirs, actual[0, head], walk.labels, None)
+        difference = _heat_map(apart, finite[head], walk.labels, None, most=largest)
+        oracle.set_title(f"the oracle, head {head}", loc="left")
+        theirs.set_title(f"{name}, head {head}", loc="left")
+        apart.set_title("difference", loc="left")
+        if place is not None and place[1] == head and is_wrong:
+            for axes in (oracle, theirs, apart):
+                _frame(axes, place[-2], place[-1])
+    below: dict[str, Any] = {"location": "bottom", "anchor": (0.0, 1.0), **BAR_LAYOUT}
+    width = figure.get_figwidth() / 3
+    weights = [*grid[0::3], *grid[1::3]]
+    figure.colorbar(image, ax=weights, label="attention weight", shrink=_bar_share(2 * width), **below)
+    figure.colorbar(difference, ax=grid[2::3], label="difference of weights", shrink=_bar_share(width), **below)
+    caption = f"Largest difference {comparison.largest:.2g}; above {comparison.tolerance:.2g} it counts."
+    if is_wrong:
+        caption += f" The frame marks it: {comparison.where(diff.words)}."
+    title = f"The weights of {name} compared with the oracle's"
+    return _with_texts(
+        figure, title, f"'{_sentence(walk)}', {_about(walk)}", f"float32 compared with float64. {caption}"
+    )
+
+
+def _scaling(inspection: Inspection) -> Picture:
+    """The largest weight against K, with the division by sqrt(K) and without."""
+    growth = inspection.growth
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    axes = figure.subplots()
+    for name, values, colour, marker, line in (
+        ("query @ key", growth.without, "#D55E00", "s", "--"),
+        ("query @ key / sqrt(K)", growth.with_scale, "#0072B2", "o", "-"),
+    ):
+        axes.fill_between(growth.widths, values[:, 0], values[:, 2], color=colour, alpha=0.18, linewidth=0)
+        axes.plot(growth.widths, values[:, 1], color=colour, marker=marker, linestyle=line, label=name)
+    axes.axhline(1 / growth.num_keys, color=style.INK, linewidth=1, linestyle=":")
+    note = f"all {growth.num_keys} keys alike"
+    axes.annotate(note, (growth.widths[-1], 1 / growth.num_keys), (0, 4), textcoords="offset points", ha="right")
+    axes.set_xscale("log", base=2)
+    axes.xaxis.set_major_locator(FixedLocator(growth.widths))
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    axes.set_ylim(0, 1.05)
+    axes.set_xlabel("head width K")
+    axes.set_ylabel(f"largest of {growth.num_keys} weights")
+    axes.legend(title="softmax of")
+    caption = "Standard normal query and keys; line: median, band: the middle half of the draws."
+    return _with_texts(figure, "Why scores are divided by sqrt(K)", "", f"{text.growth_sentence(growth)} {caption}")
+
+
+def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]:
+    """A figure of square panels that grow with the number of words: a row for each of `lengths`, broken where long."""
+    rows_each = -(-num_columns // MOST_PANEL_COLUMNS)
+    columns = min(num_columns, MOST_PANEL_COLUMNS)
+    sides = [_side(length) for length in lengths for _ in range(rows_each)]
+    figure = Figure(figsize=(1.6 + max(sides) * columns, 1.3 + sum(sides)), layout="constrained")
+    grid = figure.subplots(len(sides), columns, squeeze=False, height_ratios=sides).ravel()
+    for axes in grid:
+        axes.set_anchor("NW")
+    return figure, list(grid)
+
+
+def _side(num_words: int) -> float:
+    """The side of a panel in inches."""
+    return 1.3 + min(0.34, WIDEST / num_words) * max(4, num_words)
+
+
+def _heat_map(
+    axes: Axes,
+    values: Numbers,
+    labels: Sequence[str],
+    seen: Any = None,  # noqa: ANN401 - (T, S) boolean, or None where nothing is hidden
+    most: float = 1.0,
+) -> AxesImage:
+    """Values (T, S) as colours with words on both axes; hidden pairs are grey, and what is not finite stays white."""
+    colours = mpl.colormaps[COLOURS].with_extremes(bad="white")
+    image = axes.imshow(np.ma.masked_invalid(values), cmap=colours, vmin=0.0, vmax=most, aspect="equal")
+    axes.grid(visible=False)
+    axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor")
+    axes.set_yticks(range(len(labels)), labels)
+    axes.tick_params(labelsize=9.5 if len(labels) <= MOST_NUMBERED else 7.5)
+    axes.set_xlabel("key")
+    axes.set_ylabel("query")
+    for row, line in enumerate(values):
+        for column, value in enumerate(line):
+            if seen is not None and not seen[row, column]:
+                axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=HIDDEN, edgecolor="white"))
+            elif len(labels) <= MOST_NUMBERED:
+                _write_number(axes, row, column, float(value), most)
+    return image
+
+
+def _write_number(axes: Axes, row: int, column: int, value: float, most: float) -> None:
+    is_finite = bool(np.isfinite(value))
+    number = str(value) if not is_finite else f"{value:.2f}" if most >= 0.1 else f"{value:.0e}"  # noqa: PLR2004
+    colour = "white" if is_finite and value < DARK_BELOW * most else "black"
+    axes.text(column, row, number, ha="center", va="center", fontsize=7.5, color=colour)
+
+
+def _frame(axes: Axes, row: int, column: int) -> None:
+    frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=MARK, linewidth=2.5, zorder=5)
+    frame.set_clip_on(False)
+    axes.add_patch(frame)
+
+
+def _with_bar(figure: Figure, image: AxesImage, title: str, about: str, caption: str) -> Picture:
+    """The picture with one colour bar for all panels."""
+    shrink = _bar_share(figure.get_figheight())
+    figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=shrink, **BAR_LAYOUT)
+    return _with_texts(figure, title, about, caption)
+
+
+def _bar_share(length: float) -> float:
+    """The share of a length that a colour bar takes."""
+    return min(0.8, BAR / length)
+
+
+def _with_texts(figure: Figure, title: str, about: str, caption: str) -> Picture:
+    """The picture with a title above and a caption below."""
+    width = int(figure.get_size_inches()[0] * 13)
+    above = "\n".join(textwrap.fill(line, width) for line in (title, about) if line)
+    figure.suptitle(above, x=0.01, ha="left", fontsize=11.5)
+    figure.supxlabel(textwrap.fill(caption, int(width * 1.25)), x=0.01, ha="left", fontsize=8, color="#555555")
+    return style.picture(figure, title, ": ".join(part for part in (title, about) if part) + f". {caption}")
+
+
+def _sentence(walk: Walkthrough) -> str:
+    return plain(" ".join(walk.words), limit=LONGEST_SENTENCE)
+
+
+def _about(walk: Walkthrough) -> str:
+    point = walk.workload
+    groups = "" if point.num_heads == point.num_kv_heads else f" G={point.num_kv_heads}"
+    mask = "no mask" if point.mask == "none" else point.mask
+    return f"{mask}, H={point.num_heads}{groups} K={point.head_dim}, seed {point.seed}"

@@ -1,42 +1,242 @@
-"""An inspection on a terminal: a page or two of text, in tables of one head."""
+"""An inspection as text: tables with words as headings, sentences, and a page or two of them on a terminal."""
 
+import math
 import textwrap
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
+import numpy as np
 from rich.cells import cell_len
 from rich.console import Console
 
-from attnbench.inspection import tables
-from attnbench.inspection.found import Beside, Found, Step, Walk
-from attnbench.inspection.tables import Table
+from attnbench.inspection.results import (
+    TOLERANCE,
+    Comparison,
+    Growth,
+    Inspection,
+    Numbers,
+    OracleDiff,
+    Outcome,
+    Step,
+    Walkthrough,
+)
 from attnbench.reports.words import plain
+from attnbench.units import MISSING, significant
 
+LARGEST_PLAIN = 1e5
+SMALLEST_PLAIN = 1e-3
+MOST_DECIMALS = 4
+METHOD = (
+    f"float32 compared with float64; a difference counts above {TOLERANCE:g} of the largest value. Each step is given "
+    "what the oracle computed before it, the output is the whole module's, and the weights are its context where the "
+    "values are unit vectors."
+)
+SATURATION = (
+    "Scores of random vectors grow as sqrt(K), and a softmax of large scores is all but 0 and 1, where its gradient is "
+    "all but 0. This sentence's scores, without a mask, all heads:"
+)
 GAP = "    "
 NARROWEST, WIDEST = 60, 200
 TOGETHER = (("x",), ("query", "key", "value"), ("scores", "masked scores", "weights"), ("context", "output"))
-"""Steps whose tables stand beside one another where the terminal is wide enough."""
+"""Steps whose tables stand side by side where the terminal is wide enough."""
 
 
-def write(found: Found, console: Console) -> None:
-    """Everything, in order."""
+@dataclass(frozen=True, kw_only=True)
+class Table:
+    """Texts with headings; `marked` is the cell (row, column) that matters most."""
+
+    title: str
+    corner: str
+    columns: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]  # each begins with its heading
+    marked: tuple[int, int] | None = None
+    is_prose: bool = False  # words rather than numbers: aligned to the left
+
+    def cut(self, most: int) -> "Table":
+        """The first columns alone, and how many there are."""
+        if len(self.columns) <= most:
+            return self
+        title = f"{self.title} (columns 1 to {most} of {len(self.columns)})"
+        rows = tuple(row[: most + 1] for row in self.rows)
+        return replace(self, title=title, columns=self.columns[:most], rows=rows)
+
+    def lines(self) -> list[str]:
+        """The table as aligned lines; the marked cell stands in brackets."""
+        lines = [[self.corner, *(f" {column} " for column in self.columns)]]
+        for number, (heading, *texts) in enumerate(self.rows):
+            at = self.marked[1] if self.marked is not None and self.marked[0] == number else None
+            cells = [f"[{text}]" if place == at else f" {text} " for place, text in enumerate(texts)]
+            lines.append([heading, *cells])
+        widths = [max(cell_len(line[place]) for line in lines) for place in range(len(lines[0]))]
+        aligned = [
+            "".join(
+                _padded(text, width, left=self.is_prose or place == 0)
+                for place, (text, width) in enumerate(zip(line, widths, strict=True))
+            )
+            for line in lines
+        ]
+        return [self.title, *aligned] if self.title else aligned
+
+
+def formatted(values: Numbers) -> list[list[str]]:
+    """Numbers (R, C) with as many decimals as three digits of the largest need, the same for all."""
+    finite = np.abs(values[np.isfinite(values)])
+    largest = float(finite.max(initial=0.0))
+    if largest >= LARGEST_PLAIN or 0.0 < largest < SMALLEST_PLAIN:
+        return [[_number(value, ".2e") for value in row] for row in values.tolist()]
+    before = 0 if largest == 0.0 else math.floor(math.log10(largest))
+    decimals = min(MOST_DECIMALS, max(0, 2 - before))
+    return [[_number(value, f".{decimals}f") for value in row] for row in values.tolist()]
+
+
+def _number(value: float, form: str) -> str:
+    if value == 0.0:
+        return "0"  # exactly: hidden, not merely small
+    text = format(value, form)
+    return text.removeprefix("-") if float(text) == 0.0 else text
+
+
+def brief(number: float) -> str:
+    """One number to four significant digits at most."""
+    if not math.isfinite(number):
+        return str(number)
+    return f"{number:.3g}" if abs(number) < SMALLEST_PLAIN else f"{number:.4g}"
+
+
+def value_table(
+    title: str, letters: str, values: Numbers, labels: Sequence[str], marked: tuple[int, int] | None = None
+) -> Table:
+    """Values (T or S, S or a width) of an array with those letters: words head the rows, and columns that are keys."""
+    is_of_keys = letters.endswith("S")
+    columns = tuple(labels) if is_of_keys else tuple(map(str, range(values.shape[1])))
+    rows = tuple((label, *texts) for label, texts in zip(labels, formatted(values), strict=True))
+    return Table(title=title, corner="query" if is_of_keys else "word", columns=columns, rows=rows, marked=marked)
+
+
+def step_tables(walk: Walkthrough, step: Step) -> list[Table]:
+    """A step's tables, one for each head."""
+    kind = {"H": "head", "G": "key/value head"}.get(step.letters[1], "")
+    if walk.workload.num_heads == walk.workload.num_kv_heads:
+        kind = kind and "head"
+    titles = [f"{step.name}, {kind} {head}" if kind else step.name for head in range(len(step.tables))]
+    return [
+        value_table(title, step.letters, values, walk.labels) for title, values in zip(titles, step.tables, strict=True)
+    ]
+
+
+def difference_tables(comparison: Comparison, labels: Sequence[str], name: str) -> list[Table]:
+    """The head that differs most, of the implementation and of the oracle; none where there is nothing to compare."""
+    if comparison.actual is None or comparison.place is None:
+        return []
+    head, (row, column) = comparison.place[:-2], comparison.place[-2:]
+    which = f", head {head[1]}" if len(head) > 1 else ""
+    return [
+        value_table(f"{comparison.name} of {who}{which}", comparison.letters, values[head], labels, (row, column))
+        for who, values in ((name, comparison.actual), ("the oracle", comparison.oracle))
+    ]
+
+
+def comparison_table(diff: OracleDiff) -> Table:
+    """A row for each step that was compared."""
+    rows = []
+    for each in diff.comparisons:
+        there = each.values_there()
+        values = (MISSING, MISSING) if there is None else (brief(there[0]), brief(there[1]))
+        largest = MISSING if each.actual is None else f"{each.largest:.1e}"
+        step = each.name if each.name == each.step else f"{each.step}: {each.name}"
+        place = each.where(diff.words) if each.outcome is not Outcome.agrees else ""
+        where = each.trouble or place or MISSING
+        rows.append((step, str(each.outcome), largest, f"{each.tolerance:.1e}", *values, where))
+    columns = ("result", "largest difference", "tolerance", "here", "oracle", "where")
+    return Table(title="", corner="step", columns=columns, rows=tuple(rows), is_prose=True)
+
+
+def softness_table(walk: Walkthrough) -> Table:
+    """How sharp the softmax of a sentence's scores is."""
+    most = significant(math.log2(len(walk.words)), 3) if len(walk.words) > 1 else "0"
+    rows = tuple((each.name, brief(each.largest), f"{brief(each.entropy)} of {most}") for each in walk.scaling)
+    return Table(title="", corner="softmax of", columns=("largest weight", "entropy in bits"), rows=rows)
+
+
+def example_table(inspection: Inspection) -> Table:
+    """The softmax of a few vectors."""
+    rows = tuple(
+        (each.name, *("  ".join(map(brief, numbers)) for numbers in (each.scores, each.weights)))
+        for each in inspection.examples
+    )
+    return Table(title="", corner="softmax of", columns=("scores", "weights"), rows=rows, is_prose=True)
+
+
+def growth_sentence(growth: Growth) -> str:
+    """The largest weight at the largest K."""
+    with_scale, without = brief(growth.with_scale[-1, 1]), brief(growth.without[-1, 1])
+    setup = f"A random query over {growth.num_keys} random keys of width K={growth.widths[-1]}"
+    return f"{setup}: the largest weight is {with_scale} with the division and {without} without (medians)."
+
+
+def first_difference(inspection: Inspection) -> list[str]:
+    """For each sentence in which the implementation differs, the first step that does, in words."""
+    lines = []
+    for diff in inspection.diffs:
+        first = diff.first
+        if first is None:
+            continue
+        where = "" if len(inspection.diffs) == 1 else f"in '{plain(' '.join(diff.words))}', "
+        name = first.step if first.name == first.step else f"{first.step} ({first.name})"
+        there = first.values_there()
+        if there is None:
+            lines.append(f"{where}{name}: {first.trouble}")
+        else:
+            values = f"{brief(there[0])}, the oracle says {brief(there[1])}"
+            lines.append(f"{where}{name}: first difference, {first.where(diff.words)}: {values}")
+    return lines
+
+
+def agreement(inspection: Inspection) -> str:
+    """The result where no step differs."""
+    if not inspection.is_checked:
+        return f"{inspection.implementation} was not compared: {inspection.diffs[0].unseen}"
+    return f"{inspection.implementation} agrees with the oracle in every step that can be seen."
+
+
+def mask_sentences(walk: Walkthrough, head: int = 0) -> str:
+    """What the mask changes, in a sentence or two."""
+    effect = walk.mask
+    pairs, hidden = effect.seen.size, int((~effect.seen).sum())
+    if not effect.has_effect:
+        return f"Mask {effect.mask} hides none of the {pairs} pairs of query and key here: it changes nothing."
+    text = f"Mask {effect.mask} ({effect.summary}) hides {hidden or 'none'} of {pairs} pairs. "
+    change = np.abs(effect.under - effect.without)[head] * effect.seen
+    if not change.any():
+        return text + "A query that sees no key has weights and a context of 0."
+    row, column = np.unravel_index(int(change.argmax()), change.shape)
+    query, key = walk.labels[row], walk.labels[column]
+    before, after = brief(effect.without[head, row, column]), brief(effect.under[head, row, column])
+    if effect.seen[row].all():
+        return f"{text}In head {head}, query '{query}' gave key '{key}' {before} and now gives it {after}."
+    lost = brief(float((effect.without[head, row] * ~effect.seen[row]).sum()))
+    text += f"In head {head}, query '{query}' had {lost} of its weight on keys that are now hidden; "
+    return f"{text}the others make up for it: key '{key}' goes from {before} to {after}."
+
+
+def write(inspection: Inspection, console: Console) -> None:
+    """Print everything, in order."""
     width = min(WIDEST, max(NARROWEST, console.width))
-    for walk in found.walks:
-        _print(console, walking(walk, width), title=f"Step by step: {sentence(walk.words)}")
-    for walk in found.walks[:1]:
-        _print(console, masking(walk, width), title="What the mask changes")
-    _print(console, scaling(found, width), title="What the division by sqrt(K) is for")
-    _print(console, comparison(found, width), title=f"{found.implementation} beside the oracle")
-    lines = tables.first_difference(found)
-    style = "bold red" if lines else "green" if found.is_checked else "yellow"
-    for line in lines or [tables.agreement(found)]:
+    for walk in inspection.walks:
+        _print(console, _walk_lines(walk, width), title=f"Step by step: {_sentence(walk.words)}")
+    _print(console, _mask_lines(inspection.walks[0], width), title="What the mask changes")
+    _print(console, _scaling_lines(inspection, width), title="What the division by sqrt(K) is for")
+    title = f"{inspection.implementation} compared with the oracle"
+    _print(console, _comparison_lines(inspection, width), title=title)
+    differences = first_difference(inspection)
+    style = "bold red" if differences else "green" if inspection.is_checked else "yellow"
+    for line in differences or [agreement(inspection)]:
         console.print(line, style=style, markup=False, highlight=False, soft_wrap=True)
-    verdict = "Whether it is right, many inputs and shapes decide: attnbench check"
-    console.print(f"{verdict} {found.spec}", style="dim", markup=False, highlight=False, soft_wrap=True)
+    advice = f"To check it on many inputs and shapes: attnbench check {inspection.spec}"
+    console.print(advice, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def sentence(words: Sequence[str]) -> str:
-    """A sentence on one line."""
+def _sentence(words: Sequence[str]) -> str:
     return plain(" ".join(words), limit=100)
 
 
@@ -47,72 +247,36 @@ def _print(console: Console, lines: Iterable[str], title: str) -> None:
     console.print()
 
 
-def walking(walk: Walk, width: int) -> Iterator[str]:
+def _walk_lines(walk: Walkthrough, width: int) -> Iterator[str]:
     """Each step with its shape, what it does and its values in head 0."""
     heads = walk.workload.num_heads
     yield f"mask {walk.workload.mask}, float64" + (f"; of {heads} heads, head 0 is shown" if heads > 1 else "")
     for names in TOGETHER:
         group = [walk.step(name) for name in names]
         yield ""
-        yield from _headings(group, width)
-        shown = [tables.of_step(walk, step)[0] for step in group]
-        yield from side_by_side(shown if len(group) > 1 else [replace(shown[0], title="")], width)
+        name_len = max(len(step.name) for step in group)
+        shape_len = max(len(step.shape) for step in group)
+        for step in group:
+            start = f"{step.name:{name_len}} {step.shape:{shape_len}}  "
+            yield from textwrap.wrap(start + step.description, width, subsequent_indent=" " * len(start))
+        tables = [step_tables(walk, step)[0] for step in group]
+        yield from side_by_side(tables if len(group) > 1 else [replace(tables[0], title="")], width)
 
 
-def _headings(group: list[Step], width: int) -> Iterator[str]:
-    name_len = max(len(step.name) for step in group)
-    shape_len = max(len(step.shape) for step in group)
-    for step in group:
-        start = f"{step.name:{name_len}} {step.shape:{shape_len}}  "
-        yield from textwrap.wrap(start + step.told, width, subsequent_indent=" " * len(start), drop_whitespace=True)
-
-
-def side_by_side(found: Sequence[Table], width: int) -> Iterator[str]:
-    """Tables beside one another as far as the width goes, then below; one too wide by itself loses columns."""
+def side_by_side(tables: Sequence[Table], width: int) -> Iterator[str]:
+    """Tables side by side as far as the width goes, then below; one too wide by itself loses columns."""
     waiting: list[list[str]] = []
-    for table in found:
-        block = _fitting(table, width)
+    for table in tables:
+        block = table.lines()
+        for most in range(len(table.columns) - 1, 0, -1):
+            if _width(block) <= width:
+                break
+            block = table.cut(most).lines()
         if waiting and sum(map(_width, [*waiting, block])) + len(GAP) * len(waiting) > width:
             yield from _joined(waiting)
             waiting = []
         waiting.append(block)
     yield from _joined(waiting)
-
-
-def _fitting(table: Table, width: int) -> list[str]:
-    block = lines_of(table)
-    for most in range(len(table.columns) - 1, 0, -1):
-        if _width(block) <= width:
-            break
-        block = lines_of(table.cut(most))
-    return block
-
-
-def lines_of(table: Table) -> list[str]:
-    """A table as aligned lines; the marked cell stands in brackets."""
-    lines = [[table.corner, *(f" {column} " for column in table.columns)]]
-    for number, (heading, *texts) in enumerate(table.rows):
-        at = table.marked[1] if table.marked is not None and table.marked[0] == number else None
-        cells = [f"[{text}]" if place == at else f" {text} " for place, text in enumerate(texts)]
-        lines.append([heading, *cells])
-    widths = [max(cell_len(line[place]) for line in lines) for place in range(len(lines[0]))]
-    aligned = [
-        "".join(
-            _padded(text, width, left=table.is_prose or place == 0)
-            for place, (text, width) in enumerate(zip(line, widths, strict=True))
-        )
-        for line in lines
-    ]
-    return [table.title, *aligned] if table.title else aligned
-
-
-def _padded(text: str, width: int, *, left: bool = False) -> str:
-    space = " " * (width - cell_len(text))
-    return text + space if left else space + text
-
-
-def _width(block: Sequence[str]) -> int:
-    return max(map(cell_len, block))
 
 
 def _joined(blocks: list[list[str]]) -> Iterator[str]:
@@ -122,41 +286,45 @@ def _joined(blocks: list[list[str]]) -> Iterator[str]:
         yield GAP.join(_padded(part, width, left=True) for part, width in zip(parts, widths, strict=True))
 
 
-def masking(walk: Walk, width: int) -> Iterator[str]:
-    """In words, and head 0 without the mask and under it."""
-    effect = walk.masking
+def _padded(text: str, width: int, *, left: bool) -> str:
+    space = " " * (width - cell_len(text))
+    return text + space if left else space + text
+
+
+def _width(block: Sequence[str]) -> int:
+    return max(map(cell_len, block))
+
+
+def _mask_lines(walk: Walkthrough, width: int) -> Iterator[str]:
+    """What the mask changes in words, and head 0 without the mask and under it."""
+    effect = walk.mask
     if not effect.is_chosen:
         yield f"There is none here; as an example, what {effect.mask} would change."
-    yield from textwrap.wrap(tables.masking(walk), width)
-    if effect.is_felt:
+    yield from textwrap.wrap(mask_sentences(walk), width)
+    if effect.has_effect:
         pair = (("without a mask", effect.without[0]), (f"under {effect.mask}", effect.under[0]))
-        yield from side_by_side(
-            [tables.of(f"weights {name}", "BHTS", values, walk.labels) for name, values in pair], width
-        )
+        tables = [value_table(f"weights {name}", "BHTS", values, walk.labels) for name, values in pair]
+        yield from side_by_side(tables, width)
 
 
-def scaling(found: Found, width: int) -> Iterator[str]:
-    """The softmax of this sentence's scores with and without the scale, and of a few vectors."""
-    walk = found.walks[0]
-    yield from textwrap.wrap(tables.SATURATION, width)
-    yield from side_by_side([tables.of_softness(walk)], width)
-    yield from textwrap.wrap(tables.growing(found.growth), width)
-    yield from side_by_side([tables.of_examples(found)], width)
+def _scaling_lines(inspection: Inspection, width: int) -> Iterator[str]:
+    """The softmax of the first sentence's scores with and without the scale, and of a few vectors."""
+    yield from textwrap.wrap(SATURATION, width)
+    yield from side_by_side([softness_table(inspection.walks[0])], width)
+    yield from textwrap.wrap(growth_sentence(inspection.growth), width)
+    yield from side_by_side([example_table(inspection)], width)
 
 
-def comparison(found: Found, width: int) -> Iterator[str]:
+def _comparison_lines(inspection: Inspection, width: int) -> Iterator[str]:
     """A table for each sentence, and the numbers of the first step that differs."""
-    yield from textwrap.wrap(tables.METHOD, width)
-    for beside, walk in zip(found.besides, found.walks, strict=True):
-        if len(found.besides) > 1:
-            yield f"\n{sentence(beside.words)}"
-        yield from _compared(beside, walk, found.implementation, width)
-
-
-def _compared(beside: Beside, walk: Walk, name: str, width: int) -> Iterator[str]:
-    if beside.compared:
-        yield from lines_of(tables.of_comparison(beside))
-    if beside.unseen:
-        yield from textwrap.wrap(beside.unseen, width)
-    if beside.first is not None:
-        yield from side_by_side(tables.of_difference(beside.first, walk.labels, plain(name)), width)
+    yield from textwrap.wrap(METHOD, width)
+    for diff, walk in zip(inspection.diffs, inspection.walks, strict=True):
+        if len(inspection.diffs) > 1:
+            yield f"\n{_sentence(diff.words)}"
+        if diff.comparisons:
+            yield from comparison_table(diff).lines()
+        if diff.unseen:
+            yield from textwrap.wrap(diff.unseen, width)
+        if diff.first is not None:
+            tables = difference_tables(diff.first, walk.labels, plain(inspection.implementation))
+            yield from side_by_side(tables, width)

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import torch
 
-from attnbench.checking.deviation import UncheckableError
+from attnbench.checking.reference import UncheckableError
 from attnbench.contract.compiled import NotOneGraphError
 from attnbench.storage.records import Status
 from attnbench.timing.prediction import OutOfReachError

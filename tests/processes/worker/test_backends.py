@@ -12,7 +12,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.analysis.breakdown import compiled, observed, ran
 from attnbench.contract import Attention, BoundMask, Implementation
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes.worker import backend, operators
 from attnbench.processes.worker.bench import Bench

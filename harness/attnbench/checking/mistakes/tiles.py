@@ -7,8 +7,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from attnbench.checking.mistakes.kind import Mistake
-from attnbench.checking.steps import Changes, Scene, changed
+from attnbench.checking.mistakes.mistake import mistake
+from attnbench.checking.oracle import RowMask
+from attnbench.checking.steps import changed, hide
 from attnbench.workloads.workload import Workload
 
 TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
@@ -23,14 +24,14 @@ class Keys:
     last: int
 
     def __str__(self) -> str:
-        """As a person counts them."""
+        """As in "key 7" or "the 16 keys 0 to 15"."""
         if self.first == self.last:
             return f"key {self.first}"
         return f"the {self.last - self.first + 1} keys {self.first} to {self.last}"
 
-    def among(self, scene: Scene) -> Tensor:
-        """Which keys they are (S,)."""
-        return (self.first <= scene.keys) & (scene.keys <= self.last)
+    def among(self, keys: Tensor) -> Tensor:
+        """Which of these indices (S,) are of the tile."""
+        return (self.first <= keys) & (keys <= self.last)
 
 
 def partial_tiles(workload: Workload) -> Iterator[Keys]:
@@ -52,123 +53,64 @@ def whole_tiles(workload: Workload) -> Iterator[Keys]:
             yield from (Keys(start * tile, start * tile + tile - 1) for start in chosen)
 
 
-def dropping(keys: Keys) -> Changes:
-    """Those keys get no weight."""
-
-    def masked(scores: Tensor, scene: Scene) -> Tensor:
-        return changed(scores, scene).masked_fill(~scene.seen | keys.among(scene), -math.inf)
-
-    return {"masked scores": masked}
-
-
-def counting_twice(keys: Keys) -> Changes:
-    """Those keys' exponentials count twice."""
-
-    def masked(scores: Tensor, scene: Scene) -> Tensor:
-        twice = math.log(2) * keys.among(scene).to(scores.dtype)
-        return (changed(scores, scene) + twice).masked_fill(~scene.seen, -math.inf)
-
-    return {"masked scores": masked}
-
-
-def old_maximum(tile: int) -> Changes:
-    """An online softmax that never rescales what it summed under an earlier, smaller maximum."""
-
-    def weights(masked: Tensor, scene: Scene) -> Tensor:
-        tiles = masked.split(tile, dim=-1)
-        maximum = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min)
-        powers = []
-        for scores in tiles:
-            maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
-            powers.append((scores - maximum).exp())
-        made = torch.cat(powers, dim=-1)
-        return made / made.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(made.dtype).tiny)
-
-    return {"weights": weights}
-
-
-def sum_not_rescaled(tile: int) -> Changes:
-    """An online softmax that rescales its output when the maximum grows, but not its sum of exponentials."""
-
-    def weights(masked: Tensor, scene: Scene) -> Tensor:
-        maximum = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min)
-        total = torch.zeros_like(maximum)
-        for scores in masked.split(tile, dim=-1):
-            maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
-            total = total + (scores - maximum).exp().sum(dim=-1, keepdim=True)
-        return (masked - maximum).exp() / total.clamp(min=torch.finfo(masked.dtype).tiny)
-
-    return {"weights": weights}
-
-
-def output_not_rescaled(tile: int) -> Changes:
-    """An online softmax that rescales its sum of exponentials when the maximum grows, but not its output."""
-
-    def weights(masked: Tensor, scene: Scene) -> Tensor:
-        total = masked.logsumexp(dim=-1, keepdim=True)
-        maximum = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min)
-        powers = []
-        for scores in masked.split(tile, dim=-1):
-            maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
-            powers.append((scores - maximum).exp())
-        return torch.cat(powers, dim=-1) * (maximum - total).exp().nan_to_num(0.0)
-
-    return {"weights": weights}
-
-
-def _tile_lens(workload: Workload) -> list[int]:
+def tile_lens(workload: Workload) -> list[int]:
+    """The usual tile lengths of which there are several; very short ones at short lengths only."""
     return [tile for tile in TILE_LENS if tile < workload.kv_len and (tile >= 16 or workload.kv_len <= 32)]  # noqa: PLR2004
 
 
-def _has_partial_tile(workload: Workload) -> bool:
-    return any(partial_tiles(workload))
+def without(scores: Tensor, mask: RowMask, keys: Keys) -> Tensor:
+    """The masked scores with those keys hidden."""
+    return hide(changed(scores, mask), mask.seen & ~keys.among(mask.keys))
 
 
-def _has_tiles(workload: Workload) -> bool:
-    return workload.kv_len > 1
+@mistake("masked scores", choices=partial_tiles)
+def last_partial_tile_dropped(scores: Tensor, mask: RowMask, choice: Keys) -> Tensor:
+    """What lies past the last whole tile is left out: {choice}."""
+    return without(scores, mask, choice)
 
 
-MISTAKES = (
-    Mistake(
-        name="last_partial_tile_dropped",
-        words="what lies past the last whole tile is left out: {choice}",
-        changes=dropping,
-        fits=_has_partial_tile,
-        choices=partial_tiles,
-    ),
-    Mistake(
-        name="tile_dropped",
-        words="a tile is left out: {choice}",
-        changes=dropping,
-        fits=_has_tiles,
-        choices=whole_tiles,
-    ),
-    Mistake(
-        name="tile_counted_twice",
-        words="a tile is counted twice: {choice}",
-        changes=counting_twice,
-        fits=_has_tiles,
-        choices=whole_tiles,
-    ),
-    Mistake(
-        name="maximum_not_rescaled",
-        words="an online softmax over tiles of {choice} keys does not rescale what it has when the maximum grows",
-        changes=old_maximum,
-        fits=_has_tiles,
-        choices=_tile_lens,
-    ),
-    Mistake(
-        name="output_not_rescaled",
-        words="an online softmax over tiles of {choice} keys does not rescale its output when the maximum grows",
-        changes=output_not_rescaled,
-        fits=_has_tiles,
-        choices=_tile_lens,
-    ),
-    Mistake(
-        name="sum_not_rescaled",
-        words="an online softmax over tiles of {choice} keys does not rescale its sum when the maximum grows",
-        changes=sum_not_rescaled,
-        fits=_has_tiles,
-        choices=_tile_lens,
-    ),
-)
+@mistake("masked scores", choices=whole_tiles)
+def tile_dropped(scores: Tensor, mask: RowMask, choice: Keys) -> Tensor:
+    """A tile is left out: {choice}."""
+    return without(scores, mask, choice)
+
+
+@mistake("masked scores", choices=whole_tiles)
+def tile_counted_twice(scores: Tensor, mask: RowMask, choice: Keys) -> Tensor:
+    """A tile is counted twice: {choice}."""
+    twice = math.log(2) * choice.among(mask.keys).to(scores.dtype)
+    return hide(changed(scores, mask) + twice, mask.seen)
+
+
+def running_maximum(masked: Tensor, tile: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The scores of each tile (B, H, R, s), and the largest score up to its end (B, H, R, 1)."""
+    maximum = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min)
+    for scores in masked.split(tile, dim=-1):
+        maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+        yield scores, maximum
+
+
+@mistake("weights", choices=tile_lens)
+def maximum_not_rescaled(masked: Tensor, mask: RowMask, choice: int) -> Tensor:
+    """An online softmax over tiles of {choice} keys does not rescale what it has when the maximum grows."""
+    powers = torch.cat([(scores - maximum).exp() for scores, maximum in running_maximum(masked, choice)], dim=-1)
+    return powers / powers.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(powers.dtype).tiny)
+
+
+@mistake("weights", choices=tile_lens)
+def output_not_rescaled(masked: Tensor, mask: RowMask, choice: int) -> Tensor:
+    """An online softmax over tiles of {choice} keys does not rescale its output when the maximum grows."""
+    total = masked.logsumexp(dim=-1, keepdim=True)
+    powers = []
+    for scores, maximum in running_maximum(masked, choice):
+        powers.append((scores - maximum).exp())
+    return torch.cat(powers, dim=-1) * (maximum - total).exp().nan_to_num(0.0)
+
+
+@mistake("weights", choices=tile_lens)
+def sum_not_rescaled(masked: Tensor, mask: RowMask, choice: int) -> Tensor:
+    """An online softmax over tiles of {choice} keys does not rescale its sum when the maximum grows."""
+    total = torch.zeros_like(masked[..., :1])
+    for scores, maximum in running_maximum(masked, choice):
+        total = total + (scores - maximum).exp().sum(dim=-1, keepdim=True)
+    return (masked - maximum).exp() / total.clamp(min=torch.finfo(masked.dtype).tiny)

@@ -20,7 +20,7 @@ from attnbench import plugins
 from attnbench.checking import agreement
 from attnbench.checking.case import Case, reason_against
 from attnbench.contract import Implementation
-from attnbench.contract.adapt import implementation
+from attnbench.contract.loading import implementation
 from attnbench.devices import device, environment, loads
 from attnbench.metrics import Metric
 from attnbench.processes.failure import report
@@ -67,7 +67,7 @@ class Worker:
         self.flight = flight
         self.loaded: dict[str, Implementation] = {}
         self.benches: OrderedDict[str, Bench] = OrderedDict()
-        self.grounded: agreement.Ground | None = None
+        self.references: agreement.References | None = None
         self.probes: dict[str, measure.TimedCall] = {}
         self.metrics: dict[str, Metric] = {}
         self.observed: tuple[tuple[str, str], Case] | None = None
@@ -136,10 +136,10 @@ class Worker:
         if reason is not None:
             return Checked(status=Status.unsupported, message=reason)
         attempts.foresee(request, found, lambda: self.flight.take_off(0))
-        grounded = self.ground(request.workload, request.seed)
+        references = self.ask_oracle(request.workload, request.seed)
         self.flight.take_off(0)
         try:
-            agreed = agreement.check(grounded, found)
+            agreed = agreement.check(references, found)
         except RuntimeError as error:
             if not (refused := operators.refusal(request.workload, found, error)):
                 raise
@@ -148,16 +148,16 @@ class Worker:
         executed = found.executed_flops(request.workload)
         return Checked(status=status, message=agreed.diagnosis, agreement=agreed, executed_flops=executed)
 
-    def ground(self, workload: Workload, seed: int) -> agreement.Ground:
+    def ask_oracle(self, workload: Workload, seed: int) -> agreement.References:
         """The oracle's answers for the workload, kept until another is asked for."""
-        if self.grounded is None or self.grounded.workload.id != workload.id:
-            self.grounded = None  # so that its memory is free
-            self.grounded = agreement.ground(workload, seed, on_step=lambda: self.flight.take_off(0))
-        return self.grounded
+        if self.references is None or self.references.workload.id != workload.id:
+            self.references = None  # so that its memory is free
+            self.references = agreement.ask_oracle(workload, seed, on_step=lambda: self.flight.take_off(0))
+        return self.references
 
     def bench(self, workload: Workload) -> Bench:
         """The workload's bench; the one not used for longest makes room."""
-        self.grounded = None
+        self.references = None
         if workload.id not in self.benches:
             while self.benches and device(workload.device).is_crowded():
                 self.benches.popitem(last=False)
@@ -228,7 +228,7 @@ class Worker:
     def attempt(self, request: Attempt) -> Attempted | Failed:
         """Make a call that may not fit, with nothing else in the way."""
         self.benches.clear()
-        self.grounded = None
+        self.references = None
         try:
             made = self.implementation(request.spec)
             return attempts.attempt(request, made, lambda: self.flight.take_off(0))

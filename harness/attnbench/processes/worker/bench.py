@@ -6,7 +6,7 @@ import torch
 from attnbench.checking import agreement
 from attnbench.checking.case import Case, bind, build, place
 from attnbench.checking.inputs import draw_normal
-from attnbench.checking.reference import Reference, refer
+from attnbench.checking.reference import Reference, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.storage.records import Arm
 from attnbench.timing import blocks as measure
@@ -43,7 +43,7 @@ class Bench:
         """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or ""."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
-            self._reference = refer(forward, VERIFY_PROBE, VERIFY_SEED)
+            self._reference = reference_for_probe(forward, VERIFY_PROBE, VERIFY_SEED)
         return agreement.verify(self.cases[arm], self._reference)
 
 

@@ -1,8 +1,8 @@
-"""Masks as data: which keys each query may see, what becomes of their scores, and how many there are, exactly.
+"""Masks: which keys each query sees, how they change scores, and how many pairs are visible, exactly. Without torch.
 
-Knows nothing of torch. A mask is one class, in the file of its family. Its rules use only operators that numpy arrays
-and torch tensors share, so that the dense form, a single tile and a compiled kernel's predicate all come from the same
-line (docs/adr/0002-mask-is-a-rule.md).
+A mask is one class, in the file of its family. Its rules use only operators that numpy arrays and torch tensors share,
+so that the dense form, a single tile and a compiled kernel's predicate all come from the same line
+(docs/adr/0002-mask-is-a-rule.md).
 """
 
 import re
@@ -17,6 +17,8 @@ from attnbench.workloads.masks.positions import (
     Prefix,
     SlidingWindow,
     SlidingWindowBottomRight,
+    attention_window,
+    not_a_window,
 )
 from attnbench.workloads.masks.rule import Array, Mask, Span, Table
 from attnbench.workloads.masks.scores import Alibi, AlibiBottomRight, Softcap
@@ -40,7 +42,9 @@ __all__ = [
     "Softcap",
     "Span",
     "Table",
+    "attention_window",
     "masks",
+    "not_a_window",
     "parse_mask",
 ]
 

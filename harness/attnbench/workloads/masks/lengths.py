@@ -1,4 +1,4 @@
-"""Masks told by lengths: rows that end in padding, documents packed into one row."""
+"""Masks by lengths: rows that end in padding, documents packed into one row."""
 
 from typing import Any
 

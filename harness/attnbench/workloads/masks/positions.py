@@ -1,4 +1,4 @@
-"""Masks told by where query and key stand: causal, windows, a prefix.
+"""Masks by the positions of query and key: causal, windows, a prefix.
 
 Where T and S differ, a query's position may be counted from the start (top-left, as in `is_causal` of
 scaled_dot_product_attention) or from the end (bottom-right, as decoding with a cache needs it). Each is a mask.
@@ -98,3 +98,32 @@ class Prefix(Mask):
     def span(self, batch_size: int, query_len: int, key_len: int) -> Span:  # noqa: ARG002
         """Row i has max(n, i + 1) keys."""
         return 0, np.maximum(self.arguments[0], np.arange(query_len) + 1)
+
+
+UNLIMITED = -1
+
+
+def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int] | None:
+    """The mask as a window (left, right) around the diagonal, as FlashAttention takes it; None where it is none.
+
+    Query i sees keys i + S - T - left to i + S - T + right, counted from the end (bottom-right); -1 is no limit. So
+    what is aligned at the start (top-left) is a window only where both lengths are the same.
+
+    Source: https://github.com/Dao-AILab/flash-attention, README, changes in 2.1 and 2.3
+    """
+    if type(mask) is Mask:
+        return UNLIMITED, UNLIMITED
+    if isinstance(mask, CausalBottomRight) or (isinstance(mask, Causal) and query_len == key_len):
+        return UNLIMITED, 0
+    if isinstance(mask, SlidingWindow) and query_len == key_len:
+        return mask.arguments[0] - 1, 0
+    return None
+
+
+def not_a_window(mask: Mask, query_len: int, key_len: int) -> str | None:
+    """Why a kernel that takes windows only cannot take this mask, in words, or None."""
+    if attention_window(mask, query_len, key_len) is not None:
+        return None
+    if query_len != key_len:
+        return f"the kernel counts mask {mask} from the last key: it needs kv_len == seq_len"
+    return f"the kernel takes no mask {mask}, only none, causal and sliding windows"

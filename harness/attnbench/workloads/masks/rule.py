@@ -1,4 +1,4 @@
-"""What a mask is: which keys each query sees, and how it changes their scores, as rules on indices."""
+"""The base of all masks: which keys each query sees, and how it changes their scores, as rules on indices."""
 
 from typing import Any, ClassVar, Protocol
 
@@ -15,7 +15,7 @@ Table = Any
 
 
 class Array(Protocol):
-    """What a rule needs of its operands: a numpy array or a torch tensor."""
+    """The operand of a rule: a numpy array or a torch tensor."""
 
     def __getitem__(self, index: Any, /) -> Any: ...  # noqa: D105, ANN401 - index types differ between libraries
     def __lt__(self, other: Any, /) -> Any: ...  # noqa: D105, ANN401
@@ -30,7 +30,7 @@ class Mask:
     """Every key is visible and keeps its score: the mask `none`, and the base of all others.
 
     A mask that hides keys overrides `sees`; one that changes scores sets `changes_scores` and overrides `bias`, or
-    `bend` with its `derivative`.
+    `transform` with its `derivative`.
     Sizes are B (batch), T (query length) and S (key length) throughout.
     """
 
@@ -58,7 +58,7 @@ class Mask:
 
     @property
     def parts(self) -> "tuple[Mask, ...]":
-        """The masks that this one is joined of: for most, itself alone."""
+        """The masks that this one combines: for most, itself alone."""
         return (self,)
 
     @property
@@ -93,12 +93,12 @@ class Mask:
         """
         return key * 0.0
 
-    def bend(self, score: Any) -> Any:  # noqa: ANN401
-        """What a mask that is not additive makes of a score (a torch tensor), elementwise."""
+    def transform(self, score: Any) -> Any:  # noqa: ANN401
+        """The score (a torch tensor) as a mask that is not additive changes it, elementwise."""
         return score
 
     def derivative(self, score: Any) -> Any:  # noqa: ANN401, ARG002
-        """How fast `bend` grows at that score, elementwise."""
+        """The derivative of `transform` at that score, elementwise."""
         return 1.0
 
     def span(self, batch_size: int, query_len: int, key_len: int) -> Span | None:  # noqa: ARG002
@@ -126,7 +126,7 @@ class Mask:
         return bool((self.num_seen(batch_size, query_len, key_len) == 0).any())
 
     def at_other_length(self) -> "Mask":
-        """The same idea, fit for any length: used when a cell is tried at a shorter length first."""
+        """The mask of this kind for any length: a workload is tried at a shorter length first."""
         return self
 
     def dense(

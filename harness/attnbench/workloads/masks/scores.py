@@ -65,7 +65,7 @@ class Softcap(Mask):
         if self.arguments[0] < 1:
             raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
 
-    def bend(self, score: Any) -> Any:  # noqa: ANN401
+    def transform(self, score: Any) -> Any:  # noqa: ANN401
         """Nearly the score where it is small."""
         return (score / self.arguments[0]).tanh() * self.arguments[0]
 

@@ -10,11 +10,12 @@ import torch
 from rich.console import Console
 
 from attnbench.checking import steps
+from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.mistakes import catalogue
-from attnbench.checking.steps import Scene
+from attnbench.checking.mistakes.mistake import at_rows
 from attnbench.contract import Attention, Implementation
-from attnbench.inspection import beside, look, page, sentence, summary, tables, text
-from attnbench.inspection.found import Outcome
+from attnbench.inspection import look, oracle_diff, page, text, walkthrough
+from attnbench.inspection.results import Outcome
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
 GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")
@@ -22,7 +23,7 @@ SLIPS = Path(__file__).with_name("slips.py")
 
 
 def found_in(name, *sentences, settings=()):
-    return look.look(f"{SLIPS}:{name}", sentences or [TIME], settings)
+    return look(f"{SLIPS}:{name}", sentences or [TIME], settings)
 
 
 def shown(found, width=100):
@@ -43,8 +44,8 @@ def planted(changes):
             return {**steps.DEFAULTS, **changes}["projection"](x, context, self.canonical)
 
         def attend(self, query, key, value, mask):
-            scene = Scene(mask=mask, rows=torch.arange(query.shape[2]))
-            return steps.attend(query, key, value, scene, changes)["context"]
+            rows = at_rows(mask, torch.arange(query.shape[2]))
+            return steps.attend(query, key, value, rows, changes)["context"]
 
         def forward(self, x, context=None, *, mask):
             attended = self.attend(*self.project(x, x if context is None else context), mask)
@@ -67,19 +68,19 @@ SEEN_AT = {
 @pytest.mark.parametrize("settings", [(), ("mask=none",), GROUPED], ids=["causal", "none", "grouped"])
 def test_a_planted_mistake_is_seen_at_its_own_step(settings):
     words = tuple(TIME.split())
-    point = sentence.workload(len(words), settings, seed=0)
-    given = sentence.inputs(words, point)
+    point = walkthrough.workload(len(words), settings, seed=0)
+    given = walkthrough.inputs(words, point)
     seen = set()
     for each in catalogue(point):
         kind = each.mistake
         if kind.is_random or kind.is_rounding or kind.is_gradient or kind.is_memory:
             continue
-        found = beside.beside(planted(each.changes), words, point, given)
-        last = found.compared[-1]
+        found = oracle_diff.compare(planted(each.changes), words, point, given)
+        last = found.comparisons[-1]
         if last.outcome is Outcome.agrees:  # these words cannot tell: that is what the check's probes are for
             continue
         assert found.first is not None
-        assert found.first.step in SEEN_AT[kind.step(each.changes)], each.words
+        assert found.first.step in SEEN_AT[kind.step], each.words
         seen.add(each.name)
     assert {"no_scale", "scaled_by_width", "softmax_over_queries", "not_normalised"} <= seen
     if not settings:
@@ -89,10 +90,10 @@ def test_a_planted_mistake_is_seen_at_its_own_step(settings):
 def test_the_right_form_agrees_in_every_step():
     for settings in ((), GROUPED, ("mask=none", "value_dim=2")):
         words = tuple(TIME.split())
-        point = sentence.workload(5, settings, seed=0)
-        found = beside.beside(planted({}), words, point, sentence.inputs(words, point))
-        assert [each.name for each in found.compared] == ["query", "key", "value", "weights", "context", "output"]
-        assert {each.outcome for each in found.compared} == {Outcome.agrees}
+        point = walkthrough.workload(5, settings, seed=0)
+        found = oracle_diff.compare(planted({}), words, point, walkthrough.inputs(words, point))
+        assert [each.name for each in found.comparisons] == ["query", "key", "value", "weights", "context", "output"]
+        assert {each.outcome for each in found.comparisons} == {Outcome.agrees}
 
 
 def test_weights_are_revealed_a_few_columns_at_a_time():
@@ -100,14 +101,14 @@ def test_weights_are_revealed_a_few_columns_at_a_time():
     weights = scores.softmax(dim=-1)
     for width in (1, 3, 7, 9):
         like = torch.zeros(1, 2, 7, width, dtype=torch.float64)
-        torch.testing.assert_close(beside.revealed(lambda values: weights @ values, like), weights)
+        torch.testing.assert_close(recover_weights(lambda values: weights @ values, like), weights)
 
 
 def test_the_first_difference_is_told_with_its_words():
     found = found_in("no_scale")
-    (line,) = tables.first_difference(found)
+    (line,) = text.first_difference(found)
     assert line.startswith("weights: first difference, head ")
-    first = found.besides[0].first
+    first = found.diffs[0].first
     _, head, row, column = first.place
     words = TIME.split()
     assert f"head {head}, query '{words[row]}', key '{words[column]}'" in line
@@ -120,12 +121,12 @@ def test_the_first_difference_is_told_with_its_words():
 
 def test_a_word_that_stands_twice_is_told_by_its_place():
     found = found_in("no_scale", "a b b a")
-    assert "(word " in tables.first_difference(found)[0]
+    assert "(word " in text.first_difference(found)[0]
 
 
 def test_a_wrong_projection_is_seen_first_and_attention_is_judged_apart():
-    (found,) = found_in("Swapped").besides
-    outcomes = {each.name: each.outcome for each in found.compared}
+    (found,) = found_in("Swapped").diffs
+    outcomes = {each.name: each.outcome for each in found.comparisons}
     assert found.first.name == "query"
     assert outcomes["weights"] is outcomes["context"] is outcomes["value"] is Outcome.agrees
     assert outcomes["output"] is Outcome.differs
@@ -133,15 +134,15 @@ def test_a_wrong_projection_is_seen_first_and_attention_is_judged_apart():
 
 def test_projections_inside_a_forward_of_its_own_are_not_asked_for():
     for name in ("module_list", "torch_mha"):
-        (found,) = look.look(name, [TIME]).besides
+        (found,) = look(name, [TIME]).diffs
         assert "its projections cannot be seen" in found.unseen
-        assert {each.outcome for each in found.compared} == {Outcome.agrees}
+        assert {each.outcome for each in found.comparisons} == {Outcome.agrees}
 
 
 def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
     found = found_in("Own")
     assert not found.differs
-    assert found.besides[0].compared[0].outcome is Outcome.its_own
+    assert found.diffs[0].comparisons[0].outcome is Outcome.its_own
 
 
 @pytest.mark.parametrize(
@@ -159,19 +160,19 @@ def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
 def test_what_goes_wrong_is_told_in_words(name, step, said):
     found = found_in(name)
     assert found.differs
-    assert found.besides[0].first.step == step
-    assert said in tables.first_difference(found)[0]
+    assert found.diffs[0].first.step == step
+    assert said in text.first_difference(found)[0]
     assert said in shown(found)
     assert said in html.unescape(page.page(found, {}))
-    json.dumps(summary.summary(found, []), allow_nan=False)
+    json.dumps(found.json(text.first_difference(found), []), allow_nan=False)
 
 
 def test_a_module_without_attend_is_compared_by_its_output_and_says_so():
-    found = look.look("torch_mha", [TIME])
-    assert [each.name for each in found.besides[0].compared] == ["output"]
+    found = look("torch_mha", [TIME])
+    assert [each.name for each in found.diffs[0].comparisons] == ["output"]
     assert not found.differs
     assert "cannot be seen" in shown(found)
-    assert "beside" not in page.pictures.draw(found)
+    assert "beside" not in page.draw(found)
 
 
 def test_a_workload_that_is_unsupported_is_not_compared():

@@ -1,15 +1,22 @@
-"""What people hand in, made into an Implementation: a plug's value, a module class, or a plain function."""
+"""An Implementation from a name: a plug's value, a module class or a plain function, compiled where that is asked for.
 
+`fused+compile` is `fused` by torch.compile, as one graph and at fixed sizes. What Inductor makes of it may be another
+kernel altogether, as the operators that ran show: the plain form without a mask becomes SDPA's flash kernel.
+"""
+
+import copy
 import dataclasses
 import inspect
 from collections.abc import Callable
 from typing import Any
+from weakref import WeakSet
 
+import torch
 from torch import Tensor, nn
 
 from attnbench import plugins
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, repeat_heads
-from attnbench.contract.variants import VARIANTS
+from attnbench.contract import Attention, BoundMask, Implementation, Weights, missing_compiler, repeat_heads
+from attnbench.contract.compiled import NotOneGraphError, compile_whole
 from attnbench.workloads.workload import Workload
 
 ADAPTED = (
@@ -19,15 +26,15 @@ ADAPTED = (
 
 
 def implementation(spec: str) -> Implementation:
-    """The implementation that `name`, `path/to/file.py:Name`, or either with an option as in `name+compile`, names.
+    """The implementation that `name` or `path/to/file.py:Name` names, compiled for `name+compile`.
 
     Raises:
         ValueError: the value is none of the forms that can take part.
         Exception: whatever importing somebody's module raises.
     """
     base, option = plugins.variant(spec)
-    found = from_value(plugins.load(base), base)
-    return VARIANTS[option](found) if option else found
+    plain = from_value(plugins.load(base), base)
+    return VARIANTS[option](plain) if option else plain
 
 
 def from_value(value: object, spec: str) -> Implementation:
@@ -74,9 +81,9 @@ def _module_scope_only(given: type) -> Callable[[Workload], str | None]:
 
 
 def _from_function(function: Callable[..., Tensor], spec: str) -> Implementation:
-    """A function of query, key, value and, where it has these parameters, a boolean mask and the share to drop.
+    """A function of query (B, H, T, K), key (B, H, S, K), value (B, H, S, V), and perhaps `mask` and `dropout`.
 
-    It sees H heads of each.
+    The mask is boolean, or None; the dropout is the share of the weights to drop.
     """
     parameters = inspect.signature(function).parameters
     takes_mask = "mask" in parameters or any(p.kind is p.VAR_KEYWORD for p in parameters.values())
@@ -98,3 +105,63 @@ def _from_function(function: Callable[..., Tensor], spec: str) -> Implementation
         return None
 
     return Implementation(build=FunctionAttention, source=spec, unsupported=unsupported, has_dropout=takes_dropout)
+
+
+def compiled(given: Implementation) -> Implementation:
+    """The implementation with its `attend` and its `forward` compiled."""
+
+    def build(weights: Weights) -> nn.Module:
+        module = given.build(weights)
+        plain = copy.copy(module).eval()  # the same parameters; its forward calls the attend that is not compiled
+        for name in ("attend", "forward"):
+            if hasattr(plain, name):
+                setattr(module, name, _compiled(getattr(plain, name)))
+        return module
+
+    def unsupported(workload: Workload) -> str | None:
+        if given.compiles:
+            return "it compiles itself already: name it without +compile"
+        return given.unsupported(workload) or missing_compiler(workload)
+
+    return dataclasses.replace(
+        given,
+        build=build,
+        unsupported=unsupported,
+        compiles=True,
+        executed_flops=lambda _: None,  # what the compiler makes of it is unknown
+        has_dropout=False,  # what is compiled keeps the attribute as it was when it was built
+    )
+
+
+VARIANTS: dict[str, Callable[[Implementation], Implementation]] = {"compile": compiled}
+"""What each option of plugins.py makes of an implementation."""
+
+
+def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
+    """`function` compiled, to be called with a keyword or a last argument `mask`."""
+    run = compile_whole(function)
+    ready: WeakSet[BoundMask] = WeakSet()
+
+    def call(*given: Any, **named: Any) -> Tensor:  # noqa: ANN401 - attend and forward differ
+        mask: BoundMask = named["mask"] if "mask" in named else given[-1]
+        if mask not in ready:
+            _prepare_mask(mask, function, given, named)
+            ready.add(mask)
+        try:
+            output: Tensor = run(*given, **named)
+        except torch._dynamo.exc.Unsupported as error:  # noqa: SLF001 - it has no public name
+            raise NotOneGraphError(error) from error
+        return output
+
+    return call
+
+
+def _prepare_mask(
+    mask: BoundMask, function: Callable[..., Tensor], given: tuple[Any, ...], named: dict[str, Any]
+) -> None:
+    """Have the mask make the tensors that `function` needs: made during capture, they would be part of the graph."""
+    if mask.is_none:
+        assert mask.visible is mask.hidden is mask.empty is None  # each is now kept, and took no memory
+        return
+    with torch.no_grad():
+        function(*given, **named)

@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch.nn import functional as F
 
-from attnbench.checking import dropout_check
-from attnbench.checking.agreement import check, ground
+from attnbench.checking import dropout
+from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against, set_dropout
 from attnbench.contract import Attention, Implementation, nn, repeat_heads
 from attnbench.processes.worker.bench import Bench
@@ -95,7 +95,7 @@ PLANTED = {
     "% of the weights are dropped and the others multiplied by 2": on(
         "weights", lambda m, w: w * m.kept(*w.shape) * (2 if m.dropout else 1)
     ),
-    "a query's weights add up to 1 still": on("scores", lambda m, s: s.masked_fill(~m.kept(*s.shape), -1e9)),
+    "a query's weights still add up to 1": on("scores", lambda m, s: s.masked_fill(~m.kept(*s.shape), -1e9)),
     "scores are dropped before the softmax": on("scores", lambda m, s: F.dropout(s, m.dropout)),
     "the output is dropped, not the weights": on("output", lambda m, o: F.dropout(o, m.dropout)),
     "does not depend on the head": on("weights", lambda m, w: w * F.dropout(torch.ones_like(w[:, :1]), m.dropout)),
@@ -118,7 +118,7 @@ def refuse():
 
 
 def examined(module, point=POINT):
-    return dropout_check.examine(Implementation(build=module, source="a test", has_dropout=True), point, 0)
+    return dropout.examine(Implementation(build=module, source="a test", has_dropout=True), point, 0)
 
 
 @pytest.mark.parametrize("scope", ["attention", "module"])
@@ -126,7 +126,7 @@ def examined(module, point=POINT):
 def test_honest_dropout_passes_every_rule(module, scope):
     point = Workload(**(POINT.axes() | {"scope": scope}))
     results = examined(module, point)
-    assert [each.found for each in results] == [""] * len(dropout_check.RULES)
+    assert [each.found for each in results] == [""] * len(dropout.RULES)
 
 
 @pytest.mark.parametrize("scope", ["attention", "module"])
@@ -156,19 +156,19 @@ def test_few_weights_of_which_a_draw_may_leave_none(axes, mask):
     point = Workload(head_dim=16, dropout=0.995, direction="forward_backward", mask=mask, **axes)
     for seed in range(3):
         implementation = Implementation(build=Dropping, source="a test", has_dropout=True)
-        assert [each.found for each in dropout_check.examine(implementation, point, seed) if each.found] == []
+        assert [each.found for each in dropout.examine(implementation, point, seed) if each.found] == []
 
 
 def test_it_does_not_accuse_the_honest():
     """As often as an alarm of one in 10^9 may go off: never; a rule that asked for 1 % would go off here."""
     for seed in range(20):
         implementation = Implementation(build=Dropping, source="a test", has_dropout=True)
-        assert all(each.holds for each in dropout_check.examine(implementation, POINT, seed)), seed
+        assert all(each.holds for each in dropout.examine(implementation, POINT, seed)), seed
 
 
 @pytest.mark.parametrize(("count", "size", "expected"), [(0, 4, 2 * 0.5**4), (2, 4, 1.0), (4, 4, 2 * 0.5**4)])
 def test_chances_are_those_of_a_binomial(count, size, expected):
-    assert dropout_check.chance(np.array([count]), np.array([size]), 0.5)[0] == pytest.approx(expected)
+    assert dropout.chance(np.array([count]), np.array([size]), 0.5)[0] == pytest.approx(expected)
 
 
 def test_a_share_that_is_lost_in_one_place_is_found_at_its_place():
@@ -182,14 +182,14 @@ def test_a_share_that_is_lost_in_one_place_is_found_at_its_place():
     assert "in query 2" in wrong.found
 
 
-def test_keys_that_share_their_fate_by_twos_in_some_heads_are_found():
+def test_keys_that_are_dropped_in_pairs_in_some_heads_are_found():
     def change(m, w):
         half = F.dropout(torch.ones(*w.shape[:-1], math.ceil(w.shape[-1] / 2)), m.dropout)
         twos = half.repeat_interleave(2, dim=-1)[..., : w.shape[-1]]
         return torch.cat([w[:, :2] * twos[:, :2], F.dropout(w[:, 2:], m.dropout)], dim=1)
 
     *_, wrong = examined(on("weights", change), Workload(**(POINT.axes() | {"mask": "none"})))
-    assert re.search(r"share their fate with the next key's, not 68.0%", wrong.found)
+    assert re.search(r"dropped or kept as the next key's is, not 68.0%", wrong.found)
 
 
 def test_the_mean_is_judged_apart():
@@ -203,20 +203,20 @@ def test_the_mean_is_judged_apart():
 
 
 def test_a_check_under_dropout_holds_what_is_not_dropped_against_the_oracle_first():
-    grounded = ground(POINT, 0)
-    honest = check(grounded, Implementation(build=Dropping, source="a test", has_dropout=True))
+    references = ask_oracle(POINT, 0)
+    honest = check(references, Implementation(build=Dropping, source="a test", has_dropout=True))
     assert honest.agrees
-    assert {rule.rule for rule in honest.rules} > set(dropout_check.RULES)
+    assert {rule.rule for rule in honest.rules} > set(dropout.RULES)
     wrong = check(
-        grounded, Implementation(build=PLANTED["dropout without rescaling"], source="a test", has_dropout=True)
+        references, Implementation(build=PLANTED["dropout without rescaling"], source="a test", has_dropout=True)
     )
     assert not wrong.agrees
     assert "dropout without rescaling" in wrong.diagnosis
     always = type("Always", (Dropping,), {"of_weights": lambda _, weights: F.dropout(weights, 0.3)})
-    active = check(grounded, Implementation(build=always, source="a test", has_dropout=True))
+    active = check(references, Implementation(build=always, source="a test", has_dropout=True))
     assert not active.agrees
     assert "dropout_in_evaluation" in active.mistakes
-    assert not {rule.rule for rule in active.rules} & set(dropout_check.RULES)
+    assert not {rule.rule for rule in active.rules} & set(dropout.RULES)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,413 @@
+"""Is attention dropout right? The weights that were dropped, recovered from outputs, against what chance may do.
+
+Each weight must be 0, or what it is without dropout divided by 1 - p; the share of zeros must be that of independent
+draws, everywhere; and the gradients must be those of the very weights that were dropped. What is random is judged by
+exact tests, which fail an honest implementation once in 10^9 checks, and from a seed, so that a check repeats. What it
+cannot see: a rescaling that the dtype rounds away, as bfloat16 does at 0.5 %, and draws that repeat beyond 16 keys.
+
+Attention is linear in its values, so that column j of the output is the weight of the key whose value is unit vector j.
+In scope `module` the projections are chosen so that it is so there, too: each token is a unit vector of its position,
+the value projection reads it, and the output projection leaves the merged heads as they are.
+
+Source of the rescaling: N. Srivastava et al., https://jmlr.org/papers/v15/srivastava14a.html, section 10.
+
+Shapes: N calls, B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D
+embedding width.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from attnbench.checking import oracle
+from attnbench.checking.case import TORCH_DTYPES, Case, build, copied, fill, place
+from attnbench.checking.inputs import Inputs, draw_normal
+from attnbench.checking.reference import Reference, errors, gradients, reference_for_inputs
+from attnbench.contract import Implementation, repeat_heads
+from attnbench.devices import device
+from attnbench.storage.records import RuleResult
+from attnbench.timing.prediction import at_length
+from attnbench.workloads.workload import Workload
+
+FALSE_ALARM = 1e-9
+NUM_WEIGHTS = 2**13
+"""So many weights are looked at, in at least four calls."""
+MOST_KEYS = 16
+"""With few keys every weight is far above what rounding makes of it, in half precision, too."""
+LONGER_LEN = 35
+MEASURABLE = 2.5
+"""A weight of so many tolerances is clearly not 0."""
+MEAN_CALLS = 16
+MOST_DRAWS = 2000
+FACTOR_TOLERANCE = 1e-3
+AXES = ("call", "batch row", "head", "query", "key")
+
+
+@dataclass(frozen=True)
+class DropoutTrial:
+    """A candidate under dropout at a small workload: its weights without dropout, and with it over many calls."""
+
+    implementation: Implementation
+    asked: Workload
+    seed: int
+
+    @cached_property
+    def workload(self) -> Workload:
+        """The workload with as many keys as one call can show."""
+        asked = self.asked
+        keys = min(asked.kv_len, asked.value_dim, MOST_KEYS)
+        queries = keys if asked.seq_len == asked.kv_len else min(asked.seq_len, MOST_KEYS)
+        mask = str(asked.mask_rule.at_other_length())
+        return msgspec.structs.replace(_with_merged_width(asked), seq_len=queries, kv_len=keys, mask=mask)
+
+    @cached_property
+    def longer(self) -> Workload:
+        """The workload without dropout at a length of several small tiles, or its own where that is shorter."""
+        plain = msgspec.structs.replace(_with_merged_width(self.asked), dropout=0.0, direction="inference")
+        return at_length(plain, LONGER_LEN) if plain.seq_len > LONGER_LEN else plain
+
+    @cached_property
+    def right(self) -> Reference:
+        """The answer without dropout where values are unit vectors."""
+        plain = msgspec.structs.replace(self.workload, dropout=0.0, direction="inference")
+        return reference_for_inputs(plain, unit_inputs(plain, self.seed), self.seed)
+
+    @cached_property
+    def weights(self) -> Tensor:
+        """The weights without dropout (B, H, T, S)."""
+        return weights_in(self.right.expected["output"], self.workload)
+
+    @property
+    def rescale(self) -> float:
+        """What every weight that is kept is multiplied by."""
+        return 1 / (1 - self.workload.dropout)
+
+    @property
+    def tolerance(self) -> float:
+        """The largest error that a weight which was dropped or rescaled may have."""
+        rounding = torch.finfo(TORCH_DTYPES[self.workload.dtype]).eps * float(self.weights.max())
+        return (self.right.tolerance("output") + rounding) * self.rescale
+
+    @cached_property
+    def measurable(self) -> Tensor:
+        """Which weights (B, H, T, S) are clearly not 0."""
+        return self.weights * self.rescale > MEASURABLE * self.tolerance
+
+    def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
+        """A case on fresh copies of the unit vectors, or of other inputs, perhaps at another workload."""
+        workload = workload or self.workload
+        return build(workload, self.implementation, copied(inputs or self.right.inputs, workload))
+
+    @cached_property
+    def dropped(self) -> Tensor:
+        """The weights of many calls with dropout (N, B, H, T, S)."""
+        case = self.case()
+        num_calls = max(4, -(-NUM_WEIGHTS // max(1, int(self.measurable.sum()))))
+        with case.grad_mode():
+            return torch.stack([weights_in(case.output().detach(), self.workload) for _ in range(num_calls)])
+
+    @cached_property
+    def zeros(self) -> Tensor:
+        """Which of them are 0."""
+        return self.dropped.abs() <= self.tolerance
+
+    def is_scaled_by(self, factor: float, tolerance: float) -> bool:
+        """Whether every weight that is not 0 is the right one times a factor."""
+        return float((self.dropped - factor * self.weights).abs().where(~self.zeros, 0.0).max()) <= tolerance
+
+
+def _with_merged_width(workload: Workload) -> Workload:
+    """In scope `module`: with D = H*V, so that the output projection may be the identity."""
+    width = workload.num_heads * workload.value_dim if workload.scope == "module" else workload.embed_dim
+    return msgspec.structs.replace(workload, embed_dim=width)
+
+
+def merged_inputs(workload: Workload, seed: int) -> Inputs:
+    """Normal inputs; in scope `module` with an output projection that leaves the merged heads as they are."""
+    drawn = draw_normal(workload, seed)
+    given = drawn.weights
+    if workload.scope == "attention" or given.out is None:
+        return drawn
+    bias = None if given.out_bias is None else torch.zeros_like(given.out_bias)
+    out = torch.eye(len(given.out), dtype=given.out.dtype)
+    return Inputs(tensors=drawn.tensors, weights=replace(given, out=out, out_bias=bias))
+
+
+def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) -> Inputs:
+    """Inputs whose values are unit vectors, key j's at column j; or 1 in every column."""
+    drawn, keys = merged_inputs(workload, seed), torch.arange(workload.kv_len)
+    columns = slice(None) if are_all_ones else keys
+    if workload.scope == "attention":
+        values = torch.zeros_like(drawn.tensors["value"])
+        values[:, :, keys, columns] = 1.0
+        changed = {"query": 0.5 * drawn.tensors["query"], "value": values}  # weights that are not far apart
+        return Inputs(tensors=drawn.tensors | changed, weights=drawn.weights)
+    source = "context" if "context" in drawn.tensors else "x"
+    tokens = drawn.tensors[source].clone()
+    tokens[..., keys] = torch.eye(workload.kv_len, dtype=tokens.dtype)  # each token is a unit vector of its position
+    given = drawn.weights
+    values = torch.zeros_like(given.value)
+    values[:, columns, keys] = 1.0
+    bias = None if given.value_bias is None else torch.zeros_like(given.value_bias)
+    weights = replace(given, query=0.5 * given.query, value=values, value_bias=bias)
+    return Inputs(tensors=drawn.tensors | {source: tokens}, weights=weights)
+
+
+def by_heads(output: Tensor, workload: Workload) -> Tensor:
+    """An output of either scope as (B, H, T, V), in float64 on the CPU."""
+    if workload.scope == "module":
+        output = output.unflatten(-1, (workload.num_heads, workload.value_dim)).transpose(1, 2)
+    return output.double().cpu()
+
+
+def weights_in(output: Tensor, workload: Workload) -> Tensor:
+    """The weights (B, H, T, S) that an output shows where values are unit vectors."""
+    return by_heads(output, workload)[..., : workload.kv_len]
+
+
+def unit_values(value: Tensor) -> Tensor:
+    """Unit vectors (B, G, S, S) in place of values (B, G, S, V)."""
+    return torch.eye(value.shape[-2], dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
+
+
+def rescaled(trial: DropoutTrial) -> str:
+    """Each weight is 0, or what it is without dropout divided by 1 - p."""
+    dropped, right, tolerance = trial.dropped, trial.weights, trial.tolerance
+    kept = trial.measurable & ~trial.zeros
+    if not dropped.isfinite().all():
+        return "the output is not finite"
+    if kept.any() and trial.is_scaled_by(trial.rescale, tolerance):
+        return ""
+    if float((dropped - right).abs().max()) <= tolerance:
+        return "nothing is dropped: the weights are those without dropout"
+    factor = float((dropped / right)[kept].median()) if kept.any() else 0.0
+    if trial.is_scaled_by(factor, 2 * tolerance):
+        return _wrong_factor(trial, factor)
+    sums, sees = dropped.sum(dim=-1), right.sum(dim=-1) > 0
+    if float((sums - 1).abs().where(sees, 0.0).max()) <= tolerance * dropped.shape[-1]:
+        return "scores are dropped before the softmax, not weights after it: a query's weights still add up to 1"
+    flat = int((dropped - right * trial.rescale).abs().where(~trial.zeros, 0.0).argmax())
+    place = torch.unravel_index(torch.tensor(flat), dropped.shape)
+    expected = float(right[place[1:]]) * trial.rescale
+    return f"a weight is {float(dropped[place]):.4g}, which is neither 0 nor the rescaled {expected:.4g}"
+
+
+def _wrong_factor(trial: DropoutTrial, factor: float) -> str:
+    """What is wrong where all weights that are kept are multiplied by the same, which is not 1 / (1 - p)."""
+    p, tolerance = trial.workload.dropout, FACTOR_TOLERANCE + trial.tolerance
+    share = float(trial.zeros[:, trial.measurable].double().mean())
+    lost = f"{share:.1%} of the weights are dropped"
+    facts = f"{lost} and the others multiplied by {factor:.4g}, not by {trial.rescale:.4g}"
+    if abs(factor - 1) <= tolerance:
+        return f"dropout without rescaling: {facts}"
+    if abs(factor - (1 - p)) <= tolerance:
+        return f"rescaled by 1 - p instead of 1 / (1 - p): {facts}"
+    if abs(factor * (1 - share) - 1) <= 4 * math.sqrt(factor / NUM_WEIGHTS) + tolerance:
+        return f"as with a dropout of {1 - 1 / factor:.3g} instead of {p:g}: {facts}"
+    return facts
+
+
+def of_weights(trial: DropoutTrial) -> str:
+    """Weights are dropped, not columns of the output: where all values are 1, all columns are alike."""
+    case = trial.case(place(unit_inputs(trial.workload, trial.seed, are_all_ones=True), trial.workload))
+    with case.grad_mode():
+        output = by_heads(case.output().detach(), trial.workload)
+    spread = float((output.amax(dim=-1) - output.amin(dim=-1)).max())
+    if spread <= 0.1 * float(output.abs().max()):
+        return ""
+    return "the output is dropped, not the weights: where all values are 1, columns of one row differ"
+
+
+def drawn_anew(trial: DropoutTrial) -> str:
+    """Calls, batch rows, heads, queries and keys do not all drop the same."""
+    for name, count, size, chance_to in _dependences(trial):
+        if count == size:
+            return (
+                f"what is dropped does not depend on the {name}: "
+                f"both of a pair are dropped, or neither, in all {size} pairs, not in {chance_to:.1%}"
+            )
+    return ""
+
+
+def share(trial: DropoutTrial) -> str:
+    """The share that is dropped is p: overall, and for each call, batch row, head, query and key."""
+    zeros, p = trial.zeros & trial.measurable, trial.workload.dropout
+    measurable = trial.measurable.expand_as(zeros)
+    groups: list[tuple[str, list[int]]] = [("", list(range(zeros.dim())))]
+    groups += [(name, [axis for axis in range(zeros.dim()) if axis != own]) for own, name in enumerate(AXES)]
+    level = FALSE_ALARM / len(groups) / max(zeros.shape)
+    unlikely = []
+    for name, others in groups:
+        counts, sizes = zeros.sum(dim=others).flatten().numpy(), measurable.sum(dim=others).flatten().numpy()
+        chances = chance(counts, sizes, p)
+        for index in np.flatnonzero(chances < level):
+            where = f" in {name} {index}" if name else ""
+            dropped = float(counts[index] / sizes[index])
+            words = f"{dropped:.1%} of {sizes[index]} weights{where} are dropped: dropout is {p:g}"
+            unlikely.append((float(chances[index]), -abs(dropped - p), words))
+    return min(unlikely)[-1] if unlikely else ""
+
+
+def independent(trial: DropoutTrial) -> str:
+    """Whether a weight is dropped does not depend on whether its neighbour is."""
+    for name, count, size, chance_to in _dependences(trial):
+        return f"{count / size:.1%} of {size} weights are dropped or kept as the next {name}'s is, not {chance_to:.1%}"
+    return ""
+
+
+def _dependences(trial: DropoutTrial) -> Iterator[tuple[str, int, int, float]]:
+    """Where neighbours are alike, both dropped or both kept, too often or too rarely for independent draws.
+
+    Yields the axis, how many of how many pairs are alike, and the chance of a pair to be.
+    """
+    p = trial.workload.dropout
+    chance_to = p**2 + (1 - p) ** 2
+    measurable = trial.measurable.expand_as(trial.zeros)
+    for axis, name in enumerate(AXES):
+        for count, size in _alike(trial.zeros, measurable, axis):
+            if chance(np.array([count]), np.array([size]), chance_to)[0] < FALSE_ALARM / (2 * len(AXES)):
+                yield name, count, size, chance_to
+
+
+def _alike(zeros: Tensor, measurable: Tensor, axis: int) -> Iterator[tuple[int, int]]:
+    """How many of how many pairs of neighbours are alike, in disjoint pairs along an axis."""
+    length = zeros.shape[axis]
+    for start in (0, 1):
+        count = (length - start) // 2
+        if count:
+            one, other = (slice(start + shift, start + 2 * count, 2) for shift in (0, 1))
+            pairs = [tuple(each if dim == axis else slice(None) for dim in range(zeros.dim())) for each in (one, other)]
+            both = measurable[pairs[0]] & measurable[pairs[1]]
+            yield int(((zeros[pairs[0]] == zeros[pairs[1]]) & both).sum()), int(both.sum())
+
+
+def mean(trial: DropoutTrial) -> str:
+    """The mean of many calls approaches the answer without dropout, on other values and more keys.
+
+    Each term is 0 or w * v / (1 - p), so that a bound on the mean of n calls follows from the terms' squares alone: W.
+    Hoeffding (1963), theorem 2, https://doi.org/10.1080/01621459.1963.10500830.
+    """
+    plain = trial.longer
+    right = reference_for_inputs(plain, merged_inputs(plain, trial.seed), trial.seed)
+    squares = oracle.answer(plain, right.drawn, right.rows, _sum_of_squares)
+    case = trial.case(right.inputs, msgspec.structs.replace(plain, dropout=trial.asked.dropout, direction="forward"))
+    outputs = [case.output().detach().double().cpu() for _ in range(MEAN_CALLS)]
+    average = torch.stack(outputs).mean(dim=0).index_select(-2, right.rows)
+    rescale = 1 / (1 - trial.asked.dropout)
+    logarithm = math.log(2 * average.numel() / FALSE_ALARM)
+    bound = rescale * (squares.sqrt() * (logarithm / (2 * MEAN_CALLS)) ** 0.5 + right.tolerance("output"))
+    if bool(((average - right.expected["output"]).abs() <= bound).all()):
+        return ""
+    return f"the mean of {MEAN_CALLS} calls is further from the answer without dropout than chance may take it"
+
+
+def _sum_of_squares(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:
+    """The sum of the squares of the terms that attention adds up (B, H, R, V)."""
+    return oracle.attend(query, key, unit_values(value), mask).square() @ repeat_heads(value.square(), query.shape[1])
+
+
+def consistent(trial: DropoutTrial) -> str:
+    """Output and gradients are those of one and the same draw."""
+    case = trial.case()
+    for _ in range(MOST_DRAWS):  # until something is left
+        with torch.enable_grad():
+            output = case.output()
+        seen = weights_in(output.detach(), trial.workload)
+        if (seen.abs() > trial.tolerance)[trial.measurable].any():
+            break
+    of_small = (seen / trial.weights).nan_to_num(0.0).clamp(0.0, trial.rescale)
+    keep = ((seen.abs() > trial.tolerance).double() * trial.rescale).where(trial.measurable, of_small)
+
+    def with_this_draw(form: oracle.Form) -> oracle.Form:
+        def attend(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:
+            weights = form(query, key, unit_values(value), mask) * keep.to(query)
+            return weights @ repeat_heads(value, query.shape[1])
+
+        return attend
+
+    plain = msgspec.structs.replace(trial.workload, dropout=0.0)
+    reference = reference_for_inputs(plain, unit_inputs(plain, trial.seed), trial.seed, change=with_this_draw)
+    observed = {"output": output.detach()} | gradients(case, output, reference)
+    wrong = [each for each in errors(observed, reference) if not each.agrees]
+    if not wrong:
+        return ""
+    names = ", ".join(each.tensor for each in wrong)
+    return f"the backward pass is not that of the weights which the forward pass dropped: {names}"
+
+
+def chance(counts: npt.NDArray[np.int64], sizes: npt.NDArray[np.int64], share: float) -> npt.NDArray[np.float64]:
+    """The two-sided p-value of each binomial count."""
+    from scipy.special import bdtr, bdtrc  # a worker that checks no dropout does without
+
+    below, above = bdtr(counts.astype(float), sizes, share), bdtrc(counts.astype(float) - 1, sizes, share)
+    return np.asarray(np.minimum(1.0, 2 * np.minimum(below, above)), dtype=np.float64)
+
+
+RULES: dict[str, Callable[[DropoutTrial], str]] = {
+    "dropout rescales": rescaled,
+    "dropout of weights": of_weights,
+    "dropout drawn anew": drawn_anew,
+    "dropout share": share,
+    "dropout independent": independent,
+    "dropout mean": mean,
+    "dropout gradients": consistent,
+}
+
+
+def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
+    """Try the rules up to the first that does not hold; what a candidate raises breaks a rule."""
+    results: list[RuleResult] = []
+    trial = DropoutTrial(implementation, workload, seed)
+    here = device(workload.device)
+    forked = [] if here.is_host else [torch.device(here.torch_device)]  # the host's own generator always is
+    with torch.random.fork_rng(forked, device_type=here.torch_device.partition(":")[0]):
+        torch.manual_seed(seed)
+        for name, rule in RULES.items():
+            try:
+                broken = rule(trial)
+            except Exception as error:  # noqa: BLE001 - whatever the candidate raises
+                broken = f"dropout cannot be checked: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            results.append(RuleResult(rule=name, holds=not broken, found=broken))
+            if broken:
+                break
+    return tuple(results)
+
+
+def still_drops(case: Case) -> str:
+    """What is wrong with the dropout of a case that is being timed, in words, or "".
+
+    Where it can be done, in scope `attention`, all values become 1 for two calls: a row's output is then the sum of its
+    weights, whose mean over n independent rows is 1 within Hoeffding's bound, at any length.
+    """
+    workload = case.workload
+    kept = case.tensors["value"].detach().clone() if workload.scope == "attention" else None
+    try:
+        if kept is not None:
+            fill(case.tensors["value"], torch.ones_like(kept))
+        with torch.no_grad():
+            one, other = case.output(), case.output()
+    finally:
+        if kept is not None:
+            fill(case.tensors["value"], kept)
+    p = workload.dropout
+    empty = case.mask.empty
+    num_rows = workload.num_heads * workload.batch_size * workload.seq_len
+    if empty is not None:
+        num_rows = workload.num_heads * int((~empty).sum())
+    if torch.equal(one, other) and num_rows * math.log(p**2 + (1 - p) ** 2) < math.log(FALSE_ALARM):
+        return "two calls drop the same, or nothing"
+    if kept is None:
+        return ""
+    rows = one.double()[..., 0]  # (B,H,T,V) -> (B,H,T)
+    average = float(rows.sum()) / num_rows  # a row that sees no key adds 0
+    bound = (math.log(2 / FALSE_ALARM) / (2 * num_rows)) ** 0.5 / (1 - p) + 4 * torch.finfo(one.dtype).eps / (1 - p)
+    if abs(average - 1) <= bound:
+        return ""
+    return f"the weights add up to {average:.4g} in the mean, not to 1 within {bound:.2g}"

@@ -1,0 +1,155 @@
+"""A known mistake, and the decorator that makes one of a function."""
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from attnbench.checking import steps
+from attnbench.checking.inputs import Inputs
+from attnbench.checking.oracle import RowMask, row_mask
+from attnbench.checking.steps import Changes
+from attnbench.contract import Attention, BoundMask, Implementation, Weights
+from attnbench.workloads.workload import Workload
+
+BLOCK_SCORES = 2**24
+"""A planted mistake holds about this many scores at a time, where it can compute the queries in blocks."""
+
+
+def is_module(workload: Workload) -> bool:
+    """Whether the projections take part."""
+    return workload.scope == "module"
+
+
+def has_module_heads(workload: Workload) -> bool:
+    """Whether the projections take part, and there are heads to mix up."""
+    return is_module(workload) and workload.num_heads > 1
+
+
+def is_square(workload: Workload) -> bool:
+    """Whether there are as many queries as keys."""
+    return workload.seq_len == workload.kv_len
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Mistake:
+    """A known way to get attention wrong: the textbook form with one step replaced, or several.
+
+    `words` complete the sentence "It looks as if ...". Where there is a free choice, such as the tile that is lost,
+    `choices` lists what is possible at a workload, `words` has a place for {choice}, and `replacement` takes `choice`.
+    """
+
+    name: str
+    step: str  # the first that differs
+    words: str
+    replacement: Callable[..., Any] = field(repr=False)  # of that step
+    also: Changes = field(default_factory=dict, repr=False)  # replacements of later steps
+    fits: Callable[[Workload], bool] = field(default=lambda _: True, repr=False)  # whether it can be made there
+    choices: Callable[[Workload], Iterable[Any]] | None = field(default=None, repr=False)
+    needs_all_rows: bool = False  # a query's answer depends on the other queries
+    is_random: bool = False  # two calls differ: recognised by its weights, not by its output
+    is_rounding: bool = False  # recognised by the size of its error, not by the error itself
+    is_gradient: bool = False  # the output is right
+    is_memory: bool = False  # shows in how tensors lie in memory, or in what earlier calls left there
+
+    def planted(self, workload: Workload) -> Iterator["Planted"]:
+        """The mistake at a workload: one for each choice, none where it does not fit."""
+        if not self.fits(workload):
+            return
+        if self.choices is None:
+            yield Planted(mistake=self, words=self.words, changes={self.step: self.replacement, **self.also})
+            return
+        for choice in self.choices(workload):
+            replacement = partial(self.replacement, choice=choice)
+            words = self.words.format(choice=choice)
+            yield Planted(mistake=self, words=words, changes={self.step: replacement, **self.also})
+
+
+def mistake(step: str, **details: Any) -> Callable[[Callable[..., Any]], Mistake]:  # noqa: ANN401
+    """Make a Mistake of the decorated function, which replaces `step`; `details` are other fields of Mistake.
+
+    Its name is the function's, its words are the docstring with a small first letter and without the full stop.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Mistake:
+        assert function.__doc__
+        words = " ".join(function.__doc__.split()).removesuffix(".")
+        words = words[0].lower() + words[1:]
+        return Mistake(name=function.__name__, step=step, words=words, replacement=function, **details)
+
+    return decorate
+
+
+@dataclass(frozen=True, kw_only=True)
+class Planted:
+    """A mistake at one workload."""
+
+    mistake: Mistake
+    words: str
+    changes: Changes = field(repr=False)
+
+    @property
+    def name(self) -> str:
+        """The mistake's name."""
+        return self.mistake.name
+
+    def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
+        """A function of inputs that returns the wrong output at those query rows (B, H, R, V) or (B, R, D)."""
+        chosen = torch.arange(workload.seq_len) if self.mistake.needs_all_rows else rows
+        mask = row_mask(workload, chosen)
+
+        def ask(inputs: Inputs) -> Tensor:
+            tensors = inputs.tensors
+            if workload.scope == "attention":
+                query = tensors["query"][:, :, chosen]
+                made = steps.attend(query, tensors["key"], tensors["value"], mask, self.changes)["context"]
+            else:
+                x, context = tensors["x"], tensors.get("context", tensors["x"])
+                made = steps.attend_tokens(x[:, chosen], context, inputs.weights, mask, self.changes)["output"]
+            return made.index_select(made.dim() - 2, rows) if self.mistake.needs_all_rows else made
+
+        return ask
+
+    def implementation(self) -> Implementation:
+        """The textbook form with the mistake, as an implementation that the check can be tried on."""
+        changes, needs_all_rows = self.changes, self.mistake.needs_all_rows
+
+        class Mistaken(Attention):
+            def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+                num_scores = query.shape[0] * query.shape[1] * key.shape[2]
+                block = query.shape[2] if needs_all_rows else max(1, BLOCK_SCORES // num_scores)
+                parts = []
+                for rows in torch.arange(query.shape[2], device=query.device).split(block):
+                    is_whole = len(rows) == query.shape[2]
+                    block_query = query if is_whole else query[:, :, rows]
+                    parts.append(steps.attend(block_query, key, value, at_rows(mask, rows), changes)["context"])
+                return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+            def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
+                rows = at_rows(mask, torch.arange(x.shape[1], device=x.device))
+                made = steps.attend_tokens(x, x if context is None else context, canonical(self), rows, changes)
+                return made["output"]
+
+        return Implementation(build=Mistaken, source=f"attnbench.checking.mistakes: {self.name}")
+
+
+def at_rows(mask: BoundMask, rows: Tensor) -> RowMask:
+    """The mask of a call at some of its query rows."""
+    return RowMask(rule=mask.rule, sizes=mask.sizes, num_heads=mask.num_heads, rows=rows, device=rows.device)
+
+
+def canonical(module: Attention) -> Weights:
+    """The canonical weights of a module that has the layers of `Attention` itself."""
+    heads = {"query": module.num_heads, "key": module.num_kv_heads, "value": module.num_kv_heads}
+    layers = {name: getattr(module, name) for name in heads}
+    named: dict[str, Tensor] = {name: layer.weight.unflatten(0, (heads[name], -1)) for name, layer in layers.items()}
+    if module.has_bias:
+        named |= {f"{name}_bias": layer.bias.unflatten(0, (heads[name], -1)) for name, layer in layers.items()}
+    if module.out is not None:
+        named["out"] = module.out.weight
+        if module.out.bias is not None:
+            named["out_bias"] = module.out.bias
+    return Weights(**named)

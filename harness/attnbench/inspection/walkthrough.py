@@ -1,0 +1,196 @@
+"""A sentence through the textbook form in float64, step by step, and what the division by sqrt(K) does.
+
+Each word becomes a seeded vector, the same in every sentence. No position is added, so that a word has the same query,
+key and value wherever it stands.
+
+Source of the scaling experiment: https://arxiv.org/abs/1706.03762, section 3.2.1: the scores of random vectors grow as
+sqrt(K), and a softmax of large scores is all but 0 or 1, where its gradient is all but 0.
+"""
+
+import hashlib
+import math
+from collections.abc import Iterable, Sequence
+
+import torch
+from torch import Tensor
+
+from attnbench.checking import oracle, steps
+from attnbench.checking.inputs import Inputs, draw_weights, generator
+from attnbench.inspection.results import Example, Growth, MaskEffect, Softness, Step, Walkthrough
+from attnbench.workloads import sweep
+from attnbench.workloads.masks import Causal, Mask
+from attnbench.workloads.workload import Workload
+
+DEFAULT = "time flies like an arrow"
+DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
+AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")
+"""What can be set; the other axes follow from the sentence, or are as they are to keep things small and exact."""
+MOST_WORDS, MOST_SENTENCES, MOST_HEADS, LARGEST_WIDTH = 24, 4, 8, 1024
+EXAMPLE_SCORES = (0.1, -0.2, 0.3, -0.2, 0.5)
+FACTOR = 100
+WIDTHS = tuple(2**power for power in range(11))
+NUM_KEYS = 16
+NUM_DRAWS = 400
+
+
+def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
+    """Each sentence as its words, parted by white space.
+
+    Raises:
+        ValueError: a sentence without words, too many words or too many sentences.
+    """
+    parted = tuple(tuple(sentence.split()) for sentence in sentences)
+    for words in parted:
+        if not words:
+            raise ValueError(f'--sentence "" has no words: give at least one, as in --sentence "{DEFAULT}"')
+        if len(words) > MOST_WORDS:
+            raise ValueError(f"a sentence of {len(words)} words is too long to look at: give at most {MOST_WORDS}")
+    if len(parted) > MOST_SENTENCES:
+        raise ValueError(f"{len(parted)} sentences are too many to look at: give at most {MOST_SENTENCES}")
+    return parted
+
+
+def workload(num_words: int, settings: Sequence[str], seed: int, *, mask: str | None = None) -> Workload:
+    """One sentence as a workload of scope `module`; `mask`, where given, in place of the settings'.
+
+    Raises:
+        ValueError: an axis that does not exist or cannot be set here, several values for one, or a value that no
+            attention can have or that is too large to be looked at.
+    """
+    chosen: dict[str, str] = {}
+    for axis, values in sweep.parse_settings(settings).items():
+        if axis not in AXES:
+            raise ValueError(f"--set {axis} is not for inspect: the words and --seed decide; set {', '.join(AXES)}")
+        if len(values) != 1:
+            raise ValueError(f"--set {axis}={','.join(values)} is not allowed: inspect takes one value of an axis")
+        chosen[axis] = values[0]
+    usual = {axis: value for axis, value in DEFAULTS.items() if axis != "head_dim" or "embed_dim" not in chosen}
+    axes = usual | chosen | ({} if mask is None else {"mask": mask})
+    point = sweep.make(axes | {"seq_len": num_words, "scope": "module", "direction": "inference", "seed": seed})
+    if point.num_heads > MOST_HEADS or max(point.head_dim, point.value_dim, point.embed_dim) > LARGEST_WIDTH:
+        limits = f"at most {MOST_HEADS} heads and widths of at most {LARGEST_WIDTH}"
+        raise ValueError(f"{point.num_heads} heads of width {point.head_dim} are too many to look at: choose {limits}")
+    return point
+
+
+def embed(words: Sequence[str], point: Workload) -> Tensor:
+    """(T, D) in float64: for each word a standard normal vector drawn from the seed and the word alone."""
+    rows = []
+    for word in words:
+        digest = int.from_bytes(hashlib.sha256(word.encode(errors="surrogateescape")).digest()[:6], "big")
+        draws = generator(point.seed, 4, digest)
+        rows.append(torch.randn(point.embed_dim, generator=draws, dtype=torch.float64))
+    return torch.stack(rows)
+
+
+def inputs(words: Sequence[str], point: Workload) -> Inputs:
+    """Tensor x (B=1, T, D) and the canonical weights in float64, rounded to float32: both forms get the same."""
+    drawn = Inputs(tensors={"x": embed(words, point)[None]}, weights=draw_weights(point))
+    return drawn.map(lambda tensor: tensor.float().double())
+
+
+def walk(words: tuple[str, ...], point: Workload, given: Inputs) -> Walkthrough:
+    """Every step of the textbook form on one sentence: x (B=1, T, D) and the canonical weights, in float64."""
+    x = given.tensors["x"]
+    mask = oracle.row_mask(point, torch.arange(point.seq_len))
+    made = steps.attend_tokens(x, x, given.weights, mask)
+    query, key, value = steps.project(x, x, given.weights)
+    made |= {"x": x, "query": query, "key": key, "value": value}
+    return Walkthrough(
+        words=words,
+        workload=point,
+        steps=tuple(
+            Step(name=name, letters=letters, values=made[name].numpy(), description=description)
+            for name, (letters, description) in _descriptions(point).items()
+        ),
+        mask=_mask_effect(point, made["scores"], mask),
+        scaling=_softness_of_scores(made["scores"], point.head_dim),
+    )
+
+
+def _descriptions(point: Workload) -> dict[str, tuple[str, str]]:
+    """Each step with the letters of its shape and what it does."""
+    rule = point.mask_rule
+    groups = point.num_kv_heads
+    shared = "" if groups == point.num_heads else f"; {point.num_heads // groups} query heads read each"
+    first = "Scores are changed where the mask says so. " if rule.changes_scores else ""
+    return {
+        "x": ("BTD", f"Each word is a vector of D={point.embed_dim} numbers, drawn from the seed and the word."),
+        "query": ("BHTK", "What each word looks for: x times the head's query weights, plus a bias."),
+        "key": ("BGSK", f"What each word offers to be found by: x times the head's key weights{shared}."),
+        "value": ("BGSV", f"What each word hands on where it is found: x times the head's value weights{shared}."),
+        "scores": ("BHTS", f"Each query (row) times each key (column), divided by sqrt(K) = sqrt({point.head_dim})."),
+        "masked scores": ("BHTS", f"{first}Keys that a query may not see get -inf. Mask {rule}: {rule.summary}."),
+        "weights": ("BHTS", "Softmax along each row: no weight is negative, and those of a query add up to 1."),
+        "context": ("BHTV", "For each query, the mean of the values by its weights."),
+        "output": (
+            "BTD",
+            "The heads side by side, times the output weights, plus a bias: a vector for each word again.",
+        ),
+    }
+
+
+def _mask_effect(point: Workload, scores: Tensor, mask: oracle.RowMask) -> MaskEffect:
+    """What the workload's mask changes; for a workload without one, what the causal mask would."""
+    rule = point.mask_rule
+    is_chosen = type(rule) is not Mask
+    shown = rule if is_chosen else Causal()
+    seen = mask.seen_under(shown)  # (B,1,T,S)
+    masked = steps.masked_scores(scores, mask) if is_chosen else steps.hide(scores, seen)
+    return MaskEffect(
+        mask=str(shown),
+        summary=shown.summary,
+        is_chosen=is_chosen,
+        seen=seen[0, 0].numpy(),
+        without=steps.weights(scores, mask)[0].numpy(),
+        under=steps.weights(masked, mask)[0].numpy(),
+    )
+
+
+def softness(name: str, scores: Tensor) -> Softness:
+    """The mean softness of the softmax over the last axis of scores (..., S)."""
+    weights = scores.softmax(dim=-1)
+    entropy = torch.special.entr(weights).sum(dim=-1) / math.log(2)
+    return Softness(name=name, largest=float(weights.amax(dim=-1).mean()), entropy=float(entropy.mean()))
+
+
+def _softness_of_scores(scores: Tensor, head_dim: int) -> tuple[Softness, ...]:
+    """Of scores (..., S), which are divided by sqrt(K): as they are, without that division, and for comparison."""
+    return (
+        softness("query @ key / sqrt(K)", scores),
+        softness("query @ key", scores * math.sqrt(head_dim)),
+        softness(f"query @ key / sqrt(K), times {FACTOR}", scores * FACTOR),
+    )
+
+
+def examples() -> tuple[Example, ...]:
+    """A few numbers, the same numbers times 100, and three scores of which one grows."""
+    given = {
+        "a vector": EXAMPLE_SCORES,
+        f"the same times {FACTOR}": tuple(FACTOR * score for score in EXAMPLE_SCORES),
+        "three scores": (20.0, 21.5, 22.0),
+        "one of them larger by 4": (20.0, 21.5, 26.0),
+    }
+    return tuple(
+        Example(name=name, scores=scores, weights=tuple(torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()))
+        for name, scores in given.items()
+    )
+
+
+def growth(seed: int) -> Growth:
+    """The largest weight of a random query over 16 random keys, against K: lower quartile, median, upper quartile."""
+    draws = torch.Generator().manual_seed(seed)
+    quarters = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
+    with_scale, without = [], []
+    for width in WIDTHS:
+        query = torch.randn(NUM_DRAWS, 1, width, generator=draws, dtype=torch.float64)
+        key = torch.randn(NUM_DRAWS, NUM_KEYS, width, generator=draws, dtype=torch.float64)
+        scores = (query @ key.transpose(-2, -1))[:, 0]  # (draws, S)
+        with_scale.append((scores / math.sqrt(width)).softmax(dim=-1).amax(dim=-1).quantile(quarters))
+        without.append(scores.softmax(dim=-1).amax(dim=-1).quantile(quarters))
+    return Growth(
+        num_keys=NUM_KEYS,
+        widths=WIDTHS,
+        with_scale=torch.stack(with_scale).numpy(),
+        without=torch.stack(without).numpy(),
+    )
