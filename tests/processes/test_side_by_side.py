@@ -9,11 +9,14 @@ import pytest
 import typer
 
 from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.frame import frame
 from attnbench.analysis.overall import _of_processes, by_side, losses, mean_over, suite
 from attnbench.analysis.results import read
 from attnbench.commands.compare import conclude
 from attnbench.processes.messages import Failed
+from attnbench.reports import latency_plot, pytest_benchmark, table
 from attnbench.reports.markdown import summary
+from attnbench.reports.panels import panels_of, series_of
 from attnbench.reports.sides import document, headline
 from attnbench.statistics.controls import pairs_of_sides
 from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio
@@ -91,6 +94,18 @@ def test_each_name_is_compared_with_its_own_base_alone(tmp_path, is_apart):
     assert [each.implementation for each in old] == [each.implementation for each in new] == list(names)
     assert all(each.measurement("latency_control") is not None for each in old)
     assert all((each.measurement("latency_control") is not None) is is_apart for each in new)
+
+
+def test_each_side_has_a_name_of_its_own_wherever_it_is_shown(tmp_path):
+    results = session(tmp_path, num_cells=2, budget_s=0.0)
+    shown = ["x", "x (base)"]
+    assert sorted({row.implementation for row in table.rows(results)}) == shown
+    names = [each["name"] for each in pytest_benchmark.document(results)["benchmarks"]]
+    assert sorted(names) == sorted(f"{name}[{workload.id}]" for name in shown for workload in results.plan.workloads)
+    cells = frame([results])[["workload", "implementation", "side"]]
+    assert len(cells.drop_duplicates()) == 4
+    assert set(cells["side"]) == {BASE, CANDIDATE}
+    assert sorted(series_of(latency_plot.PLOT, panels_of(table.rows(results)))) == shown
 
 
 def events(results, kind):
