@@ -121,7 +121,7 @@ def compiled(given: Implementation) -> Implementation:
     def unsupported(workload: Workload) -> str | None:
         if given.compiles:
             return "it compiles itself already: name it without +compile"
-        return given.unsupported(workload) or missing_compiler(workload)
+        return given.unsupported(workload) or missing_compiler(workload.device)
 
     return dataclasses.replace(
         given,

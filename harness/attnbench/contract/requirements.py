@@ -32,6 +32,6 @@ def missing_package(module: str, distribution: str = "") -> str | None:
     return f"{distribution or package} is not installed" if found is None else None
 
 
-def missing_compiler(workload: Workload) -> str | None:
-    """Why torch.compile can make no kernels for the workload's device, in words, or None."""
-    return device(workload.device).missing_compiler()
+def missing_compiler(name: str) -> str | None:
+    """Why torch.compile can make no kernels for a device, named as a workload names it; in words, or None."""
+    return device(name).missing_compiler()
