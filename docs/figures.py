@@ -233,8 +233,8 @@ def page() -> str:
 
 def _run(name: str, summary: list[str]) -> Iterator[str]:
     """A run: its main facts, surprises and pictures."""
-    tables = f"[tables]({name}/summary.md)"
-    yield f"`nox -s gallery -- {name}`: {tables}. `attnbench report results/gallery/{name} --to DIR` draws every picture."
+    yield f"`nox -s gallery -- {name}` measures it again, `attnbench report results/gallery/{name} --to DIR` draws all"
+    yield f"of its pictures; [tables]({name}/summary.md)."
     yield ""
     yield from (line for line in summary if any(line.startswith(f"- **{fact}**") for fact in FACTS))
     if "## Surprises" in summary:

@@ -172,7 +172,11 @@ def test_the_gallery_is_small_and_reduced_already(tmp_path):
     shutil.copytree(found.GALLERY, tmp_path / "gallery")
     found.reduce(tmp_path / "gallery")
     before, after = (
-        {path.relative_to(top): path.read_bytes() for path in top.rglob("*") if path.is_file() and "parts" not in path.parts}
+        {
+            path.relative_to(top): path.read_bytes()
+            for path in top.rglob("*")
+            if path.is_file() and "parts" not in path.parts
+        }
         for top in (found.GALLERY, tmp_path / "gallery")
     )
     assert before == after, "run: python docs/figures.py"
