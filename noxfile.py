@@ -119,10 +119,7 @@ def gallery(session: nox.Session) -> None:
         for run in sorted(set(RESULTS.glob("runs/*")) - found):
             shutil.rmtree(RESULTS / "gallery" / name, ignore_errors=True)
             session.run("attnbench", "report", str(run), "--to", str(RESULTS / "gallery" / name))
-            for path in (RESULTS / "gallery" / name).iterdir() if name != "quick" else ():
-                if path.suffix in {".svg", ".html", ".json"}:  # large, and made again from the journal at any time
-                    path.unlink()
-    session.run("python", "docs/figures.py")
+    session.run("python", "docs/figures.py")  # reduces the gallery to what is committed
 
 
 @nox.session

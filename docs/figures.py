@@ -1,13 +1,20 @@
-"""Renew what is generated from results/gallery: blocks of README.md and docs/method.md, and the gallery's page.
+"""Regenerate what is made from results/gallery: blocks of README.md and docs/method.md, and the gallery's page.
 
-Command: `python docs/figures.py`.
+Command: `python docs/figures.py [RUN ...]`. The tables and pictures of the runs that are named (quick, full, compiled)
+are drawn again from their journals first. The whole gallery is then reduced to what is committed.
 
 A block stands between `<!-- begin NAME -->` and `<!-- end NAME -->`. tests/test_figures.py holds both to their sources.
 """
 
+import gzip
 import re
-from collections.abc import Iterator
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+
+from PIL import Image
 
 from attnbench import plugins
 from attnbench.analysis.results import Results, read
@@ -15,6 +22,7 @@ from attnbench.commands import catalog
 from attnbench.reports import story
 from attnbench.reports.markdown import escaped
 from attnbench.reports.table import Row, groups
+from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import Status
 
 ROOT = Path(__file__).parent.parent
@@ -47,7 +55,46 @@ ACCEPTED = {
     "coverage": "The 95 % intervals of many sessions about the errors of their ratios; misses have another colour",
 }
 """The pictures of acceptance, and what they show."""
+MAX_WIDTH, NUM_COLOURS = 1400, 128
+"""Pixels and palette of the pictures that are committed: text and lines stay sharp, and a picture takes some 60 KB."""
+REGENERATED = re.compile(r".*\.(svg|html)|benchmark\.json|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
+"""Files that are not committed: `attnbench report` makes them from a journal at any time, `nox -s detection` the trials
+of honest implementations. Of several pictures of one kind the first is committed."""
 NEEDED = re.compile(r"missing_package\(\"([\w.]+)\"")
+
+
+def redraw(folder: Path) -> None:
+    """Write the tables and pictures of a run again, from its journal."""
+    results = read(folder)
+    with tempfile.TemporaryDirectory() as place:
+        for report in plugins.plugs("attnbench.reports", "REPORT").values():
+            report.write(results, Path(place))
+        for path in Path(place).iterdir():
+            if not REGENERATED.fullmatch(path.name):
+                shutil.copyfile(path, folder / path.name)
+
+
+def reduce(folder: Path) -> None:
+    """Keep tables, small pictures and compressed journals below `folder`, and delete what a journal gives again."""
+    for path in sorted(folder.rglob("*")):
+        if REGENERATED.fullmatch(path.name):
+            path.unlink()
+        elif path.name == JOURNAL:
+            path.with_name(PACKED).write_bytes(gzip.compress(path.read_bytes(), mtime=0))
+            path.unlink()
+        elif path.suffix == ".png":
+            shrink(path)
+
+
+def shrink(path: Path) -> None:
+    """Give a picture the width and the palette of those that are committed; one that has them stays as it is."""
+    with Image.open(path) as picture:
+        if picture.mode == "P" and picture.width <= MAX_WIDTH:
+            return
+        small = picture.convert("RGB")
+    small.thumbnail((MAX_WIDTH, 10 * MAX_WIDTH), Image.Resampling.LANCZOS)
+    few = small.quantize(NUM_COLOURS, Image.Quantize.MAXCOVERAGE, kmeans=3, dither=Image.Dither.NONE)
+    few.save(path, optimize=True)
 
 
 def blocks(results: Results) -> dict[str, str]:
@@ -186,7 +233,8 @@ def page() -> str:
 
 def _run(name: str, summary: list[str]) -> Iterator[str]:
     """A run: its main facts, surprises and pictures."""
-    yield f"`nox -s gallery -- {name}`: [tables]({name}/summary.md)."
+    yield f"`nox -s gallery -- {name}` measures it again, `attnbench report results/gallery/{name} --to DIR` draws all"
+    yield f"of its pictures; [tables]({name}/summary.md)."
     yield ""
     yield from (line for line in summary if any(line.startswith(f"- **{fact}**") for fact in FACTS))
     if "## Surprises" in summary:
@@ -197,7 +245,22 @@ def _run(name: str, summary: list[str]) -> Iterator[str]:
         yield f"![{picture.stem.replace('_', ' ')} of {name}]({name}/{picture.name})"
 
 
-if __name__ == "__main__":
+def main(runs: Sequence[str]) -> None:
+    """Draw these runs again, reduce the gallery, and write what depends on it.
+
+    Raises:
+        ValueError: the gallery has no such run.
+    """
+    if unknown := set(runs) - set(RUNS):
+        raise ValueError(f"there is no {', '.join(sorted(unknown))} in the gallery: choose among {', '.join(RUNS)}")
+    reduce(GALLERY)
+    for name in runs:
+        redraw(GALLERY / name)
+        reduce(GALLERY / name)
     PAGE.write_text(page(), encoding="utf-8")
     METHOD.write_text(renewed(METHOD.read_text(encoding="utf-8"), {"acceptance": accepted()}), encoding="utf-8")
     README.write_text(renewed(README.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -22,6 +22,8 @@ from pathlib import Path
 
 import pytest
 
+from tests.forks import ForkServer
+
 ROOT = Path(__file__).parent.parent
 WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
 PRINTED = ["docs/tutorials.md"]
@@ -128,17 +130,20 @@ def test_set_up_is_what_ci_runs(document: str) -> None:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path) -> Path:
-    """A copy of the packages, where `attnbench` is the copy's command line on small settings."""
+def workplace(tmp_path: Path, forks: ForkServer) -> Path:
+    """A copy of the packages, where `attnbench` is the copy's command line on small settings.
+
+    Its Python is forked from one that has imported torch, but not the project.
+    """
     for folder in ("harness", "implementations", "examples"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored, symlinks=True)
     commands = tmp_path / ".commands"
     commands.mkdir()
     (commands / "small.py").write_text(SMALL, encoding="utf-8")
-    attnbench = commands / "attnbench"
-    attnbench.write_text(f'#!/bin/sh\nexec "{sys.executable}" "{commands / "small.py"}" "$@"\n', encoding="utf-8")
-    attnbench.chmod(0o755)
+    for name, program in (("attnbench", f'"{commands / "small.py"}"'), ("pytest", "-m pytest"), ("python", "")):
+        (commands / name).write_text(f'#!/bin/sh\nexec "{forks.python}" {program} "$@"\n', encoding="utf-8")
+        (commands / name).chmod(0o755)
     return tmp_path
 
 
@@ -208,7 +213,7 @@ def follow(block: Block, workplace: Path) -> str:
     elif block.language == "diff":
         return execute(block, workplace, ["git", "apply", "-C1", "-"], given=block.text)
     elif block.language == "python":
-        return execute(block, workplace, [sys.executable, "-W", "error", "-"], given=block.text)
+        return execute(block, workplace, ["python", "-W", "error", "-"], given=block.text)
     elif block.language == "bash":
         found = re.search(r"# exits (\d(?: or \d)*)", block.text)
         exits = [int(code) for code in found[1].split(" or ")] if found else [0]

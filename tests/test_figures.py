@@ -1,11 +1,14 @@
 """The figures of the README are those of results/gallery, to the letter; those of the method are what the code says."""
 
+import gzip
 import importlib.util
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from attnbench.analysis.results import read
 from attnbench.statistics import evidence
@@ -146,10 +149,56 @@ def test_the_pictures_of_the_readme_exist():
     assert all((ROOT / "results" / name).exists() for name in shown)
 
 
+def pixels(path: Path) -> np.ndarray:
+    with Image.open(path) as picture:
+        return np.asarray(picture.convert("RGB"), dtype=float)
+
+
 def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
     from attnbench.reports.latency_plot import REPORT
 
-    (REPORT.write(read(ROOT / "results" / "gallery" / "quick"), tmp_path))
-    again = (tmp_path / "latency_plot.svg").read_text(encoding="utf-8")
-    kept = (ROOT / "results" / "gallery" / "quick" / "latency_plot.svg").read_text(encoding="utf-8")
-    assert again.count("<path") == kept.count("<path")
+    found = figures()
+    REPORT.write(read(found.QUICK), tmp_path)
+    again = tmp_path / "latency_plot.png"
+    found.shrink(again)
+    kept = pixels(found.QUICK / "latency_plot.png")
+    redrawn = pixels(again)
+    assert redrawn.shape == kept.shape, "run: python docs/figures.py quick"
+    assert np.abs(redrawn - kept).mean() < 5, "run: python docs/figures.py quick"
+
+
+def test_the_gallery_is_small_and_reduced_already(tmp_path):
+    found = figures()
+    shutil.copytree(found.GALLERY, tmp_path / "gallery")
+    found.reduce(tmp_path / "gallery")
+    before, after = (
+        {
+            path.relative_to(top): path.read_bytes()
+            for path in top.rglob("*")
+            if path.is_file() and "parts" not in path.parts
+        }
+        for top in (found.GALLERY, tmp_path / "gallery")
+    )
+    assert before == after, "run: python docs/figures.py"
+    assert sum(map(len, before.values())) < 4e6
+
+
+def test_what_is_reduced_keeps_its_tables_journals_and_small_pictures(tmp_path):
+    found = figures()
+    for name in ("summary.md", "records.csv", "latency_plot.svg", "report.html", "benchmark.json"):
+        (tmp_path / name).write_text(name, encoding="utf-8")
+    (tmp_path / "journal.jsonl").write_bytes(b"{}\n")
+    for name, width in (("latency_plot.png", 2000), ("latency_plot_2.png", 10), ("growth.png", 700)):
+        Image.new("RGB", (width, 100), "#0072B2").save(tmp_path / name)
+    found.reduce(tmp_path)
+    assert {path.name for path in tmp_path.iterdir()} == {
+        "growth.png",
+        "journal.jsonl.gz",
+        "latency_plot.png",
+        "summary.md",
+    }
+    assert gzip.decompress((tmp_path / "journal.jsonl.gz").read_bytes()) == b"{}\n"
+    for name, size in (("latency_plot.png", (1400, 70)), ("growth.png", (700, 100))):
+        with Image.open(tmp_path / name) as picture:
+            assert (picture.mode, picture.size) == ("P", size)
+            assert picture.convert("RGB").getpixel((0, 0)) == (0x00, 0x72, 0xB2)

@@ -3,12 +3,12 @@
 import shutil
 from pathlib import Path
 
-from attnbench.storage.journal import JOURNAL
+from attnbench.storage.journal import JOURNAL, PACKED, has_journal, journal_of
 
 
 def find_runs(results: Path) -> list[Path]:
     """The run folders below `results`, oldest first: by name, which begins with the time."""
-    return sorted(journal.parent for journal in (results / "runs").glob(f"*/{JOURNAL}"))
+    return sorted(folder for folder in (results / "runs").glob("*") if has_journal(folder))
 
 
 def find_run(name: str, results: Path) -> Path:
@@ -18,9 +18,9 @@ def find_run(name: str, results: Path) -> Path:
         ValueError: there is none; the message names the newest runs that there are.
     """
     for candidate in (results / "runs" / name, Path(name)):
-        if (candidate / JOURNAL).exists():
+        if candidate.is_dir() and has_journal(candidate):
             return candidate
-        if candidate.name == JOURNAL and candidate.exists():
+        if candidate.name in {JOURNAL, PACKED} and candidate.exists():
             return candidate.parent
     newest = [folder.name for folder in find_runs(results)[-5:]]
     none = f"{results / 'runs'} holds none; begin with attnbench run"
@@ -48,6 +48,7 @@ def copy_journal(folder: Path, target: Path) -> None:
     """
     try:
         target.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(folder / JOURNAL, target / JOURNAL)
+        journal = journal_of(folder)
+        shutil.copyfile(journal, target / journal.name)
     except OSError as error:
         raise ValueError(f"cannot write to {target}: {error.strerror}; choose another folder with --to") from None

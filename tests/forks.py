@@ -1,0 +1,213 @@
+"""A Python that starts at once: it forks from a process that has imported torch and the like already.
+
+Starting Python and importing torch takes seconds of processor time, and tests start hundreds of processes.
+`ForkServer.python` is a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It hands
+its arguments, environment, folder and standard streams to the server, which forks, and it ends as the child ends; when
+it is killed, so is the child. The project itself is imported afresh by each child, from the child's own PYTHONPATH:
+the server imports only what others have written.
+
+A child differs from a process of its own in one way: what a library reads from the environment while it is imported,
+as OMP_NUM_THREADS, is the server's. Any other option of Python starts a real one.
+"""
+
+import array
+import atexit
+import contextlib
+import gc
+import importlib
+import io
+import json
+import os
+import runpy
+import select
+import signal
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import threading
+import traceback
+import types
+import warnings
+from pathlib import Path
+from typing import Self
+
+import coverage
+
+IMPORTED = (
+    *("coverage", "jinja2", "msgspec", "numpy", "psutil", "pytest", "rich.table", "rich.progress", "ruptures"),
+    *("scipy.special", "scipy.stats", "typer.testing"),
+    *("pandas", "matplotlib.figure", "matplotlib.backends.backend_agg", "matplotlib.backends.backend_svg"),
+    *("torch", "torch.profiler", "torch.utils.flop_counter", "torch.nn.attention.flex_attention"),
+)
+"""Modules of others that the project's commands import."""
+CLIENT = """#!{python} -IS
+import array, json, os, signal, socket, struct, sys
+
+if sys.argv[1][0] == "-" and sys.argv[1] not in ("-P", "-W", "-m", "-c", "-"):
+    os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+line = socket.socket(socket.AF_UNIX)
+line.connect({address!r})
+asked = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), sys.argv[0]]).encode()
+streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
+line.sendmsg([struct.pack("<I", len(asked))], streams)
+line.sendall(asked)
+child, = struct.unpack("<i", line.recv(4, socket.MSG_WAITALL))
+for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
+    signal.signal(number, lambda number, _: os.kill(child, number))
+for stream in (0, 1, 2):
+    os.close(stream)
+code, = struct.unpack("<i", line.recv(4, socket.MSG_WAITALL))
+if code < 0:
+    if -code != signal.SIGKILL:
+        signal.signal(-code, signal.SIG_DFL)
+    os.kill(os.getpid(), -code)
+os._exit(code)
+"""
+
+
+class ForkServer:
+    """The process that forks. Use it as a context manager; it ends with the process that started it."""
+
+    def __init__(self) -> None:
+        """Start it. Commands can be started at once: they wait until its imports are done."""
+        self._folder = tempfile.TemporaryDirectory(prefix="forks-")
+        address = str(Path(self._folder.name) / "socket")
+        self.python = Path(self._folder.name) / "python"
+        self.python.write_text(CLIENT.format(python=sys.executable, address=address), encoding="utf-8")
+        self.python.chmod(0o755)
+        environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+        with socket.socket(socket.AF_UNIX) as listening:
+            listening.bind(address)
+            listening.listen(64)
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", __file__, str(listening.fileno())],
+                env=environment | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
+                pass_fds=[listening.fileno()],
+                stdin=subprocess.PIPE,
+                start_new_session=True,
+            )
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """End it."""
+        self._process.communicate()
+        self._folder.cleanup()
+
+
+def serve(listening: socket.socket) -> None:
+    """Fork for each call, until standard input ends."""
+    while sys.stdin not in (ready := select.select([listening, sys.stdin], [], [])[0]):
+        assert ready
+        line, _ = listening.accept()
+        if not os.fork():
+            listening.close()
+            attend(line)
+        line.close()
+        with contextlib.suppress(ChildProcessError):
+            while os.waitpid(-1, os.WNOHANG)[0]:
+                pass
+
+
+def attend(line: socket.socket) -> None:
+    """Run one command in a child of this process; tell how it ended, or kill it when its caller is gone."""
+    streams = array.array("i")
+    head, ancillary, *_ = line.recvmsg(4, socket.CMSG_SPACE(3 * streams.itemsize), socket.MSG_WAITALL)
+    for _, _, data in ancillary:
+        streams.frombytes(data)
+    asked = json.loads(line.recv(*struct.unpack("<I", head), socket.MSG_WAITALL))
+    child = os.fork()
+    if not child:
+        line.close()
+        os._exit(become(list(streams), *asked))
+    for stream in (0, 1, 2, *streams):
+        os.close(stream)
+    with contextlib.suppress(OSError):
+        line.sendall(struct.pack("<i", child))
+    process = os.pidfd_open(child)
+    ready, _, _ = select.select([line, process], [], [])
+    if process not in ready:
+        os.kill(child, signal.SIGKILL)
+    _, status = os.waitpid(child, 0)
+    with contextlib.suppress(OSError):
+        line.sendall(struct.pack("<i", os.waitstatus_to_exitcode(status)))
+    os._exit(0)
+
+
+def become(streams: list[int], arguments: list[str], environment: dict[str, str], folder: str, client: str) -> int:
+    """Run a command to its end, as `python` would; its exit code."""
+    for number, stream in enumerate(streams):
+        os.dup2(stream, number)
+        os.close(stream)
+    sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")  # type: ignore[misc]
+    sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
+    sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115
+        2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False
+    )
+    os.environ.clear()
+    os.environ.update(environment)
+    os.chdir(folder)
+    code = 1
+    try:
+        run(arguments, client)
+        code = 0
+    except SystemExit as ending:
+        if isinstance(ending.code, str):
+            sys.stderr.write(f"{ending.code}\n")
+        else:
+            code = ending.code or 0
+    except BaseException:  # noqa: BLE001 - as Python does
+        traceback.print_exc()
+    threading._shutdown()
+    atexit._run_exitfuncs()
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()
+    return code
+
+
+def run(arguments: list[str], client: str) -> None:
+    """Do what the arguments of `python` ask for.
+
+    A worker of the harness gets the true Python as `sys.executable`, since torch starts compilers with it; all others
+    get the client, so that their workers are forked too.
+    """
+    given = list(arguments)
+    with_folder = True
+    while given[0] in {"-P", "-W"}:
+        if given.pop(0) == "-W":
+            warnings.simplefilter(given.pop(0))  # type: ignore[arg-type]
+        else:
+            with_folder = False
+    what = given.pop(0)
+    named = given.pop(0) if what in {"-m", "-c"} else ""
+    if named != "attnbench.processes.worker":
+        sys.executable = client
+    sys.argv = [what, *given]
+    first = str(Path(what).resolve().parent) if what[0] != "-" else str(Path.cwd()) if what == "-m" else ""
+    path = os.environ.get("PYTHONPATH", "").split(os.pathsep)
+    sys.path[:0] = [*([first] if with_folder else []), *filter(None, path)]
+    importlib.invalidate_caches()
+    if "COVERAGE_PROCESS_CONFIG" in os.environ:
+        coverage.process_startup()
+    if what == "-m":
+        runpy.run_module(named, run_name="__main__", alter_sys=True)
+    elif what[0] == "-":
+        module = types.ModuleType("__main__")
+        sys.modules["__main__"] = module
+        exec(compile(named or sys.stdin.read(), "<string>", "exec"), module.__dict__)  # noqa: S102 - as Python does
+    else:
+        runpy.run_path(what, run_name="__main__")
+
+
+if __name__ == "__main__":
+    gc.disable()
+    for module in IMPORTED:
+        importlib.import_module(module)
+    gc.freeze()
+    gc.enable()
+    serve(socket.socket(fileno=int(sys.argv[1])))
