@@ -60,7 +60,8 @@ def case_of(spec, **axes):
     ],
 )
 def test_flex_computes_what_sdpa_computes(mask, axes, monkeypatch):
-    monkeypatch.setattr("attnbench.implementations.flex.compiled", lambda: flex_attention)  # uncompiled: the same semantics
+    uncompiled = "attnbench.implementations.flex.compiled"
+    monkeypatch.setattr(uncompiled, lambda: flex_attention)  # the same semantics
     flex, sdpa = (case_of(name, mask=mask, **axes) for name in ("flex", "sdpa"))
     with torch.no_grad(), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="flex_attention called without torch.compile")

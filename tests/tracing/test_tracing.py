@@ -5,12 +5,14 @@ import gzip
 import json
 import os
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 from torch.nn.modules.module import register_module_forward_hook
 from torch_tb_profiler.profiler.data import RunProfileData
 
 from attnbench import plugins
+from attnbench.analysis.results import read
 from attnbench.contract.loading import implementation
 from attnbench.processes import profiling
 from attnbench.processes.worker.bench import Bench
@@ -54,7 +56,9 @@ def traced(tmp_path_factory):
         digests={spec: plugins.digest(spec) for spec in chosen},
     )
     seen = []
-    return profiling.execute(plan, home / "traces", seen.append), home, seen
+    files = profiling.execute(plan, home / "traces", seen.append)
+    by_name = {(workload_id, arm.implementation): file for (workload_id, arm), file in files.items()}
+    return SimpleNamespace(files=by_name, results=read(home / "traces")), home, seen
 
 
 def parsed(file, folder):
