@@ -3,6 +3,6 @@
 The public way in from Python is to load stored runs as tables; measuring is done by the command `attnbench`.
 """
 
-from attnbench.analysis.frame import load, samples
+from attnbench.analysis.table import load, samples
 
 __all__ = ["load", "samples"]

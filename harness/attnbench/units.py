@@ -1,4 +1,4 @@
-"""How numbers are shown: seconds, bytes, ratios and counts with their units, as tables of scales."""
+"""How numbers are shown: seconds, bytes, ratios, shares and counts with their units, as tables of scales."""
 
 import math
 
@@ -30,6 +30,23 @@ def show(value: float | None, unit: str = "", *, digits: int = 3) -> str:
         return MISSING
     divisor, symbol = scale_of(value, unit)
     return f"{significant(value / divisor, digits)} {symbol}".rstrip()
+
+
+def span(point: float, low: float | None, high: float | None, unit: str = "") -> str:
+    """A point and its interval in one unit, with as many digits as the interval is worth: "1.23 ms (1.20 to 1.27)"."""
+    if low is None or high is None:
+        return show(point, unit)
+    divisor, symbol = scale_of(point, unit)
+    lead = 1 + math.floor(math.log10(point / divisor))
+    needed = 2 - math.ceil(math.log10((high - low) / 2 / point)) if high > low else 3
+    decimals = max(0, min(max(needed, 3), 5) - lead)
+    shown = [f"{value / divisor:.{decimals}f}" for value in (point, low, high)]
+    return f"{shown[0]} {symbol}".rstrip() + f" ({shown[1]} to {shown[2]})"
+
+
+def percent(share: float) -> str:
+    """A share as a percentage: 0.0213 is "2.1 %"."""
+    return f"{significant(100 * share, 2)} %"
 
 
 def duration(seconds: float) -> str:

@@ -1,107 +1,22 @@
-"""What ran in a call, folded from the profiler's events: own time, bytes and kind of each operator; pure functions.
+"""Where the time of a call went, by kind of operator, and why one cell takes longer than another."""
 
-Knows nothing of torch, so that reports can be made where it is missing, and tests can script every case.
-"""
-
-import statistics
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
-from typing import NamedTuple
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
 
 import msgspec
 
-from attnbench.storage.operator_kinds import COMPILED, KINDS, PAGE_FAULTS, backend_of, kind_of, plain_name
-from attnbench.storage.records import Measurement, Operator, Operators
+from attnbench.statistics.intervals import median
+from attnbench.storage.operator_kinds import COMPILED, KINDS, PAGE_FAULTS, compiled
+from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Measurement, Operator, Operators, Record
 from attnbench.units import show
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
-OUTSIDE = "outside any operator"
 SMALL_SHARE = 0.05
 """A smaller share of the extra time is no reason worth telling."""
-
-
-class Span(NamedTuple):
-    """One event of a profile: an operator from start to end, or, where bytes are given, an allocation or a release."""
-
-    name: str
-    thread: int
-    start_ns: int
-    end_ns: int
-    allocated_bytes: int | None = None
-
-
-@dataclass(slots=True)
-class _Open:
-    """An operator that has begun, and what is known of it."""
-
-    name: str
-    start_ns: int
-    end_ns: int
-    inside_ns: int = 0  # in the operators that it called
-    blocks: list[int] = field(default_factory=list)
-
-
-def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
-    """Each operator once, the one with the most time of its own first.
-
-    What is allocated inside an allocating operator is counted for the one that called it: that is who will write there.
-    """
-    done: list[_Open] = []
-    stacks: dict[int, list[_Open]] = {}
-    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
-        stack = stacks.setdefault(span.thread, [])
-        while stack and stack[-1].end_ns <= span.start_ns and span.end_ns > stack[-1].end_ns:
-            stack.pop()
-        if span.allocated_bytes is not None:
-            if span.allocated_bytes:
-                _owner(stack, done).blocks.append(span.allocated_bytes)
-            continue
-        one = _Open(name=plain_name(span.name), start_ns=span.start_ns, end_ns=span.end_ns)
-        if stack:
-            stack[-1].inside_ns += span.end_ns - span.start_ns
-        stack.append(one)
-        done.append(one)
-    return tuple(_merged(done))
-
-
-def _owner(stack: list[_Open], done: list[_Open]) -> _Open:
-    """Who asked for memory: the innermost operator that does more than allocate."""
-    for one in reversed(stack):
-        if kind_of(one.name) != "allocation":
-            return one
-    if stack:
-        return stack[0]
-    done.append(_Open(name=OUTSIDE, start_ns=0, end_ns=0))
-    return done[-1]
-
-
-def _merged(done: Sequence[_Open]) -> list[Operator]:
-    by_name: dict[str, list[_Open]] = {}
-    for one in done:
-        by_name.setdefault(one.name, []).append(one)
-    merged = [
-        Operator(
-            name=name,
-            kind="allocation" if name == OUTSIDE else kind_of(name),
-            num_calls=0 if name == OUTSIDE else len(members),
-            self_s=max(0, sum(one.end_ns - one.start_ns - one.inside_ns for one in members)) / 1e9,
-            allocated_bytes=sum(sum(one.blocks) for one in members),
-            largest_bytes=max((block for one in members for block in one.blocks), default=0),
-        )
-        for name, members in by_name.items()
-    ]
-    return sorted(merged, key=lambda one: (-one.self_s, one.name))
-
-
-def compiled(calls: Iterable[Operator]) -> bool:
-    """Whether any of it was made by torch.compile."""
-    return any(one.kind == "compiled" or one.name == COMPILED for one in calls)
-
-
-def observed(calls: Iterable[Operator]) -> str:
-    """The backend of `scaled_dot_product_attention` that ran, joined by "+" where there are several; "" for none."""
-    return "+".join(sorted(set(filter(None, (backend_of(one.name) for one in calls)))))
+ALIKE = 1.05
+"""Below this ratio to the fastest there is too little to explain."""
+FASTEST, NEAR = "fastest", "within 5 % of the fastest"
 
 
 def ran(operators: Operators) -> str:
@@ -131,7 +46,7 @@ def timed(operators: Operators, latency: Measurement | None) -> Operators:
     if latency is None or not latency.samples:
         return operators
     per_call = [sample.num_faults / max(1, sample.num_calls) for sample in latency.samples]
-    return msgspec.structs.replace(operators, num_faults=statistics.median(per_call))
+    return msgspec.structs.replace(operators, num_faults=median(per_call))
 
 
 def times(operators: Operators, call_s: float) -> dict[str, float]:
@@ -205,3 +120,50 @@ def _told(kind: str, cell: Timed, workload: Workload) -> str:
     main = max((one for one in cell.operators.calls if one.kind == kind), key=lambda one: one.self_s)
     name = short(main.name)
     return kind if kind in name else f"{kind} ({name})"
+
+
+def paired_times(
+    records: Iterable[Record], reference: Callable[[Arm], Arm], compared: dict[Key, Comparison]
+) -> dict[Key, float]:
+    """By cell, the seconds of a call, by which the cells of a workload may be compared.
+
+    Where there is a ratio to its reference, it is that times the reference's own time: the ratio is from the same
+    blocks, and so the better witness.
+    """
+    own_s = {
+        one.key: median(sample.value for sample in latency.samples)
+        for one in records
+        if (latency := one.measurement(LATENCY)) is not None and latency.samples
+    }
+    found = {}
+    for (workload, arm), seconds in own_s.items():
+        base_s, comparison = own_s.get((workload, reference(arm))), compared.get((workload, arm))
+        found[workload, arm] = seconds if base_s is None or comparison is None else comparison.ratio * base_s
+    return found
+
+
+def why_slower(records: Iterable[Record], times_s: dict[Key, float]) -> dict[Key, str]:
+    """By cell, why it takes longer than the fastest of its workload: "41 % page faults on the 128 MiB score matrix".
+
+    `times_s` is what `paired_times` says. Cells that were not timed, or whose operators were not seen, have none.
+    """
+    workloads: dict[str, dict[Key, Timed]] = {}
+    members = {record.key: record for record in records}
+    for key, record in members.items():
+        if record.operators is not None and times_s.get(key):
+            seen = timed(record.operators, record.measurement(LATENCY))
+            workloads.setdefault(record.workload.id, {})[key] = Timed(operators=seen, call_s=times_s[key])
+    found = {}
+    for cells in workloads.values():
+        fastest = min(cells.values(), key=lambda cell: cell.call_s)
+        for key, cell in cells.items():
+            found[key] = _why(cell, fastest, members[key].workload)
+    return found
+
+
+def _why(cell: Timed, fastest: Timed, workload: Workload) -> str:
+    if cell is fastest:
+        return FASTEST
+    if cell.call_s < ALIKE * fastest.call_s:
+        return NEAR
+    return "; ".join(reasons(cell, fastest, workload)) or "no kind of operator takes longer"

@@ -8,7 +8,6 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from attnbench.analysis.rates import Rates, rates
 from attnbench.analysis.sanity import judged
 from attnbench.analysis.system_load import SystemLoad, system_load
 from attnbench.statistics.interference import InterferenceGauge
@@ -46,7 +45,6 @@ from attnbench.storage.records import (
     Sample,
     Status,
 )
-from attnbench.workloads.workload import Workload
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -82,10 +80,6 @@ class Results:
     def num_discarded(self) -> int:
         """How many blocks are discarded because of interference."""
         return sum(map(len, self.discarded.values()))
-
-    def rates(self, workload: Workload, time_s: float) -> Rates:
-        """What a call of the workload that takes so long means as work, beside this run's ceilings."""
-        return rates(workload, time_s, self.ceilings.get(workload.place), is_cold=self.plan.cache == "cold")
 
 
 def read(path: Path) -> Results:

@@ -10,8 +10,8 @@ from attnbench.commands.ending import conclude, leave
 from attnbench.commands.options import AsJson, CallLimit, MemoryLimit, ResultsFolder, Seed, Settings, Timeout
 
 if TYPE_CHECKING:
-    from attnbench.analysis.growth.attempts import Followed
-    from attnbench.analysis.growth.series import Growth
+    from attnbench.analysis.attempts import Followed
+    from attnbench.analysis.growth import Growth
     from attnbench.analysis.results import Results
 
 CALL_LIMIT_S = 20.0
@@ -39,12 +39,14 @@ def growth(  # noqa: PLR0913 - one parameter for each option
 ) -> None:
     """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it."""
     from attnbench import plugins
-    from attnbench.analysis.growth import attempts, series, told
+    from attnbench.analysis import attempts
+    from attnbench.analysis.growth import growths
     from attnbench.analysis.results import read
     from attnbench.commands import progress
     from attnbench.processes import session as run
     from attnbench.processes.planning import Selection, plan
     from attnbench.processes.worker_client import Crew
+    from attnbench.reports import growth as told
 
     limit_bytes = int(memory_limit * 2**30)
     selection = Selection(
@@ -61,7 +63,7 @@ def growth(  # noqa: PLR0913 - one parameter for each option
     with progress.watching() as watch:
         run.execute(planned, folder, watch, stages=("check", "metrics"))
     found = read(folder)
-    measured = series.growths(found, limit_bytes)
+    measured = growths(found, limit_bytes)
     notes: list[str] = []
     with Crew(folder / "worker.log", timeout, attempts.SETTINGS) as crew:
         asking = attempts.Asking(
@@ -90,15 +92,15 @@ def growth(  # noqa: PLR0913 - one parameter for each option
 
 def _write(grown: "list[Growth]", found: "Results", followed: "list[Followed]", notes: list[str], to: Path) -> None:
     """Page, JSON and pictures."""
-    from attnbench.analysis.growth import picture, timeline, told
+    from attnbench.reports import growth
     from attnbench.reports.style import save
 
     try:
         to.mkdir(parents=True, exist_ok=True)
-        drawn = [*save(picture.pictures(grown), to, "growth"), *save(timeline.pictures(followed), to, "timeline")]
+        drawn = [*save(growth.curves(grown), to, "growth"), *save(growth.timelines(followed), to, "timeline")]
         names = [path.stem for path in drawn if path.suffix == ".png"]
-        (to / "growth.md").write_text(told.markdown(grown, found, names, notes), encoding="utf-8")
-        text = json.dumps([told.facts(each) for each in grown], indent=2)
+        (to / "growth.md").write_text(growth.markdown(grown, found, names, notes), encoding="utf-8")
+        text = json.dumps([growth.facts(each) for each in grown], indent=2)
         (to / "growth.json").write_text(f"{text}\n", encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write to {to}: {error.strerror}; choose another folder with --to") from None

@@ -9,7 +9,7 @@ import typer
 from attnbench.commands.options import AsJson, ResultsFolder
 
 if TYPE_CHECKING:
-    from attnbench.analysis.history.series import Series
+    from attnbench.analysis.history import Series
 
 
 def history(  # noqa: PLR0913 - one parameter for each option
@@ -34,11 +34,10 @@ def history(  # noqa: PLR0913 - one parameter for each option
     as_json: AsJson = False,
 ) -> None:
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
-    from attnbench.analysis.history.gather import alike, gather
-    from attnbench.analysis.history.series import Choice, follow
-    from attnbench.analysis.history.told import COLUMNS, panels, row
+    from attnbench.analysis.history import Choice, alike, follow, gather
     from attnbench.commands import terminal
-    from attnbench.reports import words
+    from attnbench.reports.history import headings, row
+    from attnbench.text import plain
 
     gathered = gather(paths or [results])
     chosen = Choice(
@@ -49,7 +48,7 @@ def history(  # noqa: PLR0913 - one parameter for each option
         raise ValueError(f"metric={metric} has nothing to follow: {'; '.join(left_out)}; give --metric latency")
     notes = (*gathered.notes, *left_out)
     for note in notes:
-        typer.echo(f"note: {words.plain(note)}", err=True)
+        typer.echo(f"note: {plain(note)}", err=True)
     series = follow(runs, chosen)
     if to is not None:
         _write(series, notes, to)
@@ -60,21 +59,21 @@ def history(  # noqa: PLR0913 - one parameter for each option
         ]
         typer.echo(json.dumps(told, indent=2))
         return
-    for heading, rows in panels(series).items():
+    for heading, rows in headings(series).items():
         typer.echo(f"\n{metric}: {heading}")
-        terminal.print_table(COLUMNS, [tuple(row(each).values()) for each in rows])
+        terminal.print_table(tuple(row(rows[0])), [tuple(row(each).values()) for each in rows])
     if to is not None:
         typer.echo(f"\nTable, CSV and pictures: {to}")
 
 
 def _write(series: "list[Series]", notes: tuple[str, ...], to: Path) -> None:
-    from attnbench.analysis.history import picture, told
+    from attnbench.reports import history
     from attnbench.reports.style import save
 
     try:
         to.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         raise ValueError(f"cannot write to {to}: {error.strerror}; choose another folder with --to") from None
-    (to / "history.md").write_text(told.markdown(series, notes), encoding="utf-8")
-    (to / "history.csv").write_text(told.table(series), encoding="utf-8")
-    save(picture.pictures(series), to, "history")
+    (to / "history.md").write_text(history.markdown(series, notes), encoding="utf-8")
+    (to / "history.csv").write_text(history.csv(series), encoding="utf-8")
+    save(history.pictures(series), to, "history")

@@ -63,11 +63,11 @@ def end(decision: "Decision") -> NoReturn:
 def _print(decision: "Decision") -> None:
     from attnbench.analysis.gate import text
     from attnbench.analysis.gate.rulings import Outcome
-    from attnbench.reports import words
+    from attnbench.text import plain
 
     for ruling in text.sorted_rulings(decision):
         if ruling.outcome is not Outcome.passed:
             typer.echo(text.line(ruling))
     for line in (*decision.invalid, *decision.notes, f"suite: {decision.suite.words}", text.compared(decision)):
-        typer.echo(words.plain(line))
+        typer.echo(plain(line))
     typer.echo(text.headline(decision))

@@ -7,72 +7,118 @@ from pathlib import Path
 from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 
 from attnbench.analysis.overall import losses
 from attnbench.analysis.results import Results
-from attnbench.reports import sides, table, verdicts, words
+from attnbench.analysis.table import LENGTHS, MetricColumn, Row, metric_columns, rows, table
+from attnbench.reports import cells, sides, story, words
 from attnbench.storage.records import Key, Record, Status, Verdict
+from attnbench.text import plain
 from attnbench.units import MISSING, show, significant
 
 LONGEST_UNBROKEN = 40
 MANY, DENSE_WIDTH = 12, 120
 FAR = 1e4
-"""From here on an error is told by its power of ten."""
+"""From here on an error is shown by its power of ten."""
+UNDECIDED = "?: undecided, the times may as well be equal; more time may tell."
+SIDES = {"base", "candidate"}
+SUMMARY_KEYS = (
+    *("workload", "implementation", "side", "status", "is_predicted", "message", "latency_s", "ratio", "verdict"),
+    *("minimum_detectable_effect", "sameness", "flops_per_s", "matmul_share", "error_ratio"),
+)
+
+
+def say(console: Console, text: str, style: str = "") -> None:
+    """Print a line without control characters, on a terminal broken between words; elsewhere it stays one line."""
+    indent = " " * (len(text) - len(text.lstrip(" ")))
+    console.print(
+        indent + plain(text), style=style or None, markup=False, highlight=False, soft_wrap=not console.is_terminal
+    )
 
 
 def print_results(results: Results) -> None:
     """A table for each group of workloads, with a row for each implementation and a column for each length."""
     console = Console()
-    for title, rows in table.groups(results).items():
-        console.print(title, style="bold", markup=False, soft_wrap=True)
-        console.print(_table(rows))
+    for line in story.troubles(results):
+        say(console, line, "bold yellow")
+    metrics = metric_columns(results)
+    for title, members in cells.groups(results).items():
+        say(console, title, "bold")
+        console.print(_table(members, metrics, console))
+        if any(row["verdict"] == Verdict.undecided for row in members):
+            say(console, UNDECIDED, "dim")
         console.print()
-    told = f"Median time of a call; x: times {results.plan.baseline} in the same blocks; ?: undecided."
-    console.print(f"{told} Intervals, memory and errors are in summary.md.", style="dim", markup=False)
-    for line in (verdicts.decided(results), verdicts.disturbed(results)):
-        console.print(line, markup=False, highlight=False, soft_wrap=True)
+    told = f"Median time of a call; x: times the time of {results.plan.baseline} in the same blocks."
+    say(console, f"{told} Intervals, every metric and errors are in summary.md.", "dim")
+    for line in (story.decided(results), story.interference(results)):
+        say(console, line)
     print_findings(results, console)
 
 
-def _table(rows: Sequence[table.Row]) -> Table:
-    lengths = list(dict.fromkeys(row.cells["length"] for row in rows))
+def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Console) -> Table:
+    """Time and ratio by length; then each metric at the greatest length that has it, as long as there is room."""
+    lengths = list(dict.fromkeys(words.length(row) for row in members))
+    by_name: dict[str, dict[str, Row]] = {}
+    for row in sorted(members, key=lambda row: tuple(row[axis] for axis in LENGTHS), reverse=True):
+        found = by_name.setdefault(cells.arm(row), {})
+        assert words.length(row) not in found, f"two cells in one place: {row['workload']}"
+        found[words.length(row)] = row
+    columns = {
+        f"T={length}": {name: _cell(found.get(length), metrics) for name, found in by_name.items()}
+        for length in lengths
+    }
+    for metric in metrics:
+        at = next((row for row in reversed(members) if row[metric.name] is not None), None)
+        if at is not None:
+            length = words.length(at)
+            texts = {
+                name: MISSING if (row := found.get(length)) is None else cells.metric(row, metric)
+                for name, found in by_name.items()
+            }
+            wider = columns | {f"{metric.heading}\nT={length}": texts}
+            width = Measurement.get(console, console.options.update(max_width=1000), _made(by_name, wider, lengths))
+            columns = wider if width.maximum <= console.width else columns
+    return _made(by_name, columns, lengths)
+
+
+def _made(
+    by_name: Mapping[str, dict[str, Row]], columns: Mapping[str, Mapping[str, str]], lengths: Sequence[str]
+) -> Table:
+    """Rows in the order of their times at the greatest length; what has none there goes by the length before."""
+
+    def speed(name: str) -> tuple[float, ...]:
+        times = [by_name[name].get(length, {}).get("latency_s") for length in reversed(lengths)]
+        return tuple(float("inf") if time is None else time for time in times)
+
     made = Table(show_edge=False, pad_edge=False)
     made.add_column("implementation", no_wrap=True)
-    for length in lengths:
-        made.add_column(f"T={escape(length)}", justify="right", no_wrap=True)
-    by_name: dict[str, dict[str, table.Row]] = {}
-    for row in sorted(rows, key=lambda row: row.sort_key[:2], reverse=True):  # order by the greatest length
-        by_name.setdefault(row.implementation, {})[row.cells["length"]] = row
-    for name, cells in sorted(by_name.items(), key=lambda item: _speed(item[1], lengths)):
-        made.add_row(escape(name), *(_cell(cells.get(length)) for length in lengths))
+    for heading in columns:
+        made.add_column(escape(heading), justify="right", no_wrap=True)
+    for name in sorted(by_name, key=speed):
+        made.add_row(escape(name), *(texts[name] for texts in columns.values()))
     return made
 
 
-def _speed(cells: dict[str, table.Row], lengths: Sequence[str]) -> tuple[float, ...]:
-    """Fastest at the greatest length first; what has no time there goes by the length before."""
-    times = [cells[length].time if length in cells else None for length in reversed(lengths)]
-    return tuple(float("inf") if found is None else found.point for found in times)
-
-
-def _cell(row: table.Row | None) -> str:
+def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
     if row is None:
         return f"[dim]{MISSING}[/]"
-    if row.status is not Status.ok:
-        colour = "dim" if row.is_predicted or row.status is Status.unsupported else "bold red"
-        return f"[{colour}]{row.cells['status']}[/]"
-    if row.time is None:
-        memory = row.peak_memory_bytes
-        return f"[green]ok[/] {show(memory, 'bytes')}" if memory is not None else "[green]ok[/]"
-    if row.comparison is None:
-        return f"{show(row.time.point, 's')} [dim]{'base' if row.is_baseline else ''}[/]"
-    doubt = "?" if row.comparison.verdict is Verdict.undecided else ""
-    return f"{show(row.time.point, 's')} [dim]x{significant(row.comparison.ratio, 3)}{doubt}[/]"
+    if row["status"] != Status.ok:
+        colour = "dim" if row["is_predicted"] or row["status"] == Status.unsupported else "bold red"
+        return f"[{colour}]{cells.status(row)}[/]"
+    if row["latency_s"] is None:
+        measured = [metric for metric in metrics if row[metric.name] is not None]
+        return f"[green]ok[/] {cells.metric(row, measured[0]) if measured else ''}".rstrip()
+    time = show(row["latency_s"], "s")
+    if row["verdict"] is None:
+        return f"{time} [dim]{'base' if row['is_baseline'] else ''}[/]"
+    return f"{time} [dim]x{significant(row['ratio'], 3)}{'?' * (row['verdict'] == Verdict.undecided)}[/]"
 
 
 def print_check(results: Results) -> None:
-    """A row for each implementation: how its cells ended, and how near it came to what is allowed."""
-    rows = []
+    """A row for each implementation: how its cells ended, and how near its errors came to the tolerance."""
+    shown = []
     for name in dict.fromkeys(record.implementation for record in results.records):
         own = [record for record in results.records if record.implementation == name]
         counts = ", ".join(f"{number} {status}" for status, number in Counter(r.status for r in own).items())
@@ -80,8 +126,8 @@ def print_check(results: Results) -> None:
         finite = [ratio for ratio in ratios if ratio is not None]
         worst = "not finite" if None in ratios else _how_far(max(finite)) if finite else MISSING
         verdict = "WRONG" if any(r.is_finding for r in own) else "right" if ratios else "not checked"
-        rows.append((name, verdict, counts, worst))
-    print_table(("implementation", "verdict", "cells", "worst error / allowed"), rows)
+        shown.append((name, verdict, counts, worst))
+    print_table(("implementation", "verdict", "cells", "worst error / tolerance"), shown)
     console = Console()
     for group in _alike(results):
         _print_finding(group, console)
@@ -108,18 +154,14 @@ def _size(record: Record) -> tuple[int, str]:
 def _print_finding(group: Sequence[Record], console: Console) -> None:
     """What is wrong, a sentence to a line, and on how many workloads."""
     first = group[0]
-    console.print(
-        f"\n{first.implementation}: {first.status} on {first.workload.id}",
-        style="bold red",
-        markup=False,
-        soft_wrap=True,
-    )
+    console.print()
+    say(console, f"{first.implementation}: {first.status} on {first.workload.id}", "bold red")
     for line in first.message.replace("; found by:", ".\nFound by:").replace(". ", ".\n").splitlines():
-        console.print(f"  {line}", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"  {line}")
     if len(group) > 1:
         plural = "" if len(group) == 2 else "s"  # noqa: PLR2004 - one more than the first
         more = f"The same on {len(group) - 1} other workload{plural}, such as {group[-1].workload.id}."
-        console.print(f"  {more}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"  {more}", "dim")
 
 
 def _print_notes(results: Results, console: Console) -> None:
@@ -131,7 +173,7 @@ def _print_notes(results: Results, console: Console) -> None:
     if noted:
         console.print("\nNoted, and no reason to reject:", markup=False)
     for name, found in noted.items():
-        console.print(f"  {name}: {found}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"  {name}: {found}", "dim")
 
 
 def _how_far(ratio: float) -> str:
@@ -142,8 +184,7 @@ def print_findings(results: Results, console: Console) -> None:
     """Each cell that went wrong, with its reason, and how many were not tried and why."""
     for record in results.records:
         if record.is_finding:
-            where = f"{record.arm} on {record.workload.id}"
-            console.print(f"{record.status}: {where}: {record.message}", style="red", markup=False, soft_wrap=True)
+            say(console, f"{record.status}: {record.arm} on {record.workload.id}: {record.message}", "red")
     _print_not_tried(results, console)
 
 
@@ -157,20 +198,20 @@ def _print_not_tried(results: Results, console: Console) -> None:
     if reasons:
         console.print("\nNot tried:", markup=False)
     for line, number in reasons.items():
-        console.print(f"  {line} ({number} cell{'s' if number > 1 else ''})", markup=False, style="dim", soft_wrap=True)
+        say(console, f"  {line} ({number} cell{'s' if number > 1 else ''})", "dim")
 
 
 def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
     """A table for each workload with the size of each trace; then what went wrong."""
     console = Console()
     for workload in results.plan.workloads:
-        console.print(workload.id, style="bold", markup=False, soft_wrap=True)
-        rows = []
+        say(console, workload.id, "bold")
+        traced = []
         for record in (each for each in results.records if each.workload.id == workload.id):
             file = files.get(record.key)
             size = MISSING if file is None else show(file.stat().st_size, "bytes")
-            rows.append((record.implementation, str(record.status), size))
-        print_table(("implementation", "status", "trace"), rows)
+            traced.append((plain(record.implementation), str(record.status), size))
+        print_table(("implementation", "status", "trace"), traced)
     print_findings(results, console)
 
 
@@ -180,10 +221,10 @@ def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) 
     print_table(columns, [[entry[column] for column in columns] for entry in entries], dense=len(columns) > MANY)
     console = Console()
     for note in notes:
-        console.print(note, markup=False, soft_wrap=True)
+        say(console, note)
     for name, source in ((entry[columns[0]], entry.get("source")) for entry in entries):
         if source:
-            console.print(f"{name}: {source}", style="dim", markup=False, soft_wrap=True)
+            say(console, f"{name}: {source}", "dim")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense: bool = False) -> None:
@@ -206,28 +247,14 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense:
 
 def summary(found: Results) -> dict[str, object]:
     """What a program wants to know of a run."""
+    columns = [*SUMMARY_KEYS, *(metric.name for metric in metric_columns(found))]
     return {
         "run": found.run,
         "folder": str(found.folder),
         "counts": Counter(str(record.status) for record in found.records),
         "cells": [
-            {
-                "workload": row.workload.id,
-                "implementation": row.arm.implementation,
-                "side": row.arm.side,
-                "status": str(row.status),
-                "is_predicted": row.is_predicted,
-                "message": row.message,
-                "latency_s": None if row.time is None else row.time.point,
-                "ratio": None if row.comparison is None else row.comparison.ratio,
-                "verdict": None if row.comparison is None else str(row.comparison.verdict),
-                "sameness": None if row.comparison is None else row.comparison.sameness,
-                "flops_per_s": None if row.rates is None else row.rates.flops_per_s,
-                "matmul_share": None if row.rates is None else row.rates.matmul_share,
-                "peak_memory_bytes": row.peak_memory_bytes,
-                "error_ratio": row.error_ratio,
-            }
-            for row in table.rows(found)
+            {column: row[column] for column in columns} | {"message": row["message"] or ""}
+            for row in rows(table(found))
         ],
     }
 
@@ -235,17 +262,16 @@ def summary(found: Results) -> dict[str, object]:
 def print_sides(results: Results) -> None:
     """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
     console = Console()
+    for line in story.troubles(results):
+        say(console, line, "bold yellow")
     for title, members in sides.rows(results).items():
-        console.print(title, style="bold", markup=False, soft_wrap=True)
-        times = [[row[name].partition(" (")[0] for name in ("base", "candidate")] for row in members]
-        rows = [
-            (row["implementation"], row["length"], *both, row["ratio"], row["verdict"])
-            for row, both in zip(members, times, strict=True)
-        ]
-        print_table(("implementation", "T", "base", "candidate", "ratio", "verdict"), rows)
+        say(console, title, "bold")
+        columns = ("implementation", "length", "base", "candidate", "ratio", "verdict")
+        shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
+        print_table(columns, shown)
         console.print()
     for name, told in sides.facts(results).items():
-        console.print(f"{name}: {told}", style="dim", markup=False, highlight=False, soft_wrap=True)
+        say(console, f"{name}: {told}", "dim")
     for line in losses(results):
-        console.print(words.plain(line), style="red", markup=False, highlight=False, soft_wrap=True)
-    console.print(sides.headline(results), style="bold", markup=False, highlight=False, soft_wrap=True)
+        say(console, line, "red")
+    say(console, sides.headline(results), "bold")

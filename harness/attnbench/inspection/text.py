@@ -20,7 +20,7 @@ from attnbench.inspection.results import (
     Step,
     Walkthrough,
 )
-from attnbench.reports.words import plain
+from attnbench.text import plain
 from attnbench.units import MISSING, significant
 
 LARGEST_PLAIN = 1e5

@@ -7,15 +7,17 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
+from attnbench.analysis.table import metric_columns, rows, table
 from attnbench.commands import progress
 from attnbench.commands.ending import write_reports
 from attnbench.plugins import name_of
 from attnbench.processes import session as run
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Comparison, Record
+from attnbench.storage.records import Record
 from attnbench.workloads.workload import Workload
+
+COMPARED = ("ratio", "ratio_low", "ratio_high", "verdict", "minimum_detectable_effect")
 
 
 @dataclass(frozen=True)
@@ -66,27 +68,18 @@ class Measured:
         found = read(folder)
         write_reports(found, folder)
         self._records = {(record.workload.id, record.implementation): record for record in found.records}
-        self._compared = {(each.workload.id, each.implementation): each for each in comparisons(found)}
+        self._rows = {(row["workload"], row["implementation"]): row for row in rows(table(found))}
+        self._metrics = metric_columns(found)
+        self._baseline = planned.baseline
 
     def record(self, cell: Cell) -> Record:
         """All that is known of the cell."""
         return self._records[cell.workload.id, name_of(cell.spec)]
 
-    def told(self, cell: Cell) -> dict[str, Any]:
-        """What stands beside the times: the verdict and its numbers, and every metric with one value."""
-        record = self.record(cell)
-        found: dict[str, Any] = {"run": record.run, "status": str(record.status)}
-        compared: Comparison | None = self._compared.get((cell.workload.id, name_of(cell.spec)))
-        if compared is not None:
-            found |= {
-                "baseline": compared.baseline,
-                "ratio": compared.ratio,
-                "ratio_low": compared.low,
-                "ratio_high": compared.high,
-                "verdict": str(compared.verdict),
-                "minimum_detectable_effect": compared.minimum_detectable_effect,
-            }
-        for measurement in record.measurements:
-            if len(measurement.samples) == 1:
-                found[f"{measurement.metric}_{measurement.unit}"] = measurement.samples[0].value
-        return found
+    def extra_info(self, cell: Cell) -> dict[str, Any]:
+        """What stands beside the times: the verdict and its numbers, and every metric that was measured."""
+        row = self._rows[cell.workload.id, name_of(cell.spec)]
+        found: dict[str, Any] = {"run": row["run"], "status": row["status"]}
+        if row["verdict"] is not None:
+            found |= {"baseline": self._baseline} | {column: row[column] for column in COMPARED}
+        return found | {each.name: row[each.name] for each in self._metrics if row[each.name] is not None}

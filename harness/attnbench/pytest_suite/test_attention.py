@@ -22,5 +22,5 @@ def test_attention(benchmark: Any, measured: Measured, cell: Cell) -> None:  # n
     samples = [sample.value for sample in latency.samples]
     CLOCK.load(samples)
     benchmark.group = cell.workload.id
-    benchmark.extra_info.update(measured.told(cell))
+    benchmark.extra_info.update(measured.extra_info(cell))
     benchmark.pedantic(CLOCK.play, rounds=len(samples), iterations=1)

@@ -1,24 +1,23 @@
-"""Every compared tensor's error as a share of what is allowed, by dtype and implementation; past 1 it disagrees."""
+"""Every compared tensor's error as a multiple of its tolerance, by dtype and implementation; above 1 it is wrong."""
 
-import textwrap
 from collections.abc import Iterable
 from pathlib import Path
 
-import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import table
 from attnbench.reports import Picture, Report, style, words
-from attnbench.reports.table import absent
-from attnbench.storage.records import Record
+from attnbench.reports.cells import absent
+from attnbench.storage.records import Arm, Record
 from attnbench.workloads.workload import DTYPES
 
 FLOOR, CEILING = 1e-4, 1e4
 """Shares beyond these are drawn at the edge: an exact match would need a place at minus infinity."""
-TITLE = "Error against the float64 oracle, as a share of what is allowed"
+TITLE = "Error / tolerance against the float64 oracle (above 1 is wrong)"
 HOW = (
     "Each dot is the largest error of one tensor (the output or a gradient) on one kind of input at one workload; the "
     "large mark is the largest of all; a cross at the right edge is an answer that is not finite."
@@ -32,25 +31,26 @@ def pictures(results: Results) -> list[Picture]:
     dtypes = [dtype for dtype in DTYPES if any(record.workload.dtype == dtype for record in checked)]
     if not dtypes:
         return []
-    left_out = absent(results)
-    kept = (record.arm for record in results.records if record.implementation not in left_out)
-    names = list(dict.fromkeys(map(str, kept)))
-    shared = words.shared(record.workload for record in checked)
-    width = 2.6 + 4.2 * len(dtypes)
-    notes = " ".join([HOW, *_unchecked(results.records, names)])
-    wrapped = textwrap.wrap(notes, int(width * 17))
-    with mpl.rc_context(style.SETTINGS):
-        height = 1.6 + 0.3 * len(names) + 0.17 * len(wrapped)
-        figure = Figure(figsize=(width, height), layout="constrained")
-        grid = figure.subplots(1, len(dtypes), squeeze=False, sharey=True).flat
-        for axes, dtype in zip(grid, dtypes, strict=True):
+    left_out, cells = absent(results), table(results)
+    names = list(dict.fromkeys(one.arm for one in results.records if one.implementation not in left_out))
+    size = 2.6 + 4.2 * len(dtypes), 1.6 + 0.3 * len(names)
+
+    def fill(figure: Figure) -> None:
+        for axes, dtype in zip(style.grid(figure, len(dtypes), len(dtypes), sharey=True), dtypes, strict=True):
             _draw_panel(axes, dtype, names, [record for record in checked if record.workload.dtype == dtype])
-        figure.suptitle(f"{TITLE}\n{shared}", x=0.01, ha="left", fontsize=11.5)
-        figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
-    return [style.picture(figure, TITLE, f"{TITLE}: {shared}. {notes}")]
+
+    return [
+        style.sheet(
+            fill,
+            size,
+            title=TITLE,
+            subtitle=words.shared(cells[cells["workload"].isin({record.workload.id for record in checked})]),
+            note=" ".join([HOW, *_unchecked(results.records, names)]),
+        )
+    ]
 
 
-def _draw_panel(axes: Axes, dtype: str, names: list[str], checked: list[Record]) -> None:
+def _draw_panel(axes: Axes, dtype: str, names: list[Arm], checked: list[Record]) -> None:
     axes.set_xscale("log")
     shares = [share for record in checked for share in _shares(record)]
     inside = [min(max(share, FLOOR), CEILING) for share in shares if share is not None]
@@ -59,7 +59,7 @@ def _draw_panel(axes: Axes, dtype: str, names: list[str], checked: list[Record])
     axes.axvspan(1.0, high, color="#f6dcd3", alpha=0.6, lw=0, zorder=0)
     axes.axvline(1.0, color=style.INK, linewidth=1.2, zorder=2)
     for place, name in enumerate(names):
-        mine = [share for record in checked if str(record.arm) == name for share in _shares(record)]
+        mine = [share for record in checked if record.arm == name for share in _shares(record)]
         _draw_dots(axes, place, name, mine)
         if not mine:
             axes.text(low * 1.2, place, "not compared", va="center", fontsize=8, color="#777777", style="italic")
@@ -68,11 +68,11 @@ def _draw_panel(axes: Axes, dtype: str, names: list[str], checked: list[Record])
     axes.xaxis.set_major_locator(LogLocator(subs=(1.0,), numticks=9))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    axes.set_xlabel("error / allowed (shaded: disagrees)")
+    axes.set_xlabel("error / tolerance (shaded: wrong)")
     axes.set_title(dtype, loc="left")
 
 
-def _draw_dots(axes: Axes, place: int, name: str, shares: list[float | None]) -> None:
+def _draw_dots(axes: Axes, place: int, name: Arm, shares: list[float | None]) -> None:
     """Dots spread over the row's height in the order of the run, the largest with an edge."""
     seen, (low, high) = style.look(name), axes.get_xlim()
     finite = [max(share, low) for share in shares if share is not None]
@@ -86,7 +86,7 @@ def _draw_dots(axes: Axes, place: int, name: str, shares: list[float | None]) ->
 
 
 def _shares(record: Record) -> list[float | None]:
-    """Each tensor's error / allowed; None where the error is not finite."""
+    """Each tensor's error / tolerance; None where the error is not finite."""
     if record.agreement is None:
         return []
     compared = [tensor for _, tensor in record.agreement.tensors()]
@@ -99,11 +99,11 @@ def _share(error: float, allowed: float) -> float:
     return CEILING if error > 0 else FLOOR
 
 
-def _unchecked(records: Iterable[Record], names: list[str]) -> list[str]:
+def _unchecked(records: Iterable[Record], names: list[Arm]) -> list[str]:
     """Which implementations were not compared at some workloads, with the statuses that say why."""
     told = []
     for name in names:
-        missing = [record for record in records if str(record.arm) == name and record.agreement is None]
+        missing = [record for record in records if record.arm == name and record.agreement is None]
         if missing:
             statuses = ", ".join(dict.fromkeys(str(record.status) for record in missing))
             plural = "s" * (len(missing) > 1)
@@ -116,4 +116,4 @@ def write(results: Results, folder: Path) -> list[Path]:
     return style.save(pictures(results), folder, "agreement_plot")
 
 
-REPORT = Report(summary="error as a share of what is allowed, as SVG and PNG", write=write, draw=pictures)
+REPORT = Report(summary="error / tolerance of every compared tensor, as SVG and PNG", write=write, draw=pictures)

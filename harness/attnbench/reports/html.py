@@ -8,10 +8,10 @@ import jinja2
 from markupsafe import Markup, escape
 
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import LENGTHS, Row
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, Report, story
-from attnbench.reports.surprises import surprises
-from attnbench.reports.table import COLUMNS, LEGEND, Row, groups
+from attnbench.reports import Picture, Report, notable, story
+from attnbench.reports.cells import columns, groups, legend
 from attnbench.storage.records import Status
 
 TEMPLATE = "page.html.jinja"
@@ -24,16 +24,16 @@ def page(results: Results) -> str:
     return templates.get_template(TEMPLATE).render(
         facts=story.facts(results),
         findings=story.findings(results),
-        surprises=surprises(results),
+        troubles=story.troubles(results),
+        notable=notable.findings(results),
         figures=[inlined(picture, number) for number, picture in enumerate(_pictures(results), start=1)],
         conclusions=story.conclusions(results),
         groups=groups(results),
-        columns=COLUMNS,
-        legend=LEGEND,
-        classes=_classes,
+        columns=columns(results),
+        legend=legend(results),
+        row_classes=_row_classes,
         has_moved=story.has_moved(results),
         environments=[story.described(environment) for environment in story.environments(results).values()],
-        is_finished=results.elapsed_s is not None,
     )
 
 
@@ -52,11 +52,11 @@ def _pictures(results: Results) -> Iterator[Picture]:
             yield from report.draw(results)
 
 
-def _classes(row: Row, previous: Row | None) -> str:
+def _row_classes(row: Row, previous: Row | None) -> str:
     """How a row looks: what went wrong, and whether a new length begins."""
-    kind = "foreseen" if row.is_predicted else str(row.status)
-    failed = "" if row.status in {Status.ok, Status.unsupported} or row.is_predicted else "failed"
-    begins = previous is not None and previous.cells["length"] != row.cells["length"]
+    kind = "foreseen" if row["is_predicted"] else row["status"]
+    failed = "" if row["status"] in {Status.ok, Status.unsupported} or row["is_predicted"] else "failed"
+    begins = previous is not None and any(previous[axis] != row[axis] for axis in LENGTHS)
     return " ".join(name for name in (kind, failed, "first" if begins else "") if name)
 
 

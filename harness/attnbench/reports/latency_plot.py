@@ -2,34 +2,21 @@
 
 from pathlib import Path
 
-from matplotlib.axes import Axes
-
 from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report, style
-from attnbench.reports.lines import draw, log_ticks
-from attnbench.reports.panels import Panel, Plot, Point
-from attnbench.reports.table import Row
-
-
-def _point(row: Row, length: int) -> Point | None:
-    time = row.time
-    if time is None:
-        return None
-    return Point(length=length, value=time.point, low=time.low, high=time.high, is_hollow=time.low is None)
-
-
-def _finish(axes: Axes, panel: Panel) -> None:  # noqa: ARG001 - every panel is finished alike
-    log_ticks(axes.yaxis, "s")
-
+from attnbench.reports.lines import Plot, draw, log_ticks
 
 PLOT = Plot(
     title="Time per call against length (median; lower is faster)",
     y_label="time per call",
-    point=_point,
-    finish=_finish,
+    column="latency_s",
+    low="latency_low_s",
+    high="latency_high_s",
+    is_hollow=lambda row: row["latency_low_s"] is None,
     hollow="too few visits for an interval",
     absent="agrees, not timed",
+    finish=lambda axes, _: log_ticks(axes.yaxis, "s"),
 )
 
 

@@ -1,10 +1,17 @@
-"""Panels of lines over length as figures: dots with intervals, rings where they coincide, a legend outside."""
+"""A column of the table over length, as figures: panels of lines with intervals, and a note on what is missing.
+
+Dots have intervals, rings show where lines coincide, and a hollow dot is less than it seems.
+"""
 
 import math
+import string
 import textwrap
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
 
-import matplotlib as mpl
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.figure import Figure
@@ -12,39 +19,40 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
 
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import Panel, Row, panels, rows, varying
 from attnbench.reports import Picture, style, words
-from attnbench.reports.panels import (
-    Panel,
-    Plot,
-    Point,
-    Series,
-    growth,
-    length_letter,
-    notes,
-    panels_of,
-    reach,
-    series_of,
-    titled,
-)
-from attnbench.reports.table import shown
+from attnbench.reports.cells import arm, shown, status
+from attnbench.statistics.intervals import growth_exponent
+from attnbench.storage.records import Arm
+from attnbench.text import plain
 from attnbench.units import show
 
+Series = dict[Arm, list[list["Point"]]]
+"""For each implementation and side its points in each panel."""
 PANELS_A_PAGE = 6
+FEWEST_LENGTHS = 3
+"""Two lengths always lie on a line: their slope says nothing of how time or memory grows."""
+REASON_LEN = 72
+LONG = 4.0
+"""By what factor a bar may go beyond all points."""
 SPREAD = 0.3
 """How far apart, as a share of the gap between two lengths, points of one length are drawn where that misleads nobody:
 a steep line must stay where it is, a flat one or a lone column of points may move sideways."""
 MANY_LENGTHS = 7
 FEW_DECADES = 2.5
 TITLE_LEN = 48
+X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 
 
-def draw(results: Results, plot: Plot) -> list[Picture]:
-    """The pictures of a run, at most six panels each; none where no row has a value."""
-    found = panels_of(shown(results))
-    panels = [panel for panel in found if series_of(plot, [panel])]
-    empty = [panel.rows[0].group for panel in found if panel not in panels]
-    pages = [panels[start : start + PANELS_A_PAGE] for start in range(0, len(panels), PANELS_A_PAGE)]
-    return [_picture(plot, titled(page), empty if page is pages[-1] else ()) for page in pages]
+@dataclass(frozen=True, kw_only=True)
+class Point:
+    """One value over one length with its interval; hollow where it is less than it seems."""
+
+    length: int
+    value: float
+    low: float | None = None
+    high: float | None = None
+    is_hollow: bool = False
 
 
 def log_ticks(axis: Axis, unit: str) -> None:
@@ -56,80 +64,236 @@ def log_ticks(axis: Axis, unit: str) -> None:
     axis.set_minor_locator(NullLocator())
 
 
-def _picture(plot: Plot, panels: list[Panel], empty: Iterable[str]) -> Picture:
-    series = series_of(plot, panels)
-    num_columns = min(len(panels), 3 if len(panels) != 4 else 2)  # noqa: PLR2004 - four panels make a square
-    num_rows = math.ceil(len(panels) / num_columns)
-    width = 1.2 + 3.9 * num_columns + 2.4
-    shared = words.shared(row.workload for panel in panels for row in panel.rows)
-    told = " ".join([notes(plot, panels, series), *(f"No panel, for want of any value: {group}." for group in empty)])
-    wrapped = textwrap.wrap(told, int(width * 16.5))
-    with mpl.rc_context(style.SETTINGS):
-        figure = Figure(figsize=(width, 1.0 + 3.2 * num_rows + 0.17 * len(wrapped)), layout="constrained")
-        grid = figure.subplots(num_rows, num_columns, squeeze=False, sharey=len(panels) > 1).ravel()
-        for place, (axes, panel) in enumerate(zip(grid, panels, strict=False)):
+def byte_ticks(axes: Axes) -> None:
+    """Powers of 4 bytes on a vertical axis."""
+    axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_locator(LogLocator(base=4, numticks=12))
+    axes.yaxis.set_minor_locator(NullLocator())
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value, "bytes", digits=1)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plot:
+    """One kind of picture: which column it shows, how, and what else is drawn."""
+
+    title: str
+    y_label: str
+    column: str
+    low: str = ""  # the columns of the interval, where there is one
+    high: str = ""
+    is_drawn: Callable[[Row], bool] = lambda _: True  # else the value is no point
+    is_hollow: Callable[[Row], bool] = lambda _: False
+    hollow: str = ""  # what a hollow marker says
+    absent: str  # why an ok row may have no point
+    is_absence_told: Callable[[Row], bool] = lambda _: True
+    is_steep: bool = True  # values grow with length: lines stay in place, and their growth is told
+    finish: Callable[[Axes, Panel], None]  # ticks and extra lines, once all values are in
+
+    def point(self, row: Row, length: int) -> Point | None:
+        """The point of a cell."""
+        value = row.get(self.column)
+        if value is None or value <= 0 or not self.is_drawn(row):
+            return None
+        low, high = (row[column] if column else None for column in (self.low, self.high))
+        return Point(length=length, value=value, low=low, high=high, is_hollow=self.is_hollow(row))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Page:
+    """The panels of one picture, each with a letter and what sets it apart from the others."""
+
+    panels: Sequence[Panel]
+    letters: Sequence[str]
+    titles: Sequence[str]
+
+    @property
+    def cells(self) -> pd.DataFrame:
+        """The cells of all panels."""
+        return pd.concat([panel.cells for panel in self.panels])
+
+    @property
+    def letter(self) -> str:
+        """Of the length that the panels are drawn over."""
+        return "S" if all(panel.letter == "S" for panel in self.panels) else "T"
+
+    def rows(self) -> Iterable[tuple[str, Panel, Row]]:
+        """Every cell with its panel and the panel's letter."""
+        for letter, panel in zip(self.letters, self.panels, strict=True):
+            for row in rows(panel.cells):
+                yield letter, panel, row
+
+
+def page_of(found: Sequence[Panel]) -> Page:
+    """Panels with letters and titles; a single one needs no letter."""
+    axes = varying(pd.concat([panel.cells for panel in found]))
+    letters = string.ascii_lowercase[: len(found)] if len(found) > 1 else [""]
+    titles = []
+    for letter, panel in zip(letters, found, strict=True):
+        title = " · ".join(part for part in (words.apart(panel.cells, axes), panel.other) if part)
+        titles.append(f"({letter}) {title}" if letter else title)
+    return Page(panels=found, letters=letters, titles=titles)
+
+
+def draw(results: Results, plot: Plot) -> list[Picture]:
+    """The pictures of a run, at most six panels each; none where no row has a value."""
+    found = panels(shown(results))
+    full = [panel for panel in found if series_of(plot, [panel])]
+    empty = [str(panel.cells["title"].iloc[0]) for panel in found if panel not in full]
+    pages = style.pages(full, PANELS_A_PAGE)
+    return [_picture(plot, page_of(page), empty if page is pages[-1] else ()) for page in pages]
+
+
+def _picture(plot: Plot, page: Page, empty: Iterable[str]) -> Picture:
+    series, number = series_of(plot, page.panels), len(page.panels)
+    num_columns = min(number, 3 if number != 4 else 2)  # noqa: PLR2004 - four panels make a square
+    note = " ".join([notes(plot, page, series), *(f"No panel, for want of any value: {group}." for group in empty)])
+
+    def fill(figure: Figure) -> None:
+        grid = style.grid(figure, number, num_columns, sharey=number > 1)
+        for place, (axes, panel, title) in enumerate(zip(grid, page.panels, page.titles, strict=True)):
             _draw_panel(axes, plot, panel, {name: lines[place] for name, lines in series.items()})
             axes.set_ylabel("" if place % num_columns else plot.y_label)
+            axes.set_title("\n".join(textwrap.wrap(title, TITLE_LEN)), loc="left")
         limits = reach(series)
         if limits is not None:
             grid[0].set_ylim(*limits)
-        for axes, panel in zip(grid, panels, strict=False):  # once all values are in: panels share their scale
+        for axes, panel in zip(grid, page.panels, strict=True):  # once all values are in: panels share their scale
             plot.finish(axes, panel)
-        for axes in grid[len(panels) :]:
-            axes.remove()
-        _legend(figure, plot, panels, series)
-        figure.suptitle(f"{plot.title}\n{shared}", x=0.01, ha="left", fontsize=11.5)
-        figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
-    return style.picture(figure, plot.title, f"{plot.title}: {shared}. {told}")
+        _legend(figure, plot, page, series)
+
+    size = 1.2 + 3.9 * num_columns + 2.4, 1.0 + 3.2 * math.ceil(number / num_columns)
+    return style.sheet(fill, size, title=plot.title, subtitle=words.shared(page.cells), note=note)
 
 
-def _draw_panel(axes: Axes, plot: Plot, panel: Panel, series: dict[str, list[Point]]) -> None:
+def _draw_panel(axes: Axes, plot: Plot, panel: Panel, series: dict[Arm, list[Point]]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
-    gap = min((math.log(b / a) for a, b in zip(panel.lengths, panel.lengths[1:], strict=False)), default=2.0)
-    spread = gap * SPREAD * (not plot.is_steep or len(panel.lengths) == 1)
+    lengths = panel.lengths
+    gap = min((math.log(b / a) for a, b in pairwise(lengths)), default=2.0)
+    spread = gap * SPREAD * (not plot.is_steep or len(lengths) == 1)
     for place, (name, points) in enumerate(series.items()):
         if points:
             _draw_line(axes, name, points, math.exp(spread * ((place + 0.5) / len(series) - 0.5)))
-    axes.xaxis.set_major_locator(FixedLocator(panel.lengths))
+    axes.xaxis.set_major_locator(FixedLocator(lengths))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
-    axes.tick_params(axis="x", labelrotation=45 if len(panel.lengths) > MANY_LENGTHS else 0)
+    axes.tick_params(axis="x", labelrotation=45 if len(lengths) > MANY_LENGTHS else 0)
     axes.tick_params(axis="y", labelleft=True)
     edge = math.exp(0.25 * gap)
-    axes.set_xlim(panel.lengths[0] / edge, panel.lengths[-1] * edge)
-    axes.set_xlabel("sequence length T" if panel.axis == "seq_len" else "key length S")
-    axes.set_title("\n".join(textwrap.wrap(panel.title, TITLE_LEN)), loc="left")
+    axes.set_xlim(lengths[0] / edge, lengths[-1] * edge)
+    axes.set_xlabel(X_LABELS[panel.axis])
 
 
-def _draw_line(axes: Axes, name: str, points: list[Point], shift: float) -> None:
+def _draw_line(axes: Axes, name: Arm, points: list[Point], shift: float) -> None:
     seen = style.look(name)
-    x = [point.length * shift for point in points]
+    x, y = [point.length * shift for point in points], [point.value for point in points]
     down = [0.0 if point.low is None else point.value - point.low for point in points]
     up = [0.0 if point.high is None else point.high - point.value for point in points]
-    y = [point.value for point in points]
     order = 4 - seen.width / 5
     axes.plot(x, y, color=seen.colour, linestyle=seen.line, linewidth=seen.width, alpha=0.8, zorder=order)
     axes.errorbar(x, y, yerr=[down, up], fmt="none", ecolor=seen.colour, elinewidth=1.1, capsize=2.2, zorder=order + 1)
     for point, place in zip(points, x, strict=True):
-        _marker(axes, seen, place, point, order + 2)
+        face, edge = ("white", seen.colour) if point.is_hollow else (seen.colour, "white")
+        dot: dict[str, Any] = {"ms": seen.size, "mfc": face, "mec": edge, "mew": 1.3 if point.is_hollow else 0.6}
+        axes.plot(place, point.value, marker=seen.marker, zorder=order + 2, **dot)
 
 
-def _marker(axes: Axes, seen: style.Look, x: float, point: Point, order: float) -> None:
-    face, edge = ("white", seen.colour) if point.is_hollow else (seen.colour, "white")
-    width = 1.3 if point.is_hollow else 0.6
-    axes.plot(x, point.value, marker=seen.marker, ms=seen.size, mfc=face, mec=edge, mew=width, zorder=order)
-
-
-def _legend(figure: Figure, plot: Plot, panels: list[Panel], series: Series) -> None:
+def _legend(figure: Figure, plot: Plot, page: Page, series: Series) -> None:
     handles = []
-    letter = length_letter(panels)
     for name, lines in series.items():
-        seen = style.look(name)
         power = growth(lines) if plot.is_steep else ""
-        text = style.label(name) + (f"  ~{letter}^{power}" if power else "")
-        handles.append(Line2D([], [], label=text, mec="white", mew=0.6, **seen.options))
+        handles.append(style.handle(name, more=f"  ~{page.letter}^{power}" if power else ""))
     drawn: dict[str, Line2D] = {}
     for axes in figure.axes:
         drawn |= {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
-    figure.legend(handles=[*handles, *drawn.values()], loc="outside right upper", handlelength=3.2)
+    style.legend(figure, [*handles, *drawn.values()])
+
+
+def series_of(plot: Plot, found: Sequence[Panel]) -> Series:
+    """The points of each implementation that has any; the largest last values first."""
+    drawn = [{name: _points(plot, panel, line) for name, line in panel.lines.items()} for panel in found]
+    names = dict.fromkeys(name for points in drawn for name in points)
+    lines = {name: [points.get(name, []) for points in drawn] for name in names}
+    last = {name: max((line[-1].value for line in lines[name] if line), default=0.0) for name in names}
+    return {name: lines[name] for name in sorted(names, key=lambda name: -last[name]) if any(lines[name])}
+
+
+def _points(plot: Plot, panel: Panel, line: pd.DataFrame) -> list[Point]:
+    points = [plot.point(row, row[panel.axis]) for row in rows(line)]
+    return [point for point in points if point is not None]
+
+
+def growth(lines: Sequence[Sequence[Point]]) -> str:
+    """The growth exponent over three lengths or more, as a range where panels differ: "1.6 to 1.8"; "" without any."""
+    long = [line for line in lines if len({point.length for point in line}) >= FEWEST_LENGTHS]
+    found = [growth_exponent([point.length for point in line], [point.value for point in line]) for line in long]
+    told = sorted({f"{exponent:.1f}" for exponent in found if exponent is not None}, key=float)
+    return " to ".join(dict.fromkeys((told[0], told[-1]))) if told else ""
+
+
+def reach(series: Series) -> tuple[float, float] | None:
+    """From where to where the vertical axis goes where a bar is so long that it would dwarf all points; else None.
+
+    A bar is cut where it goes beyond LONG times the greatest value, or below the least divided by LONG.
+    """
+    points = [point for lines in series.values() for line in lines for point in line]
+    ends = [end for point in points for end in (point.low, point.high) if end is not None]
+    if not ends:
+        return None
+    low, high = min(point.value for point in points), max(point.value for point in points)
+    if min(ends) >= low / LONG and max(ends) <= high * LONG:
+        return None
+    return max(min(ends), low / LONG), min(max(ends), high * LONG)
+
+
+def notes(plot: Plot, page: Page, series: Series) -> str:
+    """What the picture does not show and why, and how to read what it does."""
+    points = [point for lines in series.values() for line in lines for point in line]
+    absent = absences(
+        page,
+        lambda panel, row: plot.point(row, row[panel.axis]) is not None or not plot.is_absence_told(row),
+        plot.absent,
+    )
+    said = [absent] if absent else []
+    if any(point.low is not None for point in points):
+        said.append("Bars are 95 % intervals over visits.")
+    if reach(series) is not None:
+        said.append("A bar that leaves the picture goes on.")
+    if any(point.is_hollow for point in points):
+        said.append(f"Hollow: {plot.hollow}.")
+    if len(series) > 1 and (not plot.is_steep or any(len(panel.lengths) == 1 for panel in page.panels)):
+        said.append("Points of one length are set side by side so that none hides another.")
+    if plot.is_steep and any(growth(lines) for lines in series.values()):
+        said.append(f"~{page.letter}^x: growth with length, a least-squares slope.")
+    return " ".join(said)
+
+
+def absences(page: Page, is_shown: Callable[[Panel, Row], bool], absent: str) -> str:
+    """Each implementation that misses points: where, and why where there is one reason for all of them."""
+    places: dict[tuple[str, str], dict[str, list[int]]] = {}
+    reasons: dict[tuple[str, str], set[str]] = {}
+    for letter, panel, row in page.rows():
+        if not is_shown(panel, row):
+            key = plain(arm(row), limit=24), status(row)
+            places.setdefault(key, {}).setdefault(letter, []).append(row[panel.axis])
+            reason = absent if row["status"] == "ok" else (row["message"] or "").partition(";")[0]
+            reasons.setdefault(key, set()).add(plain(reason, limit=REASON_LEN))
+    told = []
+    for (name, ended), where in places.items():
+        found = reasons[name, ended]
+        one = next(iter(found)) if len(found) == 1 else ""
+        why = one if one and ended == "ok" else f"{ended}, {one}" if one else ended
+        told.append(f"{name}{_where(where, page)}: {why}")
+    return f"Not shown: {'; '.join(told).removesuffix('.')}." if told else ""
+
+
+def _where(places: dict[str, list[int]], page: Page) -> str:
+    """The lengths and the panels by their letters: " at 2048 in a, b and in c"; nothing where it is all of them."""
+    every = {letter: panel.lengths for letter, panel in zip(page.letters, page.panels, strict=True)}
+    shared: dict[str, list[str]] = {}
+    for letter, lengths in places.items():
+        at = "" if sorted(lengths) == every[letter] else f" at {', '.join(map(str, lengths))}"
+        shared.setdefault(at, []).append(letter)
+    if len(shared) == 1 and len(places) == len(every):
+        return next(iter(shared))
+    return " and".join(f"{at} in {', '.join(letters)}" for at, letters in shared.items())

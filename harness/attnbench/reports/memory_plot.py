@@ -5,49 +5,37 @@ from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import Panel, rows
 from attnbench.reports import Picture, Report, style
-from attnbench.reports.lines import draw
-from attnbench.reports.panels import Panel, Plot, Point
-from attnbench.reports.table import Row
-from attnbench.units import show
+from attnbench.reports.lines import Plot, byte_ticks, draw
 from attnbench.workloads.workload import DTYPE_BYTES
 
 
-def _point(row: Row, length: int) -> Point | None:
-    if row.peak_memory_bytes is None or row.peak_memory_bytes <= 0:
-        return None
-    return Point(length=length, value=row.peak_memory_bytes)
-
-
-def _finish(axes: Axes, panel: Panel) -> None:
-    workload = panel.rows[0].workload
+def _theory(axes: Axes, panel: Panel) -> None:
+    """The score matrix, twice that, and the output."""
+    cell = rows(panel.cells.iloc[:1])[0]
     low, high = axes.get_xlim()
     x = np.geomspace(low, high, 33)
-    is_square = workload.seq_len == workload.kv_len
-    queries = x if panel.axis == "seq_len" else np.full_like(x, workload.seq_len)
-    keys = x if panel.axis == "kv_len" or is_square else np.full_like(x, workload.kv_len)
-    heads = workload.batch_size * workload.num_heads * DTYPE_BYTES[workload.dtype]
+    is_square = cell["seq_len"] == cell["kv_len"]
+    queries = x if panel.axis == "seq_len" else np.full_like(x, cell["seq_len"])
+    keys = x if panel.axis == "kv_len" or is_square else np.full_like(x, cell["kv_len"])
+    heads = cell["batch_size"] * cell["num_heads"] * DTYPE_BYTES[cell["dtype"]]
     faint: dict[str, Any] = {"color": "#666666", "linewidth": 1.1, "zorder": 1.5}
     axes.plot(x, 2 * heads * queries * keys, linestyle="--", label="2 x score matrix", **faint)
     axes.plot(x, heads * queries * keys, linestyle="-.", label="score matrix (B H T S)", **faint)
-    axes.plot(x, heads * queries * workload.value_dim, linestyle=":", label="output (B H T V), linear", **faint)
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_locator(LogLocator(base=4, numticks=12))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value, "bytes", digits=1)))
+    axes.plot(x, heads * queries * cell["value_dim"], linestyle=":", label="output (B H T V), linear", **faint)
+    byte_ticks(axes)
 
 
 PLOT = Plot(
     title="Peak memory of one call above its inputs, against length",
     y_label="peak memory",
-    point=_point,
-    finish=_finish,
-    hollow="",
+    column="peak_memory_bytes",
     absent="peak memory not measured, or none above the inputs",
+    finish=_theory,
 )
 
 

@@ -13,15 +13,16 @@ from typing import Any
 import numpy as np
 
 from attnbench.analysis.results import Results
-from attnbench.reports import Report, words
-from attnbench.storage.records import Measurement, Record
+from attnbench.reports import Report
+from attnbench.storage.records import LATENCY, Measurement, Record
+from attnbench.text import plain
 
 VERSION = "5.3.1"
 
 
 def document(results: Results) -> dict[str, Any]:
     """The file as a dictionary."""
-    timed = [(record, record.measurement("latency")) for record in results.records]
+    timed = [(record, record.measurement(LATENCY)) for record in results.records]
     return {
         "machine_info": _machine(results),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},
@@ -42,7 +43,7 @@ def _machine(results: Results) -> dict[str, Any]:
 
 
 def _benchmark(record: Record, latency: Measurement) -> dict[str, Any]:
-    name = words.plain(str(record.arm))
+    name = plain(str(record.arm))
     return {
         "group": record.workload.id,
         "name": f"{name}[{record.workload.id}]",
@@ -56,8 +57,8 @@ def _benchmark(record: Record, latency: Measurement) -> dict[str, Any]:
 
 
 def _absent(record: Record) -> dict[str, str]:
-    told = {"implementation": words.plain(str(record.arm)), "workload": record.workload.id}
-    return {**told, "status": str(record.status), "message": words.plain(record.message)}
+    told = {"implementation": plain(str(record.arm)), "workload": record.workload.id}
+    return {**told, "status": str(record.status), "message": plain(record.message)}
 
 
 def _stats(latency: Measurement) -> dict[str, Any]:

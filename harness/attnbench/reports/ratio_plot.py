@@ -9,49 +9,46 @@ from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocato
 from attnbench.analysis.cached import once
 from attnbench.analysis.comparisons import noise_floors
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import Panel
 from attnbench.reports import Picture, Report, style, words
-from attnbench.reports.lines import draw
-from attnbench.reports.panels import Panel, Plot, Point
-from attnbench.reports.table import Row
+from attnbench.reports.lines import Plot, draw
 from attnbench.statistics.verdicts import margin
 from attnbench.storage.records import Verdict
 
 
-def _point(row: Row, length: int) -> Point | None:
-    found = row.comparison
-    if found is None:
-        return None
-    is_hollow = found.verdict is Verdict.undecided
-    return Point(length=length, value=found.ratio, low=found.low, high=found.high, is_hollow=is_hollow)
-
-
-def _plot(results: Results) -> Plot:
-    least = results.plan.smallest_effect
+@once
+def pictures(results: Results) -> list[Picture]:
+    """One panel for each combination of the other axes that vary."""
+    least, base = results.plan.smallest_effect, style.label(words.base(results.plan))
     margins = {workload: margin(floor, least) for workload, floor in noise_floors(results).items()}
 
     def finish(axes: Axes, panel: Panel) -> None:
-        at = {panel.length(row.workload): margins.get(row.workload.id, 0.0) for row in panel.rows}
-        band = sorted(at.items())
+        """The baseline, and around it what is too small to matter or to tell."""
+        workloads = panel.cells.drop_duplicates("workload").sort_values(panel.axis)
+        at = [(int(row[panel.axis]), margins.get(str(row["workload"]), 0.0)) for _, row in workloads.iterrows()]
         low, high = axes.get_xlim()
-        x = [low, *(length for length, _ in band), high]
-        m = [band[0][1], *(limit for _, limit in band), band[-1][1]]
+        x = [low, *(length for length, _ in at), high]
+        m = [at[0][1], *(limit for _, limit in at), at[-1][1]]
         axes.fill_between(x, [1 / (1 + v) for v in m], [1 + v for v in m], color="#bbbbbb", alpha=0.55, lw=0, zorder=1)
-        axes.axhline(
-            1.0, color=style.INK, linewidth=1.1, zorder=2, label=f"{style.label(words.base(results.plan))} = 1"
-        )
+        axes.axhline(1.0, color=style.INK, linewidth=1.1, zorder=2, label=f"{base} = 1")
         axes.plot([], [], color="#bbbbbb", linewidth=6, alpha=0.55, label="too small to matter or to tell")
         _ratio_ticks(axes)
 
-    return Plot(
-        title=f"Time as a ratio to {style.label(words.base(results.plan))} (below 1 is faster)",
-        y_label=f"time / time of {style.label(words.base(results.plan))}",
-        point=_point,
-        finish=finish,
+    plot = Plot(
+        title=f"Time as a ratio to {base} (below 1 is faster)",
+        y_label=f"time / time of {base}",
+        column="ratio",
+        low="ratio_low",
+        high="ratio_high",
+        is_drawn=lambda row: row["verdict"] is not None,
+        is_hollow=lambda row: row["verdict"] == Verdict.undecided,
         hollow="undecided, the interval is too wide or there are too few visits for one",
         absent="no times of the baseline to compare with",
+        is_absence_told=lambda row: not (row["is_baseline"] and row["latency_s"] is not None),
         is_steep=False,
-        is_absence_told=lambda row: not (row.is_baseline and row.time is not None),
+        finish=finish,
     )
+    return draw(results, plot)
 
 
 def _ratio_ticks(axes: Axes) -> None:
@@ -63,12 +60,6 @@ def _ratio_ticks(axes: Axes) -> None:
     axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]) if is_narrow else LogLocator(base=2, numticks=10))
     axes.yaxis.set_minor_locator(NullLocator())
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-
-
-@once
-def pictures(results: Results) -> list[Picture]:
-    """One panel for each combination of the other axes that vary."""
-    return draw(results, _plot(results))
 
 
 def write(results: Results, folder: Path) -> list[Path]:

@@ -4,13 +4,12 @@ Source: S. Williams, A. Waterman, D. Patterson, Roofline, 2009, https://doi.org/
 """
 
 import math
-import textwrap
-from collections.abc import Iterable
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 import numpy as np
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
@@ -18,12 +17,12 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
 from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
-from attnbench.reports import Picture, Report, style
+from attnbench.analysis.table import arm_of, rows
+from attnbench.reports import Picture, Report, style, words
+from attnbench.reports.cells import shown
 from attnbench.reports.lines import log_ticks
-from attnbench.reports.table import Row, shown
 from attnbench.storage.ceilings import Ceilings, Key
 from attnbench.units import show
-from attnbench.workloads.counts import arithmetic_intensity
 
 TITLE = "Roofline: useful FLOP/s against arithmetic intensity (higher is nearer to the ceiling)"
 PANELS_A_PAGE = 4
@@ -43,67 +42,66 @@ ABOVE = (
 @once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each device, dtype and number of threads whose ceilings were measured."""
-    places: dict[Key, list[Row]] = {}
-    for row in shown(results):
-        found = results.ceilings.get(row.workload.place)
-        if row.rates is not None and found is not None and found.matmul is not None and row.rates.flops_per_s > 0:
-            places.setdefault(row.workload.place, []).append(row)
-    keys = list(places)
-    pages = [keys[start : start + PANELS_A_PAGE] for start in range(0, len(keys), PANELS_A_PAGE)]
-    return [_picture({key: places[key] for key in page}, results.ceilings) for page in pages]
+    cells = shown(results)
+    cells = cells[cells["flops_per_s"] > 0]
+    places = {
+        (str(device), str(dtype), int(str(threads))): members
+        for (device, dtype, threads), members in cells.groupby(["device", "dtype", "num_threads"], sort=False)
+    }
+    found = [
+        (ceilings, places[key])
+        for key in places
+        if (ceilings := results.ceilings.get(key)) is not None and ceilings.matmul is not None
+    ]
+    return [_picture(page) for page in style.pages(found, PANELS_A_PAGE)]
 
 
-def _picture(places: dict[Key, list[Row]], ceilings: dict[Key, Ceilings]) -> Picture:
-    num_columns = min(2, len(places))
-    num_rows = math.ceil(len(places) / num_columns)
-    width = 3.6 + 4.8 * num_columns
-    note = NOTE + (
-        ABOVE if any(_is_above(row, ceilings[key]) for key, found in places.items() for row in found) else ""
+def _picture(panels: Sequence[tuple[Ceilings, pd.DataFrame]]) -> Picture:
+    num_columns = min(2, len(panels))
+    is_above = any((cells["flops_per_s"] > _matmul(ceilings)).any() for ceilings, cells in panels)
+
+    def fill(figure: Figure) -> None:
+        for axes, (ceilings, cells) in zip(style.grid(figure, len(panels), num_columns), panels, strict=True):
+            _draw_panel(axes, ceilings, cells)
+        arms = dict.fromkeys(arm_of(row) for _, cells in panels for row in rows(cells))
+        dots = [Line2D([], [], label=style.label(arm), **_dot(style.look(arm))) for arm in arms]
+        roofs = [Line2D([], [], color=style.INK, linestyle=line, linewidth=1.3, label=name) for name, line, _ in ROOFS]
+        style.legend(figure, [*dots, *roofs], handlelength=2.6)
+
+    return style.sheet(
+        fill,
+        (3.6 + 4.8 * num_columns, 1.2 + 3.6 * math.ceil(len(panels) / num_columns)),
+        title=TITLE,
+        note=NOTE + ABOVE * is_above,
+        described="; ".join(f"{_title(ceilings.key)}: {_told(ceilings)}" for ceilings, _ in panels),
     )
-    wrapped = textwrap.wrap(note, int(width * 16.5))
-    with mpl.rc_context(style.SETTINGS):
-        size = (width, 1.2 + 3.6 * num_rows + 0.17 * len(wrapped))
-        figure = Figure(figsize=size, layout="constrained")
-        grid = figure.subplots(num_rows, num_columns, squeeze=False).ravel()
-        for axes, (key, found) in zip(grid, places.items(), strict=False):
-            _draw_panel(axes, ceilings[key], found)
-        for axes in grid[len(places) :]:
-            axes.remove()
-        _legend(figure, (row for found in places.values() for row in found))
-        figure.suptitle(TITLE, x=0.01, ha="left", fontsize=11.5)
-        figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
-    told = "; ".join(f"{_title(key)}: {_told(ceilings[key])}" for key in places)
-    return style.picture(figure, TITLE, f"{TITLE}. {told}. {note}")
 
 
-def _is_above(row: Row, found: Ceilings) -> bool:
-    return row.rates is not None and found.matmul is not None and row.rates.flops_per_s > found.matmul.rate
+def _matmul(found: Ceilings) -> float:
+    """The fastest matrix product, in FLOP/s."""
+    assert found.matmul is not None
+    return found.matmul.rate
 
 
-def _draw_panel(axes: Axes, found: Ceilings, members: list[Row]) -> None:
-    matmul = found.matmul
-    assert matmul is not None
+def _draw_panel(axes: Axes, found: Ceilings, cells: pd.DataFrame) -> None:
+    highest = _matmul(found)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
-    intensities = [arithmetic_intensity(row.workload) for row in members]
+    intensities = cells["arithmetic_intensity"]
     main = found.copy(math.inf)
-    ridge = min(intensities) if main is None else matmul.rate / main.rate  # left of it, memory decides
-    x = np.geomspace(min(*intensities, ridge / 2) / 2, max(*intensities, ridge) * 2, 65)
+    ridge = intensities.min() if main is None else highest / main.rate  # left of it, memory decides
+    x = np.geomspace(min(intensities.min(), ridge / 2) / 2, max(intensities.max(), ridge) * 2, 65)
     for _, line, num_bytes in ROOFS:
         copy = found.copy(num_bytes)
         if copy is not None:
-            roof = np.minimum(matmul.rate, copy.rate * x)
+            roof = np.minimum(highest, copy.rate * x)
             axes.plot(x, roof, color=style.INK, linestyle=line, linewidth=1.3, zorder=1.5)
-    axes.text(x[-1], matmul.rate * 1.06, show(matmul.rate, "flops/s"), ha="right", va="bottom", fontsize=8)
-    for row, intensity in zip(members, intensities, strict=True):
-        seen = style.look(row.implementation)
-        rated = row.rates
-        assert rated is not None
-        axes.plot(intensity, rated.flops_per_s, zorder=4 - seen.width / 5, **_dot(seen))
+    axes.text(x[-1], highest * 1.06, show(highest, "flops/s"), ha="right", va="bottom", fontsize=8)
+    for row in rows(cells):
+        seen = style.look(arm_of(row))
+        axes.plot(row["arithmetic_intensity"], row["flops_per_s"], zorder=4 - seen.width / 5, **_dot(seen))
     axes.set_xlim(x[0], x[-1])
-    axes.set_ylim(
-        top=max(matmul.rate * 2.2, *(1.5 * row.rates.flops_per_s for row in members if row.rates is not None))
-    )
+    axes.set_ylim(top=max(highest * 2.2, 1.5 * cells["flops_per_s"].max()))
     axes.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -115,27 +113,19 @@ def _draw_panel(axes: Axes, found: Ceilings, members: list[Row]) -> None:
 
 def _title(key: Key) -> str:
     device, dtype, num_threads = key
-    threads = f"{num_threads} thread{'s' * (num_threads > 1)}" if num_threads else "a thread for each core"
-    return f"{dtype} on {device}, {threads}"
+    return f"{dtype} on {device}, {words.TRAILING['num_threads'](num_threads)}"
 
 
 def _told(found: Ceilings) -> str:
     """The ceilings in words."""
     copies = [(name, found.copy(num_bytes)) for name, _, num_bytes in ROOFS]
-    told = [f"matrix product {show(None if found.matmul is None else found.matmul.rate, 'flops/s')}"]
+    told = [f"matrix product {show(_matmul(found), 'flops/s')}"]
     return ", ".join([*told, *(f"{name} {show(None if c is None else c.rate, 'bytes/s')}" for name, c in copies)])
 
 
 def _dot(seen: style.Look) -> dict[str, Any]:
     """What matplotlib's lines take: the marker alone."""
     return {**seen.options, "linestyle": "none", "markersize": 0.8 * seen.size, "mec": "white", "mew": 0.5}
-
-
-def _legend(figure: Figure, members: Iterable[Row]) -> None:
-    names = dict.fromkeys(row.implementation for row in members)
-    dots = [Line2D([], [], label=style.label(name), **_dot(style.look(name))) for name in names]
-    roofs = [Line2D([], [], color=style.INK, linestyle=line, linewidth=1.3, label=name) for name, line, _ in ROOFS]
-    figure.legend(handles=[*dots, *roofs], loc="outside right upper", handlelength=2.6)
 
 
 def write(results: Results, folder: Path) -> list[Path]:

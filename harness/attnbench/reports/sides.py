@@ -4,13 +4,11 @@ from pathlib import Path
 
 from attnbench.analysis.overall import Suite, by_side, losses, suite
 from attnbench.analysis.results import Results
-from attnbench.reports import Report, story, verdicts, words
-from attnbench.reports.markdown import escaped
-from attnbench.reports.table import Row, groups, percent, span
+from attnbench.analysis.table import Row, metric_columns
+from attnbench.reports import Report, cells, story, words
 from attnbench.storage.events import Side
-from attnbench.units import MISSING
-
-COLUMNS = ("implementation", "length", "base", "candidate", "ratio", "verdict", "memory, base", "memory", "notes")
+from attnbench.text import escaped, markdown_list, markdown_table, plain
+from attnbench.units import MISSING, percent, span
 
 
 def headline(results: Results) -> str:
@@ -26,9 +24,7 @@ def headline(results: Results) -> str:
 def _reach(found: Suite) -> str:
     """How small a slowdown would have shown."""
     effect = found.minimum_detectable_effect
-    seen = (
-        "so few processes could have found none" if effect is None else f"one of {percent(effect)} would have been seen"
-    )
+    seen = "so few processes could have shown none" if effect is None else f"one of {percent(effect)} would have shown"
     return f"of slowdowns {seen}, none below {percent(found.margin)} counts"
 
 
@@ -41,14 +37,14 @@ def facts(results: Results) -> dict[str, str]:
         "base": _named(sides.base),
         "candidate": _named(sides.candidate),
         "measured": how,
-        "verdicts": verdicts.decided(results) + (f" ({results.reason})" if results.reason else ""),
-        "disturbances": verdicts.disturbed(results),
+        "verdicts": story.decided(results) + (f" ({results.reason})" if results.reason else ""),
+        "interference": story.interference(results),
     }
     if unlike := _unlike(results):
         told["environments, base and candidate"] = unlike
     if sides.new:
         told["new, nothing to compare with"] = ", ".join(sides.new)
-    return {name: words.plain(text) for name, text in told.items()}
+    return {name: plain(text) for name, text in told.items()}
 
 
 def _unlike(results: Results) -> str:
@@ -69,52 +65,46 @@ def _named(side: Side) -> str:
 
 
 def rows(results: Results) -> dict[str, list[dict[str, str]]]:
-    """By the title of a group of workloads, the texts under COLUMNS of each cell that the candidate has."""
+    """By the title of a group of workloads, the texts of each cell that the candidate has, by column."""
+    metrics = metric_columns(results)
     found: dict[str, list[dict[str, str]]] = {}
-    for title, members in groups(results).items():
-        base = {(row.workload.id, row.arm.implementation): row for row in members if row.is_baseline}
-        for row in sorted(members, key=lambda row: (row.arm.implementation, row.workload.seq_len, row.workload.kv_len)):
-            if not row.is_baseline:
-                found.setdefault(title, []).append(_row(row, base.get((row.workload.id, row.arm.implementation))))
+    for title, members in cells.groups(results).items():
+        base = {(row["workload"], row["implementation"]): row for row in members if row["is_baseline"]}
+        candidate = [row for row in members if not row["is_baseline"]]
+        for row in sorted(candidate, key=lambda row: (row["implementation"], row["seq_len"], row["kv_len"])):
+            other = base.get((row["workload"], row["implementation"]))
+            texts = {
+                "implementation": cells.arm(row),
+                "length": words.length(row),
+                "base": "new" if other is None else _time(other),
+                "candidate": _time(row),
+                "ratio": cells.ratio(row),
+                "verdict": cells.verdict(row),
+            }
+            for metric in metrics:
+                texts[f"{metric.heading}, base"] = MISSING if other is None else cells.metric(other, metric)
+                texts[metric.heading] = cells.metric(row, metric)
+            found.setdefault(title, []).append({**texts, "notes": cells.notes(row)})
     return found
 
 
-def _row(row: Row, base: Row | None) -> dict[str, str]:
-    """A cell of both sides; where one has no time, its status stands in its place."""
-    return {
-        "implementation": row.cells["implementation"],
-        "length": row.cells["length"],
-        "base": "new" if base is None else _time(base),
-        "candidate": _time(row),
-        "ratio": row.cells["ratio"],
-        "verdict": row.cells["verdict"],
-        "memory, base": MISSING if base is None else base.cells["memory"],
-        "memory": row.cells["memory"],
-        "notes": row.cells["notes"],
-    }
-
-
 def _time(row: Row) -> str:
-    return row.cells["time per call"] if row.time is not None else row.cells["status"]
+    """The time, or where there is none how the cell ended."""
+    return cells.status(row) if row["latency_s"] is None else cells.time(row)
 
 
 def document(results: Results) -> str:
     """The whole text."""
-    lines = [f"# Side by side: {escaped(words.plain(headline(results)))}", ""]
-    lines += [f"- **{name}**: {escaped(text)}" for name, text in facts(results).items()]
-    found = losses(results)
-    lines += ["", "## Findings", ""]
-    lines += [f"- {escaped(words.plain(line))}" for line in found or ["none: no cell was lost, disagreed or failed"]]
+    found = losses(results) or ["none: no cell was lost, disagreed or failed"]
+    parts = [
+        f"# Side by side: {escaped(plain(headline(results)))}",
+        markdown_list(facts(results)),
+        "## Findings",
+        "\n".join(f"- {escaped(plain(line))}" for line in found),
+    ]
     for title, members in rows(results).items():
-        lines += [
-            "",
-            f"## {escaped(title)}",
-            "",
-            f"| {' | '.join(COLUMNS)} |",
-            f"|{'|'.join(' --- ' for _ in COLUMNS)}|",
-        ]
-        lines += [f"| {' | '.join(escaped(row[column]) for column in COLUMNS)} |" for row in members]
-    return "\n".join([*lines, ""])
+        parts += [f"## {escaped(title)}", markdown_table(members)]
+    return "\n\n".join(parts) + "\n"
 
 
 def write(results: Results, folder: Path) -> list[Path]:

@@ -1,19 +1,24 @@
-"""What the summary and the page tell besides the table: what was run, where, how far to trust it, what went wrong."""
+"""What the summary and the page say besides the table: what was run, where, how far to trust it, what went wrong."""
 
 import math
 from collections import Counter
 
-from attnbench.analysis.comparisons import noise_floors
-from attnbench.analysis.overall import by_side
+from attnbench.analysis.comparisons import comparisons, noise_floors, winners
+from attnbench.analysis.overall import by_implementation, by_side
 from attnbench.analysis.results import Results
-from attnbench.reports import verdicts, words
-from attnbench.reports.table import percent, span
+from attnbench.reports import words
+from attnbench.reports.cells import absent
+from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdicts import margin
-from attnbench.storage.records import Environment
-from attnbench.units import MISSING, show
+from attnbench.storage.records import Environment, Verdict
+from attnbench.text import plain
+from attnbench.units import MISSING, duration, percent, show, span
+from attnbench.workloads.workload import Workload
 
 OVERDRAWN = 1.1
 """A run that took more than so many times its budget says why."""
+CONTENTION = 0.1
+"""Of the time of all processors, what others and the host may take before it is said above all results."""
 
 
 def facts(results: Results) -> dict[str, str]:
@@ -23,22 +28,23 @@ def facts(results: Results) -> dict[str, str]:
     asked = len(plan.workloads) * len(plan.implementations)
     visits = sum(results.num_visits.values())
     processes = len({sample.epoch for record in records for found in record.measurements for sample in found.samples})
+    counted = f"{processes} processes" if processes > 1 else "1 process"
     return {
-        "run": words.plain(results.run),
-        "started": words.plain(results.started.time),
-        "commit": words.plain(results.started.commit) or MISSING,
+        "run": plain(results.run),
+        "started": plain(results.started.time),
+        "commit": plain(results.started.commit) or MISSING,
         "took": _took(results),
-        "sweep": words.plain(plan.sweep) or MISSING,
+        "sweep": plain(plan.sweep) or MISSING,
         "baseline": words.base(plan),
         "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
-        "not to be had here": verdicts.absences(results) or "nothing that was asked for",
-        "checks": _checks(results),
+        "not available here": _absences(results) or "nothing that was asked for",
+        "checks": f"{show(results.check_s, 's')}{_share(results, results.check_s)}",
         "inside calls": _called(results),
-        "samples": f"{visits} visits of {plan.num_blocks} blocks, {_processes(processes)}, caches {plan.cache}",
-        "verdicts": f"{verdicts.decided(results)}" + (f" ({results.reason})" if results.reason else ""),
-        "disturbances": verdicts.disturbed(results),
+        "samples": f"{visits} visits of {plan.num_blocks} blocks, {counted}, caches {plan.cache}",
+        "verdicts": f"{decided(results)}" + (f" ({results.reason})" if results.reason else ""),
+        "interference": interference(results),
         "free memory": _free(results),
-        "identical code": _floor(results),
+        "noise floor": _floor(results),
         "ceilings": _ceilings(results),
     }
 
@@ -74,18 +80,34 @@ def described(environment: Environment) -> dict[str, str]:
         "load at start": show(environment.load),
         "moment": _pairs(environment.moment),
     }
-    return {name: words.plain(text) for name, text in facts.items()}
+    return {name: plain(text) for name, text in facts.items()}
+
+
+def troubles(results: Results) -> list[str]:
+    """What a reader must know before any result: the run was cut short, or the machine had other work to do."""
+    lines = []
+    if results.elapsed_s is None:
+        lines.append("This run did not come to its end: what is missing below was not measured.")
+    load = results.system_load
+    if load is not None and load.others + load.stolen > CONTENTION:
+        taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"
+        lines.append(f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long.")
+    if results.num_discarded > MANY * results.num_blocks:
+        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
+        lines.append(f"{counted}: other work disturbed this machine too much for verdicts to be trusted.")
+    return lines
 
 
 def findings(results: Results) -> list[str]:
     """What went wrong: one line for each implementation, group of workloads and reason, with the lengths."""
+    titles = words.titles(results)
     lengths: dict[tuple[str, str, str, str], list[str]] = {}
     for record in (record for record in results.records if record.is_finding):
         reason = record.message or "no reason was recorded"
-        key = (str(record.arm), str(record.status), words.title(record.workload), reason)
-        lengths.setdefault(key, []).append(words.length(record.workload))
+        key = (str(record.arm), str(record.status), titles[record.workload.id], reason)
+        lengths.setdefault(key, []).append(words.length(record.workload.axes()))
     return [
-        words.plain(f"{name}: {status} at length {', '.join(found)} ({group}): {reason}")
+        plain(f"{name}: {status} at length {', '.join(found)} ({group}): {reason}")
         for (name, status, group, reason), found in lengths.items()
     ]
 
@@ -93,12 +115,78 @@ def findings(results: Results) -> list[str]:
 def conclusions(results: Results) -> dict[str, list[str]]:
     """What all comparisons say together, each kind under a heading that explains it; empty where there is nothing."""
     told = {
-        "Fastest (chosen by one half of the visits, its ratio read from the other)": verdicts.fastest(results)
-        if results.plan.sides is None
-        else [],  # there, each is beside itself
-        f"Geometric mean of the ratios to {words.base(results.plan)}": verdicts.means(results),
+        "Fastest (chosen by one half of the visits, its ratio read from the other)": fastest(results),
+        f"Geometric mean of the ratios to {words.base(results.plan)}": means(results),
     }
     return {heading: lines for heading, lines in told.items() if lines}
+
+
+def fastest(results: Results) -> list[str]:
+    """Who won each workload, with the ratio from visits that had no part in the choice; of two sides nobody."""
+    lines = []
+    for winner in winners(results) if results.plan.sides is None else []:
+        told = "no other visits show by how much"
+        if winner.implementation == results.plan.baseline:
+            told = "the baseline itself"
+        elif winner.ratio is not None:
+            found = span(winner.ratio.point, winner.ratio.low, winner.ratio.high)
+            told = f"{found} times the time of {results.plan.baseline}"
+        lines.append(plain(f"{_where(results, winner.workload)}: {winner.implementation}, {told}"))
+    return lines
+
+
+def means(results: Results) -> list[str]:
+    """Each implementation over all of its workloads: the geometric mean of its ratios, and the verdict on that."""
+    lines = []
+    for name, found in by_implementation(results).items():
+        line = f"{name}: {span(found.ratio.point, found.ratio.low, found.ratio.high)} over {found.num_cells} workloads"
+        if results.plan.sides is None:  # else the whole session has one verdict, and no implementation has
+            within = f" within {percent(found.margin)}" if found.verdict is Verdict.equivalent else ""
+            line += f", {found.verdict} on the whole{within}"
+        lines.append(plain(line))
+    return lines
+
+
+def decided(results: Results) -> str:
+    """How many comparisons have a verdict, and what more time would do for the others."""
+    found = comparisons(results)
+    if not found:
+        return "nothing was compared"
+    undecided = [each for each in found if each.verdict is Verdict.undecided]
+    told = f"{len(found) - len(undecided)} of {len(found)} comparisons decided"
+    smallest = results.plan.smallest_effect
+    if within := sum(each.verdict is Verdict.equivalent and each.sameness > smallest for each in found):
+        told += f", {within} of them as equivalent within a noise floor that more time may lower"
+    within_reach = sorted(each.more_s for each in undecided if each.more_s is not None)
+    if not undecided:
+        return told
+    if not within_reach:
+        return f"{told}; no time that can be foreseen would decide the others"
+    half = within_reach[: (len(within_reach) + 1) // 2]
+    together = sum if results.plan.sides is None else max  # of two sides all that is open is visited in turn
+    more = "" if len(half) == len(within_reach) else f", {duration(together(within_reach))} for {len(within_reach)}"
+    return f"{told}; about {duration(together(half))} more would decide {len(half)} of the others{more}"
+
+
+def interference(results: Results) -> str:
+    """How many blocks are discarded because of interference, and how much of the machine other work took."""
+    if not results.num_blocks:
+        return "not watched"
+    told = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"
+    if results.num_discarded > MANY * results.num_blocks:
+        told += ": other work disturbed this machine too much for verdicts to be trusted"
+    if results.system_load is not None:
+        others, host = percent(results.system_load.others), percent(results.system_load.stolen)
+        told += f"; others had {others} of the processors' time, and the host took {host}"
+    return told
+
+
+def _absences(results: Results) -> str:
+    """Implementations that this run lacks, with their reasons, those of one reason together."""
+    by_reason: dict[str, list[str]] = {}
+    for name, reason in absent(results).items():
+        by_reason.setdefault(reason, []).append(name)
+    return plain("; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items()))
 
 
 def _took(results: Results) -> str:
@@ -123,17 +211,14 @@ def _ceilings(results: Results) -> str:
         parts = [f"{what} {show(best.rate, unit)}" for best, unit, what in rates if best is not None]
         main = found.copy(math.inf)
         parts += [f"{show(main.rate, 'bytes/s')} beyond the caches"] if main is not None else []
-        told.append(f"{where}: {', '.join(parts) or words.plain(found.message)}")
+        told.append(f"{where}: {', '.join(parts) or plain(found.message)}")
     return "; ".join(told) or "not measured"
 
 
 def _free(results: Results) -> str:
     """The least memory that was free when a process took up the work."""
-    return (
-        MISSING
-        if results.system_load is None
-        else f"{show(results.system_load.free_bytes, 'bytes')} as processes began"
-    )
+    load = results.system_load
+    return MISSING if load is None else f"{show(load.free_bytes, 'bytes')} as processes began"
 
 
 def _floor(results: Results) -> str:
@@ -144,26 +229,25 @@ def _floor(results: Results) -> str:
     widest = max(floors, key=lambda workload: floors[workload].largest_log or 0.0)
     floor = floors[widest]
     seen = span(floor.point, floor.low, floor.high)
-    where = next(record.workload for record in results.records if record.workload.id == widest)
-    told = f"the baseline against itself gave {seen} at worst ({words.title(where)}, length {words.length(where)})"
-    return f"{told}; there, differences below {percent(margin(floor, results.plan.smallest_effect))} are not called"
+    where = _where(results, next(record.workload for record in results.records if record.workload.id == widest))
+    least = percent(margin(floor, results.plan.smallest_effect))
+    return f"the baseline against itself gave {seen} at worst ({where}); there, differences below {least} count as none"
 
 
-def _checks(results: Results) -> str:
-    """What the checks took, as a share of the whole where the run came to its end."""
-    share = f", {results.check_s / results.elapsed_s:.0%} of the run" if results.elapsed_s else ""
-    return f"{show(results.check_s, 's')}{share}"
+def _where(results: Results, workload: Workload) -> str:
+    """The workload in words."""
+    return f"{words.titles(results)[workload.id]}, length {words.length(workload.axes())}"
+
+
+def _share(results: Results, seconds: float) -> str:
+    """A part of the run, where it came to its end."""
+    return f", {percent(seconds / results.elapsed_s)} of the run" if results.elapsed_s else ""
 
 
 def _called(results: Results) -> str:
     """What was spent inside calls that were timed or checked."""
     called_s = results.check_s + results.called_s
-    share = f", {called_s / results.elapsed_s:.0%} of the run" if results.elapsed_s else ""
-    return f"{show(called_s, 's')} inside calls that are checked or timed{share}"
-
-
-def _processes(count: int) -> str:
-    return f"{count} processes" if count > 1 else "1 process"
+    return f"{show(called_s, 's')} inside calls that are checked or timed{_share(results, called_s)}"
 
 
 def _pairs(told: dict[str, str]) -> str:

@@ -7,19 +7,30 @@ schemes, https://personal.sron.nl/~pault/.
 
 import hashlib
 import io
+import math
 import re
+import textwrap
+import tomllib
 import warnings
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import matplotlib as mpl
+from matplotlib.artist import Artist
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from attnbench import plugins
-from attnbench.reports import Picture, words
+from attnbench.reports import Picture
+from attnbench.storage.records import BASE, Arm
+from attnbench.text import plain
 
+T = TypeVar("T")
 INK = "#222222"
 FAINT = "#d9d9d9"
 SETTINGS: Any = {  # any: the names that matplotlib knows differ between its versions
@@ -74,18 +85,6 @@ class Look:
         return {**line, "marker": self.marker, "markersize": self.size}
 
 
-BUILT_IN = {
-    "naive_loop": Look(colour="#222222", marker="o", width=2.2),
-    "module_list": Look(colour="#D55E00", marker="s", width=2.0),
-    "fused": Look(colour="#0072B2", marker="^", width=4.6),
-    "einsum": Look(colour="#009E73", marker="D", width=2.8),
-    "bmm": Look(colour="#CC79A7", marker="v", width=0.9),
-    "chunked": Look(colour="#E69F00", marker="P", width=2.6),
-    "sdpa": Look(colour="#56B4E9", marker="X", width=4.4),
-    "sdpa_math": Look(colour="#882255", marker="<", width=1.8),
-    "sdpa_flash": Look(colour="#332288", marker=">", width=1.3),
-    "torch_mha": Look(colour="#777733", marker="p", width=3.2),
-}
 KINDS = {  # of operators, in the order in which they are stacked
     "attention": "#56B4E9",
     "matmul": "#0072B2",
@@ -104,17 +103,26 @@ VARIANT_WIDTH = 0.6
 _LINES = ((0, (5, 2)), (0, (3, 1, 1, 1)), (0, (7, 2, 2, 2)))
 
 
-def look(name: str) -> Look:
+@cache
+def built_in() -> dict[str, Look]:
+    """The looks of the implementations that come with the project, as implementations/looks.toml declares them."""
+    text = files(plugins.PACKAGE).joinpath("looks.toml").read_text(encoding="utf-8")
+    return {name: Look(**look) for name, look in tomllib.loads(text).items()}
+
+
+def look(arm: Arm | str) -> Look:
     """The look of an implementation: fixed for the built-in ones, drawn from a hash of the name for all others.
 
-    A variant, as fused+compile, is dotted and thinner, in the colour and with the marker of what it is a variant of.
+    A variant, as fused+compile, is dotted and thinner, in the colour and with the marker of what it is a variant of; so
+    is the base of two sides.
     """
+    name, side = (arm, "") if isinstance(arm, str) else (arm.implementation, arm.side)
     base, option = plugins.variant(name)
-    if option:
+    if option or side == BASE:
         plain = look(base)
         return replace(plain, line=VARIANT_LINE, width=VARIANT_WIDTH * plain.width)
-    if name in BUILT_IN:
-        return BUILT_IN[name]
+    if name in built_in():
+        return built_in()[name]
     digest = hashlib.sha256(name.encode(errors="replace")).digest()
     return Look(
         colour=_COLOURS[digest[0] % len(_COLOURS)],
@@ -124,9 +132,55 @@ def look(name: str) -> Look:
     )
 
 
-def label(name: str) -> str:
-    """A name as legends and axes show it: one line, not too long."""
-    return words.plain(name, limit=24) or "(no name)"
+def label(arm: Arm | str) -> str:
+    """A name or an arm as legends and axes show it: one line, not too long."""
+    return plain(str(arm), limit=24) or "(no name)"
+
+
+def handle(arm: Arm, more: str = "") -> Line2D:
+    """An arm's line in a legend."""
+    return Line2D([], [], label=label(arm) + more, mec="white", mew=0.6, **look(arm).options)
+
+
+def legend(figure: Figure, handles: Sequence[Artist], **options: Any) -> None:  # noqa: ANN401 - what matplotlib takes
+    """A legend beside the panels."""
+    figure.legend(handles=list(handles), loc="outside right upper", **{"handlelength": 3.2, **options})
+
+
+def pages(items: Sequence[T], size: int) -> list[Sequence[T]]:
+    """At most so many on each page."""
+    return [items[start : start + size] for start in range(0, len(items), size)]
+
+
+def grid(figure: Figure, number: int, num_columns: int, **options: Any) -> list[Axes]:  # noqa: ANN401 - likewise
+    """So many panels, in rows."""
+    found = list(figure.subplots(math.ceil(number / num_columns), num_columns, squeeze=False, **options).ravel())
+    for axes in found[number:]:
+        axes.remove()
+    return found[:number]
+
+
+def sheet(  # noqa: PLR0913 - one parameter for each text
+    fill: Callable[[Figure], None],
+    size: tuple[float, float],
+    *,
+    title: str,
+    subtitle: str = "",
+    note: str = "",
+    described: str = "",
+) -> Picture:
+    """A figure that `fill` draws on, with a title, a line below that, and a note at its foot.
+
+    `size` is in inches without the note; `described` stands for the subtitle where the figure is told in words.
+    """
+    width, height = size
+    wrapped = textwrap.wrap(note, int(width * 16.5))
+    with mpl.rc_context(SETTINGS):
+        figure = Figure(figsize=(width, height + 0.17 * len(wrapped)), layout="constrained")
+        fill(figure)
+        figure.suptitle(f"{title}\n{subtitle}".rstrip(), x=0.01, ha="left", fontsize=11.5)
+        figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
+    return picture(figure, title, f"{title}: {described or subtitle}. {note}".rstrip())
 
 
 def picture(figure: Figure, title: str, caption: str) -> Picture:

@@ -1,81 +1,94 @@
-"""Workloads in words: titles of tables and panels, and text from outside made fit for one line."""
+"""Workloads in words: titles of groups and panels, derived from the axes, so that a new one is shown, too."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
+import msgspec
+
+from attnbench.analysis.cached import once
+from attnbench.analysis.results import Results
+from attnbench.analysis.table import GROUP_AXES, rows, varying
 from attnbench.storage.events import Plan
+from attnbench.text import plain
 from attnbench.workloads.workload import Workload
 
-SCOPES = {"attention": "attention only", "module": "whole module"}
-DIRECTIONS = {"forward_backward": "forward and backward"}
+if TYPE_CHECKING:
+    import pandas as pd
+
+Axes = Mapping[str, Any]
+"""The value of every axis: a row of the table, or `Workload.axes()`."""
+LEADING: dict[str, Callable[[Any], str]] = {
+    "scope": lambda scope: {"attention": "attention only", "module": "whole module"}.get(scope, scope),
+    "direction": lambda direction: str(direction).replace("_", " and "),
+    "dtype": str,
+    "mask": lambda mask: "no mask" if mask == "none" else str(mask).replace("_", " "),
+}
+SIZES = {
+    "batch_size": "B",
+    "num_heads": "H",
+    "num_kv_heads": "G",
+    "head_dim": "K",
+    "value_dim": "V",
+    "embed_dim": "D",
+}
 BIASES = {
     "all": "all biases",
     "qkv": "biases of query, key and value alone",
     "out": "a bias of the output alone",
     "none": "no biases",
 }
-LENGTHS = ("seq_len", "kv_len")
-_SIZES = {"batch_size", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
+TRAILING: dict[str, Callable[[Any], str]] = {
+    "bias": lambda bias: BIASES.get(bias, bias),
+    "dropout": lambda dropout: f"dropout {dropout:g}" if dropout else "no dropout",
+    "device": lambda device: f"on {device}",
+    "num_threads": lambda number: f"{number} thread{'s' * (number > 1)}" if number else "a thread for each core",
+    "seed": lambda seed: f"seed {seed}",
+    "layout": lambda layout: f"{layout} in memory",
+    "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
+}
+ALWAYS = {*LEADING, "batch_size", "num_heads", "head_dim"}
+"""Axes that every title names."""
+WORDED = (*LEADING, *SIZES, *TRAILING)
+OTHERS = tuple(axis for axis in GROUP_AXES if axis not in WORDED)
+"""Axes without words of their own: shown as axis=value."""
+DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 
 
-def words(workload: Workload) -> dict[str, str]:
-    """Each axis but the lengths, in words, in the order of a title."""
-    threads = f"{workload.num_threads} threads" if workload.num_threads > 1 else "1 thread"
-    return {
-        "scope": SCOPES[workload.scope],
-        "direction": DIRECTIONS.get(workload.direction, workload.direction),
-        "bias": BIASES[workload.bias],
-        "dtype": workload.dtype,
-        "mask": "no mask" if workload.mask == "none" else workload.mask.replace("_", " "),
-        "batch_size": f"B={workload.batch_size}",
-        "num_heads": f"H={workload.num_heads}",
-        "num_kv_heads": f"G={workload.num_kv_heads}",
-        "head_dim": f"K={workload.head_dim}",
-        "value_dim": f"V={workload.value_dim}",
-        "embed_dim": f"D={workload.embed_dim}",
-        "dropout": f"dropout {workload.dropout:g}" if workload.dropout else "no dropout",
-        "device": f"on {workload.device}",
-        "num_threads": threads if workload.num_threads else "a thread for each core",
-        "seed": f"seed {workload.seed}",
-        "layout": f"{workload.layout} in memory",
-        "float32_matmul_precision": f"{workload.float32_matmul_precision} precision of float32 products",
-    }
+def title(axes: Axes, varying: Collection[str] = ()) -> str:
+    """A workload less its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
+
+    Left out are axes that follow from others or hold their default. One without words of its own is also shown where
+    it is among `varying`.
+    """
+    return _join({axis: _word(axis, axes) for axis in (*WORDED, *OTHERS) if _is_told(axis, axes, varying)})
 
 
-def title(workload: Workload) -> str:
-    """A workload less its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64"."""
-    return _join({axis: word for axis, word in words(workload).items() if axis not in _usual(workload)})
+@once
+def titles(results: Results) -> dict[str, str]:
+    """By id, the title of each workload of a run: two that differ in more than length have two titles."""
+    axes = {workload.id: workload.axes() for workload in results.plan.workloads}
+    differ = {axis for axis in OTHERS if len({each[axis] for each in axes.values()}) > 1}
+    return {workload: title(each, differ) for workload, each in axes.items()}
 
 
-def length(workload: Workload) -> str:
+def length(axes: Axes) -> str:
     """The query length, and the key length where it differs: "512" or "1 x 512"."""
-    same = workload.kv_len == workload.seq_len
-    return str(workload.seq_len) if same else f"{workload.seq_len} x {workload.kv_len}"
+    same = axes["kv_len"] == axes["seq_len"]
+    return str(axes["seq_len"]) if same else f"{axes['seq_len']} x {axes['kv_len']}"
 
 
-def shared(workloads: Iterable[Workload]) -> str:
-    """What all the workloads have in common, in words."""
-    told = list(workloads)
-    varying = varying_axes(told)
-    first = told[0]
-    kept = {axis: word for axis, word in words(first).items() if axis not in varying | _usual(first)}
-    return _join(kept)
+def shared(cells: "pd.DataFrame") -> str:
+    """What all the cells have in common, in words."""
+    first, differ = rows(cells.iloc[:1])[0], varying(cells)
+    return _join(
+        {axis: _word(axis, first) for axis in (*WORDED, *OTHERS) if axis not in differ and _is_told(axis, first)}
+    )
 
 
-def varying(workload: Workload, axes: Iterable[str]) -> str:
-    """The words of those axes only, for one panel among several."""
-    return " · ".join(word for axis, word in words(workload).items() if axis in set(axes))
-
-
-def varying_axes(workloads: Iterable[Workload]) -> set[str]:
-    """The axes, lengths apart, on which the workloads differ."""
-    told = [words(workload) for workload in workloads]
-    return {axis for axis in told[0] if len({found[axis] for found in told}) > 1} if told else set()
-
-
-def plain(text: str, limit: int = 0) -> str:
-    """Text from outside on one line without control or direction characters, cut at `limit` characters if given."""
-    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
-    return line if not limit or len(line) <= limit else line[: limit - 3].rstrip() + "..."
+def apart(cells: "pd.DataFrame", differ: Collection[str]) -> str:
+    """What sets one panel apart from others that differ in those axes: "causal · H=8"."""
+    first = rows(cells.iloc[:1])[0]
+    return " · ".join(_word(axis, first) for axis in (*WORDED, *OTHERS) if axis in differ)
 
 
 def base(plan: Plan) -> str:
@@ -83,26 +96,28 @@ def base(plan: Plan) -> str:
     return plain(plan.baseline) if plan.sides is None else "the base"
 
 
-def _usual(workload: Workload) -> set[str]:
-    """The axes that a title leaves out: they follow from others or hold their default."""
-    holds = {
-        "num_kv_heads": workload.num_kv_heads == workload.num_heads,
-        "value_dim": workload.value_dim == workload.head_dim,
-        "embed_dim": workload.embed_dim == workload.num_heads * workload.head_dim,
-        "bias": workload.bias == "all",
-        "dropout": workload.dropout == 0.0,
-        "device": workload.device == Workload().device,
-        "num_threads": workload.num_threads == 0,
-        "seed": workload.seed == 0,
-        "layout": workload.layout == "contiguous",
-        "float32_matmul_precision": workload.float32_matmul_precision == "highest",
+def _word(axis: str, axes: Axes) -> str:
+    value = axes[axis]
+    if axis in SIZES:
+        return f"{SIZES[axis]}={value}"
+    if axis in OTHERS:
+        return f"{axis}={f'{value:g}' if isinstance(value, float) else value}"
+    return (LEADING | TRAILING)[axis](value)
+
+
+def _is_told(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
+    if axis in ALWAYS or (axis in OTHERS and axis in varying):
+        return True
+    follows = {
+        "num_kv_heads": axes["num_heads"],
+        "value_dim": axes["head_dim"],
+        "embed_dim": axes["num_heads"] * axes["head_dim"],
     }
-    return {axis for axis, is_usual in holds.items() if is_usual}
+    return bool(axes[axis] != follows.get(axis, DEFAULTS[axis]))
 
 
-def _join(told: dict[str, str]) -> str:
-    sizes = " ".join(word for axis, word in told.items() if axis in _SIZES)
-    others = [word for axis, word in told.items() if axis not in _SIZES]
-    leading = [word for word in others if word in {told.get(axis) for axis in ("scope", "direction", "dtype", "mask")}]
-    trailing = [word for word in others if word not in leading]
+def _join(told: Mapping[str, str]) -> str:
+    leading = [word for axis, word in told.items() if axis in LEADING]
+    sizes = " ".join(word for axis, word in told.items() if axis in SIZES)
+    trailing = [word for axis, word in told.items() if axis not in LEADING and axis not in SIZES]
     return ", ".join(part for part in (*leading, sizes, *trailing) if part)

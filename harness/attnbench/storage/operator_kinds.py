@@ -1,11 +1,16 @@
-"""What kind of work an operator does, and which of PyTorch's attention backends it is, told by its name.
+"""The operators of one call, folded from the profiler's events, and the kind of work and the backend of each.
 
 Source of the names: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml; CUDA
 kernels and what torch.compile makes have names of their own.
 """
 
 import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from functools import lru_cache
+from typing import NamedTuple
+
+from attnbench.storage.records import Operator
 
 BACKENDS = ("flash", "math", "efficient", "cudnn", "overrideable")
 """The backends of `scaled_dot_product_attention`, as torch.nn.attention.SDPBackend has them."""
@@ -44,6 +49,7 @@ _NUMBERED = (
 )
 COMPILED = "CompiledFxGraph"
 """A graph that torch.compile made."""
+OUTSIDE = "outside any operator"
 MANY_NAMES = 4096
 """Few names make up the hundred thousand events of a loop over tokens."""
 
@@ -66,3 +72,86 @@ def kind_of(name: str) -> str:
 def backend_of(name: str) -> str:
     """One of BACKENDS, or "" for an operator that is none."""
     return next((backend for backend, pattern in _BACKENDS.items() if pattern.search(name)), "")
+
+
+class Span(NamedTuple):
+    """One event of a profile: an operator from start to end, or, where bytes are given, an allocation or a release."""
+
+    name: str
+    thread: int
+    start_ns: int
+    end_ns: int
+    allocated_bytes: int | None = None
+
+
+@dataclass(slots=True)
+class _Open:
+    """An operator that has begun, and what is known of it."""
+
+    name: str
+    start_ns: int
+    end_ns: int
+    inside_ns: int = 0  # in the operators that it called
+    blocks: list[int] = field(default_factory=list)
+
+
+def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
+    """Each operator once, the one with the most time of its own first.
+
+    What is allocated inside an allocating operator is counted for the one that called it: that is who will write there.
+    """
+    done: list[_Open] = []
+    stacks: dict[int, list[_Open]] = {}
+    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+        stack = stacks.setdefault(span.thread, [])
+        while stack and stack[-1].end_ns <= span.start_ns and span.end_ns > stack[-1].end_ns:
+            stack.pop()
+        if span.allocated_bytes is not None:
+            if span.allocated_bytes:
+                _owner(stack, done).blocks.append(span.allocated_bytes)
+            continue
+        one = _Open(name=plain_name(span.name), start_ns=span.start_ns, end_ns=span.end_ns)
+        if stack:
+            stack[-1].inside_ns += span.end_ns - span.start_ns
+        stack.append(one)
+        done.append(one)
+    return tuple(_merged(done))
+
+
+def _owner(stack: list[_Open], done: list[_Open]) -> _Open:
+    """Who asked for memory: the innermost operator that does more than allocate."""
+    for one in reversed(stack):
+        if kind_of(one.name) != "allocation":
+            return one
+    if stack:
+        return stack[0]
+    done.append(_Open(name=OUTSIDE, start_ns=0, end_ns=0))
+    return done[-1]
+
+
+def _merged(done: Sequence[_Open]) -> list[Operator]:
+    by_name: dict[str, list[_Open]] = {}
+    for one in done:
+        by_name.setdefault(one.name, []).append(one)
+    merged = [
+        Operator(
+            name=name,
+            kind="allocation" if name == OUTSIDE else kind_of(name),
+            num_calls=0 if name == OUTSIDE else len(members),
+            self_s=max(0, sum(one.end_ns - one.start_ns - one.inside_ns for one in members)) / 1e9,
+            allocated_bytes=sum(sum(one.blocks) for one in members),
+            largest_bytes=max((block for one in members for block in one.blocks), default=0),
+        )
+        for name, members in by_name.items()
+    ]
+    return sorted(merged, key=lambda one: (-one.self_s, one.name))
+
+
+def compiled(calls: Iterable[Operator]) -> bool:
+    """Whether any of it was made by torch.compile."""
+    return any(one.kind == "compiled" or one.name == COMPILED for one in calls)
+
+
+def observed(calls: Iterable[Operator]) -> str:
+    """The backend of `scaled_dot_product_attention` that ran, joined by "+" where there are several; "" for none."""
+    return "+".join(sorted(set(filter(None, (backend_of(one.name) for one in calls)))))

@@ -18,9 +18,9 @@ from attnbench.analysis.gate.rulings import EVERY, LATENCY, Decision, Kind, Outc
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.overall import by_side, suite
 from attnbench.analysis.results import Results
-from attnbench.reports.table import percent
 from attnbench.statistics.intervals import Estimate, median_estimate
 from attnbench.storage.records import SMALLEST_EFFECT, Comparison, Record, Verdict
+from attnbench.units import percent
 
 
 def of_sides(results: Results, thresholds: Thresholds) -> Decision:

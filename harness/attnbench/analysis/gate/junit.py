@@ -10,7 +10,7 @@ from xml.etree import ElementTree as ET
 
 from attnbench.analysis.gate.rulings import EVERY, Decision, Outcome, Ruling
 from attnbench.analysis.gate.text import compared, headline
-from attnbench.reports.words import plain
+from attnbench.text import plain
 
 
 def document(decision: Decision) -> str:

@@ -4,7 +4,7 @@ from collections.abc import Iterator, Sequence
 
 from attnbench.analysis.gate.rulings import LATENCY, Decision, Kind, Outcome, Ruling
 from attnbench.analysis.gate.text import COLUMNS, compared, headline, row
-from attnbench.reports.markdown import escaped
+from attnbench.text import escaped
 
 MOST_ROWS = 20
 """In each table: a comment on GitHub holds 65536 characters. All rulings stand in gate.json."""

@@ -3,13 +3,11 @@
 Source of the form: customSmallerIsBetter, https://github.com/benchmark-action/github-action-benchmark#readme.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
-from attnbench.analysis.gate.rulings import LATENCY
 from attnbench.analysis.results import Results
-from attnbench.reports.words import plain
-from attnbench.statistics.intervals import Estimate, median, median_estimate
-from attnbench.storage.records import Measurement, Record
+from attnbench.analysis.table import MetricColumn, Row, arm_of, metric_columns, rows, table
+from attnbench.text import plain
 from attnbench.units import significant
 
 UNIT_S = "us"
@@ -18,31 +16,21 @@ PER_SECOND = 1e6
 
 
 def entries(results: Results) -> list[dict[str, object]]:
-    """A point for each metric of each cell that has one."""
-    return [entry for record in results.records for entry in _entries(record)]
+    """A point for the time and each metric of each cell that has one."""
+    metrics = metric_columns(results)
+    return [entry for row in rows(table(results)) for entry in _entries(row, metrics)]
 
 
-def _entries(record: Record) -> Iterator[dict[str, object]]:
-    for found in record.measurements:
-        if not found.samples or found.metric == "latency_control":
-            continue
-        entry: dict[str, object] = {"name": plain(f"{record.arm} on {record.workload.id}: {found.metric}")}
-        extra = f"run {record.run}, commit {record.commit or 'unknown'}"
-        if found.metric == LATENCY:
-            estimate = median_estimate(found.samples)
-            entry |= {"unit": UNIT_S, "value": estimate.point * PER_SECOND, "range": _range(estimate)}
-            extra = f"{extra}, median of {estimate.num_samples} samples in {estimate.num_clusters} visits"
-        else:
-            entry |= _value(found)
-        yield {**entry, "extra": plain(extra)}
-
-
-def _range(estimate: Estimate) -> str:
-    """Half the width of the 95 % interval, as the action prints it behind the value."""
-    if estimate.low is None or estimate.high is None:
-        return "unknown"
-    return f"± {significant((estimate.high - estimate.low) / 2 * PER_SECOND, 3)}"
-
-
-def _value(found: Measurement) -> dict[str, object]:
-    return {"unit": found.unit or "count", "value": median(sample.value for sample in found.samples), "range": "exact"}
+def _entries(row: Row, metrics: Sequence[MetricColumn]) -> Iterator[dict[str, object]]:
+    cell = f"{arm_of(row)} on {row['workload']}"
+    where = f"run {row['run']}, commit {row['commit'] or 'unknown'}"
+    if row["latency_s"] is not None:
+        low, high = row["latency_low_s"], row["latency_high_s"]
+        half = "unknown" if low is None else f"± {significant((high - low) / 2 * PER_SECOND, 3)}"
+        samples = f"median of {row['num_samples']} samples in {row['num_visits']} visits"
+        time = {"unit": UNIT_S, "value": row["latency_s"] * PER_SECOND, "range": half}
+        yield {"name": plain(f"{cell}: latency"), **time, "extra": plain(f"{where}, {samples}")}
+    for metric in metrics:
+        if row[metric.name] is not None:
+            value = {"unit": metric.unit or "count", "value": row[metric.name], "range": "exact"}
+            yield {"name": plain(f"{cell}: {metric.metric}"), **value, "extra": plain(where)}

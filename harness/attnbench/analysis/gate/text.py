@@ -2,7 +2,7 @@
 
 from attnbench.analysis.gate.rulings import EVERY, Decision, Outcome, Ruling
 from attnbench.analysis.gate.times import reach
-from attnbench.reports.words import plain
+from attnbench.text import plain
 from attnbench.units import MISSING, show
 
 URGENCY = (Outcome.finding, Outcome.invalid, Outcome.inconclusive, Outcome.improved, Outcome.passed)

@@ -18,9 +18,9 @@ from attnbench.analysis.gate.cells import Key
 from attnbench.analysis.gate.rulings import EVERY, LATENCY, Kind, Outcome, Ruling
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.results import Results
-from attnbench.reports.table import percent
 from attnbench.statistics.intervals import CONFIDENCE, Estimate, mean_of, paired_ratio, t_quantile
 from attnbench.statistics.verdicts import FALSE_SHARE, POWER
+from attnbench.units import percent
 
 STEADY = 1e6
 """Degrees of freedom of what is known from elsewhere: as many as none."""

@@ -15,12 +15,12 @@ import msgspec
 import torch
 from torch._C._autograd import DeviceType
 
-from attnbench.analysis.breakdown import Span, compiled, fold, observed
 from attnbench.checking.case import Case, build, place
 from attnbench.checking.inputs import draw_normal
 from attnbench.contract import Implementation
 from attnbench.devices.recording import MEMORY, Recording
 from attnbench.processes.worker import backend
+from attnbench.storage.operator_kinds import Span, compiled, fold, observed
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
 

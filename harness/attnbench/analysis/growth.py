@@ -1,17 +1,25 @@
-"""How a count of bytes grows with length: an exponent with its interval, and the curve that foretells the rest.
+"""How memory grows with length: an exponent with its interval, a curve, and the length at which a limit is reached.
 
 Memory is a count, not a sample: the same call takes the same bytes. What is not known is how it goes on, so that all
 intervals here come from how well a simple law fits the lengths that were measured.
 """
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
 import numpy as np
 
+from attnbench.analysis.results import Results
+from attnbench.analysis.table import Panel, panels, rows, table, workload_of
 from attnbench.statistics.intervals import growth_exponent, t_quantile
+from attnbench.storage.memory_events import SLACK_BYTES
+from attnbench.storage.records import Status
+from attnbench.timing.prediction import at_length
+from attnbench.workloads.workload import Workload
 
+PEAK = "peak_memory_bytes"
 FEWEST_LENGTHS = 3
 FEWEST_FITTED = 4
 """The longer half of the lengths is fitted, so many at least where there are: constant parts, and kernels that work
@@ -21,6 +29,13 @@ EXACT = 1e-9
 
 Parts = tuple[float, float, float]
 """Of a curve: a constant, bytes for each token, bytes for each pair of tokens."""
+MARGIN = 0.05
+"""Calls are tried so far below and above the limit; further where the limit is not much larger than the slack."""
+CLOSE = 0.05
+"""A peak is as predicted where it is no further from it, relatively."""
+GRAIN, FINE_GRAIN = 64, 8
+"""Lengths that are tried are multiples of it; of the finer one below the first number of grains."""
+FEW_GRAINS = 32
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,13 +119,10 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
 
 def _slope(lengths: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
     """The least-squares slope on log scales, and half its 95 % interval by Student's t over the distances from it."""
-    x, y = np.log(lengths), np.log(values)
-    slope = growth_exponent(lengths, values)
-    assert slope is not None
-    rest = y - y.mean() - slope * (x - x.mean())
-    degrees = len(x) - 2
-    error = math.sqrt(float(np.sum(rest**2)) / degrees / float(np.sum((x - x.mean()) ** 2)))
-    return slope, t_quantile(0.975, degrees) * error
+    from scipy.stats import linregress  # here, because it takes longer to import than --help may take
+
+    found = linregress(np.log(lengths), np.log(values))
+    return float(found.slope), t_quantile(0.975, len(lengths) - 2) * float(found.stderr)
 
 
 def curve(points: Sequence[tuple[int, float]]) -> Parts:
@@ -142,3 +154,99 @@ def solve(parts: Parts, limit: float) -> float | None:
     if room <= 0 or (b <= 0 and c <= 0):
         return None
     return 2 * room / (b + math.sqrt(b**2 + 4 * c * room))  # the root that is not a difference of like numbers
+
+
+class Outcome(msgspec.Struct, frozen=True, kw_only=True):
+    """One call near the limit: what was predicted, and what became of it."""
+
+    length: int
+    predicted_bytes: float
+    fits: bool  # as predicted
+    status: Status | None = None  # None: not tried
+    measured_bytes: float | None = None
+    message: str = ""
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether the prediction was."""
+        if self.status is None:
+            return False
+        if self.fits and self.measured_bytes is not None:
+            return abs(self.measured_bytes / self.predicted_bytes - 1) > CLOSE
+        return self.status is not (Status.ok if self.fits else Status.out_of_memory)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """One implementation over the lengths of one panel. `fit` is None below three lengths."""
+
+    panel: Panel
+    implementation: str
+    points: tuple[tuple[int, float], ...]
+    fit: Fit | None
+    limit_bytes: float = 0.0
+    outcomes: tuple[Outcome, ...] = ()
+
+    @property
+    def reach(self) -> Reach | None:
+        """Where the limit is reached."""
+        return None if self.fit is None else self.fit.reach(self.limit_bytes)
+
+    @property
+    def is_wrong(self) -> bool:
+        """Whether any call refuted the prediction."""
+        return any(outcome.is_wrong for outcome in self.outcomes)
+
+    def workload(self, length: int) -> Workload:
+        """The panel's workload at a length, its mask made to fit."""
+        longest = workload_of(rows(self.panel.cells.nlargest(1, self.panel.axis))[0])
+        if self.panel.axis == "seq_len":
+            return at_length(longest, length)
+        mask = str(longest.mask_rule.at_other_length())
+        return msgspec.structs.replace(longest, kv_len=length, mask=mask)
+
+    def tries(self) -> list[Outcome]:
+        """What to try: a length that should just fit, and one that should not."""
+        if self.fit is None or self.reach is None:
+            return []
+        margin = max(MARGIN, 2 * SLACK_BYTES / self.limit_bytes)
+        below, above = self.fit.reach(self.limit_bytes * (1 - margin)), self.fit.reach(self.limit_bytes * (1 + margin))
+        lengths = {}
+        if below is not None and (length := rounded(below.low, math.floor)) > 0:
+            lengths[length] = True
+        if above is not None:
+            lengths[rounded(above.high, math.ceil)] = False
+        return [
+            Outcome(length=length, predicted_bytes=self.fit.predict(length), fits=fits)
+            for length, fits in lengths.items()
+        ]
+
+
+def rounded(length: float, how: Callable[[float], int]) -> int:
+    """A length that kernels like."""
+    grain = GRAIN if length >= FEW_GRAINS * GRAIN else FINE_GRAIN
+    return how(length / grain) * grain
+
+
+def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
+    """Each implementation with a peak above its inputs, panel by panel in the order of the plan."""
+    cells, found = table(results), []
+    if PEAK not in cells:
+        return []
+    for panel in panels(cells):
+        for arm, line in panel.lines.items():
+            measured = line[line[PEAK] > 0]
+            points = tuple(
+                (int(length), float(peak)) for length, peak in zip(measured[panel.axis], measured[PEAK], strict=True)
+            )
+            if points:
+                found.append(
+                    Growth(
+                        panel=panel,
+                        implementation=arm.implementation,
+                        points=points,
+                        fit=fit(points),
+                        limit_bytes=limit_bytes,
+                    )
+                )
+    return found

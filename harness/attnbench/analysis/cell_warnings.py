@@ -1,4 +1,4 @@
-"""What a reader should hold against the numbers of a cell: too few, unsteady, drifting, beside other work, faults."""
+"""Warnings about the numbers of one cell: few samples, wide intervals, drift, other work, page faults."""
 
 import math
 from collections.abc import Collection, Iterator
@@ -6,10 +6,10 @@ from contextlib import suppress
 
 from attnbench.analysis.system_load import SystemLoad
 from attnbench.devices import device
-from attnbench.reports import words
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, median
 from attnbench.storage.records import Record, Sample, Status
+from attnbench.text import plain
 from attnbench.units import show
 
 FEW_SAMPLES = 10
@@ -33,14 +33,14 @@ TOLD_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
 may say, as in analysis/breakdown.py."""
 
 
-def held_against(
+def warnings_of(
     record: Record, time: Estimate | None, discarded: Collection[Block] = (), load: SystemLoad | None = None
 ) -> Iterator[str]:
-    """Each doubt about an ok cell, in words; `discarded` are disturbed blocks of its workload, `load` is the run's."""
+    """Each warning about an ok cell; `discarded` are disturbed blocks of its workload, `load` is the run's."""
     if record.status is not Status.ok:
         return
     if record.message:
-        yield words.plain(record.message)
+        yield plain(record.message)
     latency = record.measurement("latency")
     if time is None or latency is None:
         yield "agrees, not timed"
@@ -52,7 +52,7 @@ def held_against(
     yield from _drift(latency.samples, time)
     yield from _numbers(record)
     for measurement in record.measurements:
-        yield from map(words.plain, measurement.warnings)
+        yield from map(plain, measurement.warnings)
 
 
 def _few(time: Estimate) -> Iterator[str]:

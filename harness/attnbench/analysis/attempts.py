@@ -6,7 +6,7 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.growth.series import Growth, Outcome
+from attnbench.analysis.growth import Growth, Outcome
 from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Failed
 from attnbench.processes.worker_client import Crew, WorkerLostError

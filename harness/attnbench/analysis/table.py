@@ -1,0 +1,347 @@
+"""The table of cells: one row for each cell of a run, from which every report, plot, export and history is made.
+
+A row has every axis of the workload, what happened, the times, every metric that was measured, counts, rates and what
+ran. (all axes, implementation, side) is unique within a run. Missing is NaN or NA in the table and None in `rows`,
+never 0. Shape of the data: H. Wickham, Tidy Data, 2014, https://doi.org/10.18637/jss.v059.i10.
+
+pandas is imported inside the functions: it takes as long to import as a small run takes to read, and neither measuring
+nor comparing needs it.
+"""
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench import plugins
+from attnbench.analysis.breakdown import allocated_bytes, num_operators, paired_times, ran, timed, times, why_slower
+from attnbench.analysis.cached import once
+from attnbench.analysis.cell_warnings import warnings_of
+from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.results import Results, read
+from attnbench.statistics.intervals import Estimate, median, median_estimate
+from attnbench.storage.journal import JOURNAL
+from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
+from attnbench.storage.records import (
+    CONTROL_LATENCY,
+    LATENCY,
+    Arm,
+    Comparison,
+    Key,
+    Measurement,
+    Record,
+    Sample,
+    Status,
+)
+from attnbench.storage.runs import find_runs
+from attnbench.workloads import counts
+from attnbench.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Row = dict[str, Any]
+"""A row of the table by column; None where a value is missing."""
+AXES = Workload.__struct_fields__
+LENGTHS = ("seq_len", "kv_len")
+GROUP_AXES = tuple(axis for axis in AXES if axis not in LENGTHS)
+"""Cells that share these differ in length, implementation and side alone."""
+CELL = (*AXES, "implementation", "side")
+"""What no two rows of a run share."""
+KIND_SHARES = {PAGE_FAULTS: "fault_share"} | {kind: f"{kind}_time_share" for kind in KINDS}
+"""By kind of operator, the column with its share of the time of a call; that of page faults is an estimate."""
+
+IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", *AXES)
+STATUS = ("status", "message", "is_predicted", "is_baseline")
+TIMES = ("latency_s", "latency_low_s", "latency_high_s", "num_samples", "num_visits", "paired_latency_s")
+VERDICT = ("ratio", "ratio_low", "ratio_high", "verdict", "minimum_detectable_effect", "sameness", "more_s")
+RAN = ("ran", "num_operators", "allocated_bytes", "largest_block_bytes", *KIND_SHARES.values(), "why_slower")
+COUNTS = ("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes")
+RATES = ("flops_per_s", "bytes_per_s", "matmul_share", "copy_share")
+CHECKED = ("error_ratio", "num_tensors", "diagnosis")
+CELL_COLUMNS = (*IDENTITY, *STATUS, *TIMES, *VERDICT, *RAN, *COUNTS, *RATES, *CHECKED, "warnings", "fingerprint")
+"""Columns that are always there; one for each metric that was measured follows them.
+
+Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
+baseline's latency: by it cells of one workload may be compared. `sameness` is the difference below which times count as
+equivalent, `more_s` the seconds that may decide an undecided one. Shares of time are of one call, `matmul_share` and
+`copy_share` are of the ceilings that the run measured. `error_ratio` is the largest error / tolerance over
+`num_tensors` tensors, missing where an error is not finite.
+"""
+SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
+TEXTS = (
+    *("run", "commit", "time", "workload", "implementation", "side", "status", "message", "verdict", "ran"),
+    *("why_slower", "diagnosis", "warnings", "fingerprint"),
+)
+NUMBERS = (*TIMES[:3], TIMES[-1], *VERDICT[:3], *VERDICT[4:], *RAN[1:-1], "executed_flops", *RATES, "error_ratio")
+"""Columns of numbers that may be missing."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class MetricColumn:
+    """The column of one metric: smaller is better."""
+
+    name: str  # of the column: the metric, with its unit at the end
+    metric: str
+    unit: str
+    explanation: str = ""  # empty where the metric is no longer installed
+
+    @property
+    def heading(self) -> str:
+        """The metric in words: "peak memory"."""
+        return self.metric.replace("_", " ")
+
+
+def load(*paths: Path | str) -> "pd.DataFrame":
+    """Every cell of the runs at `paths`: one row each, with its axes, status, time, ratio and measured metrics.
+
+    A path is a run's folder, its journal, or a results folder that holds runs/. Times are in seconds per call, sizes in
+    bytes; `latency_low_s`, `ratio_high` and their kin bound 95 % intervals. The baseline's own ratio is 1. Rates are of
+    useful FLOPs and compulsory bytes (workloads/counts.py), shares are of the ceilings that the run measured.
+
+    Raises:
+        ValueError: nothing can be read there; the message says what is wrong.
+    """
+    return _frame([row for results in _results(paths) for row in _cells(results)], CELL_COLUMNS)
+
+
+def samples(*paths: Path | str) -> "pd.DataFrame":
+    """Every raw sample of every metric, in time order within its cell, with its place.
+
+    Raises:
+        ValueError: nothing can be read there; the message says what is wrong.
+    """
+    return _frame([row for results in _results(paths) for row in _samples(results)], SAMPLE_COLUMNS)
+
+
+@once
+def table(results: Results) -> "pd.DataFrame":
+    """The table of one run, made once and changed by nobody, in the order of the plan."""
+    found = _frame(list(_cells(results)), CELL_COLUMNS)
+    twice = found[found.duplicated(list(CELL))]
+    assert twice.empty, f"two rows of one cell: {twice[['workload', 'implementation', 'side']].to_dict('records')}"
+    return found
+
+
+def rows(cells: "pd.DataFrame") -> list[Row]:
+    """The rows of a table, or of a part of one, as dictionaries with None where a value is missing."""
+    bare = cells.astype(object)
+    found: list[Row] = bare.where(bare.notna(), None).to_dict("records")  # type: ignore[assignment]
+    return found
+
+
+def metric_columns(results: Results) -> list[MetricColumn]:
+    """The columns of the metrics that some cell of the run has; times have columns of their own."""
+    known = plugins.plugs("attnbench.metrics", "METRIC")
+    found = {each.metric: each for record in results.records for each in _metrics(record)}
+    return [
+        MetricColumn(
+            name=_column(each),
+            metric=name,
+            unit=each.unit,
+            explanation=known[name].summary if name in known else "",
+        )
+        for name, each in found.items()
+    ]
+
+
+@dataclass(frozen=True, kw_only=True, eq=False)
+class Panel:
+    """The cells of one group that differ in one length only: what is drawn, or fitted, over that length."""
+
+    axis: str  # seq_len or kv_len
+    other: str  # the other length where it is not the same: "T=1"
+    cells: "pd.DataFrame"
+
+    @property
+    def letter(self) -> str:
+        """By which its length goes: T of queries, S of keys."""
+        return "T" if self.axis == "seq_len" else "S"
+
+    @property
+    def lengths(self) -> list[int]:
+        """All the lengths of the panel, measured or not."""
+        return sorted({int(length) for length in self.cells[self.axis]})
+
+    @property
+    def lines(self) -> "dict[Arm, pd.DataFrame]":
+        """The cells of each arm, by length."""
+        arms = [arm_of(row) for row in rows(self.cells)]
+        return {
+            arm: self.cells[[each == arm for each in arms]].sort_values(self.axis, kind="stable")
+            for arm in dict.fromkeys(arms)
+        }
+
+
+def panels(cells: "pd.DataFrame") -> list[Panel]:
+    """The panels of a table: each group over its query length, or over its key length in decoding."""
+    found = []
+    for _, group in cells.groupby(list(GROUP_AXES), sort=False):
+        is_decoding = group["seq_len"].nunique() == 1 < group["kv_len"].nunique()
+        if is_decoding:
+            found.append(Panel(axis="kv_len", other=f"T={group['seq_len'].iloc[0]}", cells=group))
+            continue
+        others = group["kv_len"].where(group["kv_len"] != group["seq_len"], 0)  # 0: as many keys as queries
+        for other in others.unique():
+            told = f"S={other}" if other else ""
+            found.append(Panel(axis="seq_len", other=told, cells=group[others == other]))
+    return found
+
+
+def varying(cells: "pd.DataFrame") -> set[str]:
+    """The axes, lengths apart, on which the cells differ."""
+    return {axis for axis in GROUP_AXES if len(cells[axis].unique()) > 1}
+
+
+def arm_of(row: Row) -> Arm:
+    """The implementation and side of a row."""
+    return Arm(implementation=row["implementation"], side=row["side"] or "")
+
+
+def workload_of(row: Row) -> Workload:
+    """The workload of a row, from its axes."""
+    return Workload(**{axis: row[axis] for axis in AXES})
+
+
+def runs_at(path: Path) -> list[Path]:
+    """The runs at a path: itself, or those below it.
+
+    Raises:
+        ValueError: there is no run.
+    """
+    if path.is_file() or (path / JOURNAL).is_file():
+        return [path]
+    found = find_runs(path) or sorted(journal.parent for journal in path.glob(f"*/{JOURNAL}"))
+    if not found:
+        allowed = f"a run's folder, its {JOURNAL}, or a results folder that holds runs/"
+        raise ValueError(f"{path} holds no run: give {allowed}")
+    return found
+
+
+def _results(paths: Iterable[Path | str]) -> list[Results]:
+    return [read(run) for path in paths for run in runs_at(Path(path))]
+
+
+def _frame(found: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
+    """The rows under those columns and any others they have, with text columns that know NA whatever they hold."""
+    import pandas as pd
+
+    others = (column for row in found for column in row)
+    made = pd.DataFrame(found, columns=list(dict.fromkeys([*columns, *others])))
+    kinds = dict.fromkeys(TEXTS, "string") | dict.fromkeys(NUMBERS, "float64")
+    return made.astype({column: kind for column, kind in kinds.items() if column in made.columns})
+
+
+def _cells(results: Results) -> Iterator[Row]:
+    compared = {each.key: each for each in comparisons(results)}
+    times_s = paired_times(results.records, results.plan.reference, compared)
+    reasons = why_slower(results.records, times_s)
+    for record in results.records:
+        latency = record.measurement(LATENCY)
+        time = median_estimate(latency.samples) if latency is not None and latency.samples else None
+        is_baseline = results.plan.is_reference(record.arm)
+        cautions = warnings_of(record, time, results.discarded.get(record.workload.id, ()), results.system_load)
+        agreement = record.agreement
+        yield {
+            **_identity(record),
+            "status": str(record.status),
+            "message": record.message or None,
+            "is_predicted": record.is_predicted,
+            "is_baseline": is_baseline,
+            **_times(time, times_s.get(record.key)),
+            **_verdict(compared.get(record.key), own=1.0 if is_baseline and latency is not None else None),
+            **_ran(record, latency, time, reasons),
+            **_counts(record),
+            **_rates(record, time, results),
+            "error_ratio": None if agreement is None else agreement.error_ratio,
+            "num_tensors": 0 if agreement is None else len(list(agreement.tensors())),
+            "diagnosis": (None if agreement is None else agreement.diagnosis) or None,
+            "warnings": "; ".join([*cautions, *results.warnings.get(record.key, ())]) or None,
+            "fingerprint": None if record.environment is None else record.environment.fingerprint,
+            **{_column(each): median(sample.value for sample in each.samples) for each in _metrics(record)},
+        }
+
+
+def _identity(record: Record) -> Row:
+    named = {"run": record.run, "commit": record.commit, "time": record.time, "workload": record.workload.id}
+    return {**named, "implementation": record.implementation, "side": record.side or None, **record.workload.axes()}
+
+
+def _times(time: Estimate | None, paired_s: float | None) -> Row:
+    if time is None:
+        return {**dict.fromkeys(TIMES), "num_samples": 0, "num_visits": 0}
+    found = time.point, time.low, time.high, time.num_samples, time.num_clusters, paired_s
+    return dict(zip(TIMES, found, strict=True))
+
+
+def _verdict(found: Comparison | None, own: float | None) -> Row:
+    """`own` is the ratio of a cell that is not compared: 1 where others are compared with it."""
+    if found is None:
+        return {**dict.fromkeys(VERDICT), "ratio": own}
+    effect = found.minimum_detectable_effect
+    values = found.ratio, found.low, found.high, str(found.verdict), effect, found.sameness, found.more_s
+    return dict(zip(VERDICT, values, strict=True))
+
+
+def _ran(record: Record, latency: Measurement | None, time: Estimate | None, reasons: dict[Key, str]) -> Row:
+    """What ran, where it was seen; shares of the profiled call where none was timed."""
+    if record.operators is None:
+        return dict.fromkeys(RAN)
+    seen = timed(record.operators, latency)
+    call_s = sum(one.self_s for one in seen.calls) if time is None else time.point
+    spent = times(seen, call_s) if record.status is Status.ok else {}
+    return {
+        "ran": ran(seen),
+        "num_operators": num_operators(seen),
+        "allocated_bytes": allocated_bytes(seen),
+        "largest_block_bytes": max((one.largest_bytes for one in seen.calls), default=0),
+        **{column: spent.get(kind, 0.0) / call_s if spent else None for kind, column in KIND_SHARES.items()},
+        "why_slower": reasons.get(record.key),
+    }
+
+
+def _counts(record: Record) -> Row:
+    workload = record.workload
+    return {
+        "useful_flops": counts.useful_flops(workload),
+        "executed_flops": record.executed_flops,
+        "compulsory_bytes": counts.compulsory_bytes(workload),
+        "arithmetic_intensity": counts.arithmetic_intensity(workload),
+        "score_matrix_bytes": counts.score_matrix_bytes(workload),
+    }
+
+
+def _rates(record: Record, time: Estimate | None, results: Results) -> Row:
+    """What the time means as work, beside the ceilings of the run."""
+    if time is None:
+        return dict.fromkeys(RATES)
+    flops, num_bytes = counts.useful_flops(record.workload), counts.compulsory_bytes(record.workload)
+    ceilings = results.ceilings.get(record.workload.place)
+    matmul = None if ceilings is None else ceilings.matmul
+    copy = None if ceilings is None else ceilings.copy(num_bytes, is_cold=results.plan.cache == "cold")
+    return {
+        "flops_per_s": flops / time.point,
+        "bytes_per_s": num_bytes / time.point,
+        "matmul_share": None if matmul is None else flops / time.point / matmul.rate,
+        "copy_share": None if copy is None else num_bytes / time.point / copy.rate,
+    }
+
+
+def _metrics(record: Record) -> Iterator[Measurement]:
+    """All that was measured of a cell but its times, which have columns of their own."""
+    return (each for each in record.measurements if each.metric not in {LATENCY, CONTROL_LATENCY} and each.samples)
+
+
+def _column(measurement: Measurement) -> str:
+    """The metric with its unit at the end: peak_memory in bytes is `peak_memory_bytes`."""
+    unit = "".join(letter if letter.isalnum() else "_" for letter in measurement.unit.lower().replace("/", "_per_"))
+    return measurement.metric if not unit or measurement.metric.endswith(f"_{unit}") else f"{measurement.metric}_{unit}"
+
+
+def _samples(results: Results) -> Iterator[Row]:
+    for record in results.records:
+        identity = _identity(record)
+        for measurement in record.measurements:
+            named = {**identity, "metric": measurement.metric, "unit": measurement.unit}
+            for sample in measurement.samples:
+                yield {**named, **{field: getattr(sample, field) for field in Sample.__struct_fields__}}

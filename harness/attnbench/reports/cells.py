@@ -1,0 +1,231 @@
+"""The table of cells as people read it: which rows are shown, in which order, and each column as text."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from attnbench.analysis.cached import once
+from attnbench.analysis.results import Results
+from attnbench.analysis.table import GROUP_AXES, LENGTHS, MetricColumn, Row, arm_of, metric_columns, rows, table
+from attnbench.reports import words
+from attnbench.storage.records import Status, Verdict
+from attnbench.text import plain
+from attnbench.units import MISSING, SCALES, duration, percent, show, significant, span
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+LARGEST_EFFECT = 1.0
+"""Where even a factor of two would be missed, the smallest detectable difference is no number to read."""
+HUGE = 1000.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Column:
+    """One column of the tables for people."""
+
+    heading: str
+    text: Callable[[Row], str]  # never blank
+    explanation: str = ""  # completes "`heading` is ..."
+
+
+def columns(results: Results) -> list[Column]:
+    """The columns of a run's tables: a metric that was measured has one, whichever it is."""
+    metrics = [_metric(each) for each in metric_columns(results)]
+    return [*FIRST, *metrics, *LAST]
+
+
+def legend(results: Results) -> str:
+    """What the columns mean, each in a sentence."""
+    told = [column for column in columns(results) if column.explanation]
+    return " ".join(f"{column.heading.capitalize()} is {column.explanation}." for column in told)
+
+
+def absent(results: Results) -> dict[str, str]:
+    """Implementations that this run could not have, unsupported in each of their cells, and the first reason given.
+
+    None where nothing else is left to show; nor of two sides, where what one of them has lost must be seen.
+    """
+    cells = table(results)
+    is_absent = (cells["status"] == Status.unsupported).groupby(cells["implementation"], sort=False).all()
+    if results.plan.sides is not None or is_absent.all():
+        return {}
+    reasons = cells.drop_duplicates("implementation").set_index("implementation")["message"].fillna("")
+    return {str(name): str(reasons[name]) for name in is_absent.index[is_absent]}
+
+
+@once
+def shown(results: Results) -> "pd.DataFrame":
+    """The cells of tables and pictures with their titles: all but those of implementations that this run lacks.
+
+    Groups are in the order of the plan; inside a group rows go by length and then fastest first, by ratio: what was
+    decided early saw the machine in another state.
+    """
+    cells = table(results)
+    kept = cells[~cells["implementation"].isin(list(absent(results)))]
+    kept = kept.assign(
+        title=kept["workload"].map(words.titles(results)),
+        group=kept.groupby(list(GROUP_AXES), sort=False).ngroup(),
+    )
+    assert kept["title"].nunique() == kept["group"].nunique(), "two groups of workloads have one title"
+    return kept.sort_values(["group", *LENGTHS, "paired_latency_s", "latency_s"], kind="stable")
+
+
+@once
+def groups(results: Results) -> dict[str, list[Row]]:
+    """What is shown by its group's title, titles in the order of the plan."""
+    return {str(title): rows(cells) for title, cells in shown(results).groupby("title", sort=False)}
+
+
+def arm(row: Row) -> str:
+    """The implementation, and which side it is of where it is the base's: "fused (base)"."""
+    return plain(str(arm_of(row))) or MISSING
+
+
+def status(row: Row) -> str:
+    """How the cell ended."""
+    return f"{row['status']} (predicted)" if row["is_predicted"] else str(row["status"])
+
+
+def time(row: Row) -> str:
+    """The median with its interval."""
+    seconds: float | None = row["latency_s"]
+    return MISSING if seconds is None else span(seconds, row["latency_low_s"], row["latency_high_s"], "s")
+
+
+def ratio(row: Row) -> str:
+    """The ratio with its interval; 1 for what others are compared with."""
+    if row["verdict"] is None:
+        return MISSING if row["ratio"] is None else "1"
+    return span(row["ratio"], row["ratio_low"], row["ratio_high"])
+
+
+def verdict(row: Row) -> str:
+    """The verdict, and how small a difference would have shown."""
+    effect, more_s = row["minimum_detectable_effect"], row["more_s"]
+    seen = "" if effect is None or effect > LARGEST_EFFECT else f"differences above {percent(effect)} would show"
+    match row["verdict"]:
+        case None:
+            return MISSING if row["latency_s"] is None else "baseline" if row["is_baseline"] else "no baseline"
+        case Verdict.equivalent:
+            return f"equivalent within {percent(row['sameness'])}" + (f" ({seen})" if seen else "")
+        case Verdict.undecided:
+            more = "" if more_s is None else f"; about {duration(more_s)} more needed"
+            return f"undecided ({seen or 'too few visits'}{more})"
+        case found:
+            return str(found)
+
+
+def error(row: Row) -> str:
+    """The largest error / tolerance."""
+    found: float | None = row["error_ratio"]
+    if found is None:
+        return "not finite" if row["num_tensors"] else MISSING
+    return significant(found, 2) if found < HUGE else f"{found:.0e}"
+
+
+def notes(row: Row) -> str:
+    """The warnings about an ok cell, or why another is not ok."""
+    reason = row["warnings"] or row["message"] or row["diagnosis"] or ""
+    return plain(reason) or (MISSING if row["status"] == Status.ok else "no reason was recorded")
+
+
+def metric(row: Row, column: MetricColumn) -> str:
+    """The value of a metric in its unit: "1.25 MiB", "25"."""
+    value: float | None = row[column.name]
+    if value is None or column.unit in SCALES:
+        return show(value, column.unit)
+    unit = "" if column.unit in column.heading else column.unit
+    return f"{value:,.6g} {unit}".rstrip()
+
+
+def _metric(found: MetricColumn) -> Column:
+    """A metric in its unit, sizes also as multiples of the score matrix: "17.0 MiB (2.1 S)"."""
+    is_size = found.unit == "bytes"
+    multiples = ", in brackets as multiples of the textbook's score matrix S" if is_size else ""
+    return Column(
+        heading=found.heading,
+        text=lambda row: (
+            metric(row, found)
+            + (
+                f" ({significant(row[found.name] / row['score_matrix_bytes'], 2)} S)"
+                if is_size and row[found.name]
+                else ""
+            )
+        ),
+        explanation=f"{found.explanation or 'a metric that is not installed here'}{multiples}",
+    )
+
+
+def _rate(row: Row, column: str, unit: str, share: str) -> str:
+    told = show(row[column], unit)
+    return told if row[share] is None else f"{told} ({percent(row[share])})"
+
+
+def _executed(row: Row) -> str:
+    if row["latency_s"] is None:
+        return MISSING
+    if row["executed_flops"] is None or not row["useful_flops"]:
+        return "unknown"
+    return f"{significant(row['executed_flops'] / row['useful_flops'], 2)} x"
+
+
+def _intensity(row: Row) -> str:
+    return MISSING if row["latency_s"] is None else f"{significant(row['arithmetic_intensity'], 3)} FLOP/B"
+
+
+FIRST = (
+    Column(heading="length", text=words.length),
+    Column(heading="implementation", text=arm),
+    Column(heading="status", text=status),
+    Column(heading="time per call", text=time, explanation="the median, with its 95 % interval in brackets"),
+    Column(
+        heading="ratio",
+        text=ratio,
+        explanation="the time divided by the baseline's in the same block: below 1 is faster",
+    ),
+    Column(heading="verdict", text=verdict),
+    Column(
+        heading="why slower",
+        text=lambda row: row["why_slower"] or MISSING,
+        explanation="the two largest parts of what a cell spends more than the fastest of its workload, kind by kind "
+        "of operator (page faults are an estimate)",
+    ),
+    Column(
+        heading="ran",
+        text=lambda row: plain(row["ran"] or MISSING),
+        explanation="the backend of PyTorch's SDPA, or else the operator with the most time",
+    ),
+    Column(
+        heading="operators",
+        text=lambda row: MISSING if row["num_operators"] is None else f"{row['num_operators']:,.0f}",
+    ),
+    Column(
+        heading="allocated",
+        text=lambda row: show(row["allocated_bytes"], "bytes"),
+        explanation="all that one call asks for, freed or not",
+    ),
+)
+LAST = (
+    Column(
+        heading="FLOP/s",
+        text=lambda row: _rate(row, "flops_per_s", "flops/s", "matmul_share"),
+        explanation="useful FLOPs (of visible pairs) per second, in brackets as a share of the fastest matrix product "
+        "of this run",
+    ),
+    Column(
+        heading="bandwidth",
+        text=lambda row: _rate(row, "bytes_per_s", "bytes/s", "copy_share"),
+        explanation="compulsory bytes (inputs read once, results written once) per second, in brackets as a share of "
+        "the fastest copy of this run",
+    ),
+    Column(heading="intensity", text=_intensity, explanation="useful FLOPs for each compulsory byte"),
+    Column(heading="executed", text=_executed, explanation="how many FLOPs are computed for each useful one"),
+    Column(
+        heading="error",
+        text=error,
+        explanation="the largest error / tolerance over all compared tensors: above 1 it is wrong and is not timed",
+    ),
+    Column(heading="notes", text=notes),
+)
+"""What stands before the metrics, and behind them."""

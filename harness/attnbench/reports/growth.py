@@ -1,0 +1,262 @@
+"""Growth of memory, for people: sentences, tables, JSON, and pictures of the curves and of single calls."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+
+from attnbench.analysis.attempts import Followed
+from attnbench.analysis.growth import Fit, Growth, Outcome
+from attnbench.analysis.results import Results
+from attnbench.analysis.table import MetricColumn, metric_columns, rows
+from attnbench.reports import Picture, cells, style, words
+from attnbench.reports.lines import X_LABELS, byte_ticks
+from attnbench.storage.memory_events import held, largest
+from attnbench.storage.records import Arm, Status
+from attnbench.text import escaped, markdown_table, plain
+from attnbench.units import MISSING, scale_of, show
+
+CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
+BEYOND = 4.0
+"""How far a curve is drawn beyond what was measured, where its limit is further still."""
+CURVES_NOTE = (
+    "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
+    "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
+)
+TIMELINE = "What one call holds beyond its inputs, event by event"
+STEPS = 6
+"""So many allocations are named."""
+WORTH_NAMING = 0.01
+"""Of the peak: a smaller allocation is not named."""
+TIMELINE_NOTE = (
+    "Each step is an allocation or a release, in order. The panels have scales of their own. Numbers mark the largest "
+    "allocations, with the operator that was running; what is held at the end is the result, and what the graph saved."
+)
+LONGEST_NAME = 44
+PANELS_A_PAGE = 6
+LIMIT_COLOUR = "#AA3377"
+
+
+def sentence(growth: Growth) -> str:
+    """What is known of one implementation, in a line."""
+    fit, letter = growth.fit, growth.panel.letter
+    if fit is None:
+        name = plain(growth.implementation)
+        return f"{name}: growth needs three lengths or more; {len(growth.points)} could be measured"
+    exponent = f"{letter}^{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f})"
+    over = f"over {letter}={fit.lengths[0]} to {fit.lengths[-1]}, {letter}^{fit.end:.2f} at the end"
+    told = [
+        f"{plain(growth.implementation)}: memory grows with {exponent} {over}",
+        _reached(growth, fit),
+        *(outcome_text(outcome, letter) for outcome in growth.outcomes),
+    ]
+    return "; ".join(part for part in told if part)
+
+
+def _reached(growth: Growth, fit: Fit) -> str:
+    letter, limit = growth.panel.letter, show(growth.limit_bytes, "bytes")
+    if growth.limit_bytes <= 0:
+        return ""
+    if growth.reach is None:
+        return f"{limit} are never reached, or are less than it takes at any length"
+    found = growth.reach
+    between = "" if found.is_exact else f" ({number(found.low)} to {number(found.high)})"
+    there = f"{letter}^{fit.slope(found.point):.2f}"
+    return f"{limit} are reached at {letter}={number(found.point)}{between}, growing with {there}"
+
+
+def outcome_text(outcome: Outcome, letter: str) -> str:
+    """One call near the limit: what was predicted and what came of it."""
+    at = f"{letter}={outcome.length}"
+    predicted = f"predicted {show(outcome.predicted_bytes, 'bytes')}"
+    if outcome.status is None:
+        return f"not tried {at} ({predicted}): {plain(outcome.message, limit=160)}"
+    if outcome.status is Status.ok:
+        found = f"{predicted}, measured {show(outcome.measured_bytes, 'bytes')}"
+        return f"tried {at}: {found}" + ("" if outcome.fits else ", which should not have fitted")
+    if outcome.status is Status.out_of_memory:
+        return f"tried {at}: out of memory" + (", as predicted" if not outcome.fits else f", although {predicted}")
+    return f"tried {at}: {outcome.status}, {plain(outcome.message, limit=160)}"
+
+
+def number(value: float) -> str:
+    """A length to four digits at most."""
+    digits = max(0, len(str(int(value))) - 4)
+    return f"{round(value, -digits):.0f}"
+
+
+def heading(growth: Growth) -> str:
+    """What the panel is of."""
+    first = rows(growth.panel.cells.iloc[:1])[0]
+    return " ".join(part for part in (words.title(first), growth.panel.other) if part)
+
+
+def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
+    """The implementations of each panel, by its heading."""
+    found: dict[str, list[Growth]] = {}
+    for growth in growths:
+        found.setdefault(heading(growth), []).append(growth)
+    return found
+
+
+def markdown(growths: Sequence[Growth], results: Results, pictures: Sequence[str], notes: Sequence[str]) -> str:
+    """The page: what was asked, the sentences, what each call takes at the longest length, and the pictures."""
+    parts = ["# Memory against length", "\n".join(_asked(growths, results))]
+    for title, members in by_panel(growths).items():
+        parts += [f"## {escaped(title)}", "\n".join(f"- {escaped(sentence(growth))}." for growth in members)]
+        parts.append(markdown_table(_metrics(members, metric_columns(results))))
+    parts.append("\n".join(f"![{name}]({name}.png)" for name in pictures))
+    parts.append("\n".join(f"- {escaped(note)}" for note in notes))
+    return "\n\n".join(parts).rstrip() + "\n"
+
+
+def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
+    environment = next((record.environment for record in results.records if record.environment is not None), None)
+    where = "" if environment is None else f" on {escaped(environment.cpu)}, torch {environment.versions.get('torch')}"
+    limits = sorted({growth.limit_bytes for growth in growths if growth.limit_bytes})
+    ends = list(dict.fromkeys([*limits[:1], *limits[-1:]]))
+    at = f", with a limit of {' to '.join(show(limit, 'bytes') for limit in ends)}" if ends else ""
+    yield f"Written by `attnbench growth`{where}{at}."
+    yield "Bytes are those of one call beyond its inputs. Memory is counted and does not scatter: the interval of an"
+    yield "exponent says how well a line fits."
+
+
+def _metrics(members: Sequence[Growth], metrics: Sequence[MetricColumn]) -> list[dict[str, str]]:
+    """Every metric of each implementation at its longest length; one that nobody has is left out."""
+    longest = []
+    for growth in members:
+        at = growth.panel.cells[growth.panel.axis] == growth.points[-1][0]
+        own = growth.panel.cells["implementation"] == growth.implementation
+        longest += rows(growth.panel.cells[at & own])
+    texts = [
+        {"implementation": cells.arm(row), "length": words.length(row)}
+        | {metric.heading: cells.metric(row, metric) for metric in metrics}
+        for row in longest
+    ]
+    shown = [column for column in texts[0] if any(text[column] != MISSING for text in texts)]
+    return [{column: text[column] for column in shown} for text in texts]
+
+
+def facts(growth: Growth) -> dict[str, object]:
+    """Everything as a program reads it."""
+    fit, reach = growth.fit, growth.reach
+    return {
+        "workload": growth.workload(growth.points[-1][0]).id,
+        "axis": growth.panel.axis,
+        "implementation": growth.implementation,
+        "lengths": [length for length, _ in growth.points],
+        "peak_bytes": [value for _, value in growth.points],
+        "fitted_lengths": None if fit is None else list(fit.lengths),
+        "exponent": None if fit is None else fit.exponent,
+        "exponent_low": None if fit is None else fit.low,
+        "exponent_high": None if fit is None else fit.high,
+        "exponent_at_the_end": None if fit is None else fit.end,
+        "curve_bytes": None if fit is None else list(fit.parts),
+        "limit_bytes": growth.limit_bytes or None,
+        "reached_at": None if reach is None else reach.point,
+        "reached_at_low": None if reach is None else reach.low,
+        "reached_at_high": None if reach is None else reach.high,
+        "tried": [msgspec.to_builtins(outcome) | {"is_wrong": outcome.is_wrong} for outcome in growth.outcomes],
+    }
+
+
+def curves(growths: Sequence[Growth]) -> list[Picture]:
+    """One picture for each panel: what was measured, the curve that goes on, the limit, and the calls that checked."""
+    return [_curves(title, members) for title, members in by_panel(growths).items()]
+
+
+def _curves(title: str, members: Sequence[Growth]) -> Picture:
+    def fill(figure: Figure) -> None:
+        axes = figure.subplots()
+        axes.set_xscale("log", base=2)
+        byte_ticks(axes)
+        for growth in members:
+            _curve(axes, growth)
+        powers = ["" if growth.fit is None else f"  ~T^{growth.fit.exponent:.2f}" for growth in members]
+        handles = [
+            style.handle(Arm(implementation=growth.implementation), more)
+            for growth, more in zip(members, powers, strict=True)
+        ]
+        if limit := max((growth.limit_bytes for growth in members), default=0.0):
+            axes.axhline(limit, color=LIMIT_COLOUR, linewidth=1.2, zorder=1)
+            handles.append(Line2D([], [], color=LIMIT_COLOUR, linewidth=1.2, label=f"limit: {show(limit, 'bytes')}"))
+        axes.set_xlabel(X_LABELS[members[0].panel.axis])
+        axes.set_ylabel("peak memory")
+        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
+        axes.xaxis.set_minor_locator(NullLocator())
+        style.legend(figure, handles)
+
+    return style.sheet(fill, (9.2, 4.9), title=CURVES, subtitle=title, note=CURVES_NOTE)
+
+
+def _curve(axes: Axes, growth: Growth) -> None:
+    look = style.look(growth.implementation)
+    x, y = zip(*growth.points, strict=True)
+    axes.plot(x, y, mec="white", mew=0.6, **look.options)
+    if growth.fit is not None:
+        last, reach = growth.fit.lengths[-1], growth.reach
+        furthest = [outcome.length for outcome in growth.outcomes if outcome.status is not None]
+        end = max([min(reach.point if reach else math.inf, BEYOND * last), last, *furthest])
+        further = np.geomspace(growth.fit.lengths[0], end, 65)
+        curve = [growth.fit.predict(length) for length in further]
+        axes.plot(further, curve, color=look.colour, linestyle=(0, (4, 3)), linewidth=1.2, zorder=1.5)
+    for outcome in growth.outcomes:
+        if outcome.measured_bytes is not None:
+            ring: dict[str, Any] = {"ms": look.size + 2, "mfc": "white", "mec": look.colour, "mew": 1.6}
+            axes.plot(outcome.length, outcome.measured_bytes, linestyle="", marker=look.marker, zorder=5, **ring)
+        elif outcome.status is Status.out_of_memory:
+            cross: dict[str, Any] = {"ms": 9, "mec": look.colour, "mew": 2.2}
+            axes.plot(outcome.length, outcome.predicted_bytes, linestyle="", marker="x", zorder=5, **cross)
+
+
+def timelines(followed: Sequence[Followed]) -> list[Picture]:
+    """What single calls hold, with the operators behind their largest steps; those of one workload together."""
+    titles: dict[str, list[Followed]] = {}
+    for each in followed:
+        titles.setdefault(f"{heading(each.growth)}, {each.growth.panel.letter}={each.length}", []).append(each)
+    return [_timeline(title, page) for title, members in titles.items() for page in style.pages(members, PANELS_A_PAGE)]
+
+
+def _timeline(title: str, members: Sequence[Followed]) -> Picture:
+    def fill(figure: Figure) -> None:
+        for axes, each in zip(style.grid(figure, len(members), 1), members, strict=True):
+            _steps(axes, each)
+
+    size = 10.0, 0.8 + 2.3 * len(members)
+    return style.sheet(fill, size, title=TIMELINE, subtitle=title, note=TIMELINE_NOTE)
+
+
+def _steps(axes: Axes, each: Followed) -> None:
+    events, look = each.timeline.events, style.look(each.growth.implementation)
+    levels = [0, *held(events)]
+    levels.append(levels[-1])  # so that the last one is seen
+    peak = each.timeline.peak_bytes
+    axes.fill_between(range(len(levels)), levels, step="post", color=look.colour, alpha=0.25, linewidth=0)
+    axes.step(range(len(levels)), levels, where="post", color=look.colour, linewidth=1.6)
+    named = [place for place in largest(events, STEPS) if events[place].num_bytes >= WORTH_NAMING * peak]
+    told = []
+    for mark, place in enumerate(named, start=1):
+        name = plain(events[place].operator.removeprefix("aten::"), limit=LONGEST_NAME) or "outside operators"
+        told.append(f"{mark}  {name}  +{show(events[place].num_bytes, 'bytes')}")
+        axes.annotate(
+            str(mark), (place + 1, levels[place + 1]), (0, 4), textcoords="offset points", ha="center", fontsize=8.5
+        )
+    axes.text(1.02, 1.0, "\n".join(told), transform=axes.transAxes, va="top", fontsize=8.5, linespacing=1.5)
+    axes.set_xlim(0, len(levels) - 1)
+    axes.set_ylabel("held")
+    drawn = "" if len(events) == each.timeline.num_events else f": {each.timeline.num_events}, stretches drawn together"
+    axes.set_xlabel(f"allocations and releases{drawn}")
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
+    divisor, symbol = scale_of(max(peak, 1), "bytes")
+    axes.set_yticks(
+        [divisor * tick for tick in MaxNLocator(nbins=4, steps=[1, 2, 5, 10]).tick_values(0, peak / divisor)]
+    )
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / divisor:g} {symbol}"))
+    axes.set_ylim(0, 1.18 * max(peak, 1))
+    axes.set_title(f"{style.label(each.growth.implementation)}: peak {show(peak, 'bytes')}", loc="left")
