@@ -9,22 +9,28 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.analysis.breakdown import (
-    OUTSIDE,
-    Span,
     Timed,
     allocated_bytes,
-    fold,
     num_operators,
-    observed,
+    paired_times,
     ran,
     reasons,
     timed,
     times,
 )
 from attnbench.analysis.comparisons import comparisons
-from attnbench.reports.explained import costs
 from attnbench.statistics.intervals import median
-from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS, backend_of, kind_of, plain_name
+from attnbench.storage.operator_kinds import (
+    KINDS,
+    OUTSIDE,
+    PAGE_FAULTS,
+    Span,
+    backend_of,
+    fold,
+    kind_of,
+    observed,
+    plain_name,
+)
 from attnbench.storage.records import Arm, Measurement, Operator, Operators, Sample
 from attnbench.workloads.workload import Workload
 from tests import journals
@@ -234,8 +240,8 @@ def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> Non
         return median(sample.value for sample in latency.samples)
 
     sdpa, fused = Arm(implementation="sdpa"), Arm(implementation="fused")
-    to_sdpa = costs(results.records, lambda _: sdpa, compared)
+    to_sdpa = paired_times(results.records, lambda _: sdpa, compared)
     assert to_sdpa[workload, fused] == compared[workload, fused].ratio * own_s("sdpa")
     to_itself = {key: msgspec.structs.replace(each, ratio=1.0) for key, each in compared.items()}
-    alone = costs(results.records, lambda arm: arm, to_itself)
+    alone = paired_times(results.records, lambda arm: arm, to_itself)
     assert alone == {record.key: own_s(name) for name, record in records.items()}

@@ -9,12 +9,13 @@ import pytest
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.processes import session as run
-from attnbench.reports import table, verdicts
+from attnbench.reports import story
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import Comparison, Verdict
 from studies.simulated import virtual
 from studies.simulated.virtual import VirtualCrew, plan
 from studies.simulated.worlds import WORLDS
+from tests import tables
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 
@@ -89,9 +90,11 @@ def test_a_run_ends_by_saying_what_is_open_and_how_much_more_time_would_decide_i
     crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2)
     asked = plan(1, tuple(truth), budget_s=6.0)
     results = virtual.execute(asked, tmp_path, crew)
-    said = verdicts.decided(results)
+    said = story.decided(results)
     floor = ", 1 of them as equivalent within a noise floor that more time may lower"
     assert re.fullmatch(rf"2 of 3 comparisons decided{floor}; about \d+ s more would decide 1 of the others", said)
-    cells = {row.implementation: row.cells["verdict"] for row in table.rows(results)}
-    assert re.fullmatch(r"equivalent within \d+ % \(would see \d+ %\)", cells["same"]), cells
-    assert re.fullmatch(r"undecided \(would see \d+ %; \d+ s more may tell\)", cells["near"]), cells
+    cells = {row["implementation"]: row.texts["verdict"] for row in tables.every(results)}
+    assert re.fullmatch(r"equivalent within \d+ % \(differences above \d+ % would show\)", cells["same"]), cells
+    assert re.fullmatch(r"undecided \(differences above \d+ % would show; about \d+ s more needed\)", cells["near"]), (
+        cells
+    )

@@ -10,13 +10,12 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.growth import picture, timeline, told
-from attnbench.analysis.growth.attempts import SETTINGS, Asking, Followed
-from attnbench.analysis.growth.fit import fit
-from attnbench.analysis.growth.series import Growth, Outcome, growths
+from attnbench.analysis.attempts import SETTINGS, Asking, Followed
+from attnbench.analysis.growth import Growth, Outcome, fit, growths
 from attnbench.analysis.results import read
 from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, Observed, TakeVisit, Visited
 from attnbench.processes.worker_client import Crew, WorkerLostError
+from attnbench.reports import growth as told
 from attnbench.storage.events import ALLOCATORS
 from attnbench.storage.memory_events import MemoryEvent, Timeline
 from attnbench.storage.records import Arm, Status
@@ -210,7 +209,7 @@ def test_page_json_and_pictures_say_the_same(fused, found, measured):
     read = json.loads(json.dumps([told.facts(each) for each in checked]))
     assert read[0]["exponent"] == checked[0].fit.exponent
     assert [tried["status"] for tried in read[0]["tried"]] == ["ok", "out_of_memory"]
-    (drawn,) = picture.pictures(checked)
+    (drawn,) = told.curves(checked)
     assert "limit" in drawn.title
     assert drawn.svg.startswith("<svg ")
 
@@ -220,7 +219,7 @@ def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
     followed = list(asking.followed([fused], 1024))
     assert followed[0].timeline.peak_bytes == textbook(1024)
     assert followed == [Followed(growth=fused, length=1024, timeline=followed[0].timeline)]
-    (drawn,) = timeline.pictures(followed)
+    (drawn,) = told.timelines(followed)
     assert "T=1024" in drawn.caption
     assert drawn.svg.startswith("<svg ")
 

@@ -3,7 +3,7 @@
 import pytest
 
 from attnbench.analysis.overall import by_implementation
-from attnbench.reports import verdicts
+from attnbench.reports import story
 from attnbench.storage.records import Verdict
 from studies.simulated import virtual
 from studies.simulated.virtual import VirtualCrew, plan
@@ -34,7 +34,7 @@ def test_what_holds_for_every_workload_holds_on_the_whole(world, tmp_path):
         assert each.num_cells == 4
         assert each.ratio.low is not None
         assert each.ratio.low / 1.005 <= TRUTH[name] <= each.ratio.high * 1.005
-    told = verdicts.means(results)
+    told = story.means(results)
     assert told[0].startswith("fast: 0.")
     assert told[0].endswith(" over 4 workloads, faster on the whole")
     assert "equivalent on the whole within " in told[1]

@@ -5,17 +5,16 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.frame import frame
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import READING, SLACK, judged
+from attnbench.analysis.table import table
 from attnbench.processes import session as run
-from attnbench.reports import table
 from attnbench.storage.events import CeilingsMeasured
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Measurement, Record, Sample, Status
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
-from tests import journals
+from tests import journals, tables
 from tests.processes.test_run import LIARS, plan
 
 MATMUL, COPY = 1e11, 1e10
@@ -140,10 +139,10 @@ def test_impossible_times_of_a_journal_show_no_speed_anywhere(tmp_path):
     results = journals.write(tmp_path, points, ("sdpa", "fused", "naive_loop"), levels={"matmul": 5e10})
     statuses = {record.implementation: record.status for record in results.records}
     assert statuses == {"sdpa": "invalid", "fused": "invalid", "naive_loop": "ok"}
-    (row,) = [row for row in table.rows(results) if row.implementation == "fused"]
-    assert row.cells["time per call"] == row.cells["products"] == "-"
-    assert row.cells["notes"].startswith("impossible: ")
-    shown = frame([results]).set_index("implementation")
+    (row,) = [row for row in tables.every(results) if row["implementation"] == "fused"]
+    assert row.texts["time per call"] == row.texts["FLOP/s"] == "-"
+    assert row.texts["notes"].startswith("impossible: ")
+    shown = table(results).set_index("implementation")
     assert math.isnan(shown.loc["fused", "latency_s"])
     assert math.isnan(shown.loc["fused", "flops_per_s"])
     assert shown.loc["naive_loop", "flops_per_s"] == pytest.approx(
@@ -153,24 +152,24 @@ def test_impossible_times_of_a_journal_show_no_speed_anywhere(tmp_path):
 
 def test_rates_and_shares_follow_from_time_counts_and_ceilings(tmp_path):
     results = journals.write(tmp_path, journals.workloads(seq_len=(512,), mask=("causal",)), ("sdpa", "fused"))
-    shown = frame([results]).set_index("implementation")
+    shown = table(results).set_index("implementation")
     fused = shown.loc["fused"]
     assert fused["matmul_share"] == pytest.approx(fused["flops_per_s"] / 1.2e12)
     assert fused["copy_share"] == pytest.approx(fused["bytes_per_s"] / (8e10 / 3))
     assert fused["arithmetic_intensity"] == fused["useful_flops"] / fused["compulsory_bytes"]
     assert fused["executed_flops"] == pytest.approx(2 * fused["useful_flops"], rel=0.01)
     assert math.isnan(shown.loc["sdpa", "executed_flops"])
-    cells = {row.implementation: row.cells for row in table.rows(results)}
+    cells = {row["implementation"]: row.texts for row in tables.every(results)}
     assert cells["fused"]["executed"] == "2.0 x"
     assert cells["sdpa"]["executed"] == "unknown"
-    assert cells["sdpa"]["products"].endswith("%)")
+    assert cells["sdpa"]["FLOP/s"].endswith("%)")
 
 
 def test_a_journal_without_ceilings_is_read_as_before(tmp_path):
     results = journals.write(tmp_path, journals.workloads(seq_len=(512,)), ("sdpa", "fused"), levels={})
     assert results.ceilings == {}
     assert {record.status for record in results.records} == {Status.ok}
-    assert all("%" not in row.cells["products"] for row in table.rows(results))
+    assert all("%" not in row.texts["FLOP/s"] for row in tables.every(results))
     gallery = read(Path(__file__).parents[2] / "results" / "gallery" / "quick")
     assert len(gallery.records) > 50
 

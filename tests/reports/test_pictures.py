@@ -7,14 +7,16 @@ import pytest
 
 from attnbench.analysis.results import Results
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, Report, latency_plot, panels, style
-from attnbench.reports.table import shown
+from attnbench.reports import Picture, Report, latency_plot, lines, style
+from attnbench.reports.cells import shown
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
+from attnbench.storage.records import Arm
 from tests import journals
 
 DRAWN: dict[str, Report] = {
     name: report for name, report in plugs("attnbench.reports", "REPORT").items() if report.draw is not None
 }
+A = Arm(implementation="a")
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
 
 
@@ -82,7 +84,7 @@ def test_names_in_any_script_can_be_drawn(tmp_path: Path) -> None:
 
 
 def test_built_in_names_look_different_and_stay_as_they_are() -> None:
-    looks = {name: style.look(name) for name in style.BUILT_IN}
+    looks = {name: style.look(name) for name in style.built_in()}
     assert len({found.colour for found in looks.values()}) == len(looks) == 10
     assert len({found.marker for found in looks.values()}) == len(looks)
     assert len({found.width for found in looks.values()}) == len(looks)
@@ -93,7 +95,7 @@ def test_other_names_are_dashed_stars_drawn_from_the_name_alone() -> None:
     mine = style.look("mine")
     assert (mine.colour, mine.marker, mine.line) == ("#555555", (4, 1, 45), (0, (7, 2, 2, 2)))
     assert mine == style.look("mine")
-    assert all(found.line == "-" for found in style.BUILT_IN.values())
+    assert all(found.line == "-" for found in style.built_in().values())
 
 
 def test_labels_are_one_short_line() -> None:
@@ -116,14 +118,14 @@ def test_a_group_without_any_value_is_named(tmp_path: Path) -> None:
 
 
 def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Picture]]) -> None:
-    def series(*highs: float) -> panels.Series:
-        return {"a": [[panels.Point(length=8 * n, value=2.0, low=1.0, high=high) for n, high in enumerate(highs, 1)]]}
+    def series(*highs: float) -> lines.Series:
+        return {A: [[lines.Point(length=8 * n, value=2.0, low=1.0, high=high) for n, high in enumerate(highs, 1)]]}
 
-    assert panels.reach(series(3.0, 7.9)) is None
-    assert panels.reach(series(3.0, 800.0)) == (1.0, 2.0 * panels.LONG)
-    assert panels.reach({"a": [[panels.Point(length=8, value=2.0)]]}) is None
+    assert lines.reach(series(3.0, 7.9)) is None
+    assert lines.reach(series(3.0, 800.0)) == (1.0, 2.0 * lines.LONG)
+    assert lines.reach({A: [[lines.Point(length=8, value=2.0)]]}) is None
     assert not any("goes on" in picture.caption for found in pictures.values() for picture in found)
-    told = panels.notes(latency_plot.PLOT, [], series(3.0, 800.0))
+    told = lines.notes(latency_plot.PLOT, lines.Page(panels=(), letters=(), titles=()), series(3.0, 800.0))
     assert "A bar that leaves the picture goes on." in told
 
 
@@ -133,6 +135,6 @@ def test_a_cell_above_its_ceiling_is_spoken_of(tmp_path: Path) -> None:
         (picture,) = drawn("roofline_plot", results)
         return picture.caption
 
-    rates = [row.rates.flops_per_s for row in shown(journals.write(tmp_path / "one", POINTS[:2])) if row.rates]
-    assert "bad moment" not in caption("high", matmul=2 * max(rates))
-    assert "bad moment" in caption("low", matmul=max(rates) / 1.1)
+    highest = float(shown(journals.write(tmp_path / "one", POINTS[:2]))["flops_per_s"].max())
+    assert "bad moment" not in caption("high", matmul=2 * highest)
+    assert "bad moment" in caption("low", matmul=highest / 1.1)

@@ -190,7 +190,7 @@ def _explicit_mask(timed: Timed) -> str:
 
 
 def _without_mask(timed: Timed, row: Row) -> list[str]:
-    """Who ran the same backend on the same workload and no operator on a mask, the baseline before others; at most one."""
+    """Who ran the same backend and no operator on a mask, the baseline before others; at most one."""
     seen = timed.ran(row)
     if seen is None or not seen.observed:
         return []

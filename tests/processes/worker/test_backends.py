@@ -10,13 +10,13 @@ from torch import Tensor
 from torch.nn import functional as F
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from attnbench.analysis.breakdown import compiled, observed, ran
+from attnbench.analysis.breakdown import ran
 from attnbench.contract import Attention, BoundMask, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes.worker import backend, operators
 from attnbench.processes.worker.bench import Bench
-from attnbench.storage.operator_kinds import BACKENDS
+from attnbench.storage.operator_kinds import BACKENDS, compiled, observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload
 

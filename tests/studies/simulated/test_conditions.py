@@ -5,12 +5,12 @@ import re
 import msgspec
 import pytest
 
-from attnbench.reports import table
 from attnbench.statistics.intervals import median
 from attnbench.storage.journal import JOURNAL
 from studies.simulated import virtual
 from studies.simulated.virtual import VirtualCrew, plan
 from studies.simulated.worlds import WORLDS
+from tests import tables
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 
@@ -46,7 +46,7 @@ def test_page_faults_are_counted_call_by_call_and_told(tmp_path):
     results = run_in("calm", tmp_path, faults=lambda _, name: 900 if name == "same" else 0)
     assert {each.num_faults / each.num_calls for each in samples(results)} == {900}
     assert {each.num_faults for each in samples(results, "baseline")} == {0}
-    notes = {row.implementation: row.cells["notes"] for row in table.rows(results)}
+    notes = {row["implementation"]: row.texts["notes"] for row in tables.every(results)}
     assert "900 page faults" in notes["same"] or "page faults dominate (900" in notes["same"]
     assert "page fault" not in notes["baseline"]
 

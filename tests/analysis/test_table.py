@@ -1,13 +1,17 @@
 """Runs as tables: one row for each cell, missing values missing, the same from any path."""
 
+import dataclasses
 import math
 from pathlib import Path
 
+import msgspec
 import pandas as pd
 import pytest
 
-from attnbench.analysis.frame import CELL_COLUMNS, SAMPLE_COLUMNS, load, samples
+from attnbench.analysis.table import CELL_COLUMNS, SAMPLE_COLUMNS, load, metric_columns, panels, rows, samples
+from attnbench.analysis.table import table as of_run
 from attnbench.storage.journal import JOURNAL
+from attnbench.storage.records import Measurement, Sample
 from attnbench.workloads.workload import Workload
 from tests import journals
 
@@ -99,3 +103,41 @@ def test_a_path_without_a_run_says_what_to_give(tmp_path: Path) -> None:
 def test_a_finite_error_is_told_as_a_share_of_what_is_allowed(table: pd.DataFrame) -> None:
     assert (table.loc[table["status"] == "ok", "error_ratio"] <= 1).all()
     assert math.isnan(table.loc[table["status"] == "unsupported", "error_ratio"].iloc[0])
+
+
+def test_two_rows_of_one_cell_are_refused(tmp_path: Path) -> None:
+    results = journals.write(tmp_path, POINTS[:2], ("sdpa", "fused"))
+    assert len(of_run(results)) == 4
+    twice = dataclasses.replace(results, records=(*results.records, results.records[1]))
+    with pytest.raises(AssertionError, match=r"two rows of one cell: .*'implementation': 'fused'"):
+        of_run(twice)
+    sided = msgspec.structs.replace(results.records[1], side="base")
+    assert len(of_run(dataclasses.replace(results, records=(*results.records, sided)))) == 5
+
+
+def test_any_metric_has_a_column_with_its_unit(tmp_path: Path) -> None:
+    results = journals.write(tmp_path, POINTS[:1], ("sdpa",))
+    found = Measurement(metric="wait", unit="J/s", samples=(Sample(2.5), Sample(1.5), Sample(9.0)))
+    (record,) = results.records
+    told = dataclasses.replace(results, records=(msgspec.structs.replace(record, measurements=(found,)),))
+    assert of_run(told)["wait_j_per_s"].tolist() == [2.5]
+    assert [(each.name, each.unit, each.heading) for each in metric_columns(told)] == [("wait_j_per_s", "J/s", "wait")]
+
+
+def test_rows_have_none_where_a_value_is_missing(table: pd.DataFrame) -> None:
+    failed = [row for row in rows(table) if row["status"] == "unsupported"]
+    assert failed
+    assert {row[column] for row in failed for column in ("latency_s", "verdict", "ran", "num_operators")} == {None}
+    assert {type(row["seq_len"]) for row in failed} == {int}
+
+
+def test_panels_go_over_the_length_that_varies(tmp_path: Path) -> None:
+    points = [*journals.workloads(seq_len=(128, 512)), *journals.workloads(seq_len=(128, 512), kv_len=(2048,))]
+    square = of_run(journals.write(tmp_path / "square", tuple(points), ("sdpa",)))
+    assert [(each.axis, each.other, each.lengths) for each in panels(square)] == [
+        ("seq_len", "", [128, 512]),
+        ("seq_len", "S=2048", [128, 512]),
+    ]
+    decoding = journals.workloads(seq_len=(1,), kv_len=(128, 512))
+    (panel,) = panels(of_run(journals.write(tmp_path / "decoding", decoding, ("sdpa",))))
+    assert (panel.axis, panel.other, panel.lengths, panel.letter) == ("kv_len", "T=1", [128, 512], "S")

@@ -9,16 +9,18 @@ from pathlib import Path
 import msgspec
 import pytest
 
+from attnbench.analysis.cell_warnings import warnings_of
 from attnbench.analysis.results import Results
 from attnbench.analysis.system_load import SystemLoad
-from attnbench.reports import latency_plot, markdown, story, table, words
-from attnbench.reports.doubts import held_against
+from attnbench.reports import cells, latency_plot, markdown, story, words
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import Measurement, Operators, Record, Sample, Status
+from attnbench.text import escaped, plain
+from attnbench.units import percent, span
 from attnbench.workloads.workload import Workload
-from tests import journals
+from tests import journals, tables
 
-SPEEDS = ("time per call", "ratio", "verdict", "products", "traffic", "intensity", "executed", "memory")
+SPEEDS = ("time per call", "ratio", "verdict", "FLOP/s", "bandwidth", "intensity", "executed", "peak memory")
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
 
 
@@ -28,32 +30,32 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
 
 
 def test_no_cell_is_blank_and_every_column_is_there(results: Results) -> None:
-    for row in table.rows(results):
-        assert tuple(row.cells) == table.COLUMNS
-        assert all(text.strip() for text in row.cells.values())
+    for row in tables.every(results):
+        assert list(row.texts) == [column.heading for column in cells.columns(results)]
+        assert all(text.strip() for text in row.texts.values())
 
 
 def test_every_record_has_its_row(results: Results) -> None:
-    assert len(table.rows(results)) == len(results.records)
+    assert len(tables.every(results)) == len(results.records)
 
 
 def test_rows_go_by_length_and_then_fastest_first(results: Results) -> None:
-    for members in table.groups(results).values():
-        keys = [row.sort_key for row in members]
+    for members in cells.groups(results).values():
+        keys = [(row["seq_len"], row["kv_len"], row["paired_latency_s"] or math.inf) for row in members]
         assert keys == sorted(keys)
 
 
 def test_what_is_not_ok_shows_no_speed_and_gives_its_reason(results: Results) -> None:
-    failed = [row for row in table.rows(results) if row.status != "ok"]
+    failed = [row for row in tables.every(results) if row["status"] != "ok"]
     assert failed
     for row in failed:
-        assert [row.cells[column] for column in SPEEDS] == ["-"] * len(SPEEDS)
-        assert row.cells["notes"] == words.plain(row.message)
-    assert {row.cells["status"] for row in failed} >= {"timeout (predicted)", "unsupported", "crashed", "disagrees"}
+        assert [row.texts[column] for column in SPEEDS] == ["-"] * len(SPEEDS)
+        assert row.texts["notes"] == plain(row["message"])
+    assert {row.texts["status"] for row in failed} >= {"timeout (predicted)", "unsupported", "crashed", "disagrees"}
 
 
 def test_groups_are_titled_in_words(results: Results) -> None:
-    titles = list(table.groups(results))
+    titles = list(cells.groups(results))
     assert titles[0] == "attention only, forward, float32, no mask, B=1 H=8 K=64"
     assert titles[3] == "whole module, forward, float32, causal, B=1 H=8 K=64"
 
@@ -61,7 +63,7 @@ def test_groups_are_titled_in_words(results: Results) -> None:
 def test_unusual_axes_are_told() -> None:
     axes = {"num_kv_heads": 2, "dropout": 0.1, "device": "cuda:1", "num_threads": 1, "seed": 3, "value_dim": 32}
     axes |= {"layout": "transposed", "float32_matmul_precision": "high"}
-    told = words.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes))
+    told = words.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes).axes())
     sizes = "B=1 H=8 G=2 K=64 V=32"
     how = "transposed in memory, high precision of float32 products"
     head = "attention only, inference, float32, sliding window(8)"
@@ -71,7 +73,7 @@ def test_unusual_axes_are_told() -> None:
 def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
     points = journals.workloads(dtype=("float32", "bfloat16"), seq_len=(2048,))
     short = journals.write(tmp_path, points, ("sdpa", "fused"), num_epochs=1, num_visits=2)
-    notes = {(row.workload.dtype, row.implementation): row.cells["notes"] for row in table.rows(short)}
+    notes = {(row["dtype"], row["implementation"]): row.texts["notes"] for row in tables.every(short)}
     few = "2 visits: too few for an interval; 8 samples only"
     assert notes["float32", "sdpa"] == few
     faults = "page faults dominate (16,384 a call, about 51 % of the time): --allocator retain"
@@ -105,7 +107,7 @@ def doubted(
         measurements=(Measurement(metric="latency", unit="s", samples=samples),),
     )
     discarded = frozenset((sample.epoch, sample.visit, sample.block) for sample in samples[:num_discarded])
-    return list(held_against(record, median_estimate(samples), discarded))
+    return list(warnings_of(record, median_estimate(samples), discarded))
 
 
 STEADY = [1e-3] * 12
@@ -132,21 +134,21 @@ def test_what_others_and_the_host_took_is_told_beside_each_number(
 ) -> None:
     load = SystemLoad(others=others, stolen=stolen, free_bytes=2**30)
     loaded = dataclasses.replace(results, system_load=load)
-    timed = [row for row in table.rows(loaded) if row.time is not None]
+    timed = [row for row in tables.every(loaded) if row["latency_s"] is not None]
     told = "20 % of the processors' time during the run"
     assert timed
-    assert all(any(told in doubt for doubt in row.doubts) is is_told for row in timed)
+    assert all((told in (row["warnings"] or "")) is is_told for row in timed)
     facts = story.facts(loaded)
-    shares = table.percent(others), table.percent(stolen)
-    assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["disturbances"]
+    shares = percent(others), percent(stolen)
+    assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["interference"]
     assert facts["free memory"] == "1.00 GiB as processes began"
     assert story.facts(results)["free memory"] == "-"
 
 
 def test_discarded_blocks_are_told_where_they_are_and_nowhere_else(results: Results) -> None:
     discarded = frozenset((0, visit, block) for visit in range(4) for block in range(4))  # the first of three processes
-    notes = table.rows(dataclasses.replace(results, discarded={POINTS[0].id: discarded}))
-    told = {row.workload.id for row in notes if "other work on the machine: 16 of 48 blocks discarded" in row.doubts}
+    notes = tables.every(dataclasses.replace(results, discarded={POINTS[0].id: discarded}))
+    told = {row["workload"] for row in notes if "other work on the machine: 16 of 48 blocks discarded" in row.doubts}
     assert told == {POINTS[0].id}
 
 
@@ -184,8 +186,8 @@ def test_page_faults_are_told_by_what_the_run_saw_one_cost(fault_s: float, told:
 def test_what_a_cpu_makes_of_a_precision_is_told(tmp_path: Path, precision: str, said: str) -> None:
     points = journals.workloads(seq_len=(128,), float32_matmul_precision=("highest", precision))
     told = {
-        row.workload.float32_matmul_precision: row.cells["notes"]
-        for row in table.rows(journals.write(tmp_path, points, ("sdpa",)))
+        row["float32_matmul_precision"]: row.texts["notes"]
+        for row in tables.every(journals.write(tmp_path, points, ("sdpa",)))
     }
     assert said in told[precision]
     assert said not in told["highest"]
@@ -193,24 +195,24 @@ def test_what_a_cpu_makes_of_a_precision_is_told(tmp_path: Path, precision: str,
 
 def test_an_error_that_is_not_finite_is_told(tmp_path: Path) -> None:
     lied = journals.write(tmp_path, POINTS[:1], ("sdpa", "liar"))
-    assert [row.cells["error"] for row in table.rows(lied) if row.implementation == "liar"] == ["not finite"]
+    assert [row.texts["error"] for row in tables.every(lied) if row["implementation"] == "liar"] == ["not finite"]
 
 
 def test_each_workload_has_one_fastest_and_the_others_say_why_they_are_not(results: Results) -> None:
-    timed = [row for row in table.rows(results) if row.time is not None]
+    timed = [row for row in tables.every(results) if row["latency_s"] is not None]
     told: dict[str, list[str]] = {}
     for row in timed:
-        told.setdefault(row.workload.id, []).append(row.cells["why slower"])
+        told.setdefault(row["workload"], []).append(row.texts["why slower"])
     assert all(texts.count("fastest") == 1 for texts in told.values())
     assert all(text != "-" for texts in told.values() for text in texts)
-    fused = next(row for row in timed if row.implementation == "fused" and row.workload.seq_len == 2048)
+    fused = next(row for row in timed if row["implementation"] == "fused" and row["seq_len"] == 2048)
     assert re.fullmatch(
-        r"\d\d % page faults on the 128 MiB score matrix; \d\d % matmul \(bmm\)", fused.cells["why slower"]
+        r"\d\d % page faults on the 128 MiB score matrix; \d\d % matmul \(bmm\)", fused.texts["why slower"]
     )
 
 
 def test_what_ran_stands_beside_the_time(results: Results) -> None:
-    rows = {(row.workload.seq_len, row.implementation): row.cells for row in table.rows(results)}
+    rows = {(row["seq_len"], row["implementation"]): row.texts for row in tables.every(results)}
     assert [rows[2048, "sdpa"][name] for name in ("ran", "operators", "allocated")] == ["flash", "1", "0 B"]
     assert [rows[128, "fused"][name] for name in ("ran", "operators", "allocated")] == ["bmm", "6", "1.50 MiB"]
     assert [rows[2048, "naive_loop"][name] for name in ("ran", "operators", "allocated")] == ["-"] * 3
@@ -218,29 +220,29 @@ def test_what_ran_stands_beside_the_time(results: Results) -> None:
 
 def test_what_this_run_could_not_have_is_told_once_and_takes_no_row(tmp_path: Path) -> None:
     found = journals.write(tmp_path / "one", POINTS[:4], ("sdpa", "fused", "torch_mha"))
-    assert "torch_mha" in {row.implementation for row in table.rows(found)}  # for programs
-    assert "torch_mha" not in {row.implementation for members in table.groups(found).values() for row in members}
-    told = f"torch_mha ({words.plain(journals.REASON)})"
-    assert story.facts(found)["not to be had here"] == told
-    assert f"- **not to be had here**: {markdown.escaped(told)}\n" in markdown.summary(found)
+    assert "torch_mha" in {row["implementation"] for row in tables.every(found)}  # for programs
+    assert "torch_mha" not in {row["implementation"] for members in cells.groups(found).values() for row in members}
+    told = f"torch_mha ({plain(journals.REASON)})"
+    assert story.facts(found)["not available here"] == told
+    assert f"- **not available here**: {escaped(told)}\n" in markdown.summary(found)
     assert not any("torch_mha" in picture.caption for picture in latency_plot.REPORT.draw(found))
 
 
 def test_what_is_supported_somewhere_keeps_its_rows(results: Results) -> None:
-    assert table.absent(results) == {}
-    assert len(table.shown(results)) == len(table.rows(results))
+    assert cells.absent(results) == {}
+    assert len(cells.shown(results)) == len(tables.every(results))
 
 
 def test_a_run_of_nothing_but_the_unsupported_shows_why(tmp_path: Path) -> None:
     found = journals.write(tmp_path, POINTS[:2], ("torch_mha",))
-    assert {row.cells["notes"] for row in table.shown(found)} == {words.plain(journals.REASON)}
+    assert {row.texts["notes"] for row in tables.every(found)} == {plain(journals.REASON)}
 
 
 def test_undecided_says_what_it_would_have_seen(tmp_path: Path) -> None:
     short = journals.write(tmp_path, POINTS[:1], ("sdpa", "fused"), num_epochs=1, num_visits=2)
-    assert {row.cells["verdict"] for row in table.rows(short)} == {
+    assert {row.texts["verdict"] for row in tables.every(short)} == {
         "baseline",
-        "undecided (too few visits; 1 s more may tell)",
+        "undecided (too few visits; about 1 s more needed)",
     }
 
 
@@ -255,4 +257,4 @@ def test_undecided_says_what_it_would_have_seen(tmp_path: Path) -> None:
     ],
 )
 def test_digits_follow_the_interval(numbers: tuple[float, float, float], expected: str) -> None:
-    assert table.span(*numbers, "s") == expected
+    assert span(*numbers, "s") == expected
