@@ -13,7 +13,7 @@ from attnbench.reports import Picture, Report, style, words
 from attnbench.reports.lines import draw
 from attnbench.reports.panels import Panel, Plot, Point
 from attnbench.reports.table import Row
-from attnbench.statistics.verdicts import margin
+from attnbench.statistics.effects import margin
 from attnbench.storage.records import Verdict
 
 

@@ -8,7 +8,7 @@ from attnbench.analysis.overall import by_side
 from attnbench.analysis.results import Results
 from attnbench.reports import verdicts, words
 from attnbench.reports.table import percent, span
-from attnbench.statistics.verdicts import margin
+from attnbench.statistics.effects import margin
 from attnbench.storage.records import Environment
 from attnbench.units import MISSING, show
 
