@@ -176,9 +176,7 @@ class Relative:
     num_epochs: int
 
 
-def effect_between_runs(
-    base: Relative, candidate: Relative, between_runs: float, least_floor: float = 0.0
-) -> Effect:
+def effect_between_runs(base: Relative, candidate: Relative, between_runs: float, least_floor: float = 0.0) -> Effect:
     """How many times longer a cell takes than in another run, each relative to the reference of its own run.
 
     Two runs share no block, so that no pair can be made between them, and the state of a machine differs by tens of

@@ -47,6 +47,11 @@ class Correction(enum.Enum):
             return false_share
         return false_share / sum(1 / rank for rank in range(1, number + 1))
 
+    def detectable(self, effect: Effect, needed: "Needed") -> float | None:
+        """The relative slowdown that repetitions of this effect would find, beside those that are found already."""
+        find = detectable if self is Correction.e_bh else detectable_between_runs
+        return find(effect, needed.differ)
+
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -91,8 +96,7 @@ class Judgement:
     @property
     def detectable(self) -> float | None:
         """The relative slowdown that would be found in 80 % of repetitions; None: none would, or nobody knows."""
-        find = detectable if self.correction is Correction.e_bh else detectable_between_runs
-        return find(self.effect, self.needed.differ)
+        return self.correction.detectable(self.effect, self.needed)
 
     @property
     def is_settled(self) -> bool:
@@ -132,34 +136,36 @@ def judge(effects: Sequence[Effect], policy: Policy = ALONE) -> list[Judgement]:
 
 def _judgement(effect: Effect, policy: Policy, needed: Needed, *, differs: bool, agrees: bool) -> Judgement:
     """The verdict on one effect, of which the evidence of the family says whether it differs or agrees."""
-
-    def conclude(verdict: Verdict, reason: Reason | None = None) -> Judgement:
-        return Judgement(effect=effect, verdict=verdict, reason=reason, needed=needed, correction=policy.correction)
-
     allowed, high = effect.allowed, effect.ratio.high
     is_paired = policy.correction is Correction.e_bh
-    differs = differs and effect.num_processes >= policy.fewest_processes
-    if differs and effect.log < 0:
-        return conclude(Verdict.faster)
-    if differs and effect.log > math.log1p(max(effect.margin, allowed or 0.0)):
-        return conclude(Verdict.slower)
-    if allowed == math.inf:
-        return conclude(Verdict.equivalent)
-    if effect.num_processes < policy.fewest_processes:
-        return conclude(Verdict.undecided, Reason.few_processes)
     is_allowed = allowed is not None and high is not None and high <= 1 + allowed
-    if allowed is not None and allowed < effect.lowest:
-        return conclude(Verdict.undecided, Reason.noise_floor)
-    if allowed is not None and allowed < effect.smallest and not is_allowed:
-        return conclude(Verdict.undecided, Reason.smallest_effect)
-    if agrees or is_allowed or (differs and is_paired):  # pairs show by how much, two runs drift apart
-        return conclude(Verdict.equivalent)
-    undecided = conclude(Verdict.undecided, Reason.imprecise)
-    if policy.detectable is None or (is_paired and effect.seems_slower):
-        return undecided
-    smallest = undecided.detectable
-    would_show = smallest is not None and smallest <= policy.detectable
-    return conclude(Verdict.equivalent) if would_show else undecided
+    differs = differs and effect.num_processes >= policy.fewest_processes
+    verdict, reason = Verdict.undecided, None
+    if differs and effect.log < 0:
+        verdict = Verdict.faster
+    elif differs and effect.log > math.log1p(max(effect.margin, allowed or 0.0)):
+        verdict = Verdict.slower
+    elif allowed == math.inf:
+        verdict = Verdict.equivalent
+    elif effect.num_processes < policy.fewest_processes:
+        reason = Reason.few_processes
+    elif allowed is not None and allowed < effect.lowest:
+        reason = Reason.noise_floor
+    elif allowed is not None and allowed < effect.smallest and not is_allowed:
+        reason = Reason.smallest_effect
+    elif agrees or is_allowed or (differs and is_paired) or _would_show(effect, policy, needed):
+        verdict = Verdict.equivalent  # pairs show by how much they differ; two runs drift, and their intervals count
+    else:
+        reason = Reason.imprecise
+    return Judgement(effect=effect, verdict=verdict, reason=reason, needed=needed, correction=policy.correction)
+
+
+def _would_show(effect: Effect, policy: Policy, needed: Needed) -> bool:
+    """Whether a slowdown that has to be detectable would have shown, and pairs do not point to one."""
+    if policy.detectable is None or (policy.correction is Correction.e_bh and effect.seems_slower):
+        return False
+    smallest = policy.correction.detectable(effect, needed)
+    return smallest is not None and smallest <= policy.detectable
 
 
 def needed(verdicts: Sequence[Verdict], false_share: float = FALSE_SHARE) -> Needed:

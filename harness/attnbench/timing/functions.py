@@ -15,7 +15,7 @@ from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs, t_quantile
 from attnbench.statistics.verdicts import Judgement, detectable, judge
-from attnbench.storage.records import PROBE, SMALLEST_EFFECT, Arm, Comparison, Role, Sample, Verdict
+from attnbench.storage.records import PROBE, SMALLEST_EFFECT, Arm, Comparison, Role, Sample
 from attnbench.timing import blocks as measure
 from attnbench.timing.schedule import GROWTH, visit_seed
 from attnbench.workloads.workload import Workload

@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.gate import times
-from attnbench.analysis.gate.judge import ailments, fingerprints, judge
-from attnbench.analysis.gate.rulings import Kind
+from attnbench.analysis.gate import certain, times
+from attnbench.analysis.gate.decision import fingerprints, invalid_reasons, judge
+from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import SCHEMA, BaselineAccepted, Event, RunStarted
@@ -113,7 +113,7 @@ def _require_sound(found: Results, thresholds: Thresholds) -> None:
         first = f"{wrong[0].implementation} on {wrong[0].workload.id}: {wrong[0].status}"
         told = f"{found.run} has {len(wrong)} cells that went wrong ({first})"
         raise ValueError(f"{told}: mend them, or leave them out with --implementation or --set, and run again")
-    reasons = list(ailments(found, thresholds, "the run"))
+    reasons = list(invalid_reasons(found, thresholds, "the run"))
     if not fingerprints(found):
         reasons.append("the run has no cells")
     reasons.extend(_shortage(found, thresholds.fewest_epochs))
@@ -134,12 +134,15 @@ def _require_believable(before: Results, found: Results, thresholds: Thresholds)
 
     No rule has a say in it: rules are about what may grow.
     """
-    doubts = (Kind.suspicious, Kind.unchecked)
     judged = judge(before, found, msgspec.structs.replace(thresholds, rule=()))
-    doubted = [ruling for ruling in judged.rulings if ruling.kind in doubts]
-    if doubted:
-        told = f"{doubted[0].cell}: {doubted[0].words}"
-        raise ValueError(f"{found.run} cannot become a baseline: {told} ({len(doubted)} such)")
+    doubtful = [
+        ruling
+        for ruling in judged.of(Outcome.finding)
+        if ruling.kind is Kind.suspicious or ruling.metric == certain.CHECK
+    ]
+    if doubtful:
+        words = f"{doubtful[0].cell}: {doubtful[0].words}"
+        raise ValueError(f"{found.run} cannot become a baseline: {words} ({len(doubtful)} such)")
 
 
 def _first(history: Sequence[Event]) -> RunStarted:
