@@ -12,7 +12,7 @@ Benjamini and Yekutieli, 2001, https://doi.org/10.1214/aos/1013699998.
 import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -47,11 +47,6 @@ class Correction(enum.Enum):
             return false_share
         return false_share / sum(1 / rank for rank in range(1, number + 1))
 
-    def detectable(self, effect: Effect, needed: "Needed") -> float | None:
-        """The relative slowdown that repetitions of this effect would find, beside those that are found already."""
-        find = detectable if self is Correction.e_bh else detectable_between_runs
-        return find(effect, needed.differ)
-
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
@@ -64,6 +59,11 @@ class Policy:
     """With fewer there is no verdict, except that an unlimited growth is allowed."""
     detectable: float | None = None
     """Relative. Where a slowdown of this size would have shown and none did, no slower is as good as equivalent."""
+
+    @property
+    def is_paired(self) -> bool:
+        """Whether effects are of pairs in blocks, which show by how much two differ; separate runs drift."""
+        return self.correction is Correction.e_bh
 
 
 class Reason(enum.StrEnum):
@@ -91,12 +91,20 @@ class Judgement:
     verdict: Verdict
     reason: Reason | None  # where the verdict is undecided
     needed: Needed
-    correction: Correction
+    policy: Policy
 
     @property
     def detectable(self) -> float | None:
         """The relative slowdown that would be found in 80 % of repetitions; None: none would, or nobody knows."""
-        return self.correction.detectable(self.effect, self.needed)
+        find = detectable if self.policy.is_paired else detectable_between_runs
+        return find(self.effect, self.needed.differ)
+
+    @property
+    def would_show(self) -> bool:
+        """Whether a slowdown of the size that the policy asks for would have shown, and pairs do not point to one."""
+        if self.policy.detectable is None or (self.policy.is_paired and self.effect.seems_slower):
+            return False
+        return self.detectable is not None and self.detectable <= self.policy.detectable
 
     @property
     def is_settled(self) -> bool:
@@ -124,7 +132,7 @@ def judge(effects: Sequence[Effect], policy: Policy = ALONE) -> list[Judgement]:
     """
     share = policy.correction.share(policy.false_share, len(effects))
     beyond = np.array([each.is_beyond for each in effects], dtype=bool)
-    counts = beyond | (policy.correction is not Correction.e_bh)
+    counts = beyond | (not policy.is_paired)
     differ = evidence.discoveries(np.where(counts, [each.e_same for each in effects], 0.0), share)
     agree = evidence.discoveries(np.array([each.e_apart if each.is_within else 0.0 for each in effects]), share)
     needed = _needed(len(effects), int(differ.sum()), int(agree.sum()), share)
@@ -136,8 +144,8 @@ def judge(effects: Sequence[Effect], policy: Policy = ALONE) -> list[Judgement]:
 
 def _judgement(effect: Effect, policy: Policy, needed: Needed, *, differs: bool, agrees: bool) -> Judgement:
     """The verdict on one effect, of which the evidence of the family says whether it differs or agrees."""
+    judged = Judgement(effect=effect, verdict=Verdict.undecided, reason=Reason.imprecise, needed=needed, policy=policy)
     allowed, high = effect.allowed, effect.ratio.high
-    is_paired = policy.correction is Correction.e_bh
     is_allowed = allowed is not None and high is not None and high <= 1 + allowed
     differs = differs and effect.num_processes >= policy.fewest_processes
     verdict, reason = Verdict.undecided, None
@@ -153,19 +161,11 @@ def _judgement(effect: Effect, policy: Policy, needed: Needed, *, differs: bool,
         reason = Reason.noise_floor
     elif allowed is not None and allowed < effect.smallest and not is_allowed:
         reason = Reason.smallest_effect
-    elif agrees or is_allowed or (differs and is_paired) or _would_show(effect, policy, needed):
-        verdict = Verdict.equivalent  # pairs show by how much they differ; two runs drift, and their intervals count
+    elif agrees or is_allowed or (differs and policy.is_paired) or judged.would_show:
+        verdict = Verdict.equivalent
     else:
         reason = Reason.imprecise
-    return Judgement(effect=effect, verdict=verdict, reason=reason, needed=needed, correction=policy.correction)
-
-
-def _would_show(effect: Effect, policy: Policy, needed: Needed) -> bool:
-    """Whether a slowdown that has to be detectable would have shown, and pairs do not point to one."""
-    if policy.detectable is None or (policy.correction is Correction.e_bh and effect.seems_slower):
-        return False
-    smallest = policy.correction.detectable(effect, needed)
-    return smallest is not None and smallest <= policy.detectable
+    return replace(judged, verdict=verdict, reason=reason)
 
 
 def needed(verdicts: Sequence[Verdict], false_share: float = FALSE_SHARE) -> Needed:

@@ -87,7 +87,7 @@ def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
     )
     of_key = {match.key: match for match in matches}
     made = [
-        suspected(_ruling(key, judged, policy, values[key]), of_key[key], thresholds)
+        suspected(_ruling(key, judged, values[key]), of_key[key], thresholds)
         for key, judged in zip(effects, judge(list(effects.values()), policy), strict=True)
     ]
     asked_of_all = thresholds.asked_of_all(effects, LATENCY)
@@ -104,7 +104,7 @@ def _suite_between_runs(
     policy = Policy(correction=Correction.benjamini_yekutieli, detectable=thresholds.see)
     (judged,) = judge([replace(effect, allowed=allowed)], policy)
     number = sum(map(len, by_workload.values()))
-    return _ruling((EVERY, EVERY), judged, policy, lead=f"geometric mean over {number} times: ")
+    return _ruling((EVERY, EVERY), judged, lead=f"geometric mean over {number} times: ")
 
 
 def _not_compared(old: Record, new: Record, reference: str, obstacle: str, *, is_elsewhere: bool) -> Ruling:
@@ -147,7 +147,7 @@ def side_by_side(  # noqa: PLR0913 - the effects, and what bounds them
     for (record, _), judged in zip(cells, judge(effects, policy), strict=True):
         match = of_key[key_of(record)]
         values = _medians(match.base, match.candidate)
-        made.append(suspected(_ruling(key_of(record), judged, policy, values), match, thresholds))
+        made.append(suspected(_ruling(key_of(record), judged, values), match, thresholds))
     return made
 
 
@@ -168,7 +168,7 @@ def whole(effect: Effect | None, thresholds: Thresholds, cells: Collection[Key])
     if effect is None:
         return _no_whole("nothing can be said of the whole")
     (judged,) = judge([replace(effect, allowed=thresholds.asked_of_all(cells, LATENCY))], WHOLE)
-    return _ruling((EVERY, EVERY), judged, WHOLE, lead="geometric mean: ")
+    return _ruling((EVERY, EVERY), judged, lead="geometric mean: ")
 
 
 def _no_whole(words: str) -> Ruling:
@@ -211,7 +211,7 @@ def _medians(old: Record | None, new: Record | None) -> Values:
     return base, candidate, "s"
 
 
-def _ruling(key: Key, judged: Judgement, policy: Policy, values: Values = (None, None, ""), lead: str = "") -> Ruling:
+def _ruling(key: Key, judged: Judgement, values: Values = (None, None, ""), lead: str = "") -> Ruling:
     ratio, kind = judged.effect.ratio, KINDS[judged.verdict]
     base, candidate, unit = values
     return Ruling(
@@ -220,7 +220,7 @@ def _ruling(key: Key, judged: Judgement, policy: Policy, values: Values = (None,
         metric=LATENCY,
         kind=kind,
         outcome=OUTCOMES[kind],
-        words=lead + words(judged, policy),
+        words=lead + words(judged),
         reason=judged.reason,
         base=base,
         candidate=candidate,
@@ -232,36 +232,31 @@ def _ruling(key: Key, judged: Judgement, policy: Policy, values: Values = (None,
     )
 
 
-def words(judged: Judgement, policy: Policy) -> str:
+def words(judged: Judgement) -> str:
     """What a judgement says, and why; where more would help, what to do."""
-    effect, change, smallest = judged.effect, _change(judged.effect.ratio), judged.detectable
+    effect, change, allowed = judged.effect, _change(judged.effect.ratio), judged.effect.allowed
     if judged.verdict is Verdict.undecided:
-        return _undecided(judged, policy)
+        return _undecided(judged)
     if judged.verdict is Verdict.faster:
         return f"faster: {change}"
-    if judged.verdict is Verdict.equivalent and effect.is_within and effect.allowed is None:
-        return f"equivalent: {change}"
-    allowed = f"; {_allowance(effect)}" if effect.allowed is not None else ""
     if judged.verdict is Verdict.slower:
-        return f"slower: {change}{allowed}"
-    would_show = policy.detectable is not None and smallest is not None and smallest <= policy.detectable
-    return f"no slower: {change}" if would_show and not effect.seems_slower else f"{change}{allowed}"
+        return f"slower: {change}" + ("" if allowed is None else f"; allowed is {percent(max(allowed, effect.margin))}")
+    if effect.is_within and effect.e_apart >= judged.needed.agree and allowed != math.inf:
+        return f"equivalent: {change}"
+    if allowed is not None and (allowed == math.inf or not judged.would_show):
+        return f"{change}; {'any growth is allowed' if allowed == math.inf else f'allowed is {percent(allowed)}'}"
+    return f"{'not clearly slower' if effect.seems_slower else 'no slower'}: {change}"
 
 
-def _allowance(effect: Effect) -> str:
-    allowed = max(effect.allowed or 0.0, effect.margin)
-    return "any growth is allowed" if math.isinf(allowed) else f"allowed is {percent(allowed)}"
-
-
-def _undecided(judged: Judgement, policy: Policy) -> str:
-    effect, is_paired = judged.effect, policy.correction is Correction.e_bh
+def _undecided(judged: Judgement) -> str:
+    effect, policy = judged.effect, judged.policy
     if judged.reason is Reason.few_processes:
         measured = f"measured in {processes(effect.num_processes)}"
         more = "raise num_epochs in the sweep file, and --rounds to as many or more"
         return f"{measured}; a gate judges from {policy.fewest_processes} in each run on: {more}"
     asked = effect.allowed or 0.0
     if judged.reason is Reason.noise_floor:
-        where = "in this session" if is_paired else "between two separate runs"
+        where = "in this session" if policy.is_paired else "between two separate runs"
         why = f"identical code may seem {percent(effect.lowest)} apart {where}; raise it, or measure longer"
         return f"a threshold of {percent(asked)} cannot be judged: {why}"
     if judged.reason is Reason.smallest_effect:
@@ -269,13 +264,10 @@ def _undecided(judged: Judgement, policy: Policy) -> str:
         return f"a threshold of {percent(asked)} cannot be judged: {why}; " + (
             f"compare with --smallest-effect {asked:g}" if asked else "raise it"
         )
-    smallest = judged.detectable
-    could = (
-        "there are too few visits for an interval"
-        if smallest is None
-        else f"differences above {reach(smallest)} would show"
-    )
-    return f"undecided: {_change(effect.ratio)}; {could}" + ("" if is_paired else "; run with more --rounds")
+    show = "too few measurements to show any difference"
+    if judged.detectable is not None:
+        show = f"differences above {reach(judged.detectable)} would show"
+    return f"undecided: {_change(effect.ratio)}; {show}" + ("" if policy.is_paired else "; run with more --rounds")
 
 
 def reach(smallest: float) -> str:
