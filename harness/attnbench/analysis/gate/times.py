@@ -28,6 +28,8 @@ KINDS = {
     Verdict.equivalent: Kind.same,
     Verdict.undecided: Kind.undecided,
 }
+Values = tuple[float | None, float | None, str]
+"""What is shown of base and candidate, and its unit."""
 FARTHEST = 9.0
 """From here on the number of percents says no more."""
 WHOLE_CHECK = ("normal", "needles", "large", "equal")
@@ -62,7 +64,7 @@ def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
     before, after = relatives(base), relatives(candidate)
     least_floor = thresholds.elsewhere if is_elsewhere else 0.0
     effects: dict[Key, Effect] = {}
-    values: dict[Key, tuple[float, float, str]] = {}
+    values: dict[Key, Values] = {}
     by_workload: dict[str, list[Estimate]] = {}
     others = []
     for old, new in both_ok(matches):
@@ -77,7 +79,8 @@ def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
         allowed = max(thresholds.allowed(*key, LATENCY), least_floor)
         is_asked = thresholds.asked(*key, LATENCY) is not None and not is_elsewhere
         effects[key] = replace(effect, allowed=allowed, lowest=effect.margin if is_asked else 0.0)
-        values[key] = (*(each.ratio.point for each in pair), "x") if is_elsewhere else _medians(old, new)
+        ratios = pair[0].ratio.point, pair[1].ratio.point, "x"
+        values[key] = ratios if is_elsewhere else _medians(old, new)
         if effect.ratio.standard_error is not None and effect.num_processes >= thresholds.fewest_epochs:
             by_workload.setdefault(key[0], []).append(effect_between_runs(*pair, 0.0).ratio)
     policy = Policy(
@@ -196,10 +199,6 @@ def is_checked(match: Match) -> bool:
     probes = {probe.probe for probe in agreement.probes}
     before = tried(None if match.base is None else match.base.agreement)
     return set(WHOLE_CHECK) <= probes or (bool(before) and before <= tried(agreement) and len(probes) > 1)
-
-
-Values = tuple[float | None, float | None, str]
-"""What is shown of base and candidate, and its unit."""
 
 
 def _medians(old: Record | None, new: Record | None) -> Values:
