@@ -127,6 +127,6 @@ def test_what_is_plainly_faster_is_so_whatever_is_allowed(allowed):
 
 
 def test_too_few_processes_find_nothing_however_plain_it_is():
-    (given,) = effects(0.5)
+    (given,) = effects(0.2)
     (judged,) = judge([replace(given, num_processes=2)], POLICY)
     assert (judged.verdict, judged.reason) == (Verdict.undecided, Reason.few_processes)
