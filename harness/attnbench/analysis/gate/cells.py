@@ -90,12 +90,12 @@ def _renamed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
     return {name: names[content] for name, content in gone.items() if num_gone[content] == num_new[content] == 1}
 
 
-def both_ok(matches: Iterable[Match]) -> Iterator[tuple[Record, Record]]:
-    """The cells that are ok in both runs."""
+def both_ok(matches: Iterable[Match]) -> Iterator[tuple[Match, Record, Record]]:
+    """The cells that are ok in both runs, and what they are there."""
     for each in matches:
         base, candidate = each.base, each.candidate
         if base is not None and candidate is not None and base.status is candidate.status is Status.ok:
-            yield base, candidate
+            yield each, base, candidate
 
 
 def metrics(matches: Iterable[Match]) -> set[str]:

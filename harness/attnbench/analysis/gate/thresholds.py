@@ -1,10 +1,9 @@
 """What a gate allows: numbers in the table [gate] of attnbench.toml, each with a default."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -125,27 +124,19 @@ def parse(text: bytes) -> Thresholds:
         ValueError: it is no TOML, or holds a key or value that is not allowed.
     """
     given = msgspec.toml.decode(text)
-    for message in _unknown_keys(given):
-        raise ValueError(message)
+    _require_known("table", given, _File)
+    _require_known("key of [gate]", given.get("gate"), Thresholds)
+    rules = given["gate"].get("rule") if isinstance(given.get("gate"), dict) else None
+    for rule in rules if isinstance(rules, list) else ():
+        _require_known("key of [[gate.rule]]", rule, Rule)
     return msgspec.convert(given, _File).gate
 
 
-def _unknown_keys(given: Mapping[str, Any]) -> Iterator[str]:
-    """A message for each key that nothing reads: a misspelt threshold would have no effect."""
-    yield from _unknown("table", given, _File)
-    gate = given.get("gate")
-    if isinstance(gate, Mapping):
-        yield from _unknown("key of [gate]", gate, Thresholds)
-        rules = gate.get("rule")
-        for rule in rules if isinstance(rules, list) else ():
-            if isinstance(rule, Mapping):
-                yield from _unknown("key of [[gate.rule]]", rule, Rule)
-
-
-def _unknown(kind: str, given: Mapping[str, Any], known: type[msgspec.Struct]) -> Iterator[str]:
-    for key in given:
+def _require_known(kind: str, given: object, known: type[msgspec.Struct]) -> None:
+    """Raise ValueError on a key that nothing reads: a misspelt threshold would have no effect."""
+    for key in given if isinstance(given, dict) else ():
         if key not in known.__struct_fields__:
-            yield unknown(kind, key, known.__struct_fields__)
+            raise ValueError(unknown(kind, key, known.__struct_fields__))
 
 
 def _require_share(name: str, value: float, *, highest: float) -> None:

@@ -30,6 +30,7 @@ KINDS = {
 }
 Values = tuple[float | None, float | None, str]
 """What is shown of base and candidate, and its unit."""
+Compared = tuple[Match, Effect, Values]
 FARTHEST = 9.0
 """From here on the number of percents says no more."""
 WHOLE_CHECK = ("normal", "needles", "large", "equal")
@@ -63,66 +64,53 @@ def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
     """
     before, after = relatives(base), relatives(candidate)
     least_floor = thresholds.elsewhere if is_elsewhere else 0.0
-    effects: dict[Key, Effect] = {}
-    values: dict[Key, Values] = {}
+    compared: list[Compared] = []
+    others: list[Ruling] = []
     by_workload: dict[str, list[Estimate]] = {}
-    others = []
-    for old, new in both_ok(matches):
-        old_key, key = key_of(old), key_of(new)
+    for match, old, new in both_ok(matches):
         if old.measurement(LATENCY) is None:
             continue
-        if obstacle or old_key not in before or key not in after:
-            others.append(_not_compared(old, new, candidate.plan.baseline, obstacle, is_elsewhere=is_elsewhere))
+        earlier, later = before.get(key_of(old)), after.get(match.key)
+        values = (None, None, "s") if is_elsewhere else _medians(match)
+        if obstacle or earlier is None or later is None:
+            others.append(_not_compared(new, values, candidate.plan.baseline, obstacle))
             continue
-        pair = before[old_key], after[key]
-        effect = effect_between_runs(*pair, thresholds.between_runs, least_floor)
-        allowed = max(thresholds.allowed(*key, LATENCY), least_floor)
-        is_asked = thresholds.asked(*key, LATENCY) is not None and not is_elsewhere
-        effects[key] = replace(effect, allowed=allowed, lowest=effect.margin if is_asked else 0.0)
-        ratios = pair[0].ratio.point, pair[1].ratio.point, "x"
-        values[key] = ratios if is_elsewhere else _medians(old, new)
+        effect = effect_between_runs(earlier, later, thresholds.between_runs, least_floor)
+        allowed = max(thresholds.allowed(*match.key, LATENCY), least_floor)
+        is_asked = thresholds.asked(*match.key, LATENCY) is not None and not is_elsewhere
+        effect = replace(effect, allowed=allowed, lowest=effect.margin if is_asked else 0.0)
+        shown = (earlier.ratio.point, later.ratio.point, "x") if is_elsewhere else values
+        compared.append((match, effect, shown))
         if effect.ratio.standard_error is not None and effect.num_processes >= thresholds.fewest_epochs:
-            by_workload.setdefault(key[0], []).append(effect_between_runs(*pair, 0.0).ratio)
+            by_workload.setdefault(match.key[0], []).append(effect_between_runs(earlier, later, 0.0).ratio)
     policy = Policy(
         correction=Correction.benjamini_yekutieli,
         fewest_processes=thresholds.fewest_epochs,
         detectable=max(thresholds.see, 2 * least_floor),
     )
-    of_key = {match.key: match for match in matches}
-    made = [
-        suspected(_ruling(key, judged, values[key]), of_key[key], thresholds)
-        for key, judged in zip(effects, judge(list(effects.values()), policy), strict=True)
-    ]
-    asked_of_all = thresholds.asked_of_all(effects, LATENCY)
-    allowed = max(ALLOWED[LATENCY] if asked_of_all is None else asked_of_all, least_floor)
-    return [*made, *others], _suite_between_runs(by_workload, thresholds, least_floor, allowed)
-
-
-def _suite_between_runs(
-    by_workload: Mapping[str, Sequence[Estimate]], thresholds: Thresholds, least_floor: float, allowed: float
-) -> Ruling:
+    rulings = [*_judged(compared, policy, thresholds), *others]
     if not by_workload:
-        return _no_whole("no time could be judged")
-    effect = mean_between_runs(by_workload.values(), thresholds.between_runs, least_floor)
-    policy = Policy(correction=Correction.benjamini_yekutieli, detectable=thresholds.see)
-    (judged,) = judge([replace(effect, allowed=allowed)], policy)
-    number = sum(map(len, by_workload.values()))
-    return _ruling((EVERY, EVERY), judged, lead=f"geometric mean over {number} times: ")
+        return rulings, _no_whole("no time could be judged")
+    asked_of_all = thresholds.asked_of_all([match.key for match, _, _ in compared], LATENCY)
+    allowed = max(ALLOWED[LATENCY] if asked_of_all is None else asked_of_all, least_floor)
+    mean = replace(mean_between_runs(by_workload.values(), thresholds.between_runs, least_floor), allowed=allowed)
+    lead = f"geometric mean over {sum(map(len, by_workload.values()))} times: "
+    return rulings, _whole(mean, replace(policy, fewest_processes=0, detectable=thresholds.see), lead)
 
 
-def _not_compared(old: Record, new: Record, reference: str, obstacle: str, *, is_elsewhere: bool) -> Ruling:
+def _not_compared(record: Record, values: Values, reference: str, obstacle: str) -> Ruling:
     """The ruling on a time of which there is no ratio in both runs."""
-    kind, outcome = Kind.undecided, None
-    if new.measurement(LATENCY) is None:
+    kind = Kind.undecided
+    if record.measurement(LATENCY) is None:
         kind, words = Kind.lost, "its time is no longer measured"
     elif obstacle:
         words = f"times cannot be compared: {obstacle}"
-    elif new.implementation == reference:
+    elif record.implementation == reference:
         kind, words = Kind.same, "the reference: other times are judged relative to it, and its own is only printed"
     else:
         words = f"there is no reference beside it: {reference} was not measured on this workload in both runs"
-    base, candidate, unit = (None, None, "s") if is_elsewhere else _medians(old, new)
-    return ruling(new, LATENCY, kind, words, outcome=outcome, base=base, candidate=candidate, unit=unit)
+    base, candidate, unit = values
+    return ruling(record, LATENCY, kind, words, base=base, candidate=candidate, unit=unit)
 
 
 def side_by_side(  # noqa: PLR0913 - the effects, and what bounds them
@@ -140,18 +128,21 @@ def side_by_side(  # noqa: PLR0913 - the effects, and what bounds them
     (comparisons.noise_floors), and `is_apart` says that each side had processes of its own.
     """
     of_key = {match.key: match for match in matches}
-    effects = []
+    compared: list[Compared] = []
     for record, effect in cells:
-        asked = thresholds.asked(*key_of(record), LATENCY)
+        match, asked = of_key[key_of(record)], thresholds.asked(*key_of(record), LATENCY)
         lowest = _lowest(effect, floors.get(record.workload.id), is_apart=is_apart)
-        effects.append(replace(effect, allowed=asked, lowest=lowest))
-    policy = replace(policy, detectable=thresholds.see)
-    made = []
-    for (record, _), judged in zip(cells, judge(effects, policy), strict=True):
-        match = of_key[key_of(record)]
-        values = _medians(match.base, match.candidate)
-        made.append(suspected(_ruling(key_of(record), judged, values), match, thresholds))
-    return made
+        compared.append((match, replace(effect, allowed=asked, lowest=lowest), _medians(match)))
+    return _judged(compared, replace(policy, detectable=thresholds.see), thresholds)
+
+
+def _judged(compared: Sequence[Compared], policy: Policy, thresholds: Thresholds) -> list[Ruling]:
+    return [
+        suspected(_ruling(match.key, judged, values), match, thresholds)
+        for (match, _, values), judged in zip(
+            compared, judge([effect for _, effect, _ in compared], policy), strict=True
+        )
+    ]
 
 
 def _lowest(effect: Effect, floor: Estimate | None, *, is_apart: bool) -> float:
@@ -170,8 +161,13 @@ def whole(effect: Effect | None, thresholds: Thresholds, cells: Collection[Key])
     """The ruling on a whole session with two sides; what rules allow to each of its cells is allowed to it."""
     if effect is None:
         return _no_whole("nothing can be said of the whole")
-    (judged,) = judge([replace(effect, allowed=thresholds.asked_of_all(cells, LATENCY))], WHOLE)
-    return _ruling((EVERY, EVERY), judged, lead="geometric mean: ")
+    return _whole(replace(effect, allowed=thresholds.asked_of_all(cells, LATENCY)), WHOLE, "geometric mean: ")
+
+
+def _whole(effect: Effect, policy: Policy, lead: str) -> Ruling:
+    (judged,) = judge([effect], policy)
+    made = _ruling((EVERY, EVERY), judged, (None, None, ""))
+    return msgspec.structs.replace(made, words=lead + made.words)
 
 
 def _no_whole(words: str) -> Ruling:
@@ -201,29 +197,28 @@ def is_checked(match: Match) -> bool:
     return set(WHOLE_CHECK) <= probes or (bool(before) and before <= tried(agreement) and len(probes) > 1)
 
 
-def _medians(old: Record | None, new: Record | None) -> Values:
+def _medians(match: Match) -> Values:
     """Seconds of a call on both sides."""
-    measured = (None if record is None else record.measurement(LATENCY) for record in (old, new))
+    measured = (None if each is None else each.measurement(LATENCY) for each in (match.base, match.candidate))
     base, candidate = (
         None if found is None or not found.samples else median_estimate(found.samples).point for found in measured
     )
     return base, candidate, "s"
 
 
-def _ruling(key: Key, judged: Judgement, values: Values = (None, None, ""), lead: str = "") -> Ruling:
+def _ruling(key: Key, judged: Judgement, values: Values) -> Ruling:
     ratio, kind = judged.effect.ratio, KINDS[judged.verdict]
-    base, candidate, unit = values
     return Ruling(
         workload=key[0],
         implementation=key[1],
         metric=LATENCY,
         kind=kind,
         outcome=OUTCOMES[kind],
-        words=lead + words(judged),
+        words=words(judged),
         reason=judged.reason,
-        base=base,
-        candidate=candidate,
-        unit=unit,
+        base=values[0],
+        candidate=values[1],
+        unit=values[2],
         effect=ratio.point,
         low=ratio.low,
         high=ratio.high,
