@@ -47,13 +47,13 @@ def comparisons(results: Results) -> list[Comparison]:
 @once
 def effects(results: Results) -> list[tuple[Record, Effect]]:
     """Each cell that is compared, and what its pairs show; of two sides, each process counts as one pair."""
-    found = []
-    for record, paired_with, controls in paired(results):
-        counted = paired_with if results.plan.sides is None else paired_with.by_epoch()
+    cells = []
+    for record, blocks, controls in paired(results):
+        counted = blocks if results.plan.sides is None else blocks.by_epoch()
         effect = paired_effect(counted, paired_ratio(controls), results.plan.smallest_effect)
         if effect is not None:
-            found.append((record, effect))
-    return found
+            cells.append((record, effect))
+    return cells
 
 
 def policy(results: Results) -> Policy:
@@ -79,26 +79,25 @@ def noise_floors(results: Results) -> dict[str, Estimate]:
 def winners(results: Results) -> list[Winner]:
     """The fastest implementation of each workload that has several.
 
-    None where two states of the code are compared. Whoever seems fastest owes part of that to luck: the ratio from the
+    None where two states of the code are compared. Whatever seems fastest owes part of that to luck: the ratio from the
     visits that chose it would flatter it.
     """
-    found: dict[str, dict[str, tuple[Record, Pairs]]] = {}
+    by_workload: dict[str, list[tuple[Record, Pairs]]] = {}
     baselines = {} if results.plan.sides else _baselines(results)
     for record in results.records:
         baseline = baselines.get((record.workload.id, Arm(implementation=results.plan.baseline)))
         if record.status is Status.ok and baseline is not None:
-            rows = found.setdefault(record.workload.id, {})
-            rows[record.implementation] = record, _pairs(results, record, LATENCY, baseline)
-    return [winner for rows in found.values() if (winner := _winner(list(rows.values()))) is not None]
+            by_workload.setdefault(record.workload.id, []).append((record, _pairs(results, record, LATENCY, baseline)))
+    return [winner for rows in by_workload.values() if (winner := _winner(rows)) is not None]
 
 
 def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
-    choosing = [(paired_ratio(found.only(lambda visit: visit % 2 == 0)), record, found) for record, found in rows]
-    known = [(ratio.point, record, found) for ratio, record, found in choosing if ratio is not None]
-    if len(known) < 2:  # noqa: PLR2004 - alone there is nobody to beat
+    choosing = [(paired_ratio(pairs.only(lambda visit: visit % 2 == 0)), record, pairs) for record, pairs in rows]
+    known = [(ratio.point, record, pairs) for ratio, record, pairs in choosing if ratio is not None]
+    if len(known) < 2:  # noqa: PLR2004 - one alone beats nothing
         return None
-    _, record, found = min(known, key=lambda row: row[0])
-    held_out = paired_ratio(found.only(lambda visit: visit % 2 == 1))
+    _, record, own = min(known, key=lambda row: row[0])
+    held_out = paired_ratio(own.only(lambda visit: visit % 2 == 1))
     return Winner(workload=record.workload, implementation=record.implementation, ratio=held_out)
 
 

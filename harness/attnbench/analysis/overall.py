@@ -20,7 +20,7 @@ FEWEST_CELLS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What many cells say together."""
+    """The verdict on many cells together."""
 
     ratio: Estimate
     margin: float
@@ -74,7 +74,7 @@ def by_implementation(results: Results) -> dict[str, Suite]:
     """What each implementation's workloads say together, where it has two at least; in the order of the ratios.
 
     The e-value against "the same code on every workload" is the mean of the workloads' own, which is an e-value
-    whatever they share. Verdicts hold among all implementations of a session, beside those on single cells. With fewer
+    whatever they share. Verdicts hold among all implementations of a session, apart from those on single cells. With fewer
     than three processes there is a mean without an interval.
     """
     e_values = {record.key: effect.e_same for record, effect in effects(results)}
@@ -137,7 +137,7 @@ def losses(results: Results) -> list[str]:
     for record in candidate:
         was = before.get((record.workload.id, record.implementation))
         if record.is_finding or (was is Status.ok and record.status is not Status.ok):
-            told = "" if was is None else f" (the base: {was})"
+            before_it = "" if was is None else f" (the base: {was})"
             where = f"{record.implementation} on {record.workload.id}"
-            lines.append(f"{record.status}: {where}{told}: {record.message}")
+            lines.append(f"{record.status}: {where}{before_it}: {record.message}")
     return lines

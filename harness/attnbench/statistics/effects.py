@@ -34,7 +34,7 @@ LARGEST_LOG = 100.0
 
 @dataclass(frozen=True, kw_only=True)
 class Effect:
-    """A ratio of times, how far apart identical code would seem, and the evidence; what to conclude, a policy says."""
+    """A ratio of times, how far apart identical code would seem, and the evidence for and against a difference."""
 
     ratio: Estimate
     margin: float

@@ -1,7 +1,7 @@
 """Verdicts: faster, slower, equivalent or undecided. One function, `judge`, decides for runs, comparisons and gates.
 
 Faster and slower need three things: evidence against "the same code" that holds among all effects of the family, an
-interval that excludes a ratio of 1, and a ratio beyond the margin, for nobody should choose code by less. Equivalent
+interval that excludes a ratio of 1, and a ratio beyond the margin: less is no reason to choose code. Equivalent
 needs evidence against "apart by the margin or more", or, in a gate, that all growth that may be is allowed or would
 have shown. Why: docs/adr/0011 and docs/adr/0019.
 
@@ -36,9 +36,9 @@ LARGEST_EXPONENT = 700.0
 class Correction(enum.Enum):
     """How the evidence of many effects is judged together, so that the expected share of false verdicts is kept."""
 
-    e_bh = "e-BH"
+    e_bh = "e_bh"
     """For e-values of pairs in blocks, under any dependence between them."""
-    benjamini_yekutieli = "Benjamini-Yekutieli"
+    benjamini_yekutieli = "benjamini_yekutieli"
     """For p-values of two separate runs, under any dependence, too. It is e-BH on 1 / p with a smaller false share."""
 
     def share(self, false_share: float, number: int) -> float:
@@ -50,7 +50,7 @@ class Correction(enum.Enum):
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """What a verdict asks for beside the effect itself."""
+    """What a verdict requires, apart from the effect itself."""
 
     false_share: float = FALSE_SHARE
     """The expected share of false verdicts among those faster or slower, and among those equivalent."""
@@ -77,7 +77,7 @@ class Reason(enum.StrEnum):
 
 @dataclass(frozen=True, kw_only=True)
 class Needed:
-    """The evidence that the next verdicts of a family need beside those that it has."""
+    """The evidence that the next verdicts of a family need, in addition to those that it has."""
 
     differ: float  # to be faster or slower
     agree: float  # to be equivalent
@@ -95,7 +95,7 @@ class Judgement:
 
     @property
     def detectable(self) -> float | None:
-        """The relative slowdown that would be found in 80 % of repetitions; None: none would, or nobody knows."""
+        """The relative slowdown that would be found in 80 % of repetitions; None: none would, or it is not known."""
         find = detectable if self.policy.is_paired else detectable_between_runs
         return find(self.effect, self.needed.differ)
 
@@ -115,12 +115,12 @@ class Judgement:
 
 
 def share_of_cells(*, has_whole: bool) -> float:
-    """The expected share of false verdicts among those on cells, beside which there may be one on the whole."""
+    """The expected share of false verdicts among those on cells; a verdict on the whole has a share of its own."""
     return FALSE_SHARE - WHOLE_SHARE if has_whole else FALSE_SHARE
 
 
 ALONE = Policy()
-"""For comparisons with no verdict on the whole beside them."""
+"""For comparisons without a verdict on the whole."""
 
 
 def judge(effects: Sequence[Effect], policy: Policy = ALONE) -> list[Judgement]:
@@ -214,8 +214,8 @@ def detectable(effect: Effect, needed: float = 1 / FALSE_SHARE) -> float | None:
     Found means: slower, with `needed` as the e-value to reach. None without an interval, or where so few pairs could
     not reach it whatever the slowdown.
 
-    Source of the shape: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504; beside the
-    interval, the bets on normal differences have to make enough.
+    Source of the shape: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504; in
+    addition to the interval, the bets on normal differences have to make enough.
     """
     ratio = effect.ratio
     if ratio.standard_error is None or ratio.half_width is None or evidence.when_alike(ratio.num_samples) < needed:

@@ -1,4 +1,4 @@
-"""The whole gate: are the runs valid, which cells are which, what is certain, what do times say, and one decision."""
+"""The decision of a gate on two runs, or on two sides of one session: validity, rulings, and one outcome."""
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
@@ -50,7 +50,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
 def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
     """The decision on a run that compared two states of the code (`attnbench compare rev:main rev:HEAD`).
 
-    There, pairs inside blocks say more than two separate runs can.
+    Pairs inside blocks show more than two separate runs can.
     """
     sides = results.plan.sides
     assert sides is not None
@@ -77,7 +77,7 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
     )
 
 
-def conclude(  # noqa: PLR0913 - a decision and what may stand beside it
+def conclude(  # noqa: PLR0913 - the parts of a decision
     sides: tuple[Side, Side],
     matches: Sequence[Match],
     timed: tuple[Sequence[Ruling], Ruling],
@@ -192,7 +192,7 @@ def _obstacle(base: Results, candidate: Results) -> str:
 
 
 def _notes(base: Results, candidate: Results, thresholds: Thresholds, *, is_elsewhere: bool) -> Iterator[str]:
-    """What a reader has to know beside the rulings."""
+    """What a reader has to know in addition to the rulings."""
     reference = candidate.plan.baseline
     if base.run == candidate.run:
         yield "both are the same run"

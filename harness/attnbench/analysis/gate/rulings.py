@@ -1,4 +1,4 @@
-"""What a gate says, as data: a ruling for each metric of each cell, one for the suite, and the decision of them all."""
+"""Data of a gate: a ruling for each metric of each cell, one for the suite, and the decision that follows from all."""
 
 import enum
 
@@ -24,7 +24,7 @@ class Outcome(enum.StrEnum):
     improved = "improvement"
     finding = "finding"
     inconclusive = "inconclusive"
-    invalid = "invalid"  # of a whole gate only: the session says nothing
+    invalid = "invalid"  # of a whole gate only: its times cannot be judged
 
 
 class Kind(enum.StrEnum):
@@ -120,7 +120,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a gate says."""
+    """The result of a gate."""
 
     base: Side
     candidate: Side

@@ -1,6 +1,6 @@
-"""Time, which is never the same twice: rulings on the effects between two runs, or between two sides of one session.
+"""Rulings on times, which have noise: between two separate runs, or between the two sides of one session.
 
-Both build effects and let `statistics.verdicts.judge` decide. What is said of a judgement is said here.
+Both build effects and let `statistics.verdicts.judge` decide. The words of a judgement are made here, too.
 """
 
 import math
@@ -32,7 +32,7 @@ Values = tuple[float | None, float | None, str]
 """What is shown of base and candidate, and its unit."""
 Compared = tuple[Match, Effect, Values]
 FARTHEST = 9.0
-"""From here on the number of percents says no more."""
+"""Larger differences are not shown as percents."""
 WHOLE_CHECK = ("normal", "needles", "large", "equal")
 """The probes of a whole check (checking/probes.py); a workload on which one says nothing tries fewer."""
 
@@ -108,7 +108,7 @@ def _not_compared(record: Record, values: Values, reference: str, obstacle: str)
     elif record.implementation == reference:
         kind, words = Kind.same, "the reference: other times are judged relative to it, and its own is only printed"
     else:
-        words = f"there is no reference beside it: {reference} was not measured on this workload in both runs"
+        words = f"there is no reference for it: {reference} was not measured on this workload in both runs"
     base, candidate, unit = values
     return ruling(record, LATENCY, kind, words, base=base, candidate=candidate, unit=unit)
 
@@ -182,7 +182,7 @@ def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
     if is_checked(match):
         words = f"{made.words}; more than {100 * thresholds.suspicious:g} %, and its check in this run was whole"
         return msgspec.structs.replace(made, words=words)
-    words = f"{made.words}: too good to be believed without a check of its own; run it with its check"
+    words = f"{made.words}: too good to be accepted without a check of its own; run it with its check"
     return msgspec.structs.replace(made, kind=Kind.suspicious, outcome=Outcome.finding, words=words)
 
 
@@ -227,7 +227,7 @@ def _ruling(key: Key, judged: Judgement, values: Values) -> Ruling:
 
 
 def words(judged: Judgement) -> str:
-    """What a judgement says, and why; where more would help, what to do."""
+    """A judgement in words, with the reason, and what to do where there is no verdict."""
     effect, change, allowed = judged.effect, _change(judged.effect.ratio), judged.effect.allowed
     if judged.verdict is Verdict.undecided:
         return _undecided(judged)
