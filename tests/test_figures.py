@@ -12,8 +12,9 @@ from PIL import Image
 
 from attnbench.analysis.results import read
 from attnbench.statistics import evidence
+from attnbench.statistics.effects import Effect
 from attnbench.statistics.intervals import Estimate
-from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, Judgement, detectable, share_of_cells
+from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, detectable, share_of_cells
 
 ROOT = Path(__file__).parents[1]
 
@@ -120,7 +121,7 @@ def test_the_method_decides_many_cells_as_the_code_does():
 
 def test_the_method_prints_its_example_of_a_detectable_effect_as_the_code_does():
     ratio = Estimate(point=1.0, standard_error=0.003, num_clusters=16, num_samples=64)
-    found = detectable(Judgement(ratio=ratio, margin=0.02, e_same=1.0, e_apart=1.0, spread=0.02), 20.0)
+    found = detectable(Effect(ratio=ratio, margin=0.02, e_same=1.0, e_apart=1.0, spread=0.02), 20.0)
     assert found == pytest.approx(0.023, abs=5e-4)
 
 

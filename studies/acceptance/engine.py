@@ -113,10 +113,10 @@ def read(found: FunctionComparison, name: str, start: float) -> Ours:
             at, end = (sample.epoch, sample.visit), sample.start_s + sample.value * sample.num_calls
             ends[at] = max(end, ends.get(at, end))
     return Ours(
-        ratio=found.judgements[name].ratio,
+        ratio=found.judgements[name].effect.ratio,
         largest_e=float(np.max(values, initial=1.0)),
         found_s=ends[compared.visits[reached[0]]] - start if len(reached) else math.inf,
-        verdict=found.verdicts[name],
+        verdict=found.judgements[name].verdict,
         decided_s=found.settled_s.get(name, math.inf),
         void_share=found.gauge.num_discarded / max(1, found.gauge.num_blocks),
         wall_s=time.perf_counter() - start,

@@ -11,8 +11,9 @@ import numpy as np
 
 from attnbench.analysis import comparisons as compare
 from attnbench.statistics import evidence
+from attnbench.statistics.effects import Effect, paired_effect
 from attnbench.statistics.intervals import Pairs, paired_ratio, pairs
-from attnbench.statistics.verdicts import FALSE_SHARE, Judgement, decide, detectable, judge
+from attnbench.statistics.verdicts import FALSE_SHARE, detectable, judge
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Comparison, Verdict
 from attnbench.timing.schedule import Race, visit_seed
@@ -240,10 +241,10 @@ def detectable_effect(*, short: bool = False, num_runs: int = 0, num_visits: int
     for world in WORLDS.values():
         draw, effects, num_found = _seeds(seed, world.name), [], 0
         for number in range(num_runs):
-            effect = detectable(_judged(_one_cell(world, 1.0, num_visits, draw(2 * number))))
+            effect = detectable(_effect(_one_cell(world, 1.0, num_visits, draw(2 * number))))
             assert effect is not None
-            fresh = _judged(_one_cell(world, 1 + effect, num_visits, draw(2 * number + 1)))
-            num_found += decide([fresh]) == [Verdict.slower]
+            fresh = _effect(_one_cell(world, 1 + effect, num_visits, draw(2 * number + 1)))
+            num_found += judge([fresh])[0].verdict is Verdict.slower
             effects.append(effect)
         rows.append({"world": world.name, "effect": float(np.median(effects)), "found": num_found / num_runs})
     shares = [float(row["found"]) for row in rows]
@@ -276,8 +277,8 @@ def _pairs(state: State, arm: Arm) -> Pairs:
     return pairs(arms[arm], arms[REFERENCE], state.gauge.discarded.get(workload, ()), controls)
 
 
-def _judged(state: State) -> Judgement:
-    found = judge(_pairs(state, RIVAL_ARM), paired_ratio(_pairs(state, REFERENCE.as_control())))
+def _effect(state: State) -> Effect:
+    found = paired_effect(_pairs(state, RIVAL_ARM), paired_ratio(_pairs(state, REFERENCE.as_control())))
     assert found is not None
     return found
 

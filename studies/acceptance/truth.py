@@ -252,7 +252,7 @@ class _Permuted:
     def row(self, role: str) -> Row:
         """What it says of that role, and where that stood."""
         self.comparison.judge()
-        ratio = self.comparison.judgements[self.names[role]].ratio
+        ratio = self.comparison.judgements[self.names[role]].effect.ratio
         return {
             "role": role,
             "log": math.log(ratio.point),

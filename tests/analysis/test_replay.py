@@ -7,7 +7,7 @@ import pytest
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.processes import timing_stage as timing
-from attnbench.statistics.verdicts import Judgement
+from attnbench.statistics.effects import Effect
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Key
@@ -30,7 +30,7 @@ def crew_in(world: str) -> VirtualCrew:
     return VirtualCrew(WORLDS[world], lambda workload, name: 1e-4 * workload.seq_len * RATIO[name], seed=3)
 
 
-def judged(found: Judgement) -> Said:
+def judged(found: Effect) -> Said:
     return found.e_same, found.e_apart, found.ratio.point, found.ratio.low, found.ratio.high
 
 

@@ -10,7 +10,7 @@ import typer
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.frame import frame
-from attnbench.analysis.overall import _of_processes, by_side, losses, mean_over, suite
+from attnbench.analysis.overall import by_side, losses, suite
 from attnbench.analysis.results import read
 from attnbench.commands.compare import conclude
 from attnbench.processes.messages import Failed
@@ -18,8 +18,8 @@ from attnbench.reports import latency_plot, pytest_benchmark, table
 from attnbench.reports.markdown import summary
 from attnbench.reports.panels import panels_of, series_of
 from attnbench.reports.sides import document, headline
-from attnbench.statistics.controls import pairs_of_sides
-from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio
+from attnbench.statistics.effects import mean_over_cells, midmeans
+from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio, pairs_of_sides
 from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, share_of_cells
 from attnbench.storage import journal
 from attnbench.storage.events import CellChecked, CellFailed, VisitFinished
@@ -261,13 +261,13 @@ def test_by_epoch_is_one_number_for_each_process():
 
 def test_the_mean_over_cells_counts_processes_that_all_cells_share():
     shared = [pairs_of((0, 0.02), (1, -0.02), (2, 0.03), (3, -0.03), noise=1e-3, seed=seed) for seed in range(16)]
-    found, naive = mean_over(shared), mean_of([paired_ratio(each) for each in shared])
+    found, naive = mean_over_cells(shared), mean_of([paired_ratio(each) for each in shared])
     assert math.log(found.point) == pytest.approx(0.0, abs=1e-3)
     assert found.standard_error == pytest.approx(np.std([0.02, -0.02, 0.03, -0.03], ddof=1) / 2, rel=0.05)
     assert found.standard_error > 3 * naive.standard_error
     assert (found.degrees, found.num_clusters) == (3, 4)
-    assert mean_over([pairs_of((0, 0.0), (1, 0.0))]) is None
-    assert mean_over([]) is None
+    assert mean_over_cells([pairs_of((0, 0.0), (1, 0.0))]) is None
+    assert mean_over_cells([]) is None
 
 
 def test_of_a_process_the_middle_half_of_the_blocks_of_its_cells_counts():
@@ -275,12 +275,12 @@ def test_of_a_process_the_middle_half_of_the_blocks_of_its_cells_counts():
         return [Pairs(logs=np.array(logs), visits=tuple((epoch, 0) for epoch in range(len(logs)))) for logs in cells]
 
     both = of([0.01, -0.3], [0.03, 0.02], [0.02, 0.04], [5.0, 0.03], [-3.0, 0.9])
-    assert _of_processes(both) == pytest.approx([0.02, 0.03])
+    assert midmeans(both) == pytest.approx([0.02, 0.03])
     for number, middle in {1: 0.01, 2: 0.02, 3: 0.02, 4: 0.025}.items():
-        assert _of_processes(both[:number])[0] == pytest.approx(middle)
-    assert _of_processes(of(*[[-float(log) for log in each.logs] for each in both])) == pytest.approx([-0.02, -0.03])
+        assert midmeans(both[:number])[0] == pytest.approx(middle)
+    assert midmeans(of(*[[-float(log) for log in each.logs] for each in both])) == pytest.approx([-0.02, -0.03])
     blocks = [Pairs(logs=np.array([0.01, 0.02, 0.03, 9.0]), visits=((0, 0),) * 4), *of([-9.0])]
-    assert _of_processes(blocks) == pytest.approx([0.02])
+    assert midmeans(blocks) == pytest.approx([0.02])
 
 
 def taken(*values):

@@ -5,22 +5,11 @@ import math
 import numpy as np
 import pytest
 
+from attnbench.statistics.effects import Effect, alike, margin, paired_effect
 from attnbench.statistics.intervals import Estimate, Pairs
-from attnbench.statistics.verdicts import (
-    LARGEST_EQUIVALENCE,
-    SMALLEST_EFFECT,
-    Judgement,
-    Needed,
-    alike,
-    decide,
-    detectable,
-    is_settled,
-    judge,
-    margin,
-    needed,
-    visits_to_go,
-)
-from attnbench.storage.records import Verdict
+from attnbench.statistics.verdicts import ALONE as JUDGED_ALONE
+from attnbench.statistics.verdicts import Judgement, Needed, detectable, judge, needed, visits_to_go
+from attnbench.storage.records import LARGEST_EQUIVALENCE, SMALLEST_EFFECT, Verdict
 
 ERROR = 0.005
 HALF = 2.2621572 * ERROR  # ten visits
@@ -28,9 +17,17 @@ ALONE, AMONG = (Needed(differ=value, agree=value) for value in (20.0, 1280.0))
 """One comparison, and one among 64."""
 
 
-def said(log: float, *, e_same: float = 1e9, e_apart: float = 0.0, limit: float = 0.02) -> Judgement:
+def said(log: float, *, e_same: float = 1e9, e_apart: float = 0.0, limit: float = 0.02) -> Effect:
     ratio = Estimate(point=math.exp(log), standard_error=ERROR, num_clusters=10, num_samples=40)
-    return Judgement(ratio=ratio, margin=limit, e_same=e_same, e_apart=e_apart, spread=0.01)
+    return Effect(ratio=ratio, margin=limit, e_same=e_same, e_apart=e_apart, spread=0.01)
+
+
+def verdicts(effects: list[Effect]) -> list[Verdict]:
+    return [judgement.verdict for judgement in judge(effects)]
+
+
+def is_settled(effect: Effect, verdict: Verdict) -> bool:
+    return Judgement(effect=effect, verdict=verdict, reason=None, needed=ALONE, policy=JUDGED_ALONE).is_settled
 
 
 def made(shift: float, *, num_visits: int = 12, seed: int = 1, noise: float = 0.01) -> Pairs:
@@ -53,32 +50,32 @@ def made(shift: float, *, num_visits: int = 12, seed: int = 1, noise: float = 0.
     ],
 )
 def test_a_verdict_needs_evidence_an_interval_and_a_size(judgement, verdict):
-    assert decide([judgement]) == [verdict]
+    assert verdicts([judgement]) == [verdict]
 
 
 def test_an_interval_that_holds_one_forbids_a_direction():
     wide = Estimate(point=math.exp(0.05), standard_error=0.05, num_clusters=10, num_samples=40)
-    assert decide([Judgement(ratio=wide, margin=0.02, e_same=1e9, e_apart=0.0, spread=0.01)]) == [Verdict.undecided]
+    assert verdicts([Effect(ratio=wide, margin=0.02, e_same=1e9, e_apart=0.0, spread=0.01)]) == [Verdict.undecided]
     none = Estimate(point=math.exp(0.05), standard_error=None, num_clusters=2, num_samples=8)
-    assert decide([Judgement(ratio=none, margin=0.02, e_same=1e9, e_apart=1e9, spread=0.01)]) == [Verdict.undecided]
+    assert verdicts([Effect(ratio=none, margin=0.02, e_same=1e9, e_apart=1e9, spread=0.01)]) == [Verdict.undecided]
 
 
 def test_among_many_cells_one_needs_more():
     one, others = said(0.05, e_same=1000.0), [said(0.0, e_same=1.0)] * 63
-    assert decide([one]) == [Verdict.slower]
-    assert set(decide([one, *others])) == {Verdict.undecided}
-    assert decide([said(0.05, e_same=1280.0), *others])[0] is Verdict.slower
-    assert decide([one] * 2 + others[1:])[:2] == [Verdict.slower] * 2
+    assert verdicts([one]) == [Verdict.slower]
+    assert set(verdicts([one, *others])) == {Verdict.undecided}
+    assert verdicts([said(0.05, e_same=1280.0), *others])[0] is Verdict.slower
+    assert verdicts([one] * 2 + others[1:])[:2] == [Verdict.slower] * 2
 
 
 def test_what_is_found_and_not_told_makes_nothing_else_easier():
     """Sixty plain differences that are too small to matter: a lucky one of 64 needs 1280 as before, and not 21."""
     tiny = [said(0.005, e_same=1e9)] * 60
     lucky = said(0.05, e_same=100.0)
-    assert decide([lucky, *tiny, *[said(0.0, e_same=1.0)] * 3])[0] is Verdict.undecided
+    assert verdicts([lucky, *tiny, *[said(0.0, e_same=1.0)] * 3])[0] is Verdict.undecided
     agreed = [said(0.0, e_same=1.0, e_apart=1e9)] * 63
-    assert decide([lucky, *agreed])[0] is Verdict.undecided
-    assert decide([said(0.05, e_same=1280.0), *agreed])[0] is Verdict.slower
+    assert verdicts([lucky, *agreed])[0] is Verdict.undecided
+    assert verdicts([said(0.05, e_same=1280.0), *agreed])[0] is Verdict.slower
 
 
 def test_the_next_verdict_needs_more_the_fewer_of_its_kind_there_are():
@@ -103,31 +100,31 @@ def test_the_margin_is_two_percent_or_the_floor():
     ("smallest", "verdict"), [(0.02, Verdict.equivalent), (0.005, Verdict.slower), (0.2, Verdict.equivalent)]
 )
 def test_what_matters_is_what_one_asks_for(smallest, verdict):
-    judged = judge(made(0.01, num_visits=60), None, smallest)
+    judged = paired_effect(made(0.01, num_visits=60), None, smallest)
     assert judged is not None
     assert judged.margin == smallest
     assert not judged.is_floor
-    assert decide([judged]) == [verdict]
+    assert verdicts([judged]) == [verdict]
 
 
 def test_a_floor_above_what_matters_is_the_margin():
     floor = Estimate(point=1.01, standard_error=ERROR, num_clusters=10, num_samples=40)
-    assert judge(made(0.0), floor, 0.001).is_floor
-    assert not judge(made(0.0), floor, 0.5).is_floor
+    assert paired_effect(made(0.0), floor, 0.001).is_floor
+    assert not paired_effect(made(0.0), floor, 0.5).is_floor
 
 
 @pytest.mark.parametrize(("number", "limit"), [(11, 40.0), (15, 640.0)])
 def test_the_fewest_pairs_that_can_be_enough_see_what_is_plain_and_no_absurdity(number, limit):
     """All must find the slowdown, which two to four standard deviations of the pairs are."""
     ratio = Estimate(point=1.0, standard_error=1e-4, num_clusters=number, num_samples=number)
-    seen = detectable(Judgement(ratio=ratio, margin=0.001, e_same=1.0, e_apart=1.0, spread=0.01), limit)
+    seen = detectable(Effect(ratio=ratio, margin=0.001, e_same=1.0, e_apart=1.0, spread=0.01), limit)
     assert seen is not None
     assert 0.015 < seen < 0.04
 
 
 def test_equivalent_within_a_noise_floor_is_not_settled_for_the_floor_may_fall():
     floor = Estimate(point=1.01, standard_error=ERROR, num_clusters=10, num_samples=40)
-    within_floor, within_effect = judge(made(0.0), floor, 0.001), judge(made(0.0), floor, 0.5)
+    within_floor, within_effect = paired_effect(made(0.0), floor, 0.001), paired_effect(made(0.0), floor, 0.5)
     assert not is_settled(within_floor, Verdict.equivalent)
     assert is_settled(within_effect, Verdict.equivalent)
     assert is_settled(within_floor, Verdict.slower)
@@ -136,9 +133,9 @@ def test_equivalent_within_a_noise_floor_is_not_settled_for_the_floor_may_fall()
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.05, Verdict.slower), (0.0, Verdict.equivalent)])
 def test_pairs_of_a_shift_are_told(shift, verdict):
-    judged = judge(made(shift), None)
+    judged = paired_effect(made(shift), None)
     assert judged is not None
-    assert decide([judged]) == [verdict]
+    assert verdicts([judged]) == [verdict]
     assert judged.spread == pytest.approx(0.01, rel=0.3)
 
 
@@ -146,25 +143,25 @@ def test_swapping_the_arms_mirrors_the_verdict():
     mirrored = {Verdict.slower: Verdict.faster, Verdict.faster: Verdict.slower}
     for seed in range(40):
         found = made(0.03 * (seed % 5 - 2), seed=seed, num_visits=4 + seed % 9)
-        one = judge(found, None)
-        other = judge(Pairs(logs=-found.logs, visits=found.visits), None)
+        one = paired_effect(found, None)
+        other = paired_effect(Pairs(logs=-found.logs, visits=found.visits), None)
         assert one is not None
         assert other is not None
         assert other.e_same == pytest.approx(one.e_same)
         assert other.e_apart == pytest.approx(one.e_apart)
-        (verdict,) = decide([one])
-        assert decide([other]) == [mirrored.get(verdict, verdict)]
+        (verdict,) = verdicts([one])
+        assert verdicts([other]) == [mirrored.get(verdict, verdict)]
 
 
 def test_no_pairs_no_judgement():
-    assert judge(Pairs(logs=np.array([]), visits=()), None) is None
+    assert paired_effect(Pairs(logs=np.array([]), visits=()), None) is None
 
 
 def test_what_is_decided_has_nothing_to_go():
     assert visits_to_go(said(0.2), ALONE) == 1.0
     assert visits_to_go(said(0.0, e_same=1.0, e_apart=1e9), ALONE) == 1.0
     few = Estimate(point=1.0, standard_error=None, num_clusters=1, num_samples=4)
-    assert visits_to_go(Judgement(ratio=few, margin=0.02, e_same=1.0, e_apart=1.0, spread=0.01), ALONE) == 2.0
+    assert visits_to_go(Effect(ratio=few, margin=0.02, e_same=1.0, e_apart=1.0, spread=0.01), ALONE) == 2.0
 
 
 def test_visits_to_go_grow_as_the_margin_comes_near():
@@ -178,10 +175,10 @@ def test_more_is_asked_where_more_is_compared():
     assert visits_to_go(said(0.03, e_same=1.0), AMONG) > visits_to_go(said(0.03, e_same=1.0), ALONE)
 
 
-def null(num_visits: int) -> Judgement:
+def null(num_visits: int) -> Effect:
     error = 0.02 / math.sqrt(num_visits)
     ratio = Estimate(point=1.0, standard_error=error, num_clusters=num_visits, num_samples=4 * num_visits)
-    return Judgement(ratio=ratio, margin=SMALLEST_EFFECT, e_same=1.0, e_apart=1.0, spread=0.04)
+    return Effect(ratio=ratio, margin=SMALLEST_EFFECT, e_same=1.0, e_apart=1.0, spread=0.04)
 
 
 def test_a_detectable_effect_lies_above_the_margin_and_falls_with_more_visits():
@@ -195,7 +192,7 @@ def test_a_detectable_effect_is_more_where_more_is_compared():
 
 
 def test_without_an_interval_nothing_is_said_to_be_detectable():
-    few = judge(made(0.0, num_visits=2), None)
+    few = paired_effect(made(0.0, num_visits=2), None)
     assert few is not None
     assert detectable(few) is None
 
@@ -203,11 +200,11 @@ def test_without_an_interval_nothing_is_said_to_be_detectable():
 def test_a_detectable_effect_is_found_four_times_of_five():
     found = []
     for seed in range(150):
-        null = judge(made(0.0, seed=seed), None)
+        null = paired_effect(made(0.0, seed=seed), None)
         assert null is not None
         effect = detectable(null)
         assert effect is not None
-        fresh = judge(made(math.log1p(effect), seed=1000 + seed), None)
+        fresh = paired_effect(made(math.log1p(effect), seed=1000 + seed), None)
         assert fresh is not None
-        found.append(decide([fresh]) == [Verdict.slower])
+        found.append(verdicts([fresh]) == [Verdict.slower])
     assert 0.65 <= np.mean(found) <= 0.93

@@ -1,23 +1,14 @@
 """Verdicts on one run: each implementation against the baseline of its workload, from pairs inside blocks."""
 
 import math
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 
 from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
-from attnbench.statistics.controls import in_blocks_of, pairs_of_sides
-from attnbench.statistics.intervals import Block, Estimate, Pairs, paired_ratio, pairs
-from attnbench.statistics.verdicts import (
-    Judgement,
-    Needed,
-    decide,
-    detectable,
-    judge,
-    needed,
-    share_of_cells,
-    visits_to_go,
-)
+from attnbench.statistics.effects import Effect, paired_effect
+from attnbench.statistics.intervals import Block, Estimate, Pairs, in_blocks_of, paired_ratio, pairs, pairs_of_sides
+from attnbench.statistics.verdicts import Judgement, Policy, judge, share_of_cells, visits_to_go
 from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import (
     CONTROL_LATENCY,
@@ -45,15 +36,29 @@ class Winner:
 @once
 def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
-    judged = [(record, found) for record, found in _judged(results) if found is not None]
-    share = share_of_cells(has_whole=results.plan.sides is not None)
-    verdicts = decide([found for _, found in judged], share)
-    limits = needed(verdicts, share)
-    baselines = _baselines(results)
+    cells, baselines = effects(results), _baselines(results)
+    judged = judge([effect for _, effect in cells], policy(results))
     return [
-        _comparison(results, baselines, (record, found, verdict), limits)
-        for (record, found), verdict in zip(judged, verdicts, strict=True)
+        _comparison(results, record, baselines[record.workload.id, results.plan.reference(record.arm)], judgement)
+        for (record, _), judgement in zip(cells, judged, strict=True)
     ]
+
+
+@once
+def effects(results: Results) -> list[tuple[Record, Effect]]:
+    """Each cell that is compared, and what its pairs show; of two sides, each process counts as one pair."""
+    cells = []
+    for record, blocks, controls in paired(results):
+        counted = blocks if results.plan.sides is None else blocks.by_epoch()
+        effect = paired_effect(counted, paired_ratio(controls), results.plan.smallest_effect)
+        if effect is not None:
+            cells.append((record, effect))
+    return cells
+
+
+def policy(results: Results) -> Policy:
+    """How the cells of a run are judged: of two sides, the whole has a part of the false verdicts to itself."""
+    return Policy(false_share=share_of_cells(has_whole=results.plan.sides is not None))
 
 
 @once
@@ -74,34 +79,26 @@ def noise_floors(results: Results) -> dict[str, Estimate]:
 def winners(results: Results) -> list[Winner]:
     """The fastest implementation of each workload that has several.
 
-    None where two states of the code are compared. Whoever seems fastest owes part of that to luck: the ratio from the
+    None where two states of the code are compared. Whatever seems fastest owes part of that to luck: the ratio from the
     visits that chose it would flatter it.
     """
-    found: dict[str, dict[str, tuple[Record, Pairs]]] = {}
+    by_workload: dict[str, list[tuple[Record, Pairs]]] = {}
     baselines = {} if results.plan.sides else _baselines(results)
     for record in results.records:
         baseline = baselines.get((record.workload.id, Arm(implementation=results.plan.baseline)))
         if record.status is Status.ok and baseline is not None:
-            rows = found.setdefault(record.workload.id, {})
-            rows[record.implementation] = record, _pairs(results, record, LATENCY, baseline)
-    return [winner for rows in found.values() if (winner := _winner(list(rows.values()))) is not None]
+            by_workload.setdefault(record.workload.id, []).append((record, _pairs(results, record, LATENCY, baseline)))
+    return [winner for rows in by_workload.values() if (winner := _winner(rows)) is not None]
 
 
 def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
-    choosing = [(paired_ratio(found.only(lambda visit: visit % 2 == 0)), record, found) for record, found in rows]
-    known = [(ratio.point, record, found) for ratio, record, found in choosing if ratio is not None]
-    if len(known) < 2:  # noqa: PLR2004 - alone there is nobody to beat
+    choosing = [(paired_ratio(pairs.only(lambda visit: visit % 2 == 0)), record, pairs) for record, pairs in rows]
+    known = [(ratio.point, record, pairs) for ratio, record, pairs in choosing if ratio is not None]
+    if len(known) < 2:  # noqa: PLR2004 - one alone beats nothing
         return None
-    _, record, found = min(known, key=lambda row: row[0])
-    held_out = paired_ratio(found.only(lambda visit: visit % 2 == 1))
+    _, record, own = min(known, key=lambda row: row[0])
+    held_out = paired_ratio(own.only(lambda visit: visit % 2 == 1))
     return Winner(workload=record.workload, implementation=record.implementation, ratio=held_out)
-
-
-def _judged(results: Results) -> Iterator[tuple[Record, Judgement | None]]:
-    """Each cell that has a baseline to be compared with, and what its pairs say."""
-    for record, found, controls in paired(results):
-        counted = found if results.plan.sides is None else found.by_epoch()
-        yield record, judge(counted, paired_ratio(controls), results.plan.smallest_effect)
 
 
 def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
@@ -121,40 +118,32 @@ def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
             yield record, found, pairs(controls, reference, discarded)
 
 
-def _comparison(
-    results: Results,
-    baselines: Mapping[Key, Record],
-    row: tuple[Record, Judgement, Verdict],
-    limits: Needed,
-) -> Comparison:
-    record, found, verdict = row
-    reference = results.plan.reference(record.arm)
-    baseline = baselines[record.workload.id, reference]
+def _comparison(results: Results, record: Record, baseline: Record, judged: Judgement) -> Comparison:
+    effect = judged.effect
     return Comparison(
         workload=record.workload,
         implementation=record.implementation,
         side=record.side,
-        baseline=reference.implementation,
+        baseline=baseline.implementation,
         metric=LATENCY,
-        ratio=found.ratio.point,
-        low=found.ratio.low,
-        high=found.ratio.high,
-        minimum_detectable_effect=detectable(found, limits.differ),
-        verdict=verdict,
-        sameness=found.sameness,
-        e_same=found.e_same,
-        e_apart=found.e_apart,
-        more_s=_more_s(results, (record, baseline), found, limits) if verdict is Verdict.undecided else None,
+        ratio=effect.ratio.point,
+        low=effect.ratio.low,
+        high=effect.ratio.high,
+        minimum_detectable_effect=judged.detectable,
+        verdict=judged.verdict,
+        sameness=effect.sameness,
+        e_same=effect.e_same,
+        e_apart=effect.e_apart,
+        more_s=_more_s(results, record, baseline, judged) if judged.verdict is Verdict.undecided else None,
     )
 
 
-def _more_s(results: Results, cells: tuple[Record, Record], found: Judgement, limits: Needed) -> float | None:
+def _more_s(results: Results, record: Record, baseline: Record, judged: Judgement) -> float | None:
     """Visits to go, times what a block of the arm and the baseline's two lasted; or processes, times what one did."""
-    visits = visits_to_go(found, limits)
+    visits = visits_to_go(judged.effect, judged.needed)
     if results.plan.sides is not None:
-        each_s = (results.elapsed_s or math.inf) / found.ratio.num_clusters
+        each_s = (results.elapsed_s or math.inf) / judged.effect.ratio.num_clusters
         return visits * each_s if math.isfinite(visits * each_s) else None
-    record, baseline = cells
     block_s = 2 * _sample_s(_samples(baseline, LATENCY)) + _sample_s(_samples(record, LATENCY))
     return visits * results.plan.num_blocks * block_s if math.isfinite(visits) else None
 

@@ -7,11 +7,12 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnbench.analysis.cached import once
-from attnbench.analysis.comparisons import comparisons, paired
+from attnbench.analysis.comparisons import effects, paired
 from attnbench.analysis.results import Results
 from attnbench.statistics import evidence
-from attnbench.statistics.intervals import NORMAL_MAD, Estimate, Pairs, mean_of, paired_ratio
-from attnbench.statistics.verdicts import FALSE_SHARE, FEWEST_EPOCHS, WHOLE_SHARE, Judgement, detectable, margin
+from attnbench.statistics.effects import Effect, margin, mean_over_cells, midmeans, robust_spread
+from attnbench.statistics.intervals import Estimate, Pairs, mean_of, paired_ratio
+from attnbench.statistics.verdicts import WHOLE_SHARE, Policy, judge
 from attnbench.storage.records import BASE, Record, Status, Verdict
 
 FEWEST_CELLS = 2
@@ -19,7 +20,7 @@ FEWEST_CELLS = 2
 
 @dataclass(frozen=True, kw_only=True)
 class Suite:
-    """What many cells say together."""
+    """The verdict on many cells together."""
 
     ratio: Estimate
     margin: float
@@ -28,33 +29,43 @@ class Suite:
     num_cells: int
 
 
-def suite(results: Results) -> Suite | None:
-    """The verdict on all cells together; None where no cell has enough visits for an interval.
+WHOLE = Policy(false_share=WHOLE_SHARE)
 
-    Slower and faster ask what a cell's verdict asks, by a part of the false verdicts that are allowed which is the
-    whole's own: nothing need be found in any cell. Equivalent asks that the interval lies within the margin.
+
+def suite(results: Results) -> Suite | None:
+    """The verdict on all cells together; None where no cell has enough visits for an interval."""
+    effect = whole_effect(results)
+    if effect is None:
+        return None
+    (judged,) = judge([effect], WHOLE)
+    return Suite(
+        ratio=effect.ratio,
+        margin=effect.margin,
+        minimum_detectable_effect=judged.detectable,
+        verdict=judged.verdict,
+        num_cells=len(_with_interval(results)),
+    )
+
+
+def whole_effect(results: Results) -> Effect | None:
+    """What all cells of a session with two sides show together; None without any interval.
+
+    A bet is made for each process, on all of its blocks: nothing need be found in any cell. Equivalent asks only that
+    the interval lies within the margin.
     """
-    cells = [(found, controls) for _, found, controls in paired(results) if _has_interval(found.by_epoch())]
-    ratio = mean_over([found.by_epoch() for found, _ in cells])
+    cells = _with_interval(results)
+    ratio = mean_over_cells([pairs.by_epoch() for _, pairs, _ in cells])
     if ratio is None:
         return None
-    logs = _of_processes([found for found, _ in cells])
+    logs = midmeans([pairs for _, pairs, _ in cells])
     smallest = results.plan.smallest_effect
-    judged = Judgement(
-        ratio=ratio,
-        margin=margin(mean_over([controls for _, controls in cells]), smallest),
+    return Effect(
+        ratio=replace(ratio, num_samples=len(logs)),  # so many bets are made
+        margin=margin(mean_over_cells([controls for _, _, controls in cells]), smallest),
         smallest=smallest,
         e_same=evidence.last(evidence.e_values(logs)),
-        e_apart=0.0,
-        spread=NORMAL_MAD * float(np.median(np.abs(logs - np.median(logs)))),
-    )
-    of_processes = replace(judged, ratio=replace(ratio, num_samples=len(logs)))  # so many bets were made
-    return Suite(
-        ratio=ratio,
-        margin=judged.margin,
-        minimum_detectable_effect=detectable(of_processes, 1 / WHOLE_SHARE),
-        verdict=_verdict(judged, differs=judged.e_same >= 1 / WHOLE_SHARE),
-        num_cells=len(cells),
+        e_apart=math.inf,
+        spread=robust_spread(logs),
     )
 
 
@@ -62,107 +73,52 @@ def suite(results: Results) -> Suite | None:
 def by_implementation(results: Results) -> dict[str, Suite]:
     """What each implementation's workloads say together, where it has two at least; in the order of the ratios.
 
-    The e-value against "the same code on every workload" is the mean of the workloads' own, which is one whatever they
-    share: nobody bets anew. Verdicts hold among all implementations of a session, beside those on single cells. With
-    fewer than three processes there is a mean, and nothing that says how sure it is.
+    The e-value against "the same code on every workload" is the mean of the workloads' own, which is an e-value
+    whatever they share. Verdicts hold among all implementations of a session, apart from those on single cells. With
+    fewer than three processes there is a mean without an interval.
     """
-    e_values = {each.key: each.e_same for each in comparisons(results)}
+    e_values = {record.key: effect.e_same for record, effect in effects(results)}
     cells: dict[str, list[tuple[Pairs, Pairs, float]]] = {}
-    for record, pairs, controls in paired(results):
-        found = pairs if results.plan.sides is None else pairs.by_epoch()
-        if _has_interval(found):
-            cells.setdefault(record.implementation, []).append((found, controls, e_values[record.key]))
-    judged = {
+    for record, pairs, controls in _with_interval(results):
+        counted = pairs if results.plan.sides is None else pairs.by_epoch()
+        cells.setdefault(record.implementation, []).append((counted, controls, e_values[record.key]))
+    together = {
         name: _together(own, results.plan.smallest_effect) for name, own in cells.items() if len(own) >= FEWEST_CELLS
     }
-    differ = evidence.discoveries(np.array([each.e_same * each.is_beyond for each in judged.values()]), FALSE_SHARE)
-    told = {
+    found = {
         name: Suite(
-            ratio=each.ratio,
-            margin=each.margin,
+            ratio=judged.effect.ratio,
+            margin=judged.effect.margin,
             minimum_detectable_effect=None,
-            verdict=_verdict(each, differs=bool(differs)),
+            verdict=judged.verdict,
             num_cells=len(cells[name]),
         )
-        for (name, each), differs in zip(judged.items(), differ, strict=True)
+        for name, judged in zip(together, judge(list(together.values())), strict=True)
     }
-    return dict(sorted(told.items(), key=lambda item: item[1].ratio.point))
+    return dict(sorted(found.items(), key=lambda item: item[1].ratio.point))
 
 
-def _together(cells: Sequence[tuple[Pairs, Pairs, float]], smallest: float) -> Judgement:
-    found = [pairs for pairs, _, _ in cells]
-    ratios = [ratio for pairs in found if (ratio := paired_ratio(pairs)) is not None]
-    return Judgement(
-        ratio=mean_over(found) or replace(mean_of(ratios), standard_error=None),
-        margin=margin(mean_over([controls for _, controls, _ in cells]), smallest),
+def _together(cells: Sequence[tuple[Pairs, Pairs, float]], smallest: float) -> Effect:
+    ratios = [ratio for pairs, _, _ in cells if (ratio := paired_ratio(pairs)) is not None]
+    mean = mean_over_cells([pairs for pairs, _, _ in cells])
+    return Effect(
+        ratio=mean or replace(mean_of(ratios), standard_error=None),
+        margin=margin(mean_over_cells([controls for _, controls, _ in cells]), smallest),
         smallest=smallest,
         e_same=float(np.mean([e_same for _, _, e_same in cells])),
-        e_apart=0.0,
-        spread=0.0,
+        e_apart=math.inf,
     )
 
 
-def _verdict(judged: Judgement, *, differs: bool) -> Verdict:
-    if judged.is_within:
-        return Verdict.equivalent
-    if differs and judged.is_beyond:
-        return Verdict.slower if judged.log > 0 else Verdict.faster
-    return Verdict.undecided
-
-
-def _has_interval(found: Pairs) -> bool:
-    ratio = paired_ratio(found)
-    return ratio is not None and ratio.standard_error is not None
-
-
-def mean_over(cells: Sequence[Pairs]) -> Estimate | None:
-    """The geometric mean of the cells' ratios; its interval counts processes, which all cells of a moment share.
-
-    None without cells, or with fewer than three processes. Where cells seem to agree better than visits of their own
-    do, the latter count.
-
-    Source: a mean of clustered values, Liang and Zeger, 1986, https://doi.org/10.1093/biomet/73.1.13.
-    """
-    ratios = [ratio for found in cells if (ratio := paired_ratio(found)) is not None]
-    epochs = sorted({epoch for found in cells for epoch, _ in found.visits})
-    if len(epochs) < FEWEST_EPOCHS or any(ratio.standard_error is None for ratio in ratios):
-        return None
-    pulls = dict.fromkeys(epochs, 0.0)  # of each process on the mean
-    for found, ratio in zip(cells, ratios, strict=True):
-        visits = found.centres
-        for (epoch, _), log in visits.items():
-            pulls[epoch] += (log - math.log(ratio.point)) / (len(visits) * len(cells))
-    number = len(epochs)
-    error = math.sqrt(number / (number - 1) * sum(pull**2 for pull in pulls.values()))
-    alone = mean_of(ratios)
-    if error <= (alone.standard_error or 0.0):
-        return alone
-    return Estimate(
-        point=alone.point,
-        standard_error=error,
-        num_clusters=number,
-        num_samples=alone.num_samples,
-        degrees=number - 1.0,
-    )
-
-
-def _of_processes(cells: Sequence[Pairs]) -> evidence.Array:
-    """For each process, the mean of the middle half of all blocks of all cells; the disturbed have no say.
-
-    It turns its sign where the sides change places, so that a bet on it is as fair as on a single block, and scatters
-    less than their median.
-    """
-    logs: dict[int, list[float]] = {}
-    for found in cells:
-        for (epoch, _), log in zip(found.visits, found.logs.tolist(), strict=True):
-            logs.setdefault(epoch, []).append(log)
-    return np.array([_midmean(logs[epoch]) for epoch in sorted(logs)])
-
-
-def _midmean(values: Sequence[float]) -> float:
-    """The mean of the middle half: a quarter is cut off at either end; of up to four values it is the median."""
-    cut = (len(values) + 1) // 4
-    return float(np.mean(sorted(values)[cut : len(values) - cut]))
+def _with_interval(results: Results) -> list[tuple[Record, Pairs, Pairs]]:
+    """The compared cells with enough visits for an interval, of two sides with enough processes."""
+    has_sides = results.plan.sides is not None
+    found = []
+    for record, pairs, controls in paired(results):
+        ratio = paired_ratio(pairs.by_epoch() if has_sides else pairs)
+        if ratio is not None and ratio.standard_error is not None:
+            found.append((record, pairs, controls))
+    return found
 
 
 def by_side(results: Results) -> tuple[list[Record], list[Record]]:
@@ -181,7 +137,7 @@ def losses(results: Results) -> list[str]:
     for record in candidate:
         was = before.get((record.workload.id, record.implementation))
         if record.is_finding or (was is Status.ok and record.status is not Status.ok):
-            told = "" if was is None else f" (the base: {was})"
+            before_it = "" if was is None else f" (the base: {was})"
             where = f"{record.implementation} on {record.workload.id}"
-            lines.append(f"{record.status}: {where}{told}: {record.message}")
+            lines.append(f"{record.status}: {where}{before_it}: {record.message}")
     return lines

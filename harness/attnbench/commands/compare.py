@@ -137,7 +137,7 @@ def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
 
 
 def _compare_stored(runs: "list[Results]", thresholds: Path | None, *, as_json: bool, to: Path | None) -> None:
-    from attnbench.analysis.gate.judge import judge
+    from attnbench.analysis.gate.decision import judge
     from attnbench.analysis.gate.thresholds import load
 
     before, after = runs

@@ -28,8 +28,7 @@ def gate(
 ) -> None:
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch."""
     from attnbench.analysis.gate import stored
-    from attnbench.analysis.gate.beside import of_sides
-    from attnbench.analysis.gate.judge import judge
+    from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.thresholds import load
     from attnbench.storage.runs import newest_run
 
@@ -39,7 +38,7 @@ def gate(
     paths = [stored.locate(name, results) for name in runs or ()] or [newest_run(results)]
     *before, after = (read(path) for path in paths)
     if not before and after.plan.sides is not None:
-        decision = of_sides(after, asked)
+        decision = judge_sides(after, asked)
     else:
         decision = judge(before[0] if before else read(stored.find(after, results)), after, asked)
     show(decision, after, as_json=as_json, to=to)

@@ -61,13 +61,13 @@ def end(decision: "Decision") -> NoReturn:
 
 
 def _print(decision: "Decision") -> None:
-    from attnbench.analysis.gate import text
+    from attnbench.analysis.gate import outputs
     from attnbench.analysis.gate.rulings import Outcome
     from attnbench.text import plain
 
-    for ruling in text.sorted_rulings(decision):
+    for ruling in outputs.sorted_rulings(decision):
         if ruling.outcome is not Outcome.passed:
-            typer.echo(text.line(ruling))
-    for line in (*decision.invalid, *decision.notes, f"suite: {decision.suite.words}", text.compared(decision)):
+            typer.echo(outputs.line(ruling))
+    for line in (*decision.invalid, *decision.notes, f"suite: {decision.suite.words}", outputs.compared(decision)):
         typer.echo(plain(line))
-    typer.echo(text.headline(decision))
+    typer.echo(outputs.headline(decision))

@@ -21,7 +21,7 @@ from attnbench.processes import checkout, planning
 from attnbench.processes.isolation import is_alone
 from attnbench.processes.paired_client import FOLDER
 from attnbench.processes.planning import Selection
-from attnbench.statistics.verdicts import FEWEST_EPOCHS
+from attnbench.statistics.effects import FEWEST_EPOCHS
 from attnbench.storage.events import Plan, Side, Sides
 
 REVISION = "rev:"

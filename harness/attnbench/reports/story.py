@@ -8,8 +8,8 @@ from attnbench.analysis.overall import by_implementation, by_side
 from attnbench.analysis.results import Results
 from attnbench.reports import words
 from attnbench.reports.cells import absent
+from attnbench.statistics.effects import margin
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.verdicts import margin
 from attnbench.storage.records import Environment, Verdict
 from attnbench.text import plain
 from attnbench.units import MISSING, duration, percent, show, span

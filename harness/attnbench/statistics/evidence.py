@@ -1,7 +1,7 @@
 """How sure a difference is, at any moment: e-values that may be watched while samples come in.
 
 An e-value is what a fair bet against a hypothesis has made of 1: where the hypothesis holds, it ever reaches 1 / alpha
-with probability alpha at most, however often one looks and whenever one stops. Knows nothing of what was measured.
+with probability alpha at most, however often one looks and whenever one stops.
 
 Sources: G. Shafer, Testing by betting, 2021, https://doi.org/10.1111/rssa.12647; Vovk and Wang, Nonparametric e-tests
 of symmetry, 2024, https://arxiv.org/abs/2010.14208 (a sign times a size known beforehand is a fair bet); Wang and
@@ -27,7 +27,7 @@ WINDOW = 200
 FIRST = 4
 """The first few differences have no usual size yet: half is bet on their sign, or all of it where size is none."""
 LARGEST_LOG = 690.0
-"""Beyond e^690 nobody counts, and floating point numbers end soon after."""
+"""Wealth is cut off at e^690, soon before floating point numbers end."""
 
 
 def usual(differences: Array) -> Array:
@@ -35,8 +35,8 @@ def usual(differences: Array) -> Array:
     import pandas as pd  # here, because it takes longer to import than --help may take
 
     sizes = pd.DataFrame(np.abs(differences)).shift().rolling(WINDOW, min_periods=FIRST).median()
-    found: Array = sizes.fillna(0.0).to_numpy().reshape(np.shape(differences))
-    return found
+    filled: Array = sizes.fillna(0.0).to_numpy().reshape(np.shape(differences))
+    return filled
 
 
 def scores(differences: Array, sizes: Array, width: float) -> Array:
@@ -76,7 +76,7 @@ def e_values(differences: Array, others: Array | None = None, *, upwards_only: b
 
 @cache
 def when_alike(number: int) -> float:
-    """The e-value that so many differences lead to which are all alike: as plain as can be."""
+    """The largest e-value that so many differences can lead to: that of equal ones."""
     return last(e_values(np.ones(number)))
 
 
@@ -109,7 +109,7 @@ def shift_for(growth: float) -> float:
 
 
 def last(values: Array) -> float:
-    """The e-value at the end of a path; 1, which says nothing, for an empty one."""
+    """The e-value at the end of a path; 1, which is no evidence, for an empty one."""
     return float(values[-1]) if len(values) else 1.0
 
 
@@ -135,5 +135,5 @@ def discoveries(e_values: Array, false_share: float) -> NDArray[np.bool_]:
 
 
 def needed(num_hypotheses: int, num_rejected: int, false_share: float) -> float:
-    """The e-value that the next hypothesis needs to be rejected beside `num_rejected` others."""
+    """The e-value that the next hypothesis needs to be rejected in addition to `num_rejected` others."""
     return num_hypotheses / ((num_rejected + 1) * false_share)

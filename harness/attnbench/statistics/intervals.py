@@ -1,7 +1,7 @@
-"""Numbers drawn from samples on read: medians, paired ratios, their intervals, noise floors and growth exponents.
+"""Medians, paired ratios and growth exponents of samples, with their intervals.
 
-All intervals are made on the log scale and cluster by visit and epoch: samples of one visit share the machine's mood,
-and visits of one epoch share the memory layout of a process. Nothing here knows what was measured, or of torch.
+All intervals are made on the log scale and cluster by visit and epoch: samples of one visit share the machine's drift,
+and visits of one epoch share the memory layout of a process.
 """
 
 import itertools
@@ -18,10 +18,12 @@ CONFIDENCE = 0.95
 NORMAL_MAD = 1.4826
 """The standard deviation of a normal distribution, as a multiple of its median absolute deviation."""
 REACH = 2.5
-"""A visit further out than this many standard deviations has no more say than one that lies there."""
-FEWEST_TO_DRAW_IN = 5
+"""A visit further out than this many standard deviations is winsorized: moved to there."""
+FEWEST_TO_WINSORIZE = 5
 FEWEST_CLUSTERS = 3
 """With fewer visits than this there is no interval: two of them say next to nothing about their spread."""
+KNOWN = 1e6
+"""The degrees of freedom of an error that is known rather than estimated: practically infinite."""
 MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 """How much wider the error of a median is than that of a mean, at most, where the noise is normal."""
 
@@ -40,16 +42,20 @@ class Estimate:
     num_samples: int
     degrees: float = 0.0  # of freedom of the standard error; 0: one fewer than there are clusters
 
+    @property
+    def freedom(self) -> float:
+        """The degrees of freedom of the standard error."""
+        return self.degrees or self.num_clusters - 1
+
     def quantile(self, probability: float) -> float:
-        """Of Student's t with the degrees of freedom of the standard error."""
-        return t_quantile(probability, self.degrees or self.num_clusters - 1)
+        """The quantile of Student's t with the degrees of freedom of the standard error."""
+        return t_quantile(probability, self.freedom)
 
     def unsteadiness(self, probability: float) -> float:
         """By what share the standard error of a repetition is larger, at most, with this probability."""
         from scipy.special import fdtri  # as in t_quantile
 
-        degrees = self.degrees or self.num_clusters - 1
-        return math.sqrt(float(fdtri(degrees, degrees, probability))) - 1
+        return math.sqrt(float(fdtri(self.freedom, self.freedom, probability))) - 1
 
     @property
     def half_width(self) -> float | None:
@@ -115,7 +121,7 @@ class Pairs:
         epochs: dict[int, list[float]] = {}
         for (epoch, _), log in self.medians.items():
             epochs.setdefault(epoch, []).append(log)
-        logs = np.array([np.mean(found) for found in epochs.values()])
+        logs = np.array([np.mean(medians) for medians in epochs.values()])
         return Pairs(logs=logs, visits=tuple((epoch, 0) for epoch in epochs))
 
     def only(self, keeps: Callable[[int], bool]) -> "Pairs":
@@ -175,41 +181,62 @@ def pairs(
     )
 
 
-def paired_ratio(found: Pairs) -> Estimate | None:
+def in_blocks_of(arm: Sequence[Sample], samples: Sequence[Sample]) -> list[Sample]:
+    """The samples of the blocks in which `arm` took part too."""
+    places = {(sample.epoch, sample.visit, sample.block) for sample in arm}
+    return [sample for sample in samples if (sample.epoch, sample.visit, sample.block) in places]
+
+
+def pairs_of_sides(
+    candidate: tuple[Sequence[Sample], Sequence[Sample]],
+    base: tuple[Sequence[Sample], Sequence[Sample]],
+    discarded: Collection[Block] = (),
+) -> Pairs:
+    """The log ratio of two sides in each block, each side with its samples and those of its A/A control.
+
+    Where both have a control, as in processes of their own, the mean of a side's two logs counts, which scatters less.
+    Where only the base has one it is left out: the sides must be exchangeable for a bet on the sign to be fair.
+    """
+    (own, own_control), (reference, reference_control) = candidate, base
+    if own_control and reference_control:
+        own, reference = [*own, *own_control], [*reference, *reference_control]
+    return pairs(own, reference, discarded)
+
+
+def paired_ratio(paired: Pairs) -> Estimate | None:
     """How many times longer the arm takes than the baseline; None without any pair.
 
     Each visit gives the median of its pairs, or the mean of two where the baseline has a control; the point is the
-    exponential of the visits' mean, in which a visit that lies far out has no more say than one at the edge of the
-    others. The interval clusters by visit and epoch. Swapping arm and baseline, without controls, turns the
-    ratio upside down, exactly.
+    exponential of the visits' winsorized mean. The interval clusters by visit and epoch. Without controls, swapping arm
+    and baseline inverts the ratio exactly.
 
-    Sources: randomised complete blocks, Box, Hunter and Hunter, Statistics for Experimenters, chapter 4; winsorising,
+    Sources: randomised complete blocks, Box, Hunter and Hunter, Statistics for Experimenters, chapter 4; winsorizing,
     Tukey and McLaughlin, 1963, https://www.jstor.org/stable/25049278.
     """
-    medians = found.centres
+    medians = paired.centres
     if not medians:
         return None
-    drawn_in = _drawn_in(medians)
-    error, degrees = _error_of_mean(drawn_in)
-    num_moved = sum(drawn_in[visit] != medians[visit] for visit in medians)
+    winsorized = _winsorized(medians)
+    error, degrees = _error_of_mean(winsorized)
+    num_moved = sum(winsorized[visit] != medians[visit] for visit in medians)
     if error is not None and num_moved:  # they say less than they seem to
         error *= (len(medians) - 1) / (len(medians) - 1 - num_moved)
         degrees *= (len(medians) - 1 - num_moved) / (len(medians) - 1)
     return Estimate(
-        point=math.exp(float(np.mean(list(drawn_in.values())))),
+        point=math.exp(float(np.mean(list(winsorized.values())))),
         standard_error=error,
         num_clusters=len(medians),
-        num_samples=len(found.logs),
+        num_samples=len(paired.logs),
         degrees=degrees,
     )
 
 
-def _drawn_in(medians: Mapping[Visit, float]) -> dict[Visit, float]:
-    """The same, with what lies far from the others, and from those of its epoch, drawn in to where they end.
+def _winsorized(medians: Mapping[Visit, float]) -> dict[Visit, float]:
+    """The same, with outliers moved to REACH standard deviations from the median of all visits or of their epoch.
 
     An epoch that lies apart as a whole stays where it is: to show that is what epochs are for.
     """
-    if len(medians) < FEWEST_TO_DRAW_IN:
+    if len(medians) < FEWEST_TO_WINSORIZE:
         return dict(medians)
     values = np.array(list(medians.values()))
     middle = np.median(values)
@@ -226,19 +253,26 @@ def _drawn_in(medians: Mapping[Visit, float]) -> dict[Visit, float]:
 
 def mean_of(ratios: Sequence[Estimate]) -> Estimate:
     """The geometric mean of ratios that each have a standard error; each counts the same."""
-    errors = [ratio.standard_error or 0.0 for ratio in ratios]
-    variances = [(error / len(ratios)) ** 2 for error in errors]
-    free = [
-        variance**2 / (ratio.degrees or ratio.num_clusters - 1)
-        for variance, ratio in zip(variances, ratios, strict=True)
-    ]
+    error, degrees = total_error(
+        [(((ratio.standard_error or 0.0) / len(ratios)) ** 2, ratio.freedom) for ratio in ratios]
+    )
     return Estimate(
         point=math.exp(float(np.mean([math.log(ratio.point) for ratio in ratios]))),
-        standard_error=math.sqrt(sum(variances)),
+        standard_error=error,
         num_clusters=sum(ratio.num_clusters for ratio in ratios),
         num_samples=sum(ratio.num_samples for ratio in ratios),
-        degrees=sum(variances) ** 2 / sum(free) if sum(free) else 0.0,
+        degrees=degrees,
     )
+
+
+def total_error(parts: Sequence[tuple[float, float]]) -> tuple[float, float]:
+    """The standard error of a sum of independent parts, each a variance and its degrees of freedom, and its own.
+
+    Source: F. E. Satterthwaite, 1946, https://doi.org/10.2307/3002019.
+    """
+    total = sum(variance for variance, _ in parts)
+    uncertainty = sum(variance**2 / degrees for variance, degrees in parts)
+    return math.sqrt(total), total**2 / uncertainty if uncertainty else KNOWN
 
 
 def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float | None:
@@ -246,8 +280,9 @@ def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float 
     points = [(math.log(x), math.log(y)) for x, y in zip(lengths, values, strict=True) if x > 0 and y > 0]
     if len({x for x, _ in points}) <= 1:
         return None
-    x, y = np.asarray(points).T
-    return float(np.sum((x - x.mean()) * (y - y.mean())) / np.sum((x - x.mean()) ** 2))
+    from scipy.stats import linregress  # here, because it takes longer to import than --help may take
+
+    return float(linregress(*zip(*points, strict=True)).slope)
 
 
 def _logs(samples: Sequence[Sample]) -> dict[Block, float]:
@@ -263,7 +298,7 @@ def _by_visit(logs: Iterable[tuple[Visit, float]]) -> dict[Visit, float]:
     visits: dict[Visit, list[float]] = {}
     for visit, log in logs:
         visits.setdefault(visit, []).append(log)
-    return {visit: median(found) for visit, found in visits.items()}
+    return {visit: median(values) for visit, values in visits.items()}
 
 
 def _error_of_mean(medians: Mapping[Visit, float]) -> tuple[float | None, float]:

@@ -1,166 +1,201 @@
-"""Faster, slower, equivalent or undecided: what the pairs of one comparison, or of a whole session, allow to be said.
+"""Verdicts: faster, slower, equivalent or undecided. One function, `judge`, decides for runs, comparisons and gates.
 
-Faster and slower need three things: an e-value against "the same code" that holds among all comparisons of the session,
-an interval that excludes a ratio of 1, and a ratio beyond the margin, for nobody should choose code by less. Equivalent
-needs an e-value against "apart by the margin or more". Why: docs/adr/0011. Knows nothing of what was measured.
+Faster and slower need three things: evidence against "the same code" that holds among all effects of the family, an
+interval that excludes a ratio of 1, and a ratio beyond the margin: less is no reason to choose code. Equivalent
+needs evidence against "apart by the margin or more", or, in a gate, that all growth that may be is allowed or would
+have shown. Why: docs/adr/0011 and docs/adr/0019.
+
+Sources: Wang and Ramdas, False discovery rate control with e-values, 2022, https://doi.org/10.1111/rssb.12489;
+Benjamini and Yekutieli, 2001, https://doi.org/10.1214/aos/1013699998.
 """
 
+import enum
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from attnbench.statistics import evidence
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, NORMAL_MAD, Estimate, Pairs, paired_ratio
-from attnbench.storage.records import LARGEST_EQUIVALENCE, SMALLEST_EFFECT, Verdict
+from attnbench.statistics.effects import Effect, alike
+from attnbench.statistics.intervals import FEWEST_CLUSTERS
+from attnbench.storage.records import Verdict
 
 FALSE_SHARE = 0.05
 """Of what a session calls faster or slower, the expected share that is false is at most this; of what it calls
 equivalent, too."""
 WHOLE_SHARE = FALSE_SHARE / 2
 """The part of it that goes to the verdict on the whole, where a session has one; the cells' is the rest."""
-FEWEST_EPOCHS = 3
-"""With fewer processes than this nothing is said of a session as a whole."""
-LARGEST_LOG = 100.0
-"""Noise beyond all numbers, which still is one."""
 POWER = 0.80
 NORMAL_POWER = 0.8416
 """The quantile of the normal distribution at `POWER`."""
+LARGEST_EXPONENT = 700.0
+"""Floating point numbers end soon after e^700."""
+
+
+class Correction(enum.Enum):
+    """How the evidence of many effects is judged together, so that the expected share of false verdicts is kept."""
+
+    e_bh = "e_bh"
+    """For e-values of pairs in blocks, under any dependence between them."""
+    benjamini_yekutieli = "benjamini_yekutieli"
+    """For p-values of two separate runs, under any dependence, too. It is e-BH on 1 / p with a smaller false share."""
+
+    def share(self, false_share: float, number: int) -> float:
+        """The false share with which e-BH keeps `false_share` among so many effects."""
+        if self is Correction.e_bh or not number:
+            return false_share
+        return false_share / sum(1 / rank for rank in range(1, number + 1))
 
 
 @dataclass(frozen=True, kw_only=True)
-class Judgement:
-    """What the pairs of one comparison say; whether it is enough depends on the whole session."""
+class Policy:
+    """What a verdict requires, apart from the effect itself."""
 
-    ratio: Estimate
-    margin: float  # relative: nothing below it matters
-    e_same: float  # against "the same code"
-    e_apart: float  # against "apart by the margin or more"
-    spread: float  # a standard deviation of the pairs, robust, on the log scale
-    smallest: float = SMALLEST_EFFECT  # relative, too: what the margin would be without any noise
-
-    @property
-    def log(self) -> float:
-        """The logarithm of the ratio."""
-        return math.log(self.ratio.point)
+    false_share: float = FALSE_SHARE
+    """The expected share of false verdicts among those faster or slower, and among those equivalent."""
+    correction: Correction = Correction.e_bh
+    fewest_processes: int = 0
+    """With fewer there is no verdict, except that an unlimited growth is allowed."""
+    detectable: float | None = None
+    """Relative. Where a slowdown of this size would have shown and none did, no slower is as good as equivalent."""
 
     @property
-    def is_floor(self) -> bool:
-        """Whether the margin is a noise floor, which falls with more visits, and which others will find elsewhere."""
-        return self.margin > self.smallest
-
-    @property
-    def sameness(self) -> float:
-        """By what share two times may differ that are called equivalent."""
-        return min(self.margin, LARGEST_EQUIVALENCE)
-
-    @property
-    def is_beyond(self) -> bool:
-        """Whether the ratio is further from 1 than the margin, and than the half width of its interval."""
-        half = self.ratio.half_width
-        return half is not None and abs(self.log) > max(half, math.log1p(self.margin))
-
-    @property
-    def is_within(self) -> bool:
-        """Whether the interval lies inside what may be called equivalent."""
-        half = self.ratio.half_width
-        return half is not None and abs(self.log) + half <= alike(self.margin)
+    def is_paired(self) -> bool:
+        """Whether effects are of pairs in blocks, which show by how much two differ; separate runs drift."""
+        return self.correction is Correction.e_bh
 
 
-def margin(floor: Estimate | None, smallest: float = SMALLEST_EFFECT) -> float:
-    """The relative difference below which nothing is called faster or slower: `smallest` or the cell's A/A floor."""
-    largest = None if floor is None else floor.largest_log
-    return max(smallest, 0.0 if largest is None else math.expm1(min(largest, LARGEST_LOG)))
+class Reason(enum.StrEnum):
+    """Why there is no verdict."""
 
-
-def alike(margin: float) -> float:
-    """How far apart, on the log scale, two times may be that are called equivalent."""
-    return min(math.log1p(margin), math.log1p(LARGEST_EQUIVALENCE))
-
-
-def share_of_cells(*, has_whole: bool) -> float:
-    """The expected share of false verdicts among those on cells, beside which there may be one on the whole."""
-    return FALSE_SHARE - WHOLE_SHARE if has_whole else FALSE_SHARE
-
-
-def judge(pairs: Pairs, floor: Estimate | None, smallest: float = SMALLEST_EFFECT) -> Judgement | None:
-    """What these pairs say, where the baseline to itself is `floor`; None without any."""
-    ratio, limit = paired_ratio(pairs), margin(floor, smallest)
-    if ratio is None:
-        return None
-    medians = np.array(list(pairs.medians.values()))
-    halfway = pairs.halfway
-    return Judgement(
-        ratio=ratio,
-        margin=limit,
-        smallest=smallest,
-        e_same=evidence.last(evidence.e_values(pairs.logs, pairs.controls)),
-        e_apart=evidence.against_beyond(medians, alike(limit)),
-        spread=NORMAL_MAD * float(np.median(np.abs(halfway - np.median(halfway)))),
-    )
-
-
-def decide(judgements: Sequence[Judgement], false_share: float = FALSE_SHARE) -> list[Verdict]:
-    """The verdicts of a session's comparisons, together: e-BH over all of them, for each kind of verdict.
-
-    An e-value counts only where margin and interval allow the verdict, and is 0 else, which leaves it an e-value. So
-    whatever is rejected is told; a part of what is rejected, chosen afterwards, could be false more often.
-    """
-    differ = evidence.discoveries(np.array([each.e_same * each.is_beyond for each in judgements]), false_share)
-    agree = evidence.discoveries(np.array([each.e_apart * each.is_within for each in judgements]), false_share)
-    return [
-        _verdict(each, differs=bool(differs), is_alike=bool(is_alike))
-        for each, differs, is_alike in zip(judgements, differ, agree, strict=True)
-    ]
-
-
-def _verdict(judgement: Judgement, *, differs: bool, is_alike: bool) -> Verdict:
-    if is_alike:
-        return Verdict.equivalent
-    if differs:
-        return Verdict.slower if judgement.log > 0 else Verdict.faster
-    return Verdict.undecided
-
-
-def is_settled(judgement: Judgement, verdict: Verdict) -> bool:
-    """Whether more visits are for nothing: within a noise floor two are equivalent only until it has fallen."""
-    return verdict in {Verdict.faster, Verdict.slower} or (verdict is Verdict.equivalent and not judgement.is_floor)
+    few_processes = "too few processes"
+    noise_floor = "threshold below the noise floor"
+    smallest_effect = "threshold below the smallest effect"
+    imprecise = "interval too wide or too little evidence"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Needed:
-    """The e-values that the next verdicts of a session need beside those that it has."""
+    """The evidence that the next verdicts of a family need, in addition to those that it has."""
 
     differ: float  # to be faster or slower
     agree: float  # to be equivalent
 
 
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """An effect with its verdict."""
+
+    effect: Effect
+    verdict: Verdict
+    reason: Reason | None  # where the verdict is undecided
+    needed: Needed
+    policy: Policy
+
+    @property
+    def detectable(self) -> float | None:
+        """The relative slowdown that would be found in 80 % of repetitions; None: none would, or it is not known."""
+        find = detectable if self.policy.is_paired else detectable_between_runs
+        return find(self.effect, self.needed.differ)
+
+    @property
+    def would_show(self) -> bool:
+        """Whether a slowdown of the size that the policy asks for would have shown, and pairs do not point to one."""
+        if self.policy.detectable is None or (self.policy.is_paired and self.effect.seems_slower):
+            return False
+        return self.detectable is not None and self.detectable <= self.policy.detectable
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether more visits are useless: within a noise floor two are equivalent only until it has fallen."""
+        return self.verdict in {Verdict.faster, Verdict.slower} or (
+            self.verdict is Verdict.equivalent and not self.effect.is_floor
+        )
+
+
+def share_of_cells(*, has_whole: bool) -> float:
+    """The expected share of false verdicts among those on cells; a verdict on the whole has a share of its own."""
+    return FALSE_SHARE - WHOLE_SHARE if has_whole else FALSE_SHARE
+
+
+ALONE = Policy()
+"""For comparisons without a verdict on the whole."""
+
+
+def judge(effects: Sequence[Effect], policy: Policy = ALONE) -> list[Judgement]:
+    """The verdicts on effects that are judged together.
+
+    E-values count only where margin and interval allow the verdict, and are 0 else, which leaves them e-values. So
+    whatever is rejected is reported; a part of what is rejected, chosen afterwards, could be false more often. For
+    p-values, margin and interval come afterwards: two runs differ by more than the noise inside each.
+    """
+    share = policy.correction.share(policy.false_share, len(effects))
+    beyond = np.array([each.is_beyond for each in effects], dtype=bool)
+    counts = beyond | (not policy.is_paired)
+    differ = evidence.discoveries(np.where(counts, [each.e_same for each in effects], 0.0), share)
+    agree = evidence.discoveries(np.array([each.e_apart if each.is_within else 0.0 for each in effects]), share)
+    needed = _needed(len(effects), int(differ.sum()), int(agree.sum()), share)
+    return [
+        _judgement(each, policy, needed, differs=bool(differs), agrees=bool(agrees))
+        for each, differs, agrees in zip(effects, differ & beyond, agree, strict=True)
+    ]
+
+
+def _judgement(effect: Effect, policy: Policy, needed: Needed, *, differs: bool, agrees: bool) -> Judgement:
+    """The verdict on one effect, of which the evidence of the family says whether it differs or agrees."""
+    judged = Judgement(effect=effect, verdict=Verdict.undecided, reason=Reason.imprecise, needed=needed, policy=policy)
+    allowed, high = effect.allowed, effect.ratio.high
+    is_allowed = allowed is not None and high is not None and high <= 1 + allowed
+    differs = differs and effect.num_processes >= policy.fewest_processes
+    verdict, reason = Verdict.undecided, None
+    if differs and effect.log < 0:
+        verdict = Verdict.faster
+    elif differs and effect.log > math.log1p(max(effect.margin, allowed or 0.0)):
+        verdict = Verdict.slower
+    elif allowed == math.inf:
+        verdict = Verdict.equivalent
+    elif effect.num_processes < policy.fewest_processes:
+        reason = Reason.few_processes
+    elif allowed is not None and allowed < effect.lowest:
+        reason = Reason.noise_floor
+    elif allowed is not None and allowed < effect.smallest and not is_allowed:
+        reason = Reason.smallest_effect
+    elif agrees or is_allowed or (differs and policy.is_paired) or judged.would_show:
+        verdict = Verdict.equivalent
+    else:
+        reason = Reason.imprecise
+    return replace(judged, verdict=verdict, reason=reason)
+
+
 def needed(verdicts: Sequence[Verdict], false_share: float = FALSE_SHARE) -> Needed:
     """What the next verdict among these takes: the fewer of its kind there are, the more."""
-    number = max(1, len(verdicts))
-    agreed, open_ones = verdicts.count(Verdict.equivalent), verdicts.count(Verdict.undecided)
-    differed = len(verdicts) - agreed - open_ones
-    differ, agree = (evidence.needed(number, min(found, number - 1), false_share) for found in (differed, agreed))
+    num_agreed, num_open = verdicts.count(Verdict.equivalent), verdicts.count(Verdict.undecided)
+    return _needed(len(verdicts), len(verdicts) - num_agreed - num_open, num_agreed, false_share)
+
+
+def _needed(number: int, num_differ: int, num_agree: int, share: float) -> Needed:
+    number = max(1, number)
+    differ, agree = (evidence.needed(number, min(num, number - 1), share) for num in (num_differ, num_agree))
     return Needed(differ=differ, agree=agree)
 
 
-def visits_to_go(judgement: Judgement, needed: Needed) -> float:
+def visits_to_go(effect: Effect, needed: Needed) -> float:
     """About how many visits more would decide it, if what was seen so far is the truth; infinity where none would."""
-    ratio, shift = judgement.ratio, abs(judgement.log)
+    ratio, shift = effect.ratio, abs(effect.log)
     number, half, error = ratio.num_clusters, ratio.half_width, ratio.standard_error
     if half is None or error is None:
         return float(max(1, FEWEST_CLUSTERS - number))
-    beyond, within = math.log1p(judgement.margin), alike(judgement.margin)
+    beyond, within = math.log1p(effect.margin), alike(effect.margin)
     ways = []
     if shift > beyond:
-        bets = _bets_to_go(needed.differ, judgement.e_same, shift, judgement.spread) * number / ratio.num_samples
+        bets = _bets_to_go(needed.differ, effect.e_same, shift, effect.spread) * number / ratio.num_samples
         ways.append(max(bets, number * ((half / shift) ** 2 - 1)))
     elif shift > within:  # the noise floor hides it: more visits lower the floor
         ways.append(number * ((beyond / shift) ** 2 - 1))
     if shift < within:
         room = within - shift
-        bets = _bets_to_go(needed.agree, judgement.e_apart, room, error * math.sqrt(number))
+        bets = _bets_to_go(needed.agree, effect.e_apart, room, error * math.sqrt(number))
         ways.append(max(bets, number * ((half / room) ** 2 - 1)))
     return max(1.0, min(ways, default=math.inf))
 
@@ -173,23 +208,36 @@ def _bets_to_go(needed: float, value: float, shift: float, spread: float) -> flo
     return math.log(needed / value) / growth if growth else math.inf
 
 
-def detectable(judgement: Judgement, needed: float = 1 / FALSE_SHARE) -> float | None:
+def detectable(effect: Effect, needed: float = 1 / FALSE_SHARE) -> float | None:
     """The relative slowdown that pairs as many and as noisy as these would find in 80 % of repetitions.
 
     Found means: slower, with `needed` as the e-value to reach. None without an interval, or where so few pairs could
     not reach it whatever the slowdown.
 
-    Source of the shape: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504; beside the
-    interval, the bets on normal differences have to make enough.
+    Source of the shape: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504; in
+    addition to the interval, the bets on normal differences have to make enough.
     """
-    ratio = judgement.ratio
+    ratio = effect.ratio
     if ratio.standard_error is None or ratio.half_width is None or evidence.when_alike(ratio.num_samples) < needed:
         return None
-    half, beyond = ratio.half_width, math.log1p(judgement.margin)
+    half, beyond = ratio.half_width, math.log1p(effect.margin)
     luck = ratio.quantile(POWER) * ratio.standard_error
     by_interval = max(half + math.hypot(half * ratio.unsteadiness(POWER), luck), beyond + luck)
-    if judgement.is_floor:  # other repetitions will see another
+    if effect.is_floor:  # other repetitions will see another
         by_interval = max(by_interval, beyond + math.hypot(beyond * ratio.unsteadiness(POWER), luck))
     growth = math.log(needed * evidence.NUM_PLAYERS) / ratio.num_samples  # of a single player, for each pair
-    by_bets = evidence.shift_for(growth) * judgement.spread
+    by_bets = evidence.shift_for(growth) * effect.spread
     return math.expm1(max(by_interval, by_bets + NORMAL_POWER * ratio.standard_error))
+
+
+def detectable_between_runs(effect: Effect, needed: float) -> float | None:
+    """The relative slowdown that two runs with errors as large as these would find in 80 % of repetitions.
+
+    Found means: beyond what is allowed and the noise floor, with `needed` as 1 / p-value. None where there is no
+    standard error, and where any growth is allowed.
+    """
+    error, limit = effect.ratio.standard_error, max(effect.margin, effect.allowed or 0.0)
+    if error is None or math.isinf(limit):
+        return None
+    least = max(effect.ratio.quantile(1 - 1 / needed / 2) * error, math.log1p(limit))
+    return math.expm1(min(least + effect.ratio.quantile(POWER) * error, LARGEST_EXPONENT))

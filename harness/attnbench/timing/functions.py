@@ -10,11 +10,12 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from attnbench.devices import Clock, device
+from attnbench.statistics.effects import Effect, paired_effect
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs, t_quantile
-from attnbench.statistics.verdicts import Judgement, decide, detectable, is_settled, judge
-from attnbench.storage.records import PROBE, SMALLEST_EFFECT, Arm, Comparison, Role, Sample, Verdict
+from attnbench.statistics.verdicts import Judgement, detectable, judge
+from attnbench.storage.records import PROBE, SMALLEST_EFFECT, Arm, Comparison, Role, Sample
 from attnbench.timing import blocks as measure
 from attnbench.timing.schedule import GROWTH, visit_seed
 from attnbench.workloads.workload import Workload
@@ -36,7 +37,6 @@ class FunctionComparison:
     seed: int
     samples: dict[Arm, list[Sample]] = field(default_factory=dict)
     judgements: dict[str, Judgement] = field(default_factory=dict)
-    verdicts: dict[str, Verdict] = field(default_factory=dict)
     settled_s: dict[str, float] = field(default_factory=dict)  # after how many seconds each verdict was settled
     start_s: float  # on the clock
     spent_s: float = 0.0  # since then
@@ -82,36 +82,35 @@ class FunctionComparison:
 
     def judge(self) -> None:
         """Say of all rivals what their pairs say now."""
-        floor = self.floor
+        floor, effects = self.floor, dict[str, Effect]()
         for name in self.rivals:
             own = self.samples[Arm(implementation=name)]
             compared = pairs(own, self.samples[self.reference], self.discarded, self.samples[self.control])
-            judgement = judge(compared, floor, self.smallest_effect)
-            if judgement is not None:
-                self.judgements[name] = judgement
-        verdicts = decide(list(self.judgements.values()))
-        self.verdicts = dict(zip(self.judgements, verdicts, strict=True))
+            effect = paired_effect(compared, floor, self.smallest_effect)
+            if effect is not None:
+                effects[name] = effect
+        self.judgements = dict(zip(effects, judge(list(effects.values())), strict=True))
         for name, judged in self.judgements.items():
-            if is_settled(judged, self.verdicts[name]):
+            if judged.is_settled:
                 self.settled_s.setdefault(name, self.spent_s)
 
 
 def comparison(found: FunctionComparison, name: str, workload: Workload) -> Comparison:
     """What a comparison of functions says of one of them, in the form that a run has."""
-    judged, verdict = found.judgements[name], found.verdicts[name]
+    judged, effect = found.judgements[name], found.judgements[name].effect
     return Comparison(
         workload=workload,
         implementation=name,
         baseline=found.baseline,
         metric="latency",
-        ratio=judged.ratio.point,
-        low=judged.ratio.low,
-        high=judged.ratio.high,
-        minimum_detectable_effect=detectable(judged),
-        verdict=verdict,
-        sameness=judged.sameness,
-        e_same=judged.e_same,
-        e_apart=judged.e_apart,
+        ratio=effect.ratio.point,
+        low=effect.ratio.low,
+        high=effect.ratio.high,
+        minimum_detectable_effect=detectable(effect),
+        verdict=judged.verdict,
+        sameness=effect.sameness,
+        e_same=effect.e_same,
+        e_apart=effect.e_apart,
         more_s=None,
     )
 

@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from attnbench.statistics.controls import in_blocks_of, pairs_of_sides
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, paired_ratio, pairs
-from attnbench.statistics.verdicts import Judgement, Needed, decide, judge, needed, share_of_cells, visits_to_go
+from attnbench.statistics.effects import Effect, paired_effect
+from attnbench.statistics.intervals import FEWEST_CLUSTERS, in_blocks_of, paired_ratio, pairs, pairs_of_sides
+from attnbench.statistics.verdicts import Needed, Policy, judge, needed, share_of_cells, visits_to_go
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Key, Sample, Verdict
 from attnbench.timing.state import State
@@ -59,7 +59,7 @@ class Race:
     """The comparisons of a run: what they say so far, and which are closed."""
 
     plan: Plan
-    judged: dict[Key, Judgement] = field(default_factory=dict)
+    judged: dict[Key, Effect] = field(default_factory=dict)
     closed: dict[Key, Verdict] = field(default_factory=dict)
     _due: dict[str, float] = field(default_factory=dict)
 
@@ -72,10 +72,10 @@ class Race:
         if not grown:
             return
         alive = [key for key in self.judged if key[1] in live.get(key[0], ())]
-        share = CAUTION * share_of_cells(has_whole=self.has_sides)
-        for key, verdict in zip(alive, decide([self.judged[key] for key in alive], share), strict=True):
-            if verdict is not Verdict.undecided:
-                self.closed[key] = verdict
+        cautious = Policy(false_share=CAUTION * share_of_cells(has_whole=self.has_sides))
+        for key, judgement in zip(alive, judge([self.judged[key] for key in alive], cautious), strict=True):
+            if judgement.verdict is not Verdict.undecided:
+                self.closed[key] = judgement.verdict
 
     @property
     def has_sides(self) -> bool:
@@ -96,9 +96,9 @@ class Race:
                 if self.has_sides
                 else pairs(own, baseline, discarded, control)
             )
-            judgement = judge(compared, floor, self.plan.smallest_effect)
-            if judgement is not None:
-                self.judged[workload, arm] = judgement
+            effect = paired_effect(compared, floor, self.plan.smallest_effect)
+            if effect is not None:
+                self.judged[workload, arm] = effect
 
     def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> tuple[str, list[Arm]] | None:
         """The workload to visit, and the arms beside its baseline; None when every comparison is closed."""

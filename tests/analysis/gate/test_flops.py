@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import EXECUTED_FLOPS, Kind, Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
 from tests.analysis.gate.scripts import FIRST, POINTS, executes, run

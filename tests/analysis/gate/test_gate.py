@@ -8,10 +8,11 @@ import msgspec
 import pytest
 
 from attnbench import cli
-from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
 from attnbench.analysis.results import Results
+from attnbench.statistics.verdicts import Reason
 from attnbench.storage.events import CellMeasured, RunStarted, WorkerStarted
 from attnbench.storage.records import Operator, Operators, Role, Status
 from attnbench.workloads.counts import dense_flops
@@ -51,7 +52,7 @@ FOUND = {
     "regression": ([scales("fused", 1.3)], Kind.slower),
     "suspicious improvement": ([scales("fused", 0.5), scripts.checks(lambda _: None)], Kind.suspicious),
     "lost cell": ([vanishes()], Kind.lost),
-    "became unsupported": ([ends(Status.unsupported)], Kind.unsupported),
+    "became unsupported": ([ends(Status.unsupported)], Kind.lost),
     "no longer tried": ([ends(Status.timeout, is_predicted=True)], Kind.lost),
     "new failure": ([ends(Status.crashed)], Kind.failed),
     "disagrees": ([ends(Status.disagrees)], Kind.failed),
@@ -63,9 +64,9 @@ FOUND = {
         [lambda e: None if scripts.is_cell(e, "fused") and isinstance(e, CellMeasured) else e],
         Kind.lost,
     ),
-    "renamed": ([renames("fused", "tiled")], Kind.renamed),
-    "fewer probes": ([scripts.checks(weaker)], Kind.unchecked),
-    "unchecked": ([scripts.checks(lambda _: None)], Kind.unchecked),
+    "renamed": ([renames("fused", "tiled")], Kind.changed),
+    "fewer probes": ([scripts.checks(weaker)], Kind.lost),
+    "unchecked": ([scripts.checks(lambda _: None)], Kind.lost),
     "errors grown": ([scripts.checks(worse)], Kind.grown),
 }
 
@@ -113,7 +114,7 @@ def test_a_slowdown_is_told_with_its_size_and_what_could_have_been_seen(base: Re
 def test_a_renamed_implementation_is_judged_as_what_it_was(base: Results, tmp_path: Path) -> None:
     decision = judge(base, run(tmp_path / "run", scales("fused", 1.3), renames("fused", "tiled")))
     found = {(ruling.implementation, ruling.kind) for ruling in decision.of(Outcome.finding)}
-    assert {("tiled", Kind.renamed), ("tiled", Kind.slower)} <= found
+    assert {("tiled", Kind.changed), ("tiled", Kind.slower)} <= found
     assert not [ruling for ruling in decision.rulings if ruling.kind in {Kind.lost, Kind.new}]
 
 
@@ -128,8 +129,9 @@ def test_a_workload_with_another_seed_is_the_same_work(tmp_path: Path) -> None:
     before = run(tmp_path / "before", points=journals.workloads(seq_len=(128, 512)))
     after = run(tmp_path / "after", points=journals.workloads(seq_len=(128, 512), seed=(3,)))
     decision = judge(before, after)
-    assert {ruling.kind for ruling in decision.of(Outcome.finding)} == {Kind.renamed}
-    assert sum(ruling.kind is Kind.renamed for ruling in decision.rulings) == 6
+    found = decision.of(Outcome.finding)
+    assert {(ruling.kind, ruling.metric) for ruling in found} == {(Kind.changed, "name")}
+    assert len(found) == 6
 
 
 def test_what_was_wrong_before_is_known_and_what_is_mended_is_told(base: Results, tmp_path: Path) -> None:
@@ -137,9 +139,9 @@ def test_what_was_wrong_before_is_known_and_what_is_mended_is_told(base: Results
     again = run(tmp_path / "again", ends(Status.crashed))
     other = run(tmp_path / "other", ends(Status.timeout))
     assert (judge(wrong, again).outcome, judge(wrong, other).outcome) == (Outcome.passed, Outcome.finding)
-    assert Kind.known in {ruling.kind for ruling in judge(wrong, again).rulings}
+    assert (Kind.failed, Outcome.passed) in {(ruling.kind, ruling.outcome) for ruling in judge(wrong, again).rulings}
     assert judge(wrong, base).outcome is Outcome.improved
-    assert Kind.fixed in {ruling.kind for ruling in judge(wrong, base).rulings}
+    assert (Kind.changed, Outcome.improved) in {(each.kind, each.outcome) for each in judge(wrong, base).rulings}
 
 
 def ran(results: Results, **changes) -> Results:
@@ -204,7 +206,7 @@ def test_a_threshold_below_the_floor_is_refused_with_the_reason(base: Results, t
     file = tmp_path / "mine.toml"
     file.write_text('[[gate.rule]]\nmetric = "latency"\nallowed = 0.01\n')
     decision = judge(base, candidate, Thresholds(rule=(Rule(metric="latency", allowed=0.01),)))
-    refused = [ruling for ruling in decision.rulings if ruling.kind is Kind.refused]
+    refused = [ruling for ruling in decision.rulings if ruling.reason is Reason.noise_floor]
     assert len(refused) == 4
     assert all("cannot be judged: identical code may seem 5." in ruling.words for ruling in refused)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder, "--thresholds", file) == 3
@@ -303,13 +305,14 @@ def test_json_holds_every_ruling(base: Results, tmp_path: Path, monkeypatch, cap
     told = json.loads(capsys.readouterr().out)
     assert told["outcome"] == "finding"
     assert len(told["rulings"]) == 6 * 3 + 4 + 6  # sdpa does not say how many FLOPs it executes
-    assert {ruling["kind"] for ruling in told["rulings"]} == {"same", "slower", "reference"}
+    assert {ruling["kind"] for ruling in told["rulings"]} == {"same", "slower"}
 
 
 def test_the_reference_itself_is_printed_and_not_judged(base: Results, tmp_path: Path) -> None:
     slow = run(tmp_path / "run", *(scales("sdpa", 1.3, role=role) for role in (Role.measured, Role.control)))
     own = [r for r in judge(base, slow).rulings if r.implementation == "sdpa" and r.metric == "latency"]
-    assert {ruling.kind for ruling in own} == {Kind.reference}
+    assert {(ruling.kind, ruling.effect) for ruling in own} == {(Kind.same, None)}
+    assert all(ruling.words.startswith("the reference: ") for ruling in own)
     assert all(r.candidate == pytest.approx(1.3 * r.base) for r in own)
 
 

@@ -7,8 +7,8 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from attnbench.analysis.gate import junit, markdown, series
-from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate import outputs, series
+from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Outcome
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Status
@@ -34,7 +34,7 @@ def decision(both):
 
 
 def test_the_summary_begins_with_the_verdict_and_folds_what_is_well(decision) -> None:
-    text = markdown.document(decision)
+    text = outputs.markdown(decision)
     lines = text.splitlines()
     assert lines[0] == "## attnbench gate: fail: 1 failed, 2 slower, the suite as a whole"
     assert text.index("crashed") < text.index("<details>")
@@ -44,12 +44,12 @@ def test_the_summary_begins_with_the_verdict_and_folds_what_is_well(decision) ->
 
 
 def test_names_from_outside_have_no_effect(decision) -> None:
-    text = markdown.document(decision)
+    text = outputs.markdown(decision)
     assert "<script>" not in text
     assert "<img" not in text
     assert "\x1b" not in text
     assert "[b](" not in text
-    told = junit.document(decision)
+    told = outputs.junit(decision)
     assert "\x1b" not in told
     assert "<script>" not in told
     assert {case.get("name") for case in ET.fromstring(told).iter("testcase")} >= {"fused", "sdpa"}  # noqa: S314 - ours
@@ -58,13 +58,13 @@ def test_names_from_outside_have_no_effect(decision) -> None:
 def test_a_long_table_is_cut_and_says_so(both) -> None:
     decision = judge(both[0], both[1])
     many = tuple(decision.of(Outcome.finding)) * 30
-    text = markdown.document(msgspec.structs.replace(decision, rulings=many))
-    assert f"and {len(many) - markdown.MOST_ROWS} more, in gate.json" in text
+    text = outputs.markdown(msgspec.structs.replace(decision, rulings=many))
+    assert f"and {len(many) - outputs.MOST_ROWS} more, in gate.json" in text
     assert len(text) < 65536
 
 
 def test_each_cell_is_a_test_case(both, decision) -> None:
-    top = ET.fromstring(junit.document(decision))  # noqa: S314 - ours
+    top = ET.fromstring(outputs.junit(decision))  # noqa: S314 - ours
     (suite,) = top.findall("testsuite")
     cases = suite.findall("testcase")
     assert len(cases) == len(both[0].records) + 1
@@ -78,7 +78,7 @@ def test_each_cell_is_a_test_case(both, decision) -> None:
 
 def test_what_cannot_be_judged_is_skipped_and_a_session_that_is_not_valid_is_an_error(both, tmp_path) -> None:
     disturbed = judge(both[0], run(tmp_path / "c", scripts.disturbed, names=NAMES))
-    suite = ET.fromstring(junit.document(disturbed)).find("testsuite")  # noqa: S314 - ours
+    suite = ET.fromstring(outputs.junit(disturbed)).find("testsuite")  # noqa: S314 - ours
     assert suite is not None
     assert (suite.get("failures"), suite.get("errors"), suite.get("skipped")) == ("0", "1", "5")
 

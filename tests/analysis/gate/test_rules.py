@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.gate import beside
-from attnbench.analysis.gate.judge import judge
+from attnbench.analysis.gate.decision import judge, judge_sides
 from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
 from attnbench.analysis.results import Results
@@ -130,9 +129,9 @@ def test_what_rules_allow_to_every_cell_is_allowed_to_the_whole(
         for workload, allowed in given
         if allowed is not None
     )
-    assert beside.of_sides(a_little_slower, Thresholds(rule=rules)).suite.outcome is outcome
+    assert judge_sides(a_little_slower, Thresholds(rule=rules)).suite.outcome is outcome
 
 
 def test_a_rule_for_the_only_implementation_is_one_for_the_whole(a_little_slower: Results) -> None:
     asked = Thresholds(rule=(Rule(implementation="x", metric="latency", allowed=0.10),))
-    assert beside.of_sides(a_little_slower, asked).outcome is Outcome.passed
+    assert judge_sides(a_little_slower, asked).outcome is Outcome.passed

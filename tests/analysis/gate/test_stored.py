@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from attnbench.analysis.gate import stored
-from attnbench.analysis.gate.judge import fingerprints, judge
+from attnbench.analysis.gate.decision import fingerprints, judge
 from attnbench.analysis.gate.rulings import Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
 from attnbench.analysis.results import read

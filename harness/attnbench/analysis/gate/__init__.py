@@ -1,5 +1,5 @@
-"""The gate: two runs compared cell by cell, what has no noise exactly and time by statistics, with a pass or fail.
+"""The gate: two states of the code compared cell by cell, with a pass or fail.
 
-`rulings` is the data, `thresholds` what may be asked, `cells`, `certain` and `times` the parts, `judge` the whole;
-`markdown`, `junit`, `series` and `text` show it, `stored` keeps baselines. Nothing here knows torch.
+`rulings` is the data, `thresholds` what may grow by how much, `cells` which cell is which, `certain` what has no noise,
+`times` what has, and `decision` the whole; `outputs` and `series` show it, `stored` keeps baselines.
 """

@@ -1,13 +1,10 @@
-"""Hard gates: what has no noise, and so needs no statistics.
-
-Status, check, errors, memory, FLOPs, operators and backend.
-"""
+"""What has no noise and needs no statistics: status, check, errors, backend, operators, FLOPs and memory."""
 
 import math
 import re
 from collections.abc import Iterator
 
-from attnbench.analysis.gate.cells import Couple
+from attnbench.analysis.gate.cells import Match
 from attnbench.analysis.gate.rulings import (
     BACKEND,
     ERROR_RATIO,
@@ -18,131 +15,111 @@ from attnbench.analysis.gate.rulings import (
     Kind,
     Outcome,
     Ruling,
+    ruling,
 )
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.statistics.intervals import median
-from attnbench.storage.records import Agreement, Operators, Record, Status
+from attnbench.storage.records import Agreement, Record, Status
 from attnbench.units import SCALES, show, significant
 
+CHECK = "check"
 _UNITS = "|".join(re.escape(symbol) for scales in SCALES.values() for _, symbol in scales)
 _FOLDERS = r"(?<![\w/])(?:[.~]?/[^\s'\"()]*/|[\w.-]+(?:/[\w.-]+)*/(?=[\w-]+\.\w))"
 _VARIES = re.compile(
     rf"{_FOLDERS}|\b0x[0-9a-f]+|(?<!\w)\d+(\.\d+)?(e[-+]?\d+)?( ({_UNITS})\b)?",
     re.IGNORECASE,
 )
-"""What of a message differs where the reason does not: folders, addresses, and numbers with their units."""
+"""The parts of a message that differ where the reason does not: folders, addresses, and numbers with their units."""
 _BEGINNING = 160
-"""So many letters of what is left tell a reason; a long message was cut, somewhere among its numbers."""
+"""Two messages have the same reason if so many letters of what is left agree; long messages are cut among numbers."""
+_MOST_MISSING = 3
 
 
-def rulings(couple: Couple, thresholds: Thresholds) -> Iterator[Ruling]:
+def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
     """Everything certain about one cell."""
-    base, candidate = couple.base, couple.candidate
+    base, candidate = match.base, match.candidate
     if candidate is None:
         assert base is not None
-        yield _gone(base)
+        yield ruling(base, STATUS, Kind.lost, f"the cell is gone; it was {base.status}", base=str(base.status))
         return
-    if couple.renamed_from:
-        words = f"was {couple.renamed_from} before; judged as the same cell"
-        yield _ruling(candidate, "name", Kind.renamed, Outcome.finding, words)
-    if base is None:
-        yield _newcomer(candidate)
-        return
-    yield _status(base, candidate)
-    if base.status is candidate.status is Status.ok:
-        yield from _checks(base, candidate, thresholds)
-        yield from _operators(base, candidate, thresholds)
-        yield from _flops(base, candidate, thresholds)
-        yield from _measured(base, candidate, thresholds)
+    if match.renamed_from:
+        words = f"was {match.renamed_from} before; judged as the same cell"
+        yield ruling(candidate, "name", Kind.changed, words)
+    kind, outcome, words = _newcomer(candidate) if base is None else _status(base, candidate)
+    before = None if base is None else str(base.status)
+    after = str(candidate.status)
+    yield ruling(candidate, STATUS, kind, words, outcome=outcome, base=before, candidate=after)
+    if base is not None and base.status is candidate.status is Status.ok:
+        yield from _check(base, candidate, thresholds)
+        yield from _backend(base, candidate)
+        yield from _numbers(base, candidate, thresholds)
 
 
-def _gone(base: Record) -> Ruling:
-    words = f"the cell is gone; it was {base.status}"
-    return Ruling(
-        workload=base.workload.id,
-        implementation=base.implementation,
-        metric=STATUS,
-        kind=Kind.lost,
-        outcome=Outcome.finding,
-        words=words,
-        base=str(base.status),
-    )
-
-
-def _newcomer(candidate: Record) -> Ruling:
+def _newcomer(candidate: Record) -> tuple[Kind, Outcome | None, str]:
     if candidate.is_finding:
-        words = _told("new, and it went wrong", candidate)
-        return _ruling(candidate, STATUS, Kind.failed, Outcome.finding, words, after=str(candidate.status))
-    words = f"new: {candidate.status}, and nothing to compare it with"
-    return _ruling(candidate, STATUS, Kind.new, Outcome.passed, words, after=str(candidate.status))
+        return Kind.failed, None, _with_message("new, and it failed", candidate)
+    return Kind.new, None, f"new: {candidate.status}, and nothing to compare it with"
 
 
-def _status(base: Record, candidate: Record) -> Ruling:
+def _status(base: Record, candidate: Record) -> tuple[Kind, Outcome | None, str]:
     """How the cell ended, then and now."""
-    kind, outcome, words = _ended(base, candidate)
-    return _ruling(candidate, STATUS, kind, outcome, words, str(base.status), str(candidate.status))
-
-
-def _ended(base: Record, candidate: Record) -> tuple[Kind, Outcome, str]:
     before, after = base.status, candidate.status
-    if candidate.is_finding:
-        return _went_wrong(base, candidate)
-    if before is after:
-        return Kind.same, Outcome.passed, f"{after} as before"
-    if after is Status.ok:
-        fixed = (Kind.fixed, Outcome.improved) if base.is_finding else (Kind.new, Outcome.passed)
-        return *fixed, f"was {before}, is ok"
-    if before is Status.ok and after is Status.unsupported:
-        return Kind.unsupported, Outcome.finding, _told("was ok", candidate)
-    if before is Status.ok or base.is_finding:  # foreseen to be out of reach, or refused
-        return Kind.lost, Outcome.finding, _told(f"was {before} and is no longer tried", candidate)
-    return Kind.same, Outcome.passed, _told(f"was {before}, not tried either", candidate)
+    kind, outcome, words = Kind.same, None, f"{after} as before"
+    if candidate.is_finding and not base.is_finding:
+        kind, words = Kind.failed, _with_message(f"was {before}", candidate)
+    elif candidate.is_finding and before is after and _reason(base) == _reason(candidate):
+        kind, outcome, words = Kind.failed, Outcome.passed, f"failed as before: {_described(candidate)}"
+    elif candidate.is_finding:
+        kind, words = Kind.changed, f"failed in another way: {_described(candidate)}; before it was {_described(base)}"
+    elif before is not after is Status.ok:
+        kind, outcome = (Kind.changed, Outcome.improved) if base.is_finding else (Kind.new, None)
+        words = f"was {before}, is ok"
+    elif before is Status.ok and after is Status.unsupported:
+        kind, words = Kind.lost, _with_message("was ok", candidate)
+    elif before is not after and (before is Status.ok or base.is_finding):  # foreseen to be out of reach, or refused
+        kind, words = Kind.lost, _with_message(f"was {before} and is no longer tried", candidate)
+    elif before is not after:
+        words = _with_message(f"was {before}, not tried either", candidate)
+    return kind, outcome, words
 
 
-def _went_wrong(base: Record, candidate: Record) -> tuple[Kind, Outcome, str]:
-    if not base.is_finding:
-        return Kind.failed, Outcome.finding, _told(f"was {base.status}", candidate)
-    if base.status is candidate.status and _reason(base) == _reason(candidate):
-        return Kind.known, Outcome.passed, f"still wrong: {_say(candidate)}"
-    return Kind.changed, Outcome.finding, f"wrong in another way: {_say(candidate)}; before it was {_say(base)}"
+def _with_message(lead: str, record: Record) -> str:
+    return f"{lead}; now {record.status}" + (f": {record.message}" if record.message else "")
 
 
-def _told(lead: str, record: Record) -> str:
-    reason = f": {record.message}" if record.message else ""
-    return f"{lead}; now {record.status}{reason}"
-
-
-def _say(record: Record) -> str:
+def _described(record: Record) -> str:
     return f"{record.status} ({record.message})" if record.message else str(record.status)
 
 
 def _reason(record: Record) -> tuple[str, ...]:
     """The mistake that a check named, or else the message without what varies."""
-    found = record.agreement
-    if found is None or found.agrees or not (found.mistakes or found.step):
+    agreement = record.agreement
+    if agreement is None or agreement.agrees or not (agreement.mistakes or agreement.step):
         return (_VARIES.sub("", record.message)[:_BEGINNING],)
-    return *found.mistakes, found.step
+    return *agreement.mistakes, agreement.step
 
 
-def _checks(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Whether the check is still the whole check, and whether errors have grown."""
+def _check(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
+    """Whether the check is as complete as it was, and whether errors have grown."""
     if base.agreement is None:
         return
     missing = sorted(tried(base.agreement) - tried(candidate.agreement))
     if missing:
-        words = f"the check no longer tries {', '.join(missing[:3])}{' and more' if len(missing) > 3 else ''}"  # noqa: PLR2004 - enough to see which
-        yield _ruling(candidate, "check", Kind.unchecked, Outcome.finding, words)
+        more = " and more" if len(missing) > _MOST_MISSING else ""
+        words = f"the check no longer tries {', '.join(missing[:_MOST_MISSING])}{more}"
+        yield ruling(candidate, CHECK, Kind.lost, words)
     before = base.agreement.error_ratio
     after = None if candidate.agreement is None else candidate.agreement.error_ratio
     if before is None or after is None:
         return
     allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, ERROR_RATIO)
-    kind, outcome = Kind.same, Outcome.passed
+    kind, words = (
+        Kind.same,
+        f"the largest error / tolerance is {significant(after, 2)}, before {significant(before, 2)}",
+    )
     if after > before + allowed:
-        kind, outcome = Kind.grown, Outcome.finding
-    seen = f"the largest error is {significant(after, 2)} of what is allowed, before {significant(before, 2)}"
-    words = f"{seen}; it may grow by {significant(allowed, 2)}" if outcome is Outcome.finding else seen
-    yield _ruling(candidate, ERROR_RATIO, kind, outcome, words, before, after)
+        kind, words = Kind.grown, f"{words}; it may grow by {significant(allowed, 2)}"
+    yield ruling(candidate, ERROR_RATIO, kind, words, base=before, candidate=after)
 
 
 def tried(agreement: Agreement | None) -> set[str]:
@@ -153,105 +130,62 @@ def tried(agreement: Agreement | None) -> set[str]:
     return compared | {f"the rule {rule.rule}" for rule in agreement.rules}
 
 
-def _operators(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Which backend ran, and how many operators."""
+def _backend(base: Record, candidate: Record) -> Iterator[Ruling]:
+    """Which backend ran."""
     if base.operators is None:
         return
+    before = base.operators.observed or "none"
     if candidate.operators is None:
-        words = "what really ran is no longer looked at"
-        yield _ruling(candidate, BACKEND, Kind.lost, Outcome.finding, words, base.operators.observed or "none")
+        yield ruling(candidate, BACKEND, Kind.lost, "the operators that run are no longer observed", base=before)
         return
-    before, after = (each.observed or "none" for each in (base.operators, candidate.operators))
+    after = candidate.operators.observed or "none"
+    kind, words = Kind.same, f"{after} as before"
     if before != after:
-        words = f"another backend ran: {after}, before {before}"
-        yield _ruling(candidate, BACKEND, Kind.changed, Outcome.finding, words, before, after)
-    else:
-        yield _ruling(candidate, BACKEND, Kind.same, Outcome.passed, f"{after} as before", before, after)
-    counts = count(base.operators), count(candidate.operators)
-    allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, NUM_OPERATORS)
-    yield _growth(candidate, NUM_OPERATORS, "", counts, allowed)
+        kind, words = Kind.changed, f"another backend ran: {after}, before {before}"
+    yield ruling(candidate, BACKEND, kind, words, base=before, candidate=after)
 
 
-def count(operators: Operators) -> int:
-    """How many operators one call runs."""
-    return sum(operator.num_calls for operator in operators.calls)
+def numbers(record: Record) -> dict[str, tuple[float, str]]:
+    """Each number without noise that a record has, and its unit; a new metric appears here by itself."""
+    found: dict[str, tuple[float, str]] = {}
+    if record.operators is not None:
+        found[NUM_OPERATORS] = sum(operator.num_calls for operator in record.operators.calls), ""
+    if record.executed_flops is not None:
+        found[EXECUTED_FLOPS] = record.executed_flops, "flops"
+    for each in record.measurements:
+        if each.samples and not each.metric.startswith(LATENCY):
+            found[each.metric] = median(sample.value for sample in each.samples), each.unit
+    return found
 
 
-def _flops(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
-    """How many FLOPs one call executes, where the base's implementation said so."""
-    if base.executed_flops is None:
-        return
-    if candidate.executed_flops is None:
-        words = "how many FLOPs one call executes is no longer told"
-        yield _ruling(candidate, EXECUTED_FLOPS, Kind.lost, Outcome.finding, words)
-        return
-    counts = base.executed_flops, candidate.executed_flops
-    allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, EXECUTED_FLOPS)
-    yield _growth(candidate, EXECUTED_FLOPS, "flops", counts, allowed)
-
-
-def _measured(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Each metric with a pass of its own, such as peak memory."""
-    for before in base.measurements:
-        if before.metric.startswith(LATENCY) or not before.samples:
-            continue
-        after = candidate.measurement(before.metric)
-        if after is None or not after.samples:
-            words = f"{before.metric} is no longer measured"
-            yield _ruling(candidate, before.metric, Kind.lost, Outcome.finding, words)
-            continue
-        values = median(s.value for s in before.samples), median(s.value for s in after.samples)
-        allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, before.metric)
-        yield _growth(candidate, before.metric, before.unit, values, allowed)
+def _numbers(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
+    """Whether a number has grown that may not, or is no longer known."""
+    now = numbers(candidate)
+    for metric, (before, unit) in numbers(base).items():
+        if metric in now:
+            allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, metric)
+            yield _growth(candidate, metric, unit, (before, now[metric][0]), allowed)
+        elif metric != NUM_OPERATORS:  # the ruling on the backend says that these are lost
+            yield ruling(candidate, metric, Kind.lost, f"{metric} is no longer known", base=before, unit=unit)
 
 
 def _growth(record: Record, metric: str, unit: str, values: tuple[float, float], allowed: float) -> Ruling:
     before, after = values
     effect = after / before if before > 0 else (1.0 if after == before else math.inf)
-    told = f"{show(after, unit)}, before {show(before, unit)}"
-    kind, outcome, words = Kind.same, Outcome.passed, told
+    is_finite = math.isfinite(effect)
+    kind, words = Kind.same, f"{show(after, unit)}, before {show(before, unit)}"
     if effect > 1 + allowed:
-        kind, outcome = Kind.grown, Outcome.finding
-        words = f"grown by {significant(100 * (effect - 1), 2)} % to {told}; allowed is {100 * allowed:g} %"
-        if math.isinf(effect):
-            words = f"grown to {told}; allowed is {100 * allowed:g} %"
+        by = f" by {significant(100 * (effect - 1), 2)} %" if is_finite else ""
+        kind, words = Kind.grown, f"grown{by} to {words}; allowed is {100 * allowed:g} %"
     elif effect < 1 - allowed:
-        kind, outcome, words = (
-            Kind.shrunk,
-            Outcome.improved,
-            f"shrunk by {significant(100 * (1 - effect), 2)} % to {told}",
-        )
-    finite = None if math.isinf(effect) else effect
-    return Ruling(
-        workload=record.workload.id,
-        implementation=record.implementation,
-        metric=metric,
-        kind=kind,
-        outcome=outcome,
-        words=words,
+        kind, words = Kind.shrunk, f"shrunk by {significant(100 * (1 - effect), 2)} % to {words}"
+    return ruling(
+        record,
+        metric,
+        kind,
+        words,
         base=float(before),
         candidate=float(after),
         unit=unit,
-        effect=finite,
-    )
-
-
-def _ruling(  # noqa: PLR0913, PLR0917 - the fields of a ruling, in their order
-    record: Record,
-    metric: str,
-    kind: Kind,
-    outcome: Outcome,
-    words: str,
-    before: float | str | None = None,
-    after: float | str | None = None,
-) -> Ruling:
-    return Ruling(
-        workload=record.workload.id,
-        implementation=record.implementation,
-        metric=metric,
-        kind=kind,
-        outcome=outcome,
-        words=words,
-        base=before,
-        candidate=after,
+        effect=effect if is_finite else None,
     )

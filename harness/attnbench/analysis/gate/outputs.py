@@ -1,17 +1,37 @@
-"""The files of a gate: for people, for CI systems, and for programs."""
+"""A decision as lines of text, Markdown, JUnit XML and JSON: for people, CI systems and programs.
 
+Source of the XML's form: the schema of the JUnit plug-in of Jenkins, https://github.com/jenkinsci/junit-plugin.
+"""
+
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from xml.etree import ElementTree as ET
 
 import msgspec
 
-from attnbench.analysis.gate import junit, markdown, series
-from attnbench.analysis.gate.rulings import Decision
+from attnbench.analysis.gate import series
+from attnbench.analysis.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling
+from attnbench.analysis.gate.times import reach
 from attnbench.analysis.results import Results
+from attnbench.text import escaped, plain
+from attnbench.units import MISSING, show
 
-
-def as_json(value: object) -> str:
-    """Whatever it is, as JSON that a person can read too."""
-    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+URGENCY = (Outcome.finding, Outcome.invalid, Outcome.inconclusive, Outcome.improved, Outcome.passed)
+HEADINGS = {
+    Outcome.passed: "pass",
+    Outcome.improved: "pass, with improvements",
+    Outcome.finding: "fail",
+    Outcome.inconclusive: "inconclusive",
+    Outcome.invalid: "invalid session",
+}
+SECTIONS = {
+    Outcome.inconclusive: "could not be judged",
+    Outcome.improved: "better than before",
+    Outcome.passed: "no worse than before",
+}
+COLUMNS = ("implementation", "workload", "metric", "base", "candidate", "change", "would show", "ruling")
+MOST_ROWS = 20
+"""In each table of gate.md: a comment on GitHub holds 65536 characters. All rulings stand in gate.json."""
 
 
 def write(decision: Decision, candidate: Results, folder: Path) -> list[Path]:
@@ -21,8 +41,8 @@ def write(decision: Decision, candidate: Results, folder: Path) -> list[Path]:
         ValueError: the folder cannot be written.
     """
     texts = {
-        "gate.md": markdown.document(decision),
-        "gate.xml": junit.document(decision),
+        "gate.md": markdown(decision),
+        "gate.xml": junit(decision),
         "gate.json": as_json(decision),
         "benchmarks.json": as_json(series.entries(candidate)),
     }
@@ -33,3 +53,126 @@ def write(decision: Decision, candidate: Results, folder: Path) -> list[Path]:
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
     return [folder / name for name in texts]
+
+
+def as_json(value: object) -> str:
+    """Any data as JSON that a person can read too."""
+    return msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n"
+
+
+def headline(decision: Decision) -> str:
+    """The outcome, in one line."""
+    return plain(f"{HEADINGS[decision.outcome]}: {decision.words}")
+
+
+def compared(decision: Decision) -> str:
+    """Which two runs, in one line."""
+    base, candidate = (
+        f"{side.run}{f' at {side.commit[:12]}' if side.commit else ''}" for side in (decision.base, decision.candidate)
+    )
+    return plain(f"base {base}, candidate {candidate}")
+
+
+def sorted_rulings(decision: Decision) -> list[Ruling]:
+    """All rulings but the suite's, most urgent first, else as they were."""
+    return sorted(decision.rulings, key=lambda ruling: URGENCY.index(ruling.outcome))
+
+
+def line(ruling: Ruling) -> str:
+    """One ruling as a line for a terminal or a log."""
+    return plain(f"{ruling.outcome}: {ruling.cell}: {ruling.metric}: {ruling.words}")
+
+
+def row(ruling: Ruling) -> tuple[str, ...]:
+    """One ruling under COLUMNS, each text on one line and not yet escaped."""
+    cells = (
+        "all" if ruling.implementation == EVERY else ruling.implementation,
+        "all" if ruling.workload == EVERY else ruling.workload,
+        ruling.metric,
+        *(value if isinstance(value, str) else show(value, ruling.unit) for value in (ruling.base, ruling.candidate)),
+        MISSING if ruling.effect is None else f"{100 * (ruling.effect - 1):+.1f} %",
+        MISSING if ruling.smallest is None else reach(ruling.smallest),
+        ruling.words,
+    )
+    return tuple(plain(cell) for cell in cells)
+
+
+def markdown(decision: Decision) -> str:
+    """A comment on a pull request: the outcome first, findings, and the rest folded away."""
+    lines = [
+        f"## attnbench gate: {escaped(headline(decision))}",
+        "",
+        f"Compared: {escaped(compared(decision))}.",
+        f"Suite: {escaped(plain(decision.suite.words))}.",
+        *(f"- {escaped(text)}" for text in (*decision.invalid, *decision.notes)),
+    ]
+    findings = [ruling for ruling in decision.rulings if ruling.outcome is Outcome.finding]
+    if findings:
+        lines += ["", *_table(findings)]
+    for outcome, heading in SECTIONS.items():  # what is certain and as before is no news
+        news = [
+            ruling
+            for ruling in decision.rulings
+            if ruling.outcome is outcome and (ruling.metric == LATENCY or ruling.kind is not Kind.same)
+        ]
+        if news:
+            summary = f"<details><summary>{len(news)} {heading}</summary>"
+            lines += ["", summary, "", *_table(news), "", "</details>"]
+    return "\n".join(lines) + "\n"
+
+
+def _table(rulings: Sequence[Ruling]) -> Iterator[str]:
+    yield f"| {' | '.join(COLUMNS)} |"
+    yield f"|{'|'.join(' --- ' for _ in COLUMNS)}|"
+    for ruling in rulings[:MOST_ROWS]:
+        yield f"| {' | '.join(escaped(cell) for cell in row(ruling))} |"
+    if len(rulings) > MOST_ROWS:
+        yield ""
+        yield f"and {len(rulings) - MOST_ROWS} more, in gate.json"
+
+
+def junit(decision: Decision) -> str:
+    """JUnit XML with a test case for each cell and one for the suite.
+
+    A cell with a finding is a failure, one that could not be judged is skipped, an invalid session is an error.
+    """
+    cells: dict[tuple[str, str], list[Ruling]] = {}
+    for ruling in decision.rulings:
+        cells.setdefault((ruling.workload, ruling.implementation), []).append(ruling)
+    suite = ET.Element("testsuite", name="attnbench gate")
+    for (workload, implementation), rulings in cells.items():
+        _case(suite, workload, implementation, rulings)
+    whole = _case(suite, "suite", "geometric mean", [decision.suite])
+    if decision.outcome is Outcome.invalid:
+        ET.SubElement(whole, "error", message=plain(headline(decision)), type="invalid")
+    counts = {
+        "tests": "testcase",
+        "failures": "testcase/failure",
+        "errors": "testcase/error",
+        "skipped": "testcase/skipped",
+    }
+    for name, path in counts.items():
+        suite.set(name, str(len(suite.findall(path))))
+    ET.SubElement(suite, "system-out").text = plain(f"{compared(decision)}. {headline(decision)}")
+    top = ET.Element("testsuites")
+    top.append(suite)
+    ET.indent(top)
+    return ET.tostring(top, encoding="unicode", xml_declaration=True) + "\n"
+
+
+def _case(suite: ET.Element, workload: str, implementation: str, rulings: Sequence[Ruling]) -> ET.Element:
+    case = ET.SubElement(suite, "testcase", classname=plain(workload), name=plain(implementation))
+    findings = [ruling for ruling in rulings if ruling.outcome is Outcome.finding]
+    unjudged = [ruling for ruling in rulings if ruling.outcome is Outcome.inconclusive]
+    if findings:
+        kinds = ", ".join(dict.fromkeys(str(ruling.kind) for ruling in findings))
+        ET.SubElement(case, "failure", message=_lines(findings[:1]), type=kinds).text = _lines(findings)
+    elif unjudged:
+        ET.SubElement(case, "skipped", message=_lines(unjudged))
+    ET.SubElement(case, "system-out").text = _lines(rulings)
+    return case
+
+
+def _lines(rulings: Sequence[Ruling]) -> str:
+    lines = (f"{'suite' if ruling.workload == EVERY else ruling.metric}: {ruling.words}" for ruling in rulings)
+    return "\n".join(plain(line) for line in lines)

@@ -1,9 +1,11 @@
-"""What a gate says, as data: a ruling for each metric of each cell, one for the suite, and the decision of them all."""
+"""Data of a gate: a ruling for each metric of each cell, one for the suite, and the decision that follows from all."""
 
 import enum
-from collections import Counter
 
 import msgspec
+
+from attnbench.statistics.verdicts import Reason
+from attnbench.storage.records import Record
 
 STATUS = "status"
 LATENCY = "latency"
@@ -22,30 +24,39 @@ class Outcome(enum.StrEnum):
     improved = "improvement"
     finding = "finding"
     inconclusive = "inconclusive"
-    invalid = "invalid"  # of a whole gate only: the session says nothing
+    invalid = "invalid"  # of a whole gate only: its times cannot be judged
 
 
 class Kind(enum.StrEnum):
-    """What was seen."""
+    """What happened to a metric of a cell."""
 
-    same = "same"
-    reference = "reference"  # what times are taken relative to: its own is shown and not judged
-    slower = "slower"
+    same = "same"  # times that are equivalent or no slower included
     faster = "faster"
-    suspicious = "suspicious"  # too much faster to be taken over without another check
+    slower = "slower"
     undecided = "undecided"
-    refused = "refused"  # a threshold that cannot be judged here
-    lost = "lost"
-    renamed = "renamed"
-    unsupported = "unsupported"
-    failed = "failed"
-    fixed = "fixed"
-    known = "known"  # went wrong before, and still does
-    new = "new"
-    unchecked = "unchecked"
+    suspicious = "suspicious"  # so much faster that it may compute less
     grown = "grown"
     shrunk = "shrunk"
-    changed = "changed"
+    failed = "failed"  # a pass where it failed in the same way before
+    lost = "lost"  # a cell, a metric or a part of a check
+    changed = "changed"  # name, backend or failure; an improvement where a failure is gone
+    new = "new"
+
+
+OUTCOMES = {
+    Kind.same: Outcome.passed,
+    Kind.faster: Outcome.improved,
+    Kind.slower: Outcome.finding,
+    Kind.undecided: Outcome.inconclusive,
+    Kind.suspicious: Outcome.finding,
+    Kind.grown: Outcome.finding,
+    Kind.shrunk: Outcome.improved,
+    Kind.failed: Outcome.finding,
+    Kind.lost: Outcome.finding,
+    Kind.changed: Outcome.finding,
+    Kind.new: Outcome.passed,
+}
+"""What each kind comes to where nothing else is said."""
 
 
 class Ruling(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,6 +68,7 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
     kind: Kind
     outcome: Outcome
     words: str
+    reason: Reason | None = None  # why a time is undecided
     base: float | str | None = None
     candidate: float | str | None = None
     unit: str = ""
@@ -71,6 +83,33 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.implementation} on {self.workload}"
 
 
+def ruling(  # noqa: PLR0913 - the fields that rulings have, all but four with defaults
+    record: Record,
+    metric: str,
+    kind: Kind,
+    words: str,
+    *,
+    outcome: Outcome | None = None,
+    base: float | str | None = None,
+    candidate: float | str | None = None,
+    unit: str = "",
+    effect: float | None = None,
+) -> Ruling:
+    """A ruling on one metric of the record's cell, with the usual outcome of its kind if none is given."""
+    return Ruling(
+        workload=record.workload.id,
+        implementation=record.implementation,
+        metric=metric,
+        kind=kind,
+        outcome=outcome or OUTCOMES[kind],
+        words=words,
+        base=base,
+        candidate=candidate,
+        unit=unit,
+        effect=effect,
+    )
+
+
 class Side(msgspec.Struct, frozen=True, kw_only=True):
     """One of the two runs."""
 
@@ -81,7 +120,7 @@ class Side(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True):
-    """All that a gate says."""
+    """The result of a gate."""
 
     base: Side
     candidate: Side
@@ -95,8 +134,3 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, *outcomes: Outcome) -> list[Ruling]:
         """The rulings, the suite's among them, that came to one of these."""
         return [ruling for ruling in (*self.rulings, self.suite) if ruling.outcome in outcomes]
-
-    @property
-    def counts(self) -> dict[str, int]:
-        """How many rulings came to what."""
-        return dict(Counter(str(ruling.outcome) for ruling in self.rulings))

@@ -1,4 +1,4 @@
-"""Stored baselines: one journal for each fingerprint in results/baselines, written by `attnbench baseline` alone.
+"""Stored baselines: one journal for each fingerprint in results/baselines, written only by `attnbench baseline`.
 
 A new baseline takes the place of the old: the folder is committed, and git keeps what was. The reasons of all stay in
 the file, one line each, behind the events of the run.
@@ -10,9 +10,9 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.gate import times
-from attnbench.analysis.gate.judge import ailments, fingerprints, judge
-from attnbench.analysis.gate.rulings import Kind
+from attnbench.analysis.gate import certain, times
+from attnbench.analysis.gate.decision import fingerprints, invalid_reasons, judge
+from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import SCHEMA, BaselineAccepted, Event, RunStarted
@@ -55,8 +55,8 @@ def find(candidate: Results, results: Path) -> Path:
             return own
     others = stored(results)
     if not others:
-        told = f"{results / FOLDER} holds no baseline"
-        raise ValueError(f'{told}: store one with attnbench baseline --reason "...", or give BASE and CANDIDATE')
+        problem = f"{results / FOLDER} holds no baseline"
+        raise ValueError(f'{problem}: store one with attnbench baseline --reason "...", or give BASE and CANDIDATE')
     return max(others, key=_accepted)
 
 
@@ -69,30 +69,30 @@ def _own(fingerprint: str, results: Path) -> Path | None:
 
 def _accepted(path: Path) -> str:
     """When a baseline was accepted, as text that sorts by time."""
-    found = read(path)
-    return found.accepted[-1].time if found.accepted else found.started.time
+    baseline = read(path)
+    return baseline.accepted[-1].time if baseline.accepted else baseline.started.time
 
 
 def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Path:
     """Make the run at `run`, its folder or journal, the baseline of its environment; return where it lies.
 
     Raises:
-        ValueError: there is no reason, or the run does not deserve it; the message says why and what to do.
+        ValueError: there is no reason, or the run cannot become one; the message says why and what to do.
     """
     reason = " ".join(reason.split())
     if len(reason.split()) < FEWEST_WORDS:
-        raise ValueError('--reason says too little: give a sentence, as in --reason "the tiles are larger now"')
-    found = read(run)
-    _require_sound(found, thresholds)
-    (fingerprint,) = fingerprints(found)
+        raise ValueError('--reason is too short: give a sentence, as in --reason "the tiles are larger now"')
+    candidate = read(run)
+    _require_sound(candidate, thresholds)
+    (fingerprint,) = fingerprints(candidate)
     path, old = path_of(fingerprint, results), _own(fingerprint, results)
     before = None if old is None else read(old)
     if before is not None:
-        _require_believable(before, found, thresholds)
+        _require_believable(before, candidate, thresholds)
     accepted = BaselineAccepted(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
-        run=found.run,
-        commit=found.started.commit,
+        run=candidate.run,
+        commit=candidate.started.commit,
         reason=reason,
     )
     kept = before.accepted if before is not None else ()
@@ -103,43 +103,48 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     return path
 
 
-def _require_sound(found: Results, thresholds: Thresholds) -> None:
+def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
     """Raises ValueError where the run itself went wrong, or is none that others can be held against."""
-    if found.plan.sides is not None:
-        told = f"{found.run} cannot become a baseline: it compared two sides, and a baseline is one state of the code"
-        raise ValueError(f"{told}; store a run of attnbench run")
-    wrong = [record for record in found.records if record.is_finding]
+    if candidate.plan.sides is not None:
+        problem = (
+            f"{candidate.run} cannot become a baseline: it compared two sides, and a baseline is one state of the code"
+        )
+        raise ValueError(f"{problem}; store a run of attnbench run")
+    wrong = [record for record in candidate.records if record.is_finding]
     if wrong:
         first = f"{wrong[0].implementation} on {wrong[0].workload.id}: {wrong[0].status}"
-        told = f"{found.run} has {len(wrong)} cells that went wrong ({first})"
-        raise ValueError(f"{told}: mend them, or leave them out with --implementation or --set, and run again")
-    reasons = list(ailments(found, thresholds, "the run"))
-    if not fingerprints(found):
+        problem = f"{candidate.run} has {len(wrong)} cells that went wrong ({first})"
+        raise ValueError(f"{problem}: fix them, or leave them out with --implementation or --set, and run again")
+    reasons = list(invalid_reasons(candidate, thresholds, "the run"))
+    if not fingerprints(candidate):
         reasons.append("the run has no cells")
-    reasons.extend(_shortage(found, thresholds.fewest_epochs))
+    reasons.extend(_shortage(candidate, thresholds.fewest_epochs))
     if reasons:
-        raise ValueError(f"{found.run} cannot become a baseline: {'; '.join(reasons)}")
+        raise ValueError(f"{candidate.run} cannot become a baseline: {'; '.join(reasons)}")
 
 
-def _shortage(found: Results, fewest: int) -> Iterator[str]:
+def _shortage(candidate: Results, fewest: int) -> Iterator[str]:
     """Why no gate could judge any of its times, where they are of too few processes."""
-    num_epochs = max((each.num_epochs for each in times.relatives(found).values()), default=fewest)
+    num_epochs = max((each.num_epochs for each in times.relatives(candidate).values()), default=fewest)
     if num_epochs < fewest:
-        told = f"its times are of {times.processes(num_epochs)}, and a gate judges from {fewest} on"
-        yield f"{told}: give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
+        problem = f"its times are of {times.processes(num_epochs)}, and a gate judges from {fewest} on"
+        yield f"{problem}: give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
 
 
-def _require_believable(before: Results, found: Results, thresholds: Thresholds) -> None:
+def _require_believable(before: Results, candidate: Results, thresholds: Thresholds) -> None:
     """Raises ValueError where the run is so much better than the baseline before it that it should be checked again.
 
-    No rule has a say in it: rules are about what may grow.
+    Rules do not count here: they are about what may grow.
     """
-    doubts = (Kind.suspicious, Kind.unchecked)
-    judged = judge(before, found, msgspec.structs.replace(thresholds, rule=()))
-    doubted = [ruling for ruling in judged.rulings if ruling.kind in doubts]
-    if doubted:
-        told = f"{doubted[0].cell}: {doubted[0].words}"
-        raise ValueError(f"{found.run} cannot become a baseline: {told} ({len(doubted)} such)")
+    judged = judge(before, candidate, msgspec.structs.replace(thresholds, rule=()))
+    doubtful = [
+        ruling
+        for ruling in judged.of(Outcome.finding)
+        if ruling.kind is Kind.suspicious or ruling.metric == certain.CHECK
+    ]
+    if doubtful:
+        words = f"{doubtful[0].cell}: {doubtful[0].words}"
+        raise ValueError(f"{candidate.run} cannot become a baseline: {words} ({len(doubtful)} such)")
 
 
 def _first(history: Sequence[Event]) -> RunStarted:

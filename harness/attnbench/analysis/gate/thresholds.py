@@ -1,10 +1,9 @@
-"""What a gate allows: numbers in the table [gate] of attnbench.toml, with defaults that serve without a file."""
+"""What a gate allows: numbers in the table [gate] of attnbench.toml, each with a default."""
 
 import math
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -14,7 +13,7 @@ from attnbench.statistics.interference import MANY
 
 TOOL_FILE = "attnbench.toml"
 ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, "error_ratio": 0.1, "num_operators": 0.0}
-"""By how much a metric may grow where no rule says: a share of what it was, for error_ratio a share of what is allowed.
+"""By how much a metric may grow where no rule says: a share of what it was, for error_ratio a share of the tolerance.
 Any other metric may not grow at all."""
 
 
@@ -27,7 +26,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     metric: str = EVERY
 
     def __post_init__(self) -> None:
-        """An allowance is a share."""
+        """Check that `allowed` is a share."""
         _require_share("allowed", self.allowed, highest=math.inf)
 
     def covers(self, workload: str, implementation: str, metric: str) -> bool:
@@ -48,16 +47,20 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     rule: tuple[Rule, ...] = ()
     see: float = 0.20  # a time counts as judged if a slowdown of this size would have been found
-    judged_share: float = 0.5  # of the times: fewer that could be judged, and the gate is inconclusive
+    judged_share: float = 0.5  # with a smaller share of the times judged, the gate is inconclusive
     fewest_epochs: int = 3  # processes, in each run
     between_runs: float = 0.02  # a standard deviation: how a ratio to the reference differs from run to run by itself
     elsewhere: float = 0.25  # by how much a ratio to the reference may grow on another machine, at least
     suspicious: float = 0.30  # so large a share of the time saved is not believed without a whole check
-    void_share: float = MANY  # a run with more blocks void than this was not measured on a quiet machine
+    discarded_share: float = MANY  # with a larger share of blocks discarded, a run is not valid
+    void_share: float | None = None  # the older name of discarded_share
 
     def __post_init__(self) -> None:
-        """Shares lie from 0 to 1."""
-        for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious", "void_share"):
+        """Check that shares lie from 0 to 1."""
+        if self.void_share is not None:
+            _require_share("void_share", self.void_share, highest=1.0)
+            msgspec.structs.force_setattr(self, "discarded_share", self.void_share)
+        for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious", "discarded_share"):
             _require_share(name, getattr(self, name), highest=math.inf if name in {"see", "elsewhere"} else 1.0)
         if self.fewest_epochs < 1:
             raise ValueError(f"fewest_epochs={self.fewest_epochs} is not allowed: give 1 or more; 3 is usual")
@@ -78,8 +81,10 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         known = [allowed for allowed in found if allowed is not None]
         return min(known) if known and len(known) == len(found) else None
 
-    def idle(self, cells: Collection[tuple[str, str]], metrics: Iterable[str]) -> Iterator[str]:
-        """A note for each rule that covers none of the cells, or none of the metrics: those stored, and our own."""
+    def notes(self, cells: Collection[tuple[str, str]], metrics: Iterable[str]) -> Iterator[str]:
+        """A note on each key that does nothing, or goes by an older name: a rule may cover no cell, or no metric."""
+        if self.void_share is not None:
+            yield "void_share in [gate] is now called discarded_share: rename it"
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
             if not any(rule.covers_cell(*cell) for cell in cells):
@@ -119,27 +124,19 @@ def parse(text: bytes) -> Thresholds:
         ValueError: it is no TOML, or holds a key or value that is not allowed.
     """
     given = msgspec.toml.decode(text)
-    for message in _strangers(given):
-        raise ValueError(message)
+    _require_known("table", given, _File)
+    _require_known("key of [gate]", given.get("gate"), Thresholds)
+    rules = given["gate"].get("rule") if isinstance(given.get("gate"), dict) else None
+    for rule in rules if isinstance(rules, list) else ():
+        _require_known("key of [[gate.rule]]", rule, Rule)
     return msgspec.convert(given, _File).gate
 
 
-def _strangers(given: Mapping[str, Any]) -> Iterator[str]:
-    """A message for each key that nobody reads: a threshold with a slip in its name would never be heard of again."""
-    yield from _unknown("table", given, _File)
-    gate = given.get("gate")
-    if isinstance(gate, Mapping):
-        yield from _unknown("key of [gate]", gate, Thresholds)
-        rules = gate.get("rule")
-        for rule in rules if isinstance(rules, list) else ():
-            if isinstance(rule, Mapping):
-                yield from _unknown("key of [[gate.rule]]", rule, Rule)
-
-
-def _unknown(kind: str, given: Mapping[str, Any], known: type[msgspec.Struct]) -> Iterator[str]:
-    for key in given:
+def _require_known(kind: str, given: object, known: type[msgspec.Struct]) -> None:
+    """Raise ValueError on a key that nothing reads: a misspelt threshold would have no effect."""
+    for key in given if isinstance(given, dict) else ():
         if key not in known.__struct_fields__:
-            yield unknown(kind, key, known.__struct_fields__)
+            raise ValueError(unknown(kind, key, known.__struct_fields__))
 
 
 def _require_share(name: str, value: float, *, highest: float) -> None:

@@ -1,278 +1,267 @@
-"""Statistical gates: whether a cell takes longer than before, where identical code never takes the same time twice.
+"""Rulings on times, which have noise: between two separate runs, or between the two sides of one session.
 
-Two separate runs share no blocks, so that no pair can be made between them, and a machine's mood differs by tens of
-percent from run to run. What is compared is the ratio to the reference, the baseline implementation that both runs had
-in every block: the candidate's ratio over the base's. Its error has three parts: that of each run's ratio, clustered by
-visit and epoch, and what such a ratio differs by from run to run for no reason (`between_runs`). Why: docs/adr/0019.
-
-Sources: B. L. Welch, 1947, https://doi.org/10.1093/biomet/34.1-2.28 (two means, unequal errors); Benjamini and
-Yekutieli, 2001, https://doi.org/10.1214/aos/1013699998 (false discoveries under any dependence).
+Both build effects and let `statistics.verdicts.judge` decide. The words of a judgement are made here, too.
 """
 
 import math
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import msgspec
 
 from attnbench.analysis.comparisons import paired
-from attnbench.analysis.gate.cells import Key
-from attnbench.analysis.gate.rulings import EVERY, LATENCY, Kind, Outcome, Ruling
-from attnbench.analysis.gate.thresholds import Thresholds
+from attnbench.analysis.gate.cells import Key, Match, both_ok, key_of
+from attnbench.analysis.gate.certain import tried
+from attnbench.analysis.gate.rulings import EVERY, LATENCY, OUTCOMES, Kind, Outcome, Ruling, ruling
+from attnbench.analysis.gate.thresholds import ALLOWED, Thresholds
+from attnbench.analysis.overall import WHOLE
 from attnbench.analysis.results import Results
-from attnbench.statistics.intervals import CONFIDENCE, Estimate, mean_of, paired_ratio, t_quantile
-from attnbench.statistics.verdicts import FALSE_SHARE, POWER
+from attnbench.statistics.effects import Effect, Relative, effect_between_runs, mean_between_runs
+from attnbench.statistics.intervals import Estimate, median_estimate, paired_ratio
+from attnbench.statistics.verdicts import Correction, Judgement, Policy, Reason, judge
+from attnbench.storage.records import Record, Verdict
 from attnbench.units import percent
 
-STEADY = 1e6
-"""Degrees of freedom of what is known from elsewhere: as many as none."""
+KINDS = {
+    Verdict.faster: Kind.faster,
+    Verdict.slower: Kind.slower,
+    Verdict.equivalent: Kind.same,
+    Verdict.undecided: Kind.undecided,
+}
+Values = tuple[float | None, float | None, str]
+"""What is shown of base and candidate, and its unit."""
+Compared = tuple[Match, Effect, Values]
 FARTHEST = 9.0
-"""From here on the number of percents says no more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Relative:
-    """A cell's time in one run, relative to that run's reference."""
-
-    ratio: Estimate
-    floor: Estimate | None  # the reference's twin relative to it, in the same blocks: identical code
-    num_epochs: int
-
-
-@dataclass(frozen=True, kw_only=True)
-class Effect:
-    """How many times longer a cell takes than it did, and how far apart identical code would seem here."""
-
-    workload: str
-    implementation: str
-    ratio: Estimate
-    floor: float | None  # relative; None: not known
-    num_epochs: int  # of the run with fewer
-
-
-@dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What the judging of one time needs beside its effect."""
-
-    allowed: float
-    is_by_rule: bool  # a rule of the file says so
-    see: float
-    fewest_epochs: int
-    how: str = "between two separate runs"  # how the two were compared, for the reasons
+"""Larger differences are not shown as percents."""
+WHOLE_CHECK = ("normal", "needles", "large", "equal")
+"""The probes of a whole check (checking/probes.py); a workload on which one says nothing tries fewer."""
 
 
 def relatives(results: Results) -> dict[Key, Relative]:
-    """Every timed cell but the reference's own."""
+    """The time of every timed cell but the reference's own, relative to the reference of the run."""
     found = {}
-    for record, pairs, twins in paired(results):
+    for record, pairs, controls in paired(results):
         ratio = paired_ratio(pairs)
         if ratio is not None:
             num_epochs = len({epoch for epoch, _ in pairs.visits})
-            key = record.workload.id, record.implementation
-            found[key] = Relative(ratio=ratio, floor=paired_ratio(twins), num_epochs=num_epochs)
+            found[key_of(record)] = Relative(ratio=ratio, floor=paired_ratio(controls), num_epochs=num_epochs)
     return found
 
 
-def effect(key: Key, base: Relative, candidate: Relative, between_runs: float, apart: float = 0.0) -> Effect:
-    """The candidate's relative time over the base's; identical code may lie `apart` by what two machines differ by."""
-    parts = (*_variance(base.ratio), *_variance(candidate.ratio), (2 * between_runs**2, STEADY))
-    has_error = None not in {base.ratio.standard_error, candidate.ratio.standard_error}
-    floor = _floor(base.floor, candidate.floor, between_runs)
-    return Effect(
+def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
+    base: Results,
+    candidate: Results,
+    matches: Sequence[Match],
+    thresholds: Thresholds,
+    *,
+    obstacle: str = "",
+    is_elsewhere: bool = False,
+) -> tuple[list[Ruling], Ruling]:
+    """The rulings on the times of two separate runs, and the one on all of them together.
+
+    `obstacle` says why no times may be compared, if so; `is_elsewhere` that the runs are of different machines or
+    versions, whose ratios differ by more.
+    """
+    before, after = relatives(base), relatives(candidate)
+    least_floor = thresholds.elsewhere if is_elsewhere else 0.0
+    compared: list[Compared] = []
+    others: list[Ruling] = []
+    by_workload: dict[str, list[Estimate]] = {}
+    for match, old, new in both_ok(matches):
+        if old.measurement(LATENCY) is None:
+            continue
+        earlier, later = before.get(key_of(old)), after.get(match.key)
+        values = (None, None, "s") if is_elsewhere else _medians(match)
+        if obstacle or earlier is None or later is None:
+            others.append(_not_compared(new, values, candidate.plan.baseline, obstacle))
+            continue
+        effect = effect_between_runs(earlier, later, thresholds.between_runs, least_floor)
+        allowed = max(thresholds.allowed(*match.key, LATENCY), least_floor)
+        is_asked = thresholds.asked(*match.key, LATENCY) is not None and not is_elsewhere
+        effect = replace(effect, allowed=allowed, lowest=effect.margin if is_asked else 0.0)
+        shown = (earlier.ratio.point, later.ratio.point, "x") if is_elsewhere else values
+        compared.append((match, effect, shown))
+        if effect.ratio.standard_error is not None and effect.num_processes >= thresholds.fewest_epochs:
+            by_workload.setdefault(match.key[0], []).append(effect_between_runs(earlier, later, 0.0).ratio)
+    policy = Policy(
+        correction=Correction.benjamini_yekutieli,
+        fewest_processes=thresholds.fewest_epochs,
+        detectable=max(thresholds.see, 2 * least_floor),
+    )
+    rulings = [*_judged(compared, policy, thresholds), *others]
+    if not by_workload:
+        return rulings, _no_whole("no time could be judged")
+    asked_of_all = thresholds.asked_of_all([match.key for match, _, _ in compared], LATENCY)
+    allowed = max(ALLOWED[LATENCY] if asked_of_all is None else asked_of_all, least_floor)
+    mean = replace(mean_between_runs(by_workload.values(), thresholds.between_runs, least_floor), allowed=allowed)
+    lead = f"geometric mean over {sum(map(len, by_workload.values()))} times: "
+    return rulings, _whole(mean, replace(policy, fewest_processes=0, detectable=thresholds.see), lead)
+
+
+def _not_compared(record: Record, values: Values, reference: str, obstacle: str) -> Ruling:
+    """The ruling on a time of which there is no ratio in both runs."""
+    kind = Kind.undecided
+    if record.measurement(LATENCY) is None:
+        kind, words = Kind.lost, "its time is no longer measured"
+    elif obstacle:
+        words = f"times cannot be compared: {obstacle}"
+    elif record.implementation == reference:
+        kind, words = Kind.same, "the reference: other times are judged relative to it, and its own is only printed"
+    else:
+        words = f"there is no reference for it: {reference} was not measured on this workload in both runs"
+    base, candidate, unit = values
+    return ruling(record, LATENCY, kind, words, base=base, candidate=candidate, unit=unit)
+
+
+def side_by_side(  # noqa: PLR0913 - the effects, and what bounds them
+    cells: Sequence[tuple[Record, Effect]],
+    matches: Iterable[Match],
+    thresholds: Thresholds,
+    policy: Policy,
+    floors: Mapping[str, Estimate],
+    *,
+    is_apart: bool = False,
+) -> list[Ruling]:
+    """The rulings on the times of a session with two sides.
+
+    `cells` are the candidate's records with their effects, `policy` is the session's, `floors` are by workload id
+    (comparisons.noise_floors), and `is_apart` says that each side had processes of its own.
+    """
+    of_key = {match.key: match for match in matches}
+    compared: list[Compared] = []
+    for record, effect in cells:
+        match, asked = of_key[key_of(record)], thresholds.asked(*key_of(record), LATENCY)
+        lowest = _lowest(effect, floors.get(record.workload.id), is_apart=is_apart)
+        compared.append((match, replace(effect, allowed=asked, lowest=lowest), _medians(match)))
+    return _judged(compared, replace(policy, detectable=thresholds.see), thresholds)
+
+
+def _judged(compared: Sequence[Compared], policy: Policy, thresholds: Thresholds) -> list[Ruling]:
+    return [
+        suspected(_ruling(match.key, judged, values), match, thresholds)
+        for (match, _, values), judged in zip(
+            compared, judge([effect for _, effect, _ in compared], policy), strict=True
+        )
+    ]
+
+
+def _lowest(effect: Effect, floor: Estimate | None, *, is_apart: bool) -> float:
+    """The lowest threshold that can be judged: how far from 1 the ratio of identical code may seem.
+
+    The base's A/A control shows it. Where sides are apart, the control lies in the base's own process, and shows
+    nothing of what processes differ by; the interval of the cell itself, which counts processes, does.
+    """
+    by_control = 0.0 if floor is None or floor.high is None or floor.low is None else max(floor.high, 1 / floor.low) - 1
+    if not is_apart or effect.ratio.high is None:
+        return by_control
+    return max(by_control, effect.ratio.high / effect.ratio.point - 1)
+
+
+def whole(effect: Effect | None, thresholds: Thresholds, cells: Collection[Key]) -> Ruling:
+    """The ruling on a whole session with two sides; what rules allow to each of its cells is allowed to it."""
+    if effect is None:
+        return _no_whole("nothing can be said of the whole")
+    return _whole(replace(effect, allowed=thresholds.asked_of_all(cells, LATENCY)), WHOLE, "geometric mean: ")
+
+
+def _whole(effect: Effect, policy: Policy, lead: str) -> Ruling:
+    (judged,) = judge([effect], policy)
+    made = _ruling((EVERY, EVERY), judged, (None, None, ""))
+    return msgspec.structs.replace(made, words=lead + made.words)
+
+
+def _no_whole(words: str) -> Ruling:
+    kind = Kind.undecided
+    return Ruling(workload=EVERY, implementation=EVERY, metric=LATENCY, kind=kind, outcome=OUTCOMES[kind], words=words)
+
+
+def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
+    """The same, or a finding where it is too good to be taken over: code that computes less is faster, too."""
+    if made.kind is not Kind.faster or made.effect is None or made.effect >= 1 - thresholds.suspicious:
+        return made
+    if is_checked(match):
+        words = f"{made.words}; more than {100 * thresholds.suspicious:g} %, and its check in this run was whole"
+        return msgspec.structs.replace(made, words=words)
+    words = f"{made.words}: too good to be accepted without a check of its own; run it with its check"
+    return msgspec.structs.replace(made, kind=Kind.suspicious, outcome=Outcome.finding, words=words)
+
+
+def is_checked(match: Match) -> bool:
+    """Whether the candidate was checked in its run, agreed, and was tried on everything or on all that the base was."""
+    assert match.candidate is not None
+    agreement = match.candidate.agreement
+    if agreement is None or not agreement.agrees:
+        return False
+    probes = {probe.probe for probe in agreement.probes}
+    before = tried(None if match.base is None else match.base.agreement)
+    return set(WHOLE_CHECK) <= probes or (bool(before) and before <= tried(agreement) and len(probes) > 1)
+
+
+def _medians(match: Match) -> Values:
+    """Seconds of a call on both sides."""
+    measured = (None if each is None else each.measurement(LATENCY) for each in (match.base, match.candidate))
+    base, candidate = (
+        None if found is None or not found.samples else median_estimate(found.samples).point for found in measured
+    )
+    return base, candidate, "s"
+
+
+def _ruling(key: Key, judged: Judgement, values: Values) -> Ruling:
+    ratio, kind = judged.effect.ratio, KINDS[judged.verdict]
+    return Ruling(
         workload=key[0],
         implementation=key[1],
-        ratio=Estimate(
-            point=candidate.ratio.point / base.ratio.point,
-            standard_error=_root(parts) if has_error else None,
-            num_clusters=base.ratio.num_clusters + candidate.ratio.num_clusters,
-            num_samples=base.ratio.num_samples + candidate.ratio.num_samples,
-            degrees=_degrees(parts),
-        ),
-        floor=max(floor or 0.0, apart) if apart else floor,
-        num_epochs=min(base.num_epochs, candidate.num_epochs),
-    )
-
-
-def _variance(ratio: Estimate) -> list[tuple[float, float]]:
-    return [] if ratio.standard_error is None else [(ratio.standard_error**2, ratio.degrees or ratio.num_clusters - 1)]
-
-
-def _root(parts: Sequence[tuple[float, float]]) -> float:
-    return math.sqrt(sum(variance for variance, _ in parts))
-
-
-def _degrees(parts: Sequence[tuple[float, float]]) -> float:
-    """Of freedom of a sum of variances, by Satterthwaite."""
-    free = sum(variance**2 / degrees for variance, degrees in parts)
-    return sum(variance for variance, _ in parts) ** 2 / free if free else STEADY
-
-
-def _floor(base: Estimate | None, candidate: Estimate | None, between_runs: float) -> float | None:
-    """How far from 1 a ratio of ratios of identical code may lie: both runs' A/A, and what runs differ by."""
-    logs = [floor.largest_log for floor in (base, candidate) if floor is not None]
-    if len(logs) < 2 or None in logs:  # noqa: PLR2004 - both runs
-        return None
-    reach = t_quantile((1 + CONFIDENCE) / 2, STEADY) * math.sqrt(2) * between_runs
-    return math.expm1(math.hypot(reach, *(log or 0.0 for log in logs)))
-
-
-def p_value(ratio: Estimate) -> float:
-    """How often identical code would seem as far apart or further; 1 where there is no error to tell it by."""
-    if ratio.standard_error is None:
-        return 1.0
-    log = abs(math.log(ratio.point))
-    if ratio.standard_error == 0.0:
-        return float(log == 0.0)
-    from scipy.special import stdtr  # here, because it takes longer to import than --help may take
-
-    return 2 * float(stdtr(ratio.degrees or ratio.num_clusters - 1, -log / ratio.standard_error))
-
-
-def sure(effects: Sequence[Effect]) -> list[bool]:
-    """Which effects are no chance: of those called so, 5 % are false at most, however cells depend on one another."""
-    if not effects:
-        return []
-    from scipy.stats import false_discovery_control
-
-    adjusted = false_discovery_control([p_value(each.ratio) for each in effects], method="by")
-    return [bool(value <= FALSE_SHARE) for value in adjusted]
-
-
-def smallest(effects: Sequence[Effect], known: Sequence[bool], limits: Sequence[float]) -> list[float | None]:
-    """For each, the slowdown that would have been found in 80 % of repetitions, beside those that are found already.
-
-    None where there is no error to tell it by, and where none would be: whatever it is, it is allowed.
-    """
-    number, rank = len(effects), min(sum(known) + 1, max(1, len(effects)))
-    harmonic = sum(1 / place for place in range(1, number + 1))
-    level = FALSE_SHARE * rank / (number * harmonic) if number else FALSE_SHARE
-    found: list[float | None] = []
-    for each, limit in zip(effects, limits, strict=True):
-        error = each.ratio.standard_error
-        if error is None or math.isinf(limit):
-            found.append(None)
-            continue
-        needed = max(each.ratio.quantile(1 - level / 2) * error, math.log1p(limit))
-        found.append(math.expm1(min(needed + each.ratio.quantile(POWER) * error, 700.0)))
-    return found
-
-
-def rule(each: Effect, asked: Asked, *, is_sure: bool, smallest: float | None) -> tuple[Kind, Outcome, str]:
-    """What one effect comes to, and why; what a rule allows has no say in what is faster."""
-    log, change, floor = math.log(each.ratio.point), _percent(each.ratio), each.floor or 0.0
-    limit = max(asked.allowed, floor)
-    is_plain = is_sure and each.num_epochs >= asked.fewest_epochs
-    if is_plain and log < -math.log1p(floor):
-        return Kind.faster, Outcome.improved, f"faster: {change} in time"
-    if math.isinf(asked.allowed):
-        return Kind.same, Outcome.passed, f"{change}; any growth is allowed"
-    if is_plain and log > math.log1p(limit):
-        return Kind.slower, Outcome.finding, f"slower: {change}; allowed is {percent(limit)}"
-    doubt = _doubt(each, asked, smallest)
-    if doubt is not None:
-        return doubt[0], Outcome.inconclusive, doubt[1]
-    could_show = smallest is not None and smallest <= asked.see
-    words = f"no slower: {change}" if could_show else f"{change}; allowed is {percent(asked.allowed)}"
-    return Kind.same, Outcome.passed, words
-
-
-def _doubt(each: Effect, asked: Asked, smallest: float | None) -> tuple[Kind, str] | None:
-    """Why a time that is plainly neither faster nor slower cannot be judged; None where it can."""
-    if each.num_epochs < asked.fewest_epochs:
-        words = f"measured in {processes(each.num_epochs)}; a gate judges from {asked.fewest_epochs} in each run on"
-        return Kind.undecided, f"{words}: raise num_epochs in the sweep file, and --rounds to as many or more"
-    if asked.is_by_rule and each.floor is not None and asked.allowed < each.floor:
-        floor = f"identical code may seem {percent(each.floor)} apart {asked.how}"
-        words = f"a threshold of {percent(asked.allowed)} cannot be judged: {floor}; raise it, or measure longer"
-        return Kind.refused, words
-    is_allowed = each.ratio.high is not None and each.ratio.high <= 1 + asked.allowed
-    if is_allowed or (smallest is not None and smallest <= asked.see):
-        return None
-    could = "nothing is known of its error" if smallest is None else f"less than {reach(smallest)} would not show"
-    return Kind.undecided, f"undecided: {_percent(each.ratio)}, and {could}; run with more --rounds"
-
-
-def rulings(
-    effects: Sequence[Effect], asked: Mapping[Key, Asked], shown: Mapping[Key, tuple[float, float, str]]
-) -> list[Ruling]:
-    """Every time judged, together; `shown` holds what to print of a cell: base, candidate and their unit."""
-    known = sure(effects)
-    wanted = [asked[each.workload, each.implementation] for each in effects]
-    limits = [max(each.floor or 0.0, ask.allowed) for each, ask in zip(effects, wanted, strict=True)]
-    made = []
-    for each, ask, is_sure, least in zip(effects, wanted, known, smallest(effects, known, limits), strict=True):
-        kind, outcome, words = rule(each, ask, is_sure=is_sure, smallest=least)
-        made.append(ruling(each, kind, outcome, words, least, shown.get((each.workload, each.implementation))))
-    return made
-
-
-def ruling(  # noqa: PLR0913, PLR0917 - the fields of a ruling, in their order
-    each: Effect,
-    kind: Kind,
-    outcome: Outcome,
-    words: str,
-    least: float | None,
-    shown: tuple[float, float, str] | None = None,
-) -> Ruling:
-    """A ruling on time."""
-    base, candidate, unit = shown or (None, None, "")
-    return Ruling(
-        workload=each.workload,
-        implementation=each.implementation,
         metric=LATENCY,
         kind=kind,
-        outcome=outcome,
-        words=words,
-        base=base,
-        candidate=candidate,
-        unit=unit,
-        effect=each.ratio.point,
-        low=each.ratio.low,
-        high=each.ratio.high,
-        smallest=least,
+        outcome=OUTCOMES[kind],
+        words=words(judged),
+        reason=judged.reason,
+        base=values[0],
+        candidate=values[1],
+        unit=values[2],
+        effect=ratio.point,
+        low=ratio.low,
+        high=ratio.high,
+        smallest=judged.detectable,
     )
 
 
-def suite(
-    effects: Sequence[Effect], thresholds: Thresholds, between_runs: float, limit: float, apart: float = 0.0
-) -> Ruling:
-    """All times together: the geometric mean, its error clustered by workload, whose cells share a reference."""
-    groups: dict[str, list[Estimate]] = {}
-    for each in effects:
-        if each.ratio.standard_error is not None and each.num_epochs >= thresholds.fewest_epochs:
-            groups.setdefault(each.workload, []).append(each.ratio)
-    if not groups:
-        return _suite(Kind.undecided, Outcome.inconclusive, "no time could be judged", None)
-    mean = mean_of([_workload(ratios) for ratios in groups.values()])
-    parts = [((mean.standard_error or 0.0) ** 2, mean.degrees or STEADY), (2 * between_runs**2, STEADY)]
-    ratio = Estimate(
-        point=mean.point,
-        standard_error=_root(parts),
-        num_clusters=len(groups),
-        num_samples=mean.num_samples,
-        degrees=_degrees(parts),
-    )
-    whole = Effect(workload=EVERY, implementation=EVERY, ratio=ratio, floor=apart, num_epochs=thresholds.fewest_epochs)
-    known = sure([whole])
-    least = smallest([whole], known, [limit])[0]
-    asked = Asked(allowed=limit, is_by_rule=False, see=thresholds.see, fewest_epochs=1)
-    kind, outcome, words = rule(whole, asked, is_sure=known[0], smallest=least)
-    return _suite(kind, outcome, f"geometric mean over {sum(map(len, groups.values()))} times: {words}", whole, least)
+def words(judged: Judgement) -> str:
+    """A judgement in words, with the reason, and what to do where there is no verdict."""
+    effect, change, allowed = judged.effect, _change(judged.effect.ratio), judged.effect.allowed
+    if judged.verdict is Verdict.undecided:
+        return _undecided(judged)
+    if judged.verdict is Verdict.faster:
+        return f"faster: {change}"
+    if judged.verdict is Verdict.slower:
+        return f"slower: {change}" + ("" if allowed is None else f"; allowed is {percent(max(allowed, effect.margin))}")
+    if effect.is_within and effect.e_apart >= judged.needed.agree and allowed != math.inf:
+        return f"equivalent: {change}"
+    if allowed is not None and (allowed == math.inf or not judged.would_show):
+        return f"{change}; {'any growth is allowed' if allowed == math.inf else f'allowed is {percent(allowed)}'}"
+    return f"{'not clearly slower' if effect.seems_slower else 'no slower'}: {change}"
 
 
-def _workload(ratios: Sequence[Estimate]) -> Estimate:
-    """The mean of one workload, its errors taken as one and the same."""
-    return Estimate(
-        point=math.exp(sum(math.log(ratio.point) for ratio in ratios) / len(ratios)),
-        standard_error=sum(ratio.standard_error or 0.0 for ratio in ratios) / len(ratios),
-        num_clusters=min(ratio.num_clusters for ratio in ratios),
-        num_samples=sum(ratio.num_samples for ratio in ratios),
-        degrees=min(ratio.degrees or ratio.num_clusters - 1.0 for ratio in ratios),
-    )
-
-
-def _suite(kind: Kind, outcome: Outcome, words: str, whole: Effect | None, least: float | None = None) -> Ruling:
-    if whole is not None:
-        return ruling(whole, kind, outcome, words, least)
-    return Ruling(workload=EVERY, implementation=EVERY, metric=LATENCY, kind=kind, outcome=outcome, words=words)
+def _undecided(judged: Judgement) -> str:
+    effect, policy = judged.effect, judged.policy
+    if judged.reason is Reason.few_processes:
+        measured = f"measured in {processes(effect.num_processes)}"
+        more = "raise num_epochs in the sweep file, and --rounds to as many or more"
+        return f"{measured}; a gate judges from {policy.fewest_processes} in each run on: {more}"
+    asked = effect.allowed or 0.0
+    if judged.reason is Reason.noise_floor:
+        where = "in this session" if policy.is_paired else "between two separate runs"
+        why = f"identical code may seem {percent(effect.lowest)} apart {where}; raise it, or measure longer"
+        return f"a threshold of {percent(asked)} cannot be judged: {why}"
+    if judged.reason is Reason.smallest_effect:
+        why = f"differences below {percent(effect.smallest)} count as none in this session"
+        return f"a threshold of {percent(asked)} cannot be judged: {why}; " + (
+            f"compare with --smallest-effect {asked:g}" if asked else "raise it"
+        )
+    show = "too few measurements to show any difference"
+    if judged.detectable is not None:
+        show = f"differences above {reach(judged.detectable)} would show"
+    return f"undecided: {_change(effect.ratio)}; {show}" + ("" if policy.is_paired else "; run with more --rounds")
 
 
 def reach(smallest: float) -> str:
@@ -280,12 +269,14 @@ def reach(smallest: float) -> str:
     return percent(smallest) if smallest < FARTHEST else f"{FARTHEST + 1:g} times the time"
 
 
-def _percent(ratio: Estimate) -> str:
+def _change(ratio: Estimate) -> str:
     """A ratio as a change with its interval: "+5.2 % (+3.0 to +7.5)"."""
-    if ratio.low is None or ratio.high is None:
-        return f"{100 * (ratio.point - 1):+.1f} %"
-    low, high = (100 * (end - 1) for end in (ratio.low, ratio.high))
-    return f"{100 * (ratio.point - 1):+.1f} % ({low:+.1f} to {high:+.1f})"
+    span = "" if ratio.low is None or ratio.high is None else f" ({_signed(ratio.low)} to {_signed(ratio.high)})"
+    return f"{_signed(ratio.point)} %{span}"
+
+
+def _signed(ratio: float) -> str:
+    return f"{100 * (ratio - 1):+.1f}"
 
 
 def processes(number: int) -> str:

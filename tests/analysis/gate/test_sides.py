@@ -7,13 +7,16 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.comparisons import comparisons, noise_floors
-from attnbench.analysis.gate import beside
-from attnbench.analysis.gate.judge import side
+from attnbench.analysis.comparisons import comparisons, effects, noise_floors, policy
+from attnbench.analysis.gate import times
+from attnbench.analysis.gate.cells import match
+from attnbench.analysis.gate.decision import conclude, judge_sides, side
 from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Ruling
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
-from attnbench.statistics.intervals import Estimate
-from attnbench.storage.records import BASE, Status, Verdict
+from attnbench.statistics.effects import Effect
+from attnbench.statistics.intervals import Estimate, t_quantile
+from attnbench.statistics.verdicts import ALONE, Reason
+from attnbench.storage.records import BASE, Status
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
 from tests import journals
@@ -21,7 +24,18 @@ from tests.analysis.gate import scripts
 
 NAMES = ("sdpa", "fused")
 POINTS = journals.workloads(seq_len=(512,), seed=(0, 1))
-SUITE = Estimate(point=1.001, standard_error=0.002, num_clusters=9, num_samples=90)
+NUM_VISITS = 9
+
+
+def effect(ratio: float, high: float | None = None, **more) -> Effect:
+    """A ratio whose interval ends there, of nine visits; there is no interval where there is no end."""
+    error = None if high is None else math.log(high / ratio) / t_quantile(0.975, NUM_VISITS - 1)
+    found = Estimate(point=ratio, standard_error=error, num_clusters=NUM_VISITS, num_samples=90)
+    return Effect(ratio=found, **{"margin": 0.02, "e_same": 1.0, **more})
+
+
+SUITE = effect(1.001, 1.006, e_apart=math.inf)
+SLOWER_SUITE = effect(1.05, 1.055, e_same=1e9)
 
 
 def session(folder: Path, ratio: float, asked: Thresholds | None = None, **changes) -> Decision:
@@ -35,19 +49,18 @@ def session(folder: Path, ratio: float, asked: Thresholds | None = None, **chang
     ]
     candidate = [record for record in found.records if record.implementation == "fused"]
     candidate = [msgspec.structs.replace(record, operators=None, **changes) for record in candidate]
-    verdict = Verdict.slower if ratio > 1.02 else Verdict.equivalent
-    return beside.judge(
-        (side(found), side(found)),
-        (base, candidate),
-        comparisons(found),
-        beside.overall(SUITE, verdict, 0.01),
-        asked or Thresholds(),
-        floors=noise_floors(found),
-    )
+    matches, asked = match(base, candidate), asked or Thresholds()
+    timed = times.side_by_side(effects(found), matches, asked, policy(found), noise_floors(found))
+    whole = times.whole(SLOWER_SUITE if ratio > 1.02 else SUITE, asked, [each.key for each in matches])
+    return conclude((side(found), side(found)), matches, (timed, whole), asked)
 
 
 def kinds(decision: Decision) -> set[Kind]:
     return {ruling.kind for ruling in decision.rulings if ruling.metric == "latency"}
+
+
+def reasons(decision: Decision) -> set[Reason | None]:
+    return {ruling.reason for ruling in decision.rulings if ruling.metric == "latency"}
 
 
 def test_the_same_code_passes(tmp_path: Path) -> None:
@@ -70,7 +83,7 @@ def test_what_a_rule_allows_passes(tmp_path: Path, allowed: float) -> None:
 
 def test_a_threshold_below_the_sessions_floor_is_refused(tmp_path: Path) -> None:
     decision = session(tmp_path, 1.0, Thresholds(rule=(Rule(metric="latency", allowed=1e-4),)))
-    assert kinds(decision) == {Kind.refused}
+    assert reasons(decision) == {Reason.noise_floor}
     assert decision.outcome is Outcome.inconclusive
 
 
@@ -96,14 +109,8 @@ def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(
 ) -> None:
     found = scripts.run(tmp_path / "run", names=NAMES, points=POINTS)
     records = [msgspec.structs.replace(record, status=status, message="no", agreement=None) for record in found.records]
-    decision = beside.judge(
-        (side(found), side(found)),
-        ([] if is_new else records, records),
-        [],
-        beside.overall(None, Verdict.undecided, None),
-        Thresholds(),
-        floors={},
-    )
+    matches, whole = match([] if is_new else records, records), times.whole(None, Thresholds(), [])
+    decision = conclude((side(found), side(found)), matches, ([], whole), Thresholds())
     told = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
     assert (decision.outcome, decision.words) == told
 
@@ -125,24 +132,27 @@ def test_what_is_certain_counts(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_whole_is_inconclusive() -> None:
-    assert beside.overall(None, Verdict.undecided, None).outcome is Outcome.inconclusive
+    assert times.whole(None, Thresholds(), []).outcome is Outcome.inconclusive
+
+
+def judged_whole(found: Effect, allowed: float | None) -> Ruling:
+    rules = () if allowed is None else (Rule(metric="latency", allowed=allowed),)
+    return times.whole(found, Thresholds(rule=rules), [("w", "x")])
 
 
 @pytest.mark.parametrize(
-    ("allowed", "outcome", "ends"),
+    ("allowed", "outcome", "words"),
     [
-        (0.0, Outcome.finding, ")"),
-        (0.04, Outcome.finding, ")"),
-        (0.10, Outcome.passed, "; allowed is 10 %"),
-        (math.inf, Outcome.passed, "; any growth is allowed"),
+        (0.0, Outcome.finding, "slower: +5.0 % (+4.5 to +5.5); allowed is 2.0 %"),
+        (0.04, Outcome.finding, "slower: +5.0 % (+4.5 to +5.5); allowed is 4.0 %"),
+        (0.10, Outcome.passed, "+5.0 % (+4.5 to +5.5); allowed is 10 %"),
+        (math.inf, Outcome.passed, "+5.0 % (+4.5 to +5.5); any growth is allowed"),
     ],
 )
-def test_what_is_allowed_to_every_cell_is_allowed_to_the_whole(allowed: float, outcome: Outcome, ends: str) -> None:
-    slower = Estimate(point=1.05, standard_error=0.002, num_clusters=9, num_samples=90)
-    found = beside.overall(slower, Verdict.slower, 0.01, allowed)
+def test_what_is_allowed_to_every_cell_is_allowed_to_the_whole(allowed: float, outcome: Outcome, words: str) -> None:
+    found = judged_whole(SLOWER_SUITE, allowed)
     assert found.outcome is outcome
-    assert found.words.startswith("geometric mean: slower: +5.0 % (")
-    assert found.words.endswith(ends)
+    assert found.words == f"geometric mean: {words}"
 
 
 @pytest.mark.usefixtures("many_visits")
@@ -163,34 +173,31 @@ def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, slowdown, budget_
     asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=budget_s, seed=1))
     crew = virtual.VirtualCrew(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
     rules = () if allowed is None else (Rule(metric="latency", allowed=allowed),)
-    decision = beside.of_sides(virtual.execute(asked, tmp_path / "run", crew), Thresholds(rule=rules))
+    decision = judge_sides(virtual.execute(asked, tmp_path / "run", crew), Thresholds(rule=rules))
     assert decision.outcome is outcome
     assert (decision.base.run, decision.candidate.run) == ("rev:old", "rev:new")
     assert {ruling.implementation for ruling in decision.rulings} == {"x"}
 
 
-def judged(folder: Path, asked: Thresholds, floor: Estimate | None = None, *, is_apart: bool = False, **seen) -> Ruling:
-    """The ruling on the time of one cell, of which that was seen."""
+def judged(
+    folder: Path, asked: Thresholds, seen: Effect, floor: Estimate | None = None, *, is_apart: bool = False
+) -> Ruling:
+    """The ruling on the time of one cell with that effect."""
     found = scripts.run(folder / "run", names=NAMES, points=POINTS)
     (record, *_) = [each for each in found.records if each.implementation == "fused"]
-    (told, *_) = [each for each in comparisons(found) if each.workload == record.workload]
-    decision = beside.judge(
-        (side(found), side(found)),
-        ([record], [record]),
-        [msgspec.structs.replace(told, **seen)],
-        beside.overall(SUITE, Verdict.equivalent, 0.01),
-        asked,
-        floors={} if floor is None else {record.workload.id: floor},
-        is_apart=is_apart,
-    )
-    (ruling,) = [ruling for ruling in decision.rulings if ruling.metric == "latency"]
+    floors = {} if floor is None else {record.workload.id: floor}
+    (ruling,) = times.side_by_side([(record, seen)], match([record], [record]), asked, ALONE, floors, is_apart=is_apart)
     return ruling
 
 
-@pytest.mark.parametrize(("low", "outcome"), [(0.99, Outcome.passed), (1.05, Outcome.inconclusive)])
-def test_what_seems_slower_and_is_not_sure_is_no_pass(tmp_path: Path, low: float, outcome: Outcome) -> None:
-    known = {"verdict": Verdict.undecided, "ratio": 1.1, "high": 1.2, "minimum_detectable_effect": 0.05}
-    assert judged(tmp_path, Thresholds(), low=low, **known).outcome is outcome
+@pytest.mark.parametrize(("high", "outcome"), [(1.11, Outcome.passed), (1.09, Outcome.inconclusive)])
+def test_what_seems_slower_and_is_not_sure_is_no_pass(tmp_path: Path, high: float, outcome: Outcome) -> None:
+    found = judged(tmp_path, Thresholds(), effect(1.05, high))
+    assert found.outcome is outcome
+    assert found.smallest is not None
+    assert found.smallest < Thresholds().see
+    assert found.low is not None
+    assert (found.low > 1) is (outcome is Outcome.inconclusive)
 
 
 @pytest.mark.parametrize(
@@ -207,14 +214,12 @@ def test_what_is_undecided_passes_where_all_that_it_may_be_is_allowed(
     tmp_path: Path, allowed: float, high: float | None, outcome: Outcome
 ) -> None:
     asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
-    low = None if high is None else 1.05
-    known = {"verdict": Verdict.undecided, "ratio": 1.2, "minimum_detectable_effect": 0.9}
-    assert judged(tmp_path, asked, low=low, high=high, **known).outcome is outcome
+    assert judged(tmp_path, asked, effect(1.2, high)).outcome is outcome
 
 
 @pytest.mark.parametrize(("allowed", "outcome"), [(math.inf, Outcome.passed), (None, Outcome.inconclusive)])
 def test_a_whole_that_is_undecided_passes_where_any_growth_is_allowed(allowed: float | None, outcome: Outcome) -> None:
-    assert beside.overall(SUITE, Verdict.undecided, 0.5, allowed).outcome is outcome
+    assert judged_whole(effect(1.2, 1.7), allowed).outcome is outcome
 
 
 @pytest.mark.parametrize(
@@ -226,9 +231,9 @@ def test_apart_the_floor_is_the_controls_or_the_cells_own_whichever_is_larger(
 ) -> None:
     control = Estimate(point=1.0, standard_error=control_error, num_clusters=9, num_samples=90)
     asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
-    seen = {"verdict": Verdict.equivalent, "ratio": 1.0, "low": 1 / 1.05, "high": 1.05}
-    found = judged(tmp_path, asked, control, is_apart=is_apart, **seen)
-    assert found.kind is (Kind.refused if floor else Kind.same)
+    seen = effect(1.0, 1.05, margin=0.06, e_apart=1e9)
+    found = judged(tmp_path, asked, seen, control, is_apart=is_apart)
+    assert (found.kind, found.reason) == ((Kind.undecided, Reason.noise_floor) if floor else (Kind.same, None))
     assert not floor or f"identical code may seem {floor} apart" in found.words
 
 
@@ -241,21 +246,28 @@ def test_a_threshold_below_what_the_session_took_for_no_difference_is_refused(
     """The cell was left alone as soon as it was within 2 %: who asks for 1 % has no answer from it."""
     control = Estimate(point=1.0, standard_error=0.001, num_clusters=9, num_samples=90)
     asked = Thresholds(rule=(Rule(metric="latency", allowed=allowed),))
-    found = judged(tmp_path, asked, control, verdict=Verdict.equivalent, ratio=1.004, low=0.99, high=high)
-    assert found.kind is (Kind.refused if is_refused else Kind.same)
+    found = judged(tmp_path, asked, effect(1.004, high, e_apart=1e9), control)
+    refused = (Kind.undecided, Reason.smallest_effect)
+    assert (found.kind, found.reason) == (refused if is_refused else (Kind.same, None))
     assert not is_refused or "compare with --smallest-effect 0.01" in found.words
 
 
 @pytest.mark.usefixtures("many_visits")
-@pytest.mark.parametrize(("smallest", "kind"), [(0.02, Kind.refused), (0.005, Kind.slower)])
-def test_one_percent_is_a_finding_where_it_is_asked_for(tmp_path: Path, smallest: float, kind: Kind) -> None:
+@pytest.mark.parametrize(
+    ("smallest", "kind", "reason"),
+    [(0.02, Kind.undecided, Reason.smallest_effect), (0.005, Kind.slower, None)],
+)
+def test_one_percent_is_a_finding_where_it_is_asked_for(
+    tmp_path: Path, smallest: float, kind: Kind, reason: Reason | None
+) -> None:
     asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1))
     asked = msgspec.structs.replace(asked, smallest_effect=smallest)
     costs = {"x": 2e-3 * 1.012}
     crew = virtual.VirtualCrew(WORLDS["calm"], lambda _, name: costs.get(name, 2e-3), seed=1)
     results = virtual.execute(asked, tmp_path / "run", crew)
     rule = Rule(metric="latency", allowed=0.01)
-    assert kinds(beside.of_sides(results, Thresholds(rule=(rule,)))) == {kind}
+    decision = judge_sides(results, Thresholds(rule=(rule,)))
+    assert (kinds(decision), reasons(decision)) == ({kind}, {reason})
 
 
 @pytest.mark.usefixtures("many_visits")
@@ -270,7 +282,7 @@ def test_what_processes_differ_by_is_the_floor_of_a_session_apart(tmp_path: Path
     own, by_control = row.high / row.ratio - 1, math.expm1(control.largest_log)
     assert by_control < own / 2  # the control lies in the base's own process
     between = Thresholds(rule=(Rule(metric="latency", allowed=(by_control + own) / 2),))
-    assert kinds(beside.of_sides(results, between)) == {Kind.refused}
+    assert reasons(judge_sides(results, between)) == {Reason.noise_floor}
 
 
 def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp_path: Path) -> None:
@@ -280,7 +292,7 @@ def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp
     whole = virtual.execute(asked, tmp_path / "run", crew)
     base = tuple(record for record in whole.records if record.side == BASE)
     lost = dataclasses.replace(whole, records=base)
-    assert beside.of_sides(lost, Thresholds()).outcome is Outcome.finding
-    killed = beside.of_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds())
+    assert judge_sides(lost, Thresholds()).outcome is Outcome.finding
+    killed = judge_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds())
     assert killed.outcome is Outcome.invalid
     assert killed.words.endswith("go on with attnbench compare --resume run")
