@@ -10,8 +10,7 @@ from attnbench.contract.loading import from_value
 from attnbench.devices import cuda, device
 from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs
-from attnbench.processes.heartbeat import Flight
-from attnbench.processes.messages import Check, Observe
+from attnbench.processes.messages import Check, Heartbeat, Observe
 from attnbench.processes.worker.answers import Worker
 from attnbench.workloads.workload import Workload
 
@@ -155,7 +154,7 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
 
 def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    worker = Worker(Flight(tmp_path / "flight"))
+    worker = Worker(Heartbeat())
     workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
 
     def observed(spec):

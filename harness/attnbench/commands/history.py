@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder
 
 if TYPE_CHECKING:
@@ -54,11 +55,11 @@ def history(  # noqa: PLR0913 - one parameter for each option
     if to is not None:
         _write(series, notes, to)
     if as_json:
-        told = [
+        entries = [
             {"workload": each.workload.id, "fingerprint": each.fingerprint, "metric": each.metric, **row(each)}
             for each in series
         ]
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(entries, indent=2))
         return
     for heading, rows in panels(series).items():
         typer.echo(f"\n{metric}: {heading}")
@@ -69,12 +70,13 @@ def history(  # noqa: PLR0913 - one parameter for each option
 
 def _write(series: "list[Series]", notes: tuple[str, ...], to: Path) -> None:
     from attnbench.analysis.history import picture, told
+    from attnbench.commands.running import make_folder
     from attnbench.reports.style import save
 
-    try:
-        to.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {to}: {error.strerror}; choose another folder with --to") from None
+    make_folder(to)
     (to / "history.md").write_text(told.markdown(series, notes), encoding="utf-8")
     (to / "history.csv").write_text(told.table(series), encoding="utf-8")
     save(picture.pictures(series), to, "history")
+
+
+COMMAND = Command(function=history, order=70)

@@ -21,7 +21,7 @@ from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report, style
 from attnbench.reports.lines import log_ticks
 from attnbench.reports.table import Row, shown
-from attnbench.storage.ceilings import Ceilings, Key
+from attnbench.storage.ceilings import Ceilings, Place
 from attnbench.units import show
 from attnbench.workloads.counts import arithmetic_intensity
 
@@ -43,7 +43,7 @@ ABOVE = (
 @once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each device, dtype and number of threads whose ceilings were measured."""
-    places: dict[Key, list[Row]] = {}
+    places: dict[Place, list[Row]] = {}
     for row in shown(results):
         found = results.ceilings.get(row.workload.place)
         if row.rates is not None and found is not None and found.matmul is not None and row.rates.flops_per_s > 0:
@@ -53,7 +53,7 @@ def pictures(results: Results) -> list[Picture]:
     return [_picture({key: places[key] for key in page}, results.ceilings) for page in pages]
 
 
-def _picture(places: dict[Key, list[Row]], ceilings: dict[Key, Ceilings]) -> Picture:
+def _picture(places: dict[Place, list[Row]], ceilings: dict[Place, Ceilings]) -> Picture:
     num_columns = min(2, len(places))
     num_rows = math.ceil(len(places) / num_columns)
     width = 3.6 + 4.8 * num_columns
@@ -113,7 +113,7 @@ def _draw_panel(axes: Axes, found: Ceilings, members: list[Row]) -> None:
     axes.set_title(_title(found.key), loc="left")
 
 
-def _title(key: Key) -> str:
+def _title(key: Place) -> str:
     device, dtype, num_threads = key
     threads = f"{num_threads} thread{'s' * (num_threads > 1)}" if num_threads else "a thread for each core"
     return f"{dtype} on {device}, {threads}"

@@ -1,36 +1,32 @@
-"""Functions against a baseline, here and now in this process: the engine of a run without its files and workers.
+"""Compare a few functions in this process: timed and judged as a run does, without files and workers.
 
-What the doctor, the acceptance tests and a test suite of yours use to compare a few callables.
+Used by the doctor, the acceptance tests and the fixture `attention_bench`.
 """
 
-import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
-import numpy as np
-
 from attnbench.devices import Clock, device
-from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import InterferenceGauge
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs, t_quantile
+from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
 from attnbench.statistics.verdicts import Judgement, decide, detectable, is_settled, judge
 from attnbench.storage.records import PROBE, SMALLEST_EFFECT, Arm, Comparison, Role, Sample, Verdict
-from attnbench.timing import blocks as measure
-from attnbench.timing.schedule import GROWTH, visit_seed
+from attnbench.timing import blocks
+from attnbench.timing.schedule import GROWTH, load_libraries, visit_seed
 from attnbench.workloads.workload import Workload
 
 HERE = "here"
-"""Stands where a run has its workloads' names."""
+"""Stands in for the workload's name that a run has."""
 
 
 @dataclass(kw_only=True)
 class FunctionComparison:
-    """A comparison of functions, as far as it has come."""
+    """A comparison of functions so far."""
 
     baseline: str
-    calls: tuple[measure.TimedCall, ...]  # the A/A control and the interference probe among them
+    calls: tuple[blocks.TimedCall, ...]  # the A/A control and the interference probe among them
     clock: Clock
-    conditions: measure.Conditions
+    conditions: blocks.Conditions
     smallest_effect: float
     num_blocks: int
     seed: int
@@ -45,7 +41,7 @@ class FunctionComparison:
 
     @property
     def rivals(self) -> list[str]:
-        """Who is compared with the baseline."""
+        """The names that are compared with the baseline."""
         measured = [each.arm for each in self.calls if each.arm.role is Role.measured]
         return [arm.implementation for arm in measured if arm.implementation != self.baseline]
 
@@ -70,10 +66,10 @@ class FunctionComparison:
         return paired_ratio(pairs(self.samples[self.control], self.samples[self.reference], self.discarded))
 
     def visit(self) -> None:
-        """Take one visit more."""
+        """Take one more visit."""
         seed = visit_seed(self.seed, HERE, self.num_visits)
-        at = measure.Visit(epoch=0, number=self.num_visits, num_blocks=self.num_blocks, seed=seed)
-        taken = measure.visit(self.calls, self.clock, at, self.conditions)
+        at = blocks.Visit(epoch=0, number=self.num_visits, num_blocks=self.num_blocks, seed=seed)
+        taken = blocks.visit(self.calls, self.clock, at, self.conditions)
         for arm, samples in taken.items():
             self.samples.setdefault(arm, []).extend(samples)
         self.gauge.add(HERE, taken[PROBE])
@@ -81,7 +77,7 @@ class FunctionComparison:
         self.spent_s = self.clock.now() - self.start_s
 
     def judge(self) -> None:
-        """Say of all rivals what their pairs say now."""
+        """Judge every rival by what was sampled so far."""
         floor = self.floor
         for name in self.rivals:
             own = self.samples[Arm(implementation=name)]
@@ -96,13 +92,13 @@ class FunctionComparison:
                 self.settled_s.setdefault(name, self.spent_s)
 
 
-def comparison(found: FunctionComparison, name: str, workload: Workload) -> Comparison:
+def comparison(compared: FunctionComparison, name: str, workload: Workload) -> Comparison:
     """What a comparison of functions says of one of them, in the form that a run has."""
-    judged, verdict = found.judgements[name], found.verdicts[name]
+    judged, verdict = compared.judgements[name], compared.verdicts[name]
     return Comparison(
         workload=workload,
         implementation=name,
-        baseline=found.baseline,
+        baseline=compared.baseline,
         metric="latency",
         ratio=judged.ratio.point,
         low=judged.ratio.low,
@@ -127,18 +123,18 @@ def compare_functions(  # noqa: PLR0913 - all but the first two have defaults th
     num_blocks: int = 4,
     seed: int = 0,
     gauge_work: Callable[[], object] | None = None,
-    conditions: measure.Conditions | None = None,
+    conditions: blocks.Conditions | None = None,
 ) -> FunctionComparison:
     """Time each of `calls` against `calls[baseline]` until every verdict is settled or `budget_s` is spent.
 
-    Without `stops`, the budget is spent to its end, whatever is found, and judged then alone. `gauge_work` is the
+    Without `stops`, all of the budget is spent, and judged at the end alone. `gauge_work` is the
     interference probe's, by default a small matrix product and a copy. A difference below `smallest_effect` does not
     matter. `clock` and `conditions` are this machine's unless others are given, as where it is simulated.
 
     Raises:
         ValueError: the baseline is not among the calls.
     """
-    found = begin(
+    compared = begin(
         calls,
         baseline,
         smallest_effect=smallest_effect,
@@ -149,24 +145,15 @@ def compare_functions(  # noqa: PLR0913 - all but the first two have defaults th
         conditions=conditions,
     )
     due = FEWEST_CLUSTERS
-    while found.spent_s < budget_s or found.num_visits < FEWEST_CLUSTERS:
-        found.visit()
-        if stops and found.num_visits >= due:
+    while compared.spent_s < budget_s or compared.num_visits < FEWEST_CLUSTERS:
+        compared.visit()
+        if stops and compared.num_visits >= due:
             due = max(due + 1, int(due * GROWTH))
-            found.judge()
-            if len(found.settled_s) == len(found.rivals):
-                return found
-    found.judge()
-    return found
-
-
-def prepare() -> None:
-    """Load what the first judgement would, amid the samples: libraries that take their time, and whose threads spin."""
-    if "scipy.special" in sys.modules and "pandas" in sys.modules:
-        return
-    t_quantile(0.5, 1.0)
-    e_values(np.zeros(1))
-    measure.settle(limit_s=0.3)
+            compared.judge()
+            if len(compared.settled_s) == len(compared.rivals):
+                return compared
+    compared.judge()
+    return compared
 
 
 def begin(  # noqa: PLR0913 - as above
@@ -178,25 +165,25 @@ def begin(  # noqa: PLR0913 - as above
     num_blocks: int = 4,
     seed: int = 0,
     gauge_work: Callable[[], object] | None = None,
-    conditions: measure.Conditions | None = None,
+    conditions: blocks.Conditions | None = None,
 ) -> FunctionComparison:
-    """The same before its first visit, for whoever has several to go through by turns.
+    """A comparison before its first visit, for callers that visit several in turn.
 
     Raises:
         ValueError: the baseline is not among the calls.
     """
     if baseline not in calls:
         raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
-    prepare()
+    load_libraries()
     arms = {Arm(implementation=name): call for name, call in calls.items()}
-    timed = [measure.TimedCall(arm=arm, call=call) for arm, call in arms.items()]
-    timed.append(measure.TimedCall(arm=Arm(implementation=baseline).as_control(), call=calls[baseline]))
-    timed.append(measure.probe_call(gauge_work or device("cpu").interference_probe()))
+    timed = [blocks.TimedCall(arm=arm, call=call) for arm, call in arms.items()]
+    timed.append(blocks.TimedCall(arm=Arm(implementation=baseline).as_control(), call=calls[baseline]))
+    timed.append(blocks.probe_call(gauge_work or device("cpu").interference_probe()))
     return FunctionComparison(
         baseline=baseline,
         calls=tuple(timed),
         clock=clock,
-        conditions=conditions or measure.here(),
+        conditions=conditions or blocks.conditions_here(),
         smallest_effect=smallest_effect,
         num_blocks=num_blocks,
         seed=seed,

@@ -4,8 +4,17 @@ import pytest
 import torch
 
 from attnbench.checking import oracle
-from attnbench.processes.heartbeat import Flight
-from attnbench.processes.messages import Check, Checked, Failed, Observe, Profile, TakeVisit, Trace, Visited
+from attnbench.processes.messages import (
+    Check,
+    Checked,
+    Failed,
+    Heartbeat,
+    Observe,
+    Profile,
+    SampleBlocks,
+    Sampled,
+    Trace,
+)
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
@@ -24,7 +33,7 @@ def f(query, key, value, *, mask=None):
 def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(precision, tmp_path, monkeypatch):
     (tmp_path / "sees.py").write_text(SEES)
     spec = f"{tmp_path / 'sees.py'}:f"
-    worker = Worker(Flight(tmp_path / "flight"))
+    worker = Worker(Heartbeat())
     point = Workload(seq_len=4, num_heads=2, head_dim=4, float32_matmul_precision=precision)
     asked = []
 
@@ -42,8 +51,8 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
     assert set(asked) == {precision}  # the yardsticks' products, too
     assert torch.get_float32_matmul_precision() == "highest"
     arms = ((Arm(implementation="f"), spec),)
-    visited = worker.answer(TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
-    assert isinstance(visited, Visited)
+    visited = worker.answer(SampleBlocks(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
+    assert isinstance(visited, Sampled)
     seen = worker.loaded[spec].build.attend.__closure__
     function = next(cell.cell_contents for cell in seen if callable(cell.cell_contents))
     assert set(function.__globals__["seen"]) == {precision}
@@ -53,10 +62,10 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
 def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):
     profiles = []
     monkeypatch.setattr("torch.profiler.profile.__enter__", noting(torch.profiler.profile.__enter__, profiles))
-    worker = Worker(Flight(tmp_path / "flight"))
+    worker = Worker(Heartbeat())
     point = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward_backward")
     arms = tuple((Arm(implementation=name), name) for name in ("fused", "sdpa"))
-    visit = TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0)
+    visit = SampleBlocks(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0)
     worker.answer(visit)
     (bench,) = worker.benches.values()
     cases, calls = dict(bench.cases), {arm: timed.call for arm, timed in bench.calls.items()}
@@ -71,7 +80,7 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
     num_profiles = len(profiles)
     assert num_profiles >= 2  # what ran and what memory it took come from one
     taken = worker.answer(visit)
-    assert isinstance(taken, Visited)
+    assert isinstance(taken, Sampled)
     assert len(profiles) == num_profiles
     assert (bench.cases, {arm: timed.call for arm, timed in bench.calls.items()}) == (cases, calls)
 
