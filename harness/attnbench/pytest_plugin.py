@@ -67,7 +67,8 @@ class AttentionBench:
                 calls[name] = bench.timed(arm, checked).call
             reference, mine = calls
             with torch.set_grad_enabled(workload.direction != "inference"):
-                compared = compare_functions(calls, reference, budget_s=budget_s, seed=seed)
+                compared = compare_functions(calls, reference, seed=seed)
+                compared.run(budget_s)
             for name in calls:
                 if wrong := bench.verify(Arm(implementation=name)):
                     raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")

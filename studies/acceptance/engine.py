@@ -90,15 +90,8 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
     load_libraries()
     visit_s = ARMS * BLOCKS * max(SHORTEST_SAMPLE_S, min(clock.elapsed(a, 1) for _ in range(2)))
     start = time.perf_counter()
-    found = compare_functions(
-        {"a": a, "b": b},
-        "a",
-        budget_s=budget_s - visit_s,
-        stops=stops,
-        clock=clock,
-        seed=seed,
-        smallest_effect=smallest_effect,
-    )
+    found = compare_functions({"a": a, "b": b}, "a", clock=clock, seed=seed, smallest_effect=smallest_effect)
+    found.run(budget_s - visit_s, stops=stops)
     return read(found, "b", start)
 
 

@@ -14,9 +14,10 @@ from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.devices.environment import collect
 from attnbench.processes import execution
-from attnbench.processes.messages import Check, Checked, Reply, Started, Work
+from attnbench.processes.messages import Check, Reply, Started, Work
 from attnbench.processes.planning import Selection, plan
 from attnbench.statistics.intervals import growth_exponent
+from attnbench.storage.events import CellChecked
 from attnbench.storage.records import Status
 from studies.acceptance.outcome import LABELS, Outcome
 from studies.simulated import virtual
@@ -47,7 +48,7 @@ class RefusingClient:
     def ask(self, request: Work) -> Reply:
         """Refuse."""
         assert isinstance(request, Check)
-        return Checked(status=Status.unsupported, message="no")
+        return CellChecked(**request.names, status=Status.unsupported, message="no")
 
     def stop(self) -> None:
         """Do nothing."""

@@ -175,7 +175,8 @@ def heat_up(*, short: bool = False) -> Outcome:
             matrix @ matrix
             torch.cuda.synchronize()
         settings: Any = {"clock": CudaClock(DEVICE), "gauge_work": device(DEVICE).interference_probe(), "seed": number}
-        found = compare_functions({"a": work, "b": work}, "a", budget_s=1.0, stops=False, **settings)
+        found = compare_functions({"a": work, "b": work}, "a", **settings)
+        found.run(1.0, stops=False)
         logs = pairs(found.samples[Arm(implementation="b")], found.samples[found.reference], found.discarded).logs
         largest = float(e_values(logs).max(initial=1.0))
         rows.append({"is_hot": float(number % 2), "largest_e": largest, "log": float(logs.mean())})

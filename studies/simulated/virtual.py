@@ -19,24 +19,29 @@ from attnbench.plugins import name_of
 from attnbench.processes import execution
 from attnbench.processes.messages import (
     Attempt,
-    CeilingsReply,
     Check,
-    Checked,
     MeasureCeilings,
     Observe,
-    Observed,
     Profile,
-    Profiled,
     Reply,
     SampleBlocks,
-    Sampled,
     Started,
     Trace,
     Work,
 )
 from attnbench.processes.paired_client import PairedClient
 from attnbench.storage.ceilings import COPY, MATMUL, Ceilings
-from attnbench.storage.events import ArmSamples, Plan, Side, Sides, VisitFinished
+from attnbench.storage.events import (
+    ArmSamples,
+    CeilingsMeasured,
+    CellChecked,
+    CellMeasured,
+    CellProfiled,
+    Plan,
+    Side,
+    Sides,
+    VisitFinished,
+)
 from attnbench.storage.records import (
     PROBE,
     Agreement,
@@ -140,12 +145,13 @@ class SimulatedClient:
         match request:
             case Check():
                 self.clock.spend(CHECK_S)
-                return Checked(status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
+                return CellChecked(**request.names, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
             case Profile():
-                return Profiled(operators=OPERATORS)
+                return CellProfiled(**request.names, operators=OPERATORS)
             case Observe():
                 sample = Sample(value=2.0**20)
-                return Observed(measurement=Measurement(metric=request.metric, unit="bytes", samples=(sample,)))
+                measurement = Measurement(metric=request.metric, unit="bytes", samples=(sample,))
+                return CellMeasured(**request.names, measurement=measurement)
             case MeasureCeilings():
                 return self._measure_ceilings(request)
             case SampleBlocks():
@@ -155,7 +161,7 @@ class SimulatedClient:
             case Attempt():
                 raise ValueError("a simulated machine has no memory to run out of")
 
-    def _measure_ceilings(self, request: MeasureCeilings) -> CeilingsReply:
+    def _measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured:
         device, dtype, num_threads = request.workload.place
         spend = self.clock.spend
         made = [
@@ -164,9 +170,9 @@ class SimulatedClient:
             for amount in (1e-3 * rate, 1e-2 * rate)
         ]
         samples = take(made, self.clock, request.limit_s, self.machine.turn)
-        return CeilingsReply(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
+        return CeilingsMeasured(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
 
-    def _sample_blocks(self, request: SampleBlocks) -> Sampled:
+    def _sample_blocks(self, request: SampleBlocks) -> VisitFinished:
         start_s = self.clock.now()
         place = request.workload.id
         calls = [self._timed((place, arm), request.workload, spec) for arm, spec in request.arms]
@@ -177,7 +183,10 @@ class SimulatedClient:
         at = blocks.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
         taken = blocks.visit(calls, self.clock, at, self._conditions(is_cold=request.cache == "cold"))
         sampled = tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
-        return Sampled(arms=sampled, called_s=self.clock.now() - start_s)
+        called_s = self.clock.now() - start_s
+        return VisitFinished(
+            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=sampled, called_s=called_s
+        )
 
     def _conditions(self, *, is_cold: bool) -> blocks.Conditions:
         def flush() -> None:
@@ -303,6 +312,6 @@ def session(client: SimulatedClient, rival: str, baseline: str, *, num_visits: i
         seed = visit_seed(client.seed, workload.id, number)
         asked = SampleBlocks(workload=workload, arms=arms, epoch=epoch, visit=number, num_blocks=4, seed=seed)
         taken = client.ask(asked)
-        assert isinstance(taken, Sampled)
-        state.apply(VisitFinished(workload=workload.id, epoch=epoch, visit=number, arms=taken.arms))
+        assert isinstance(taken, VisitFinished)
+        state.apply(taken)
     return state

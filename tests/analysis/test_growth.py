@@ -15,9 +15,9 @@ from attnbench.analysis.growth.attempts import SETTINGS, Asking, Followed
 from attnbench.analysis.growth.fit import fit
 from attnbench.analysis.growth.series import Growth, Outcome, growths
 from attnbench.analysis.results import read
-from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, Observed, SampleBlocks, Sampled
+from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, SampleBlocks
 from attnbench.processes.worker_client import ProcessClient, WorkerLostError
-from attnbench.storage.events import ALLOCATORS
+from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.memory_events import MemoryEvent, Timeline
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
@@ -242,11 +242,13 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
     for allocator, settings in ALLOCATORS.items():
         with ProcessClient(tmp_path / "log", 60.0, settings) as client:
             client.start()
-            peak = client.ask(Observe(workload=workload, spec="fused", metric="peak_memory"))
+            peak = client.ask(
+                Observe(workload=workload, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory")
+            )
             arms = ((Arm(implementation="fused"), "fused"),)
             seen = client.ask(SampleBlocks(workload=workload, arms=arms, epoch=0, visit=0, num_blocks=3, seed=0))
-        assert isinstance(peak, Observed)
-        assert isinstance(seen, Sampled)
+        assert isinstance(peak, CellMeasured)
+        assert isinstance(seen, VisitFinished)
         peaks[allocator] = peak.measurement.samples[0].value
         faults[allocator] = min(sample.num_faults / sample.num_calls for sample in seen.arms[0].samples)
     assert peaks == dict.fromkeys(ALLOCATORS, textbook(1024))
@@ -260,9 +262,12 @@ def test_a_real_call_fits_below_its_limit_and_runs_out_of_memory_above_it(tmp_pa
     with ProcessClient(tmp_path / "log", 60.0, SETTINGS) as client:
         client.start()
         answers = [
-            client.ask(Attempt(workload=workload, spec="fused", limit_bytes=limit)) for limit in (peak, peak - 2**24, 0)
+            client.ask(Attempt(workload=workload, arm=Arm(implementation="fused"), spec="fused", limit_bytes=limit))
+            for limit in (peak, peak - 2**24, 0)
         ]
-        far = client.ask(Attempt(workload=Workload(seq_len=2**27), spec="sdpa", limit_bytes=1))
+        far = client.ask(
+            Attempt(workload=Workload(seq_len=2**27), arm=Arm(implementation="fused"), spec="sdpa", limit_bytes=1)
+        )
     fits, fails, free = answers
     assert isinstance(fits, Attempted)
     assert isinstance(free, Attempted)

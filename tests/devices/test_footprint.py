@@ -12,6 +12,7 @@ from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs
 from attnbench.processes.messages import Check, Heartbeat, Observe
 from attnbench.processes.worker.answers import Worker
+from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
 
 METRICS = plugs("attnbench.metrics", "METRIC")
@@ -158,11 +159,20 @@ def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp
     workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
 
     def observed(spec):
-        worker.answer(Observe(workload=workload, spec=spec, metric="peak_memory"))
+        worker.answer(Observe(workload=workload, arm=Arm(implementation="it"), spec=spec, metric="peak_memory"))
         return worker.observed_case(workload, spec)
 
     first = observed("fused")
     assert observed("fused") is first
     assert observed("sdpa") is not first
-    worker.answer(Check(workload=workload, spec="fused", call_limit_s=9, memory_limit_bytes=0, seed=0))
+    worker.answer(
+        Check(
+            workload=workload,
+            arm=Arm(implementation="fused"),
+            spec="fused",
+            call_limit_s=9,
+            memory_limit_bytes=0,
+            seed=0,
+        )
+    )
     assert worker.observed is None

@@ -8,12 +8,12 @@ import pytest
 import torch
 
 from attnbench.analysis.results import read
-from attnbench.processes.messages import Check, Checked, Failed, Heartbeat, Observe, SampleBlocks
+from attnbench.processes.messages import Check, Envelope, Failed, Heartbeat, Observe, SampleBlocks
 from attnbench.processes.timing_stage import DECIDED, NOTHING, SPENT
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.statistics.interference import InterferenceGauge
-from attnbench.storage.events import RunFinished, WorkerStarted
+from attnbench.storage.events import CellChecked, RunFinished, WorkerStarted
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import PROBE, Arm, Status
 from attnbench.timing import blocks
@@ -123,7 +123,7 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
     (tmp_path / "rude.py").write_text(RUDE)
     spec = f"{tmp_path / 'rude.py'}:rude"
     more = {
-        Check: {"spec": spec, "call_limit_s": 5.0, "memory_limit_bytes": 2**30, "seed": 0},
+        Check: {"arm": FUSED, "spec": spec, "call_limit_s": 5.0, "memory_limit_bytes": 2**30, "seed": 0},
         SampleBlocks: {
             "arms": ((Arm(implementation="rude"), spec),),
             "epoch": 0,
@@ -131,7 +131,7 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
             "num_blocks": 1,
             "seed": 0,
         },
-        Observe: {"spec": spec, "metric": "peak_memory"},
+        Observe: {"arm": FUSED, "spec": spec, "metric": "peak_memory"},
     }
     reply = Worker(Heartbeat()).answer(asks(workload=SMALL, **more[asks]))
     assert reply.status is Status.error
@@ -145,14 +145,16 @@ def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_
     worker = Worker(Heartbeat())
     monkeypatch.setattr(worker, "serve", lambda _: Failed(arm=FUSED, status=Status(status), message="illegal access"))
     monkeypatch.setattr("attnbench.devices.cuda.Cuda.is_broken", lambda _: is_broken)
-    request = Observe(workload=msgspec.structs.replace(SMALL, device="cuda"), spec="fused", metric="peak_memory")
+    request = Observe(
+        workload=msgspec.structs.replace(SMALL, device="cuda"), arm=FUSED, spec="fused", metric="peak_memory"
+    )
     reply = worker.answer(request)
-    assert reply.ends is ends
+    assert worker.is_broken is ends
     with ProcessClient(tmp_path / "log", 5.0) as client:
         client._process = subprocess.Popen(
             [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        client._answers.put(msgspec.json.encode(reply))
+        client._answers.put(msgspec.json.encode(Envelope(reply=reply, ends=worker.is_broken)))
         assert client.ask(request) == reply
         assert client.is_running is not ends
 
@@ -162,14 +164,16 @@ def test_a_device_that_is_not_there_breaks_no_worker(tmp_path):
         pytest.skip("this machine has a CUDA device")
     request = Check(
         workload=msgspec.structs.replace(SMALL, device="cuda"),
+        arm=FUSED,
         spec="fused",
         call_limit_s=5.0,
         memory_limit_bytes=2**30,
         seed=0,
     )
-    reply = Worker(Heartbeat()).answer(request)
-    assert isinstance(reply, Checked)
-    assert (reply.status, reply.ends) == (Status.unsupported, False)
+    worker = Worker(Heartbeat())
+    reply = worker.answer(request)
+    assert isinstance(reply, CellChecked)
+    assert (reply.status, worker.is_broken) == (Status.unsupported, False)
 
 
 def test_a_journal_has_one_writer_at_a_time(tmp_path):

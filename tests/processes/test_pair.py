@@ -7,10 +7,10 @@ import msgspec
 import pytest
 
 from attnbench.processes.execution import client_for
-from attnbench.processes.messages import Check, Failed, SampleBlocks, Sampled, Started
+from attnbench.processes.messages import Check, Failed, SampleBlocks, Started
 from attnbench.processes.paired_client import PairedClient
 from attnbench.processes.worker_client import WorkerLostError
-from attnbench.storage.events import ArmSamples, Side, Sides
+from attnbench.storage.events import ArmSamples, Side, Sides, VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -39,7 +39,13 @@ class Scripted:
         taken = [Sample(self.value, slot=0, visit=3)] * request.num_blocks
         placed = (tuple(msgspec.structs.replace(each, slot=slot) for each in taken) for slot in range(len(arms)))
         samples = (ArmSamples(arm=arm, samples=own) for arm, own in zip(arms, placed, strict=True))
-        return Sampled(arms=tuple(samples), called_s=1.0)
+        return VisitFinished(
+            workload=request.workload.id,
+            epoch=request.epoch,
+            visit=request.visit,
+            arms=tuple(samples),
+            called_s=1.0,
+        )
 
 
 X, Y = (Arm(implementation=name, side=CANDIDATE) for name in ("x", "y"))
@@ -85,7 +91,7 @@ def test_requests_go_to_the_worker_whose_side_it_is():
     both = PairedClient(base, candidate, 0)
     limits = {"call_limit_s": 1.0, "memory_limit_bytes": 0, "seed": 0}
     for spec, side in (("a.py:f", BASE), ("b.py:f", CANDIDATE)):
-        both.ask(Check(workload=Workload(), spec=spec, side=side, **limits))
+        both.ask(Check(workload=Workload(), arm=Arm(implementation="y", side=side), spec=spec, **limits))
     assert [request.spec for request in base.asked] == ["a.py:f"]
     assert [request.spec for request in candidate.asked] == ["b.py:f"]
 

@@ -103,17 +103,9 @@ def test_a_system_that_does_not_tell_of_stolen_time_is_not_asked(monkeypatch):
 def compared_with_itself(warp):
     clock = VirtualClock(warp)
     work = {"one": lambda: clock.spend(2e-3)}
-    return doctor.judge_noise(
-        compare_functions(
-            work,
-            "one",
-            clock=clock,
-            budget_s=10.0,
-            stops=False,
-            gauge_work=lambda: clock.spend(PROBE_S),
-            conditions=WARM,
-        )
-    )
+    compared = compare_functions(work, "one", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=WARM)
+    compared.run(10.0, stops=False)
+    return doctor.judge_noise(compared)
 
 
 def test_the_noise_floor_is_measured_for_its_budget_and_quiet_where_the_machine_is():

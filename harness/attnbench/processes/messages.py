@@ -8,13 +8,13 @@ import os
 import struct
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from attnbench.storage.ceilings import Ceilings
-from attnbench.storage.events import ArmSamples
+from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.memory_events import Timeline
-from attnbench.storage.records import PROBE, Agreement, Arm, Environment, Measurement, Operators, Status
+from attnbench.storage.records import PROBE, Arm, Environment, Status
 from attnbench.workloads.workload import Workload
 
 
@@ -25,15 +25,20 @@ class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
 
 
 class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A request about one cell: a workload, and an implementation as it is found on one side (see Arm)."""
+    """A request about one cell; `spec` says from where the arm's implementation is loaded."""
 
     workload: Workload
+    arm: Arm
     spec: str
-    side: str = ""
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What names the cell in an event."""
+        return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
 
 
 class Check(CellRequest, frozen=True, kw_only=True, tag="check"):
-    """Check whether the implementation is right, and within the limits. Answered by Checked, or Failed."""
+    """Check whether the implementation is right, and within the limits. Answered by CellChecked."""
 
     call_limit_s: float
     memory_limit_bytes: int
@@ -41,13 +46,13 @@ class Check(CellRequest, frozen=True, kw_only=True, tag="check"):
 
 
 class Observe(CellRequest, frozen=True, kw_only=True, tag="observe"):
-    """Read a metric that has a pass of its own. Answered by Observed, or Failed."""
+    """Read a metric that has a pass of its own. Answered by CellMeasured, or Failed."""
 
     metric: str
 
 
 class Profile(CellRequest, frozen=True, kw_only=True, tag="profile"):
-    """See which operators run. Answered by Profiled, or Failed."""
+    """See which operators run. Answered by CellProfiled, or Failed."""
 
 
 class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
@@ -70,7 +75,7 @@ class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
 class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
     """Measure what this machine can do at most, on the workload's device, dtype and threads, in about `limit_s`.
 
-    Answered by CeilingsReply, or Failed.
+    Answered by CeilingsMeasured, or Failed.
     """
 
     workload: Workload
@@ -78,7 +83,7 @@ class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings")
 
 
 class SampleBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
-    """Sample the blocks of a visit. `arms` pairs arms with implementations' specs. Answered by Sampled, or Failed."""
+    """Sample the blocks of a visit. `arms` pairs arms with their specs. Answered by VisitFinished, or Failed."""
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]
@@ -103,43 +108,6 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
     base: Environment | None = None
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
-    """How the check ended."""
-
-    status: Status
-    message: str = ""
-    is_predicted: bool = False
-    agreement: Agreement | None = None
-    check_s: float = 0.0
-    executed_flops: int | None = None
-    ends: bool = False  # the worker can do nothing more: its device answers every call with the same error
-
-
-class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
-    """The metric's value."""
-
-    measurement: Measurement
-
-
-class Profiled(msgspec.Struct, frozen=True, kw_only=True, tag="profiled"):
-    """What ran."""
-
-    operators: Operators
-
-
-class CeilingsReply(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
-    """What matrix products and copies reached."""
-
-    ceilings: Ceilings
-
-
-class Sampled(msgspec.Struct, frozen=True, kw_only=True, tag="sampled"):
-    """The samples of each arm, and the seconds inside calls."""
-
-    arms: tuple[ArmSamples, ...]
-    called_s: float = 0.0
-
-
 class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
     """The trace is written, and has this many bytes."""
 
@@ -161,10 +129,19 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     status: Status
     message: str
     arm: Arm = PROBE
-    ends: bool = False  # as of Checked
 
 
-Reply = Started | Checked | Profiled | Observed | CeilingsReply | Sampled | Traced | Attempted | Failed
+Reply = (
+    Started | CellChecked | CellProfiled | CellMeasured | CeilingsMeasured | VisitFinished | Traced | Attempted | Failed
+)
+"""Where the work is an event of the run, the reply is that event, ready for the journal (storage/events.py)."""
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply as it is sent, and whether the worker is of no more use: its device answers with errors only."""
+
+    reply: Reply
+    ends: bool = False
 
 
 class Heartbeat:

@@ -15,9 +15,9 @@ from typing import Self
 
 import msgspec
 
-from attnbench.processes.messages import Failed, MeasureCeilings, Reply, SampleBlocks, Sampled, Started, Work
+from attnbench.processes.messages import Failed, MeasureCeilings, Reply, SampleBlocks, Started, Work
 from attnbench.processes.worker_client import WorkerClient, WorkerLostError
-from attnbench.storage.events import ArmSamples
+from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import BASE, PROBE, Arm, Role, Sample
 
 Half = tuple[WorkerClient, tuple[tuple[Arm, str], ...]]
@@ -62,7 +62,7 @@ class PairedClient:
         """
         if isinstance(request, SampleBlocks):
             return self._sample_blocks(request)
-        is_base = not isinstance(request, MeasureCeilings) and request.side == BASE
+        is_base = not isinstance(request, MeasureCeilings) and request.arm.side == BASE
         return (self.base if is_base else self.candidate).ask(request)
 
     def _sample_blocks(self, request: SampleBlocks) -> Reply:
@@ -81,14 +81,16 @@ class PairedClient:
                 reply = _ask(client, asked, arms)
                 if isinstance(reply, Failed):
                     return msgspec.structs.replace(reply, arm=_as_requested(reply.arm, arms))
-                assert isinstance(reply, Sampled)
+                assert isinstance(reply, VisitFinished)
                 called_s += reply.called_s
                 taken.append(reply.arms)
             if step.num_blocks:
                 for arm, sample in _merged(taken, len(samples[arms[0]])).items():
                     samples[arm].append(sample)
         sampled = tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items())
-        return Sampled(arms=sampled, called_s=called_s)
+        return VisitFinished(
+            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=sampled, called_s=called_s
+        )
 
     def stop(self) -> None:
         """End both, at once."""

@@ -7,19 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
+
 from attnbench import plugins
-from attnbench.processes.messages import (
-    CeilingsReply,
-    Check,
-    Checked,
-    Failed,
-    MeasureCeilings,
-    Observe,
-    Observed,
-    Profile,
-    Profiled,
-    Trace,
-)
+from attnbench.processes.messages import Check, Failed, MeasureCeilings, Observe, Profile, Trace
 from attnbench.processes.session import Session
 from attnbench.storage.ceilings import Ceilings
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellFailed, CellMeasured, CellProfiled
@@ -35,37 +26,22 @@ where it is less."""
 
 def check_cells(session: Session) -> None:
     """Bring every cell to a status."""
-    cells = session.cells
+    plan, cells = session.plan, session.cells
+    limits: dict[str, Any] = {
+        "call_limit_s": plan.call_limit_s,
+        "memory_limit_bytes": plan.memory_limit_bytes,
+        "seed": plan.seed,
+    }
     for number, (workload, arm) in enumerate(cells):
         if (workload.id, arm) not in session.state.status:
             session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
-            session.record(_check(session, workload, arm))
+            request = Check(**_cell(session, workload, arm), **limits)
+            reply = session.ask(request)
+            if isinstance(reply, Failed):
+                reply = CellChecked(**request.names, status=reply.status, message=reply.message)
+            assert isinstance(reply, CellChecked)
+            session.record(reply)
     session.show_progress("check", "", len(cells), len(cells))
-
-
-def _check(session: Session, workload: Workload, arm: Arm) -> CellChecked:
-    reply = session.ask(
-        Check(
-            workload=workload,
-            spec=session.specs[arm],
-            side=arm.side,
-            call_limit_s=session.plan.call_limit_s,
-            memory_limit_bytes=session.plan.memory_limit_bytes,
-            seed=session.plan.seed,
-        )
-    )
-    if isinstance(reply, Failed):
-        return CellChecked(**_names(workload, arm), status=reply.status, message=reply.message)
-    assert isinstance(reply, Checked)
-    return CellChecked(
-        **_names(workload, arm),
-        status=reply.status,
-        message=reply.message,
-        is_predicted=reply.is_predicted,
-        agreement=reply.agreement,
-        check_s=reply.check_s,
-        executed_flops=reply.executed_flops,
-    )
 
 
 def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: bool) -> None:
@@ -76,28 +52,18 @@ def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: b
     known = plugins.plugs("attnbench.metrics", "METRIC")
     cells = [cell for cell in session.cells if session.is_live(*cell)]
     for number, (workload, arm) in enumerate(cells):
-        names = _names(workload, arm)
-        request: dict[str, Any] = {"workload": workload, "spec": session.specs[arm], "side": arm.side}
+        requests: dict[str, Profile | Observe] = {}
         if with_operators and (workload.id, arm) not in session.state.profiled:
-            session.show_progress("observe", f"operators of {arm} on {workload.id}", number, len(cells))
-            reply = session.ask(Profile(**request))
-            assert isinstance(reply, Profiled | Failed)
-            session.record(
-                failed_cell(workload, arm, reply)
-                if isinstance(reply, Failed)
-                else CellProfiled(**names, operators=reply.operators)
-            )
+            requests["operators"] = Profile(**_cell(session, workload, arm))
         for metric in metrics:
-            is_known = ((workload.id, arm), metric) in session.state.observed or not known[metric].fits(workload)
-            if not is_known and session.is_live(workload, arm):
-                session.show_progress("observe", f"{metric} of {arm} on {workload.id}", number, len(cells))
-                answer = session.ask(Observe(**request, metric=metric))
-                assert isinstance(answer, Observed | Failed)
-                session.record(
-                    failed_cell(workload, arm, answer)
-                    if isinstance(answer, Failed)
-                    else CellMeasured(**names, measurement=answer.measurement)
-                )
+            if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
+                requests[metric] = Observe(**_cell(session, workload, arm), metric=metric)
+        for what, request in requests.items():
+            if session.is_live(workload, arm):
+                session.show_progress("observe", f"{what} of {arm} on {workload.id}", number, len(cells))
+                reply = session.ask(request)
+                assert isinstance(reply, CellProfiled | CellMeasured | Failed)
+                session.record(failed_cell(workload, arm, reply) if isinstance(reply, Failed) else reply)
 
 
 def measure_ceilings(session: Session) -> None:
@@ -116,13 +82,11 @@ def measure_ceilings(session: Session) -> None:
         start_s = session.clock()
         limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
         reply = session.ask(MeasureCeilings(workload=workload, limit_s=limit_s))
-        assert isinstance(reply, CeilingsReply | Failed)
-        ceilings = (
-            Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
-            if isinstance(reply, Failed)
-            else reply.ceilings
-        )
-        session.record(CeilingsMeasured(ceilings=ceilings, spent_s=session.clock() - start_s))
+        if isinstance(reply, Failed):
+            none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
+            reply = CeilingsMeasured(ceilings=none)
+        assert isinstance(reply, CeilingsMeasured)
+        session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
 
 
 def trace_cells(session: Session, folder: Path) -> None:
@@ -134,7 +98,7 @@ def trace_cells(session: Session, folder: Path) -> None:
     for number, (workload, arm) in enumerate(cells):
         session.show_progress("trace", f"{arm} on {workload.id}", number, len(cells))
         file = folders.trace_file(folder, workload.id, arm.implementation)
-        reply = session.ask(Trace(workload=workload, spec=session.specs[arm], side=arm.side, file=str(file.resolve())))
+        reply = session.ask(Trace(**_cell(session, workload, arm), file=str(file.resolve())))
         if isinstance(reply, Failed):
             session.record(failed_cell(workload, arm, reply))
     session.show_progress("trace", "", len(cells), len(cells))
@@ -142,9 +106,15 @@ def trace_cells(session: Session, folder: Path) -> None:
 
 def failed_cell(workload: Workload, arm: Arm, failed: Failed) -> CellFailed:
     """The event that ends a cell which had passed its check."""
-    return CellFailed(**_names(workload, arm), status=failed.status, message=failed.message)
+    return CellFailed(
+        workload=workload.id,
+        implementation=arm.implementation,
+        side=arm.side,
+        status=failed.status,
+        message=failed.message,
+    )
 
 
-def _names(workload: Workload, arm: Arm) -> dict[str, Any]:
-    """What names a cell in an event."""
-    return {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+def _cell(session: Session, workload: Workload, arm: Arm) -> dict[str, Any]:
+    """What names a cell in a request."""
+    return {"workload": workload, "arm": arm, "spec": session.specs[arm]}

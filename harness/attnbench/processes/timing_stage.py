@@ -7,7 +7,9 @@ import random
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
-from attnbench.processes.messages import Failed, SampleBlocks, Sampled
+import msgspec
+
+from attnbench.processes.messages import Failed, SampleBlocks
 from attnbench.processes.session import Session
 from attnbench.processes.stages import failed_cell
 from attnbench.storage.events import VisitFinished
@@ -125,18 +127,10 @@ class TimingStage:
         arms = list(arms)
         while live := self._worth_timing(workload.id, arms):
             self.session.require_worker()  # first, since the request names the epoch
-            request = self._request(workload, live)
-            reply = self.session.ask(request)
-            if isinstance(reply, Sampled):
-                finished = VisitFinished(
-                    workload=workload.id,
-                    epoch=request.epoch,
-                    visit=request.visit,
-                    arms=reply.arms,
-                    called_s=reply.called_s,
-                    elapsed_s=round(self.session.elapsed_s, 3),
-                )
-                self.session.record(finished)
+            reply = self.session.ask(self._request(workload, live))
+            if isinstance(reply, VisitFinished):
+                elapsed_s = round(self.session.elapsed_s, 3)
+                self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
                 return
             assert isinstance(reply, Failed)
             if reply.arm == PROBE:

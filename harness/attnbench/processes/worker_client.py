@@ -18,7 +18,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from attnbench.processes.messages import Checked, Failed, Heartbeat, Reply, Request, Start, Started, Work
+from attnbench.processes.messages import Envelope, Heartbeat, Reply, Request, Start, Started, Work
 from attnbench.storage.records import Status
 
 START_TIMEOUT_S = 120.0
@@ -93,7 +93,7 @@ class ProcessClient:
         self.timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
         self._answers: SimpleQueue[bytes] = SimpleQueue()
-        self._decoder = msgspec.json.Decoder(Reply)
+        self._decoder = msgspec.json.Decoder(Envelope)
         self._heartbeat = Heartbeat()
 
     @property
@@ -150,10 +150,10 @@ class ProcessClient:
             self._process.stdin.flush()
         line = self._next_line(timeout_s)
         if line:
-            reply: Reply = self._decoder.decode(line)
-            if isinstance(reply, Checked | Failed) and reply.ends:
+            answer = self._decoder.decode(line)
+            if answer.ends:
                 self.stop()
-            return reply
+            return answer.reply
         code = self._process.wait()
         _, arm = self._heartbeat.read()
         self.stop()

@@ -95,7 +95,9 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
     import torch
 
     matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
-    return judge_noise(compare_functions({"one": lambda: matrix @ matrix}, "one", budget_s=budget_s, stops=False))
+    compared = compare_functions({"one": lambda: matrix @ matrix}, "one")
+    compared.run(budget_s, stops=False)
+    return judge_noise(compared)
 
 
 def judge_noise(compared: FunctionComparison) -> Finding:

@@ -65,6 +65,21 @@ class FunctionComparison:
         """The ratio of the baseline to itself."""
         return paired_ratio(pairs(self.samples[self.control], self.samples[self.reference], self.discarded))
 
+    def run(self, budget_s: float, *, stops: bool = True) -> None:
+        """Visit until every verdict is settled or `budget_s` is spent.
+
+        Without `stops`, all of the budget is spent, and judged at the end alone.
+        """
+        due = FEWEST_CLUSTERS
+        while self.spent_s < budget_s or self.num_visits < FEWEST_CLUSTERS:
+            self.visit()
+            if stops and self.num_visits >= due:
+                due = max(due + 1, int(due * GROWTH))
+                self.judge()
+                if len(self.settled_s) == len(self.rivals):
+                    return
+        self.judge()
+
     def visit(self) -> None:
         """Take one more visit."""
         seed = visit_seed(self.seed, HERE, self.num_visits)
@@ -116,8 +131,6 @@ def compare_functions(  # noqa: PLR0913 - all but the first two have defaults th
     calls: Mapping[str, Callable[[], object]],
     baseline: str,
     *,
-    budget_s: float = 10.0,
-    stops: bool = True,
     smallest_effect: float = SMALLEST_EFFECT,
     clock: Clock | None = None,
     num_blocks: int = 4,
@@ -125,49 +138,11 @@ def compare_functions(  # noqa: PLR0913 - all but the first two have defaults th
     gauge_work: Callable[[], object] | None = None,
     conditions: blocks.Conditions | None = None,
 ) -> FunctionComparison:
-    """Time each of `calls` against `calls[baseline]` until every verdict is settled or `budget_s` is spent.
+    """A comparison of each of `calls` with `calls[baseline]`, before its first visit; its method `run` takes them.
 
-    Without `stops`, all of the budget is spent, and judged at the end alone. `gauge_work` is the
-    interference probe's, by default a small matrix product and a copy. A difference below `smallest_effect` does not
-    matter. `clock` and `conditions` are this machine's unless others are given, as where it is simulated.
-
-    Raises:
-        ValueError: the baseline is not among the calls.
-    """
-    compared = begin(
-        calls,
-        baseline,
-        smallest_effect=smallest_effect,
-        clock=clock or device("cpu").clock,
-        num_blocks=num_blocks,
-        seed=seed,
-        gauge_work=gauge_work,
-        conditions=conditions,
-    )
-    due = FEWEST_CLUSTERS
-    while compared.spent_s < budget_s or compared.num_visits < FEWEST_CLUSTERS:
-        compared.visit()
-        if stops and compared.num_visits >= due:
-            due = max(due + 1, int(due * GROWTH))
-            compared.judge()
-            if len(compared.settled_s) == len(compared.rivals):
-                return compared
-    compared.judge()
-    return compared
-
-
-def begin(  # noqa: PLR0913 - as above
-    calls: Mapping[str, Callable[[], object]],
-    baseline: str,
-    *,
-    smallest_effect: float = SMALLEST_EFFECT,
-    clock: Clock,
-    num_blocks: int = 4,
-    seed: int = 0,
-    gauge_work: Callable[[], object] | None = None,
-    conditions: blocks.Conditions | None = None,
-) -> FunctionComparison:
-    """A comparison before its first visit, for callers that visit several in turn.
+    A difference below `smallest_effect` does not matter. `gauge_work` is the interference probe's, by default a small
+    matrix product and a copy. `clock` and `conditions` are this machine's unless others are given, as where it is
+    simulated.
 
     Raises:
         ValueError: the baseline is not among the calls.
@@ -175,8 +150,8 @@ def begin(  # noqa: PLR0913 - as above
     if baseline not in calls:
         raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
     load_libraries()
-    arms = {Arm(implementation=name): call for name, call in calls.items()}
-    timed = [blocks.TimedCall(arm=arm, call=call) for arm, call in arms.items()]
+    clock = clock or device("cpu").clock
+    timed = [blocks.TimedCall(arm=Arm(implementation=name), call=call) for name, call in calls.items()]
     timed.append(blocks.TimedCall(arm=Arm(implementation=baseline).as_control(), call=calls[baseline]))
     timed.append(blocks.probe_call(gauge_work or device("cpu").interference_probe()))
     return FunctionComparison(

@@ -9,7 +9,7 @@ def test_both_series_are_made_and_told() -> None:
     sizes = [(REFUSED, 100.0), (REFUSED, 200.0), (VISITED, 30.0), (VISITED, 120.0)]
     assert [(row["series"], row["num_cells"]) for row in found.rows] == sizes
     assert all(row["spent_s"] > 0 for row in found.rows)
-    first, _, second = found.found.partition("Sampled and compared")
+    first, _, second = found.found.partition("Visited and compared")
     assert "s for 100, " in first
     assert "s for 200;" in first
     assert "s for 30, " in second

@@ -276,8 +276,9 @@ def test_a_comparison_of_functions_finds_what_was_planted(world):
     clock = clock_in(WORLDS[world], 5)
     calls = {name: (lambda s=2e-3 * ratio: clock.spend(s)) for name, ratio in RATIO.items()}
     found = compare_functions(
-        calls, "baseline", clock=clock, budget_s=300.0, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.WARM
+        calls, "baseline", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.WARM
     )
+    found.run(300.0)
     assert found.verdicts == TOLD
     assert found.spent_s < 300
     assert set(found.settled_s) == set(TOLD)
@@ -293,11 +294,11 @@ def test_a_comparison_of_functions_goes_on_where_two_are_equivalent_within_a_hig
         calls,
         "a",
         clock=clock,
-        budget_s=60.0,
         smallest_effect=0.01,
         gauge_work=lambda: clock.spend(PROBE_S),
         conditions=blocks.WARM,
     )
+    found.run(60.0)
     assert found.verdicts == {"b": Verdict.slower}
     assert found.settled_s["b"] == pytest.approx(found.spent_s)
 

@@ -14,7 +14,7 @@ import msgspec
 
 from attnbench.devices import device, names
 from attnbench.devices.cpu import limit_memory
-from attnbench.processes.messages import Heartbeat, Request
+from attnbench.processes.messages import Envelope, Heartbeat, Request
 from attnbench.processes.worker.answers import Worker
 
 
@@ -23,7 +23,8 @@ def serve(read: Callable[[], bytes], write: Callable[[bytes], object], heartbeat
     decoder = msgspec.json.Decoder(Request)
     worker = Worker(heartbeat)
     while line := read():
-        write(msgspec.json.encode(worker.answer(decoder.decode(line))) + b"\n")
+        reply = worker.answer(decoder.decode(line))
+        write(msgspec.json.encode(Envelope(reply=reply, ends=worker.is_broken)) + b"\n")
 
 
 def main() -> None:

@@ -27,20 +27,15 @@ from attnbench.processes.failure import report
 from attnbench.processes.messages import (
     Attempt,
     Attempted,
-    CeilingsReply,
     Check,
-    Checked,
     Failed,
     Heartbeat,
     MeasureCeilings,
     Observe,
-    Observed,
     Profile,
-    Profiled,
     Reply,
     Request,
     SampleBlocks,
-    Sampled,
     Start,
     Started,
     Trace,
@@ -49,7 +44,14 @@ from attnbench.processes.messages import (
 )
 from attnbench.processes.worker import attempts, operators
 from attnbench.processes.worker.bench import Bench, Guard
-from attnbench.storage.events import ArmSamples
+from attnbench.storage.events import (
+    ArmSamples,
+    CeilingsMeasured,
+    CellChecked,
+    CellMeasured,
+    CellProfiled,
+    VisitFinished,
+)
 from attnbench.storage.records import PROBE, Arm, Measurement, Operators, Sample, Status
 from attnbench.timing import blocks
 from attnbench.timing.prediction import OutOfReachError
@@ -72,6 +74,7 @@ class Worker:
         self.metrics: dict[str, Metric] = {}
         self.observed: tuple[tuple[str, str], Case] | None = None
         self.pads: list[bytearray] = []
+        self.is_broken = False  # the device answers every call with an error
         is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
         self.num_threads = torch.get_num_threads() if is_set else environment.physical_cores()
         torch.set_num_threads(self.num_threads)
@@ -87,8 +90,8 @@ class Worker:
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
         try:
             reply = self.serve(request)
-            if isinstance(reply, Checked | Failed) and reply.status is Status.error:
-                return msgspec.structs.replace(reply, ends=device(request.workload.device).is_broken())
+            is_error = isinstance(reply, CellChecked | Failed) and reply.status is Status.error
+            self.is_broken = is_error and device(request.workload.device).is_broken()
             return reply
         finally:
             torch.set_float32_matmul_precision(usual)
@@ -114,7 +117,7 @@ class Worker:
             self.loaded[spec] = implementation(spec)
         return self.loaded[spec]
 
-    def check(self, request: Check) -> Checked:
+    def check(self, request: Check) -> CellChecked:
         """Check whether the implementation supports the workload, stays within the limits, and is right."""
         start, guard = time.perf_counter(), Guard()
         try:
@@ -123,18 +126,18 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - whatever somebody's implementation raises costs its own cell only
             status, message = report(error)
             is_predicted = isinstance(error, OutOfReachError)
-            checked = Checked(status=status, message=message, is_predicted=is_predicted)
+            checked = CellChecked(**request.names, status=status, message=message, is_predicted=is_predicted)
         finally:
             guard.changed()
         return msgspec.structs.replace(checked, check_s=time.perf_counter() - start)
 
-    def _check(self, request: Check) -> Checked:
+    def _check(self, request: Check) -> CellChecked:
         """The check itself; raises whatever the implementation raises."""
         self.heartbeat.beat()
         made = self.implementation(request.spec)
         reason = reason_against(made, request.workload)
         if reason is not None:
-            return Checked(status=Status.unsupported, message=reason)
+            return CellChecked(**request.names, status=Status.unsupported, message=reason)
         attempts.require_within_limits(request, made, self.heartbeat.beat)
         references = self.ask_oracle(request.workload, request.seed)
         self.heartbeat.beat()
@@ -143,10 +146,15 @@ class Worker:
         except RuntimeError as error:
             if not (refused := operators.refusal(request.workload, made, error)):
                 raise
-            return Checked(status=Status.fallback, message=refused)
+            return CellChecked(**request.names, status=Status.fallback, message=refused)
         status = Status.ok if agreed.agrees else Status.disagrees
-        executed = made.executed_flops(request.workload)
-        return Checked(status=status, message=agreed.diagnosis, agreement=agreed, executed_flops=executed)
+        return CellChecked(
+            **request.names,
+            status=status,
+            message=agreed.diagnosis,
+            agreement=agreed,
+            executed_flops=made.executed_flops(request.workload),
+        )
 
     def ask_oracle(self, workload: Workload, seed: int) -> agreement.References:
         """The oracle's answers for the workload, kept until another is asked for."""
@@ -177,7 +185,8 @@ class Worker:
             message = f"the metric {request.metric} is {value}"
             return Failed(status=Status.invalid, message=message)
         sample = Sample(value=value)
-        return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+        measurement = Measurement(metric=request.metric, unit=metric.unit, samples=(sample,))
+        return CellMeasured(**request.names, measurement=measurement)
 
     def profile(self, request: Profile) -> Reply:
         """See which operators run."""
@@ -187,7 +196,7 @@ class Worker:
             return operators.observe(case, backend, on_step=self.heartbeat.beat)
 
         seen = self.on_case(request, see)
-        return seen if isinstance(seen, Failed) else Profiled(operators=seen)
+        return seen if isinstance(seen, Failed) else CellProfiled(**request.names, operators=seen)
 
     def trace(self, request: Trace) -> Reply:
         """Trace some steps, untimed."""
@@ -215,10 +224,10 @@ class Worker:
             self.observed = (cell, self.bench(workload).case(self.implementation(spec)))
         return self.observed[1]
 
-    def measure_ceilings(self, request: MeasureCeilings) -> CeilingsReply | Failed:
+    def measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured | Failed:
         """Measure what matrix products and copies reach where the workload runs."""
         try:
-            return CeilingsReply(ceilings=loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat))
+            return CeilingsMeasured(ceilings=loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat))
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
             return _failed(error)
 
@@ -231,7 +240,7 @@ class Worker:
         except Exception as error:  # noqa: BLE001 - as in check
             return _failed(error)
 
-    def sample_blocks(self, request: SampleBlocks) -> Sampled | Failed:
+    def sample_blocks(self, request: SampleBlocks) -> VisitFinished | Failed:
         """Sample the blocks of a visit, then verify that every arm still computes."""
         arms = [arm for arm, _ in request.arms]
         turn = PROBE  # until an arm's turn comes, a failure is the harness's own
@@ -269,7 +278,9 @@ class Worker:
             guard.changed()  # put back what was changed before something raised, too
             if request.settles:
                 blocks.settle()
-        return Sampled(arms=samples, called_s=called_s)
+        return VisitFinished(
+            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=samples, called_s=called_s
+        )
 
     def _sample(
         self, request: SampleBlocks, calls: list[blocks.TimedCall], on_turn: Callable[[Arm], None]
