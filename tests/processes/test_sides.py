@@ -98,7 +98,7 @@ def test_a_revision_is_checked_out_whole_and_the_repository_is_left_as_it_was(re
         ("rev:one", "rev:two", ["../elsewhere.py:f"], "lies outside of rev:one"),
         ("rev:one", "rev:two", ["mine.py:mine", "sub/other.py:mine"], "would share the name mine"),
         ("mine.py:mine", "rev:two", [], "rev:two cannot be compared with a file"),
-        ("mine.py:mine", "helped.py:helped", ["mine.py:mine"], "--implementation is not allowed beside"),
+        ("mine.py:mine", "helped.py:helped", ["mine.py:mine"], "--implementation is not allowed with FILE"),
         ("mine.py:mine", "helped.py:no", [], "there is no name no"),
     ],
 )

@@ -1,6 +1,6 @@
 """The commands of `attnbench`: a file here that holds COMMAND is one, and its stem is its name.
 
-What they share stands beside them, in files without COMMAND. Heavy modules (torch, pandas, matplotlib) are imported
+What they share is in the other files. Heavy modules (torch, pandas, matplotlib) are imported
 inside functions, so that --help stays quick.
 """
 

@@ -139,7 +139,7 @@ def _compare_stored(runs: "list[Results]", thresholds: Path | None, *, as_json: 
 
 
 def summary(results: "Results") -> dict[str, object]:
-    """What a program needs to know beside the cells."""
+    """What a program needs to know in addition to the cells."""
     from attnbench.analysis.overall import losses, suite
 
     whole = suite(results)

@@ -14,7 +14,7 @@ SIDES_FOLDER = "sides"
 PACKAGE = "attnbench"
 """Always this harness, whatever the side holds."""
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
-"""Whoever uses these registers something for the whole process, or imports what cannot be foreseen."""
+"""Whoever uses these registers something for the whole process, or imports what cannot be predicted."""
 RESERVED = sys.stdlib_module_names | {"torch"}
 """Never a side's own, whatever lies in its folders."""
 REQUIRED = frozenset({
@@ -60,7 +60,7 @@ def side_folders(side: Side, links: Path) -> list[Path]:
 
 
 def harness_folder(folder: Path) -> Path:
-    """Link this harness, and nothing else, into `folder`: where it is installed there are other packages beside it."""
+    """Link this harness, and nothing else, into `folder`: where it is installed there are other packages, too."""
     folder.mkdir(parents=True, exist_ok=True)
     link = folder / PACKAGE
     if not link.is_symlink():
@@ -73,7 +73,7 @@ def _places(path: Path, root: Path) -> list[Path]:
 
     The outermost comes first. A package lies above the files that import it: so none of what lies beside such a file, a
     `bench/foo.py` for example, takes the place of the package `foo`. And all files of a side share a process: what is
-    nearest to one of them lies beside another by chance.
+    nearest to one of them is near another by chance.
     """
     top, own = root.resolve(), path.parent.resolve()
     inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(top)] or [top]

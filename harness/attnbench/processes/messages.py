@@ -102,7 +102,7 @@ Request = Start | Work
 
 
 class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
-    """The worker's environment; of two workers the candidate's, and the base's beside it."""
+    """The worker's environment; of two workers the candidate's, and also the base's."""
 
     environment: Environment
     base: Environment | None = None

@@ -1,9 +1,9 @@
 """Two workers that look like one: each side of a comparison in processes of its own, their blocks interleaved.
 
 Every block is taken by both processes, one right after the other in a random order, while the other's threads sleep.
-Both have the same arms, down to A/A control and interference probe, so that where the code is the same nothing tells
-them apart. A process has a bias of its own, which its blocks share: what counts is one number for each pair of
-processes (docs/adr/0020). Knows nothing of torch.
+Both have the same arms, down to A/A control and interference probe: identical code is measured alike. A process has a
+bias of its own, which its blocks share: what counts is one number for each pair of processes (docs/adr/0020). Knows
+nothing of torch.
 """
 
 import random

@@ -138,7 +138,7 @@ def _side(text: str, target: Path) -> Side:
 def _files(asked: SidesSelection) -> tuple[dict[str, Side], dict[str, Pair]]:
     """Two files as two sides, under the name of the second."""
     if asked.selection.implementations:
-        raise ValueError("--implementation is not allowed beside FILE.py:NAME, which says what is compared")
+        raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
     for text in (asked.base, asked.candidate):
         if plugins.split(text)[0] is None:
             raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")

@@ -1,4 +1,4 @@
-"""The stages of a session before and beside timing: check each cell, see what runs in it, measure ceilings, trace.
+"""The stages of a session but for timing: check each cell, see what runs in it, measure ceilings, trace.
 
 Each is a function of a session, and passes over what the journal already holds.
 """

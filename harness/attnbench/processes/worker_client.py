@@ -84,8 +84,8 @@ class ProcessClient:
     ) -> None:
         """Keep `log` for what the worker prints, and how long a step may last without a heartbeat.
 
-        `settings` are variables of the worker's environment beside our own, `python` its interpreter where it is not
-        ours, and `folders` where it looks for modules first, our own among them.
+        `settings` are variables that the worker's environment has in addition to ours, `python` is its interpreter
+        where that is not ours, and `folders` are where it looks for modules first, our own among them.
         """
         self.log = log
         self.settings = settings or {}

@@ -79,7 +79,7 @@ def _freed(here: Environment) -> str:
         return "kept by the process"
     if not here.system.startswith("Linux"):
         return "left to the system"
-    return "large blocks go back to the system, and cost page faults anew at each call; --allocator retain keeps them"
+    return "large blocks go back to the system, and cost page faults at each call; --allocator retain keeps them"
 
 
 def _stolen() -> Iterator[Finding]:

@@ -2,7 +2,7 @@
 
 The staircase: one call each at lengths that grow fourfold, as long as the next step should fit. The last two steps give
 the exponent of growth, and with it the prediction. A cell that is wrongly thought to fit costs a little time; one that
-is wrongly thought not to is lost: so doubt counts for the cell. Why: docs/adr/0005.
+is wrongly thought not to is lost: so what is uncertain is tried. Why: docs/adr/0005.
 """
 
 import math

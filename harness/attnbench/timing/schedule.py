@@ -116,7 +116,7 @@ class Race:
                 self.judged[workload, arm] = judgement
 
     def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> tuple[str, list[Arm]] | None:
-        """The workload to visit, and the arms beside its baseline; None when every comparison is closed."""
+        """The workload to visit, and the arms to compare with its baseline; None when every comparison is closed."""
         self.refresh(state, live)
         verdicts = [self.closed.get(key, Verdict.undecided) for key in self.judged]
         limits = needed(verdicts, share_of_cells(has_whole=self.has_sides))
@@ -135,7 +135,7 @@ class Race:
         return workload, [row.arm for row in chosen[workload]]
 
     def still_open(self, live: Mapping[str, Sequence[Arm]]) -> dict[str, list[Arm]]:
-        """By workload, which arms have no verdict yet, beside their baselines; workloads without any are left out."""
+        """By workload, which arms have no verdict yet, without their baselines; workloads without any are left out."""
         undecided = {
             workload: [arm for arm in arms if not self.plan.is_reference(arm) and (workload, arm) not in self.closed]
             for workload, arms in live.items()

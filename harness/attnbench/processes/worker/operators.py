@@ -105,7 +105,7 @@ def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - another number i
 
     An operator writes a large block, fresh and then kept, by all threads that torch has in this process, as in a call:
     what one thread waits for, others do meanwhile, and a fresh page is in the cache when it is written. So large a
-    block goes back to the system when it is freed, unless the allocator was told to retain it.
+    block goes back to the system when it is freed, unless the allocator retains it.
     """
     source = torch.ones(NUM_PAGES * mmap.PAGESIZE // 4)
     kept = torch.empty_like(source)
