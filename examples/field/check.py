@@ -12,10 +12,10 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from attnbench.commands.progress import watching
-from attnbench.processes import session as run
+from attnbench.analysis.results import Results, read
+from attnbench.commands.running import execute
+from attnbench.processes.execution import new_folder
 from attnbench.processes.planning import Selection, plan
-from attnbench.storage.journal import Results, read
 from attnbench.storage.records import Record, Status
 from attnbench.text import escaped, plain
 from attnbench.units import significant
@@ -55,8 +55,7 @@ def packages() -> dict[str, Any]:
 def checked(specs: Sequence[str]) -> Results:
     """Check all in one run, and return its results; the journal is kept with the other runs."""
     planned = plan(Selection(sweep=str(HERE / "sweep.toml"), implementations=specs, metrics=()), with_baseline=False)
-    with watching() as watch:
-        return run.execute(planned, run.new_folder(ROOT / "results", "field"), watch, stages=("check",))
+    return execute(planned, new_folder(ROOT / "results", "field"), stages=("check",))
 
 
 def table(results: Results) -> Iterator[str]:

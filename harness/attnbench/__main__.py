@@ -1,4 +1,4 @@
-"""`python -m harness` is the command `attnbench`."""
+"""`python -m attnbench` is the command `attnbench`."""
 
 from attnbench.cli import main
 

@@ -1,47 +1,51 @@
-"""The command line: every command of commands, and what becomes of a user's mistake."""
+"""The command line: every command of commands/, and how a user's mistake ends."""
 
 import sys
+from importlib import metadata
+from typing import Annotated
 
 import typer
 
-from attnbench.commands.baseline import baseline
-from attnbench.commands.check import check
-from attnbench.commands.compare import compare
-from attnbench.commands.doctor import doctor
-from attnbench.commands.ending import WRONG_USAGE
-from attnbench.commands.gate import gate
-from attnbench.commands.growth import growth
-from attnbench.commands.history import history
-from attnbench.commands.inspect import inspect
-from attnbench.commands.listing import list_what
-from attnbench.commands.profile import profile
-from attnbench.commands.report import report
-from attnbench.commands.run import run_sweep
-from attnbench.commands.tensorboard import tensorboard
+from attnbench.commands import EXIT_CODES, Command, ExitCode
+from attnbench.commands.options import flattened
+from attnbench.plugins import plugs
 
 app = typer.Typer(
     name="attnbench",
     help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
-    epilog="Exit codes: 0 pass, 1 a finding (disagreement, failed cell, regression), 2 wrong usage, 3 inconclusive: "
-    "too little could be checked or judged, 4 an invalid session, 130 interrupted.",
+    epilog=f"Exit codes: {', '.join(f'{code.value} {words}' for code, words in EXIT_CODES.items())}.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
     add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-app.command("list")(list_what)
-app.command("run")(run_sweep)
-app.command()(check)
-app.command()(inspect)
-app.command()(report)
-app.command()(growth)
-app.command()(history)
-app.command()(compare)
-app.command()(gate)
-app.command()(baseline)
-app.command()(profile)
-app.command()(tensorboard)
-app.command()(doctor)
+
+
+def _place(item: tuple[str, Command]) -> int:
+    return item[1].order
+
+
+for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=_place):
+    app.command(_name)(flattened(_command.function))
+
+
+def _print_version(is_asked: bool) -> None:  # noqa: FBT001 - as typer calls it
+    if is_asked:
+        try:
+            typer.echo(f"attnbench {metadata.version('attnbench')}")
+        except metadata.PackageNotFoundError:
+            typer.echo("attnbench, from its source: it is not installed")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    *,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of the program itself."""
 
 
 def main() -> None:
@@ -50,7 +54,7 @@ def main() -> None:
         app()
     except ValueError as error:
         typer.echo(f"error: {error}", err=True)
-        sys.exit(WRONG_USAGE)
+        sys.exit(ExitCode.wrong_usage)
     except OSError as error:
-        typer.echo(f"error: {error}; what was finished is kept: mend it, then go on with --resume", err=True)
-        sys.exit(WRONG_USAGE)
+        typer.echo(f"error: {error}; what was finished is kept: fix this, then go on with --resume", err=True)
+        sys.exit(ExitCode.wrong_usage)

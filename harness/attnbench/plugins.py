@@ -1,6 +1,6 @@
-"""Finding plugs: a file in a folder is the plug, its stem is its name, and it holds one upper-case value.
+"""Discover plugs: a file in a folder is the plug, its stem is its name, and it holds one upper-case value.
 
-Names are found without importing anything, so that listing stays quick and a broken plug troubles nobody else.
+Names are listed without importing anything, so that listing stays quick and a broken plug does not affect the others.
 """
 
 import ast
@@ -11,10 +11,12 @@ import re
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # it takes as long to import as the rest of --help
+    from importlib.metadata import EntryPoint
 
 ENTRY_POINT_GROUP = "attnbench.implementations"
 IMPLEMENTATIONS = "implementations"
@@ -23,7 +25,7 @@ PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
 OPTIONS = ("compile",)
 """What may follow a name after a plus: the same implementation run in another way (contract/loading.py)."""
 _LABELLED = re.compile(r"([^=/]+)=(.+)")
-"""`LABEL=SPEC`: the name under which it takes part, where its own would not do."""
+"""`LABEL=SPEC`: takes part under another name than its own."""
 
 
 def stems(package: str) -> list[str]:
@@ -32,21 +34,30 @@ def stems(package: str) -> list[str]:
     Raises:
         ValueError: the package cannot be found.
     """
-    spec = importlib.util.find_spec(package)
-    if spec is None or spec.submodule_search_locations is None:
-        raise ValueError(f"the package {package} cannot be found; is attnbench installed?")
-    folders = map(Path, spec.submodule_search_locations)
-    return sorted(file.stem for folder in folders for file in folder.glob("[a-z]*.py"))
+    return sorted(file.stem for file in _files(package))
 
 
 def plugs(package: str, constant: str) -> dict[str, Any]:
-    """The value `constant` of every module of `package` that holds one, by the module's stem."""
-    modules = {stem: importlib.import_module(f"{package}.{stem}") for stem in stems(package)}
-    return {stem: getattr(module, constant) for stem, module in modules.items() if hasattr(module, constant)}
+    """The value `constant` of every module of `package` with a line that begins with this word, by the module's stem.
+
+    Only these modules are imported.
+    """
+    line = re.compile(rf"^{constant}\b", re.MULTILINE)
+    stems = sorted(file.stem for file in _files(package) if line.search(file.read_text(encoding="utf-8")))
+    return {stem: getattr(importlib.import_module(f"{package}.{stem}"), constant) for stem in stems}
 
 
-def installed() -> dict[str, EntryPoint]:
+def _files(package: str) -> list[Path]:
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.submodule_search_locations is None:
+        raise ValueError(f"the package {package} cannot be found; is attnbench installed?")
+    return [file for folder in spec.submodule_search_locations for file in Path(folder).glob("[a-z]*.py")]
+
+
+def installed() -> "dict[str, EntryPoint]":
     """Implementations that other installed packages offer, by name."""
+    from importlib.metadata import entry_points
+
     return {point.name: point for point in entry_points(group=ENTRY_POINT_GROUP)}
 
 
@@ -71,20 +82,20 @@ def name_of(spec: str) -> str:
 
 def variant(spec: str) -> tuple[str, str]:
     """`name+option` or `path/to/file.py:Name+option` as (what stands before the plus, option); else (spec, "")."""
-    found = re.fullmatch(r"(.*\w)\+(\w+)", spec)
-    return (found[1], found[2]) if found else (spec, "")
+    match = re.fullmatch(r"(.*\w)\+(\w+)", spec)
+    return (match[1], match[2]) if match else (spec, "")
 
 
 def split(spec: str) -> tuple[Path | None, str]:
     """`path/to/file.py:Name` as (path, Name), a plain name as (None, name); a label before either is left out."""
     label = _LABELLED.fullmatch(spec)
     bare = spec if label is None else label[2]
-    found = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", bare)
-    return (Path(found[1]), found[2]) if found else (None, bare)
+    match = re.fullmatch(r"(.+\.py):([A-Za-z_]\w*)", bare)
+    return (Path(match[1]), match[2]) if match else (None, bare)
 
 
 def check_specs(specs: Iterable[str]) -> None:
-    """See that each implementation can be found and that no two share a name, without importing any.
+    """Check that each implementation exists and that no two share a name, without importing any.
 
     Raises:
         ValueError: what was given, what is allowed and, for a near miss, what was probably meant.
@@ -144,16 +155,16 @@ def _top_level_names(tree: ast.Module) -> set[str]:
 
 
 def digest(spec: str) -> str:
-    """Eight hex digits of the source file behind a spec; "" for an installed package, which has a version instead."""
+    """Eight hex digits that identify the source file of a spec; "" for an installed package, which has a version."""
     path, attribute = split(variant(spec)[0])
     if path is None and attribute in stems(PACKAGE):
-        found = importlib.util.find_spec(f"{PACKAGE}.{attribute}")
-        path = Path(found.origin) if found is not None and found.origin is not None else None
+        module = importlib.util.find_spec(f"{PACKAGE}.{attribute}")
+        path = Path(module.origin) if module is not None and module.origin is not None else None
     return "" if path is None else hashlib.sha256(path.read_bytes()).hexdigest()[:8]
 
 
-def load(spec: str) -> Any:  # noqa: ANN401 - whatever the plug holds; contract/loading.py makes an Implementation of it
-    """Import what `name` or `path/to/file.py:Name` names.
+def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py makes an Implementation of whatever it is
+    """Import the value that `name` or `path/to/file.py:Name` names.
 
     Raises:
         ValueError: the module holds no such value.
@@ -174,12 +185,12 @@ def _value(module: ModuleType, attribute: str, spec: str) -> Any:  # noqa: ANN40
 
 
 def _module_from(path: Path) -> ModuleType:
-    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files of one name may live side by side
+    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
     spec = importlib.util.spec_from_file_location(f"attnbench_plug_{path.stem}_{where}", path)
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     if str(path.parent.resolve()) not in sys.path:
-        sys.path.append(str(path.parent.resolve()))  # as for any script: its neighbours can be imported
+        sys.path.append(str(path.parent.resolve()))  # as for any script: it can import files beside it
     spec.loader.exec_module(module)
     return module

@@ -1,8 +1,8 @@
-"""pytest's door to the engine: the fixture `attention_bench`, for a test suite of yours.
+"""The pytest fixture `attention_bench`, which checks and times attention inside your own test suite.
 
     def test_mine_is_no_slower(attention_bench):
-        found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
-        assert found.verdict != "slower"
+        comparison = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
+        assert comparison.verdict != "slower"
 
 It is loaded by pytest wherever attnbench is installed, and imports nothing heavy before a test asks for it.
 """
@@ -25,7 +25,7 @@ CANDIDATE = " (candidate)"
 
 
 class AttentionBench:
-    """Checks a candidate and times it against a baseline, in randomised blocks, in this process."""
+    """Check a candidate and time it against a baseline, in randomised blocks, in this process."""
 
     def __call__(
         self,
@@ -47,11 +47,15 @@ class AttentionBench:
         """
         import torch
 
+        from attnbench.plugins import unknown
         from attnbench.processes.worker.bench import Bench
         from attnbench.storage.records import Arm
         from attnbench.timing.functions import compare_functions, comparison
         from attnbench.workloads.workload import Workload
 
+        for axis in axes:
+            if axis not in Workload.__struct_fields__:
+                raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
         workload = Workload(**{"direction": "inference", **axes})
         contenders = _contenders(candidate, baseline)
         before = torch.get_num_threads()
@@ -63,20 +67,21 @@ class AttentionBench:
                 calls[name] = bench.timed(arm, checked).call
             reference, mine = calls
             with torch.set_grad_enabled(workload.direction != "inference"):
-                found = compare_functions(calls, reference, budget_s=budget_s, seed=seed)
+                compared = compare_functions(calls, reference, seed=seed)
+                compared.run(budget_s)
             for name in calls:
                 if wrong := bench.verify(Arm(implementation=name)):
                     raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")
         finally:
             torch.set_num_threads(before)
-        return comparison(found, mine, workload)
+        return comparison(compared, mine, workload)
 
 
 def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:
-    """Both by name, the baseline first, which keeps a name that both have.
+    """Both by name, the baseline first; of two with the same name, the candidate is renamed.
 
     Raises:
-        ValueError: both are one.
+        ValueError: both are the same.
     """
     reference, mine = _name(baseline, "baseline"), _name(candidate, "mine")
     if candidate == baseline:
@@ -95,17 +100,17 @@ def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Imple
     from attnbench.checking.case import reason_against
     from attnbench.contract import loading
 
-    found = loading.implementation(given) if isinstance(given, str) else loading.from_value(given, name)
-    if reason := reason_against(found, workload):
+    made = loading.implementation(given) if isinstance(given, str) else loading.from_value(given, name)
+    if reason := reason_against(made, workload):
         raise ValueError(f"{name} does not support {workload.id}: {reason}")
-    agreed = agreement.check(agreement.ask_oracle(workload, seed), found)
+    agreed = agreement.check(agreement.ask_oracle(workload, seed), made)
     if not agreed.agrees:
         raise AssertionError(f"{name} is wrong on {workload.id}: {agreed.diagnosis}")
-    return found
+    return made
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What the suite pytest_suite runs: the same choice as `attnbench run` has."""
+    """Options for the suite pytest_suite: a selection as of `attnbench run`."""
     group = parser.getgroup("attnbench")
     group.addoption("--attnbench-sweep", default="quick", metavar="NAME|FILE", help="A sweep by name, or a TOML file.")
     group.addoption("--attnbench-set", action="append", default=[], metavar="AXIS=V,V", help="Values of an axis.")

@@ -12,7 +12,8 @@ from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Estimate, pairs
 from attnbench.storage.records import SMALLEST_EFFECT, Arm, Verdict
-from attnbench.timing.functions import FunctionComparison, compare_functions, prepare
+from attnbench.timing.functions import FunctionComparison, compare_functions
+from attnbench.timing.schedule import load_libraries
 from studies.acceptance.outcome import Row
 from studies.acceptance.plan import LARGEST_E
 
@@ -86,18 +87,11 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
 ) -> Ours:
     """B against A within the budget, calibration, control and probe included; no visit begins that would exceed it."""
     clock = clock or CpuClock()
-    prepare()
+    load_libraries()
     visit_s = ARMS * BLOCKS * max(SHORTEST_SAMPLE_S, min(clock.elapsed(a, 1) for _ in range(2)))
     start = time.perf_counter()
-    found = compare_functions(
-        {"a": a, "b": b},
-        "a",
-        budget_s=budget_s - visit_s,
-        stops=stops,
-        clock=clock,
-        seed=seed,
-        smallest_effect=smallest_effect,
-    )
+    found = compare_functions({"a": a, "b": b}, "a", clock=clock, seed=seed, smallest_effect=smallest_effect)
+    found.run(budget_s - visit_s, stops=stops)
     return read(found, "b", start)
 
 

@@ -8,19 +8,20 @@ import time
 from collections.abc import Callable
 from itertools import pairwise
 from pathlib import Path
+from typing import Self
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.devices.environment import collect
-from attnbench.processes import session as run
-from attnbench.processes.messages import Check, Checked, Ready, Reply, Request
+from attnbench.processes import execution
+from attnbench.processes.messages import Check, Reply, Started, Work
 from attnbench.processes.planning import Selection, plan
-from attnbench.processes.worker_client import Crew
 from attnbench.statistics.intervals import growth_exponent
+from attnbench.storage.events import CellChecked
 from attnbench.storage.records import Status
 from studies.acceptance.outcome import LABELS, Outcome
 from studies.simulated import virtual
-from studies.simulated.virtual import VirtualCrew
+from studies.simulated.virtual import SimulatedClient
 from studies.simulated.worlds import WORLDS
 
 SIZES = (1_000, 10_000, 100_000)
@@ -35,29 +36,29 @@ BASE_S = 2e-3
 REFUSED, VISITED = "refused", "visited"
 
 
-class Stub(Crew):
-    """A worker that refuses every cell without a look at it."""
+class RefusingClient:
+    """A worker client that refuses every cell without checking it; there is no process."""
 
-    def __init__(self) -> None:
-        """Needs no process."""
-        self.environment = collect()
+    is_running = True
 
-    @property
-    def is_at_work(self) -> bool:
-        """Always."""
-        return True
-
-    def hello(self, layout: int = 0) -> Ready:  # noqa: ARG002 - as the real one has it
+    def start(self, layout: int = 0) -> Started:  # noqa: ARG002 - as WorkerClient has it
         """Where it runs."""
-        return Ready(environment=self.environment)
+        return Started(environment=collect())
 
-    def ask(self, request: Request, timeout_s: float | None = None) -> Reply:  # noqa: ARG002 - as the real one has it
-        """No."""
+    def ask(self, request: Work) -> Reply:
+        """Refuse."""
         assert isinstance(request, Check)
-        return Checked(status=Status.unsupported, message="no")
+        return CellChecked(**request.names, status=Status.unsupported, message="no")
+
+    def stop(self) -> None:
+        """Do nothing."""
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        return self
 
     def __exit__(self, *_: object) -> None:
-        """Nothing to end."""
+        """Do nothing."""
 
 
 def seconds(num_cells: int, folder: Path) -> float:
@@ -67,7 +68,7 @@ def seconds(num_cells: int, folder: Path) -> float:
     sweep.write_text(f'summary = "many"\n[[grid]]\nseq_len = [{lengths}]\n', encoding="utf-8")
     start = time.perf_counter()
     chosen = plan(Selection(sweep=str(sweep)))
-    run.execute(chosen, folder / "run", lambda _: None, stages=("check",), crew=Stub())
+    execution.execute(chosen, folder / "run", lambda _: None, stages=("check",), client=RefusingClient())
     found = read(folder / "run")
     assert len(found.records) == len(chosen.workloads) * len(chosen.implementations)
     return time.perf_counter() - start
@@ -76,10 +77,10 @@ def seconds(num_cells: int, folder: Path) -> float:
 def visited_seconds(num_cells: int, folder: Path) -> float:
     """Visit that many cells three times on a simulated machine, read the journal and compare them."""
     costs_s = {f"form_{number}": BASE_S * (1 + number / IMPLEMENTATIONS) for number in range(IMPLEMENTATIONS)}
-    crew = VirtualCrew(WORLDS["calm"], lambda _, name: costs_s[name])
+    client = SimulatedClient(WORLDS["calm"], lambda _, name: costs_s[name])
     start = time.perf_counter()
     chosen = virtual.plan(num_cells // IMPLEMENTATIONS, tuple(costs_s), budget_s=0.0)  # the rounds are made anyway
-    found = virtual.execute(chosen, folder / "run", crew)
+    found = virtual.execute(chosen, folder / "run", client)
     compared = comparisons(found)
     assert set(found.num_visits.values()) == {chosen.num_rounds}
     assert len(compared) == len(chosen.workloads) * (IMPLEMENTATIONS - 1)

@@ -19,7 +19,7 @@ from attnbench.devices.cuda import CudaClock, cache_bytes
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
 from attnbench.storage.records import Arm
-from attnbench.timing import blocks as measure
+from attnbench.timing import blocks
 from attnbench.timing.functions import compare_functions
 from studies.acceptance.outcome import LABELS, Outcome, Row
 from studies.acceptance.plan import LARGEST_E, largest_count
@@ -158,9 +158,9 @@ def peak_bytes_per_s() -> float | None:
 
 def _cold_s(clock: CudaClock, call: Call, flush: Call) -> float:
     """Device seconds of a call after a flush, by the engine's own way: the median of its samples."""
-    timed = measure.TimedCall(arm=Arm(implementation="a"), call=call, num_calls=1)
-    at = measure.Visit(epoch=0, number=0, num_blocks=NUM_REPEATS, seed=0)
-    taken = measure.visit([timed], clock, at, measure.Conditions(flush=flush))
+    timed = blocks.TimedCall(arm=Arm(implementation="a"), call=call, num_calls=1)
+    at = blocks.Visit(epoch=0, number=0, num_blocks=NUM_REPEATS, seed=0)
+    taken = blocks.visit([timed], clock, at, blocks.Conditions(flush=flush))
     return median(sample.value for sample in taken[timed.arm])
 
 
@@ -175,7 +175,8 @@ def heat_up(*, short: bool = False) -> Outcome:
             matrix @ matrix
             torch.cuda.synchronize()
         settings: Any = {"clock": CudaClock(DEVICE), "gauge_work": device(DEVICE).interference_probe(), "seed": number}
-        found = compare_functions({"a": work, "b": work}, "a", budget_s=1.0, stops=False, **settings)
+        found = compare_functions({"a": work, "b": work}, "a", **settings)
+        found.run(1.0, stops=False)
         logs = pairs(found.samples[Arm(implementation="b")], found.samples[found.reference], found.discarded).logs
         largest = float(e_values(logs).max(initial=1.0))
         rows.append({"is_hot": float(number % 2), "largest_e": largest, "log": float(logs.mean())})

@@ -17,7 +17,7 @@ import pandas as pd
 
 from attnbench.devices.cpu import CpuClock
 from attnbench.storage.records import Arm
-from attnbench.timing import blocks as measure
+from attnbench.timing import blocks
 from studies.acceptance import workloads
 from studies.acceptance.engine import BLOCKS
 from studies.acceptance.outcome import LABELS, Outcome, Row
@@ -27,12 +27,12 @@ from studies.acceptance.plan import OVERHEAD, Size
 def interleave(number: int, size: Size) -> list[Row]:
     """Pairs of a visit and bare loops, as many samples by each."""
     rows: list[Row] = []
-    clock, draws, conditions = CpuClock(), random.Random(f"T15/{number}"), measure.here()
+    clock, draws, conditions = CpuClock(), random.Random(f"T15/{number}"), blocks.conditions_here()
     with workloads.ready(workloads.HUNDRED_US) as call:
-        timed, bare = measure.TimedCall(arm=Arm(implementation="a"), call=call), timeit.Timer(call)
-        measure.calibrate(timed, clock)
+        timed, bare = blocks.TimedCall(arm=Arm(implementation="a"), call=call), timeit.Timer(call)
+        blocks.calibrate(timed, clock)
         for turn in range(size.num_repeats):
-            at = measure.Visit(epoch=0, number=turn, num_blocks=BLOCKS, seed=turn)
+            at = blocks.Visit(epoch=0, number=turn, num_blocks=BLOCKS, seed=turn)
             found: dict[str, float] = {}
             for who in draws.sample(("engine", "bare"), 2):
                 if who == "bare":
@@ -43,7 +43,7 @@ def interleave(number: int, size: Size) -> list[Row]:
                     found["bare"] = float(np.median(taken))
                 else:
                     before, start = timed.called_s, time.perf_counter()
-                    samples = measure.visit([timed], clock, at, conditions)[timed.arm]
+                    samples = blocks.visit([timed], clock, at, conditions)[timed.arm]
                     found["wall_s"], found["called_s"] = time.perf_counter() - start, timed.called_s - before
                     found["engine"] = float(np.median([sample.value for sample in samples]))
             rows.append({"log": math.log(found["engine"] / found["bare"]), **found})

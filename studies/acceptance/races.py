@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 
 from attnbench.analysis.results import Results
-from attnbench.processes import timing_stage as timing
+from attnbench.processes import timing_stage
 from attnbench.statistics import evidence
 from attnbench.statistics.verdicts import FALSE_SHARE
 from attnbench.storage.events import Plan
@@ -16,7 +16,7 @@ from attnbench.storage.records import Arm, Key, Verdict
 from attnbench.timing.schedule import Race, visit_seed
 from attnbench.timing.state import State
 from studies.simulated import virtual
-from studies.simulated.virtual import VirtualCrew
+from studies.simulated.virtual import SimulatedClient
 
 
 class Witness(Race):
@@ -48,7 +48,7 @@ class Uniform(Race):
         return workload, [arm for arm in live[workload] if not self.plan.is_reference(arm)]
 
 
-def whole_run(asked: Plan, crew: VirtualCrew, race: type[Race] = Race) -> Results:
+def whole_run(asked: Plan, client: SimulatedClient, race: type[Race] = Race) -> Results:
     """The run, in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder, patch.object(timing, "Race", race):
-        return virtual.execute(asked, Path(folder) / "run", crew)
+    with tempfile.TemporaryDirectory() as folder, patch.object(timing_stage, "Race", race):
+        return virtual.execute(asked, Path(folder) / "run", client)

@@ -21,7 +21,7 @@ from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload
 from studies.acceptance.outcome import LABELS, Outcome
 from studies.acceptance.races import Uniform, Witness, whole_run
-from studies.simulated.virtual import VirtualCrew, plan, session
+from studies.simulated.virtual import SimulatedClient, plan, session
 from studies.simulated.worlds import WORLDS, Array, World
 
 Row = dict[str, float | str]
@@ -107,9 +107,9 @@ def null_sessions(*, short: bool = False, num_runs: int = 0, num_workloads: int 
         world = list(WORLDS.values())[number % len(WORLDS)]
         found = {}
         for what, layout in (("alarms", LAYOUT), ("rejected", 0.0)):
-            crew = VirtualCrew(world, _cost_of_null, seed=seed * 1000 + number, layout=layout)
+            client = SimulatedClient(world, _cost_of_null, seed=seed * 1000 + number, layout=layout)
             Witness.called, Witness.rejected = set(), set()
-            results = whole_run(plan(num_workloads, names, budget_s=60.0, seed=seed * 1000 + number), crew, Witness)
+            results = whole_run(plan(num_workloads, names, budget_s=60.0, seed=seed * 1000 + number), client, Witness)
             verdicts = [row.verdict for row in compare.comparisons(results)]
             final = sum(verdict in {Verdict.faster, Verdict.slower} for verdict in verdicts)
             seen = max(final, len(Witness.called))
@@ -208,7 +208,8 @@ def _raced(world: World, asked: Plan) -> Row:
         return length_s * (1.0 if name == BASELINE else truth[workload.id, name])
 
     race, rounds = (
-        whole_run(asked, VirtualCrew(world, cost_s, seed=asked.seed, layout=LAYOUT), kind) for kind in (Race, Uniform)
+        whole_run(asked, SimulatedClient(world, cost_s, seed=asked.seed, layout=LAYOUT), kind)
+        for kind in (Race, Uniform)
     )
     told, other = ({_key(row): row.verdict for row in compare.comparisons(found)} for found in (race, rounds))
     return {
@@ -263,11 +264,11 @@ def detectable_effect(*, short: bool = False, num_runs: int = 0, num_visits: int
 
 
 def _one_cell(world: World, ratio: float, num_visits: int, seed: int) -> State:
-    if seed % COLLECTED_EVERY == 0:  # crew and clock hold one another: 64 000 sessions need 20 GiB else
+    if seed % COLLECTED_EVERY == 0:  # client and clock hold one another: 64 000 sessions need 20 GiB else
         gc.collect()
     cost_s = {BASELINE: BASE_S, RIVAL: BASE_S * ratio}
-    with VirtualCrew(world, lambda _, name: cost_s[name], seed=seed, layout=LAYOUT) as crew:
-        return session(crew, RIVAL, BASELINE, num_visits=num_visits)
+    with SimulatedClient(world, lambda _, name: cost_s[name], seed=seed, layout=LAYOUT) as client:
+        return session(client, RIVAL, BASELINE, num_visits=num_visits)
 
 
 def _pairs(state: State, arm: Arm) -> Pairs:

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.processes.revision import commit
+from attnbench.processes.checkout import current_commit
 from attnbench.storage.events import ALLOCATORS
 from studies.acceptance.outcome import LABELS, Outcome, Row, Stored, restored
 from studies.acceptance.plan import ON_CUDA, WHOLE, Size, missing, sizes
@@ -95,7 +95,7 @@ def make(test: str, number: int, *, short: bool) -> Piece:
 def signed(piece: Piece, test: str, *, short: bool) -> Piece:
     """A piece that says how it was made, and when."""
     now = f"{datetime.now(UTC):%Y-%m-%d %H:%M}"
-    return msgspec.structs.replace(piece, size=size_of(test, short=short), commit=commit(), made=now)
+    return msgspec.structs.replace(piece, size=size_of(test, short=short), commit=current_commit(), made=now)
 
 
 def size_of(test: str, *, short: bool) -> str:

@@ -18,8 +18,8 @@ from attnbench.devices.cpu import CpuClock
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Estimate, Pairs, paired_ratio, pairs
 from attnbench.storage.records import PROBE, Arm
-from attnbench.timing import blocks as measure
-from attnbench.timing.functions import HERE, FunctionComparison, begin
+from attnbench.timing import blocks
+from attnbench.timing.functions import HERE, FunctionComparison, compare_functions
 from studies.acceptance import rivals, workloads
 from studies.acceptance.engine import BLOCKS, OURS
 from studies.acceptance.outcome import LABELS, Outcome, Row
@@ -61,8 +61,8 @@ class Epoch:
         self.number, self.num_visits = number, 0
         self.a, self.b = both()
         arms = ((A, self.a), (A.as_control(), self.a), (B, self.b))
-        self.calls = [measure.TimedCall(arm=arm, call=call) for arm, call in arms]
-        self.calls.append(measure.probe_call(device("cpu").interference_probe()))
+        self.calls = [blocks.TimedCall(arm=arm, call=call) for arm, call in arms]
+        self.calls.append(blocks.probe_call(device("cpu").interference_probe()))
         self.clock, self.gauge = CpuClock(), InterferenceGauge()
 
     def visit_for(self, seconds: float) -> list[Row]:
@@ -71,8 +71,8 @@ class Epoch:
         start = time.perf_counter()
         while time.perf_counter() - start < seconds:
             seed = random.Random(f"{self.number}/{self.num_visits}").getrandbits(53)
-            at = measure.Visit(epoch=self.number, number=self.num_visits, num_blocks=BLOCKS, seed=seed)
-            taken = measure.visit(self.calls, self.clock, at)
+            at = blocks.Visit(epoch=self.number, number=self.num_visits, num_blocks=BLOCKS, seed=seed)
+            taken = blocks.visit(self.calls, self.clock, at)
             self.gauge.add(HERE, taken[PROBE])
             discarded = self.gauge.discarded.get(HERE, set())
             found = paired_ratio(pairs(taken[B], taken[A], discarded, taken[A.as_control()]))
@@ -246,7 +246,7 @@ class _Permuted:
         names = dict(zip(ROLES, draws.sample(LETTERS, len(ROLES)), strict=True))
         order = draws.sample(list(ROLES), len(ROLES))
         shown = {names[role]: ROLES[role]() for role in order}
-        comparison = begin(shown, names["base"], clock=clock, seed=seed)
+        comparison = compare_functions(shown, names["base"], clock=clock, seed=seed)
         return cls(comparison=comparison, names=names, order=order)
 
     def row(self, role: str) -> Row:

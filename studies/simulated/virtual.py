@@ -1,7 +1,7 @@
-"""A whole machine that is simulated: a clock bent by a world, and a crew that works on it in place of a real worker.
+"""A simulated worker client: it answers on a simulated machine, whose clock is bent by a world.
 
-The truth is known, a run of minutes takes a second, and the same seed gives the same samples. The engine that is driven
-is the real one: timing/blocks.py takes the visits, processes/session.py keeps the journal.
+The truth is known, a run of minutes takes a second, and the same seed gives the same samples. All else is the real
+code: timing/blocks.py takes the visits, processes/session.py keeps the journal.
 """
 
 import gc
@@ -16,29 +16,32 @@ import msgspec
 from attnbench.analysis.results import Results, read
 from attnbench.devices.loads import Load, take
 from attnbench.plugins import name_of
-from attnbench.processes import session as run
+from attnbench.processes import execution
 from attnbench.processes.messages import (
     Attempt,
     Check,
-    Checked,
-    FindCeilings,
-    Found,
-    Hello,
+    MeasureCeilings,
     Observe,
-    Observed,
     Profile,
-    Profiled,
-    Ready,
     Reply,
-    Request,
-    TakeVisit,
+    SampleBlocks,
+    Started,
     Trace,
-    Visited,
+    Work,
 )
-from attnbench.processes.paired_client import PairedCrew
-from attnbench.processes.worker_client import Crew
+from attnbench.processes.paired_client import PairedClient
 from attnbench.storage.ceilings import COPY, MATMUL, Ceilings
-from attnbench.storage.events import ArmSamples, Plan, Side, Sides, VisitFinished
+from attnbench.storage.events import (
+    ArmSamples,
+    CeilingsMeasured,
+    CellChecked,
+    CellMeasured,
+    CellProfiled,
+    Plan,
+    Side,
+    Sides,
+    VisitFinished,
+)
 from attnbench.storage.records import (
     PROBE,
     Agreement,
@@ -52,7 +55,7 @@ from attnbench.storage.records import (
     Status,
     TensorError,
 )
-from attnbench.timing import blocks as measure
+from attnbench.timing import blocks
 from attnbench.timing.schedule import visit_seed
 from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload
@@ -99,8 +102,8 @@ FLUSH_S = 20e-3
 """What it takes to empty the caches."""
 
 
-class VirtualCrew(Crew):
-    """Answers as a worker would, at once, on a machine of its own; its clock goes on through all its processes.
+class SimulatedClient:
+    """Answers as a worker would, at once, on a simulated machine; its clock goes on through all its processes.
 
     `seconds` is the truth. With `layout`, each process has an effect of that size (a standard deviation of the log) on
     each arm, as where memory lies has, and with `process` one on all of its arms alike. `faults` says how many page
@@ -117,44 +120,48 @@ class VirtualCrew(Crew):
         process: float = 0.0,
         faults: Faults = lambda *_: 0,
     ) -> None:
-        """Nobody is at work yet."""
+        """Nothing is started yet."""
         self.seconds, self.faults = seconds, faults
         self.machine = Machine(world, seed)
         self.clock = VirtualClock(self.machine)
         self.seed, self.layout, self.process = seed, layout, process
         self._epoch: int | None = None
-        self._calls: dict[tuple[str, Arm], measure.TimedCall] = {}
+        self._calls: dict[tuple[str, Arm], blocks.TimedCall] = {}
 
-    def hello(self, layout: int = 0) -> Ready:
+    @property
+    def is_running(self) -> bool:
+        """Whether a process was started."""
+        return self._epoch is not None
+
+    def start(self, layout: int = 0) -> Started:
         """A fresh process."""
-        self.dismiss()
+        self.stop()
         self._epoch = layout
-        return Ready(environment=ENVIRONMENT)
+        return Started(environment=ENVIRONMENT)
 
-    def ask(self, request: Request, timeout_s: float | None = None) -> Reply:  # noqa: ARG002 - nothing lasts here
+    def ask(self, request: Work) -> Reply:
         """The answer to a request."""
         assert self._epoch is not None
         match request:
-            case Hello():
-                return Ready(environment=ENVIRONMENT)
             case Check():
                 self.clock.spend(CHECK_S)
-                return Checked(status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
+                return CellChecked(**request.names, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
             case Profile():
-                return Profiled(operators=OPERATORS)
+                return CellProfiled(**request.names, operators=OPERATORS)
             case Observe():
-                found = Measurement(metric=request.metric, unit="bytes", samples=(Sample(value=2.0**20),))
-                return Observed(measurement=found)
-            case FindCeilings():
-                return self._ceilings(request)
-            case TakeVisit():
-                return self._visit(request)
+                sample = Sample(value=2.0**20)
+                measurement = Measurement(metric=request.metric, unit="bytes", samples=(sample,))
+                return CellMeasured(**request.names, measurement=measurement)
+            case MeasureCeilings():
+                return self._measure_ceilings(request)
+            case SampleBlocks():
+                return self._sample_blocks(request)
             case Trace():
                 raise NotImplementedError("nothing happens here that could be traced")
             case Attempt():
                 raise ValueError("a simulated machine has no memory to run out of")
 
-    def _ceilings(self, request: FindCeilings) -> Found:
+    def _measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured:
         device, dtype, num_threads = request.workload.place
         spend = self.clock.spend
         made = [
@@ -163,34 +170,37 @@ class VirtualCrew(Crew):
             for amount in (1e-3 * rate, 1e-2 * rate)
         ]
         samples = take(made, self.clock, request.limit_s, self.machine.turn)
-        return Found(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
+        return CeilingsMeasured(ceilings=Ceilings(device=device, dtype=dtype, num_threads=num_threads, samples=samples))
 
-    def _visit(self, request: TakeVisit) -> Visited:
+    def _sample_blocks(self, request: SampleBlocks) -> VisitFinished:
         start_s = self.clock.now()
         place = request.workload.id
         calls = [self._timed((place, arm), request.workload, spec) for arm, spec in request.arms]
         for timed in calls:
             if not timed.num_calls:
-                measure.calibrate(timed, self.clock)
+                blocks.calibrate(timed, self.clock)
         self.machine.begin_visit(len(calls))
-        at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
-        taken = measure.visit(calls, self.clock, at, self._conditions(is_cold=request.cache == "cold"))
-        visited = tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
-        return Visited(arms=visited, called_s=self.clock.now() - start_s)
+        at = blocks.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
+        taken = blocks.visit(calls, self.clock, at, self._conditions(is_cold=request.cache == "cold"))
+        sampled = tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
+        called_s = self.clock.now() - start_s
+        return VisitFinished(
+            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=sampled, called_s=called_s
+        )
 
-    def _conditions(self, *, is_cold: bool) -> measure.Conditions:
+    def _conditions(self, *, is_cold: bool) -> blocks.Conditions:
         def flush() -> None:
             self.clock.spend(FLUSH_S)
             self.machine.forget()
 
-        return measure.Conditions(
+        return blocks.Conditions(
             on_turn=lambda _: self.machine.turn(),
             count_faults=lambda: self.machine.num_faults,
             read_load=lambda: self.machine.load(self.clock.now()),
             flush=flush if is_cold else None,
         )
 
-    def _timed(self, key: tuple[str, Arm], workload: Workload, spec: str) -> measure.TimedCall:
+    def _timed(self, key: tuple[str, Arm], workload: Workload, spec: str) -> blocks.TimedCall:
         """What an arm of a workload calls, made at first use in each process."""
         place, arm = key
         if key not in self._calls:
@@ -203,19 +213,14 @@ class VirtualCrew(Crew):
             def call() -> None:
                 self._call(cost_s, num_faults)
 
-            self._calls[key] = measure.probe_call(call) if arm == PROBE else measure.TimedCall(arm=arm, call=call)
+            self._calls[key] = blocks.probe_call(call) if arm == PROBE else blocks.TimedCall(arm=arm, call=call)
         return self._calls[key]
 
     def _call(self, cost_s: float, num_faults: int) -> None:
         self.clock.spend(cost_s)
         self.machine.num_faults += num_faults
 
-    @property
-    def is_at_work(self) -> bool:
-        """Whether somebody is there to be asked."""
-        return self._epoch is not None
-
-    def dismiss(self) -> None:
+    def stop(self) -> None:
         """End the process, at once."""
         self._epoch = None
         self._calls.clear()
@@ -227,36 +232,36 @@ class VirtualCrew(Crew):
 
     def __exit__(self, *_: object) -> None:
         """End the process."""
-        self.dismiss()
+        self.stop()
         gc.unfreeze()
 
 
-class VirtualPair(PairedCrew):
-    """Two such crews on one machine, as a comparison has whose sides live in processes of their own."""
+class SimulatedPair(PairedClient):
+    """Two simulated workers on one machine, as a comparison has whose sides are in processes of their own."""
 
     def __init__(
         self, world: World, seconds: Seconds, *, seed: int = 0, layout: float = 0.0, process: float = 0.0
     ) -> None:
         """Nobody is at work yet; one clock serves both."""
-        base, candidate = (VirtualCrew(world, seconds, seed=seed, layout=layout, process=process) for _ in range(2))
+        base, candidate = (SimulatedClient(world, seconds, seed=seed, layout=layout, process=process) for _ in range(2))
         super().__init__(base, candidate, seed)
         self.clock = base.clock
         candidate.clock, candidate.machine = base.clock, base.machine
 
-    def hello(self, layout: int = 0) -> Ready:
-        """Two fresh processes take their time."""
+    def start(self, layout: int = 0) -> Started:
+        """Two fresh processes, which take time to start."""
         self.clock.spend(START_S)
-        return super().hello(layout)
+        return super().start(layout)
 
 
-def execute(plan: Plan, folder: Path, crew: VirtualCrew | VirtualPair) -> Results:
-    """The whole run, in virtual time."""
-    run.execute(plan, folder, lambda _: None, crew=crew, clock=crew.clock.now, count=lambda: None)
+def execute(plan: Plan, folder: Path, client: SimulatedClient | SimulatedPair) -> Results:
+    """The whole run, in simulated time."""
+    execution.execute(plan, folder, lambda _: None, client=client, clock=client.clock.now, read_counters=lambda: None)
     return read(folder)
 
 
 def workloads(number: int) -> tuple[Workload, ...]:
-    """So many that differ in length; what they are matters only to who says what they cost."""
+    """So many that differ in length; what they cost is what `seconds` says."""
     return tuple(Workload(seq_len=8 * (place + 1)) for place in range(number))
 
 
@@ -289,7 +294,7 @@ def with_sides(given: Plan, *, is_apart: bool = False) -> Plan:
     return msgspec.structs.replace(given, implementations=(), baseline="", sides=sides)
 
 
-def session(crew: VirtualCrew, rival: str, baseline: str, *, num_visits: int, num_epochs: int = 3) -> State:
+def session(client: SimulatedClient, rival: str, baseline: str, *, num_visits: int, num_epochs: int = 3) -> State:
     """Some visits of one workload and nothing else, in a few processes: a rival, the baseline twice and the probe."""
     workload, state = workloads(1)[0], State()
     reference = Arm(implementation=baseline)
@@ -303,10 +308,10 @@ def session(crew: VirtualCrew, rival: str, baseline: str, *, num_visits: int, nu
     for number in range(num_visits):
         if number * num_epochs // num_visits > epoch:
             epoch += 1
-            crew.hello(epoch)
-        seed = visit_seed(crew.seed, workload.id, number)
-        asked = TakeVisit(workload=workload, arms=arms, epoch=epoch, visit=number, num_blocks=4, seed=seed)
-        taken = crew.ask(asked)
-        assert isinstance(taken, Visited)
-        state.apply(VisitFinished(workload=workload.id, epoch=epoch, visit=number, arms=taken.arms))
+            client.start(epoch)
+        seed = visit_seed(client.seed, workload.id, number)
+        asked = SampleBlocks(workload=workload, arms=arms, epoch=epoch, visit=number, num_blocks=4, seed=seed)
+        taken = client.ask(asked)
+        assert isinstance(taken, VisitFinished)
+        state.apply(taken)
     return state

@@ -8,12 +8,12 @@ import pytest
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.processes import session as run
+from attnbench.processes import execution
 from attnbench.reports import story
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import Comparison, Verdict
 from studies.simulated import virtual
-from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
 from tests import tables
 
@@ -40,9 +40,17 @@ def cost_s(workload, name: str) -> float:
 def executed(world: str, seed: int, budget_s: float, folder: Path) -> Results:
     """The run; with another budget the same one, shorter or longer."""
     asked = plan(NUM_WORKLOADS, ("baseline", "rival"), budget_s=budget_s, seed=seed)
-    crew = VirtualCrew(WORLDS[world], cost_s, seed=seed, layout=0.002)
+    client = SimulatedClient(WORLDS[world], cost_s, seed=seed, layout=0.002)
     chosen = msgspec.structs.replace(asked, num_blocks=NUM_BLOCKS)
-    run.execute(chosen, folder, lambda _: None, ("check", "time"), crew=crew, clock=crew.clock.now, count=lambda: None)
+    execution.execute(
+        chosen,
+        folder,
+        lambda _: None,
+        ("check", "time"),
+        client=client,
+        clock=client.clock.now,
+        read_counters=lambda: None,
+    )
     return read(folder)
 
 
@@ -87,9 +95,9 @@ def test_a_fair_share_is_decided_in_the_time_that_was_forecast(tmp_path):
 
 def test_a_run_ends_by_saying_what_is_open_and_how_much_more_time_would_decide_it(tmp_path):
     truth = {"baseline": 1.0, "near": 1.025, "same": 1.0, "slow": 1.5}
-    crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2)
+    client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * truth[name], seed=2)
     asked = plan(1, tuple(truth), budget_s=6.0)
-    results = virtual.execute(asked, tmp_path, crew)
+    results = virtual.execute(asked, tmp_path, client)
     said = story.decided(results)
     floor = ", 1 of them as equivalent within a noise floor that more time may lower"
     assert re.fullmatch(rf"2 of 3 comparisons decided{floor}; about \d+ s more would decide 1 of the others", said)

@@ -13,10 +13,10 @@ import pytest
 from attnbench.analysis.attempts import SETTINGS, Asking, Followed
 from attnbench.analysis.growth import Growth, Outcome, fit, growths
 from attnbench.analysis.results import read
-from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, Observed, TakeVisit, Visited
-from attnbench.processes.worker_client import Crew, WorkerLostError
+from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, SampleBlocks
+from attnbench.processes.worker_client import ProcessClient, WorkerLostError
 from attnbench.reports import growth as told
-from attnbench.storage.events import ALLOCATORS
+from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.memory_events import MemoryEvent, Timeline
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
@@ -119,7 +119,7 @@ def test_near_a_small_limit_the_margin_leaves_room_for_what_is_not_counted(found
     assert above.predicted_bytes >= limit + 2**24
 
 
-class MadeUp(Crew):
+class MadeUp:
     """Takes what the textbook form takes, in as many seconds as it is told; `lie` bends its memory."""
 
     def __init__(self, *, call_s: float = 0.1, lie: float = 1.0, dies: bool = False) -> None:
@@ -127,10 +127,10 @@ class MadeUp(Crew):
         self.asked: list[Attempt] = []
 
     @property
-    def is_at_work(self) -> bool:
+    def is_running(self) -> bool:
         return True
 
-    def ask(self, request, timeout_s=None):
+    def ask(self, request):
         assert isinstance(request, Attempt)
         self.asked.append(request)
         if self.dies and request.limit_bytes:
@@ -142,8 +142,8 @@ class MadeUp(Crew):
         return Attempted(call_s=self.call_s, peak_bytes=peak, free_bytes=GIB, timeline=seen)
 
 
-def asked(growth: Growth, crew: Crew, limit: float = 0.25 * GIB, *, tries: bool = True) -> Growth:
-    asking = Asking(crew=crew, specs={"fused": "fused", "sdpa": "sdpa"}, call_limit_s=20.0, tell=lambda _: None)
+def asked(growth: Growth, client: ProcessClient, limit: float = 0.25 * GIB, *, tries: bool = True) -> Growth:
+    asking = Asking(client=client, specs={"fused": "fused", "sdpa": "sdpa"}, call_limit_s=20.0, tell=lambda _: None)
     return asking.limited([growth], limit, tries=tries)[0]
 
 
@@ -173,9 +173,9 @@ def test_what_does_not_come_as_predicted_is_a_finding(fused, lie, said):
 
 
 def test_a_call_that_would_last_too_long_is_not_tried(fused):
-    crew = MadeUp(call_s=15.0)
-    checked = asked(fused, crew)
-    assert len(crew.asked) == 1
+    client = MadeUp(call_s=15.0)
+    checked = asked(fused, client)
+    assert len(client.asked) == 1
     assert [outcome.status for outcome in checked.outcomes] == [None, None]
     assert not checked.is_wrong
     assert "not tried T=1960 (predicted 238 MiB): one call is predicted to last 25 s" in told.sentence(checked)
@@ -215,7 +215,7 @@ def test_page_json_and_pictures_say_the_same(fused, found, measured):
 
 
 def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
-    asking = Asking(crew=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, tell=lambda _: None)
+    asking = Asking(client=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, tell=lambda _: None)
     followed = list(asking.followed([fused], 1024))
     assert followed[0].timeline.peak_bytes == textbook(1024)
     assert followed == [Followed(growth=fused, length=1024, timeline=followed[0].timeline)]
@@ -226,7 +226,7 @@ def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
 
 def test_a_snapshot_is_made_of_cuda_alone_and_it_is_told(fused, tmp_path):
     heard = []
-    asking = Asking(crew=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, tell=heard.append)
+    asking = Asking(client=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, tell=heard.append)
     assert list(asking.snapshots([fused], tmp_path)) == []
     assert "no snapshot of fused on cpu" in heard[0]
 
@@ -239,13 +239,15 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
     workload = Workload(seq_len=1024, direction="inference", num_threads=1)
     peaks, faults = {}, {}
     for allocator, settings in ALLOCATORS.items():
-        with Crew(tmp_path / "log", 60.0, settings) as crew:
-            crew.hello()
-            peak = crew.ask(Observe(workload=workload, spec="fused", metric="peak_memory"))
+        with ProcessClient(tmp_path / "log", 60.0, settings) as client:
+            client.start()
+            peak = client.ask(
+                Observe(workload=workload, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory")
+            )
             arms = ((Arm(implementation="fused"), "fused"),)
-            seen = crew.ask(TakeVisit(workload=workload, arms=arms, epoch=0, visit=0, num_blocks=3, seed=0))
-        assert isinstance(peak, Observed)
-        assert isinstance(seen, Visited)
+            seen = client.ask(SampleBlocks(workload=workload, arms=arms, epoch=0, visit=0, num_blocks=3, seed=0))
+        assert isinstance(peak, CellMeasured)
+        assert isinstance(seen, VisitFinished)
         peaks[allocator] = peak.measurement.samples[0].value
         faults[allocator] = min(sample.num_faults / sample.num_calls for sample in seen.arms[0].samples)
     assert peaks == dict.fromkeys(ALLOCATORS, textbook(1024))
@@ -256,12 +258,15 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
 def test_a_real_call_fits_below_its_limit_and_runs_out_of_memory_above_it(tmp_path: Path):
     workload = Workload(seq_len=1024, direction="forward", num_threads=1)
     peak = int(textbook(1024))
-    with Crew(tmp_path / "log", 60.0, SETTINGS) as crew:
-        crew.hello()
+    with ProcessClient(tmp_path / "log", 60.0, SETTINGS) as client:
+        client.start()
         answers = [
-            crew.ask(Attempt(workload=workload, spec="fused", limit_bytes=limit)) for limit in (peak, peak - 2**24, 0)
+            client.ask(Attempt(workload=workload, arm=Arm(implementation="fused"), spec="fused", limit_bytes=limit))
+            for limit in (peak, peak - 2**24, 0)
         ]
-        far = crew.ask(Attempt(workload=Workload(seq_len=2**27), spec="sdpa", limit_bytes=1))
+        far = client.ask(
+            Attempt(workload=Workload(seq_len=2**27), arm=Arm(implementation="fused"), spec="sdpa", limit_bytes=1)
+        )
     fits, fails, free = answers
     assert isinstance(fits, Attempted)
     assert isinstance(free, Attempted)

@@ -6,7 +6,7 @@ from attnbench.analysis.overall import by_implementation
 from attnbench.reports import story
 from attnbench.storage.records import Verdict
 from studies.simulated import virtual
-from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
@@ -16,8 +16,8 @@ TRUTH = {"baseline": 1.0, "same": 1.0, "slow": 1.1, "fast": 0.7}
 
 def run_in(world, folder, truth, **changes):
     """Of four workloads each, for as long as the three processes of the rounds take and a little more."""
-    crew = VirtualCrew(WORLDS[world], lambda workload, name: 2e-3 * truth(workload, name), seed=4, layout=0.003)
-    return virtual.execute(plan(4, tuple(TRUTH), budget_s=30.0, seed=4, **changes), folder, crew)
+    client = SimulatedClient(WORLDS[world], lambda workload, name: 2e-3 * truth(workload, name), seed=4, layout=0.003)
+    return virtual.execute(plan(4, tuple(TRUTH), budget_s=30.0, seed=4, **changes), folder, client)
 
 
 @pytest.mark.parametrize("world", WORLDS)

@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.processes import timing_stage as timing
+from attnbench.processes import timing_stage
 from attnbench.statistics.effects import Effect
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
@@ -14,7 +14,7 @@ from attnbench.storage.records import Key
 from attnbench.timing.schedule import Race
 from attnbench.timing.state import State
 from studies.simulated import virtual
-from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
@@ -26,8 +26,8 @@ ASKED = plan(2, tuple(RATIO), budget_s=5.0)
 Said = tuple[float | None, ...]
 
 
-def crew_in(world: str) -> VirtualCrew:
-    return VirtualCrew(WORLDS[world], lambda workload, name: 1e-4 * workload.seq_len * RATIO[name], seed=3)
+def crew_in(world: str) -> SimulatedClient:
+    return SimulatedClient(WORLDS[world], lambda workload, name: 1e-4 * workload.seq_len * RATIO[name], seed=3)
 
 
 def judged(found: Effect) -> Said:
@@ -53,7 +53,7 @@ def heard(monkeypatch):
                 if key in self.judged and key not in self.closed
             }
 
-    monkeypatch.setattr(timing, "Race", Listening)
+    monkeypatch.setattr(timing_stage, "Race", Listening)
     return found
 
 
@@ -97,12 +97,12 @@ def test_a_reader_finds_the_evidence_that_the_race_had_at_every_moment(world, he
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
 def test_a_run_that_was_cut_and_resumed_leaves_a_journal_that_says_what_its_race_saw(share, heard, tmp_path):
-    crew, folder = crew_in("busy"), tmp_path / "run"
-    virtual.execute(ASKED, folder, crew)
+    client, folder = crew_in("busy"), tmp_path / "run"
+    virtual.execute(ASKED, folder, client)
     journal = folder / JOURNAL
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[: int(share * len(lines))]))
     heard.clear()  # from here on it is the resumed race that is heard
-    results = virtual.execute(ASKED, folder, crew)
+    results = virtual.execute(ASKED, folder, client)
     assert_read_as_heard(heard, journal, tmp_path)
     assert as_read(results) == replayed(journal)

@@ -8,7 +8,7 @@ import pytest
 from attnbench.analysis.results import read
 from attnbench.analysis.sanity import READING, SLACK, judged
 from attnbench.analysis.table import table
-from attnbench.processes import session as run
+from attnbench.processes import execution
 from attnbench.storage.events import CeilingsMeasured
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Measurement, Record, Sample, Status
@@ -181,7 +181,7 @@ def lied(tmp_path_factory):
     named = (f"{LIARS}:idle", "fused", "sdpa")
     asked = plan(workloads=(point,), implementations=named, call_limit_s=10.0, metrics=("latency",), num_epochs=1)
     folder = tmp_path_factory.mktemp("run")
-    run.execute(asked, folder, lambda _: None)
+    execution.execute(asked, folder, lambda _: None)
     return read(folder)
 
 

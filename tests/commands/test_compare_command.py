@@ -17,10 +17,9 @@ from attnbench.analysis.overall import by_side, losses
 from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.commands.compare import conclude
-from attnbench.processes import session as run
-from attnbench.processes import sides
-from attnbench.processes.messages import TakeVisit
-from attnbench.processes.paired_client import SHORT_SPIN, apart
+from attnbench.processes import execution, sides
+from attnbench.processes.execution import SHORT_SPIN, client_for
+from attnbench.processes.messages import SampleBlocks
 from attnbench.processes.planning import Selection
 from attnbench.reports import markdown
 from attnbench.reports import sides as beside
@@ -86,7 +85,7 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
     def write_few(results, folder):
         return [report.write(results, folder) for report in (beside.REPORT, markdown.REPORT)] == []
 
-    monkeypatch.setattr("attnbench.commands.compare.write_reports", write_few)
+    monkeypatch.setattr("attnbench.commands.running.write_reports", write_few)
     found = compare(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
     results = newest(repo)
     told = json.loads(found.stdout)
@@ -112,8 +111,8 @@ def prepared(repo, monkeypatch, base, candidate, *implementations, build=""):
     """Folder and plan of a comparison, as the command makes them."""
     monkeypatch.chdir(repo)
     selection = Selection(sweep="tiny.toml", implementations=implementations)
-    folder = run.new_folder(Path("results"), "compare")
-    asked = sides.Asked(base=base, candidate=candidate, selection=selection, build=build)
+    folder = execution.new_folder(Path("results"), "compare")
+    asked = sides.SidesSelection(base=base, candidate=candidate, selection=selection, build=build)
     planned, _ = sides.plan(asked, folder)
     return folder, planned
 
@@ -125,10 +124,10 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     assert planned.sides.is_apart
     (base, base_spec), (candidate, candidate_spec) = planned.specs.items()
     arms = ((candidate, candidate_spec), (base, base_spec), (base.as_control(), base_spec), (PROBE, ""))
-    asked = TakeVisit(workload=planned.workloads[0], arms=arms, epoch=0, visit=0, num_blocks=2, seed=1)
-    with sides.at_work(planned, folder), apart(planned, folder, {}) as crew:
-        ready = crew.hello(0)
-        taken = crew.ask(asked)
+    asked = SampleBlocks(workload=planned.workloads[0], arms=arms, epoch=0, visit=0, num_blocks=2, seed=1)
+    with sides.checked_out(planned, folder), client_for(planned, folder) as client:
+        ready = client.start(0)
+        taken = client.ask(asked)
     assert ready.base.fingerprint == ready.environment.fingerprint
     assert ready.environment.settings.items() >= SHORT_SPIN.items()
     samples = {each.arm: each.samples for each in taken.arms}
@@ -148,8 +147,8 @@ def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_pat
         (repo / f"{name}.py").write_text(text)
     folder, planned = prepared(repo, monkeypatch, *map(str, pythons.values()), "asking.py:mine")
     assert planned.sides.is_apart
-    with sides.at_work(planned, folder):
-        run.execute(planned, folder, lambda _: None)
+    with sides.checked_out(planned, folder):
+        execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     assert {record.status for record in results.records} == {"ok"}
     base, candidate = by_side(results)
@@ -159,11 +158,11 @@ def test_two_environments_run_one_file_each_by_a_python_of_its_own(repo, tmp_pat
 
 def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypatch):
     folder, planned = prepared(repo, monkeypatch, "rev:plain", "rev:wrong", "mine.py:mine", "spare.py:spare")
-    with sides.at_work(planned, folder):
-        run.execute(planned, folder, lambda _: None)
+    with sides.checked_out(planned, folder):
+        execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     with pytest.raises(typer.Exit) as left:
-        conclude(results, failures=False)
+        conclude(results)
     assert left.value.exit_code == 1
     lost, wrong = losses(results)
     assert lost == "lost: spare: cannot read spare.py: No such file or directory"
@@ -221,16 +220,16 @@ def test_what_must_be_built_is_built_for_each_revision(to_build, monkeypatch, ca
     folder, planned = prepared(to_build, monkeypatch, "rev:plain", "rev:slow", "using.py:mine", build=BUILD)
     assert capfd.readouterr().err == 2 * "building\n"
     assert planned.sides.is_apart
-    with sides.at_work(planned, folder):
+    with sides.checked_out(planned, folder):
         texts = [(folder / "sides" / name / "built.py").read_text() for name in ("base", "candidate")]
-        run.execute(planned, folder, lambda _: None, stages=("check",))
+        execution.execute(planned, folder, lambda _: None, stages=("check",))
     results = read(folder)
     assert texts == [PLAIN, SLOW]
     assert {record.status for record in results.records} == {"ok"}
     assert not (folder / "sides").exists()
     (folder / "sides" / "base").mkdir(parents=True)  # as a kill amid its build leaves it
     (folder / "sides" / sides.OWNER).write_text(str(2**22 + 1))
-    with sides.at_work(planned, folder):
+    with sides.checked_out(planned, folder):
         assert (folder / "sides" / "base" / "built.py").read_text() == PLAIN
     for asked in ([], ["--build", "true"]):
         found = compare(to_build, "--resume", folder.name, *asked)
@@ -245,7 +244,7 @@ def test_the_same_text_may_import_what_was_built(to_build, monkeypatch):
     git(to_build, "commit", "--quiet", "--message", "other")
     for build, names in (("", []), (BUILD.replace("builder.py", "-c pass"), ["other (base)", "other"])):
         folder, planned = prepared(to_build, monkeypatch, "rev:HEAD", "rev:HEAD", build=build)
-        sides.clear(folder)
+        sides.remove_checkouts(folder)
         assert list(map(str, planned.specs if planned else ())) == names
 
 
@@ -283,14 +282,14 @@ def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo,
     left = folder / "sides"
     assert (left / "base" / "mine.py").read_text() == PLAIN
     assert git(repo, "worktree", "list").count("\n") == 1
-    sides.sweep_up(repo / "results")
+    sides.remove_abandoned(repo / "results")
     assert not left.exists()
     monkeypatch.chdir(repo)
     planned = read(folder).plan
-    with sides.at_work(planned, folder):
-        sides.sweep_up(repo / "results")
+    with sides.checked_out(planned, folder):
+        sides.remove_abandoned(repo / "results")
         assert (left / "base" / "mine.py").read_text() == PLAIN  # ours, and at work
-        run.execute(planned, folder, lambda _: None, stages=("check",))
+        execution.execute(planned, folder, lambda _: None, stages=("check",))
     results = read(folder)
     assert not left.exists()
     assert results.elapsed_s is not None

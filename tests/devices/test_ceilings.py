@@ -5,7 +5,7 @@ import torch
 
 from attnbench.devices import cpu, device
 from attnbench.devices.loads import FEWEST_ROUNDS, LARGEST_COPY, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
-from attnbench.processes.messages import FindCeilings
+from attnbench.processes.messages import MeasureCeilings
 from attnbench.processes.worker_client import WorkerLostError
 from attnbench.storage import journal
 from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
@@ -13,7 +13,7 @@ from attnbench.storage.events import CeilingsMeasured
 from attnbench.storage.records import Status
 from studies.simulated import virtual
 from studies.simulated.machine import VirtualClock
-from studies.simulated.virtual import COPY_RATE, MATMUL_RATE, VirtualCrew
+from studies.simulated.virtual import COPY_RATE, MATMUL_RATE, SimulatedClient
 from studies.simulated.worlds import WORLDS
 
 
@@ -110,32 +110,32 @@ def test_loads_compute_what_they_are_named_after(monkeypatch):
             assert bool((result == 1.0).all())
 
 
-class Broken(VirtualCrew):
+class Broken(SimulatedClient):
     """A worker that dies of the loads."""
 
-    def ask(self, request, timeout_s=None):
-        if isinstance(request, FindCeilings):
-            self.dismiss()
+    def ask(self, request):
+        if isinstance(request, MeasureCeilings):
+            self.stop()
             raise WorkerLostError(Status.crashed, 0, "the process was killed by SIGKILL")
-        return super().ask(request, timeout_s)
+        return super().ask(request)
 
 
-def ran(folder, crew_class=VirtualCrew):
-    crew = crew_class(WORLDS["calm"], lambda _, name: 2e-3 if name == "a" else 3e-3)
-    results = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=20.0), folder, crew)
+def ran(folder, crew_class=SimulatedClient):
+    client = crew_class(WORLDS["calm"], lambda _, name: 2e-3 if name == "a" else 3e-3)
+    results = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=20.0), folder, client)
     events = list(journal.events(folder / journal.JOURNAL))
-    return results, [event for event in events if isinstance(event, CeilingsMeasured)], crew
+    return results, [event for event in events if isinstance(event, CeilingsMeasured)], client
 
 
 def test_a_run_takes_them_once_for_each_place_and_a_resumed_one_not_again(tmp_path):
-    results, events, crew = ran(tmp_path / "run")
+    results, events, client = ran(tmp_path / "run")
     (found,) = [event.ceilings for event in events]
     assert found.key == results.plan.workloads[0].place
     assert found.matmul.rate == pytest.approx(MATMUL_RATE, rel=0.05)
     assert found.copy(0).rate == pytest.approx(COPY_RATE, rel=0.05)
     assert results.ceilings == {found.key: found}
     assert events[0].spent_s < 2.0
-    virtual.execute(results.plan, tmp_path / "run", crew)
+    virtual.execute(results.plan, tmp_path / "run", client)
     again = list(journal.events(tmp_path / "run" / journal.JOURNAL))
     assert sum(isinstance(event, CeilingsMeasured) for event in again) == 1
 

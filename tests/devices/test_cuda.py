@@ -9,7 +9,7 @@ from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
-from attnbench.processes import session as run
+from attnbench.processes import execution
 from attnbench.processes.failure import describe
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
@@ -77,7 +77,7 @@ def test_a_run_goes_its_whole_way(tmp_path):
         timeout_s=60.0,
         memory_limit_bytes=0,
     )
-    run.execute(plan, tmp_path / "run", lambda _: None)
+    execution.execute(plan, tmp_path / "run", lambda _: None)
     results = read(tmp_path / "run")
     assert {record.status for record in results.records} == {Status.ok}
     assert all(record.measurement("latency") for record in results.records)

@@ -10,9 +10,9 @@ from attnbench.contract.loading import from_value
 from attnbench.devices import cuda, device
 from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs
-from attnbench.processes.heartbeat import Flight
-from attnbench.processes.messages import Check, Observe
+from attnbench.processes.messages import Check, Heartbeat, Observe
 from attnbench.processes.worker.answers import Worker
+from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
 
 METRICS = plugs("attnbench.metrics", "METRIC")
@@ -155,15 +155,24 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
 
 def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp_path, monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    worker = Worker(Flight(tmp_path / "flight"))
+    worker = Worker(Heartbeat())
     workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
 
     def observed(spec):
-        worker.answer(Observe(workload=workload, spec=spec, metric="peak_memory"))
+        worker.answer(Observe(workload=workload, arm=Arm(implementation="it"), spec=spec, metric="peak_memory"))
         return worker.observed_case(workload, spec)
 
     first = observed("fused")
     assert observed("fused") is first
     assert observed("sdpa") is not first
-    worker.answer(Check(workload=workload, spec="fused", call_limit_s=9, memory_limit_bytes=0, seed=0))
+    worker.answer(
+        Check(
+            workload=workload,
+            arm=Arm(implementation="fused"),
+            spec="fused",
+            call_limit_s=9,
+            memory_limit_bytes=0,
+            seed=0,
+        )
+    )
     assert worker.observed is None

@@ -18,7 +18,7 @@ from attnbench.contract.requirements import missing_compiler
 from attnbench.processes.failure import describe
 from attnbench.reports import style
 from attnbench.storage.records import Status
-from attnbench.timing import prediction as predict
+from attnbench.timing import prediction
 from attnbench.workloads.workload import Workload
 
 counters = torch._dynamo.utils.counters
@@ -162,8 +162,8 @@ def test_a_variant_of_what_cannot_take_a_workload_cannot_either():
 
 def test_few_lengths_are_tried_of_what_compiles():
     point = Workload(seq_len=8192)
-    assert [step.seq_len for step in predict.stairs(point)] == [16, 64, 256, 1024, 4096]
-    assert [step.seq_len for step in predict.stairs(point, compiles=True)] == [256, 4096]
+    assert [step.seq_len for step in prediction.staircase(point)] == [16, 64, 256, 1024, 4096]
+    assert [step.seq_len for step in prediction.staircase(point, compiles=True)] == [256, 4096]
 
 
 def test_an_option_is_part_of_the_name(tmp_path):

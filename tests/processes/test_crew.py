@@ -4,10 +4,9 @@ import subprocess
 
 import pytest
 
-from attnbench.processes.heartbeat import Flight
-from attnbench.processes.messages import Hello
+from attnbench.processes.messages import Heartbeat, Start
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import Crew
+from attnbench.processes.worker_client import ProcessClient
 
 
 def test_a_layout_has_an_environment_of_its_own_size(monkeypatch, tmp_path):
@@ -19,8 +18,8 @@ def test_a_layout_has_an_environment_of_its_own_size(monkeypatch, tmp_path):
 
     monkeypatch.setattr(subprocess, "Popen", start)
     for layout in (0, 1, 2, 1):
-        with Crew(tmp_path / "log", 5.0) as crew, pytest.raises(OSError, match="seen enough"):
-            crew.hello(layout)
+        with ProcessClient(tmp_path / "log", 5.0) as client, pytest.raises(OSError, match="seen enough"):
+            client.start(layout)
     assert len(set(sizes[:3])) == 3
     assert sizes[1] == sizes[3]
 
@@ -28,8 +27,8 @@ def test_a_layout_has_an_environment_of_its_own_size(monkeypatch, tmp_path):
 def test_a_layout_has_first_blocks_of_its_own(tmp_path):
     found = []
     for layout in (0, 1, 2, 1):
-        worker = Worker(Flight(tmp_path / "flight"))
-        worker.answer(Hello(layout=layout))
+        worker = Worker(Heartbeat())
+        worker.answer(Start(layout=layout))
         found.append([len(pad) for pad in worker.pads])
     assert len(set(map(tuple, found))) == 3
     assert found[1] == found[3]

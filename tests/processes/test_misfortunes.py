@@ -8,19 +8,18 @@ import pytest
 import torch
 
 from attnbench.analysis.results import read
-from attnbench.processes.heartbeat import Flight
-from attnbench.processes.messages import Check, Checked, Failed, Observe, TakeVisit
+from attnbench.processes.messages import Check, Envelope, Failed, Heartbeat, Observe, SampleBlocks
 from attnbench.processes.timing_stage import DECIDED, NOTHING, SPENT
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import Crew
+from attnbench.processes.worker_client import ProcessClient
 from attnbench.statistics.interference import InterferenceGauge
-from attnbench.storage.events import RunFinished, WorkerStarted
+from attnbench.storage.events import CellChecked, RunFinished, WorkerStarted
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import PROBE, Arm, Status
-from attnbench.timing import blocks as measure
+from attnbench.timing import blocks
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
-from studies.simulated.virtual import VirtualCrew
+from studies.simulated.virtual import SimulatedClient
 from studies.simulated.worlds import WORLDS
 from tests import journals
 
@@ -28,13 +27,13 @@ SMALL = Workload(seq_len=4, num_heads=2, head_dim=4)
 FUSED = Arm(implementation="fused")
 
 
-def crew(kind: type[VirtualCrew] = VirtualCrew) -> VirtualCrew:
+def client(kind: type[SimulatedClient] = SimulatedClient) -> SimulatedClient:
     return kind(WORLDS["calm"], lambda _, name: 2e-3 if name == "slow" else 1e-3, seed=1)
 
 
 @pytest.mark.parametrize(("names", "reason"), [(("baseline",), NOTHING), (("baseline", "slow"), DECIDED)])
 def test_a_run_with_nothing_to_compare_comes_to_its_end(tmp_path, names, reason):
-    results = virtual.execute(virtual.plan(2, names, budget_s=30.0), tmp_path / "run", crew())
+    results = virtual.execute(virtual.plan(2, names, budget_s=30.0), tmp_path / "run", client())
     assert results.reason == reason
     assert results.elapsed_s is not None
     assert {record.status for record in results.records} == {Status.ok}
@@ -42,22 +41,22 @@ def test_a_run_with_nothing_to_compare_comes_to_its_end(tmp_path, names, reason)
 
 def test_where_every_block_is_discarded_the_budget_is_spent_and_nothing_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(InterferenceGauge, "_is_late", lambda *_: True)
-    results = virtual.execute(virtual.plan(1, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", crew())
+    results = virtual.execute(virtual.plan(1, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", client())
     assert results.reason == SPENT
     assert results.elapsed_s >= 10.0
 
 
-class NoRoom(VirtualCrew):
+class NoRoom(SimulatedClient):
     """One workload has no room for its inputs."""
 
-    def ask(self, request, timeout_s=None):
-        if isinstance(request, TakeVisit) and request.workload.seq_len == 8:
+    def ask(self, request):
+        if isinstance(request, SampleBlocks) and request.workload.seq_len == 8:
             return Failed(arm=PROBE, status=Status.out_of_memory, message="no room")
-        return super().ask(request, timeout_s)
+        return super().ask(request)
 
 
 def test_what_the_harness_itself_cannot_do_costs_the_workload_and_blames_nobody(tmp_path):
-    results = virtual.execute(virtual.plan(2, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", crew(NoRoom))
+    results = virtual.execute(virtual.plan(2, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", client(NoRoom))
     lost = {record.implementation: record for record in results.records if record.workload.seq_len == 8}
     assert lost.keys() == {"baseline", "slow"}
     assert {(each.status, each.message) for each in lost.values()} == {
@@ -66,11 +65,11 @@ def test_what_the_harness_itself_cannot_do_costs_the_workload_and_blames_nobody(
     assert all(record.status is Status.ok for record in results.records if record.workload.seq_len != 8)
 
 
-class Elsewhere(VirtualCrew):
+class Elsewhere(SimulatedClient):
     """The second process finds itself with another version of torch."""
 
-    def hello(self, layout=0):
-        ready = super().hello(layout)
+    def start(self, layout=0):
+        ready = super().start(layout)
         moved = msgspec.structs.replace(ready.environment, versions={**ready.environment.versions, "torch": "9.9"})
         return ready if layout == 0 else msgspec.structs.replace(ready, environment=moved)
 
@@ -78,29 +77,29 @@ class Elsewhere(VirtualCrew):
 def test_a_run_ends_where_its_environment_changes_under_it(tmp_path):
     asked = virtual.plan(2, ("baseline", "slow"), budget_s=30.0)
     with pytest.raises(ValueError, match="began in another environment"):
-        virtual.execute(asked, tmp_path / "run", crew(Elsewhere))
+        virtual.execute(asked, tmp_path / "run", client(Elsewhere))
     kept = read(tmp_path / "run")
     assert kept.elapsed_s is None
     assert sum(kept.num_visits.values()) == 2  # the first round
 
 
 def test_inputs_that_find_no_room_are_the_harness_own_failure(tmp_path, monkeypatch):
-    worker = Worker(Flight(tmp_path / "flight"))
+    worker = Worker(Heartbeat())
 
     def bench(_):
         raise MemoryError("no room")
 
     monkeypatch.setattr(worker, "bench", bench)
     arms = ((FUSED, "fused"), (PROBE, ""), (Arm(implementation="sdpa"), "sdpa"))
-    failed = worker.answer(TakeVisit(workload=SMALL, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
+    failed = worker.answer(SampleBlocks(workload=SMALL, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
     assert (failed.arm, failed.status) == (PROBE, Status.out_of_memory)
 
 
 @pytest.mark.parametrize("spec", ["fused", "no such file.py:mine"])
 def test_a_worker_whose_turn_ends_lets_its_threads_sleep_whatever_came_of_it(tmp_path, monkeypatch, spec):
-    worker, turns = Worker(Flight(tmp_path / "flight")), []
-    monkeypatch.setattr(measure, "settle", lambda: turns.append(spec))
-    asked = TakeVisit(
+    worker, turns = Worker(Heartbeat()), []
+    monkeypatch.setattr(blocks, "settle", lambda: turns.append(spec))
+    asked = SampleBlocks(
         workload=SMALL, arms=((Arm(implementation="x"), spec), (PROBE, "")), epoch=0, visit=0, num_blocks=1, seed=0
     )
     worker.answer(asked)
@@ -119,16 +118,22 @@ def rude(query, key, value, *, mask=None):
 """
 
 
-@pytest.mark.parametrize("asks", [Check, TakeVisit, Observe])
+@pytest.mark.parametrize("asks", [Check, SampleBlocks, Observe])
 def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, asks):
     (tmp_path / "rude.py").write_text(RUDE)
     spec = f"{tmp_path / 'rude.py'}:rude"
     more = {
-        Check: {"spec": spec, "call_limit_s": 5.0, "memory_limit_bytes": 2**30, "seed": 0},
-        TakeVisit: {"arms": ((Arm(implementation="rude"), spec),), "epoch": 0, "visit": 0, "num_blocks": 1, "seed": 0},
-        Observe: {"spec": spec, "metric": "peak_memory"},
+        Check: {"arm": FUSED, "spec": spec, "call_limit_s": 5.0, "memory_limit_bytes": 2**30, "seed": 0},
+        SampleBlocks: {
+            "arms": ((Arm(implementation="rude"), spec),),
+            "epoch": 0,
+            "visit": 0,
+            "num_blocks": 1,
+            "seed": 0,
+        },
+        Observe: {"arm": FUSED, "spec": spec, "metric": "peak_memory"},
     }
-    reply = Worker(Flight(tmp_path / "flight")).answer(asks(workload=SMALL, **more[asks]))
+    reply = Worker(Heartbeat()).answer(asks(workload=SMALL, **more[asks]))
     assert reply.status is Status.error
     assert not torch.are_deterministic_algorithms_enabled()
     assert torch.get_default_dtype() is torch.float32
@@ -137,19 +142,21 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
 @pytest.mark.parametrize(("is_broken", "status", "ends"), [(True, "error", True), (False, "error", False)])
 def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_broken, status, ends):
     """The device is made up: what a broken context answers is CUDA's documented behaviour."""
-    worker = Worker(Flight(tmp_path / "flight"))
+    worker = Worker(Heartbeat())
     monkeypatch.setattr(worker, "serve", lambda _: Failed(arm=FUSED, status=Status(status), message="illegal access"))
     monkeypatch.setattr("attnbench.devices.cuda.Cuda.is_broken", lambda _: is_broken)
-    request = Observe(workload=msgspec.structs.replace(SMALL, device="cuda"), spec="fused", metric="peak_memory")
+    request = Observe(
+        workload=msgspec.structs.replace(SMALL, device="cuda"), arm=FUSED, spec="fused", metric="peak_memory"
+    )
     reply = worker.answer(request)
-    assert reply.ends is ends
-    with Crew(tmp_path / "log", 5.0) as client:
+    assert worker.is_broken is ends
+    with ProcessClient(tmp_path / "log", 5.0) as client:
         client._process = subprocess.Popen(
             [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        client._answers.put(msgspec.json.encode(reply))
+        client._answers.put(msgspec.json.encode(Envelope(reply=reply, ends=worker.is_broken)))
         assert client.ask(request) == reply
-        assert client.is_at_work is not ends
+        assert client.is_running is not ends
 
 
 def test_a_device_that_is_not_there_breaks_no_worker(tmp_path):
@@ -157,14 +164,16 @@ def test_a_device_that_is_not_there_breaks_no_worker(tmp_path):
         pytest.skip("this machine has a CUDA device")
     request = Check(
         workload=msgspec.structs.replace(SMALL, device="cuda"),
+        arm=FUSED,
         spec="fused",
         call_limit_s=5.0,
         memory_limit_bytes=2**30,
         seed=0,
     )
-    reply = Worker(Flight(tmp_path / "flight")).answer(request)
-    assert isinstance(reply, Checked)
-    assert (reply.status, reply.ends) == (Status.unsupported, False)
+    worker = Worker(Heartbeat())
+    reply = worker.answer(request)
+    assert isinstance(reply, CellChecked)
+    assert (reply.status, worker.is_broken) == (Status.unsupported, False)
 
 
 def test_a_journal_has_one_writer_at_a_time(tmp_path):
@@ -187,6 +196,6 @@ def test_a_run_that_went_on_after_its_end_and_was_killed_has_not_ended(tmp_path)
 def test_stages_that_fail_leave_no_lock_behind(tmp_path):
     asked = virtual.plan(1, ("baseline", "slow"), budget_s=1.0)
     with pytest.raises(ValueError, match="began in another environment"):
-        virtual.execute(msgspec.structs.replace(asked, num_epochs=3), tmp_path / "run", crew(Elsewhere))
-    again = crew()
+        virtual.execute(msgspec.structs.replace(asked, num_epochs=3), tmp_path / "run", client(Elsewhere))
+    again = client()
     assert virtual.execute(asked, tmp_path / "run", again).elapsed_s is not None

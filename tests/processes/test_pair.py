@@ -6,27 +6,28 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.processes.messages import Check, Failed, Ready, TakeVisit, Visited
-from attnbench.processes.paired_client import PairedCrew, apart
-from attnbench.processes.worker_client import Crew, WorkerLostError
-from attnbench.storage.events import ArmSamples, Side, Sides
+from attnbench.processes.execution import client_for
+from attnbench.processes.messages import Check, Failed, SampleBlocks, Started
+from attnbench.processes.paired_client import PairedClient
+from attnbench.processes.worker_client import WorkerLostError
+from attnbench.storage.events import ArmSamples, Side, Sides, VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
 
 
-class Scripted(Crew):
+class Scripted:
     """Answers each visit with a sample of its own for every arm, and keeps what it was asked."""
 
     def __init__(self, value=1.0, failing=None, losing=None):
         self.value, self.failing, self.losing = value, failing, losing
         self.asked, self.layouts = [], []
 
-    def hello(self, layout=0):
+    def start(self, layout=0):
         self.layouts.append(layout)
-        return Ready(environment=virtual.ENVIRONMENT)
+        return Started(environment=virtual.ENVIRONMENT)
 
-    def ask(self, request, timeout_s=None):
+    def ask(self, request):
         self.asked.append(request)
         if isinstance(request, Check):
             return Failed(status=Status.error, message="asked")
@@ -38,27 +39,33 @@ class Scripted(Crew):
         taken = [Sample(self.value, slot=0, visit=3)] * request.num_blocks
         placed = (tuple(msgspec.structs.replace(each, slot=slot) for each in taken) for slot in range(len(arms)))
         samples = (ArmSamples(arm=arm, samples=own) for arm, own in zip(arms, placed, strict=True))
-        return Visited(arms=tuple(samples), called_s=1.0)
+        return VisitFinished(
+            workload=request.workload.id,
+            epoch=request.epoch,
+            visit=request.visit,
+            arms=tuple(samples),
+            called_s=1.0,
+        )
 
 
 X, Y = (Arm(implementation=name, side=CANDIDATE) for name in ("x", "y"))
 Y_BASE = Arm(implementation="y", side=BASE)
 ARMS = ((X, "x.py:f"), (Y_BASE.as_control(), "old/y.py:f"), (PROBE, ""), (Y_BASE, "old/y.py:f"), (Y, "y.py:f"))
-VISIT = TakeVisit(workload=Workload(), arms=ARMS, epoch=1, visit=3, num_blocks=4, seed=6)
+VISIT = SampleBlocks(workload=Workload(), arms=ARMS, epoch=1, visit=3, num_blocks=4, seed=6)
 
 
 def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another():
     base, candidate = Scripted(1.0), Scripted(2.0)
-    reply = PairedCrew(base, candidate, 0).ask(VISIT)
+    reply = PairedClient(base, candidate, 0).ask(VISIT)
     samples = {taken.arm: taken.samples for taken in reply.arms}
     assert list(samples) == [*[arm for arm, _ in ARMS], X.as_control(), Y.as_control()]
     assert {arm: {s.value for s in taken} for arm, taken in samples.items()} == {
         X: {2.0}, Y: {2.0}, Y_BASE: {1.0}, Y_BASE.as_control(): {1.0}, PROBE: {2.0},
         X.as_control(): {2.0}, Y.as_control(): {2.0},
     }  # fmt: skip
-    for crew in (base, candidate):  # who makes ready or verifies does not stand between the halves of a block
-        assert [request.num_blocks for request in crew.asked] == [0, 1, 1, 1, 1, 0]
-        assert [request.verifies for request in crew.asked] == [False] * 5 + [True]
+    for client in (base, candidate):  # who makes ready or verifies does not stand between the halves of a block
+        assert [request.num_blocks for request in client.asked] == [0, 1, 1, 1, 1, 0]
+        assert [request.verifies for request in client.asked] == [False] * 5 + [True]
     assert all(request.settles for request in (*base.asked, *candidate.asked))
     old, new = "old/y.py:f", "y.py:f"
     assert base.asked[0].arms == ((Y_BASE.as_control(), old), (Y_BASE, old), (PROBE, ""))
@@ -74,37 +81,37 @@ def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another()
 
 def test_answers_are_verified_only_where_that_is_asked():
     base, candidate = Scripted(), Scripted()
-    PairedCrew(base, candidate, 0).ask(msgspec.structs.replace(VISIT, verifies=False))
+    PairedClient(base, candidate, 0).ask(msgspec.structs.replace(VISIT, verifies=False))
     assert [request.num_blocks for request in (*base.asked, *candidate.asked)] == 2 * [0, 1, 1, 1, 1]
     assert not any(request.verifies for request in (*base.asked, *candidate.asked))
 
 
 def test_requests_go_to_the_worker_whose_side_it_is():
     base, candidate = Scripted(), Scripted()
-    both = PairedCrew(base, candidate, 0)
+    both = PairedClient(base, candidate, 0)
     limits = {"call_limit_s": 1.0, "memory_limit_bytes": 0, "seed": 0}
     for spec, side in (("a.py:f", BASE), ("b.py:f", CANDIDATE)):
-        both.ask(Check(workload=Workload(), spec=spec, side=side, **limits))
+        both.ask(Check(workload=Workload(), arm=Arm(implementation="y", side=side), spec=spec, **limits))
     assert [request.spec for request in base.asked] == ["a.py:f"]
     assert [request.spec for request in candidate.asked] == ["b.py:f"]
 
 
 def test_a_failure_of_either_worker_is_laid_at_the_door_of_the_arm_that_was_asked_for():
-    failed = PairedCrew(Scripted(), Scripted(failing=Y.as_control()), 0).ask(VISIT)
+    failed = PairedClient(Scripted(), Scripted(failing=Y.as_control()), 0).ask(VISIT)
     assert failed.arm == Y
     with pytest.raises(WorkerLostError) as lost:
-        PairedCrew(Scripted(losing=Y_BASE.as_control()), Scripted(), 0).ask(VISIT)
+        PairedClient(Scripted(losing=Y_BASE.as_control()), Scripted(), 0).ask(VISIT)
     assert ARMS[lost.value.arm][0] == Y_BASE.as_control()
     with pytest.raises(WorkerLostError) as lost:
-        PairedCrew(Scripted(), Scripted(losing=X.as_control()), 0).ask(VISIT)
+        PairedClient(Scripted(), Scripted(losing=X.as_control()), 0).ask(VISIT)
     assert ARMS[lost.value.arm][0] == X
 
 
 def test_memory_layouts_are_dealt_to_the_sides_at_random():
     base, candidate = Scripted(), Scripted()
-    both = PairedCrew(base, candidate, 0)
+    both = PairedClient(base, candidate, 0)
     for epoch in range(20):
-        both.hello(epoch)
+        both.start(epoch)
     assert [set(each) for each in zip(base.layouts, candidate.layouts, strict=True)] == [
         {2 * epoch, 2 * epoch + 1} for epoch in range(20)
     ]
@@ -127,35 +134,35 @@ def workers(tmp_path):
             virtual.with_sides(virtual.plan(1, ("x",), budget_s=1.0), is_apart=True),
             sides=Sides(base=sides[0], candidate=sides[1], is_apart=True),
         )
-        return apart(plan, tmp_path / "run", {})
+        return client_for(plan, tmp_path / "run")
 
     return made
 
 
-def found(crew, name):
+def found(client, name):
     """The file that a process would find for a module, were nothing else installed; None for no file."""
-    spec = PathFinder.find_spec(name, [str(folder) for folder in crew.folders])
+    spec = PathFinder.find_spec(name, [str(folder) for folder in client.folders])
     return None if spec is None or spec.origin is None else Path(spec.origin).resolve()
 
 
 @pytest.mark.parametrize("own", ["foo", "src/foo", "python/foo", "packages/foo/foo", "packages/foo/src/foo"])
 def test_each_process_finds_the_package_of_its_own_side_wherever_it_lies(tmp_path, workers, own):
     inside = [f"{own}/{name}.py" for name in ("__init__", "ops", "types", "triton", "torch")]
-    with workers(f"{own}/attn.py", *inside) as crew:
-        for whose, one in zip(("base", "candidate"), crew.both, strict=True):
+    with workers(f"{own}/attn.py", *inside) as client:
+        for whose, one in zip(("base", "candidate"), client.both, strict=True):
             assert found(one, "foo") == tmp_path / whose / own / "__init__.py"
             assert [found(one, name) for name in ("ops", "types", "triton", "torch")] == [None] * 4
 
 
 def test_what_lies_beside_an_implementation_by_chance_hides_neither_python_nor_torch(tmp_path, workers):
     chance = ["types.py", "torch/__init__.py", "kernels/random.py", "kernels/numpy.py", "kernels/json/__init__.py"]
-    with workers("kernels/attn.py", "helper.py", "kernels/beside.py", *chance) as crew:
-        for whose, one in zip(("base", "candidate"), crew.both, strict=True):
+    with workers("kernels/attn.py", "helper.py", "kernels/beside.py", *chance) as client:
+        for whose, one in zip(("base", "candidate"), client.both, strict=True):
             assert found(one, "helper") == tmp_path / whose / "helper.py"
             assert found(one, "beside") == tmp_path / whose / "kernels" / "beside.py"
             assert [found(one, name) for name in ("types", "torch", "random", "numpy", "json")] == [None] * 5
 
 
 def test_a_file_beside_an_implementation_takes_the_place_of_no_package_above_it(tmp_path, workers):
-    with workers("bench/attn.py", "bench/foo.py", "foo/__init__.py") as crew:
-        assert found(crew.candidate, "foo") == tmp_path / "candidate" / "foo" / "__init__.py"
+    with workers("bench/attn.py", "bench/foo.py", "foo/__init__.py") as client:
+        assert found(client.candidate, "foo") == tmp_path / "candidate" / "foo" / "__init__.py"

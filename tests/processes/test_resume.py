@@ -4,10 +4,9 @@ import msgspec
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.processes import session as run
-from attnbench.processes import timing_stage as timing
-from attnbench.processes import worker_client as crew
+from attnbench.processes import execution, timing_stage, worker_client
 from attnbench.processes.planning import Selection, plan
+from attnbench.processes.session import Session
 from attnbench.processes.worker_client import WorkerLostError
 from attnbench.storage.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
 from attnbench.storage.journal import JOURNAL, Journal, events
@@ -43,19 +42,19 @@ def test_a_run_whose_code_has_changed_is_not_gone_on_with(tmp_path):
     file.write_text(SOURCE)
     wanted = planned(f"{file}:mine")
     folder = tmp_path / "run"
-    run.execute(wanted, folder, lambda _: None, stages=("check",))
+    execution.execute(wanted, folder, lambda _: None, stages=("check",))
     assert {record.status for record in read(folder).records} == {Status.ok}
     before = (folder / JOURNAL).read_bytes()
     file.write_text("def mine(query, key, value):\n    return value\n")
     with pytest.raises(ValueError, match="has changed since the run began"):
-        run.execute(wanted, folder, lambda _: None)
+        execution.execute(wanted, folder, lambda _: None)
     assert (folder / JOURNAL).read_bytes() == before
 
 
 def test_a_run_does_not_go_on_in_another_environment(tmp_path):
     folder = tmp_path / "run"
     wanted = planned("fused")
-    run.execute(wanted, folder, lambda _: None, stages=())
+    execution.execute(wanted, folder, lambda _: None, stages=())
     journal = folder / JOURNAL
     elsewhere = [
         msgspec.structs.replace(event, environment=msgspec.structs.replace(event.environment, cpu="another"))
@@ -65,7 +64,7 @@ def test_a_run_does_not_go_on_in_another_environment(tmp_path):
     ]
     journal.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in elsewhere))
     with pytest.raises(ValueError, match="began in another environment"):
-        run.execute(wanted, folder, lambda _: None)
+        execution.execute(wanted, folder, lambda _: None)
 
 
 @pytest.mark.parametrize("change", [{"budget_s": float("inf")}, {"call_limit_s": float("nan")}, {"num_blocks": 0}])
@@ -74,12 +73,12 @@ def test_a_plan_that_no_journal_could_hold_is_refused(change):
         msgspec.structs.replace(planned("fused"), **change).__post_init__()
 
 
-class LostCrew:
+class LostClient:
     """A worker that dies before any arm has its turn."""
 
-    is_at_work = True
+    is_running = True
 
-    def ask(self, request, timeout_s=None):
+    def ask(self, request):
         raise WorkerLostError(Status.crashed, 2**32 - 1, "the process was killed by SIGKILL")
 
 
@@ -87,11 +86,11 @@ def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
     wanted = planned("fused")
     workload = Workload(seq_len=8, num_heads=2, head_dim=8, direction="inference")
     with Journal(tmp_path / "run") as journal:
-        one = run.Run(wanted, journal, LostCrew(), lambda _: None)
+        one = Session(wanted, journal, LostClient(), lambda _: None)
         arms = [Arm(implementation=name) for name in ("fused", "sdpa")]
         for arm in arms:
-            one.note(CellChecked(workload=workload.id, implementation=arm.implementation, status=Status.ok))
-        timing.Timing(one).visit(workload, arms)
+            one.record(CellChecked(workload=workload.id, implementation=arm.implementation, status=Status.ok))
+        timing_stage.TimingStage(one).visit(workload, arms)
     assert one.state.live(workload.id, arms) == []
     assert "while the harness prepared" in (tmp_path / "run" / JOURNAL).read_text()
     assert {status: number for status, number in one.state.counts.items() if number} == {Status.crashed: 2}
@@ -108,11 +107,11 @@ def test_an_environment_is_told_from_another_by_its_fingerprint():
 
 def test_the_allocator_is_told_before_the_worker_starts(tmp_path):
     told = tmp_path / "log"
-    with crew.Crew(told, 60.0, ALLOCATORS["retain"]) as worker:
-        environment = worker.hello().environment
+    with worker_client.ProcessClient(told, 60.0, ALLOCATORS["retain"]) as worker:
+        environment = worker.start().environment
     assert environment.settings["MALLOC_MMAP_MAX_"] == "0"
-    with crew.Crew(told, 60.0, ALLOCATORS["system"]) as worker:
-        assert "MALLOC_MMAP_MAX_" not in worker.hello().environment.settings
+    with worker_client.ProcessClient(told, 60.0, ALLOCATORS["system"]) as worker:
+        assert "MALLOC_MMAP_MAX_" not in worker.start().environment.settings
     assert "timer step" in environment.moment
 
 

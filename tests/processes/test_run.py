@@ -10,13 +10,16 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.processes import session as run
+from attnbench.processes import execution
+from attnbench.processes.session import now
 from attnbench.storage.events import (
+    SCHEMA,
     CellChecked,
     CellFailed,
     CellMeasured,
     Plan,
     RunFinished,
+    RunStarted,
     VisitFinished,
     WorkerStarted,
 )
@@ -58,7 +61,7 @@ def liars(tmp_path_factory):
     os.environ["LIARS_COUNTERS"] = str(counters)
     seen = []
     try:
-        run.execute(plan(), folder / "results", seen.append)
+        execution.execute(plan(), folder / "results", seen.append)
         return read(folder / "results"), seen
     finally:
         del os.environ["LIARS_COUNTERS"]
@@ -145,15 +148,15 @@ def test_the_journal_tells_where_it_ran_but_not_on_whose_machine(liars):
 def script(folder: Path) -> list[str]:
     code = (
         "import sys; from pathlib import Path; from attnbench.analysis.results import read; "
-        "from attnbench.processes import session; "
-        "folder = Path(sys.argv[1]); session.execute(read(folder).plan, folder, lambda _: None)"
+        "from attnbench.processes import execution; "
+        "folder = Path(sys.argv[1]); execution.execute(read(folder).plan, folder, lambda _: None)"
     )
     return [sys.executable, "-c", code, str(folder)]
 
 
 def start(folder: Path, planned: Plan) -> None:
     with Journal(folder) as journal:
-        journal.append(run.RunStarted(schema=run.SCHEMA, run=folder.name, time=run.now(), commit="", plan=planned))
+        journal.append(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit="", plan=planned))
 
 
 def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
@@ -178,7 +181,7 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
         lines = grown
         with journal.open("ab") as file:
             file.write(b'{"type":"visit_fini')  # and what a kill cuts short does no harm
-    run.execute(planned, folder, lambda _: None)
+    execution.execute(planned, folder, lambda _: None)
     results = read(folder)
     assert {record.status for record in results.records} == {Status.ok}
     assert results.elapsed_s is not None
@@ -191,7 +194,7 @@ def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
     assert min(results.num_visits.values()) >= 3
     numbers = [(e.workload, e.visit) for e in history if isinstance(e, VisitFinished)]
     assert len(numbers) == len(set(numbers))
-    run.execute(planned, folder, lambda _: None)  # resuming what has ended adds no work
+    execution.execute(planned, folder, lambda _: None)  # resuming what has ended adds no work
     assert read(folder).num_visits == results.num_visits
     assert sum(isinstance(e, RunFinished) for e in events(journal)) == 2
 

@@ -26,7 +26,7 @@ from attnbench.storage.events import CellChecked, CellFailed, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status, Verdict
 from studies.simulated import virtual
-from studies.simulated.virtual import VirtualCrew, VirtualPair, with_sides
+from studies.simulated.virtual import SimulatedClient, SimulatedPair, with_sides
 from studies.simulated.worlds import WORLDS
 from tests.journals import EVIL
 
@@ -40,7 +40,7 @@ def session(folder, slowdown=0.0, *, names=("x",), is_apart=False, world="calm",
         return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.0 + slowdown)
 
     asked = with_sides(virtual.plan(num_cells, names, budget_s=budget_s, seed=seed), is_apart=is_apart)
-    make = VirtualPair if is_apart else VirtualCrew
+    make = SimulatedPair if is_apart else SimulatedClient
     return virtual.execute(asked, folder / "run", make(WORLDS[world], cost_s, seed=seed, layout=0.003, process=0.003))
 
 
@@ -50,7 +50,7 @@ def verdicts(results):
 
 def exit_code(results, **more):
     with pytest.raises(typer.Exit) as left:
-        conclude(results, failures=False, **more)
+        conclude(results, **more)
     return left.value.exit_code
 
 
@@ -136,20 +136,20 @@ def test_apart_each_epoch_is_a_pair_of_processes_and_counts_once(tmp_path):
     assert row.e_same <= 1.9 ** len(epochs)  # one toss for each
 
 
-class Asked(VirtualPair):
+class Asked(SimulatedPair):
     """Keeps which visits were to be verified."""
 
-    def _visit(self, request, timeout_s):
+    def _sample_blocks(self, request):
         self.verified = [*getattr(self, "verified", []), (request.visit, request.verifies)]
-        return super()._visit(request, timeout_s)
+        return super()._sample_blocks(request)
 
 
 def test_answers_are_verified_in_the_first_rounds_and_then_now_and_then(tmp_path):
     asked = with_sides(virtual.plan(1, ("x",), budget_s=60.0), is_apart=True)
-    crew = Asked(WORLDS["calm"], lambda *_: 2e-3)
-    virtual.execute(asked, tmp_path / "run", crew)
-    assert len(crew.verified) > 8
-    assert [visit for visit, verifies in crew.verified if verifies and visit < 9] == [0, 1, 2, 4, 8]
+    client = Asked(WORLDS["calm"], lambda *_: 2e-3)
+    virtual.execute(asked, tmp_path / "run", client)
+    assert len(client.verified) > 8
+    assert [visit for visit, verifies in client.verified if verifies and visit < 9] == [0, 1, 2, 4, 8]
 
 
 def test_the_whole_has_a_part_of_the_false_verdicts_to_itself(tmp_path):
@@ -210,11 +210,11 @@ def test_a_cell_that_is_gone_or_wrong_is_a_loss(tmp_path, base, candidate, lost)
 def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path):
     base = Arm(implementation="x", side=BASE)
 
-    class Failing(VirtualCrew):
-        def _visit(self, request):
+    class Failing(SimulatedClient):
+        def _sample_blocks(self, request):
             if request.visit == 1 and any(arm == base for arm, _ in request.arms):
                 return Failed(arm=base.as_control(), status=Status.error, message="no more")
-            return super()._visit(request)
+            return super()._sample_blocks(request)
 
     asked = with_sides(virtual.plan(1, ("x", "y"), budget_s=30.0))
     results = virtual.execute(asked, tmp_path / "run", Failing(WORLDS["calm"], lambda *_: 2e-3))
@@ -226,11 +226,11 @@ def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path
     assert not any(taken.arm.implementation == "x" for event in last for taken in event.arms)
 
 
-class Abroad(VirtualPair):
+class Abroad(SimulatedPair):
     """The base has another torch."""
 
-    def hello(self, layout=0):
-        ready = super().hello(layout)
+    def start(self, layout=0):
+        ready = super().start(layout)
         older = msgspec.structs.replace(ready.environment, versions={"torch": "1.0"}, python="2")
         return msgspec.structs.replace(ready, base=older)
 

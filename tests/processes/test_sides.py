@@ -8,9 +8,9 @@ import pytest
 
 from attnbench import plugins
 from attnbench.processes import checkout, sides
-from attnbench.processes.isolation import is_alone
+from attnbench.processes.isolation import is_self_contained
 from attnbench.processes.planning import Selection
-from attnbench.processes.sides import Asked
+from attnbench.processes.sides import SidesSelection
 from attnbench.storage.events import Side, Sides
 from attnbench.storage.records import BASE, CANDIDATE
 from tests.repositories import PLAIN, SLOW, commit, git, repository
@@ -43,9 +43,9 @@ def repo(tmp_path, monkeypatch):
     return folder
 
 
-def asked(base: str, candidate: str, *implementations: str, allocator=None, **more) -> Asked:
+def asked(base: str, candidate: str, *implementations: str, allocator=None, **more) -> SidesSelection:
     selection = Selection(sweep="sides", settings=TINY, implementations=implementations, allocator=allocator)
-    return Asked(base=base, candidate=candidate, selection=selection, **more)
+    return SidesSelection(base=base, candidate=candidate, selection=selection, **more)
 
 
 def made(base: str, candidate: str, *implementations: str, **more):
@@ -98,7 +98,7 @@ def test_a_revision_is_checked_out_whole_and_the_repository_is_left_as_it_was(re
         ("rev:one", "rev:two", ["../elsewhere.py:f"], "lies outside of rev:one"),
         ("rev:one", "rev:two", ["mine.py:mine", "sub/other.py:mine"], "would share the name mine"),
         ("mine.py:mine", "rev:two", [], "rev:two cannot be compared with a file"),
-        ("mine.py:mine", "helped.py:helped", ["mine.py:mine"], "--implementation is not allowed beside"),
+        ("mine.py:mine", "helped.py:helped", ["mine.py:mine"], "--implementation is not allowed with FILE"),
         ("mine.py:mine", "helped.py:no", [], "there is no name no"),
     ],
 )
@@ -127,14 +127,14 @@ def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp
     monkeypatch.setenv("PATH", f"{stub.parent}{os.pathsep}{os.environ['PATH']}")
     said = "detected dubious ownership in repository at '/theirs' To add an exception for this directory, call:"
     with pytest.raises(ValueError, match=said) as refused:
-        checkout.top()
+        checkout.repository_root()
     assert "lies in no git repository" not in str(refused.value)
 
 
 def test_a_repository_that_was_moved_away_is_told_in_the_words_of_git(tmp_path):
     (tmp_path / ".git").write_text("gitdir: /nowhere/at/all\n")
     with pytest.raises(ValueError, match=r"git cannot read the repository at .*: fatal: .*/nowhere/at/all"):
-        checkout.top(tmp_path)
+        checkout.repository_root(tmp_path)
 
 
 def test_a_plan_has_each_implementation_from_both_sides(repo):
@@ -203,7 +203,7 @@ def test_a_file_is_alone_if_it_imports_nothing_beside_it(tmp_path, text, alone):
     (tmp_path / "code" / "neighbour.py").touch()
     path = tmp_path / "code" / "it.py"
     path.write_text(text)
-    assert is_alone(path, [tmp_path]) is alone
+    assert is_self_contained(path, [tmp_path]) is alone
 
 
 @pytest.mark.parametrize(
@@ -223,9 +223,9 @@ def test_a_file_that_imports_its_own_package_is_not_alone_wherever_that_lies(tmp
     (tmp_path / "packages" / "foo" / "src" / "lying_in_src").mkdir(parents=True)
     (tmp_path / "lying_beside.py").touch()
     path.write_text(f"from {imported}.ops import f\n")
-    assert not is_alone(path, [tmp_path])
+    assert not is_self_contained(path, [tmp_path])
     path.write_text("from elsewhere.ops import f\n")
-    assert is_alone(path, [tmp_path])
+    assert is_self_contained(path, [tmp_path])
 
 
 @pytest.mark.parametrize("text", ["import torch", "from types import SimpleNamespace", "import numpy as np"])
@@ -235,7 +235,7 @@ def test_what_lies_beside_a_file_by_chance_is_not_imported_by_it(tmp_path, text)
         (tmp_path / "kernels" / f"{name}.py").touch()
     path = tmp_path / "kernels" / "torch" / "attn.py"
     path.write_text(text)
-    assert is_alone(path, [tmp_path])
+    assert is_self_contained(path, [tmp_path])
 
 
 def test_sides_that_cannot_share_a_process_get_one_each(repo, tmp_path):
@@ -262,9 +262,9 @@ def test_apart_freed_memory_stays_with_its_process_unless_one_asks_otherwise(rep
 def test_sides_are_in_place_while_a_run_is_at_work_and_are_removed_after_it(repo):
     found = made("rev:one", "rev:two", "mine.py:mine")
     run = Path("out/run")
-    sides.clear(run)  # as where a run is resumed
+    sides.remove_checkouts(run)  # as where a run is resumed
     assert not run.exists()
-    with sides.at_work(found, run):
+    with sides.checked_out(found, run):
         assert (run / "sides" / "base" / "mine.py").read_text() == PLAIN
         assert all(plugins.digest(spec) == digest for spec, digest in found.digests.items())
     assert not (run / "sides").exists()

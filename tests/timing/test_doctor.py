@@ -83,7 +83,7 @@ def test_where_freed_memory_goes(monkeypatch):
         monkeypatch.setattr(environment, "collect", lambda: msgspec.structs.replace(FIT, **changes))
         return next(found.value for found in doctor.examine() if found.name == "freed memory")
 
-    assert "page faults anew at each call" in freed()
+    assert "page faults at each call" in freed()
     assert freed(settings={"MALLOC_MMAP_MAX_": "0"}) == "kept by the process"
     assert freed(system="Darwin arm64") == "left to the system"
 
@@ -103,17 +103,9 @@ def test_a_system_that_does_not_tell_of_stolen_time_is_not_asked(monkeypatch):
 def compared_with_itself(warp):
     clock = VirtualClock(warp)
     work = {"one": lambda: clock.spend(2e-3)}
-    return doctor.told(
-        compare_functions(
-            work,
-            "one",
-            clock=clock,
-            budget_s=10.0,
-            stops=False,
-            gauge_work=lambda: clock.spend(PROBE_S),
-            conditions=WARM,
-        )
-    )
+    compared = compare_functions(work, "one", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=WARM)
+    compared.run(10.0, stops=False)
+    return doctor.judge_noise(compared)
 
 
 def test_the_noise_floor_is_measured_for_its_budget_and_quiet_where_the_machine_is():
@@ -126,11 +118,11 @@ def test_the_noise_floor_is_measured_for_its_budget_and_quiet_where_the_machine_
 def test_a_noise_floor_of_several_percent_is_not_good_enough():
     draws = np.random.default_rng(0)
     found = compared_with_itself(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.8)))
-    assert found.advice == "differences below this cannot be told: see what else is running"
+    assert found.advice == "smaller differences cannot be detected: see what else is running"
 
 
 def test_many_disturbed_blocks_are_worse():
     draws = np.random.default_rng(0)
     found = compared_with_itself(lambda seconds, _: seconds * (3.0 if draws.random() < 0.35 else 1.0))
-    assert found.advice == "somebody else is at work on this machine: what is measured now is of little worth"
+    assert found.advice == "other work disturbs this machine: do not rely on what is measured now"
     assert "blocks disturbed" in found.value

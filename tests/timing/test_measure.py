@@ -12,36 +12,36 @@ import pytest
 from attnbench.devices.cpu import CpuClock, tick
 from attnbench.statistics.intervals import median, paired_ratio, pairs
 from attnbench.storage.records import Arm, Sample
-from attnbench.timing import blocks as measure
+from attnbench.timing import blocks
 from attnbench.timing.schedule import rounds, visit_seed
 from studies.simulated.machine import VirtualClock
 
 
-def timed(name: str, call: Callable[[], object]) -> measure.TimedCall:
-    return measure.TimedCall(arm=Arm(implementation=name), call=call)
+def timed(name: str, call: Callable[[], object]) -> blocks.TimedCall:
+    return blocks.TimedCall(arm=Arm(implementation=name), call=call)
 
 
-def calls_of(clock: VirtualClock, **costs: float) -> list[measure.TimedCall]:
+def calls_of(clock: VirtualClock, **costs: float) -> list[blocks.TimedCall]:
     return [timed(name, lambda cost=cost: clock.spend(cost)) for name, cost in costs.items()]
 
 
-def visit(calls: list[measure.TimedCall], *rest) -> dict[str, tuple[Sample, ...]]:
+def visit(calls: list[blocks.TimedCall], *rest) -> dict[str, tuple[Sample, ...]]:
     """The samples by the implementation's name."""
-    return {arm.implementation: taken for arm, taken in measure.visit(calls, *rest).items()}
+    return {arm.implementation: taken for arm, taken in blocks.visit(calls, *rest).items()}
 
 
-def at(number: int = 0, num_blocks: int = 8) -> measure.Visit:
-    return measure.Visit(epoch=0, number=number, num_blocks=num_blocks, seed=number)
+def at(number: int = 0, num_blocks: int = 8) -> blocks.Visit:
+    return blocks.Visit(epoch=0, number=number, num_blocks=num_blocks, seed=number)
 
 
 @pytest.mark.parametrize(("cost", "calls"), [(1e-5, 128), (1e-3, 1), (0.9e-3, 2), (0.5, 1)])
 def test_a_sample_lasts_at_least_a_millisecond_and_a_thousand_ticks(cost, calls):
     clock = VirtualClock()
     it = calls_of(clock, a=cost)[0]
-    measure.calibrate(it, clock)
+    blocks.calibrate(it, clock)
     assert it.num_calls == calls
     clock.resolution_s = 1e-3
-    measure.calibrate(it, clock)
+    blocks.calibrate(it, clock)
     assert it.num_calls * cost >= 1.0
 
 
@@ -50,7 +50,7 @@ def test_a_short_call_that_once_had_to_wait_is_not_taken_for_a_long_one():
     draws = iter([0.0, 3.5e-3, 0.0, 0.0, 3.5e-3])
     clock = VirtualClock(lambda seconds, _: seconds + next(draws, 0.0))
     it = calls_of(clock, a=2e-5)[0]
-    measure.calibrate(it, clock)
+    blocks.calibrate(it, clock)
     assert it.num_calls == 64
     assert it.call_s == pytest.approx(2e-5)
 
@@ -59,7 +59,7 @@ def test_a_call_that_was_short_once_and_is_long_now_ends_the_calibration():
     draws = iter([1e-6])
     clock = VirtualClock(lambda seconds, _: next(draws, seconds))
     it = calls_of(clock, a=0.5)[0]
-    measure.calibrate(it, clock)
+    blocks.calibrate(it, clock)
     assert it.num_calls == 1
 
 
@@ -98,7 +98,7 @@ def test_values_are_seconds_per_call_and_exact_on_a_quiet_machine():
 def test_orders_follow_from_the_seed_alone():
     def orders(seed):
         clock = VirtualClock()
-        drawn = measure.Visit(epoch=0, number=0, num_blocks=9, seed=seed)
+        drawn = blocks.Visit(epoch=0, number=0, num_blocks=9, seed=seed)
         samples = visit(calls_of(clock, a=1e-3, b=1e-3, c=1e-3), clock, drawn)
         return {name: [s.slot for s in taken] for name, taken in samples.items()}
 
@@ -164,7 +164,7 @@ def test_each_turn_is_announced_before_the_call():
     clock = VirtualClock()
     heard = []
     contenders = calls_of(clock, a=1e-3, b=1e-3)
-    visit(contenders, clock, at(num_blocks=2), measure.Conditions(on_turn=lambda arm: heard.append(arm.implementation)))
+    visit(contenders, clock, at(num_blocks=2), blocks.Conditions(on_turn=lambda arm: heard.append(arm.implementation)))
     assert Counter(heard) == {"a": 3, "b": 3}
 
 
@@ -177,7 +177,7 @@ def test_a_sample_keeps_the_load_before_it_and_the_faults_inside_it():
         faults += 5
         clock.spend(1e-3)
 
-    told = measure.Conditions(count_faults=lambda: faults, read_load=lambda: 1.5)
+    told = blocks.Conditions(count_faults=lambda: faults, read_load=lambda: 1.5)
     samples = visit([timed("a", call)], clock, at(), told)
     assert {(s.num_faults, s.load) for s in samples["a"]} == {(5, 1.5)}
 
@@ -215,7 +215,7 @@ def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
     contenders = [timed(name, lambda name=name: call(3e-4, name)) for name in ("a", "b")]
     visit(contenders, clock, at(num_blocks=1))  # calibrates: four calls a sample
     told.clear()
-    cold = measure.Conditions(flush=lambda: call(5e-3, "flush"))
+    cold = blocks.Conditions(flush=lambda: call(5e-3, "flush"))
     samples = visit(contenders, clock, at(num_blocks=3), cold)
     assert told[::2] == ["flush"] * 24
     assert sorted(told[1::2]) == ["a"] * 12 + ["b"] * 12
@@ -250,6 +250,6 @@ class Busy:
 @pytest.mark.parametrize(("spins_s", "waits_s"), [(0.0, 1e-3), (4.5e-3, 6e-3), (math.inf, 50e-3)])
 def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(monkeypatch, spins_s, waits_s):
     busy = Busy(spins_s)
-    monkeypatch.setattr(measure, "time", busy)
-    measure.settle()
+    monkeypatch.setattr(blocks, "time", busy)
+    blocks.settle()
     assert busy.now_s == pytest.approx(waits_s)

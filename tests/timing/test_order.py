@@ -11,7 +11,7 @@ from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
 from attnbench.statistics.verdicts import FALSE_SHARE
 from attnbench.storage.records import Arm
-from attnbench.timing import blocks as measure
+from attnbench.timing import blocks
 from attnbench.timing.schedule import visit_seed
 from studies.simulated.machine import VirtualClock
 
@@ -35,13 +35,13 @@ def session(seed: int) -> tuple[np.ndarray, np.ndarray]:
         return seconds * (FIRST_SLOT if is_first else 1.0) * math.exp(draws.gauss(0.0, NOISE))
 
     clock = VirtualClock(disturb)
-    told = measure.Conditions(on_turn=turns.append)
-    calls = [measure.TimedCall(arm=arm, call=lambda: clock.spend(CALL_S), num_calls=1, call_s=CALL_S) for arm in ARMS]
+    told = blocks.Conditions(on_turn=turns.append)
+    calls = [blocks.TimedCall(arm=arm, call=lambda: clock.spend(CALL_S), num_calls=1, call_s=CALL_S) for arm in ARMS]
     samples = {arm: [] for arm in ARMS}
     for number in range(NUM_VISITS):
         drawn = visit_seed(seed, "identical", number)
-        at = measure.Visit(epoch=0, number=number, num_blocks=NUM_BLOCKS, seed=drawn)
-        for arm, taken in measure.visit(calls, clock, at, told).items():
+        at = blocks.Visit(epoch=0, number=number, num_blocks=NUM_BLOCKS, seed=drawn)
+        for arm, taken in blocks.visit(calls, clock, at, told).items():
             samples[arm].extend(taken)
     assert len(turns) == NUM_VISITS * NUM_BLOCKS * len(ARMS)
     found = pairs(samples[RIVAL], samples[BASELINE], (), samples[CONTROL])
@@ -70,5 +70,5 @@ class InOrder:
 
 
 def test_the_same_effect_alarms_always_where_the_order_is_not_drawn(monkeypatch):
-    monkeypatch.setattr(measure, "random", SimpleNamespace(Random=InOrder))
+    monkeypatch.setattr(blocks, "random", SimpleNamespace(Random=InOrder))
     assert num_alarms() == NUM_SEEDS

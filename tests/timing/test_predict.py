@@ -3,7 +3,15 @@
 import pytest
 
 from attnbench.storage.records import Status
-from attnbench.timing.prediction import FIRST_LEN, Limits, OutOfReachError, Trial, at_length, foresee, stairs
+from attnbench.timing.prediction import (
+    FIRST_LEN,
+    CallCost,
+    Limits,
+    OutOfReachError,
+    at_length,
+    require_within,
+    staircase,
+)
 from attnbench.workloads.workload import Workload
 
 PLENTY = 2**60
@@ -16,10 +24,10 @@ def climb(workload, cost, *, call_s=1.0, memory_bytes=PLENTY, peak=None):
     def attempt(step, with_memory):
         tried.append(step.seq_len)
         held = peak(step.seq_len) if peak is not None and with_memory else None
-        return Trial(length=step.seq_len, call_s=cost(step.seq_len), peak_bytes=held)
+        return CallCost(length=step.seq_len, call_s=cost(step.seq_len), peak_bytes=held)
 
     try:
-        foresee(workload, Limits(call_s=call_s, memory_bytes=memory_bytes), attempt)
+        require_within(Limits(call_s=call_s, memory_bytes=memory_bytes), workload, attempt)
     except OutOfReachError as error:
         return tried, error
     return tried, None
@@ -29,8 +37,8 @@ LONG = Workload(seq_len=8192)
 
 
 def test_steps_grow_fourfold_and_stay_below_the_length():
-    assert [step.seq_len for step in stairs(LONG)] == [16, 64, 256, 1024, 4096]
-    assert list(stairs(Workload(seq_len=FIRST_LEN))) == []
+    assert [step.seq_len for step in staircase(LONG)] == [16, 64, 256, 1024, 4096]
+    assert list(staircase(Workload(seq_len=FIRST_LEN))) == []
 
 
 def test_other_axes_keep_their_proportion_and_masks_fit():

@@ -14,7 +14,7 @@ from torch_tb_profiler.profiler.data import RunProfileData
 from attnbench import plugins
 from attnbench.analysis.results import read
 from attnbench.contract.loading import implementation
-from attnbench.processes import profiling
+from attnbench.processes import execution
 from attnbench.processes.worker.bench import Bench
 from attnbench.storage.events import Plan, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
@@ -56,9 +56,16 @@ def traced(tmp_path_factory):
         digests={spec: plugins.digest(spec) for spec in chosen},
     )
     seen = []
-    files = profiling.execute(plan, home / "traces", seen.append)
-    by_name = {(workload_id, arm.implementation): file for (workload_id, arm), file in files.items()}
-    return SimpleNamespace(files=by_name, results=read(home / "traces")), home, seen
+    execution.execute(plan, home / "traces", seen.append, stages=("check", "trace"))
+    results = read(home / "traces")
+    files = {
+        (record.workload.id, record.implementation): folders.trace_file(
+            results.folder, record.workload.id, record.implementation
+        )
+        for record in results.records
+        if record.status is Status.ok
+    }
+    return SimpleNamespace(results=results, files=files), home, seen
 
 
 def parsed(file, folder):

@@ -9,9 +9,9 @@ import msgspec
 from attnbench.analysis.growth import Growth, Outcome
 from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Failed
-from attnbench.processes.worker_client import Crew, WorkerLostError
+from attnbench.processes.worker_client import WorkerClient, WorkerLostError
 from attnbench.storage.memory_events import Timeline
-from attnbench.storage.records import Status
+from attnbench.storage.records import Arm, Status
 from attnbench.units import duration
 
 SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
@@ -34,7 +34,7 @@ class Followed:
 class Asking:
     """Asks for calls; `specs` say where each implementation comes from, `tell` hears what is under way."""
 
-    crew: Crew
+    client: WorkerClient
     specs: dict[str, str]
     call_limit_s: float
     tell: Callable[[str], object]
@@ -97,12 +97,14 @@ class Asking:
 
     def _ask(self, growth: Growth, length: int, *, limit_bytes: int = 0, snapshot: str = "") -> Attempted | Failed:
         self.tell(f"{growth.implementation}: one call at {growth.panel.axis} {length}")
-        spec = self.specs[growth.implementation]
+        arm, spec = Arm(implementation=growth.implementation), self.specs[growth.implementation]
         try:
             workload = growth.workload(length)
-            if not self.crew.is_at_work:
-                self.crew.hello()
-            reply = self.crew.ask(Attempt(workload=workload, spec=spec, limit_bytes=limit_bytes, snapshot=snapshot))
+            if not self.client.is_running:
+                self.client.start()
+            reply = self.client.ask(
+                Attempt(workload=workload, arm=arm, spec=spec, limit_bytes=limit_bytes, snapshot=snapshot)
+            )
         except WorkerLostError as lost:
             return Failed(status=lost.status, message=str(lost))
         assert isinstance(reply, Attempted | Failed)

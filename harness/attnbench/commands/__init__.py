@@ -1,1 +1,42 @@
-"""The commands, one in each file. Heavy modules are imported inside them, so that --help answers at once."""
+"""The commands of `attnbench`: a file here that holds COMMAND is one, and its stem is its name.
+
+What they share is in the other files. Heavy modules (torch, pandas, matplotlib) are imported
+inside functions, so that --help stays quick.
+"""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from enum import IntEnum
+
+
+@dataclass(frozen=True, kw_only=True)
+class Command:
+    """The function that typer calls, whose docstring is the help, and the command's place among the others.
+
+    A parameter whose type is a dataclass stands for all of its fields: each is an option (options.py).
+    """
+
+    function: Callable[..., None]
+    order: int
+
+
+class ExitCode(IntEnum):
+    """How a command ends."""
+
+    passed = 0
+    finding = 1
+    wrong_usage = 2
+    inconclusive = 3
+    invalid = 4
+    interrupted = 130
+
+
+EXIT_CODES = {
+    ExitCode.passed: "pass",
+    ExitCode.finding: "a finding (disagreement, failed cell, regression)",
+    ExitCode.wrong_usage: "wrong usage",
+    ExitCode.inconclusive: "inconclusive: too little could be checked or judged",
+    ExitCode.invalid: "an invalid session",
+    ExitCode.interrupted: "interrupted",
+}
+"""What each one means, for --help."""

@@ -1,12 +1,12 @@
-"""`attnbench baseline`: make a run what later ones are held against."""
+"""`attnbench baseline`: make a run what later ones are compared with."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from attnbench.commands.judging import ThresholdsFile
-from attnbench.commands.options import ResultsFolder
+from attnbench.commands import Command
+from attnbench.commands.options import ResultsFolder, ThresholdsFile
 
 
 def baseline(
@@ -24,3 +24,6 @@ def baseline(
     path = stored.locate(run, results) if run is not None else newest_run(results)
     written = stored.accept(path, results, reason, load(thresholds))
     typer.echo(f"Baseline: {written}; commit it")
+
+
+COMMAND = Command(function=baseline, order=100)

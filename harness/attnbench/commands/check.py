@@ -6,47 +6,35 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands.ending import conclude
-from attnbench.commands.options import AsJson, CallLimit, Implementations, Seed, Settings, Timeout
+from attnbench.commands import Command
+from attnbench.commands.options import AsJson, SelectionOptions
+
+OPTIONS = SelectionOptions(sweep="check")
 
 
-def check(  # noqa: PLR0913 - one parameter for each option
+def check(
     implementations: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME|FILE.py:NAME]...", help="What to check. Default: all.")
     ] = None,
     *,
-    sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "check",
-    settings: Settings = None,
-    implementation: Implementations = None,
-    call_limit: CallLimit = None,
-    timeout: Timeout = 60.0,
-    seed: Seed = 0,
+    options: SelectionOptions = OPTIONS,
     as_json: AsJson = False,
 ) -> None:
     """Check agreement with the float64 oracle, outputs and gradients; measure nothing, keep nothing."""
     import tempfile
 
-    from attnbench.analysis.results import read
-    from attnbench.commands import progress, terminal
-    from attnbench.processes import session as run
-    from attnbench.processes.planning import Selection, plan
+    from attnbench.commands import running, terminal
+    from attnbench.processes.planning import plan
 
-    named = [*(implementations or ()), *(implementation or ())]
-    selection = Selection(
-        sweep=sweep,
-        settings=settings or (),
-        implementations=named,
-        call_limit_s=call_limit,
-        timeout_s=timeout,
-        metrics=(),
-        seed=seed,
-    )
-    planned = plan(selection, with_baseline=False)
-    with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder, progress.watching() as watch:
-        run.execute(planned, Path(folder), watch, stages=("check",))
-        found = read(Path(folder))
+    named = [*(implementations or ()), *(options.implementation or ())]
+    planned = plan(options.selection(implementations=named, metrics=()), with_baseline=False)
+    with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
+        checked = running.execute(planned, Path(folder), stages=("check",))
     if as_json:
-        typer.echo(json.dumps(terminal.summary(found), indent=2))
+        typer.echo(json.dumps(terminal.summary(checked), indent=2))
     else:
-        terminal.print_check(found)
-    conclude(found, failures=False)
+        terminal.print_check(checked)
+    running.conclude(checked)
+
+
+COMMAND = Command(function=check, order=30)

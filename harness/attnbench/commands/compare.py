@@ -1,4 +1,4 @@
-"""`attnbench compare`: two states of the code, side by side in one session; or two stored runs beside one another."""
+"""`attnbench compare`: two states of the code, side by side in one session; or two stored runs with one another."""
 
 import json
 from pathlib import Path
@@ -6,31 +6,17 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 
 import typer
 
-from attnbench.commands.ending import FINDING, INCONCLUSIVE, INVALID, write_reports
-from attnbench.commands.judging import OutputFolder, ThresholdsFile, read, show
-from attnbench.commands.options import (
-    AllocatorMode,
-    AsJson,
-    Budget,
-    Cache,
-    CacheMode,
-    CallLimit,
-    MemoryLimit,
-    ResultsFolder,
-    Seed,
-    Settings,
-    SmallestEffect,
-    Timeout,
-)
-from attnbench.commands.run import earlier, given
-from attnbench.commands.sides import planned_anew, side_by_side
+from attnbench.commands import Command, ExitCode
+from attnbench.commands.options import AsJson, GateFolder, ResultsFolder, Resume, ThresholdsFile, TimingOptions
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
+    from attnbench.processes.sides import SidesSelection
     from attnbench.storage.events import Plan
 
+OPTIONS = TimingOptions(sweep="sides")
 OF_STORED = {"base", "candidate", "thresholds", "to", "results", "as_json"}
-"""What may be given beside two stored runs."""
+"""The parameters that two stored runs allow."""
 SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, FILE.py:NAME, or a stored run."
 
 
@@ -39,80 +25,86 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     base: Annotated[str, typer.Argument(help=SIDE, show_default=False)] = "",
     candidate: Annotated[str, typer.Argument(help="Likewise.", show_default=False)] = "",
     *,
-    sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "sides",
-    settings: Settings = None,
-    implementation: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--implementation",
-            "-i",
-            metavar="NAME|FILE.py:NAME",
-            help="What to compare; may be repeated. Default: each file of implementations/ that differs between them.",
-        ),
-    ] = None,
+    options: TimingOptions = OPTIONS,
     thresholds: ThresholdsFile = None,
-    to: OutputFolder = None,
+    to: GateFolder = None,
     build: Annotated[
         str, typer.Option(metavar="COMMAND", help="Run it in the files of each revision first; they are then apart.")
     ] = "",
     apart: Annotated[bool, typer.Option("--apart", help="Give each side processes of its own.")] = False,
-    budget: Budget = None,
-    smallest_effect: SmallestEffect = None,
-    cache: Cache = CacheMode.warm,
-    allocator: Annotated[
-        AllocatorMode | None,
-        typer.Option(help="What becomes of memory that is freed. Default: system; where the sides are apart, retain."),
-    ] = None,
-    call_limit: CallLimit = None,
-    memory_limit: MemoryLimit = 0.0,
-    timeout: Timeout = 60.0,
     results: ResultsFolder = Path("results"),
-    resume: Annotated[
-        str | None, typer.Option(metavar="RUN", help="Go on with this comparison, as it was planned.")
-    ] = None,
-    seed: Seed = 0,
+    resume: Resume = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two states of the code side by side: revisions, folders, environments or files; or two stored runs.
 
-    Of stored runs it says what got worse, and what could have been seen, and passes whatever that is: `attnbench gate`
-    does not.
+    Of stored runs it says what got worse, and what could have been detected, and passes whatever that is: `attnbench
+    gate` does not.
     """
-    from attnbench.processes.planning import Selection
-    from attnbench.processes.sides import Asked
+    from attnbench.commands import running, terminal
+    from attnbench.processes.sides import SidesSelection
 
-    if resume is None and (found_runs := _stored_runs((base, candidate), results)):
-        if more := given(context) - OF_STORED:
+    if resume is None and (stored := _stored_runs((base, candidate), results)):
+        if more := running.given(context) - OF_STORED:
             raise ValueError(f"two stored runs are compared as they are: leave out {', '.join(sorted(more))}")
-        _compare_stored(found_runs, thresholds, as_json=as_json, to=to)
+        _compare_stored(stored, thresholds, as_json=as_json, to=to)
         return
     if thresholds is not None or to is not None:
         raise ValueError(
             "--thresholds and --to are for two stored runs: give them to attnbench gate after this comparison"
         )
     if resume is not None:
-        folder, planned = earlier(context, resume, results)
+        folder, planned = running.to_resume(context, resume, results)
         _require_same_sides(planned, resume, build)
     else:
-        selection = Selection(
-            sweep=sweep,
-            settings=settings or (),
-            implementations=implementation or (),
-            budget_s=budget,
-            smallest_effect=smallest_effect,
-            call_limit_s=call_limit,
-            timeout_s=timeout,
-            memory_limit_bytes=int(memory_limit * 2**30),
-            seed=seed,
-            cache=cache,
-            allocator=allocator,
-        )
-        asked = Asked(base=base, candidate=candidate, selection=selection, is_apart=apart, build=build)
-        folder, planned = planned_anew(asked, results)
-    found = side_by_side(planned, folder)
-    failures = write_reports(found, folder)
-    _tell(found, as_json=as_json)
-    conclude(found, failures=failures)
+        selection = options.selection()
+        asked = SidesSelection(base=base, candidate=candidate, selection=selection, is_apart=apart, build=build)
+        folder, planned = _plan(asked, results)
+    measured = _execute(planned, folder)
+    failed = running.write_reports(measured, folder)
+    if as_json:
+        typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
+    else:
+        terminal.print_sides(measured)
+        typer.echo(f"\nReports and plots: {measured.folder}")
+    conclude(measured, has_findings=failed)
+
+
+def _plan(asked: "SidesSelection", results: Path) -> tuple[Path, "Plan"]:
+    """Folder and plan of a new comparison; exits with 0 where both sides are the same.
+
+    Raises:
+        ValueError: whatever was given that is not possible.
+    """
+    from attnbench.processes import sides
+    from attnbench.processes.execution import new_folder
+
+    if not asked.base or not asked.candidate:
+        raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
+    sides.remove_abandoned(results)
+    folder = new_folder(results, "compare")
+    planned, same = sides.plan(asked, folder)
+    if same:
+        typer.echo(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)", err=True)
+    if planned is None:
+        sides.remove_checkouts(folder)
+        typer.echo("nothing to compare: every implementation is the same on both sides")
+        raise typer.Exit(ExitCode.passed)
+    return folder, planned
+
+
+def _execute(planned: "Plan", folder: Path) -> "Results":
+    """Run a comparison, with both sides checked out meanwhile."""
+    from attnbench.commands import running
+    from attnbench.processes import sides
+
+    assert planned.sides is not None
+    how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
+    plural = "" if len(planned.workloads) == 1 else "s"
+    typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
+    stopped = f"stopped; go on with: attnbench compare --resume {folder}{planned.sides.build_option}"
+    with sides.checked_out(planned, folder):
+        return running.execute(planned, folder, stopped=stopped)
 
 
 def _require_same_sides(planned: "Plan", resume: str, build: str) -> None:
@@ -126,66 +118,58 @@ def _require_same_sides(planned: "Plan", resume: str, build: str) -> None:
 
 
 def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
-    """The two runs that the names are of; empty where they are not names of two runs."""
+    """The two runs that the names stand for; empty where they are not names of two runs."""
     from attnbench.analysis.gate import stored
+    from attnbench.commands.running import read_stored
 
     try:
         paths = [stored.locate(name, results) for name in names]
     except ValueError:
         return []
-    return [read(path) for path in paths]
+    return [read_stored(path) for path in paths]
 
 
 def _compare_stored(runs: "list[Results]", thresholds: Path | None, *, as_json: bool, to: Path | None) -> None:
     from attnbench.analysis.gate.decision import judge
     from attnbench.analysis.gate.thresholds import load
+    from attnbench.commands.gate import show
 
     before, after = runs
     show(judge(before, after, load(thresholds)), after, as_json=as_json, to=to)
 
 
-def _tell(found: "Results", *, as_json: bool) -> None:
-    from attnbench.commands import terminal
-
-    if as_json:
-        typer.echo(json.dumps(terminal.summary(found) | summary(found), indent=2))
-        return
-    terminal.print_sides(found)
-    typer.echo(f"\nReports and plots: {found.folder}")
-
-
-def summary(found: "Results") -> dict[str, object]:
-    """What a program wants to know beside the cells."""
+def summary(results: "Results") -> dict[str, object]:
+    """What a program needs to know in addition to the cells."""
     from attnbench.analysis.overall import losses, suite
 
-    whole = suite(found)
-    told = (
-        None
-        if whole is None
-        else {
-            "ratio": whole.ratio.point,
-            "low": whole.ratio.low,
-            "high": whole.ratio.high,
-            "verdict": str(whole.verdict),
-            "minimum_detectable_effect": whole.minimum_detectable_effect,
-        }
-    )
-    return {"findings": losses(found), "suite": told}
+    whole = suite(results)
+    verdict = whole and {
+        "ratio": whole.ratio.point,
+        "low": whole.ratio.low,
+        "high": whole.ratio.high,
+        "verdict": str(whole.verdict),
+        "minimum_detectable_effect": whole.minimum_detectable_effect,
+    }
+    return {"findings": losses(results), "suite": verdict}
 
 
-def conclude(found: "Results", *, failures: bool) -> NoReturn:
+def conclude(results: "Results", *, has_findings: bool = False) -> NoReturn:
     """Exit as the comparison deserves: a loss counts whatever the noise; a slowdown where the session is valid."""
     from attnbench.analysis.comparisons import comparisons
     from attnbench.analysis.overall import losses, suite
     from attnbench.statistics.interference import MANY
     from attnbench.storage.records import Verdict
 
-    if failures or losses(found):
-        raise typer.Exit(FINDING)
-    if sum(map(len, found.discarded.values())) > MANY * found.num_blocks:
-        raise typer.Exit(INVALID)
-    whole = suite(found)
-    verdicts = [each.verdict for each in comparisons(found)] + ([] if whole is None else [whole.verdict])
+    if has_findings or losses(results):
+        raise typer.Exit(ExitCode.finding)
+    if sum(map(len, results.discarded.values())) > MANY * results.num_blocks:
+        raise typer.Exit(ExitCode.invalid)
+    whole = suite(results)
+    verdicts = [each.verdict for each in comparisons(results)] + ([] if whole is None else [whole.verdict])
     if Verdict.slower in verdicts:
-        raise typer.Exit(FINDING)
-    raise typer.Exit(INCONCLUSIVE if whole is None or whole.verdict is Verdict.undecided else 0)
+        raise typer.Exit(ExitCode.finding)
+    is_open = whole is None or whole.verdict is Verdict.undecided
+    raise typer.Exit(ExitCode.inconclusive if is_open else ExitCode.passed)
+
+
+COMMAND = Command(function=compare, order=80)

@@ -4,7 +4,7 @@ import json
 
 import typer
 
-from attnbench.commands.ending import leave
+from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson
 
 
@@ -21,4 +21,7 @@ def doctor(*, as_json: AsJson = False) -> None:
     else:
         rows = [(finding.name, finding.value, finding.advice or "-") for finding in findings]
         terminal.print_table(("what", "seen", "advice"), rows)
-    leave(has_findings=any(finding.advice for finding in findings))
+    raise typer.Exit(ExitCode.finding if any(finding.advice for finding in findings) else ExitCode.passed)
+
+
+COMMAND = Command(function=doctor, order=130)

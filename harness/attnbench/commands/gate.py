@@ -1,14 +1,20 @@
 """`attnbench gate`: a comparison that passes or fails."""
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from attnbench.commands.judging import OutputFolder, ThresholdsFile, end, read, show
-from attnbench.commands.options import AsJson, ResultsFolder
+from attnbench.commands import Command, ExitCode
+from attnbench.commands.options import AsJson, GateFolder, ResultsFolder, ThresholdsFile
+
+if TYPE_CHECKING:
+    from attnbench.analysis.gate.rulings import Decision
+    from attnbench.analysis.results import Results
 
 MOST_RUNS = 2
+EXIT_CODES = {"finding": ExitCode.finding, "inconclusive": ExitCode.inconclusive, "invalid": ExitCode.invalid}
+"""By the decision's outcome; any other passes."""
 
 
 def gate(
@@ -23,23 +29,48 @@ def gate(
     *,
     thresholds: ThresholdsFile = None,
     results: ResultsFolder = Path("results"),
-    to: OutputFolder = None,
+    to: GateFolder = None,
     as_json: AsJson = False,
 ) -> None:
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch."""
     from attnbench.analysis.gate import stored
     from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.thresholds import load
+    from attnbench.commands.running import read_stored
     from attnbench.storage.runs import newest_run
 
     if len(runs or ()) > MOST_RUNS:
         raise ValueError(f"gate takes two runs at most, and {len(runs or ())} were given: BASE and CANDIDATE")
-    asked = load(thresholds)
+    allowed = load(thresholds)
     paths = [stored.locate(name, results) for name in runs or ()] or [newest_run(results)]
-    *before, after = (read(path) for path in paths)
+    *before, after = (read_stored(path) for path in paths)
     if not before and after.plan.sides is not None:
-        decision = judge_sides(after, asked)
+        decision = judge_sides(after, allowed)
     else:
-        decision = judge(before[0] if before else read(stored.find(after, results)), after, asked)
+        decision = judge(before[0] if before else read_stored(stored.find(after, results)), after, allowed)
     show(decision, after, as_json=as_json, to=to)
-    end(decision)
+    raise typer.Exit(EXIT_CODES.get(decision.outcome, ExitCode.passed))
+
+
+def show(decision: "Decision", candidate: "Results", *, as_json: bool, to: Path | None) -> None:
+    """Print a decision, and write its files where that is wanted."""
+    from attnbench.analysis.gate import outputs
+    from attnbench.analysis.gate.rulings import Outcome
+    from attnbench.text import plain
+
+    if to is not None:
+        outputs.write(decision, candidate, to)
+    if as_json:
+        typer.echo(outputs.as_json(decision), nl=False)
+        return
+    for ruling in outputs.sorted_rulings(decision):
+        if ruling.outcome is not Outcome.passed:
+            typer.echo(outputs.line(ruling))
+    for line in (*decision.invalid, *decision.notes, f"suite: {decision.suite.words}", outputs.compared(decision)):
+        typer.echo(plain(line))
+    typer.echo(outputs.headline(decision))
+    if to is not None:
+        typer.echo(f"Files: {to}")
+
+
+COMMAND = Command(function=gate, order=90)

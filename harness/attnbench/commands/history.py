@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder
 
 if TYPE_CHECKING:
@@ -53,11 +54,11 @@ def history(  # noqa: PLR0913 - one parameter for each option
     if to is not None:
         _write(series, notes, to)
     if as_json:
-        told = [
+        entries = [
             {"workload": each.workload.id, "fingerprint": each.fingerprint, "metric": each.metric, **row(each)}
             for each in series
         ]
-        typer.echo(json.dumps(told, indent=2))
+        typer.echo(json.dumps(entries, indent=2))
         return
     for heading, rows in headings(series).items():
         typer.echo(f"\n{metric}: {heading}")
@@ -67,13 +68,14 @@ def history(  # noqa: PLR0913 - one parameter for each option
 
 
 def _write(series: "list[Series]", notes: tuple[str, ...], to: Path) -> None:
-    from attnbench.reports import history
+    from attnbench.commands.running import make_folder
+    from attnbench.reports import history as report
     from attnbench.reports.style import save
 
-    try:
-        to.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {to}: {error.strerror}; choose another folder with --to") from None
-    (to / "history.md").write_text(history.markdown(series, notes), encoding="utf-8")
-    (to / "history.csv").write_text(history.csv(series), encoding="utf-8")
-    save(history.pictures(series), to, "history")
+    make_folder(to)
+    (to / "history.md").write_text(report.markdown(series, notes), encoding="utf-8")
+    (to / "history.csv").write_text(report.csv(series), encoding="utf-8")
+    save(report.pictures(series), to, "history")
+
+
+COMMAND = Command(function=history, order=70)

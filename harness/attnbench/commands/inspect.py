@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands.ending import FINDING, INCONCLUSIVE
+from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, OpenPage
 
 
@@ -27,4 +27,9 @@ def inspect(  # noqa: PLR0913 - one parameter for each option
     results, page = inspection.inspect(name, sentence or (), settings or (), seed, to, as_json=as_json)
     if open_page:
         typer.launch(str(page.resolve()))
-    raise typer.Exit(INCONCLUSIVE if not results.is_checked else FINDING if results.differs else 0)
+    if not results.is_checked:
+        raise typer.Exit(ExitCode.inconclusive)
+    raise typer.Exit(ExitCode.finding if results.differs else ExitCode.passed)
+
+
+COMMAND = Command(function=inspect, order=40)

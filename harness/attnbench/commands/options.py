@@ -1,72 +1,106 @@
 """The options that several commands share, with their help texts."""
 
+import functools
+import inspect
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, is_dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
-Settings = Annotated[
-    list[str] | None,
-    typer.Option("--set", metavar="AXIS=V,V", help="Values of an axis, in place of the sweep's. May be repeated."),
-]
-Implementations = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--implementation",
-        "-i",
-        metavar="NAME|FILE.py:NAME",
-        help="Which to run; may be repeated. NAME+compile: by torch.compile. LABEL=FILE.py:NAME: under another name. "
-        "Default: those of the sweep, or all.",
-    ),
-]
+if TYPE_CHECKING:
+    from attnbench.processes.planning import Selection
+
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
-Seed = Annotated[int, typer.Option("--seed", min=0, help="Seed of the inputs that are checked and of all orders.")]
-Timeout = Annotated[
-    float,
+Resume = Annotated[
+    str | None, typer.Option(metavar="RUN", help="Go on with this run, as it was planned (its name or folder).")
+]
+ThresholdsFile = Annotated[
+    Path | None,
     typer.Option(
-        "--timeout", min=1.0, help="Seconds: a step (a probe, a sample, a metric) that lasts longer is killed."
+        "--thresholds",
+        metavar="FILE",
+        help="What is allowed, between stored runs. Default: [gate] of ./attnbench.toml, if any.",
     ),
 ]
-CallLimit = Annotated[
-    float | None,
+GateFolder = Annotated[
+    Path | None,
     typer.Option(
-        "--call-limit",
-        min=0.0,
-        help="Seconds: a cell whose call is predicted to last longer is not tried. Default: the sweep's.",
+        "--to", metavar="DIR", help="Write gate.md, gate.xml, gate.json and benchmarks.json here, of stored runs."
     ),
 ]
-Budget = Annotated[
-    float | None,
-    typer.Option(
-        min=0.0,
-        metavar="SECONDS",
-        help="Wall time of the run, spent where doubt is. It ends earlier when all is decided, and later only "
-        "where checks and first rounds take longer. Default: the sweep's.",
-    ),
-]
-Rounds = Annotated[
-    int | None,
-    typer.Option(
-        "--rounds",
-        min=3,
-        help="Visits that every cell gets, decided or not; 3 are usual, 12 for runs that a gate is to judge.",
-    ),
-]
-SmallestEffect = Annotated[
-    float | None,
-    typer.Option(
-        "--smallest-effect",
-        metavar="SHARE",
-        help="Times that differ by less are called equivalent, and never slower: 0.01 takes longer and sees more. "
-        "Default: the sweep's, 0.02.",
-    ),
-]
-MemoryLimit = Annotated[
-    float, typer.Option("--memory-limit", min=0.0, help="GiB a call may need; 0: three quarters of what is free.")
-]
+
+
+@dataclass(frozen=True, kw_only=True)
+class SelectionOptions:
+    """What a command works on, and within which limits."""
+
+    sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")]
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="AXIS=V,V", help="Values of an axis, in place of the sweep's. May be repeated."),
+    ] = None
+    implementation: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--implementation",
+            "-i",
+            metavar="NAME|FILE.py:NAME",
+            help="What to run; may be repeated. NAME+compile: by torch.compile. LABEL=FILE.py:NAME: under another "
+            "name. Default: those of the sweep, or all; of two sides, each file of implementations/ that differs.",
+        ),
+    ] = None
+    call_limit: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0, help="Seconds: a cell whose call is predicted to last longer is not tried. Default: the sweep's."
+        ),
+    ] = None
+    memory_limit: Annotated[
+        float, typer.Option(min=0.0, help="GiB a call may need; 0: three quarters of what is free.")
+    ] = 0.0
+    timeout: Annotated[
+        float,
+        typer.Option(min=1.0, help="Seconds: a step (a probe, a sample, a metric) that lasts longer is killed."),
+    ] = 60.0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs that are checked and of all orders.")] = 0
+
+    @property
+    def memory_limit_bytes(self) -> int:
+        """The limit in bytes; 0: none was given.
+
+        Raises:
+            ValueError: it is not finite.
+        """
+        if not math.isfinite(self.memory_limit):
+            raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
+        return int(self.memory_limit * 2**30)
+
+    def selection(self, **more: Any) -> "Selection":  # noqa: ANN401 - other fields of a Selection
+        """The selection that a plan is made from.
+
+        Raises:
+            ValueError: a limit is not finite.
+        """
+        from attnbench.processes.planning import Selection
+
+        return Selection(
+            **{
+                "sweep": self.sweep,
+                "settings": self.settings or (),
+                "implementations": self.implementation or (),
+                "call_limit_s": self.call_limit,
+                "memory_limit_bytes": self.memory_limit_bytes,
+                "timeout_s": self.timeout,
+                "seed": self.seed,
+                **more,
+            }
+        )
 
 
 class CacheMode(StrEnum):
@@ -76,11 +110,6 @@ class CacheMode(StrEnum):
     cold = "cold"
 
 
-Cache = Annotated[
-    CacheMode, typer.Option("--cache", help="warm: after an untimed call; cold: emptied before every call.")
-]
-
-
 class AllocatorMode(StrEnum):
     """What the C library does with large blocks that are freed."""
 
@@ -88,7 +117,82 @@ class AllocatorMode(StrEnum):
     retain = "retain"
 
 
-Allocator = Annotated[
-    AllocatorMode,
-    typer.Option("--allocator", help="retain: freed memory stays with the process: no call pays for new pages."),
-]
+@dataclass(frozen=True, kw_only=True)
+class TimingOptions(SelectionOptions):
+    """And how it is timed."""
+
+    budget: Annotated[
+        float | None,
+        typer.Option(
+            min=0.0,
+            metavar="SECONDS",
+            help="Wall time of the run, spent where a verdict is open. It ends earlier when all is decided, and later "
+            "only where checks and first rounds take longer. Default: the sweep's.",
+        ),
+    ] = None
+    smallest_effect: Annotated[
+        float | None,
+        typer.Option(
+            metavar="SHARE",
+            help="Times that differ by less are called equivalent, and never slower: 0.01 takes longer and sees more. "
+            "Default: the sweep's, 0.02.",
+        ),
+    ] = None
+    rounds: Annotated[
+        int | None,
+        typer.Option(
+            min=3, help="Visits that every cell gets, decided or not; 3 are usual, 12 for runs that a gate is to judge."
+        ),
+    ] = None
+    cache: Annotated[CacheMode, typer.Option(help="warm: after an untimed call; cold: emptied before every call.")] = (
+        CacheMode.warm
+    )
+    allocator: Annotated[
+        AllocatorMode | None,
+        typer.Option(
+            help="retain: freed memory stays with the process: no call pays for new pages. "
+            "Default: system; of two sides that are apart, retain."
+        ),
+    ] = None
+
+    def selection(self, **more: Any) -> "Selection":  # noqa: ANN401 - as above
+        """The selection that a plan is made from.
+
+        Raises:
+            ValueError: a limit is not finite.
+        """
+        timing = {
+            "budget_s": self.budget,
+            "smallest_effect": self.smallest_effect,
+            "num_rounds": self.rounds,
+            "cache": self.cache,
+            "allocator": self.allocator,
+        }
+        return super().selection(**timing, **more)
+
+
+def flattened(function: Callable[..., None]) -> Callable[..., None]:
+    """The function as typer can read it: in place of a parameter that is a dataclass, one for each of its fields.
+
+    The parameter's default holds the defaults of the fields.
+    """
+    signature = inspect.signature(function)
+    groups = {name: each for name, each in signature.parameters.items() if is_dataclass(each.annotation)}
+    fields = {name: get_type_hints(each.annotation, include_extras=True) for name, each in groups.items()}
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in signature.parameters.items():
+        if name not in groups:
+            parameters.append(parameter)
+        for field, kind in fields.get(name, {}).items():
+            default = getattr(parameter.default, field)
+            parameters.append(parameter.replace(name=field, annotation=kind, default=default))
+
+    @functools.wraps(function)
+    def call(**given: Any) -> None:  # noqa: ANN401 - whatever the options are
+        for name, group in groups.items():
+            given[name] = group.annotation(**{field: given.pop(field) for field in fields[name]})
+        function(**given)
+
+    vars(call)["__signature__"] = signature.replace(parameters=parameters)
+    call.__annotations__ = {each.name: each.annotation for each in parameters}
+    return call

@@ -3,77 +3,49 @@
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING
 
 import typer
 
-from attnbench.commands.ending import INTERRUPTED, conclude
-from attnbench.commands.options import (
-    AsJson,
-    CallLimit,
-    Implementations,
-    MemoryLimit,
-    ResultsFolder,
-    Seed,
-    Settings,
-    Timeout,
-)
+from attnbench.commands import Command
+from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
     from attnbench.storage.records import Key
 
+OPTIONS = SelectionOptions(sweep="profile")
 
-def profile(  # noqa: PLR0913 - one parameter for each option
-    *,
-    sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")] = "profile",
-    settings: Settings = None,
-    implementation: Implementations = None,
-    call_limit: CallLimit = None,
-    memory_limit: MemoryLimit = 0.0,
-    timeout: Timeout = 60.0,
-    results: ResultsFolder = Path("results"),
-    seed: Seed = 0,
-    as_json: AsJson = False,
+
+def profile(
+    *, options: SelectionOptions = OPTIONS, results: ResultsFolder = Path("results"), as_json: AsJson = False
 ) -> None:
     """Trace what each call does, step by step, for attnbench tensorboard and Perfetto. Checked first, never timed."""
-    from attnbench.analysis.results import read
-    from attnbench.commands import progress, terminal
-    from attnbench.processes import profiling
-    from attnbench.processes.planning import Selection, plan
+    from attnbench.commands import running, terminal
+    from attnbench.processes.planning import plan
+    from attnbench.storage.records import Status
     from attnbench.tracing import folders
 
-    selection = Selection(
-        sweep=sweep,
-        settings=settings or (),
-        implementations=implementation or (),
-        budget_s=0.0,
-        call_limit_s=call_limit,
-        timeout_s=timeout,
-        memory_limit_bytes=int(memory_limit * 2**30),
-        metrics=(),
-        seed=seed,
-    )
-    planned = plan(selection, with_baseline=False)
+    planned = plan(options.selection(budget_s=0.0, metrics=()), with_baseline=False)
     folder = folders.new_folder(results, planned.sweep)
-    try:
-        with progress.watching() as watch:
-            files = profiling.execute(planned, folder, watch)
-    except KeyboardInterrupt:
-        typer.echo(f"stopped; the traces made so far are in {folder}", err=True)
-        raise typer.Exit(INTERRUPTED) from None
-    traced = read(folder)
+    stopped = f"stopped; the traces made so far are in {folder}"
+    traced = running.execute(planned, folder, stages=("check", "trace"), stopped=stopped)
+    files = {
+        record.key: folders.trace_file(folder, record.workload.id, record.implementation)
+        for record in traced.records
+        if record.status is Status.ok
+    }
     if as_json:
         typer.echo(json.dumps(summary(traced, files), indent=2))
     else:
         terminal.print_traces(traced, files)
         if files:
             typer.echo(f"\nLook at them with: attnbench tensorboard {folder}")
-    conclude(traced, failures=False)
+    running.conclude(traced)
 
 
 def summary(results: "Results", files: "Mapping[Key, Path]") -> list[dict[str, object]]:
-    """What a program wants to know of each cell."""
+    """What a program needs to know of each cell."""
     return [
         {
             "workload": record.workload.id,
@@ -84,3 +56,6 @@ def summary(results: "Results", files: "Mapping[Key, Path]") -> list[dict[str, o
         }
         for record in results.records
     ]
+
+
+COMMAND = Command(function=profile, order=110)

@@ -1,11 +1,11 @@
-"""`attnbench report`: every report of stored runs, made anew."""
+"""`attnbench report`: regenerate every report of stored runs."""
 
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
-from attnbench.commands.ending import leave, write_reports
+from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import OpenPage, ResultsFolder
 
 
@@ -20,19 +20,23 @@ def report(
 ) -> None:
     """Rebuild every report of stored runs. Needs no torch."""
     from attnbench.analysis.results import read
+    from attnbench.commands.running import write_reports
     from attnbench.storage.runs import copy_journal, find_run, newest_run
 
     folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
     if to is not None and len(folders) > 1:
         raise ValueError("--to takes one run: name a single RUN")
-    failures = False
+    failed = False
     for folder in folders:
-        found = read(folder)
-        target = to or found.folder
-        if to is not None and to.resolve() != found.folder.resolve():
-            copy_journal(found.folder, to)
-        failures |= write_reports(found, target)
+        stored = read(folder)
+        target = to or stored.folder
+        if to is not None and to.resolve() != stored.folder.resolve():
+            copy_journal(stored.folder, to)
+        failed |= write_reports(stored, target)
         typer.echo(f"Reports and plots: {target}")
         if open_page:
             typer.launch(str((target / "report.html").resolve()))
-    leave(has_findings=failures)
+    raise typer.Exit(ExitCode.finding if failed else ExitCode.passed)
+
+
+COMMAND = Command(function=report, order=50)

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from attnbench.commands import Command
 from attnbench.commands.options import OpenPage, ResultsFolder
 
 
@@ -31,3 +32,6 @@ def tensorboard(
         typer.launch(address)
     server.wait(stopped)
     typer.echo("ended", err=True)
+
+
+COMMAND = Command(function=tensorboard, order=120)

@@ -1,6 +1,7 @@
-"""A state of the user's code, from git, in a folder of its own; the repository itself is only read.
+"""What git knows: the commit that a run belongs to, and a revision's files in a folder of their own.
 
-No worktree is registered: files come through an index of their own, so that a kill leaves nothing in `.git`.
+The repository itself is only read. No worktree is registered: files come through an index of their own, so that a kill
+leaves nothing in `.git`.
 Source: https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export an entire tree".
 """
 
@@ -12,13 +13,13 @@ from collections.abc import Mapping
 from pathlib import Path
 
 NO_REPOSITORY = "not a git repository (or any"
-"""What git says where there is none in a folder and none above it."""
+"""What git prints where there is none in a folder and none above it."""
 ENGLISH = {"LC_ALL": "C"}
-"""The words that are looked for must not be translated."""
+"""The text that is looked for must not be translated."""
 
 
-def top(folder: Path = Path()) -> Path:
-    """The uppermost folder of the repository that `folder` lies in.
+def repository_root(folder: Path = Path()) -> Path:
+    """The root folder of the repository that `folder` lies in.
 
     Raises:
         ValueError: it lies in none, git refuses it, or there is no git.
@@ -26,10 +27,10 @@ def top(folder: Path = Path()) -> Path:
     try:
         return Path(_git("rev-parse", "--show-toplevel", folder=folder, variables=ENGLISH).rstrip("\n"))
     except subprocess.CalledProcessError as error:
-        where, said = folder.resolve(), " ".join(error.stderr.split())
-        if NO_REPOSITORY in said:
+        where, message = folder.resolve(), " ".join(error.stderr.split())
+        if NO_REPOSITORY in message:
             raise ValueError(f"{where} lies in no git repository: go to one, or give two folders or files") from None
-        raise ValueError(f"git cannot read the repository at {where}: {said}") from None
+        raise ValueError(f"git cannot read the repository at {where}: {message}") from None
 
 
 def resolve(revision: str) -> str:
@@ -38,7 +39,7 @@ def resolve(revision: str) -> str:
     Raises:
         ValueError: there is no such revision here, or no repository.
     """
-    top()
+    repository_root()
     try:
         return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").strip()
     except subprocess.CalledProcessError:
@@ -49,7 +50,7 @@ def resolve(revision: str) -> str:
 
 
 def check_out(commit: str, target: Path) -> None:
-    """Write every file of a commit below `target`, which is there whole or not at all. Submodules stay empty.
+    """Write every file of a commit below `target`, which then is there whole or not at all. Submodules stay empty.
 
     Raises:
         ValueError: the commit is gone, or the folder cannot be written.
@@ -58,9 +59,9 @@ def check_out(commit: str, target: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
     try:
         draft.mkdir(parents=True)
-        upper, own = top(), {"GIT_INDEX_FILE": str(index)}
-        _git("read-tree", commit, folder=upper, variables=own)
-        _git("checkout-index", "--all", "--quiet", f"--prefix={draft}/", folder=upper, variables=own)
+        root, own = repository_root(), {"GIT_INDEX_FILE": str(index)}
+        _git("read-tree", commit, folder=root, variables=own)
+        _git("checkout-index", "--all", "--quiet", f"--prefix={draft}/", folder=root, variables=own)
         draft.rename(target)
     except subprocess.CalledProcessError as error:
         raise ValueError(f"{commit[:12]} cannot be checked out: {error.stderr.strip()}") from None
@@ -71,7 +72,7 @@ def check_out(commit: str, target: Path) -> None:
 
 
 def build(command: str, folder: Path, what: str) -> None:
-    """Run a command where a state of the code lies, without a shell; what it says goes to standard error.
+    """Run a command in `folder`, without a shell; what it prints goes to standard error.
 
     Raises:
         ValueError: it cannot be run, or fails.
@@ -82,7 +83,16 @@ def build(command: str, folder: Path, what: str) -> None:
     except (OSError, ValueError) as error:
         raise ValueError(f"{what} cannot be built by {command}: {error}") from None
     if code:
-        raise ValueError(f"{what} cannot be built: {command} ended with exit code {code}; what it said stands above")
+        raise ValueError(f"{what} cannot be built: {command} ended with exit code {code}; what it printed stands above")
+
+
+def current_commit() -> str:
+    """The commit checked out here, with + after it where files have changed since; empty outside a repository."""
+    try:
+        head = _git("rev-parse", "HEAD").strip()
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return ""
 
 
 def _git(*arguments: str, folder: Path = Path(), variables: Mapping[str, str] | None = None) -> str:

@@ -17,7 +17,7 @@ INSTALLED = Path(torch.__file__).parents[1]
 
 
 def describe(error: BaseException) -> tuple[Status, str]:
-    """What became of a cell that raised `error`, and where in the implementation's own file."""
+    """The status of a cell that raised `error`, and a message that names the line in the implementation's own file."""
     if isinstance(error, OutOfReachError):
         return error.status, str(error)
     if isinstance(error, UncheckableError | NotOneGraphError):
@@ -32,7 +32,7 @@ def describe(error: BaseException) -> tuple[Status, str]:
 
 
 def _place(error: BaseException) -> str:
-    """The innermost line that is neither ours nor a library's: " (mine.py, line 12)"; empty where there is none."""
+    """The innermost line that is neither ours nor a library's, as in " (mine.py, line 12)"; "" where there is none."""
     for frame in reversed(traceback.extract_tb(error.__traceback__)):
         path = Path(frame.filename)
         if path.exists() and OURS not in path.parents and INSTALLED not in path.parents:

@@ -1,28 +1,33 @@
-"""Whether a file of Python is all that it needs, so that two states of it can live in one process without meeting.
-
-And where what it needs may lie, for the process of its own that its side gets where it is not.
-"""
+"""Whether two states of a file can share a process; and where each side's process looks for modules if they cannot."""
 
 import ast
 import sys
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-OURS = "attnbench"
+from attnbench.plugins import split
+from attnbench.processes.worker_client import ROOT
+from attnbench.storage.events import Side
+
+SIDES_FOLDER = "sides"
+"""Below a run's folder, as long as the run is in progress: what was checked out, and links to what workers import."""
+PACKAGE = "attnbench"
 """Always this harness, whatever the side holds."""
 SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
-"""Who uses these registers something for the whole process, or imports what cannot be foreseen."""
-TAKEN = sys.stdlib_module_names | {"torch"}
+"""Whoever uses these registers something for the whole process, or imports what cannot be predicted."""
+RESERVED = sys.stdlib_module_names | {"torch"}
 """Never a side's own, whatever lies in its folders."""
-NEEDED = frozenset({
+REQUIRED = frozenset({
     "filelock", "fsspec", "jinja2", "msgspec", "networkx", "numpy", "psutil", "sympy", "triton", "typing_extensions",
 })  # fmt: skip
 """What torch and a worker import: a package of such a name is a side's own, a single file lies there by chance."""
 SUFFIXES = {".py", ".pyc", ".so"}
 
 
-def is_alone(path: Path, roots: Sequence[Path]) -> bool:
-    """Whether the file imports nothing that may be of a side with one of `roots`, and registers nothing.
+def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
+    """Whether the file imports nothing that may belong to a side with one of `roots`, and registers nothing.
+
+    Then two states of it can live in one process without meeting.
 
     Raises:
         ValueError: it is not Python that can be read.
@@ -30,29 +35,69 @@ def is_alone(path: Path, roots: Sequence[Path]) -> bool:
     text = path.read_text(encoding="utf-8")
     if any(word in text for word in SHARED):
         return False
-    folders = [path.parent, *(place for root in roots for place in places(path, root))]
-    names = set(_imported(ast.parse(text, filename=str(path)))) - TAKEN - {OURS}
+    folders = [path.parent, *(place for root in roots for place in _places(path, root))]
+    names = set(_imported(ast.parse(text, filename=str(path)))) - RESERVED - {PACKAGE}
     return not any(_holds(folder, name) for folder in folders for name in names)
 
 
-def places(path: Path, root: Path) -> list[Path]:
+def side_folders(side: Side, links: Path) -> list[Path]:
+    """Where a process looks for its side's own packages, before those that are installed.
+
+    A folder that is a package is left out: what lies in it is imported by the package's name. In place of a folder that
+    holds what would hide Python's own modules or torch, there is one below `links` with links to the rest.
+    """
+    files = [file for spec in side.implementations.values() if (file := split(spec)[0]) is not None]
+    if not side.root or not files:
+        return []
+    top = Path(side.root).resolve()
+    places = dict.fromkeys(place for file in files for place in _places(file, top))
+    kept = [
+        place
+        for place in sorted(places, key=lambda place: len(place.parts))
+        if place.is_dir() and (place in {top, top / "src"} or not (place / "__init__.py").exists())
+    ]
+    return [_without_hiding(place, links / str(number)) for number, place in enumerate(kept)]
+
+
+def harness_folder(folder: Path) -> Path:
+    """Link this harness, and nothing else, into `folder`: where it is installed there are other packages, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / PACKAGE
+    if not link.is_symlink():
+        link.symlink_to(ROOT / PACKAGE, target_is_directory=True)
+    return folder.resolve()
+
+
+def _places(path: Path, root: Path) -> list[Path]:
     """Where packages of a file's side may lie: each folder from its root down to the file's own, and the src in each.
 
     The outermost comes first. A package lies above the files that import it: so none of what lies beside such a file, a
     `bench/foo.py` for example, takes the place of the package `foo`. And all files of a side share a process: what is
-    nearest to one of them lies beside another by chance.
+    nearest to one of them is near another by chance.
     """
     top, own = root.resolve(), path.parent.resolve()
     inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(top)] or [top]
     return list(dict.fromkeys(place for folder in reversed(inside) for place in (folder, folder / "src")))
 
 
-def hides(entry: Path) -> bool:
-    """Whether an entry of a folder would be found in place of Python's own modules, torch or what torch needs."""
+def _without_hiding(place: Path, target: Path) -> Path:
+    entries = sorted(place.iterdir())
+    if not any(map(_hides, entries)):
+        return place
+    target.mkdir(parents=True, exist_ok=True)
+    for entry in entries:
+        link = target / entry.name
+        if not _hides(entry) and not link.is_symlink():
+            link.symlink_to(entry)
+    return target.resolve()
+
+
+def _hides(entry: Path) -> bool:
+    """Whether an entry of a folder would be imported in place of Python's own modules, torch or what torch imports."""
     name = entry.name.partition(".")[0]
     if entry.is_dir():
-        return name in TAKEN and (entry / "__init__.py").exists()
-    return entry.suffix in SUFFIXES and name in TAKEN | NEEDED
+        return name in RESERVED and (entry / "__init__.py").exists()
+    return entry.suffix in SUFFIXES and name in RESERVED | REQUIRED
 
 
 def _imported(tree: ast.Module) -> Iterator[str]:
@@ -65,5 +110,5 @@ def _imported(tree: ast.Module) -> Iterator[str]:
 
 
 def _holds(folder: Path, name: str) -> bool:
-    is_file = name not in NEEDED and (folder / f"{name}.py").exists()
+    is_file = name not in REQUIRED and (folder / f"{name}.py").exists()
     return not name or is_file or (folder / name).is_dir()

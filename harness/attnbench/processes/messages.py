@@ -1,57 +1,89 @@
-"""What the parent asks of a worker, and what the worker answers: JSON lines over a pipe, an answer for each request."""
+"""What the coordinator and a worker say to one another: requests and replies as JSON lines, and the heartbeat.
+
+Each request gets one reply. The heartbeat is written by the worker without being asked, and outlives its crash.
+"""
+
+import mmap
+import os
+import struct
+import tempfile
+from pathlib import Path
+from typing import Any
 
 import msgspec
 
-from attnbench.storage.ceilings import Ceilings
-from attnbench.storage.events import ArmSamples
+from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.memory_events import Timeline
-from attnbench.storage.records import PROBE, Agreement, Arm, Environment, Measurement, Operators, Status
+from attnbench.storage.records import PROBE, Arm, Environment, Status
 from attnbench.workloads.workload import Workload
 
 
-class Hello(msgspec.Struct, frozen=True, kw_only=True, tag="hello"):
-    """Who are you? Answered by Ready. `layout` shifts where memory lies, so that no epoch is like another."""
+class Start(msgspec.Struct, frozen=True, kw_only=True, tag="start"):
+    """First request to a fresh worker. `layout` shifts where memory lies, so that no epoch is like another."""
 
     layout: int = 0
 
 
-class Check(msgspec.Struct, frozen=True, kw_only=True, tag="check"):
-    """Is this implementation right on this workload, and within reach? Answered by Checked."""
+class CellRequest(msgspec.Struct, frozen=True, kw_only=True):
+    """A request about one cell; `spec` says from where the arm's implementation is loaded."""
 
     workload: Workload
+    arm: Arm
     spec: str
-    side: str = ""  # as in Arm
+
+    @property
+    def names(self) -> dict[str, Any]:
+        """What names the cell in an event."""
+        return {"workload": self.workload.id, "implementation": self.arm.implementation, "side": self.arm.side}
+
+
+class Check(CellRequest, frozen=True, kw_only=True, tag="check"):
+    """Check whether the implementation is right, and within the limits. Answered by CellChecked."""
+
     call_limit_s: float
     memory_limit_bytes: int
     seed: int
 
 
-class Observe(msgspec.Struct, frozen=True, kw_only=True, tag="observe"):
-    """Read a metric that has a pass of its own. Answered by Observed, or Failed."""
+class Observe(CellRequest, frozen=True, kw_only=True, tag="observe"):
+    """Read a metric that has a pass of its own. Answered by CellMeasured, or Failed."""
 
-    workload: Workload
-    spec: str
-    side: str = ""  # as in Arm
     metric: str
 
 
-class Profile(msgspec.Struct, frozen=True, kw_only=True, tag="profile"):
-    """See which operators run. Answered by Profiled, or Failed."""
-
-    workload: Workload
-    spec: str
-    side: str = ""  # as in Arm
+class Profile(CellRequest, frozen=True, kw_only=True, tag="profile"):
+    """See which operators run. Answered by CellProfiled, or Failed."""
 
 
-class FindCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
-    """What can this machine do at most, on the workload's device, dtype and threads? Answered by Found, or Failed."""
+class Trace(CellRequest, frozen=True, kw_only=True, tag="trace"):
+    """Trace some steps into `file`. Answered by Traced, or Failed."""
+
+    file: str
+
+
+class Attempt(CellRequest, frozen=True, kw_only=True, tag="attempt"):
+    """Make a call that may not fit, and see what it takes. Answered by Attempted, or Failed.
+
+    `limit_bytes` is all that the call may take beyond its inputs; 0: as much as there is. `snapshot` is a file for
+    CUDA's memory snapshot; "": none.
+    """
+
+    limit_bytes: int = 0
+    snapshot: str = ""
+
+
+class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings"):
+    """Measure what this machine can do at most, on the workload's device, dtype and threads, in about `limit_s`.
+
+    Answered by CeilingsMeasured, or Failed.
+    """
 
     workload: Workload
     limit_s: float
 
 
-class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
-    """Sample some blocks. `arms` pairs an arm with its implementation's spec. Answered by Visited or Failed."""
+class SampleBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
+    """Sample the blocks of a visit. `arms` pairs arms with their specs. Answered by VisitFinished, or Failed."""
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]
@@ -60,98 +92,30 @@ class TakeVisit(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     num_blocks: int
     seed: int
     cache: str = "warm"
-    verifies: bool = True  # see afterwards whether every arm still computes
+    verifies: bool = True  # check afterwards that every arm still computes
     settles: bool = False  # answer only when no thread spins any more: another process is next
 
 
-class Trace(msgspec.Struct, frozen=True, kw_only=True, tag="trace"):
-    """Trace some steps into `file`. Answered by Traced, or Failed."""
-
-    workload: Workload
-    spec: str
-    side: str = ""  # as in Arm
-    file: str
+Work = Check | Profile | Observe | MeasureCeilings | SampleBlocks | Trace | Attempt
+"""What a worker that was started is asked."""
+Request = Start | Work
 
 
-class Attempt(msgspec.Struct, frozen=True, kw_only=True, tag="attempt"):
-    """Does a call fit, and what does it take? Answered by Attempted, or Failed.
-
-    `limit_bytes` is all that the call may take beyond its inputs; 0: as much as there is. `snapshot` is a file for
-    CUDA's memory snapshot; "": none.
-    """
-
-    workload: Workload
-    spec: str
-    side: str = ""  # as in Arm
-    limit_bytes: int = 0
-    snapshot: str = ""
-
-
-Work = Check | Profile | Observe | FindCeilings | TakeVisit | Trace | Attempt
-Request = Hello | Work
-
-
-class Ready(msgspec.Struct, frozen=True, kw_only=True, tag="ready"):
-    """The worker's environment; of two workers the candidate's, and the base's beside it."""
+class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
+    """The worker's environment; of two workers the candidate's, and also the base's."""
 
     environment: Environment
     base: Environment | None = None
 
 
-class Checked(msgspec.Struct, frozen=True, kw_only=True, tag="checked"):
-    """How the check ended."""
-
-    status: Status
-    message: str = ""
-    is_predicted: bool = False
-    agreement: Agreement | None = None
-    check_s: float = 0.0
-    executed_flops: int | None = None
-    ends: bool = False  # the worker can do nothing more: its device answers every call with the same error
-
-
-class Observed(msgspec.Struct, frozen=True, kw_only=True, tag="observed"):
-    """The metric's value."""
-
-    measurement: Measurement
-
-
-class Profiled(msgspec.Struct, frozen=True, kw_only=True, tag="profiled"):
-    """What ran."""
-
-    operators: Operators
-
-
-class Found(msgspec.Struct, frozen=True, kw_only=True, tag="found"):
-    """What products and copies reached."""
-
-    ceilings: Ceilings
-
-
-class Visited(msgspec.Struct, frozen=True, kw_only=True, tag="visited"):
-    """The samples of each arm, and the seconds inside calls."""
-
-    arms: tuple[ArmSamples, ...]
-    called_s: float = 0.0
-
-
 class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
-    """The trace is written, and has as many bytes."""
+    """The trace is written, and has this many bytes."""
 
     num_bytes: int
 
 
-class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
-    """The request failed at this arm; at the interference probe, or without an arm: by the harness itself."""
-
-    status: Status
-    message: str
-    arm: Arm = PROBE
-    ends: bool = False  # as of Checked
-
-
 class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):
-    """It fits. `timeline` is there on the CPU alone; `free_bytes` were free before it."""
+    """The call fits. `timeline` is there on the CPU alone; `free_bytes` were free before it."""
 
     call_s: float
     peak_bytes: int
@@ -159,4 +123,57 @@ class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):
     timeline: Timeline | None = None
 
 
-Reply = Ready | Checked | Profiled | Observed | Found | Visited | Traced | Attempted | Failed
+class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
+    """The request failed at this arm; at the interference probe, or without an arm: in the harness itself."""
+
+    status: Status
+    message: str
+    arm: Arm = PROBE
+
+
+Reply = (
+    Started | CellChecked | CellProfiled | CellMeasured | CeilingsMeasured | VisitFinished | Traced | Attempted | Failed
+)
+"""Where the work is an event of the run, the reply is that event, ready for the journal (storage/events.py)."""
+
+
+class Envelope(msgspec.Struct, frozen=True, kw_only=True):
+    """A reply as it is sent, and whether the worker is of no more use: its device answers with errors only."""
+
+    reply: Reply
+    ends: bool = False
+
+
+class Heartbeat:
+    """Eight bytes of shared memory that say which arm a worker is trying; the worker writes, the coordinator reads.
+
+    Writing takes less than a microsecond, so that even inside a block each turn can be announced. The file behind it
+    has no name: nothing remains of it, however the processes end.
+    """
+
+    HARNESS = 2**32 - 1
+    """Stands for no arm: the harness's own work."""
+    _LAYOUT = struct.Struct("<II")  # how many steps were begun, index of the arm
+
+    def __init__(self, descriptor: int | None = None) -> None:
+        """Map the open file with this descriptor, which another process has made; without one, make a new file."""
+        if descriptor is None:
+            descriptor, name = tempfile.mkstemp(prefix="attnbench-heartbeat-")
+            Path(name).unlink()
+            os.truncate(descriptor, self._LAYOUT.size)
+        self.descriptor = descriptor
+        self._memory = mmap.mmap(descriptor, self._LAYOUT.size)
+
+    def beat(self, arm: int = 0) -> None:
+        """Announce a step of the arm with this index; where a request names one implementation, of that."""
+        self._LAYOUT.pack_into(self._memory, 0, (self.read()[0] + 1) % 2**32, arm)
+
+    def read(self) -> tuple[int, int]:
+        """How many steps were begun, and the index of the arm that the last one tries."""
+        count, arm = self._LAYOUT.unpack_from(self._memory, 0)
+        return count, arm
+
+    def close(self) -> None:
+        """Let go of the memory and of the file."""
+        self._memory.close()
+        os.close(self.descriptor)

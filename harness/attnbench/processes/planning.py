@@ -1,7 +1,7 @@
 """From what was typed to a plan: sweep, settings, implementations and limits, checked before any work begins."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from attnbench import plugins
@@ -29,7 +29,7 @@ class Selection:
     seed: int = 0
     cache: str = "warm"
     allocator: str | None = None
-    metrics: Sequence[str] | None = field(default=None)
+    metrics: Sequence[str] | None = None
 
 
 def devices() -> tuple[str, ...]:
@@ -41,7 +41,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     """The plan of a run. The baseline takes part even where it was not named, since ratios need it.
 
     Raises:
-        ValueError: whatever was given that cannot be; the message says what is allowed.
+        ValueError: whatever was given that is not possible; the message says what is allowed.
     """
     chosen = sweep.load(selection.sweep)
     settings = sweep.parse_settings(selection.settings)
@@ -49,8 +49,8 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     for named in dict.fromkeys(workload.device for workload in workloads):
         device(named)  # raises where there is no such device
     plugins.check_specs(chosen.leave_out)
-    everybody = [name for name in plugins.implementation_names() if name not in chosen.leave_out]
-    specs = list(dict.fromkeys(selection.implementations or chosen.implementations or everybody))
+    usual = [name for name in plugins.implementation_names() if name not in chosen.leave_out]
+    specs = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
     if with_baseline and selection.baseline not in map(plugins.name_of, specs):
         specs.append(selection.baseline)
     plugins.check_specs(specs)

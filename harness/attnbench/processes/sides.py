@@ -18,8 +18,7 @@ import psutil
 
 from attnbench import plugins
 from attnbench.processes import checkout, planning
-from attnbench.processes.isolation import is_alone
-from attnbench.processes.paired_client import FOLDER
+from attnbench.processes.isolation import SIDES_FOLDER, is_self_contained
 from attnbench.processes.planning import Selection
 from attnbench.statistics.effects import FEWEST_EPOCHS
 from attnbench.storage.events import Plan, Side, Sides
@@ -32,8 +31,8 @@ FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Asked:
-    """What was typed: the sides, and the rest of the selection."""
+class SidesSelection:
+    """What was typed: the two sides, and the rest of the selection."""
 
     base: str
     candidate: str
@@ -43,8 +42,8 @@ class Asked:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Found:
-    """One implementation on one side: its spec, or why it is not there."""
+class OneSided:
+    """An implementation on one side: its spec, or why it is missing there."""
 
     spec: str
     missing: str = ""
@@ -55,36 +54,39 @@ class Found:
         return plugins.split(self.spec)[0]
 
 
-def plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
+Pair = tuple[OneSided, OneSided]
+"""An implementation on the base's side and on the candidate's."""
+
+
+def plan(asked: SidesSelection, folder: Path) -> tuple[Plan | None, list[str]]:
     """The plan of a run in `folder`, with the sides checked out below it, and the names that need no comparison.
 
     No plan where every implementation is the same on both sides.
 
     Raises:
-        ValueError: whatever was given that cannot be; the message says what is allowed. Nothing is left behind.
+        ValueError: whatever was given that is not possible; the message says what is allowed. Nothing is left behind.
     """
     try:
         claim(folder)
         return _plan(asked, folder)
     except BaseException:
-        clear(folder)
+        remove_checkouts(folder)
         raise
 
 
-def _plan(asked: Asked, folder: Path) -> tuple[Plan | None, list[str]]:
+def _plan(asked: SidesSelection, folder: Path) -> tuple[Plan | None, list[str]]:
     texts = {"base": asked.base, "candidate": asked.candidate}
-    files = {name: text for name, text in texts.items() if plugins.split(text)[0] is not None}
     if asked.build and not any(map(_is_built, texts.values())):
         raise ValueError("--build is for revisions: what else a side can be is measured as it lies there")
-    if files:
-        sides, found = _files(asked), _specs_of_files(asked)
-        same: list[str] = []
+    same: list[str] = []
+    if any(plugins.split(text)[0] is not None for text in texts.values()):
+        sides, pairs = _files(asked)
     else:
-        sides = {name: _side(text, folder / FOLDER / name) for name, text in texts.items()}
-        put_in_place(Sides(base=sides["base"], candidate=sides["candidate"], build=asked.build))
-        found, same = _implementations(asked.selection.implementations, sides, is_built=bool(asked.build))
-    kept = {name: pair for name, pair in found.items() if not all(each.missing for each in pair)}
-    if gone := [pair[1].missing for name, pair in found.items() if name not in kept]:
+        sides = {name: _side(text, folder / SIDES_FOLDER / name) for name, text in texts.items()}
+        check_out(Sides(base=sides["base"], candidate=sides["candidate"], build=asked.build))
+        pairs, same = _implementations(asked.selection.implementations, sides, is_built=bool(asked.build))
+    kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
+    if gone := [pair[1].missing for name, pair in pairs.items() if name not in kept]:
         raise ValueError(f"on neither side: {gone[0]}")
     if not kept:
         return None, same
@@ -104,25 +106,25 @@ def _is_built(text: str) -> bool:
     return text.startswith(REVISION) and text != REVISION + WORKTREE
 
 
-def _plan_of(given: Selection, compared: Sides) -> Plan:
+def _plan_of(selection: Selection, compared: Sides) -> Plan:
     """The usual plan, with two sides in place of implementations and a baseline."""
-    allocator = given.allocator or ("retain" if compared.is_apart else "system")
+    allocator = selection.allocator or ("retain" if compared.is_apart else "system")
     specs = [*compared.base.implementations.values(), *compared.candidate.implementations.values()]
-    made = planning.plan(replace(given, implementations=(), allocator=allocator), with_baseline=False)
+    usual = planning.plan(replace(selection, implementations=(), allocator=allocator), with_baseline=False)
     return msgspec.structs.replace(
-        made,
+        usual,
         implementations=(),
         baseline="",
         digests={spec: plugins.digest(spec) for spec in specs},
         sides=compared,
-        num_epochs=max(made.num_epochs, FEWEST_EPOCHS),  # nothing is said of the whole with fewer
+        num_epochs=max(usual.num_epochs, FEWEST_EPOCHS),  # with fewer there is no verdict on the whole
     )
 
 
 def _side(text: str, target: Path) -> Side:
-    """What a text stands for; a revision's files shall lie at `target`."""
+    """The side that a text stands for; a revision's files are to lie at `target`."""
     if text == REVISION + WORKTREE:
-        return Side(given=text, root=os.path.relpath(checkout.top()))
+        return Side(given=text, root=os.path.relpath(checkout.repository_root()))
     if text.startswith(REVISION):
         return Side(given=text, root=str(target), commit=checkout.resolve(text.removeprefix(REVISION)))
     path = Path(text)
@@ -133,36 +135,34 @@ def _side(text: str, target: Path) -> Side:
     raise ValueError(f"{text} is not a side of a comparison: give {FORMS}")
 
 
-def _files(asked: Asked) -> dict[str, Side]:
+def _files(asked: SidesSelection) -> tuple[dict[str, Side], dict[str, Pair]]:
+    """Two files as two sides, under the name of the second."""
     if asked.selection.implementations:
-        raise ValueError("--implementation is not allowed beside FILE.py:NAME, which says what is compared")
+        raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
     for text in (asked.base, asked.candidate):
         if plugins.split(text)[0] is None:
             raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
-    return {"base": Side(given=asked.base), "candidate": Side(given=asked.candidate)}
-
-
-def _specs_of_files(asked: Asked) -> dict[str, tuple[Found, Found]]:
     plugins.check_specs([f"base={asked.base}", f"candidate={asked.candidate}"])
-    return {plugins.name_of(asked.candidate): (Found(spec=asked.base), Found(spec=asked.candidate))}
+    sides = {"base": Side(given=asked.base), "candidate": Side(given=asked.candidate)}
+    return sides, {plugins.name_of(asked.candidate): (OneSided(spec=asked.base), OneSided(spec=asked.candidate))}
 
 
 def _implementations(
     given: Sequence[str], sides: Mapping[str, Side], *, is_built: bool
-) -> tuple[dict[str, tuple[Found, Found]], list[str]]:
-    """By name: the implementation on the base's side and on the candidate's; and who was left out, being the same.
+) -> tuple[dict[str, Pair], list[str]]:
+    """By name, each implementation on both sides; and the names of those left out because they are the same.
 
-    Where something was built nobody is the same: it may come in by ways that a text does not show.
+    Where something was built none counts as the same: it may come in by ways that a text does not show.
     """
     specs = list(dict.fromkeys(given)) or _in_folders(sides)
-    found: dict[str, tuple[Found, Found]] = {}
+    pairs: dict[str, Pair] = {}
     for spec in specs:
         name = plugins.name_of(spec)
-        if name in found:
+        if name in pairs:
             raise ValueError(f"{spec} would share the name {name} with another: label it, as in OTHER={spec}")
-        found[name] = (_find(spec, sides["base"]), _find(spec, sides["candidate"]))
-    same = [] if given or is_built else [name for name, pair in found.items() if _are_same(pair, sides)]
-    return {name: pair for name, pair in found.items() if name not in same}, same
+        pairs[name] = (_on_side(spec, sides["base"]), _on_side(spec, sides["candidate"]))
+    same = [] if given or is_built else [name for name, pair in pairs.items() if _are_same(pair, sides)]
+    return {name: pair for name, pair in pairs.items() if name not in same}, same
 
 
 def _in_folders(sides: Mapping[str, Side]) -> list[str]:
@@ -178,7 +178,7 @@ def _in_folders(sides: Mapping[str, Side]) -> list[str]:
     return list(stems)
 
 
-def _find(spec: str, side: Side) -> Found:
+def _on_side(spec: str, side: Side) -> OneSided:
     path, attribute = plugins.split(spec)
     if side.root and path is None:
         path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", IMPLEMENTATION
@@ -188,50 +188,49 @@ def _find(spec: str, side: Side) -> Found:
     try:
         plugins.check_specs([f"x={here}"])
     except ValueError as error:
-        return Found(spec=here, missing=str(error).replace(f"{side.root}/", "") if side.root else str(error))
-    return Found(spec=here)
+        return OneSided(spec=here, missing=str(error).replace(f"{side.root}/", "") if side.root else str(error))
+    return OneSided(spec=here)
 
 
 def _inside(path: Path, side: Side) -> Path:
-    """Where a path that was typed lies below the side's root; for a repository, typed from where one stands in it.
+    """Where a path that was typed lies below the side's root; in a repository, typed from the current folder in it.
 
     Raises:
         ValueError: it lies outside.
     """
     if not side.given.startswith(REVISION) and not path.is_absolute():
         return path
-    upper = checkout.top() if side.given.startswith(REVISION) else Path(side.root).resolve()
+    root = checkout.repository_root() if side.given.startswith(REVISION) else Path(side.root).resolve()
     try:
-        return path.resolve().relative_to(upper.resolve())
+        return path.resolve().relative_to(root.resolve())
     except ValueError:
-        raise ValueError(f"{path} lies outside of {side.given}: give a file inside {upper}") from None
+        raise ValueError(f"{path} lies outside of {side.given}: give a file inside {root}") from None
 
 
-def _must_be_apart(sides: Mapping[str, Side], kept: Mapping[str, tuple[Found, Found]]) -> bool:
-    """Whether one process cannot hold both: another interpreter, or files that are not all that they need."""
+def _must_be_apart(sides: Mapping[str, Side], kept: Mapping[str, Pair]) -> bool:
+    """Whether one process cannot hold both: another interpreter, or files that import others of their side."""
     if sides["base"].python != sides["candidate"].python:
         return True
-    return not all(_is_alone(each, sides) for pair in kept.values() for each in pair if not each.missing)
+    return not all(_is_self_contained(each, sides) for pair in kept.values() for each in pair if not each.missing)
 
 
-def _is_alone(found: Found, sides: Mapping[str, Side]) -> bool:
+def _is_self_contained(one: OneSided, sides: Mapping[str, Side]) -> bool:
     roots = [Path(side.root) for side in sides.values() if side.root]
-    return found.path is None or is_alone(found.path, roots)
+    return one.path is None or is_self_contained(one.path, roots)
 
 
-def _are_same(pair: tuple[Found, Found], sides: Mapping[str, Side]) -> bool:
-    """Whether both run the very same code: the same bytes, and no file of the side beside them."""
-    if any(each.missing or each.path is None for each in pair) or not all(_is_alone(each, sides) for each in pair):
+def _are_same(pair: Pair, sides: Mapping[str, Side]) -> bool:
+    """Whether both run the very same code: the same bytes, which import no file of their side."""
+    if any(each.missing or each.path is None or not _is_self_contained(each, sides) for each in pair):
         return False
-    digests = {hashlib.sha256(each.path.read_bytes()).digest() for each in pair if each.path is not None}
-    return len(digests) == 1
+    return len({hashlib.sha256(each.path.read_bytes()).digest() for each in pair if each.path is not None}) == 1
 
 
-def put_in_place(sides: Sides) -> None:
-    """Check out what is a revision and not there, and build it.
+def check_out(sides: Sides) -> None:
+    """Check out each side that is a revision and is not there yet, and build it.
 
     Raises:
-        ValueError: it cannot be.
+        ValueError: that fails.
     """
     for side in (sides.base, sides.candidate):
         if side.commit and not Path(side.root).exists():
@@ -241,42 +240,42 @@ def put_in_place(sides: Sides) -> None:
 
 
 def claim(folder: Path) -> None:
-    """Note whose the files below a run's folder are; those of somebody who was killed may not be whole."""
-    _sweep_up(folder / FOLDER / OWNER)
-    (folder / FOLDER).mkdir(parents=True, exist_ok=True)
-    (folder / FOLDER / OWNER).write_text(str(os.getpid()), encoding="utf-8")
+    """Note which process owns the files below a run's folder; those of one that was killed may not be whole."""
+    _remove_if_abandoned(folder / SIDES_FOLDER / OWNER)
+    (folder / SIDES_FOLDER).mkdir(parents=True, exist_ok=True)
+    (folder / SIDES_FOLDER / OWNER).write_text(str(os.getpid()), encoding="utf-8")
 
 
-def sweep_up(results: Path) -> None:
-    """Remove what comparisons that were killed left below `results`: a run that is resumed checks out anew."""
-    for note in (results / "runs").glob(f"*/{FOLDER}/{OWNER}"):
-        _sweep_up(note)
+def remove_abandoned(results: Path) -> None:
+    """Remove what comparisons that were killed left below `results`: a run that is resumed checks out again."""
+    for owner in (results / "runs").glob(f"*/{SIDES_FOLDER}/{OWNER}"):
+        _remove_if_abandoned(owner)
 
 
-def _sweep_up(note: Path) -> None:
+def _remove_if_abandoned(owner: Path) -> None:
     with contextlib.suppress(ValueError, OSError):  # gone meanwhile, or not ours
-        if not psutil.pid_exists(int(note.read_text(encoding="utf-8"))):
-            shutil.rmtree(note.parent)
+        if not psutil.pid_exists(int(owner.read_text(encoding="utf-8"))):
+            shutil.rmtree(owner.parent)
 
 
-def clear(folder: Path) -> None:
+def remove_checkouts(folder: Path) -> None:
     """Remove what was checked out below a run's folder, and the folder where it holds nothing else."""
-    shutil.rmtree(folder / FOLDER, ignore_errors=True)
+    shutil.rmtree(folder / SIDES_FOLDER, ignore_errors=True)
     if folder.is_dir() and not any(folder.iterdir()):
         folder.rmdir()
 
 
 @contextmanager
-def at_work(made: Plan, folder: Path) -> Iterator[None]:
-    """Both sides in place while the run is at work, and removed afterwards; after a kill the next attempt does it.
+def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
+    """Both sides' files are there within, and removed afterwards; after a kill the next attempt removes them.
 
     Raises:
         ValueError: a side cannot be checked out.
     """
-    assert made.sides is not None
+    assert planned.sides is not None
     claim(folder)
     try:
-        put_in_place(made.sides)
+        check_out(planned.sides)
         yield
     finally:
-        clear(folder)
+        remove_checkouts(folder)

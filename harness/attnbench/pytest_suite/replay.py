@@ -9,10 +9,9 @@ import msgspec
 
 from attnbench.analysis.results import read
 from attnbench.analysis.table import metric_columns, rows, table
-from attnbench.commands import progress
-from attnbench.commands.ending import write_reports
+from attnbench.commands.running import watching, write_reports
 from attnbench.plugins import name_of
-from attnbench.processes import session as run
+from attnbench.processes.execution import execute, new_folder
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Record
 from attnbench.workloads.workload import Workload
@@ -62,9 +61,9 @@ class Measured:
         chosen = {cell.spec for cell in cells}
         specs = tuple(s for s in planned.implementations if s in chosen or name_of(s) == planned.baseline)
         asked = msgspec.structs.replace(planned, workloads=workloads, implementations=specs)
-        folder = run.new_folder(results, f"{planned.sweep}-pytest")
-        with progress.watching() as watch:
-            run.execute(asked, folder, watch)
+        folder = new_folder(results, f"{planned.sweep}-pytest")
+        with watching() as watch:
+            execute(asked, folder, watch)
         found = read(folder)
         write_reports(found, folder)
         self._records = {(record.workload.id, record.implementation): record for record in found.records}

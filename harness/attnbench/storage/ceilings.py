@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 
 MATMUL, COPY = "matmul", "copy"
-Key = tuple[str, str, int]
+Place = tuple[str, str, int]
 """Device, dtype and number of threads (0: one for each core), as a workload gives them."""
 
 
@@ -47,7 +47,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     message: str = ""
 
     @property
-    def key(self) -> Key:
+    def key(self) -> Place:
         """What workloads must match."""
         return self.device, self.dtype, self.num_threads
 

@@ -1,1 +1,1 @@
-"""What is timed, when and in which order: blocks, visits, the race, forecasts; a simulated clock can drive it all."""
+"""What is timed, when and in which order: blocks, visits, the race, predictions. A simulated clock can drive it."""

@@ -1,6 +1,6 @@
 """Timing: randomised complete blocks of calibrated samples. Knows nothing of torch, so a virtual clock can drive it.
 
-A block samples every arm of a workload once, in an order drawn anew; the evidence is the ratio inside a block, which a
+A block samples every arm of a workload once, in a new random order; the evidence is the ratio inside a block, which a
 drift of the machine leaves alone. Source: R. A. Fisher, The Design of Experiments (1935), randomised complete blocks.
 """
 
@@ -20,20 +20,20 @@ from attnbench.storage.records import PROBE, Arm, Sample
 MIN_SAMPLE_S = 1e-3
 MIN_SAMPLE_TICKS = 1000
 PROBE_SAMPLE_S = 0.25e-3
-"""Of an interference probe: long enough to be late, and short beside what it watches over."""
+"""Of an interference probe: long enough to be late, and short compared with what is timed."""
 DECISIVE = 10
-"""A reading so many times as long as a sample must be ends the calibration, whatever shorter ones said."""
+"""A reading so many times as long as a sample must be ends the calibration, whatever shorter ones showed."""
 SIMILAR = 1.25
-"""Arms of one process whose calls differ by less than this factor from the next are sampled alike, as the same code."""
+"""Arms of one process whose calls differ by less than this factor from the next are sampled with the same settings."""
 MOST_COLD_CALLS = 8
 """Of a sample with cold caches: before each call twice the largest cache is written."""
 SETTLED_SHARE = 0.2
-"""A process that uses less of a processor than this is taken to sleep."""
+"""A process that uses less of a processor than this is taken to be asleep."""
 
 
 @dataclass(kw_only=True)
 class TimedCall:
-    """What one arm calls, and, once calibrated, how many calls make a sample."""
+    """What one arm calls, and, after calibration, how many calls make a sample."""
 
     arm: Arm
     call: Callable[[], object]
@@ -46,7 +46,7 @@ class TimedCall:
 
 @dataclass(frozen=True, kw_only=True)
 class Visit:
-    """A few blocks of one workload: where they stand and how their orders are drawn."""
+    """A few blocks of one workload: epoch and number, and the seed of their orders."""
 
     epoch: int
     number: int
@@ -56,11 +56,11 @@ class Visit:
 
 @dataclass(frozen=True, kw_only=True)
 class Conditions:
-    """What surrounds every sample.
+    """What is done and read around every sample.
 
-    `on_turn` hears of each arm before it is called, so that a crash can be laid at the right door; `count_faults`
-    reads the process's count of minor page faults and `read_load` how many processes want to run, both as the machine
-    says that the clock belongs to; `flush`, where given, empties the caches before every call.
+    `on_turn` is called with each arm before its calls, so that a crash can be blamed on the right one. `count_faults`
+    reads the process's count of minor page faults, and `read_load` the number of processes that want to run, both of
+    the machine that the clock belongs to. `flush`, where given, empties the caches before every call.
     """
 
     on_turn: Callable[[Arm], object] = lambda _: None
@@ -72,8 +72,10 @@ class Conditions:
 WARM = Conditions()
 
 
-def here(on_turn: Callable[[Arm], object] = lambda _: None, flush: Callable[[], object] | None = None) -> Conditions:
-    """The conditions on a real machine: its load, and the page faults of this process."""
+def conditions_here(
+    on_turn: Callable[[Arm], object] = lambda _: None, flush: Callable[[], object] | None = None
+) -> Conditions:
+    """Conditions that read the load of this machine, and the page faults of this process."""
     return Conditions(
         on_turn=on_turn,
         count_faults=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
@@ -83,15 +85,15 @@ def here(on_turn: Callable[[Arm], object] = lambda _: None, flush: Callable[[], 
 
 
 def probe_call(call: Callable[[], object]) -> TimedCall:
-    """The interference probe, which is not compared with others: short, and without an untimed call."""
+    """An interference probe, which is not compared with others: short, and without an untimed call."""
     return TimedCall(arm=PROBE, call=call, sample_s=PROBE_SAMPLE_S, is_touched=False)
 
 
 def calibrate(timed: TimedCall, clock: Clock) -> None:
-    """Double the number of calls until they fill a sample: at least its own, and 1000 ticks of the clock.
+    """Double the number of calls until they fill a sample: at least `sample_s`, and 1000 ticks of the clock.
 
-    A short call that once had to wait seems long, and would be alone in all its samples: what counts is the quickest
-    reading so far.
+    The quickest reading so far counts: a short call that had to wait would seem long, and be the only call in each of
+    its samples.
     """
     target_s = max(timed.sample_s, MIN_SAMPLE_TICKS * clock.resolution_s)
     spent_s = timed.call_s = clock.elapsed(timed.call, 1)  # first calls allocate and compile
@@ -102,7 +104,7 @@ def calibrate(timed: TimedCall, clock: Clock) -> None:
         spent_s = clock.elapsed(timed.call, num_calls)
         timed.called_s += spent_s
         timed.call_s = min(timed.call_s, spent_s / num_calls)
-    if num_calls * timed.call_s < target_s:  # a long call that once seemed short
+    if num_calls * timed.call_s < target_s:  # a long call that had seemed short
         timed.call_s = spent_s / num_calls
     timed.num_calls = num_calls
 
@@ -117,7 +119,7 @@ class Turn:
 
 
 def turns(calls: Sequence[TimedCall], *, is_cold: bool) -> list[Turn]:
-    """One for each arm; those whose calls last about as long go alike, though one was just below a threshold."""
+    """One for each arm; arms whose calls last about as long get the same settings, on both sides of a threshold."""
     groups: list[list[TimedCall]] = []
     for timed in sorted(calls, key=lambda timed: (timed.sample_s, timed.call_s)):
         last = groups[-1][-1] if groups else None
@@ -125,11 +127,11 @@ def turns(calls: Sequence[TimedCall], *, is_cold: bool) -> list[Turn]:
             groups[-1].append(timed)
         else:
             groups.append([timed])
-    made = {turn.timed.arm: turn for group in groups for turn in _alike(group, is_cold=is_cold)}
+    made = {turn.timed.arm: turn for group in groups for turn in _same_turns(group, is_cold=is_cold)}
     return [made[timed.arm] for timed in calls]
 
 
-def _alike(group: Sequence[TimedCall], *, is_cold: bool) -> Iterator[Turn]:
+def _same_turns(group: Sequence[TimedCall], *, is_cold: bool) -> Iterator[Turn]:
     num_calls = max(timed.num_calls for timed in group)
     is_short = any(timed.call_s < TOUCH_BELOW_S for timed in group)
     for timed in group:
@@ -142,7 +144,7 @@ def _alike(group: Sequence[TimedCall], *, is_cold: bool) -> Iterator[Turn]:
 def visit(
     calls: Sequence[TimedCall], clock: Clock, at: Visit, conditions: Conditions = WARM
 ) -> dict[Arm, tuple[Sample, ...]]:
-    """Take the visit's blocks; return each arm's samples in time order. The garbage collector rests meanwhile."""
+    """Take the visit's blocks; return each arm's samples in time order. The garbage collector is off meanwhile."""
     draws = random.Random(at.seed)
     samples: dict[Arm, list[Sample]] = {timed.arm: [] for timed in calls}
     with _without_garbage_collector():
@@ -201,7 +203,7 @@ def _cold(turn: Turn, clock: Clock, flush: Callable[[], object]) -> float:
 
 
 def settle(limit_s: float = 0.05, step_s: float = 1e-3) -> None:
-    """Return when the threads of this process sleep: those that have just worked spin for a while, on others' cores."""
+    """Wait until the threads of this process sleep: after work they spin for a while, on cores that others need."""
     for _ in range(int(limit_s / step_s)):
         before_s = time.process_time()
         time.sleep(step_s)

@@ -5,7 +5,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
-import torch
 
 from attnbench.devices import device, environment
 from attnbench.statistics.interference import MANY
@@ -32,28 +31,28 @@ class Finding:
 
 
 def examine() -> list[Finding]:
-    """Every finding, in order. Takes some fifteen seconds."""
-    found = environment.collect()
-    return [*_facts(found), *_load(found), *_timer(), *_threads(found), *_stolen(), noise_floor()]
+    """Every finding, in order. Takes about fifteen seconds."""
+    here = environment.collect()
+    return [*_facts(here), *_load(here), *_timer(), *_threads(here), *_stolen(), noise_floor()]
 
 
-def _facts(found: Environment) -> Iterator[Finding]:
-    yield Finding(name="processor", value=f"{found.cpu}, {found.cpu_capability}, {found.num_physical_cores} cores")
-    yield Finding(name="accelerator", value=found.accelerator or "none")
-    yield Finding(name="versions", value=", ".join(f"{name} {value}" for name, value in found.versions.items()))
+def _facts(here: Environment) -> Iterator[Finding]:
+    yield Finding(name="processor", value=f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores")
+    yield Finding(name="accelerator", value=here.accelerator or "none")
+    yield Finding(name="versions", value=", ".join(f"{name} {value}" for name, value in here.versions.items()))
     free = device("cpu").free_bytes()
-    yield Finding(name="free memory", value=f"{show(free, 'bytes')} of {show(found.memory_bytes, 'bytes')}")
-    yield Finding(name="fingerprint", value=found.fingerprint)
-    governor = found.clocks.get("governor", "")
+    yield Finding(name="free memory", value=f"{show(free, 'bytes')} of {show(here.memory_bytes, 'bytes')}")
+    yield Finding(name="fingerprint", value=here.fingerprint)
+    governor = here.clocks.get("governor", "")
     advice = "" if governor in {"", "performance"} else "clocks follow the load: set the governor to performance"
     yield Finding(name="frequency governor", value=governor or "not visible here", advice=advice)
 
 
-def _load(found: Environment) -> Iterator[Finding]:
-    cores = found.num_logical_cores or 1
+def _load(here: Environment) -> Iterator[Finding]:
+    cores = here.num_logical_cores or 1
     busy = psutil.cpu_percent(interval=1.0) / 100
     advice = "other work is running: stop it, or expect wide intervals" if busy > BUSY_SHARE else ""
-    load = "unknown" if found.load is None else f"{found.load:g}"
+    load = "unknown" if here.load is None else f"{here.load:g}"
     yield Finding(name="load", value=f"{busy:.0%} of {cores} cores busy, one-minute average {load}", advice=advice)
 
 
@@ -63,24 +62,24 @@ def _timer() -> Iterator[Finding]:
     yield Finding(name="timer step", value=show(step_s, "s"), advice=advice)
 
 
-def _threads(found: Environment) -> Iterator[Finding]:
+def _threads(here: Environment) -> Iterator[Finding]:
     cores = environment.physical_cores()
-    too_many = found.num_threads > cores
+    too_many = here.num_threads > cores
     advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}" if too_many else ""
-    yield Finding(name="threads", value=f"{found.num_threads} on {cores} physical cores", advice=advice)
-    shown = ", ".join(f"{name}={value}" for name, value in found.settings.items()) or "none set"
-    spins = [name for name, start in SPINNING.items() if found.settings.get(name, "").lower().startswith(start)]
-    told = f"idle threads keep their cores from what is timed next: unset {', '.join(spins)}" if spins else ""
-    yield Finding(name="thread and malloc settings", value=shown, advice=told)
-    yield Finding(name="freed memory", value=_freed(found))
+    yield Finding(name="threads", value=f"{here.num_threads} on {cores} physical cores", advice=advice)
+    shown = ", ".join(f"{name}={value}" for name, value in here.settings.items()) or "none set"
+    spins = [name for name, start in SPINNING.items() if here.settings.get(name, "").lower().startswith(start)]
+    advice = f"idle threads keep their cores from what is timed next: unset {', '.join(spins)}" if spins else ""
+    yield Finding(name="thread and malloc settings", value=shown, advice=advice)
+    yield Finding(name="freed memory", value=_freed(here))
 
 
-def _freed(found: Environment) -> str:
-    if found.settings.get("MALLOC_MMAP_MAX_") == "0":
+def _freed(here: Environment) -> str:
+    if here.settings.get("MALLOC_MMAP_MAX_") == "0":
         return "kept by the process"
-    if not found.system.startswith("Linux"):
+    if not here.system.startswith("Linux"):
         return "left to the system"
-    return "large blocks go back to the system, and cost page faults anew at each call; --allocator retain keeps them"
+    return "large blocks go back to the system, and cost page faults at each call; --allocator retain keeps them"
 
 
 def _stolen() -> Iterator[Finding]:
@@ -92,24 +91,25 @@ def _stolen() -> Iterator[Finding]:
 
 
 def noise_floor(budget_s: float = AA_S) -> Finding:
-    """How far two arms that are the same code seem apart, measured as everything here is measured, threads included."""
+    """How far apart two arms that are the same code seem to be, measured as a run measures, threads included."""
+    import torch
+
     matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
-    return told(compare_functions({"one": lambda: matrix @ matrix}, "one", budget_s=budget_s, stops=False))
+    compared = compare_functions({"one": lambda: matrix @ matrix}, "one")
+    compared.run(budget_s, stops=False)
+    return judge_noise(compared)
 
 
-def told(found: FunctionComparison) -> Finding:
-    """What the baseline and its A/A control say of the machine."""
-    floor = found.floor
+def judge_noise(compared: FunctionComparison) -> Finding:
+    """What the baseline and its A/A control show of the machine."""
+    floor = compared.floor
     assert floor is not None
     assert floor.largest_log is not None
     width = math.expm1(floor.largest_log)
-    disturbed = (
-        f", {found.gauge.num_discarded} of {found.gauge.num_blocks} blocks disturbed"
-        if found.gauge.num_discarded
-        else ""
-    )
-    value = f"the same code twice differs by up to {width:.2%} (measured for {found.spent_s:.1f} s{disturbed})"
-    advice = "differences below this cannot be told: see what else is running" if width > NOISY_SHARE else ""
-    if found.gauge.num_discarded > MANY * found.gauge.num_blocks:
-        advice = "somebody else is at work on this machine: what is measured now is of little worth"
+    discarded, blocks = compared.gauge.num_discarded, compared.gauge.num_blocks
+    disturbed = f", {discarded} of {blocks} blocks disturbed" if discarded else ""
+    value = f"the same code twice differs by up to {width:.2%} (measured for {compared.spent_s:.1f} s{disturbed})"
+    advice = "smaller differences cannot be detected: see what else is running" if width > NOISY_SHARE else ""
+    if discarded > MANY * blocks:
+        advice = "other work disturbs this machine: do not rely on what is measured now"
     return Finding(name="noise floor", value=value, advice=advice)

@@ -1,8 +1,8 @@
-"""What a cell will cost, told from shorter lengths before it is tried at its own: time of a call, and peak memory.
+"""Predict what a cell will cost from shorter lengths, before it is tried: the time of a call, and its peak memory.
 
 The staircase: one call each at lengths that grow fourfold, as long as the next step should fit. The last two steps give
-the exponent of growth, and with it the forecast. A cell that is wrongly thought to fit costs a little time; one that is
-wrongly thought not to is lost: so doubt counts for the cell. Why: docs/adr/0005.
+the exponent of growth, and with it the prediction. A cell that is wrongly thought to fit costs a little time; one that
+is wrongly thought not to is lost: so what is uncertain is tried. Why: docs/adr/0005.
 """
 
 import math
@@ -22,15 +22,15 @@ FIRST_COMPILED_LEN = 256
 COMPILED_STEP = 16
 """What compiles for every length climbs by fewer: always the same ones, which a compiler's own cache knows by then."""
 SCORE_COPIES = 8
-"""A cell whose score matrix, this many times over, fits into the limit is not asked for its memory: no form of
+"""The memory of a cell is not measured where its score matrix, this many times over, fits into the limit: no form of
 attention keeps more copies of it."""
-SECOND_LOOKS = 3
-DOUBTFUL = 4.0
-"""A forecast of more than this many times the limit is beyond doubt, once it was made twice."""
+MOST_RETRIES = 3
+CLEARLY_OVER = 4.0
+"""A prediction of more than this many times the limit is not tried again, once it was made twice."""
 
 
 class OutOfReachError(Exception):
-    """A cell was foreseen not to fit; carries the status and the reason."""
+    """A cell is predicted not to fit; carries the status and the reason."""
 
     def __init__(self, status: Status, reason: str) -> None:
         """Keep both."""
@@ -47,7 +47,7 @@ class Limits:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trial:
+class CallCost:
     """What one call at one length cost."""
 
     length: int
@@ -55,7 +55,7 @@ class Trial:
     peak_bytes: float | None
 
 
-def stairs(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
+def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
     """The same workload at lengths that grow fourfold, all below its own, the last at least a quarter of it.
 
     With `compiles`, at few lengths, the last at least a sixteenth of its own.
@@ -73,54 +73,51 @@ def at_length(workload: Workload, query_len: int) -> Workload:
     return msgspec.structs.replace(workload, seq_len=query_len, kv_len=key_len, mask=mask)
 
 
-def foresee(
-    workload: Workload, limits: Limits, attempt: Callable[[Workload, bool], Trial | None], *, compiles: bool = False
+def require_within(
+    limits: Limits, workload: Workload, attempt: Callable[[Workload, bool], CallCost | None], *, compiles: bool = False
 ) -> None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if the cell should fit.
 
-    An attempt that gives None, since the step's length is none of the implementation's, is passed over.
+    A step at which `attempt` returns None, since the implementation does not support its length, is passed over.
 
     Raises:
-        OutOfReachError: the forecast is above a limit; the message gives it and what it was told from.
+        OutOfReachError: the prediction is above a limit; the message gives it and what it follows from.
     """
     with_memory = SCORE_COPIES * score_matrix_bytes(workload) > limits.memory_bytes
-    trials: list[Trial] = []
-    for step in stairs(workload, compiles=compiles):
-        if trials and _forecast([t.call_s for t in trials], trials, step.seq_len, least=0.0) > limits.call_s:
+    costs: list[CallCost] = []
+    for step in staircase(workload, compiles=compiles):
+        if costs and _at(step.seq_len, costs, [cost.call_s for cost in costs], least=0.0) > limits.call_s:
             break
-        trial = attempt(step, with_memory)
-        if trial is not None:
-            trials.append(trial)
-    if not trials:
+        cost = attempt(step, with_memory)
+        if cost is not None:
+            costs.append(cost)
+    if not costs:
         return
-    call_s = _forecast([trial.call_s for trial in trials], trials, workload.seq_len)
-    for look in range(SECOND_LOOKS):  # one slow call must not cost a cell its place
-        if limits.call_s < call_s and (look == 0 or call_s <= DOUBTFUL * limits.call_s):
-            again = attempt(at_length(workload, trials[-1].length), False)  # noqa: FBT003 - its signature
-            last = trials[-1]
-            trials[-1] = replace(last, call_s=min(last.call_s, again.call_s if again else math.inf))
-            call_s = _forecast([trial.call_s for trial in trials], trials, workload.seq_len)
+    call_s = _at(workload.seq_len, costs, [cost.call_s for cost in costs])
+    for retry in range(MOST_RETRIES):  # one slow call must not cost a cell its place
+        if limits.call_s < call_s and (retry == 0 or call_s <= CLEARLY_OVER * limits.call_s):
+            last = costs[-1]
+            again = attempt(at_length(workload, last.length), False)  # noqa: FBT003 - its signature
+            costs[-1] = replace(last, call_s=min(last.call_s, again.call_s if again else math.inf))
+            call_s = _at(workload.seq_len, costs, [cost.call_s for cost in costs])
     if call_s > limits.call_s:
-        told = f"it takes {show(trials[-1].call_s, 's')} at seq_len {trials[-1].length}"
-        limit = f"over the limit of {show(limits.call_s, 's')}"
-        raise OutOfReachError(Status.timeout, f"predicted {show(call_s, 's')} for one call, {limit}; {told}")
-    peaks = [trial.peak_bytes for trial in trials if trial.peak_bytes is not None]
-    if not peaks:
-        return
-    peak = _forecast(peaks, trials, workload.seq_len)
-    if peak > limits.memory_bytes:
-        told = f"it needs {show(peaks[-1], 'bytes')} at seq_len {trials[-1].length}"
-        limit = f"over the limit of {show(limits.memory_bytes, 'bytes')}"
-        raise OutOfReachError(Status.out_of_memory, f"predicted a peak of {show(peak, 'bytes')}, {limit}; {told}")
+        why = f"over the limit of {show(limits.call_s, 's')}; it takes {show(costs[-1].call_s, 's')}"
+        message = f"predicted {show(call_s, 's')} for one call, {why} at seq_len {costs[-1].length}"
+        raise OutOfReachError(Status.timeout, message)
+    peaks = [cost.peak_bytes for cost in costs if cost.peak_bytes is not None]
+    if peaks and (peak := _at(workload.seq_len, costs, peaks)) > limits.memory_bytes:
+        why = f"over the limit of {show(limits.memory_bytes, 'bytes')}; it needs {show(peaks[-1], 'bytes')}"
+        message = f"predicted a peak of {show(peak, 'bytes')}, {why} at seq_len {costs[-1].length}"
+        raise OutOfReachError(Status.out_of_memory, message)
 
 
-def _forecast(costs: list[float], trials: list[Trial], length: int, least: float = 1.0) -> float:
-    """The cost at `length`, by the growth between the last two trials, its exponent held between `least` and 2.
+def _at(length: int, costs: list[CallCost], values: list[float], least: float = 1.0) -> float:
+    """The value at `length`, by the growth between the last two costs, its exponent held between `least` and 2.
 
-    After one trial alone the cost is taken as linear: at the first step it is mostly overhead.
+    After one cost alone growth is taken as linear: at the first step it is mostly overhead.
     """
-    last = trials[-1].length
+    last = costs[-1].length
     exponent = 1.0
-    if len(costs) > 1 and costs[-2] > 0 and costs[-1] > 0:
-        exponent = math.log(costs[-1] / costs[-2]) / math.log(last / trials[-2].length)
-    return costs[-1] * math.pow(length / last, min(2.0, max(least, exponent)))
+    if len(values) > 1 and values[-2] > 0 and values[-1] > 0:
+        exponent = math.log(values[-1] / values[-2]) / math.log(last / costs[-2].length)
+    return values[-1] * math.pow(length / last, min(2.0, max(least, exponent)))

@@ -2,61 +2,83 @@
 
 Every arm gets the same few visits first, in rounds over all workloads. Then the next visit goes to an open comparison
 with a probability that grows with the evidence it promises per second, so that visits spread over the session; a tenth
-goes to all open ones alike, since a promise may be wrong. What is decided is left alone. Knows nothing of torch.
+is shared evenly among all open ones, since a promise may be wrong. What is decided gets no more visits. Knows nothing
+of torch.
 
 Source of the idea: best-arm identification by racing, Maron and Moore, 1994, https://papers.nips.cc/paper/841.
 """
 
 import random
+import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
+
 from attnbench.statistics.effects import Effect, paired_effect
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, in_blocks_of, paired_ratio, pairs, pairs_of_sides
+from attnbench.statistics.evidence import e_values
+from attnbench.statistics.intervals import (
+    FEWEST_CLUSTERS,
+    in_blocks_of,
+    paired_ratio,
+    pairs,
+    pairs_of_sides,
+    t_quantile,
+)
 from attnbench.statistics.verdicts import Needed, Policy, judge, needed, share_of_cells, visits_to_go
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Key, Sample, Verdict
+from attnbench.timing.blocks import settle
 from attnbench.timing.state import State
 
 MIN_ROUNDS = 3
-"""Fewer visits than this give no interval: the budget may be overdrawn for them."""
+"""Fewer visits than this give no interval: for these the budget may be exceeded."""
 UNIFORM_SHARE = 0.1
 CAUTION = 0.8
-"""An arm is left alone once its verdict would hold with this share of the false verdicts that are allowed: its last
-visits are judged with it at the end only, and may weaken it."""
+"""A comparison is closed when its verdict would hold with this share of the false verdicts that are allowed: visits
+that it shares with others afterwards may weaken it."""
 GROWTH = 1.1
 """A workload is judged again when it has this many times the visits that it had."""
 
 
 def rounds(workloads: Sequence[str], seed: int, number: int = MIN_ROUNDS) -> Iterator[list[str]]:
-    """The first rounds over the workloads, each in an order of its own."""
+    """The first rounds over the workloads, each in another order."""
     draws = random.Random(seed)
     for _ in range(number):
         yield draws.sample(workloads, len(workloads))
 
 
 def visit_seed(seed: int, workload: str, number: int) -> int:
-    """The seed of a visit's orders: other for each run seed, workload and visit, the same on every machine."""
+    """The seed of a visit's orders, which follows from run seed, workload and visit, the same on every machine."""
     return random.Random(f"{seed}/{workload}/{number}").getrandbits(53)
 
 
+def load_libraries() -> None:
+    """Import what judging needs now, and not amid the samples: it takes time, and starts threads that spin."""
+    if "scipy.special" in sys.modules and "pandas" in sys.modules:
+        return
+    t_quantile(0.5, 1.0)
+    e_values(np.zeros(1))
+    settle(limit_s=0.3)
+
+
 @dataclass(frozen=True, kw_only=True)
-class Open:
+class OpenComparison:
     """A comparison without a verdict."""
 
     arm: Arm
-    visits: float  # about as many more would decide it
+    visits: float  # about this many more would decide it
     cost_s: float  # of a visit, for this arm alone
 
     @property
     def promise(self) -> float:
-        """Of evidence, for each second of its own."""
+        """Evidence per second."""
         return 1 / (self.visits * self.cost_s)
 
 
 @dataclass
 class Race:
-    """The comparisons of a run: what they say so far, and which are closed."""
+    """The comparisons of a run: their judgements so far, and which are closed."""
 
     plan: Plan
     judged: dict[Key, Effect] = field(default_factory=dict)
@@ -101,43 +123,45 @@ class Race:
                 self.judged[workload, arm] = effect
 
     def next(self, state: State, live: Mapping[str, Sequence[Arm]]) -> tuple[str, list[Arm]] | None:
-        """The workload to visit, and the arms beside its baseline; None when every comparison is closed."""
+        """The workload to visit, and the arms to compare with its baseline; None when every comparison is closed."""
         self.refresh(state, live)
         verdicts = [self.closed.get(key, Verdict.undecided) for key in self.judged]
         limits = needed(verdicts, share_of_cells(has_whole=self.has_sides))
-        found = {workload: list(self._open(workload, state, arms, limits)) for workload, arms in live.items()}
-        found = {workload: rows for workload, rows in found.items() if rows}
-        if not found:
+        candidates = {workload: list(self._open(workload, state, arms, limits)) for workload, arms in live.items()}
+        opened = {workload: rows for workload, rows in candidates.items() if rows}
+        if not opened:
             return None
         draws = random.Random(f"{self.plan.seed}/{sum(state.num_visits.values())}")
         if draws.random() < UNIFORM_SHARE:
-            workload = draws.choice(list(found))
-            return workload, [row.arm for row in found[workload]]
-        shared = {workload: self._shared_s(workload, state) for workload in found}
-        chosen = {workload: _worth_while(rows, shared[workload]) for workload, rows in found.items()}
+            workload = draws.choice(list(opened))
+            return workload, [row.arm for row in opened[workload]]
+        shared = {workload: self._shared_s(workload, state) for workload in opened}
+        chosen = {workload: _most_promising(rows, shared[workload]) for workload, rows in opened.items()}
         weights = [_promise(rows, shared[workload]) for workload, rows in chosen.items()]
         workload = draws.choices(list(chosen), weights)[0] if sum(weights) else draws.choice(list(chosen))
         return workload, [row.arm for row in chosen[workload]]
 
     def still_open(self, live: Mapping[str, Sequence[Arm]]) -> dict[str, list[Arm]]:
-        """By workload, which arms have no verdict yet, beside their baselines; workloads without any are left out."""
-        found = {
+        """By workload, which arms have no verdict yet, without their baselines; workloads without any are left out."""
+        undecided = {
             workload: [arm for arm in arms if not self.plan.is_reference(arm) and (workload, arm) not in self.closed]
             for workload, arms in live.items()
         }
-        return {workload: arms for workload, arms in found.items() if arms}
+        return {workload: arms for workload, arms in undecided.items() if arms}
 
-    def _open(self, workload: str, state: State, arms: Sequence[Arm], limits: Needed) -> Iterator[Open]:
+    def _open(self, workload: str, state: State, arms: Sequence[Arm], limits: Needed) -> Iterator[OpenComparison]:
         for arm in arms:
-            found, reference = self.judged.get((workload, arm)), self.plan.reference(arm)
+            judged, reference = self.judged.get((workload, arm)), self.plan.reference(arm)
             if arm != reference and (workload, arm) not in self.closed:
                 own = 2 * _sample_s(state.samples[workload][reference]) if self.has_sides else 0.0
                 cost_s = self.plan.num_blocks * (own + _sample_s(state.samples[workload][arm]))
-                visits = FEWEST_CLUSTERS if found is None else visits_to_go(found, limits)  # None: all blocks discarded
-                yield Open(arm=arm, visits=visits, cost_s=cost_s)
+                visits = (
+                    FEWEST_CLUSTERS if judged is None else visits_to_go(judged, limits)
+                )  # None: all blocks discarded
+                yield OpenComparison(arm=arm, visits=visits, cost_s=cost_s)
 
     def _shared_s(self, workload: str, state: State) -> float:
-        """What every visit of the workload costs: the baseline, twice; nothing where each name has its own."""
+        """What every visit of the workload costs: the baseline, twice; nothing where each arm has its own reference."""
         if self.has_sides:
             return 0.0
         baseline = Arm(implementation=self.plan.baseline)
@@ -145,14 +169,14 @@ class Race:
 
 
 def _sample_s(samples: Sequence[Sample]) -> float:
-    """Seconds that a sample takes, about; one that is short is preceded by an untimed call and some bookkeeping."""
+    """About how many seconds a sample takes; before a short one come an untimed call and some bookkeeping."""
     last = samples[-1]
     return max(1e-3, last.value * last.num_calls)
 
 
-def _worth_while(rows: Sequence[Open], shared_s: float) -> list[Open]:
-    """The open arms, most promising first, as long as each makes a visit promise more per second."""
-    taken: list[Open] = []
+def _most_promising(rows: Sequence[OpenComparison], shared_s: float) -> list[OpenComparison]:
+    """The open comparisons, most promising first, as long as each raises what a visit promises per second."""
+    taken: list[OpenComparison] = []
     for row in sorted(rows, key=lambda row: row.promise, reverse=True):
         if taken and _promise([*taken, row], shared_s) < _promise(taken, shared_s):
             break
@@ -160,6 +184,6 @@ def _worth_while(rows: Sequence[Open], shared_s: float) -> list[Open]:
     return taken
 
 
-def _promise(rows: Sequence[Open], shared_s: float) -> float:
-    """What a visit with these arms promises per second."""
+def _promise(rows: Sequence[OpenComparison], shared_s: float) -> float:
+    """What a visit with these comparisons promises per second."""
     return sum(1 / row.visits for row in rows) / (shared_s + sum(row.cost_s for row in rows))

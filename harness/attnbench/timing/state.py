@@ -1,11 +1,11 @@
-"""Where a run stands, as its events tell it: what is checked, read and visited, and so what comes next."""
+"""How far a run is, as its events say: what is checked, read and visited, and so what comes next."""
 
 from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from attnbench.statistics.interference import InterferenceGauge
-from attnbench.storage.ceilings import Key as Place
+from attnbench.storage.ceilings import Place
 from attnbench.storage.events import (
     BaselineAccepted,
     CeilingsMeasured,
@@ -24,7 +24,7 @@ from attnbench.storage.records import PROBE, Arm, Key, Sample, Status
 
 @dataclass
 class State:
-    """What the journal has said so far; the next step follows from it."""
+    """What follows from the events so far."""
 
     status: dict[Key, Status] = field(default_factory=dict)
     profiled: set[Key] = field(default_factory=set)
@@ -39,14 +39,14 @@ class State:
     counts: Counter[str] = field(default_factory=Counter)  # cells by status
 
     def conclude(self, cell: Key, status: Status) -> None:
-        """A cell has a status, in place of an earlier one."""
+        """Give a cell a status, in place of an earlier one."""
         if cell in self.status:
             self.counts[self.status[cell]] -= 1
         self.status[cell] = status
         self.counts[status] += 1
 
     def apply(self, event: Event) -> None:
-        """Take note of an event."""
+        """Add one event."""
         match event:
             case CellChecked():
                 self.conclude(event.key, event.status)
@@ -82,5 +82,5 @@ class State:
         self.gauge.add(event.workload, event.samples(PROBE))
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
-        """Those of the arms that have passed so far on that workload."""
+        """Those of the arms that have passed on that workload so far."""
         return [arm for arm in arms if self.status.get((workload, arm)) is Status.ok]

@@ -106,8 +106,8 @@ def a_little_slower(tmp_path_factory: pytest.TempPathFactory) -> Results:
         return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.05)
 
     asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=120.0, seed=1))
-    crew = virtual.VirtualCrew(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
-    return virtual.execute(asked, tmp_path_factory.mktemp("slower") / "run", crew)
+    client = virtual.SimulatedClient(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
+    return virtual.execute(asked, tmp_path_factory.mktemp("slower") / "run", client)
 
 
 @pytest.mark.parametrize(

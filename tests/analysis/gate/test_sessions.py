@@ -23,8 +23,8 @@ def measure(folder: Path, asked: Plan, slowdown: float = 0.0) -> Path:
     def cost_s(workload, name):
         return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.0 + slowdown)
 
-    crew = virtual.VirtualCrew(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
-    return virtual.execute(asked, folder, crew).folder
+    client = virtual.SimulatedClient(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
+    return virtual.execute(asked, folder, client).folder
 
 
 def planned(*names: str, budget_s: float = 120.0) -> Plan:

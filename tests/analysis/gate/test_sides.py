@@ -171,9 +171,9 @@ def test_a_side_by_side_session_is_judged_as_a_whole(tmp_path, slowdown, budget_
         return 1e-4 * workload.seq_len * (1.0 if name.endswith("(base)") else 1.0 + slowdown)
 
     asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=budget_s, seed=1))
-    crew = virtual.VirtualCrew(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
+    client = virtual.SimulatedClient(WORLDS["calm"], cost_s, seed=1, layout=0.003, process=0.003)
     rules = () if allowed is None else (Rule(metric="latency", allowed=allowed),)
-    decision = judge_sides(virtual.execute(asked, tmp_path / "run", crew), Thresholds(rule=rules))
+    decision = judge_sides(virtual.execute(asked, tmp_path / "run", client), Thresholds(rule=rules))
     assert decision.outcome is outcome
     assert (decision.base.run, decision.candidate.run) == ("rev:old", "rev:new")
     assert {ruling.implementation for ruling in decision.rulings} == {"x"}
@@ -263,8 +263,8 @@ def test_one_percent_is_a_finding_where_it_is_asked_for(
     asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1))
     asked = msgspec.structs.replace(asked, smallest_effect=smallest)
     costs = {"x": 2e-3 * 1.012}
-    crew = virtual.VirtualCrew(WORLDS["calm"], lambda _, name: costs.get(name, 2e-3), seed=1)
-    results = virtual.execute(asked, tmp_path / "run", crew)
+    client = virtual.SimulatedClient(WORLDS["calm"], lambda _, name: costs.get(name, 2e-3), seed=1)
+    results = virtual.execute(asked, tmp_path / "run", client)
     rule = Rule(metric="latency", allowed=0.01)
     decision = judge_sides(results, Thresholds(rule=(rule,)))
     assert (kinds(decision), reasons(decision)) == ({kind}, {reason})
@@ -273,8 +273,8 @@ def test_one_percent_is_a_finding_where_it_is_asked_for(
 @pytest.mark.usefixtures("many_visits")
 def test_what_processes_differ_by_is_the_floor_of_a_session_apart(tmp_path: Path) -> None:
     asked = virtual.with_sides(virtual.plan(1, ("x",), budget_s=120.0, seed=1), is_apart=True)
-    crew = virtual.VirtualPair(WORLDS["calm"], lambda *_: 2e-3, seed=1, layout=0.001, process=0.05)
-    results = virtual.execute(asked, tmp_path / "run", crew)
+    client = virtual.SimulatedPair(WORLDS["calm"], lambda *_: 2e-3, seed=1, layout=0.001, process=0.05)
+    results = virtual.execute(asked, tmp_path / "run", client)
     (row,) = comparisons(results)
     (control,) = noise_floors(results).values()
     assert row.high is not None
@@ -288,8 +288,8 @@ def test_what_processes_differ_by_is_the_floor_of_a_session_apart(tmp_path: Path
 def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp_path: Path) -> None:
     """Killed after the base's check and before the candidate's, it seems to have lost the candidate."""
     asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=5.0, seed=1))
-    crew = virtual.VirtualCrew(WORLDS["calm"], lambda *_: 1e-3, seed=1)
-    whole = virtual.execute(asked, tmp_path / "run", crew)
+    client = virtual.SimulatedClient(WORLDS["calm"], lambda *_: 1e-3, seed=1)
+    whole = virtual.execute(asked, tmp_path / "run", client)
     base = tuple(record for record in whole.records if record.side == BASE)
     lost = dataclasses.replace(whole, records=base)
     assert judge_sides(lost, Thresholds()).outcome is Outcome.finding

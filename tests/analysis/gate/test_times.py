@@ -11,7 +11,7 @@ from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Decision, Kind, Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
 from studies.simulated import virtual
-from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
@@ -31,9 +31,9 @@ def session(folder: Path, world: str, seed: int, slowdown: float, thresholds: Th
         def seconds(workload, implementation):
             return 2e-3 * RATIO[implementation] * (ratio if implementation == "one" else 1.0)
 
-        crew = VirtualCrew(WORLDS[world], seconds, seed=number, layout=0.003)
+        client = SimulatedClient(WORLDS[world], seconds, seed=number, layout=0.003)
         asked = msgspec.structs.replace(plan(3, NAMES, budget_s=budget_s, seed=number), num_rounds=9)
-        return virtual.execute(asked, folder / f"{name}{seed}", crew)
+        return virtual.execute(asked, folder / f"{name}{seed}", client)
 
     return judge(run("base", 2 * seed, 1.0), run("candidate", 2 * seed + 1, slowdown), thresholds)
 
@@ -74,7 +74,7 @@ def test_what_would_show_is_told_in_percent_as_long_as_that_says_something():
 
 def test_a_suite_without_times_is_undecided(tmp_path):
     results = virtual.execute(
-        plan(2, NAMES, budget_s=0.0), tmp_path / "run", VirtualCrew(WORLDS["calm"], lambda *_: 1e-3)
+        plan(2, NAMES, budget_s=0.0), tmp_path / "run", virtual.SimulatedClient(WORLDS["calm"], lambda *_: 1e-3)
     )
     rulings, found = times.between_runs(results, results, [], Thresholds())
     assert not rulings
@@ -82,9 +82,11 @@ def test_a_suite_without_times_is_undecided(tmp_path):
 
 
 def test_rounds_are_made_whatever_is_decided_and_spread_over_the_processes(tmp_path):
-    crew = VirtualCrew(WORLDS["calm"], lambda _, name: 2e-3 * {"reference": 1, "one": 9, "other": 5}[name], seed=1)
+    client = SimulatedClient(
+        WORLDS["calm"], lambda _, name: 2e-3 * {"reference": 1, "one": 9, "other": 5}[name], seed=1
+    )
     asked = msgspec.structs.replace(plan(2, NAMES, budget_s=0.0), num_rounds=9)
-    results = virtual.execute(asked, tmp_path / "run", crew)
+    results = virtual.execute(asked, tmp_path / "run", client)
     assert set(results.num_visits.values()) == {9}
     for record in results.records:
         epochs = [sample.epoch for sample in record.measurement("latency").samples if sample.block == 0]

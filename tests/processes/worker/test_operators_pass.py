@@ -7,7 +7,7 @@ import pytest
 
 from attnbench.analysis.breakdown import ran
 from attnbench.analysis.results import Results, read
-from attnbench.processes import session as run
+from attnbench.processes import execution
 from attnbench.processes.messages import Profile
 from attnbench.processes.worker import operators
 from attnbench.storage.events import CellChecked, CellProfiled, Plan, RunStarted, VisitFinished
@@ -32,7 +32,7 @@ def planned(**changes) -> Plan:
 @pytest.fixture(scope="module")
 def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
     folder = tmp_path_factory.mktemp("run")
-    run.execute(planned(), folder, lambda _: None, stages=("check", "operators"))
+    execution.execute(planned(), folder, lambda _: None, stages=("check", "operators"))
     return read(folder)
 
 
@@ -75,28 +75,28 @@ def test_a_fallback_keeps_what_was_seen(results) -> None:
 def test_a_run_that_goes_on_does_not_look_again(results, tmp_path) -> None:
     lines = (results.folder / JOURNAL).read_bytes()
     (tmp_path / JOURNAL).write_bytes(lines)
-    run.execute(planned(), tmp_path, lambda _: None, stages=("check", "operators"))
+    execution.execute(planned(), tmp_path, lambda _: None, stages=("check", "operators"))
     assert [one.status for one in read(tmp_path).records] == [one.status for one in results.records]
     seen = [event for event in events(tmp_path / JOURNAL) if isinstance(event, CellProfiled)]
     assert len(seen) == len({event.implementation for event in seen}) == 5
 
 
-class Watching(virtual.VirtualCrew):
+class Watching(virtual.SimulatedClient):
     """Remembers what it was asked."""
 
     def __init__(self) -> None:
         super().__init__(worlds.WORLDS[next(iter(worlds.WORLDS))], lambda workload, name: 1e-3)
         self.asked: list[object] = []
 
-    def ask(self, request, timeout_s=None):
+    def ask(self, request):
         self.asked.append(request)
-        return super().ask(request, timeout_s)
+        return super().ask(request)
 
 
 def test_every_cell_is_looked_at_once_and_before_any_is_timed(tmp_path) -> None:
-    crew = Watching()
-    done = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=1.0), tmp_path, crew)
-    assert sum(isinstance(request, Profile) for request in crew.asked) == 4
+    client = Watching()
+    done = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=1.0), tmp_path, client)
+    assert sum(isinstance(request, Profile) for request in client.asked) == 4
     found = list(events(tmp_path / JOURNAL))
     last = max(place for place, event in enumerate(found) if isinstance(event, CellProfiled))
     assert last < min(place for place, event in enumerate(found) if isinstance(event, VisitFinished))

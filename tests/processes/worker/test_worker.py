@@ -4,9 +4,17 @@ import pytest
 import torch
 
 from attnbench.checking import oracle
-from attnbench.processes.heartbeat import Flight
-from attnbench.processes.messages import Check, Checked, Failed, Observe, Profile, TakeVisit, Trace, Visited
+from attnbench.processes.messages import (
+    Check,
+    Failed,
+    Heartbeat,
+    Observe,
+    Profile,
+    SampleBlocks,
+    Trace,
+)
 from attnbench.processes.worker.answers import Worker
+from attnbench.storage.events import CellChecked, VisitFinished
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
@@ -24,7 +32,7 @@ def f(query, key, value, *, mask=None):
 def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(precision, tmp_path, monkeypatch):
     (tmp_path / "sees.py").write_text(SEES)
     spec = f"{tmp_path / 'sees.py'}:f"
-    worker = Worker(Flight(tmp_path / "flight"))
+    worker = Worker(Heartbeat())
     point = Workload(seq_len=4, num_heads=2, head_dim=4, float32_matmul_precision=precision)
     asked = []
 
@@ -36,14 +44,18 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
         return ask
 
     monkeypatch.setattr("attnbench.checking.oracle.answer", noted(oracle.answer))
-    checked = worker.answer(Check(workload=point, spec=spec, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0))
-    assert isinstance(checked, Checked)
+    checked = worker.answer(
+        Check(
+            workload=point, arm=Arm(implementation="f"), spec=spec, call_limit_s=5.0, memory_limit_bytes=2**30, seed=0
+        )
+    )
+    assert isinstance(checked, CellChecked)
     assert checked.status == "ok", checked.message
     assert set(asked) == {precision}  # the yardsticks' products, too
     assert torch.get_float32_matmul_precision() == "highest"
     arms = ((Arm(implementation="f"), spec),)
-    visited = worker.answer(TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
-    assert isinstance(visited, Visited)
+    visited = worker.answer(SampleBlocks(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
+    assert isinstance(visited, VisitFinished)
     seen = worker.loaded[spec].build.attend.__closure__
     function = next(cell.cell_contents for cell in seen if callable(cell.cell_contents))
     assert set(function.__globals__["seen"]) == {precision}
@@ -53,25 +65,27 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
 def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, monkeypatch):
     profiles = []
     monkeypatch.setattr("torch.profiler.profile.__enter__", noting(torch.profiler.profile.__enter__, profiles))
-    worker = Worker(Flight(tmp_path / "flight"))
+    worker = Worker(Heartbeat())
     point = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward_backward")
     arms = tuple((Arm(implementation=name), name) for name in ("fused", "sdpa"))
-    visit = TakeVisit(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0)
+    visit = SampleBlocks(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0)
     worker.answer(visit)
     (bench,) = worker.benches.values()
     cases, calls = dict(bench.cases), {arm: timed.call for arm, timed in bench.calls.items()}
     assert profiles == []
     for request in (
-        Profile(workload=point, spec="fused"),
-        Observe(workload=point, spec="fused", metric="peak_memory"),
-        Trace(workload=point, spec="fused", file=str(tmp_path / "fused.pt.trace.json")),
+        Profile(workload=point, arm=Arm(implementation="fused"), spec="fused"),
+        Observe(workload=point, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory"),
+        Trace(
+            workload=point, arm=Arm(implementation="fused"), spec="fused", file=str(tmp_path / "fused.pt.trace.json")
+        ),
     ):
         assert not isinstance(worker.answer(request), Failed)
         assert worker.observed is None or worker.observed[1] not in cases.values()
     num_profiles = len(profiles)
     assert num_profiles >= 2  # what ran and what memory it took come from one
     taken = worker.answer(visit)
-    assert isinstance(taken, Visited)
+    assert isinstance(taken, VisitFinished)
     assert len(profiles) == num_profiles
     assert (bench.cases, {arm: timed.call for arm, timed in bench.calls.items()}) == (cases, calls)
 

@@ -4,12 +4,14 @@ import math
 import re
 import shutil
 import time
+from functools import partial
 from types import SimpleNamespace
 
 import msgspec
 import numpy as np
 import pandas as pd
 import pytest
+from torch.utils.benchmark import Timer
 from typer.testing import CliRunner
 
 from attnbench.timing.functions import FunctionComparison
@@ -17,6 +19,7 @@ from studies.acceptance import __main__ as command
 from studies.acceptance import chart, engine, kept, on_cuda, plan, power, rivals, suite, table, truth
 from studies.acceptance.outcome import LABELS, Outcome
 from studies.acceptance.plan import Size
+from studies.simulated.machine import VirtualClock
 
 pytestmark = pytest.mark.filterwarnings("default")  # pytest-benchmark runs inside, and warns of what it likes
 
@@ -31,18 +34,34 @@ def wait_longer():
     time.sleep(3 * WAIT_S)
 
 
+@pytest.fixture
+def clock(monkeypatch):
+    """A virtual clock in place of the one that rivals read: each reading takes a tick, and work says how long it is."""
+    clock = VirtualClock()
+
+    def read():
+        clock.spend(1e-7)
+        return clock.now()
+
+    read.__module__, read.__name__ = "time", "perf_counter"  # pytest-benchmark loads its timer by these
+    monkeypatch.setattr(time, "perf_counter", read)
+    monkeypatch.setattr(time, "perf_counter_ns", lambda: int(1e9 * read()))
+    monkeypatch.setattr("torch.utils.benchmark.Timer", partial(Timer, timer=read))
+    return clock
+
+
 class TestRivals:
     @pytest.mark.parametrize("rival", rivals.RIVALS, ids=lambda rival: rival.name)
-    def test_each_times_a_sleep_and_tells_one_from_three(self, rival):
+    def test_each_tells_a_call_from_one_three_times_as_long(self, clock, rival):
         if rival.name == "pyperf":
             pytest.importorskip("pyperf")
-        found = rivals.compare(rival, wait, wait_longer, 0.1)
+        found = rivals.compare(rival, lambda: clock.spend(WAIT_S), lambda: clock.spend(3 * WAIT_S), 0.1)
         assert min(found.a) >= WAIT_S
         assert len(found.a) >= 1
         assert len(found.b) >= 1
         assert 0 < found.wall_s < 5
         for log in found.logs().values():
-            assert 0.3 < log < 2.5
+            assert log == pytest.approx(math.log(3), abs=0.01)
         assert found.logs(2.0) == pytest.approx({name: log + math.log(2) for name, log in found.logs().items()})
         assert set(found.told()) == set(rival.rules)
 

@@ -8,7 +8,7 @@ import torch
 
 from attnbench.commands import terminal
 from attnbench.commands.compare import summary
-from attnbench.processes.isolation import is_alone
+from attnbench.processes.isolation import is_self_contained
 from attnbench.workloads import sweep
 from studies.acceptance import plan, revisions, suite
 from studies.simulated import virtual
@@ -60,7 +60,7 @@ class TestRevisions:
         texts = [git(tmp_path, "show", f"{tag}:mine.py") for tag in ("base", "candidate")]
         differing = [line for line in ndiff(*(text.splitlines() for text in texts)) if line[0] in "+-"]
         assert differing == ["- SHARE = 0.0", "+ SHARE = 0.05", "+ ", "+ # The second revision."]
-        assert is_alone(tmp_path / "mine.py", [tmp_path]) is not is_apart
+        assert is_self_contained(tmp_path / "mine.py", [tmp_path]) is not is_apart
         grid = sweep.load(str(tmp_path / "grid.toml"))
         assert len(sweep.workloads(grid, {}, ("cpu",))) == 16
 
@@ -78,7 +78,7 @@ class TestRevisions:
             return 2e-3 * (1.0 if name.endswith("(base)") else 1 + slowdown)
 
         asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=6.0))
-        results = virtual.execute(asked, tmp_path / "run", virtual.VirtualCrew(WORLDS["calm"], cost_s))
+        results = virtual.execute(asked, tmp_path / "run", virtual.SimulatedClient(WORLDS["calm"], cost_s))
         row = revisions.read(terminal.summary(results) | summary(results), tmp_path / "run", int(finds))
         assert row["num_cells"] == 2
         assert row["load"] >= 0

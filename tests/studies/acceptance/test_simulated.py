@@ -16,7 +16,7 @@ from studies.acceptance.simulated import (
     racing,
     simulated_false_alarms,
 )
-from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
@@ -64,8 +64,8 @@ def test_intervals_of_races_cover_the_truth_though_a_race_stops_when_it_likes_wh
     truth = {"baseline": 1.0, "near": 1.03, "far": 1.1, "same": 1.0}
     covered = []
     for world in WORLDS.values():
-        crew = VirtualCrew(world, lambda _, name: 2e-3 * truth[name], seed=5, layout=simulated.LAYOUT)
-        results = whole_run(plan(3, tuple(truth), budget_s=15.0, seed=5), crew)
+        client = SimulatedClient(world, lambda _, name: 2e-3 * truth[name], seed=5, layout=simulated.LAYOUT)
+        results = whole_run(plan(3, tuple(truth), budget_s=15.0, seed=5), client)
         found = [row for row in compare.comparisons(results) if row.low is not None]
         covered += [row.low <= truth[row.implementation] <= row.high for row in found]
     assert len(covered) == 9 * len(WORLDS)

@@ -8,7 +8,7 @@ import pytest
 from attnbench.statistics.intervals import median
 from attnbench.storage.journal import JOURNAL
 from studies.simulated import virtual
-from studies.simulated.virtual import VirtualCrew, plan
+from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
 from tests import tables
 
@@ -30,7 +30,7 @@ def samples(results, name="same"):
 
 
 def run_in(world, folder, asked=ASKED, **settings):
-    return virtual.execute(asked, folder, VirtualCrew(WORLDS[world], lambda *_: SHORT_S, **settings))
+    return virtual.execute(asked, folder, SimulatedClient(WORLDS[world], lambda *_: SHORT_S, **settings))
 
 
 def test_cold_caches_cost_each_call_what_the_world_says(tmp_path):

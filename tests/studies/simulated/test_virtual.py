@@ -11,7 +11,7 @@ import pytest
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons, noise_floors
 from attnbench.analysis.results import read
-from attnbench.processes import session as run
+from attnbench.processes import execution
 from attnbench.reports import Report, story
 from attnbench.statistics.intervals import paired_ratio, pairs
 from attnbench.storage.events import ArmSamples, VisitFinished
@@ -23,7 +23,7 @@ from attnbench.timing.schedule import Race
 from attnbench.timing.state import State
 from studies.simulated import virtual
 from studies.simulated.machine import Machine, VirtualClock, clock_in
-from studies.simulated.virtual import PROBE_S, VirtualCrew, plan, session, workloads
+from studies.simulated.virtual import PROBE_S, SimulatedClient, plan, session, workloads
 from studies.simulated.worlds import WORLDS
 
 pytestmark = pytest.mark.usefixtures("many_visits")
@@ -38,8 +38,8 @@ def cost_s(workload, name):
     return 1e-4 * workload.seq_len * RATIO[name]
 
 
-def crew_in(world: str, seed: int = 1) -> VirtualCrew:
-    return VirtualCrew(WORLDS[world], cost_s, seed=seed, layout=0.002)
+def crew_in(world: str, seed: int = 1) -> SimulatedClient:
+    return SimulatedClient(WORLDS[world], cost_s, seed=seed, layout=0.002)
 
 
 def verdicts(results):
@@ -110,8 +110,8 @@ def test_the_calls_of_one_stretch_are_bent_together():
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_session_finds_the_ratio(world):
-    with crew_in(world) as crew:
-        state = session(crew, "slow", "baseline", num_visits=24)
+    with crew_in(world) as client:
+        state = session(client, "slow", "baseline", num_visits=24)
     ((workload, arms),) = state.samples.items()
     slow, baseline = (arms[Arm(implementation=name)] for name in ("slow", "baseline"))
     found = paired_ratio(pairs(slow, baseline, state.gauge.discarded.get(workload, ())))
@@ -143,10 +143,12 @@ def test_a_run_is_the_same_for_the_same_seed(tmp_path):
 
 def test_looking_at_what_runs_leaves_every_time_as_it_was(tmp_path):
     found = []
-    for name, stages in (("whole", run.STAGES), ("without", [s for s in run.STAGES if s != "operators"])):
-        crew = crew_in("busy")
+    for name, stages in (("whole", execution.STAGES), ("without", [s for s in execution.STAGES if s != "operators"])):
+        client = crew_in("busy")
         folder = tmp_path / name
-        run.execute(TIMED, folder, lambda _: None, stages, crew=crew, clock=crew.clock.now, count=lambda: None)
+        execution.execute(
+            TIMED, folder, lambda _: None, stages, client=client, clock=client.clock.now, read_counters=lambda: None
+        )
         found.append(read(folder))
     whole, without = found
 
@@ -162,9 +164,9 @@ def test_looking_at_what_runs_leaves_every_time_as_it_was(tmp_path):
 def test_what_is_decided_gets_no_more_visits(tmp_path):
     """The two that are plain are left alone while the one near the margin goes on."""
     hard = {"baseline": 1.0, "plain": 2.0, "same": 1.0, "near": 1.019}
-    crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * hard[name], seed=2)
+    client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * hard[name], seed=2)
     asked = plan(2, tuple(hard), budget_s=20.0)
-    results = virtual.execute(asked, tmp_path / "run", crew)
+    results = virtual.execute(asked, tmp_path / "run", client)
     taken = [event for event in events(tmp_path / "run" / JOURNAL) if isinstance(event, VisitFinished)]
     visits = Counter((event.workload, str(each.arm)) for event in taken for each in event.arms)
     for workload in asked.workloads:
@@ -174,15 +176,15 @@ def test_what_is_decided_gets_no_more_visits(tmp_path):
 
 @pytest.mark.parametrize("budget_s", [20.0, 40.0])
 def test_a_run_that_stays_open_takes_its_budget_and_no_more(tmp_path, budget_s):
-    crew = VirtualCrew(WORLDS["bimodal"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.019}[name])
-    results = virtual.execute(plan(2, ("baseline", "near"), budget_s=budget_s), tmp_path / "run", crew)
+    client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.019}[name])
+    results = virtual.execute(plan(2, ("baseline", "near"), budget_s=budget_s), tmp_path / "run", client)
     assert budget_s <= results.elapsed_s <= 1.05 * budget_s
     assert story.facts(results)["took"].endswith(f" of a budget of {budget_s:.1f} s")
 
 
 def test_a_budget_that_the_first_rounds_overdraw_is_told(tmp_path):
-    crew = VirtualCrew(WORLDS["calm"], lambda *_: 2e-3)
-    results = virtual.execute(plan(2, ("baseline", "near"), budget_s=0.1), tmp_path / "run", crew)
+    client = SimulatedClient(WORLDS["calm"], lambda *_: 2e-3)
+    results = virtual.execute(plan(2, ("baseline", "near"), budget_s=0.1), tmp_path / "run", client)
     assert story.facts(results)["took"].endswith(": checks, metrics and the first rounds took longer")
 
 
@@ -231,15 +233,15 @@ def test_reports_are_written_of_a_virtual_run(tmp_path):
 @pytest.mark.parametrize("seed", range(4))
 def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_path):
     world = list(WORLDS)[2 * seed]
-    crew, folder = crew_in(world, seed=seed), tmp_path / "run"
-    whole = verdicts(virtual.execute(TIMED, folder, crew))
+    client, folder = crew_in(world, seed=seed), tmp_path / "run"
+    whole = verdicts(virtual.execute(TIMED, folder, client))
     journal, draws = folder / JOURNAL, random.Random(seed)
     for _ in range(3):
         kept = journal.read_bytes()
         first = kept.index(b"\n") + 1
         kept = kept[: draws.randrange(first, len(kept))]
         journal.write_bytes(kept)
-        again = virtual.execute(TIMED, folder, crew)
+        again = virtual.execute(TIMED, folder, client)
         assert verdicts(again) == whole
         assert journal.read_bytes().startswith(kept[: kept.rfind(b"\n") + 1])
         places = [(s.epoch, s.visit, s.block) for m in again.records[0].measurements[:1] for s in m.samples]
@@ -249,23 +251,23 @@ def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_p
 @pytest.mark.parametrize("killed_s", [6.0, 14.0, 19.0])
 def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path, killed_s):
     """What it took between its calls counts, too; only what came after the last visit is lost with the kill."""
-    crew = VirtualCrew(WORLDS["drift"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.02}[name], layout=0.01)
+    client = SimulatedClient(WORLDS["drift"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.02}[name], layout=0.01)
     asked, folder = plan(30, ("baseline", "near"), budget_s=20.0), tmp_path / "run"
 
     def clock():
-        crew.clock.spend(2e-3)  # what the harness itself takes, whenever it looks at the clock
-        return crew.clock.now()
+        client.clock.spend(2e-3)  # what the harness itself takes, whenever it looks at the clock
+        return client.clock.now()
 
     def kill(_):
         if clock() > killed_s:
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):
-        run.execute(asked, folder, kill, crew=crew, clock=clock, count=lambda: None)
-    start_s = crew.clock.now()
-    run.execute(asked, folder, lambda _: None, crew=crew, clock=clock, count=lambda: None)
+        execution.execute(asked, folder, kill, client=client, clock=clock, read_counters=lambda: None)
+    start_s = client.clock.now()
+    execution.execute(asked, folder, lambda _: None, client=client, clock=clock, read_counters=lambda: None)
     assert 20.0 <= read(folder).elapsed_s <= 21.0
-    assert crew.clock.now() - start_s == pytest.approx(20.0 - killed_s, abs=0.5)
+    assert client.clock.now() - start_s == pytest.approx(20.0 - killed_s, abs=0.5)
 
 
 @pytest.mark.parametrize("world", WORLDS)
@@ -273,8 +275,9 @@ def test_a_comparison_of_functions_finds_what_was_planted(world):
     clock = clock_in(WORLDS[world], 5)
     calls = {name: (lambda s=2e-3 * ratio: clock.spend(s)) for name, ratio in RATIO.items()}
     found = compare_functions(
-        calls, "baseline", clock=clock, budget_s=300.0, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.WARM
+        calls, "baseline", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.WARM
     )
+    found.run(300.0)
     assert {name: judged.verdict for name, judged in found.judgements.items()} == TOLD
     assert found.spent_s < 300
     assert set(found.settled_s) == set(TOLD)
@@ -289,18 +292,18 @@ def test_a_comparison_of_functions_goes_on_where_two_are_equivalent_within_a_hig
         calls,
         "a",
         clock=clock,
-        budget_s=60.0,
         smallest_effect=0.01,
         gauge_work=lambda: clock.spend(PROBE_S),
         conditions=blocks.WARM,
     )
+    found.run(60.0)
     assert found.judgements["b"].verdict is Verdict.slower
     assert found.settled_s["b"] == pytest.approx(found.spent_s)
 
 
 def test_a_run_says_how_many_equivalents_rest_on_the_noise_floor_alone(tmp_path):
-    crew = VirtualCrew(WORLDS["random_walk"], lambda *_: 2e-3)
+    client = SimulatedClient(WORLDS["random_walk"], lambda *_: 2e-3)
     asked = msgspec.structs.replace(plan(1, ("baseline", "same"), budget_s=60.0), smallest_effect=1e-4)
-    results = virtual.execute(asked, tmp_path / "run", crew)
+    results = virtual.execute(asked, tmp_path / "run", client)
     told = "1 of 1 comparisons decided, 1 of them as equivalent within a noise floor that more time may lower"
     assert story.facts(results)["verdicts"] == f"{told} (every comparison is decided)"

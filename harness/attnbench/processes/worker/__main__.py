@@ -1,31 +1,30 @@
 """The worker: a process that answers requests one at a time (processes/worker/answers.py).
 
-Started by processes/worker_client.py as `python -m attnbench.processes.worker FLIGHT_FILE`. Requests come on
-standard input, answers leave on what was standard output; what an implementation prints goes to standard error.
+Started by processes/worker_client.py as `python -m attnbench.processes.worker DESCRIPTOR`, the heartbeat's. Requests
+come on standard input, answers leave on what was standard output; what an implementation prints goes to standard error.
 """
 
 import os
 import sys
 import threading
 from collections.abc import Callable
-from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
 
 from attnbench.devices import device, names
 from attnbench.devices.cpu import limit_memory
-from attnbench.processes.heartbeat import Flight
-from attnbench.processes.messages import Request
+from attnbench.processes.messages import Envelope, Heartbeat, Request
 from attnbench.processes.worker.answers import Worker
 
 
-def serve(read: Callable[[], bytes], write: Callable[[bytes], object], flight: Flight) -> None:
+def serve(read: Callable[[], bytes], write: Callable[[bytes], object], heartbeat: Heartbeat) -> None:
     """Answer every request until there are no more."""
     decoder = msgspec.json.Decoder(Request)
-    worker = Worker(flight)
+    worker = Worker(heartbeat)
     while line := read():
-        write(msgspec.json.encode(worker.answer(decoder.decode(line))) + b"\n")
+        reply = worker.answer(decoder.decode(line))
+        write(msgspec.json.encode(Envelope(reply=reply, ends=worker.is_broken)) + b"\n")
 
 
 def main() -> None:
@@ -40,12 +39,12 @@ def main() -> None:
             *whole, rest = (rest + chunk).split(b"\n")
             for line in whole:
                 lines.put(line)
-        os._exit(0)  # the parent is gone: nobody waits for what is under way
+        os._exit(0)  # the coordinator is gone: nobody waits for what is under way
 
     threading.Thread(target=listen, daemon=True).start()
     if all(each.is_host or each.missing() for each in map(device, names())):
         limit_memory()  # a driver of another device maps far more than it uses
-    serve(lines.get, answers.write, Flight(Path(sys.argv[1])))
+    serve(lines.get, answers.write, Heartbeat(int(sys.argv[1])))
 
 
 if __name__ == "__main__":

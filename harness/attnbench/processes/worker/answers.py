@@ -1,7 +1,7 @@
 """What a worker answers: it holds torch and the implementations, and keeps between requests what is costly to make.
 
-Before each risky step it writes to the flight file what it is about to try, so that after a crash or a hang the parent
-knows whose it was.
+Before each risky step it announces by the heartbeat what it is about to try, so that after a crash or a hang the
+coordinator knows which arm it was.
 """
 
 import math
@@ -24,35 +24,37 @@ from attnbench.contract.loading import implementation
 from attnbench.devices import device, environment, loads
 from attnbench.metrics import Metric
 from attnbench.processes.failure import report
-from attnbench.processes.heartbeat import Flight
 from attnbench.processes.messages import (
     Attempt,
     Attempted,
     Check,
-    Checked,
     Failed,
-    FindCeilings,
-    Found,
-    Hello,
+    Heartbeat,
+    MeasureCeilings,
     Observe,
-    Observed,
     Profile,
-    Profiled,
-    Ready,
     Reply,
     Request,
-    TakeVisit,
+    SampleBlocks,
+    Start,
+    Started,
     Trace,
     Traced,
-    Visited,
     Work,
 )
 from attnbench.processes.worker import attempts, operators
 from attnbench.processes.worker.bench import Bench, Guard
-from attnbench.storage.events import ArmSamples
+from attnbench.storage.events import (
+    ArmSamples,
+    CeilingsMeasured,
+    CellChecked,
+    CellMeasured,
+    CellProfiled,
+    VisitFinished,
+)
 from attnbench.storage.records import PROBE, Arm, Measurement, Operators, Sample, Status
-from attnbench.timing import blocks as measure
-from attnbench.timing import prediction as predict
+from attnbench.timing import blocks
+from attnbench.timing.prediction import OutOfReachError
 from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import Workload
 
@@ -62,33 +64,34 @@ T = TypeVar("T")
 class Worker:
     """Answers requests; keeps what is costly to make between them."""
 
-    def __init__(self, flight: Flight) -> None:
-        """Start with nothing kept."""
-        self.flight = flight
+    def __init__(self, heartbeat: Heartbeat) -> None:
+        """Keep nothing yet."""
+        self.heartbeat = heartbeat
         self.loaded: dict[str, Implementation] = {}
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: agreement.References | None = None
-        self.probes: dict[str, measure.TimedCall] = {}
+        self.probes: dict[str, blocks.TimedCall] = {}
         self.metrics: dict[str, Metric] = {}
         self.observed: tuple[tuple[str, str], Case] | None = None
         self.pads: list[bytearray] = []
-        told = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
-        self.num_threads = torch.get_num_threads() if told else environment.physical_cores()
+        self.is_broken = False  # the device answers every call with an error
+        is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
+        self.num_threads = torch.get_num_threads() if is_set else environment.physical_cores()
         torch.set_num_threads(self.num_threads)
 
     def answer(self, request: Request) -> Reply:
         """The answer to any request."""
-        if isinstance(request, Hello):
+        if isinstance(request, Start):
             draws = random.Random(request.layout)
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
-            return Ready(environment=environment.collect())
+            return Started(environment=environment.collect())
         torch.set_num_threads(request.workload.num_threads or self.num_threads)
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
         try:
             reply = self.serve(request)
-            if isinstance(reply, Checked | Failed) and reply.status is Status.error:
-                return msgspec.structs.replace(reply, ends=device(request.workload.device).is_broken())
+            is_error = isinstance(reply, CellChecked | Failed) and reply.status is Status.error
+            self.is_broken = is_error and device(request.workload.device).is_broken()
             return reply
         finally:
             torch.set_float32_matmul_precision(usual)
@@ -97,16 +100,16 @@ class Worker:
         """The answer to a request about a workload, under whose settings the process is."""
         if not isinstance(request, Profile | Observe):
             self.observed = None
-        doing: dict[type[Work], Callable[..., Reply]] = {
+        answers: dict[type[Work], Callable[..., Reply]] = {
             Check: self.check,
             Profile: self.profile,
             Observe: self.observe,
-            FindCeilings: self.find_ceilings,
-            TakeVisit: self.visit,
+            MeasureCeilings: self.measure_ceilings,
+            SampleBlocks: self.sample_blocks,
             Trace: self.trace,
             Attempt: self.attempt,
         }
-        return doing[type(request)](request)
+        return answers[type(request)](request)
 
     def implementation(self, spec: str) -> Implementation:
         """The implementation, imported at first use."""
@@ -114,45 +117,50 @@ class Worker:
             self.loaded[spec] = implementation(spec)
         return self.loaded[spec]
 
-    def check(self, request: Check) -> Checked:
-        """Unsupported? Out of reach? Right?"""
+    def check(self, request: Check) -> CellChecked:
+        """Check whether the implementation supports the workload, stays within the limits, and is right."""
         start, guard = time.perf_counter(), Guard()
         try:
-            checked = self.judge(request)
+            checked = self._check(request)
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - whatever somebody's implementation raises costs its own cell only
             status, message = report(error)
-            is_predicted = isinstance(error, predict.OutOfReachError)
-            checked = Checked(status=status, message=message, is_predicted=is_predicted)
+            is_predicted = isinstance(error, OutOfReachError)
+            checked = CellChecked(**request.names, status=status, message=message, is_predicted=is_predicted)
         finally:
             guard.changed()
         return msgspec.structs.replace(checked, check_s=time.perf_counter() - start)
 
-    def judge(self, request: Check) -> Checked:
-        """The check itself; what an implementation raises passes through."""
-        self.flight.take_off(0)
-        found = self.implementation(request.spec)
-        reason = reason_against(found, request.workload)
+    def _check(self, request: Check) -> CellChecked:
+        """The check itself; raises whatever the implementation raises."""
+        self.heartbeat.beat()
+        made = self.implementation(request.spec)
+        reason = reason_against(made, request.workload)
         if reason is not None:
-            return Checked(status=Status.unsupported, message=reason)
-        attempts.foresee(request, found, lambda: self.flight.take_off(0))
+            return CellChecked(**request.names, status=Status.unsupported, message=reason)
+        attempts.require_within_limits(request, made, self.heartbeat.beat)
         references = self.ask_oracle(request.workload, request.seed)
-        self.flight.take_off(0)
+        self.heartbeat.beat()
         try:
-            agreed = agreement.check(references, found)
+            agreed = agreement.check(references, made)
         except RuntimeError as error:
-            if not (refused := operators.refusal(request.workload, found, error)):
+            if not (refused := operators.refusal(request.workload, made, error)):
                 raise
-            return Checked(status=Status.fallback, message=refused)
+            return CellChecked(**request.names, status=Status.fallback, message=refused)
         status = Status.ok if agreed.agrees else Status.disagrees
-        executed = found.executed_flops(request.workload)
-        return Checked(status=status, message=agreed.diagnosis, agreement=agreed, executed_flops=executed)
+        return CellChecked(
+            **request.names,
+            status=status,
+            message=agreed.diagnosis,
+            agreement=agreed,
+            executed_flops=made.executed_flops(request.workload),
+        )
 
     def ask_oracle(self, workload: Workload, seed: int) -> agreement.References:
         """The oracle's answers for the workload, kept until another is asked for."""
         if self.references is None or self.references.workload.id != workload.id:
             self.references = None  # so that its memory is free
-            self.references = agreement.ask_oracle(workload, seed, on_step=lambda: self.flight.take_off(0))
+            self.references = agreement.ask_oracle(workload, seed, on_step=self.heartbeat.beat)
         return self.references
 
     def bench(self, workload: Workload) -> Bench:
@@ -177,33 +185,33 @@ class Worker:
             message = f"the metric {request.metric} is {value}"
             return Failed(status=Status.invalid, message=message)
         sample = Sample(value=value)
-        return Observed(measurement=Measurement(metric=request.metric, unit=metric.unit, samples=(sample,)))
+        measurement = Measurement(metric=request.metric, unit=metric.unit, samples=(sample,))
+        return CellMeasured(**request.names, measurement=measurement)
 
     def profile(self, request: Profile) -> Reply:
-        """See what runs."""
+        """See which operators run."""
 
-        def look(case: Case) -> Operators:
+        def see(case: Case) -> Operators:
             backend = self.implementation(request.spec).backend
-            return operators.observe(case, backend, on_step=lambda: self.flight.take_off(0))
+            return operators.observe(case, backend, on_step=self.heartbeat.beat)
 
-        seen = self.on_case(request, look)
-        return seen if isinstance(seen, Failed) else Profiled(operators=seen)
+        seen = self.on_case(request, see)
+        return seen if isinstance(seen, Failed) else CellProfiled(**request.names, operators=seen)
 
     def trace(self, request: Trace) -> Reply:
-        """Trace some steps, which nothing times."""
-        done = self.on_case(request, lambda case: trace(case, Path(request.file), lambda: self.flight.take_off(0)))
+        """Trace some steps, untimed."""
+        done = self.on_case(request, lambda case: trace(case, Path(request.file), self.heartbeat.beat))
         return done if isinstance(done, Failed) else Traced(num_bytes=done)
 
     def on_case(self, request: Observe | Profile | Trace, work: Callable[[Case], T]) -> T | Failed:
         """What `work` makes of a case that no timing shares, or how the cell failed."""
-        self.flight.take_off(0)
+        self.heartbeat.beat()
         guard = Guard()
         try:
             done = work(self.observed_case(request.workload, request.spec))
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
-            status, message = report(error)
-            return Failed(status=status, message=message)
+            return _failed(error)
         finally:
             guard.changed()
         return done
@@ -216,37 +224,33 @@ class Worker:
             self.observed = (cell, self.bench(workload).case(self.implementation(spec)))
         return self.observed[1]
 
-    def find_ceilings(self, request: FindCeilings) -> Found | Failed:
-        """What matrix products and copies reach where the workload runs."""
+    def measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured | Failed:
+        """Measure what matrix products and copies reach where the workload runs."""
         try:
-            found = loads.ceilings(request.workload, request.limit_s, lambda: self.flight.take_off(0))
+            return CeilingsMeasured(ceilings=loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat))
         except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
-            status, message = report(error)
-            return Failed(status=status, message=message)
-        return Found(ceilings=found)
+            return _failed(error)
 
     def attempt(self, request: Attempt) -> Attempted | Failed:
         """Make a call that may not fit, with nothing else in the way."""
         self.benches.clear()
         self.references = None
         try:
-            made = self.implementation(request.spec)
-            return attempts.attempt(request, made, lambda: self.flight.take_off(0))
+            return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
         except Exception as error:  # noqa: BLE001 - as in check
-            status, message = report(error)
-            return Failed(status=status, message=message)
+            return _failed(error)
 
-    def visit(self, request: TakeVisit) -> Visited | Failed:
-        """Sample the blocks of a visit, then see that every arm still computes."""
+    def sample_blocks(self, request: SampleBlocks) -> VisitFinished | Failed:
+        """Sample the blocks of a visit, then verify that every arm still computes."""
         arms = [arm for arm, _ in request.arms]
-        turn = PROBE  # until an arm's turn comes, the harness itself is at work
+        turn = PROBE  # until an arm's turn comes, a failure is the harness's own
         guard = Guard()
 
         def on_turn(arm: Arm) -> None:
             nonlocal turn
             guard.require_unchanged()  # by the one whose turn it was
             turn = arm
-            self.flight.take_off(arms.index(turn))
+            self.heartbeat.beat(arms.index(turn))
 
         try:
             bench = self.bench(request.workload)
@@ -257,7 +261,7 @@ class Worker:
                     self.probe(request.workload) if arm == PROBE else bench.timed(arm, self.implementation(spec))
                 )
             called_s = -sum(timed.called_s for timed in calls)
-            samples = self.sample(request, calls, on_turn)
+            samples = self._sample(request, calls, on_turn)
             called_s += sum(timed.called_s for timed in calls)
             start = time.perf_counter()
             for arm in arms if request.verifies else ():
@@ -269,27 +273,33 @@ class Worker:
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             self.benches.pop(request.workload.id, None)
-            status, message = report(error)
-            return Failed(arm=turn, status=status, message=message)
+            return _failed(error, turn)
         finally:
-            guard.changed()  # what raised, too, leaves the process as it found it
+            guard.changed()  # put back what was changed before something raised, too
             if request.settles:
-                measure.settle()
-        return Visited(arms=samples, called_s=called_s)
+                blocks.settle()
+        return VisitFinished(
+            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=samples, called_s=called_s
+        )
 
-    def sample(
-        self, request: TakeVisit, calls: list[measure.TimedCall], on_turn: Callable[[Arm], None]
+    def _sample(
+        self, request: SampleBlocks, calls: list[blocks.TimedCall], on_turn: Callable[[Arm], None]
     ) -> tuple[ArmSamples, ...]:
         """The samples of the visit's blocks."""
-        at = measure.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
+        at = blocks.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
         here = device(request.workload.device)
-        conditions = measure.here(on_turn, here.flush if request.cache == "cold" else None)
+        conditions = blocks.conditions_here(on_turn, here.flush if request.cache == "cold" else None)
         with torch.set_grad_enabled(request.workload.direction != "inference"):
-            taken = measure.visit(calls, here.clock, at, conditions)
+            taken = blocks.visit(calls, here.clock, at, conditions)
         return tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
 
-    def probe(self, workload: Workload) -> measure.TimedCall:
+    def probe(self, workload: Workload) -> blocks.TimedCall:
         """The interference probe of the workload's device; one on the processor for all numbers of threads."""
         if workload.device not in self.probes:
-            self.probes[workload.device] = measure.probe_call(device(workload.device).interference_probe())
+            self.probes[workload.device] = blocks.probe_call(device(workload.device).interference_probe())
         return self.probes[workload.device]
+
+
+def _failed(error: Exception, arm: Arm = PROBE) -> Failed:
+    status, message = report(error)
+    return Failed(arm=arm, status=status, message=message)

@@ -1,4 +1,4 @@
-"""Calls that tell what others cost: short ones before a cell is tried, and one that may not fit, under a limit."""
+"""Calls made to predict a cost, or to test a prediction: short ones before a check, and one under a memory limit."""
 
 from collections.abc import Callable
 from pathlib import Path
@@ -10,26 +10,25 @@ from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Check
 from attnbench.storage.memory_events import timeline
 from attnbench.storage.records import Status
-from attnbench.timing import prediction as predict
-from attnbench.timing.prediction import FIRST_LEN, Limits, OutOfReachError, Trial, at_length
+from attnbench.timing.prediction import FIRST_LEN, CallCost, Limits, OutOfReachError, at_length, require_within
 from attnbench.units import show
 from attnbench.workloads.workload import Workload
 
 SHARE_OF_FREE_MEMORY = 0.75
 WARM_LEN = 512
-"""Of a first call that fits: libraries make their buffers, and threads start."""
+"""The length of the first calls, which fit: libraries make their buffers, and threads start."""
 DRAWING = 3
-"""Inputs are drawn in float64 and then cast: with what is made on the way, so many times their float64 size."""
+"""Inputs are drawn in float64 and then cast: with temporary copies, so many times their float64 size."""
 FLOAT64_BYTES = 8
 
 
 def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object]) -> Attempted:
-    """One call under the request's limit, and one more that is counted, if that one returned.
+    """One call under the request's memory limit, and, if it returns, one more whose memory is counted.
 
     Raises:
-        OutOfReachError: the workload is none of the implementation's, or the machine has no room for the inputs and the
-            limit together, so that the limit would not be what is tried.
-        Exception: whatever the call raises, above all that memory is out.
+        OutOfReachError: the implementation does not support the workload, or the machine has no room for the inputs and
+            the limit together, so that the limit would not be what is tested.
+        Exception: whatever the call raises, above all that memory has run out.
     """
     workload = request.workload
     if (reason := reason_against(made, workload)) is not None:
@@ -52,25 +51,25 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
         return count(request, call, call_s, free)
 
 
-def foresee(request: Check, made: Implementation, on_step: Callable[[], object]) -> None:
-    """Climb the staircase of shorter lengths.
+def require_within_limits(request: Check, made: Implementation, on_step: Callable[[], object]) -> None:
+    """Climb the staircase of shorter lengths (timing/prediction.py).
 
     Raises:
-        OutOfReachError: the cell is foreseen to take too long, or more memory than there is.
+        OutOfReachError: the cell is predicted to take too long, or more memory than there is.
     """
     free_bytes = device(request.workload.device).free_bytes()
     limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * free_bytes)
     limits = Limits(call_s=request.call_limit_s, memory_bytes=limit_bytes)
 
-    def try_it(step: Workload, with_memory: bool) -> Trial | None:  # noqa: FBT001 - passed on by predict
+    def attempt_step(step: Workload, with_memory: bool) -> CallCost | None:  # noqa: FBT001 - its signature
         on_step()
-        return trial(step, made, request.call_limit_s, with_memory=with_memory)
+        return call_cost(step, made, request.call_limit_s, with_memory=with_memory)
 
-    predict.foresee(request.workload, limits, try_it, compiles=made.compiles)
+    require_within(limits, request.workload, attempt_step, compiles=made.compiles)
 
 
-def trial(step: Workload, made: Implementation, call_limit_s: float, *, with_memory: bool) -> Trial | None:
-    """What a call at a step of the staircase costs (timing/prediction.py); None where it cannot be called."""
+def call_cost(step: Workload, made: Implementation, call_limit_s: float, *, with_memory: bool) -> CallCost | None:
+    """What a call at a step of the staircase costs; None where it cannot be called."""
     if reason_against(made, step) is not None:
         return None
     try:
@@ -78,7 +77,7 @@ def trial(step: Workload, made: Implementation, call_limit_s: float, *, with_mem
         with case.grad_mode():
             call = case.call()
             call()
-    except Exception:  # noqa: BLE001 - this length may be none of its own; at the workload's it will show
+    except Exception:  # noqa: BLE001 - it may support only other lengths; at the workload's own it will show
         return None
     with case.grad_mode():
         call_s = case.device.clock.elapsed(call, 1)
@@ -86,15 +85,15 @@ def trial(step: Workload, made: Implementation, call_limit_s: float, *, with_mem
             call_s = min(call_s, case.device.clock.elapsed(call, 1))  # the first call may have compiled
         counts = with_memory and case.device.is_host
         peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
-    return Trial(length=step.seq_len, call_s=call_s, peak_bytes=peak)
+    return CallCost(length=step.seq_len, call_s=call_s, peak_bytes=peak)
 
 
 def require_room(workload: Workload, limit_bytes: int, room_bytes: int) -> None:
     """Raises OutOfReachError where inputs, while they are drawn, and the limit are more than there is."""
     needed = limit_bytes + DRAWING * FLOAT64_BYTES * num_inputs(workload)
     if needed > room_bytes:
-        told = f"the limit and the inputs need {show(needed, 'bytes')}, and {show(room_bytes, 'bytes')} are free"
-        raise OutOfReachError(Status.unsupported, told)
+        message = f"the limit and the inputs need {show(needed, 'bytes')}, and {show(room_bytes, 'bytes')} are free"
+        raise OutOfReachError(Status.unsupported, message)
 
 
 def num_inputs(workload: Workload) -> int:
@@ -119,7 +118,7 @@ def warm_up(workload: Workload, made: Implementation) -> None:
 
 
 def prepared(case: Case, limit_bytes: int) -> Callable[[], object]:
-    """What is called; the mask's dense forms, which count as inputs, are made before where they are not vast."""
+    """What is called; the mask's dense forms, which count as inputs, are made first where they are not vast."""
     workload = case.workload
     if workload.batch_size * workload.seq_len * workload.kv_len <= limit_bytes:
         _ = (case.mask.visible, case.mask.hidden, case.mask.empty)

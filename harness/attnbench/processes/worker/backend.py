@@ -1,6 +1,6 @@
 """Which backend PyTorch says it will take for `scaled_dot_product_attention`, and why it will not take another.
 
-The question is put where the call is made, with the very tensors, by a mode that sees each call of the function: what
+PyTorch is asked where the call is made, with the very tensors, by a mode that sees each call of the function: what
 decides (strides, a mask that needs a gradient, the backends that are switched on) is all there, on the CPU as on CUDA.
 Source: https://docs.pytorch.org/docs/stable/notes/extending.html#extending-all-torch-api-with-modes
 """
@@ -43,7 +43,7 @@ class Answer:
 
 
 class _Asking(TorchFunctionMode):
-    """Puts the question for every call of scaled_dot_product_attention."""
+    """Asks PyTorch at every call of scaled_dot_product_attention."""
 
     def __init__(self, wanted: str) -> None:
         super().__init__()
@@ -67,7 +67,7 @@ class _Asking(TorchFunctionMode):
 
 
 def ask(call: Callable[[], object], wanted: str = "") -> Answer:
-    """What PyTorch says of each SDPA call inside one `call`; empty where there is none that can be asked.
+    """What PyTorch says of each SDPA call inside one `call`; empty where there is none.
 
     Raises:
         Exception: whatever `call` raises.
@@ -79,7 +79,7 @@ def ask(call: Callable[[], object], wanted: str = "") -> Answer:
 
 
 def refusal(call: Callable[[], object], wanted: str) -> str:
-    """Why a call that raises NO_KERNEL cannot have the backend that it is held to."""
+    """Why a call that raises NO_KERNEL cannot use the backend that it demands."""
     mode = _Asking(wanted)
     try:
         with mode:
@@ -90,12 +90,12 @@ def refusal(call: Callable[[], object], wanted: str) -> str:
 
 
 def _answer(mode: _Asking) -> Answer:
-    told = "+".join(dict.fromkeys(filter(None, mode.predicted)))
-    return Answer(predicted=told, reason="; ".join(dict.fromkeys(mode.reasons)))
+    predicted = "+".join(dict.fromkeys(filter(None, mode.predicted)))
+    return Answer(predicted=predicted, reason="; ".join(dict.fromkeys(mode.reasons)))
 
 
 def _reasons(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> list[str]:
-    """PyTorch's reasons against `wanted`; it gives none where the mask needs a gradient, so without one it is asked."""
+    """PyTorch's reasons against `wanted`; it gives none where the mask needs a gradient, so it is asked without one."""
     taken, reasons = _choice(args, kwargs, only=wanted)
     if taken == wanted:
         return ["it could run, and the call prefers or allows only another"]
@@ -110,12 +110,12 @@ def _reasons(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> list
 def _choice(args: tuple[Any, ...], kwargs: dict[str, Any], only: str = "") -> tuple[str, list[str]]:
     """The backend that would be taken for these arguments, and PyTorch's warnings, with `only` one to choose from."""
     with ExitStack() as stack:
-        told = stack.enter_context(warnings.catch_warnings(record=True))
+        caught = stack.enter_context(warnings.catch_warnings(record=True))
         warnings.simplefilter("always")
         stack.enter_context(sdpa_kernel(_BACKENDS[only]) if only else nullcontext())
         try:
             taken = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))  # noqa: SLF001 - what the function itself asks
         except RuntimeError:
             taken = SDPBackend.ERROR
-    lines = [_TRIGGERED.sub("", str(warning.message)).strip() for warning in told]
+    lines = [_TRIGGERED.sub("", str(warning.message)).strip() for warning in caught]
     return _NAMES.get(taken, ""), [line.rstrip(".") for line in lines if line and not _HEADLINE.search(line)]

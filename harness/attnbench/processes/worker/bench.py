@@ -1,4 +1,4 @@
-"""A workload's bench: its inputs and mask in place, the arms built on them, and whether they still compute."""
+"""A workload made ready to be timed: its inputs and mask, the arms built on them, and whether they still compute."""
 
 import msgspec
 import torch
@@ -9,14 +9,14 @@ from attnbench.checking.inputs import draw_normal
 from attnbench.checking.reference import Reference, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.storage.records import Arm
-from attnbench.timing import blocks as measure
+from attnbench.timing.blocks import TimedCall
 from attnbench.workloads.workload import Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
 
 
 class Bench:
-    """One workload, ready to be measured."""
+    """One workload, made ready to be measured."""
 
     def __init__(self, workload: Workload) -> None:
         """Draw the inputs and bind the mask, which all arms share."""
@@ -24,19 +24,19 @@ class Bench:
         self.inputs = place(draw_normal(workload, 0), workload)
         self.mask = bind(workload)
         self.cases: dict[Arm, Case] = {}
-        self.calls: dict[Arm, measure.TimedCall] = {}
+        self.calls: dict[Arm, TimedCall] = {}
         self._reference: Reference | None = None
 
     def case(self, implementation: Implementation) -> Case:
-        """A case of its own on the bench's inputs."""
+        """A new case on the bench's inputs."""
         return build(self.workload, implementation, self.inputs, self.mask)
 
-    def timed(self, arm: Arm, implementation: Implementation) -> measure.TimedCall:
+    def timed(self, arm: Arm, implementation: Implementation) -> TimedCall:
         """What the arm calls, built at first use."""
         if arm not in self.calls:
             self.cases[arm] = self.case(implementation)
             with self.cases[arm].grad_mode():
-                self.calls[arm] = measure.TimedCall(arm=arm, call=self.cases[arm].call())
+                self.calls[arm] = TimedCall(arm=arm, call=self.cases[arm].call())
         return self.calls[arm]
 
     def verify(self, arm: Arm) -> str:
@@ -48,11 +48,11 @@ class Bench:
 
 
 class SharedStateError(Exception):
-    """An implementation changed what all of the process share."""
+    """An implementation changed settings of the whole process."""
 
 
 class Guard:
-    """Settings of the process that every arm shares, and that none may change."""
+    """Watches settings of the process that every arm shares, and that none may change."""
 
     def __init__(self) -> None:
         """Remember how they are."""
@@ -72,14 +72,14 @@ class Guard:
         now = _settings()
         if now == self._kept:
             return ""
-        told = [
+        changes = [
             f"{name} from {self._kept[name]} to {value}" for name, value in now.items() if value != self._kept[name]
         ]
         torch.set_num_threads(int(self._kept["the number of threads"]))
         torch.set_default_dtype(getattr(torch, self._kept["the default dtype"].removeprefix("torch.")))
         torch.set_float32_matmul_precision(self._kept["the precision of float32 matmuls"])
         torch.use_deterministic_algorithms(self._kept["deterministic algorithms"] == "True")
-        return f"it changed {', '.join(told)} for everybody in the process"
+        return f"it changed {', '.join(changes)} for everybody in the process"
 
 
 def _settings() -> dict[str, str]:

@@ -1,4 +1,4 @@
-"""See what really runs in one call of a case: operators by torch.profiler, page faults, and the backend that was taken.
+"""See what really runs in one call of a case: operators by torch.profiler, page faults, and the backend that ran.
 
 Nothing here is timed for a record: a profiled call is slower than a plain one, and only its shares are kept.
 """
@@ -31,7 +31,7 @@ NUM_PAGES, NUM_PAIRS = 2**14, 5
 
 
 def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operators:
-    """What runs in one call of `case`: at most four calls of it, or six short ones; `on_step` is told before each.
+    """What runs in one call of `case`: at most four calls of it, or six short ones; `on_step` is called before each.
 
     A backward call alone is profiled for its operators, and the forward call before it for its backend.
     """
@@ -61,22 +61,22 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
     )
 
 
-def refusal(workload: Workload, found: Implementation, error: RuntimeError) -> str:
+def refusal(workload: Workload, made: Implementation, error: RuntimeError) -> str:
     """In words, that the requested backend cannot run, and why, where `error` says so; empty for any other error."""
-    if not found.backend or backend.NO_KERNEL not in str(error):
+    if not made.backend or backend.NO_KERNEL not in str(error):
         return ""
-    case = build(workload, found, place(draw_normal(workload, 0), workload))
+    case = build(workload, made, place(draw_normal(workload, 0), workload))
     with case.grad_mode():
-        reason = backend.refusal(case.output, found.backend)
-    return f"the {found.backend} backend was asked for and cannot run: {reason or 'PyTorch gives no reason'}"
+        reason = backend.refusal(case.output, made.backend)
+    return f"the {made.backend} backend was asked for and cannot run: {reason or 'PyTorch gives no reason'}"
 
 
 def operators_in(recording: Recording) -> tuple[Operator, ...]:
     """The operators of a call; where another device has computed them, their own time is that of their kernels."""
-    found = fold(_spans(recording.events))
+    operators = fold(_spans(recording.events))
     if not any(recording.device_s.values()):
-        return found
-    on_device = [msgspec.structs.replace(one, self_s=recording.device_s.get(one.name, 0.0)) for one in found]
+        return operators
+    on_device = [msgspec.structs.replace(one, self_s=recording.device_s.get(one.name, 0.0)) for one in operators]
     return tuple(sorted(on_device, key=lambda one: -one.self_s))
 
 
@@ -105,7 +105,7 @@ def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - another number i
 
     An operator writes a large block, fresh and then kept, by all threads that torch has in this process, as in a call:
     what one thread waits for, others do meanwhile, and a fresh page is in the cache when it is written. So large a
-    block goes back to the system when it is freed, unless the allocator was told to retain it.
+    block goes back to the system when it is freed, unless the allocator retains it.
     """
     source = torch.ones(NUM_PAGES * mmap.PAGESIZE // 4)
     kept = torch.empty_like(source)

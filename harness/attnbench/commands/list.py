@@ -6,7 +6,8 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands.options import AsJson, Implementations
+from attnbench.commands import Command
+from attnbench.commands.options import AsJson
 
 
 class What(StrEnum):
@@ -23,7 +24,10 @@ class What(StrEnum):
 def list_what(
     what: Annotated[What, typer.Argument(help="What to list.")] = What.implementations,
     *,
-    implementation: Implementations = None,
+    implementation: Annotated[
+        list[str] | None,
+        typer.Option("--implementation", "-i", metavar="NAME|FILE.py:NAME", help="May be repeated. Default: all."),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
     """List what there is; for implementations, what each supports here."""
@@ -42,3 +46,6 @@ def list_what(
         typer.echo(json.dumps(entries, indent=2))
     else:
         terminal.print_entries(entries, notes)
+
+
+COMMAND = Command(function=list_what, order=10)

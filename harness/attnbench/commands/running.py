@@ -1,0 +1,174 @@
+"""What the commands that run something share: progress on standard error, interruption, resuming, reports, the end."""
+
+import time
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NoReturn
+
+import typer
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, TaskProgressColumn, TextColumn
+from rich.progress import Progress as Bar
+
+from attnbench import plugins
+from attnbench.analysis.results import Results, read
+from attnbench.commands import ExitCode
+from attnbench.processes import execution
+from attnbench.processes.session import Progress, Watch
+from attnbench.storage.events import DamagedError, Plan
+from attnbench.storage.runs import find_run
+
+LINE_EVERY_S = 10.0
+DRAW_EVERY_S = 0.5
+"""Of the bar: it is drawn between two steps alone, since a thread that draws would take a core of what is timed."""
+STAGE_WORDS = {
+    "check": "checking",
+    "observe": "seeing what runs",
+    "ceilings": "measuring ceilings",
+    "time": "timing",
+    "trace": "tracing",
+}
+
+
+def execute(
+    plan: Plan, folder: Path, stages: Collection[str] = execution.STAGES, *, stopped: str = "stopped"
+) -> Results:
+    """Run a plan to its end with its progress shown, and read the results.
+
+    Raises:
+        ValueError: the folder cannot be written, its journal is damaged, or no worker can start.
+        typer.Exit: the user interrupted it; `stopped` was printed.
+    """
+    try:
+        with watching() as watch:
+            execution.execute(plan, folder, watch, stages)
+    except KeyboardInterrupt:
+        typer.echo(stopped, err=True)
+        raise typer.Exit(ExitCode.interrupted) from None
+    return read(folder)
+
+
+@contextmanager
+def watching() -> Iterator[Watch]:
+    """A progress bar on a terminal, plain lines elsewhere."""
+    console = Console(stderr=True)
+    if not console.is_terminal:
+        yield _plain_lines(console)
+        return
+    columns = (
+        TextColumn("[bold]{task.fields[stage]}"),
+        BarColumn(bar_width=24),
+        TaskProgressColumn(),
+        TextColumn("{task.fields[left]}"),
+        TextColumn("{task.fields[counts]}"),
+        TextColumn("[dim]{task.description}"),
+    )
+    with Bar(*columns, console=console, transient=True, auto_refresh=False) as bar:
+        task = bar.add_task("", total=1.0, stage="starting", left="", counts="")
+        stage, drawn_s = "", 0.0
+
+        def draw(progress: Progress) -> None:
+            nonlocal stage, drawn_s
+            is_due = progress.stage != stage or time.monotonic() - drawn_s >= DRAW_EVERY_S
+            if is_due:
+                stage, drawn_s = progress.stage, time.monotonic()
+            bar.update(
+                task,
+                completed=progress.done,
+                total=progress.total,
+                description=escape(progress.cell),
+                stage=STAGE_WORDS[progress.stage],
+                left=_left(progress),
+                counts=_counts(progress),
+                refresh=is_due,
+            )
+
+        yield draw
+
+
+def _plain_lines(console: Console) -> Watch:
+    stage, printed_s = "", 0.0
+
+    def print_line(progress: Progress) -> None:
+        nonlocal stage, printed_s
+        if progress.stage == stage and time.monotonic() - printed_s < LINE_EVERY_S:
+            return
+        stage, printed_s = progress.stage, time.monotonic()
+        share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
+        parts = [f"{STAGE_WORDS[stage]} {share:.0f} %", _counts(progress), _left(progress), progress.cell]
+        console.print(", ".join(part for part in parts if part), markup=False, highlight=False, soft_wrap=True)
+
+    return print_line
+
+
+def _left(progress: Progress) -> str:
+    if progress.left_s is None:
+        return ""
+    minutes, seconds = divmod(round(progress.left_s), 60)
+    return f"about {minutes}:{seconds:02d} left"
+
+
+def _counts(progress: Progress) -> str:
+    return " ".join(f"{number} {status}" for status, number in sorted(progress.counts.items()))
+
+
+def to_resume(context: typer.Context, resume: str, results: Path) -> tuple[Path, Plan]:
+    """Folder and plan of the run to go on with.
+
+    Raises:
+        ValueError: there is no such run, or an option would change it.
+    """
+    if more := sorted(given(context) - {"resume", "results", "as_json", "build"}):
+        raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
+    folder = find_run(resume, results)
+    return folder, read(folder).plan
+
+
+def given(context: typer.Context) -> set[str]:
+    """The parameters that stood on the command line."""
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+
+
+def read_stored(path: Path) -> Results:
+    """A stored run; one that is damaged ends the command as an invalid session."""
+    try:
+        return read(path)
+    except DamagedError as error:
+        typer.echo(f"invalid session: {error}", err=True)
+        raise typer.Exit(ExitCode.invalid) from None
+
+
+def make_folder(folder: Path) -> None:
+    """Make the folder that --to names.
+
+    Raises:
+        ValueError: it cannot be made.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
+
+
+def write_reports(results: Results, folder: Path) -> bool:
+    """Write every report; one that fails is reported and costs the others nothing. Returns whether any failed."""
+    failed = False
+    for name, plug in plugins.plugs("attnbench.reports", "REPORT").items():
+        try:
+            plug.write(results, folder)
+        except Exception as error:  # noqa: BLE001 - somebody's report must not cost the others
+            failed = True
+            typer.echo(f"warning: report {name} failed: {type(error).__name__}: {error}", err=True)
+    return failed
+
+
+def conclude(results: Results, *, has_findings: bool = False) -> NoReturn:
+    """Exit as the run deserves: a finding, or nothing that was checked at all, is no pass."""
+    has_findings = has_findings or any(record.is_finding for record in results.records)
+    if not has_findings and all(record.agreement is None for record in results.records):
+        typer.echo("nothing could be checked: see the reasons above", err=True)
+        raise typer.Exit(ExitCode.inconclusive)
+    raise typer.Exit(ExitCode.finding if has_findings else ExitCode.passed)
