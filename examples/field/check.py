@@ -15,10 +15,9 @@ from typing import Any
 from attnbench.commands.progress import watching
 from attnbench.processes import session as run
 from attnbench.processes.planning import Selection, plan
-from attnbench.text import escaped
-from attnbench.text import plain
 from attnbench.storage.journal import Results, read
 from attnbench.storage.records import Record, Status
+from attnbench.text import escaped, plain
 from attnbench.units import significant
 
 HERE = Path(__file__).parent

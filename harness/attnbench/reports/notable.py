@@ -213,12 +213,12 @@ def _layer_for_each_head(timed: Timed) -> str:
             lengths.setdefault(pair, {}).setdefault(row["seq_len"], []).append(row["workload"])
             calls |= {pair[0]: number, pair[1]: timed.num_calls(other, LINEAR)}
     told = []
-    for (name, other), workloads in lengths.items():
-        ratios = {length: timed.ratios(name, other, workloads[length]) for length in sorted(workloads)}
+    for (name, fewer), workloads in lengths.items():
+        ratios = {length: timed.ratios(name, fewer, workloads[length]) for length in sorted(workloads)}
         if max(map(_mean, ratios.values())) >= CLEAR:
             at = ", ".join(f"{_times(found)} at length {length}" for length, found in ratios.items())
-            layers = f"a linear layer for each head ({name}, {calls[name]} of them) takes longer than {calls[other]}"
-            told.append(f"{layers} for all heads ({other}), projections included: {at}")
+            layers = f"a linear layer for each head ({name}, {calls[name]} of them) takes longer than {calls[fewer]}"
+            told.append(f"{layers} for all heads ({fewer}), projections included: {at}")
     return "; ".join(told) + "." if told else ""
 
 
