@@ -18,12 +18,14 @@ from PIL import Image
 
 from attnbench import plugins
 from attnbench.analysis.results import Results, read
+from attnbench.analysis.table import Row, metric_columns
 from attnbench.commands import catalog
 from attnbench.reports import story
-from attnbench.reports.markdown import escaped
-from attnbench.reports.table import Row, groups
+from attnbench.reports.cells import error, groups, metric, ratio, time, verdict
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import Status
+from attnbench.text import escaped
+from attnbench.units import significant
 
 ROOT = Path(__file__).parent.parent
 README, METHOD = ROOT / "README.md", ROOT / "docs" / "method.md"
@@ -43,7 +45,7 @@ OTHERS = {
     "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
     "tensorboard": "the views of TensorBoard, without a network",
 }
-FACTS = ("started", "commit", "took", "cells", "verdicts", "disturbances", "identical code")
+FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "noise floor")
 SHOWN_SCOPE, SHOWN_MASK, SHOWN_LEN = "attention", "causal", 512
 OWN, OFFICIAL = "fused", "torch_mha"
 TOLD_OF_TESTS, RESULT, CAUSE = (0, 1, 2, 3, 5, 7), 5, 6
@@ -127,19 +129,26 @@ def _table(results: Results) -> Iterator[str]:
     title, rows = next(
         (title, rows)
         for title, rows in groups(results).items()
-        if (rows[0].workload.scope, rows[0].workload.mask) == (SHOWN_SCOPE, SHOWN_MASK)
-        and rows[0].workload.direction == "inference"
+        if (rows[0]["scope"], rows[0]["mask"], rows[0]["direction"]) == (SHOWN_SCOPE, SHOWN_MASK, "inference")
     )
     environment = next(iter(story.environments(results).values()))
     yield f"{escaped(title)}, T={SHOWN_LEN}, on {escaped(environment.cpu)} with {environment.num_threads} threads:"
     yield ""
-    yield "| implementation | time of a call | times sdpa | verdict | peak memory (score matrices) | error / allowed |"
+    headings = (
+        "implementation",
+        "time per call",
+        "ratio",
+        "verdict",
+        "peak memory (score matrices)",
+        "error / tolerance",
+    )
+    yield f"| {' | '.join(headings)} |"
     yield "| --- | --- | --- | --- | --- | --- |"
-    shown = [row for row in rows if row.workload.seq_len == SHOWN_LEN]
-    yield from (_line(row) for row in shown if row.status is not Status.unsupported)
+    shown = [row for row in rows if row["seq_len"] == SHOWN_LEN]
+    yield from (_line(results, row) for row in shown if row["status"] != Status.unsupported)
     yield ""
-    refused = [row for row in shown if row.status is Status.unsupported]
-    reasons = [f"`{row.implementation}` ({escaped(row.message)})" for row in refused]
+    refused = [row for row in shown if row["status"] == Status.unsupported]
+    reasons = [f"`{row['implementation']}` ({escaped(row['message'])})" for row in refused]
     yield f"Not supported there: {', '.join(reasons)}; and what runs on CUDA alone or needs a package."
 
 
@@ -155,26 +164,31 @@ def _support(entries: list[dict[str, str]]) -> Iterator[str]:
     yield from (f"- {escaped(line)}" for line in catalog.why_not(entries))
 
 
-def _line(row: Row) -> str:
-    if row.status is not Status.ok:
-        return f"| `{row.implementation}` | {row.status}: {escaped(row.message)} | - | - | - | - |"
-    columns = ("time per call", "ratio", "verdict", "memory", "error")
-    return f"| `{row.implementation}` | {' | '.join(escaped(row.cells[column]) for column in columns)} |"
+def _line(results: Results, row: Row) -> str:
+    if row["status"] != Status.ok:
+        return f"| `{row['implementation']}` | {row['status']}: {escaped(row['message'])} | - | - | - | - |"
+    peak = next(each for each in metric_columns(results) if each.metric == "peak_memory")
+    memory = f"{metric(row, peak)} ({significant(row[peak.name] / row['score_matrix_bytes'], 2)} S)"
+    texts = (time(row), ratio(row), verdict(row), memory, error(row))
+    return f"| `{row['implementation']}` | {' | '.join(map(escaped, texts))} |"
 
 
 def _comparison(results: Results) -> str:
     """The hand-made module beside PyTorch's, projections included."""
     found = {
-        (row.implementation, row.workload.seq_len): row
+        (row["implementation"], row["seq_len"]): row
         for rows in groups(results).values()
         for row in rows
-        if row.workload.scope == "module" and row.time is not None
+        if row["scope"] == "module" and row["latency_s"] is not None
     }
-    lines = ["| T | `fused`, hand-made | `torch_mha`, PyTorch's | worst error / allowed |", "| --- | --- | --- | --- |"]
+    lines = [
+        "| T | `fused`, hand-made | `torch_mha`, PyTorch's | worst error / tolerance |",
+        "| --- | --- | --- | --- |",
+    ]
     for length in sorted({length for _, length in found}):
         own, official = found[OWN, length], found[OFFICIAL, length]
-        ratios = [f"{row.cells['time per call']}, {row.cells['ratio']} of sdpa" for row in (own, official)]
-        worst = max((row.cells["error"] for row in (own, official)), key=float)
+        ratios = [f"{time(row)}, {ratio(row)} of sdpa" for row in (own, official)]
+        worst = max((error(row) for row in (own, official)), key=float)
         lines.append(f"| {length} | {' | '.join(ratios)} | {worst} |")
     return "\n".join(lines)
 
@@ -232,14 +246,14 @@ def page() -> str:
 
 
 def _run(name: str, summary: list[str]) -> Iterator[str]:
-    """A run: its main facts, surprises and pictures."""
+    """A run: its main facts, notable findings and pictures."""
     yield f"`nox -s gallery -- {name}` measures it again, `attnbench report results/gallery/{name} --to DIR` draws all"
     yield f"of its pictures; [tables]({name}/summary.md)."
     yield ""
     yield from (line for line in summary if any(line.startswith(f"- **{fact}**") for fact in FACTS))
-    if "## Surprises" in summary:
-        told = summary[summary.index("## Surprises") + 2 :]
-        yield from ("", "What few people expect:", "", *told[: told.index("")])
+    if "## Notable findings" in summary:
+        told = summary[summary.index("## Notable findings") + 2 :]
+        yield from ("", "Notable findings:", "", *told[: told.index("")])
     for picture in sorted((GALLERY / name).glob("*.png")):
         yield ""
         yield f"![{picture.stem.replace('_', ' ')} of {name}]({name}/{picture.name})"

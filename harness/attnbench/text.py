@@ -33,7 +33,8 @@ def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
 
     columns = list(rows[0]) if rows else []
     texts = [[escaped(row[column]) for column in columns] for row in rows]
-    return tabulate.tabulate(texts, [escaped(column) for column in columns], "github", disable_numparse=True)
+    headings = [escaped(column) for column in columns]
+    return str(tabulate.tabulate(texts, headings, "github", disable_numparse=True))
 
 
 def markdown_list(facts: Mapping[str, str]) -> str:

@@ -74,7 +74,7 @@ def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Con
         if at is not None:
             length = words.length(at)
             texts = {
-                name: MISSING if (cell := found.get(length)) is None else cells.metric(cell, metric)
+                name: cells.metric(found[length], metric) if length in found else MISSING
                 for name, found in by_name.items()
             }
             wider = columns | {f"{metric.heading}\nT={length}": texts}
