@@ -1,28 +1,18 @@
 """`attnbench list`: what there is."""
 
 import json
-from enum import StrEnum
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson
 
-
-class What(StrEnum):
-    """What can be listed."""
-
-    implementations = "implementations"
-    sweeps = "sweeps"
-    axes = "axes"
-    masks = "masks"
-    metrics = "metrics"
-    reports = "reports"
+What = Literal["implementations", "sweeps", "axes", "masks", "metrics", "reports"]
 
 
 def list_what(
-    what: Annotated[What, typer.Argument(help="What to list.")] = What.implementations,
+    what: Annotated[What, typer.Argument(help="What to list.")] = "implementations",
     *,
     implementation: Annotated[
         list[str] | None,
@@ -35,7 +25,7 @@ def list_what(
     from attnbench.commands import catalog, terminal
 
     notes: list[str] = []
-    if what is What.implementations:
+    if what == "implementations":
         specs = list(implementation or plugins.implementation_names())
         plugins.check_specs(specs)
         entries = catalog.implementations(specs)

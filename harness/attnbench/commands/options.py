@@ -5,9 +5,8 @@ import inspect
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, is_dataclass
-from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
@@ -103,20 +102,6 @@ class SelectionOptions:
         )
 
 
-class CacheMode(StrEnum):
-    """What a timed call finds in the caches."""
-
-    warm = "warm"
-    cold = "cold"
-
-
-class AllocatorMode(StrEnum):
-    """What the C library does with large blocks that are freed."""
-
-    system = "system"
-    retain = "retain"
-
-
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(SelectionOptions):
     """And how it is timed."""
@@ -144,11 +129,11 @@ class TimingOptions(SelectionOptions):
             min=3, help="Visits that every cell gets, decided or not; 3 are usual, 12 for runs that a gate is to judge."
         ),
     ] = None
-    cache: Annotated[CacheMode, typer.Option(help="warm: after an untimed call; cold: emptied before every call.")] = (
-        CacheMode.warm
-    )
+    cache: Annotated[
+        Literal["warm", "cold"], typer.Option(help="warm: after an untimed call; cold: emptied before every call.")
+    ] = "warm"
     allocator: Annotated[
-        AllocatorMode | None,
+        Literal["system", "retain"] | None,
         typer.Option(
             help="retain: freed memory stays with the process: no call pays for new pages. "
             "Default: system; of two sides that are apart, retain."

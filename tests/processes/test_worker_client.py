@@ -1,6 +1,8 @@
-"""Each process lays out memory otherwise: its environment's size, and what is allocated first."""
+"""What a worker is started with: a memory layout of its own, and a heartbeat that outlives it and leaves no file."""
 
 import subprocess
+import sys
+import tempfile
 
 import pytest
 
@@ -32,3 +34,16 @@ def test_a_layout_has_first_blocks_of_its_own(tmp_path):
         found.append([len(pad) for pad in worker.pads])
     assert len(set(map(tuple, found))) == 3
     assert found[1] == found[3]
+
+
+def test_a_heartbeat_is_read_in_another_process_and_leaves_no_file(monkeypatch, tmp_path):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    heartbeat = Heartbeat()
+    assert list(tmp_path.iterdir()) == []
+    code = "import sys; from attnbench.processes.messages import Heartbeat; Heartbeat(int(sys.argv[1])).beat(7)"
+    command = [sys.executable, "-c", code, str(heartbeat.descriptor)]
+    heartbeat.beat(Heartbeat.HARNESS)
+    assert heartbeat.read() == (1, Heartbeat.HARNESS)
+    subprocess.run(command, pass_fds=[heartbeat.descriptor], check=True)
+    assert heartbeat.read() == (2, 7)
+    heartbeat.close()

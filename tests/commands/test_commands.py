@@ -1,0 +1,82 @@
+"""A file that holds COMMAND is a command; a parameter that is a dataclass stands for its fields as options."""
+
+import inspect
+import subprocess
+import sys
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Annotated
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+import attnbench
+from attnbench import plugins
+from attnbench.cli import app
+from attnbench.commands import EXIT_CODES, ExitCode
+from attnbench.commands.options import SelectionOptions, flattened
+
+COMMANDS = plugins.plugs("attnbench.commands", "COMMAND")
+
+
+def test_every_file_that_holds_a_command_is_one_in_its_own_place():
+    shown = [command.name for command in app.registered_commands]
+    assert shown == sorted(COMMANDS, key=lambda name: COMMANDS[name].order)
+    assert len({command.order for command in COMMANDS.values()}) == len(COMMANDS)
+    assert not {"options", "running", "terminal", "catalog"} & set(COMMANDS)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    width: Annotated[int, typer.Option("--wide")]
+    height: int = 2
+
+
+def test_the_fields_of_a_dataclass_become_options_with_the_defaults_of_the_parameter():
+    seen = []
+
+    def draw(title: str, *, size: Size = Size(width=7), bold: bool = False) -> None:
+        seen.append((title, size, bold))
+
+    made = typer.Typer()
+    made.command()(flattened(draw))
+    assert list(inspect.signature(flattened(draw)).parameters) == ["title", "width", "height", "bold"]
+    for arguments in (["a"], ["a", "--wide", "3", "--bold"]):
+        assert CliRunner().invoke(made, arguments).exit_code == 0
+    assert seen == [("a", Size(width=7), False), ("a", Size(width=3), True)]
+
+
+@pytest.mark.parametrize("limit", [float("inf"), float("nan")])
+def test_a_memory_limit_is_finite(limit):
+    with pytest.raises(ValueError, match=r"--memory-limit \w+ is not allowed"):
+        SelectionOptions(sweep="quick", memory_limit=limit).selection()
+
+
+def test_every_exit_code_is_explained():
+    assert set(EXIT_CODES) == set(ExitCode)
+    shown = " ".join(CliRunner().invoke(app, ["--help"], terminal_width=500).output.split())
+    assert all(f"{code.value} {words.split()[0]}" in shown for code, words in EXIT_CODES.items())
+
+
+def test_the_version_is_that_of_the_package():
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"attnbench {version('attnbench')}\n")
+
+
+@pytest.mark.parametrize(
+    ("module", "heavy"),
+    [("attnbench", {"numpy", "pandas", "torch"}), ("attnbench.processes.execution", {"pandas", "torch"})],
+)
+def test_what_need_not_be_imported_is_not(module, heavy):
+    code = f"import sys, {module}; print(sorted({heavy!r} & set(sys.modules)))"
+    environment = {"PYTHONPATH": str(Path(attnbench.__file__).parents[1])}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"
+
+
+def test_a_public_name_that_there_is_not_is_an_attribute_error():
+    assert callable(attnbench.load)
+    with pytest.raises(AttributeError, match="has no attribute 'laod'"):
+        _ = attnbench.laod
