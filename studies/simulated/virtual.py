@@ -37,12 +37,14 @@ from attnbench.processes.messages import (
 )
 from attnbench.processes.paired_client import PairedCrew
 from attnbench.processes.worker_client import Crew
-from attnbench.storage.ceilings import COPY, MATMUL, Ceilings
 from attnbench.storage.events import ArmSamples, Plan, Side, Sides, VisitFinished
 from attnbench.storage.records import (
+    COPY,
+    MATMUL,
     PROBE,
     Agreement,
     Arm,
+    Ceilings,
     Environment,
     Measurement,
     Operator,

@@ -108,7 +108,7 @@ def earlier(context: typer.Context, resume: str, results: Path) -> tuple[Path, "
         ValueError: there is no such run, or an option would change it.
     """
     from attnbench.analysis.results import read
-    from attnbench.storage.runs import find_run
+    from attnbench.storage.journal import find_run
 
     if more := sorted(given(context) - {"resume", "results", "as_json", "build"}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")

@@ -4,8 +4,8 @@ from typing import TYPE_CHECKING
 
 from attnbench.processes.messages import Failed, FindCeilings, Found
 from attnbench.processes.worker_client import WorkerLostError
-from attnbench.storage.ceilings import Ceilings
 from attnbench.storage.events import CeilingsMeasured
+from attnbench.storage.records import Ceilings
 from attnbench.workloads.workload import Workload
 
 if TYPE_CHECKING:

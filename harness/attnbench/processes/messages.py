@@ -2,10 +2,9 @@
 
 import msgspec
 
-from attnbench.storage.ceilings import Ceilings
 from attnbench.storage.events import ArmSamples
 from attnbench.storage.memory_events import Timeline
-from attnbench.storage.records import PROBE, Agreement, Arm, Environment, Measurement, Operators, Status
+from attnbench.storage.records import PROBE, Agreement, Arm, Ceilings, Environment, Measurement, Operators, Status
 from attnbench.workloads.workload import Workload
 
 

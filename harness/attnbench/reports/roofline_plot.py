@@ -21,7 +21,7 @@ from attnbench.analysis.table import arm_of, rows
 from attnbench.reports import Picture, Report, style, words
 from attnbench.reports.cells import shown
 from attnbench.reports.lines import log_ticks
-from attnbench.storage.ceilings import Ceilings, Key
+from attnbench.storage.records import Ceilings, Place
 from attnbench.units import show
 
 TITLE = "Roofline: useful FLOP/s against arithmetic intensity (higher is nearer to the ceiling)"
@@ -111,7 +111,7 @@ def _draw_panel(axes: Axes, found: Ceilings, cells: pd.DataFrame) -> None:
     axes.set_title(_title(found.key), loc="left")
 
 
-def _title(key: Key) -> str:
+def _title(key: Place) -> str:
     device, dtype, num_threads = key
     return f"{dtype} on {device}, {words.TRAILING['num_threads'](num_threads)}"
 

@@ -6,7 +6,6 @@ import shlex
 import msgspec
 
 from attnbench.plugins import name_of
-from attnbench.storage.ceilings import Ceilings
 from attnbench.storage.records import (
     BASE,
     CANDIDATE,
@@ -14,6 +13,7 @@ from attnbench.storage.records import (
     SMALLEST_EFFECT,
     Agreement,
     Arm,
+    Ceilings,
     Counters,
     Environment,
     Key,

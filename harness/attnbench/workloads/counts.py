@@ -1,6 +1,7 @@
 """Numbers that follow from a workload alone, in whole numbers: visible pairs, FLOPs, bytes. One pure function each.
 
-FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small and are not counted. Source: FlashAttention's count, of whose five products in a backward pass one makes the scores again,
+FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small and are not counted.
+Source: FlashAttention's count, of whose five products in a backward pass one makes the scores again,
 https://github.com/Dao-AILab/flash-attention/blob/main/benchmarks/benchmark_flash_attention.py.
 """
 
