@@ -6,7 +6,6 @@ from pathlib import Path
 import numpy as np
 
 from attnbench.analysis.results import Results, read
-from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.storage.events import (
     SCHEMA,
     ArmSamples,
@@ -24,9 +23,13 @@ from attnbench.storage.events import (
 )
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import (
+    COPY,
+    MATMUL,
     PROBE,
     Agreement,
     Arm,
+    Ceilings,
+    CeilingSample,
     Environment,
     Measurement,
     Operator,

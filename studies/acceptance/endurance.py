@@ -16,9 +16,8 @@ from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
 from attnbench.processes.worker_client import ROOT
 from attnbench.storage.events import Event, RunFinished, VisitFinished
-from attnbench.storage.journal import JOURNAL, events
+from attnbench.storage.journal import JOURNAL, events, find_runs, newest_run
 from attnbench.storage.records import Verdict
-from attnbench.storage.runs import find_runs, newest_run
 from studies.acceptance.outcome import LABELS, Outcome, Row
 from studies.acceptance.plan import CALLED_SHARE, KILLS, Size
 

@@ -14,9 +14,8 @@ from attnbench.analysis.results import Results
 from attnbench.processes.worker_client import ROOT
 from attnbench.statistics.intervals import median
 from attnbench.storage.events import Event, VisitFinished
-from attnbench.storage.journal import JOURNAL, Journal, events
+from attnbench.storage.journal import JOURNAL, Journal, events, newest_run
 from attnbench.storage.records import Verdict
-from attnbench.storage.runs import newest_run
 from studies.acceptance.outcome import Outcome, Row
 from studies.acceptance.plan import EFFECT, GATE_FOUND, GATE_S, GATE_WRONG, Size
 

@@ -30,7 +30,6 @@ from attnbench.processes.messages import (
     Work,
 )
 from attnbench.processes.paired_client import PairedClient
-from attnbench.storage.ceilings import COPY, MATMUL, Ceilings
 from attnbench.storage.events import (
     ArmSamples,
     CeilingsMeasured,
@@ -43,9 +42,12 @@ from attnbench.storage.events import (
     VisitFinished,
 )
 from attnbench.storage.records import (
+    COPY,
+    MATMUL,
     PROBE,
     Agreement,
     Arm,
+    Ceilings,
     Environment,
     Measurement,
     Operator,

@@ -25,9 +25,8 @@ from attnbench.reports import markdown
 from attnbench.reports import sides as beside
 from attnbench.reports.sides import document
 from attnbench.statistics.intervals import median
-from attnbench.storage.journal import JOURNAL
+from attnbench.storage.journal import JOURNAL, find_runs, newest_run
 from attnbench.storage.records import PROBE
-from attnbench.storage.runs import find_runs, newest_run
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
 ROOT = Path(__file__).parents[2]

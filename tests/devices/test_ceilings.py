@@ -8,9 +8,8 @@ from attnbench.devices.loads import FEWEST_ROUNDS, LARGEST_COPY, MIN_SAMPLE_S, M
 from attnbench.processes.messages import MeasureCeilings
 from attnbench.processes.worker_client import WorkerLostError
 from attnbench.storage import journal
-from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.storage.events import CeilingsMeasured
-from attnbench.storage.records import Status
+from attnbench.storage.records import COPY, MATMUL, Ceilings, CeilingSample, Status
 from studies.simulated import virtual
 from studies.simulated.machine import VirtualClock
 from studies.simulated.virtual import COPY_RATE, MATMUL_RATE, SimulatedClient

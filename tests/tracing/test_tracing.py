@@ -19,7 +19,7 @@ from attnbench.processes.worker.bench import Bench
 from attnbench.storage.events import Plan, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Status
-from attnbench.tracing import capture, folders, tidy
+from attnbench.tracing import capture, folders
 from attnbench.workloads.workload import Workload
 
 PANDAS = pytest.mark.filterwarnings("ignore:The copy keyword")  # of the plug-in's own code
@@ -217,7 +217,7 @@ def scripted():
 
 
 def test_host_and_paths_are_taken_out_of_a_trace():
-    text = json.dumps(tidy.tidied(scripted()))
+    text = json.dumps(capture.tidied(scripted()))
     for secret in ("jane", "laptop", "/home", "0x7f2dd10cea40", "nccl"):
         assert secret not in text
     assert "mine.py(4): attend" in text
@@ -227,7 +227,7 @@ def test_host_and_paths_are_taken_out_of_a_trace():
 def test_each_operator_has_the_frames_that_it_was_called_in():
     stacks = {
         event["name"]: event["args"].get("Call stack")
-        for event in tidy.tidied(scripted())["traceEvents"]
+        for event in capture.tidied(scripted())["traceEvents"]
         if event["cat"] == "cpu_op"
     }
     assert stacks == {"aten::bmm": "mine.py(4): attend", "aten::empty": None}
@@ -235,7 +235,7 @@ def test_each_operator_has_the_frames_that_it_was_called_in():
 
 @PANDAS
 def test_with_calls_of_the_runtime_renamed_an_operator_has_time_on_the_device():
-    assert {op.name: op.device_duration for op in read_by_plug_in(tidy.tidied(scripted()))} == {
+    assert {op.name: op.device_duration for op in read_by_plug_in(capture.tidied(scripted()))} == {
         "aten::bmm": 60.0,
         "aten::empty": 0,
     }
@@ -244,7 +244,7 @@ def test_with_calls_of_the_runtime_renamed_an_operator_has_time_on_the_device():
 
 @PANDAS
 def test_a_step_that_the_device_repeats_counts_once():
-    assert RunProfileData.from_json("worker", "1", tidy.tidied(scripted())).steps_names == ["1"]
+    assert RunProfileData.from_json("worker", "1", capture.tidied(scripted())).steps_names == ["1"]
     assert len(RunProfileData.from_json("worker", "1", scripted()).steps_names) == 2
 
 
@@ -265,4 +265,4 @@ def read_by_plug_in(trace):
     ],
 )
 def test_a_path_is_shortened_and_nothing_else(text, short):
-    assert tidy.shortened(text, ["/opt/lib"]) == short
+    assert capture.shortened(text, ["/opt/lib"]) == short

@@ -15,7 +15,7 @@ import pytest
 from torch_tb_profiler.profiler.diffrun.contract import DiffStats, OpAgg, OpStats
 
 from attnbench.tracing import folders
-from attnbench.tracing.viewer import pages, plugin, server
+from attnbench.tracing.viewer import plugin, server
 
 ROOT = Path(__file__).parents[2]
 TRACE = {"schemaVersion": 1, "deviceProperties": [], "traceEvents": []}
@@ -29,24 +29,24 @@ def cell(run, workload, name):
 
 
 def test_their_pages_load_from_elsewhere_and_ours_do_not():
-    assert LOADED.search((pages.THEIRS / "index.html").read_text(encoding="utf-8"))
-    assert LOADED.search((pages.THEIRS / "trace_embedding.html").read_text(encoding="utf-8"))
-    assert not LOADED.search(pages.index())
-    assert not LOADED.search(pages.trace_embedding())
+    assert LOADED.search((plugin.THEIRS / "index.html").read_text(encoding="utf-8"))
+    assert LOADED.search((plugin.THEIRS / "trace_embedding.html").read_text(encoding="utf-8"))
+    assert not LOADED.search(plugin.page("index.html"))
+    assert not LOADED.search(plugin.page("trace_embedding.html"))
 
 
 def test_what_the_page_wants_of_google_charts_is_there():
-    wanted = set(re.findall(r"google\.visualization\.(\w+)", pages.index()))
-    given = pages.charts()
+    wanted = set(re.findall(r"google\.visualization\.(\w+)", plugin.page("index.html")))
+    given = plugin.script(*plugin.CHARTS)
     assert "PieChart" in wanted
     assert all(re.search(rf"^    {name},$", given, re.MULTILINE) for name in wanted)
 
 
 def test_another_page_of_the_plug_in_is_told_and_not_served(monkeypatch, tmp_path):
     (tmp_path / "index.html").write_text("<html>")
-    monkeypatch.setattr(pages, "THEIRS", tmp_path)
+    monkeypatch.setattr(plugin, "THEIRS", tmp_path)
     with pytest.raises(ValueError, match=r"install 0\.4\.3"):
-        pages.index()
+        plugin.page("index.html")
 
 
 def test_both_sides_of_a_comparison_have_the_same_operators():

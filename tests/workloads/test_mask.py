@@ -107,7 +107,7 @@ def test_the_count_of_documents_is_that_of_the_dense_form(name):
 def test_a_count_in_blocks_is_that_of_the_whole(monkeypatch):
     mask = parse_mask("boolean(30)")
     whole = mask.num_seen(2, 9, 5)
-    monkeypatch.setattr("attnbench.workloads.masks.rule.COUNTED_AT_ONCE", 20)
+    monkeypatch.setattr("attnbench.workloads.masks.COUNTED_AT_ONCE", 20)
     assert (mask.num_seen(2, 9, 5) == whole).all()
 
 

@@ -12,7 +12,6 @@ from attnbench.analysis.sanity import judged
 from attnbench.analysis.system_load import SystemLoad, system_load
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
-from attnbench.storage.ceilings import Ceilings, Place
 from attnbench.storage.events import (
     BaselineAccepted,
     CeilingsMeasured,
@@ -35,10 +34,12 @@ from attnbench.storage.records import (
     LATENCY,
     PROBE,
     Agreement,
+    Ceilings,
     Environment,
     Key,
     Measurement,
     Operators,
+    Place,
     Record,
     Role,
     Sample,

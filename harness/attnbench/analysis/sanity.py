@@ -8,8 +8,7 @@ from collections.abc import Iterator, Mapping, Sequence
 import msgspec
 
 from attnbench.statistics.intervals import median
-from attnbench.storage.ceilings import Ceilings, Place
-from attnbench.storage.records import Arm, Key, Record, Status
+from attnbench.storage.records import Arm, Ceilings, Key, Place, Record, Status
 from attnbench.units import show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload

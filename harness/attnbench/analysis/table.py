@@ -20,7 +20,7 @@ from attnbench.analysis.cell_warnings import warnings_of
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.statistics.intervals import Estimate, median, median_estimate
-from attnbench.storage.journal import JOURNAL
+from attnbench.storage.journal import JOURNAL, find_runs
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from attnbench.storage.records import (
     CONTROL_LATENCY,
@@ -33,7 +33,6 @@ from attnbench.storage.records import (
     Sample,
     Status,
 )
-from attnbench.storage.runs import find_runs
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 

@@ -19,7 +19,7 @@ def baseline(
     """Store a run as the baseline of its machine, with the reason. Needs no torch."""
     from attnbench.analysis.gate import stored
     from attnbench.analysis.gate.thresholds import load
-    from attnbench.storage.runs import newest_run
+    from attnbench.storage.journal import newest_run
 
     path = stored.locate(run, results) if run is not None else newest_run(results)
     written = stored.accept(path, results, reason, load(thresholds))

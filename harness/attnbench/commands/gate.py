@@ -37,7 +37,7 @@ def gate(
     from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.thresholds import load
     from attnbench.commands.running import read_stored
-    from attnbench.storage.runs import newest_run
+    from attnbench.storage.journal import newest_run
 
     if len(runs or ()) > MOST_RUNS:
         raise ValueError(f"gate takes two runs at most, and {len(runs or ())} were given: BASE and CANDIDATE")

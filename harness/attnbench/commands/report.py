@@ -21,7 +21,7 @@ def report(
     """Rebuild every report of stored runs. Needs no torch."""
     from attnbench.analysis.results import read
     from attnbench.commands.running import write_reports
-    from attnbench.storage.runs import copy_journal, find_run, newest_run
+    from attnbench.storage.journal import copy_journal, find_run, newest_run
 
     folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
     if to is not None and len(folders) > 1:

@@ -18,7 +18,7 @@ from attnbench.commands import ExitCode
 from attnbench.processes import execution
 from attnbench.processes.session import Progress, Watch
 from attnbench.storage.events import DamagedError, Plan
-from attnbench.storage.runs import find_run
+from attnbench.storage.journal import find_run
 
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5

@@ -10,7 +10,7 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from attnbench.devices import Clock, device
-from attnbench.storage.ceilings import COPY, MATMUL, Ceilings, CeilingSample
+from attnbench.storage.records import COPY, MATMUL, Ceilings, CeilingSample
 from attnbench.workloads.workload import Workload
 
 if TYPE_CHECKING:  # rounds are taken on simulated machines, too, where nothing needs torch

@@ -12,9 +12,8 @@ import msgspec
 from attnbench import plugins
 from attnbench.processes.messages import Check, Failed, MeasureCeilings, Observe, Profile, Trace
 from attnbench.processes.session import Session
-from attnbench.storage.ceilings import Ceilings
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellFailed, CellMeasured, CellProfiled
-from attnbench.storage.records import Arm
+from attnbench.storage.records import Arm, Ceilings
 from attnbench.tracing import folders
 from attnbench.workloads.workload import Workload
 

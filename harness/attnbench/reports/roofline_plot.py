@@ -21,7 +21,7 @@ from attnbench.analysis.table import arm_of, rows
 from attnbench.reports import Picture, Report, style, words
 from attnbench.reports.cells import shown
 from attnbench.reports.lines import log_ticks
-from attnbench.storage.ceilings import Ceilings, Place
+from attnbench.storage.records import Ceilings, Place
 from attnbench.units import show
 
 TITLE = "Roofline: useful FLOP/s against arithmetic intensity (higher is nearer to the ceiling)"

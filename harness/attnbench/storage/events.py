@@ -6,7 +6,6 @@ import shlex
 import msgspec
 
 from attnbench.plugins import name_of
-from attnbench.storage.ceilings import Ceilings
 from attnbench.storage.records import (
     BASE,
     CANDIDATE,
@@ -14,6 +13,7 @@ from attnbench.storage.records import (
     SMALLEST_EFFECT,
     Agreement,
     Arm,
+    Ceilings,
     Counters,
     Environment,
     Key,
@@ -27,7 +27,6 @@ from attnbench.workloads.workload import Workload
 SCHEMA = 4
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
-
 CACHES = ("warm", "cold")
 TOUCH_BELOW_S = 10e-3
 """Where caches are warm, calls shorter than this get an untimed one first: their caches were emptied by the arm before.
@@ -37,7 +36,7 @@ ALLOCATORS: dict[str, dict[str, str]] = {
     "retain": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
 }
 """What is set before a worker starts. The C library gives large blocks back when they are freed, and each call pays for
-their pages again; told to retain them, it does not (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
+their pages again; with these settings, it does not (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
 
 
 class DamagedError(ValueError):
@@ -244,7 +243,7 @@ class RunFinished(msgspec.Struct, frozen=True, kw_only=True, tag="run_finished")
 class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_accepted"):
     """The run became what later runs are held against, and why; written by `attnbench baseline` alone.
 
-    A stored baseline carries those of its predecessors too, so that the file tells its own history.
+    A stored baseline carries those of its predecessors too: they are its history.
     """
 
     time: str

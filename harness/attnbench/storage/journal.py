@@ -2,13 +2,14 @@
 
 A journal is data, never executed. A line that a kill cut short is dropped; any other damage is an error that names it.
 Nothing here judges what was measured: see analysis/results.py. Idea of joining run and report by files alone:
-https://asv.readthedocs.io.
+https://asv.readthedocs.io. At the end: where runs lie, found by name, folder or age below the folder of results.
 """
 
 import fcntl
 import gzip
 import math
 import os
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -42,10 +43,15 @@ class Journal:
             folder.mkdir(parents=True, exist_ok=True)
             self._file: IO[bytes] = self.path.open("ab")
         except OSError as error:
-            raise ValueError(
-                f"cannot write results to {folder}: {error.strerror}; choose another folder with --results"
-            ) from None
-        _lock(self._file, folder)
+            reason = f"cannot write results to {folder}: {error.strerror}"
+            raise ValueError(f"{reason}; choose another folder with --results") from None
+        try:  # for this process alone, until it ends, however it ends
+            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            self._file.close()
+            raise ValueError(f"{folder} is being written by another process: wait for its end, or stop it") from None
+        except OSError:
+            pass  # the file system knows no locks
         self._synced_s = -math.inf
         whole = self.path.read_bytes().rfind(b"\n") + 1
         self._file.truncate(whole)
@@ -53,7 +59,7 @@ class Journal:
     def append(self, event: Event) -> None:
         """Hand one event to the system, where no kill can reach it, and wait for the disk ten times a second.
 
-        Waiting each time would take minutes for what is foreseen in milliseconds, a hundred thousand times.
+        A hundred thousand cells that are predicted take seconds; waiting each time would make that minutes.
         """
         self._file.write(_ENCODER.encode(event) + b"\n")
         self._file.flush()
@@ -74,17 +80,6 @@ class Journal:
         self._file.close()
 
 
-def _lock(file: IO[bytes], folder: Path) -> None:
-    """For this process alone, until it ends, however it ends; where the file system knows no locks, for anybody."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        file.close()
-        raise ValueError(f"{folder} is being written by another process: wait for its end, or stop it") from None
-    except OSError:
-        return
-
-
 def events(path: Path) -> Iterator[Event]:
     """The events of a journal file, in order; those of older schemas as events of today's.
 
@@ -92,8 +87,16 @@ def events(path: Path) -> Iterator[Event]:
         ValueError: no such file, or a newer schema.
         DamagedError: a damaged line, or not a journal at all.
     """
+    try:
+        text = path.read_bytes()
+        lines = (gzip.decompress(text) if path.suffix == ".gz" else text).split(b"\n")
+    except EOFError as error:
+        raise DamagedError(f"{path} is cut short: {error}") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"cannot read {path}: {reason}; give a run's folder or its {JOURNAL}") from None
     decode: Callable[[bytes], Event] = _DECODER.decode
-    for number, line in enumerate(_lines(path), start=1):
+    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was cut short
         try:
             if number == 1 and older_schemas.is_old(line):
                 decode = older_schemas.Upgrade(line).decode
@@ -103,18 +106,6 @@ def events(path: Path) -> Iterator[Event]:
         if isinstance(event, RunStarted) and event.schema > SCHEMA:
             raise ValueError(f"{path} has schema {event.schema}, newer than {SCHEMA}: update attnbench to read it")
         yield event
-
-
-def _lines(path: Path) -> list[bytes]:
-    """The whole lines of a file; what follows the last newline was cut short."""
-    try:
-        text = path.read_bytes()
-        return (gzip.decompress(text) if path.suffix == ".gz" else text).split(b"\n")[:-1]
-    except EOFError as error:
-        raise DamagedError(f"{path} is cut short: {error}") from None
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ValueError(f"cannot read {path}: {reason}; give a run's folder or its {JOURNAL}") from None
 
 
 def journal_of(path: Path) -> Path:
@@ -128,3 +119,49 @@ def journal_of(path: Path) -> Path:
 def has_journal(folder: Path) -> bool:
     """Whether the folder is that of a run."""
     return journal_of(folder).is_file()
+
+
+def find_runs(results: Path) -> list[Path]:
+    """The run folders below `results`, oldest first: by name, which begins with the time."""
+    return sorted(folder for folder in (results / "runs").glob("*") if has_journal(folder))
+
+
+def find_run(name: str, results: Path) -> Path:
+    """The folder of a run given by its name below `results`, its folder, or its journal.
+
+    Raises:
+        ValueError: there is none; the message names the newest runs that there are.
+    """
+    for candidate in (results / "runs" / name, Path(name)):
+        if candidate.is_dir() and has_journal(candidate):
+            return candidate
+        if candidate.name in {JOURNAL, PACKED} and candidate.exists():
+            return candidate.parent
+    if not (newest := [folder.name for folder in find_runs(results)[-5:]]):
+        raise ValueError(f"there is no run {name}; {results / 'runs'} holds none; begin with attnbench run")
+    raise ValueError(f"there is no run {name}; the newest are {', '.join(newest)}")
+
+
+def newest_run(results: Path) -> Path:
+    """The newest run below `results`.
+
+    Raises:
+        ValueError: there is none.
+    """
+    if not (runs := find_runs(results)):
+        raise ValueError(f"{results / 'runs'} holds no runs: begin with attnbench run, or name another --results DIR")
+    return runs[-1]
+
+
+def copy_journal(folder: Path, target: Path) -> None:
+    """Copy a run's journal into another folder, which is made if need be.
+
+    Raises:
+        ValueError: the target cannot be written.
+    """
+    try:
+        target.mkdir(parents=True, exist_ok=True)
+        journal = journal_of(folder)
+        shutil.copyfile(journal, target / journal.name)
+    except OSError as error:
+        raise ValueError(f"cannot write to {target}: {error.strerror}; choose another folder with --to") from None

@@ -19,22 +19,11 @@ FIRST_WITH_ARMS = 4
 _SCHEMA = re.compile(rb'^\{"type":"run_started","schema":(\d+),')
 _CONTROL, _BASE, _PROBE = " (twin)", " (base)", "(canary)"
 
-Line = dict[str, Any]
-
 
 def is_old(first_line: bytes) -> bool:
     """Whether a journal that begins with this line is of an older schema."""
     schema = _SCHEMA.match(first_line)
     return schema is not None and int(schema[1]) < FIRST_WITH_ARMS
-
-
-@contextmanager
-def _as_decode_error() -> Iterator[None]:
-    """Raise what a line of another form leads to as the error of a line that cannot be decoded."""
-    try:
-        yield
-    except (KeyError, TypeError, AttributeError) as error:
-        raise msgspec.ValidationError(f"{type(error).__name__}: {error}") from None
 
 
 class Upgrade:
@@ -46,12 +35,10 @@ class Upgrade:
         Raises:
             msgspec.DecodeError: the line holds no plan.
         """
-        line = msgspec.json.decode(first_line)
         with _as_decode_error():
-            plan = line["plan"]
-            sides = plan.get("sides")
-            self.has_sides = sides is not None
-            self.is_apart = self.has_sides and sides.get("is_apart", False)
+            plan = msgspec.json.decode(first_line)["plan"]
+            self.has_sides = plan.get("sides") is not None
+            self.is_apart = self.has_sides and plan["sides"].get("is_apart", False)
             self.baseline = plan["baseline"]
 
     def decode(self, line: bytes) -> Event:
@@ -62,8 +49,13 @@ class Upgrade:
         """
         raw = msgspec.json.decode(line)
         with _as_decode_error():
-            if raw["type"] == "run_started":
-                self._plan(raw["plan"])
+            if raw["type"] == "run_started" and self.has_sides:
+                plan, sides = raw["plan"], raw["plan"]["sides"]
+                sides[BASE]["implementations"], sides[CANDIDATE]["implementations"] = {}, {}
+                for spec in plan["implementations"]:
+                    arm = self._arm(name_of(spec))
+                    sides[arm["side"]]["implementations"][arm["implementation"]] = spec.partition("=")[2] or spec
+                plan["implementations"], plan["baseline"] = [], ""
             elif raw["type"] == "visit_finished" and isinstance(raw["arms"], dict):
                 raw["arms"] = [{"arm": self._arm(name), "samples": taken} for name, taken in raw["arms"].items()]
             elif "implementation" in raw and "side" not in raw and self.has_sides:
@@ -71,29 +63,25 @@ class Upgrade:
         event: Event = msgspec.convert(raw, Event)
         return event
 
-    def _plan(self, plan: Line) -> None:
-        """Give each side its implementations."""
-        if not self.has_sides:
-            return
-        for name in (BASE, CANDIDATE):
-            plan["sides"][name]["implementations"] = {}
-        for spec in plan["implementations"]:
-            arm = self._arm(name_of(spec))
-            plan["sides"][arm["side"]]["implementations"][arm["implementation"]] = spec.partition("=")[2] or spec
-        plan["implementations"], plan["baseline"] = [], ""
-
-    def _arm(self, name: str) -> Line:
-        """What a name stood for."""
+    def _arm(self, name: str) -> dict[str, Any]:
+        """The arm that a name stood for."""
         if name == _PROBE:
             return {"role": Role.probe}
         bare = name.removesuffix(_CONTROL)
         is_base = bare.endswith(_BASE) if self.has_sides else bare == self.baseline
         is_control = bare != name and (is_base or self.is_apart)
         implementation = bare if is_control else name
-        found: Line = {"implementation": implementation, "role": Role.control if is_control else Role.measured}
-        if self.has_sides:
-            found |= {
-                "implementation": implementation.removesuffix(_BASE),
-                "side": BASE if implementation.endswith(_BASE) else CANDIDATE,
-            }
-        return found
+        arm: dict[str, Any] = {"role": Role.control if is_control else Role.measured}
+        if not self.has_sides:
+            return arm | {"implementation": implementation}
+        side = BASE if implementation.endswith(_BASE) else CANDIDATE
+        return arm | {"implementation": implementation.removesuffix(_BASE), "side": side}
+
+
+@contextmanager
+def _as_decode_error() -> Iterator[None]:
+    """Raise what a line of another form leads to as the error of a line that cannot be decoded."""
+    try:
+        yield
+    except (KeyError, TypeError, AttributeError) as error:
+        raise msgspec.ValidationError(f"{type(error).__name__}: {error}") from None

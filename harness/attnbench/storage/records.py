@@ -1,12 +1,13 @@
-"""What was seen and where: how a check ended, samples, the machine, one cell. Knows nothing of torch.
+"""What was seen and where: how a check ended, samples, the machine and its ceilings, one cell. Without torch.
 
-Every type is frozen and keyword-only. A run is kept as events (storage/events.py), which are folded
-into records on read. Raw samples are stored; everything else is computed on read.
+Every type is frozen. A run is kept as events (storage/events.py), which are folded into records on read. Raw samples
+are stored; everything else is computed on read.
 """
 
 import enum
 import hashlib
 from collections.abc import Iterator
+from statistics import median
 
 import msgspec
 
@@ -266,6 +267,77 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         for varies in ("load", "clocks", "moment", "native_dtypes"):
             del must_match[varies]
         return hashlib.sha256(msgspec.json.encode(must_match, order="deterministic")).hexdigest()[:8]
+
+
+MATMUL, COPY = "matmul", "copy"
+Place = tuple[str, str, int]
+"""Device, dtype and number of threads (0: one for each core), as `Workload.place` gives them."""
+
+
+class CeilingSample(msgspec.Struct, frozen=True, array_like=True):
+    """Some calls of one load: a matrix product of `size` x `size` matrices, or a copy of `size` bytes.
+
+    `amount` is what one call does: FLOPs of a product, bytes read and written by a copy. `value` is seconds per call.
+    """
+
+    kind: str
+    dtype: str  # in which it is computed: half precision may be fastest in float32
+    size: int
+    amount: int
+    value: float
+    num_calls: int
+    round: int  # every load has its turn once in a round
+
+
+class Ceiling(msgspec.Struct, frozen=True, kw_only=True):
+    """The best rate that was seen, per second; `spread` is the best round's best over the median round's best."""
+
+    rate: float
+    spread: float
+
+
+class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
+    """The samples for one device, dtype and number of threads; without any, `message` says why.
+
+    Ceilings are read from raw samples of the run itself. Source of the idea: S. Williams, A. Waterman, D. Patterson,
+    Roofline, 2009, https://doi.org/10.1145/1498765.1498785.
+    """
+
+    device: str
+    dtype: str
+    num_threads: int
+    samples: tuple[CeilingSample, ...] = ()
+    crowding: float = 0.0  # the load average over the number of cores when they were taken
+    message: str = ""
+
+    @property
+    def key(self) -> Place:
+        """What workloads must match."""
+        return self.device, self.dtype, self.num_threads
+
+    @property
+    def matmul(self) -> Ceiling | None:
+        """FLOP/s of the fastest matrix product that keeps what the dtype holds, whatever its size."""
+        return self._best(MATMUL)
+
+    def copy(self, num_bytes: float, *, is_cold: bool = False) -> Ceiling | None:
+        """Bytes/s of the fastest copy that touches at least `num_bytes`, so that no smaller cache helped it.
+
+        With `is_cold` or beyond the largest copy: of the largest, which no cache holds. With 0 bytes: of any.
+        """
+        largest = max((sample.amount for sample in self.samples if sample.kind == COPY), default=0)
+        return self._best(COPY, largest if is_cold else min(largest, num_bytes))
+
+    def _best(self, kind: str, least: float = 0.0) -> Ceiling | None:
+        """The best of all rounds, of amounts from `least` on; None without any sample."""
+        rounds: dict[int, float] = {}
+        for sample in self.samples:
+            if sample.kind == kind and sample.amount >= least:
+                rounds[sample.round] = max(rounds.get(sample.round, 0.0), sample.amount / sample.value)
+        if not rounds:
+            return None
+        best = max(rounds.values())
+        return Ceiling(rate=best, spread=best / median(rounds.values()))
 
 
 class Record(msgspec.Struct, frozen=True, kw_only=True):

@@ -5,7 +5,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field
 
 from attnbench.statistics.interference import InterferenceGauge
-from attnbench.storage.ceilings import Place
 from attnbench.storage.events import (
     BaselineAccepted,
     CeilingsMeasured,
@@ -19,7 +18,7 @@ from attnbench.storage.events import (
     VisitFinished,
     WorkerStarted,
 )
-from attnbench.storage.records import PROBE, Arm, Key, Sample, Status
+from attnbench.storage.records import PROBE, Arm, Key, Place, Sample, Status
 
 
 @dataclass

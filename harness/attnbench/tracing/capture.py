@@ -2,12 +2,24 @@
 
 Each phase of a step is a module, `Forward` or `Backward`, whatever the implementation is: so the viewer has modules to
 show even where `attend` is called by itself, and its DIFF tab finds the same phases in every run.
+
+What is written is tidied. Out go the host's name, absolute paths, addresses and the frames of the harness around the
+steps. In come a call stack for each operator and the category under which the TensorBoard plug-in knows the calls of
+the CUDA runtime.
+
+Source: Trace Event Format,
+https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU; the plug-in's reader,
+https://github.com/pytorch/kineto/blob/main/tb_plugin/torch_tb_profiler/profiler/trace.py.
 """
 
+import re
+import sys
 import tempfile
-from collections.abc import Callable
+from collections import defaultdict
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -15,11 +27,32 @@ from torch import Tensor, nn
 from torch.profiler import ProfilerActivity, profile, schedule
 
 from attnbench.checking.case import Case
-from attnbench.tracing import folders, tidy
+from attnbench.tracing import folders
 
 NUM_WARM_STEPS = 2
 """Untraced steps under the profiler, which slow it down at first; a call without it has gone before."""
 NUM_STEPS = 3
+KEPT = (
+    "schemaVersion",
+    "deviceProperties",
+    "cuda_runtime_version",
+    "cuda_driver_version",
+    "with_stack",
+    "with_modules",
+    "profile_memory",
+    "record_shapes",
+    "displayTimeUnit",
+    "baseTimeNanoseconds",
+)
+"""What a trace says of itself; everything else, `host_name` above all, is left out."""
+RENAMED = {"cuda_runtime": "Runtime", "cuda_driver": "Runtime"}
+"""Categories that the plug-in does not know, as it knows them: without, no operator has any time on the device."""
+STEP = "ProfilerStep#"
+ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+FRAME = re.compile(r".+\.py\(\d+\): ")
+FRAME_PATH = re.compile(r"(?:^|(?<=;))/[^;]*/([^/;]+\.py)(?=\(\d+\): )")
+"""The absolute path of a frame, which may hold blanks, in a call stack: frames joined by semicolons."""
+ABSOLUTE = re.compile(r"(?<![\w./:>-])(?:/[^\s/:;,'\"()<>]+)+/([^\s/:;,'\"()<>]+)")
 
 
 class Forward(nn.Module):
@@ -45,7 +78,7 @@ class Backward(nn.Module):
         self.keeps_graph = case.workload.direction == "backward"
 
     def forward(self, output: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """A gradient for each leaf, None where it has no part in `output`."""
+        """A gradient for each leaf, None for those that `output` does not depend on."""
         return torch.autograd.grad(output, self.leaves, grad_output, retain_graph=self.keeps_graph, allow_unused=True)
 
 
@@ -86,12 +119,70 @@ def trace(case: Case, file: Path, on_step: Callable[[], None]) -> int:
                 case.device.synchronize()  # the kernels of a step belong to it
                 seen.step()
     on_step()
-    return _write(seen, file)
-
-
-def _write(seen: profile, file: Path) -> int:
     with tempfile.TemporaryDirectory(prefix="attnbench-trace-") as folder:
         raw = Path(folder) / "raw.json"
         seen.export_chrome_trace(str(raw))
-        found = msgspec.json.decode(raw.read_bytes())
-    return folders.write(file, tidy.tidied(found))
+        return folders.write(file, tidied(msgspec.json.decode(raw.read_bytes())))
+
+
+def tidied(trace: dict[str, Any]) -> dict[str, Any]:
+    """The trace as it is kept; paths become relative to the folders of sys.path.
+
+    Left out are Python frames that are not inside the steps, and the steps as the device repeats them: the plug-in
+    would count each twice.
+    """
+    events = [
+        event
+        for event in trace["traceEvents"]
+        if not (event["name"].startswith(STEP) and event.get("cat") == "gpu_user_annotation")
+    ]
+    steps = [event for event in events if event["name"].startswith(STEP)]
+    start = min((event["ts"] for event in steps), default=0.0)
+    end = max((event["ts"] + event["dur"] for event in steps), default=float("inf"))
+    inside = [
+        event
+        for event in events
+        if event.get("cat") != "python_function" or start <= event["ts"] <= event["ts"] + event["dur"] <= end
+    ]
+    for event in inside:
+        event["cat"] = RENAMED.get(event.get("cat", ""), event.get("cat", ""))
+    add_call_stacks(inside)
+    places = sorted({str(Path(folder).resolve()) for folder in sys.path if folder}, key=len, reverse=True)
+    kept = {name: trace[name] for name in KEPT if name in trace}
+    cleaned: dict[str, Any] = _without_paths({**kept, "traceEvents": inside}, places)
+    return cleaned
+
+
+def add_call_stacks(events: Iterable[dict[str, Any]]) -> None:
+    """Give each operator the Python frames that it was called in, innermost first, as the plug-in reads them."""
+    threads: dict[tuple[Any, Any], list[dict[str, Any]]] = defaultdict(list)
+    for event in events:
+        if event.get("ph") == "X" and event.get("cat") in {"cpu_op", "python_function"}:
+            threads[event["pid"], event["tid"]].append(event)
+    for inside in threads.values():
+        open_frames: list[dict[str, Any]] = []
+        for event in sorted(inside, key=lambda event: (event["ts"], -event["dur"])):
+            while open_frames and open_frames[-1]["ts"] + open_frames[-1]["dur"] <= event["ts"]:
+                open_frames.pop()
+            if event["cat"] == "python_function":
+                open_frames.append(event)
+            elif frames := [frame["name"] for frame in reversed(open_frames) if FRAME.match(frame["name"])]:
+                event.setdefault("args", {})["Call stack"] = ";".join(frames)
+
+
+def _without_paths(value: Any, places: list[str]) -> Any:  # noqa: ANN401 - JSON
+    if isinstance(value, str):
+        return shortened(value, places) if "/" in value or " at 0x" in value else value
+    if isinstance(value, list):
+        return [_without_paths(each, places) for each in value]
+    if isinstance(value, dict):
+        return {shortened(key, places): _without_paths(each, places) for key, each in value.items()}
+    return value
+
+
+def shortened(text: str, places: list[str]) -> str:
+    """The text with absolute paths relative to the first of `places` that holds them, or else their last part."""
+    text = ADDRESS.sub("", text)
+    for place in places:
+        text = text.replace(f"{place}/", "")
+    return ABSOLUTE.sub(r"\1", FRAME_PATH.sub(r"\1", text))

@@ -1,7 +1,7 @@
 """Numbers that follow from a workload alone, in whole numbers: visible pairs, FLOPs, bytes. One pure function each.
 
-FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small beside them and are not
-counted. Source: FlashAttention's count, of whose five products in a backward pass one makes the scores again,
+FLOPs are those of matrix products, two for each multiply-add; biases and the softmax are small and are not counted.
+Source: FlashAttention's count, of whose five products in a backward pass one makes the scores again,
 https://github.com/Dao-AILab/flash-attention/blob/main/benchmarks/benchmark_flash_attention.py.
 """
 
@@ -67,17 +67,15 @@ def compulsory_bytes(workload: Workload) -> int:
     input is x (and a context, where S differs from T) with the weights, without biases. A forward and a backward pass
     are counted one after the other.
     """
-    tokens = _tokens(workload)
-    forward, backward = _forward_numbers(workload, *tokens), _backward_numbers(workload, *tokens)
+    forward, backward = (_moved(workload, *_tokens(workload), is_backward=is_backward) for is_backward in (False, True))
     numbers = _has_forward(workload) * forward + _has_backward(workload) * backward
     return numbers * DTYPE_BYTES[workload.dtype]
 
 
 def least_bytes(workload: Workload) -> int:
     """No call can do with fewer: what no query sees is not read, and nothing twice in a forward and backward pass."""
-    tokens = _fewest_tokens(workload)
-    passed = _backward_numbers if _has_backward(workload) else _forward_numbers
-    return passed(workload, *tokens) * DTYPE_BYTES[workload.dtype]
+    numbers = _moved(workload, *_fewest_tokens(workload), is_backward=_has_backward(workload))
+    return numbers * DTYPE_BYTES[workload.dtype]
 
 
 def arithmetic_intensity(workload: Workload) -> float:
@@ -108,20 +106,20 @@ def _projection_products(workload: Workload, queries: int, keys: int) -> int:
     """Multiply-adds of the projections of so many query and key tokens: to heads, and back to the width D."""
     if workload.scope == "attention":
         return 0
-    query_weights = workload.num_heads * (workload.head_dim + workload.value_dim)  # in, and out
-    key_weights = workload.num_kv_heads * (workload.head_dim + workload.value_dim)
-    return workload.embed_dim * (queries * query_weights + keys * key_weights)
+    tokens_of_heads = queries * workload.num_heads + keys * workload.num_kv_heads  # of queries, in and out
+    return workload.embed_dim * (workload.head_dim + workload.value_dim) * tokens_of_heads
 
 
-def _forward_numbers(workload: Workload, queries: int, keys: int) -> int:
-    """Numbers that a forward pass moves which reads so many query and key tokens."""
-    return _input_numbers(workload, queries, keys) + _tokens(workload)[0] * _output_width(workload)
-
-
-def _backward_numbers(workload: Workload, queries: int, keys: int) -> int:
-    """Numbers that a backward pass moves which reads so many query and key tokens, and writes all gradients."""
-    read = _input_numbers(workload, queries, keys) + queries * _output_width(workload)
-    return read + _input_numbers(workload, *_tokens(workload))
+def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) -> int:
+    """Numbers that a pass moves which reads so many query and key tokens and writes all outputs, or all gradients."""
+    all_queries, all_keys = _tokens(workload)
+    width = (
+        workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
+    )  # of an output
+    read = _input_numbers(workload, queries, keys)
+    if is_backward:
+        return read + queries * width + _input_numbers(workload, all_queries, all_keys)
+    return read + all_queries * width
 
 
 def _input_numbers(workload: Workload, queries: int, keys: int) -> int:
@@ -132,7 +130,3 @@ def _input_numbers(workload: Workload, queries: int, keys: int) -> int:
         return queries * heads * workload.head_dim + keys * groups * widths
     tokens = max(queries, keys) if workload.seq_len == workload.kv_len else queries + keys  # x alone, or a context too
     return workload.embed_dim * (tokens + (heads + groups) * widths)
-
-
-def _output_width(workload: Workload) -> int:
-    return workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim

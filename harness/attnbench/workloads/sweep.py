@@ -68,14 +68,9 @@ def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
         axis, equals, values = setting.partition("=")
         if not equals or not values.strip():
             raise ValueError(f"--set {setting} is not readable: write it as --set axis=value,value")
-        _check_axis(axis.strip())
+        _check_axes([axis.strip()])
         parsed[axis.strip()] = [value.strip() for value in re.split(r",(?![^(]*\))", values)]
     return parsed
-
-
-def _check_axis(axis: str) -> None:
-    if axis not in AXES:
-        raise ValueError(unknown("axis", axis, AXES))
 
 
 def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
@@ -86,25 +81,27 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
     Raises:
         ValueError: an axis that does not exist, a value or combination that is not allowed, or nothing to do.
     """
-    found: dict[str, Workload] = {}
+    made: dict[str, Workload] = {}
     for grid in sweep.grid:
-        for axis in grid:
-            _check_axis(axis)
-        values = {axis: _listed(value) for axis, value in (grid | dict(settings)).items()}
+        _check_axes(grid)
+        axes = grid | dict(settings)
+        values = {axis: value if isinstance(value, list) else [value] for axis, value in axes.items()}
         if "device" in values:
             values["device"] = [each for given in values["device"] for each in (devices if given == "all" else [given])]
         for combination in itertools.product(*values.values()):
             workload = make(dict(zip(values, combination, strict=True)))
-            found.setdefault(workload.id, workload)
-            if len(found) > MAX_WORKLOADS:
+            made.setdefault(workload.id, workload)
+            if len(made) > MAX_WORKLOADS:
                 raise ValueError(f"the sweep has more than {MAX_WORKLOADS} workloads: give fewer values")
-    if not found:
+    if not made:
         raise ValueError("the sweep has no workloads: give it at least one [[grid]] with values")
-    return tuple(found.values())
+    return tuple(made.values())
 
 
-def _listed(value: Any) -> list[Any]:  # noqa: ANN401 - as TOML gives it
-    return value if isinstance(value, list) else [value]
+def _check_axes(axes: Iterable[str]) -> None:
+    for axis in axes:
+        if axis not in AXES:
+            raise ValueError(unknown("axis", axis, AXES))
 
 
 def make(axes: Mapping[str, Any]) -> Workload:
@@ -113,9 +110,9 @@ def make(axes: Mapping[str, Any]) -> Workload:
     Raises:
         ValueError: an axis that does not exist, or a value of the wrong kind, or not allowed.
     """
+    _check_axes(axes)
     converted = {}
     for axis, value in axes.items():
-        _check_axis(axis)
         try:
             converted[axis] = msgspec.convert(value, AXES[axis].type, strict=False)
         except msgspec.ValidationError:

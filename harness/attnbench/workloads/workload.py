@@ -2,11 +2,11 @@
 
 import hashlib
 import re
-from collections.abc import Iterator
+from functools import partial
 
 import msgspec
 
-from attnbench.workloads.masks import Mask, parse_mask
+from attnbench.workloads.masks import LARGEST, Mask, parse_mask
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
@@ -15,6 +15,17 @@ BIASES = ("all", "qkv", "out", "none")
 SCOPES = ("attention", "module")
 LAYOUTS = ("contiguous", "transposed", "expanded", "broadcast")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
+CHOICES = {
+    "dtype": DTYPES,
+    "direction": DIRECTIONS,
+    "scope": SCOPES,
+    "bias": BIASES,
+    "layout": LAYOUTS,
+    "float32_matmul_precision": MATMUL_PRECISIONS,
+}
+FROM_1 = ("batch_size", "seq_len", "num_heads")
+FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed")
+"""Axes of whole numbers up to LARGEST."""
 DEFAULT_HEAD_DIM = 64
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
 """Axes that every id names."""
@@ -27,7 +38,6 @@ SHORT_NAMES = {
     "float32_matmul_precision": "matmul_",
 }
 LONGEST_PART = 40
-LARGEST = 2**31
 
 
 class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -59,77 +69,68 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def __post_init__(self) -> None:
         """Check each axis, fill in the ones that follow from others, check the combination."""
-        for axis in ("batch_size", "seq_len", "num_heads"):
-            _require(1 <= getattr(self, axis) <= LARGEST, axis, getattr(self, axis), "a whole number from 1 to 2^31")
-        for axis in ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed"):
-            _require(0 <= getattr(self, axis) <= LARGEST, axis, getattr(self, axis), "a whole number from 0 to 2^31")
-        _require(self.dtype in DTYPES, "dtype", self.dtype, "one of " + ", ".join(DTYPES))
-        _require(self.direction in DIRECTIONS, "direction", self.direction, "one of " + ", ".join(DIRECTIONS))
-        _require(self.scope in SCOPES, "scope", self.scope, "one of " + ", ".join(SCOPES))
-        _require(self.bias in BIASES, "bias", self.bias, "one of " + ", ".join(BIASES))
-        _require(
-            bool(re.fullmatch(r"[a-z]\w*(:\d+)?", self.device)), "device", self.device, "NAME or NAME:N, as in cuda:1"
-        )
-        _require(0.0 <= self.dropout < 1.0, "dropout", self.dropout, "a probability from 0 up to, not including, 1")
-        _require(self.layout in LAYOUTS, "layout", self.layout, "one of " + ", ".join(LAYOUTS))
-        self._check_precision()
+        axes = msgspec.structs.asdict(self)
+        rules = [
+            *((axis, 1 <= axes[axis] <= LARGEST, "a whole number from 1 to 2^31") for axis in FROM_1),
+            *((axis, 0 <= axes[axis] <= LARGEST, "a whole number from 0 to 2^31") for axis in FROM_0),
+            *((axis, axes[axis] in choices, f"one of {', '.join(choices)}") for axis, choices in CHOICES.items()),
+            ("device", re.fullmatch(r"[a-z]\w*(:\d+)?", self.device), "NAME or NAME:N, as in cuda:1"),
+            ("dropout", 0.0 <= self.dropout < 1.0, "a probability from 0 up to, not including, 1"),
+        ]
+        for axis, holds, allowed in rules:
+            if not holds:
+                raise ValueError(f"{axis}={axes[axis]} is not allowed: {axis} is {allowed}")
+        given, highest = self.float32_matmul_precision, MATMUL_PRECISIONS[0]
+        if given != highest and self.dtype != "float32":
+            message = (
+                f"float32_matmul_precision={given} is not allowed with dtype={self.dtype}, which it does not touch"
+            )
+            raise ValueError(f"{message}; choose dtype=float32, or float32_matmul_precision={highest}")
+        if self.embed_dim and not self.head_dim and self.embed_dim % self.num_heads:
+            message = f"embed_dim={self.embed_dim} does not divide into num_heads={self.num_heads} heads"
+            raise ValueError(f"{message}; choose num_heads among the divisors of embed_dim, or give head_dim")
+        fill = partial(msgspec.structs.force_setattr, self)
+        fill("head_dim", self.head_dim or self.embed_dim // self.num_heads or DEFAULT_HEAD_DIM)
+        for axis, value in self._usual().items():
+            fill(axis, getattr(self, axis) or value)
         if self.scope == "attention":
-            msgspec.structs.force_setattr(self, "bias", "all")
-        self._fill("kv_len", self.seq_len)
-        self._fill("num_kv_heads", self.num_heads)
-        self._fill("head_dim", self._head_dim())
-        self._fill("value_dim", self.head_dim)
-        self._fill("embed_dim", self.num_heads * self.head_dim)
+            fill("bias", "all")
         shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)
         if self.scope == "module" or shares == 1:  # one alone is shared with nobody
-            msgspec.structs.force_setattr(self, "layout", "contiguous")
+            fill("layout", "contiguous")
         if self.num_heads % self.num_kv_heads:
             message = f"num_heads={self.num_heads} does not divide into num_kv_heads={self.num_kv_heads} equal groups"
             raise ValueError(f"{message}; choose num_kv_heads among the divisors of num_heads")
         mask = parse_mask(self.mask)
         mask.check(self.batch_size, self.seq_len, self.kv_len)
-        msgspec.structs.force_setattr(self, "mask", str(mask))
+        fill("mask", str(mask))
 
-    def _check_precision(self) -> None:
-        given, allowed = self.float32_matmul_precision, "one of " + ", ".join(MATMUL_PRECISIONS)
-        _require(given in MATMUL_PRECISIONS, "float32_matmul_precision", given, allowed)
-        if given != MATMUL_PRECISIONS[0] and self.dtype != "float32":
-            message = (
-                f"float32_matmul_precision={given} is not allowed with dtype={self.dtype}, which it does not touch"
-            )
-            raise ValueError(f"{message}; choose dtype=float32, or float32_matmul_precision={MATMUL_PRECISIONS[0]}")
-
-    def _fill(self, axis: str, value: int) -> None:
-        if getattr(self, axis) == 0:
-            msgspec.structs.force_setattr(self, axis, value)
-
-    def _head_dim(self) -> int:
-        if self.embed_dim == 0:
-            return DEFAULT_HEAD_DIM
-        if self.head_dim == 0 and self.embed_dim % self.num_heads:
-            message = f"embed_dim={self.embed_dim} does not divide into num_heads={self.num_heads} heads"
-            raise ValueError(f"{message}; choose num_heads among the divisors of embed_dim, or give head_dim")
-        return self.embed_dim // self.num_heads
+    def _usual(self) -> dict[str, int]:
+        """The values that axes given as 0 take, for those that follow from others alone."""
+        embed_dim = self.num_heads * self.head_dim
+        return {
+            "kv_len": self.seq_len,
+            "num_kv_heads": self.num_heads,
+            "value_dim": self.head_dim,
+            "embed_dim": embed_dim,
+        }
 
     @property
     def id(self) -> str:
-        """A stable name, fit for a path: the leading axes always, the others where they differ from the default."""
-        head = f"{self.scope}-{self.direction}-{self.device.replace(':', '')}-{self.dtype}"
-        sizes = f"b{self.batch_size}-t{self.seq_len}-h{self.num_heads}-k{self.head_dim}"
-        return "-".join([head, sizes, *self._unusual()])
+        """A stable name, fit for a path: the leading axes always, the others where they differ from the default.
 
-    def _unusual(self) -> Iterator[str]:
-        """Each axis that the head does not name and that is not as usual: its short or whole name, and its value."""
-        for field in msgspec.structs.fields(self):
-            value = getattr(self, field.name)
-            usual = {
-                "kv_len": self.seq_len,
-                "num_kv_heads": self.num_heads,
-                "value_dim": self.head_dim,
-                "embed_dim": self.num_heads * self.head_dim,
-            }.get(field.name, field.default)
-            if field.name not in HEAD_AXES and value != usual:
-                yield _in_path(f"{SHORT_NAMES.get(field.name, field.name)}{value}")
+        `padding(3,4)` becomes padding.3.4 in it; a value that is too long is cut and ends in a digest.
+        """
+        head = f"{self.scope}-{self.direction}-{self.device.replace(':', '')}-{self.dtype}"
+        parts = [head, f"b{self.batch_size}-t{self.seq_len}-h{self.num_heads}-k{self.head_dim}"]
+        usual = {field.name: field.default for field in msgspec.structs.fields(self)} | self._usual()
+        for axis, value in self.axes().items():
+            if axis not in HEAD_AXES and value != usual[axis]:
+                part = f"{SHORT_NAMES.get(axis, axis)}{value}"
+                name = re.sub(r"[^a-z0-9_.]", "", re.sub(r"[(,+]", ".", part))
+                digest = hashlib.sha256(part.encode()).hexdigest()[:12]
+                parts.append(name if len(name) <= LONGEST_PART else f"{name[:24]}.{digest}")
+        return "-".join(parts)
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -144,15 +145,3 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def axes(self) -> dict[str, int | float | str]:
         """Every axis and its value, in the order of the fields."""
         return msgspec.structs.asdict(self)
-
-
-def _in_path(part: str) -> str:
-    """Fit for a path: `padding(3,4)` becomes padding.3.4, and what is long is cut and ends in a digest."""
-    name = re.sub(r"[^a-z0-9_.]", "", re.sub(r"[(,+]", ".", part))
-    digest = hashlib.sha256(part.encode()).hexdigest()[:12]
-    return name if len(name) <= LONGEST_PART else f"{name[:24]}.{digest}"
-
-
-def _require(holds: bool, axis: str, given: object, allowed: str) -> None:  # noqa: FBT001 - reads as an assertion
-    if not holds:
-        raise ValueError(f"{axis}={given} is not allowed: {axis} is {allowed}")

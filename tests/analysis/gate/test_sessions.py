@@ -7,8 +7,8 @@ import pytest
 
 from attnbench.analysis.gate.rulings import EXECUTED_FLOPS
 from attnbench.storage.events import CellChecked, Plan
+from attnbench.storage.journal import copy_journal
 from attnbench.storage.records import CANDIDATE, Status
-from attnbench.storage.runs import copy_journal
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
 from tests.analysis.gate import scripts

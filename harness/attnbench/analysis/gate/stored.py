@@ -16,8 +16,7 @@ from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import SCHEMA, BaselineAccepted, Event, RunStarted
-from attnbench.storage.journal import events, journal_of
-from attnbench.storage.runs import find_run
+from attnbench.storage.journal import events, find_run, journal_of
 
 FOLDER = "baselines"
 FEWEST_WORDS = 2

@@ -1,23 +1,58 @@
-"""The plug-in torch-tb-profiler, serving the pages of tracing/viewer/pages.py, and passing over damaged traces."""
+"""The plug-in torch-tb-profiler, drawing by our own scripts, and passing over damaged traces.
+
+Its page draws by Google Charts; the trace viewer needs the first version of custom elements and HTML imports, which
+browsers have given up. Without the internet neither comes, and every view is an endless spinner. In static/ are the
+parts of both that the pages use; the import becomes a part of the page that imports.
+"""
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
+import torch_tb_profiler
 from torch_tb_profiler.plugin import TorchProfilerPlugin
 from torch_tb_profiler.profiler.diffrun.contract import OpAgg
-from werkzeug import Request, Response
+from werkzeug import Response
 
 from attnbench.tracing import folders
-from attnbench.tracing.viewer import pages
 
-SERVED: dict[str, tuple[Callable[[], str], str]] = {
-    "/index.html": (pages.index, "text/html"),
-    "/trace_embedding.html": (pages.trace_embedding, "text/html"),
-    "/charts.js": (pages.charts, "text/javascript"),
-    "/elements.js": (pages.elements, "text/javascript"),
+THEIRS = Path(torch_tb_profiler.__file__).parent / "static"
+OURS = Path(__file__).parent / "static"
+CHARTS = ("data", "drawing", "axes", "pie", "table", "timeline", "google")
+REPLACED = {
+    "index.html": {
+        '<script src="https://www.gstatic.com/charts/loader.js"></script>': '<script src="charts.js"></script>',
+    },
+    "trace_embedding.html": {
+        '<script src="https://cdnjs.cloudflare.com/ajax/libs/webcomponentsjs/0.7.24/webcomponents.min.js">'
+        "</script>": '<script src="elements.js"></script>',
+        '<link rel="import" href="trace_viewer_full.html" onerror="onTraceViewerImportFail(event)">': (
+            THEIRS / "trace_viewer_full.html"
+        ).read_text(encoding="utf-8"),
+    },
 }
+"""For each page (all views; the Trace view), the parts that load something, and what stands there instead."""
+
+
+def page(name: str) -> str:
+    """A page of the plug-in that loads nothing from the internet.
+
+    Raises:
+        ValueError: the plug-in that is installed has another page.
+    """
+    text = (THEIRS / name).read_text(encoding="utf-8")
+    for theirs, ours in REPLACED[name].items():
+        if text.count(theirs) != 1:
+            reason = f"{name} of the torch-tb-profiler that is installed is not the one known here"
+            raise ValueError(f"{reason}: install 0.4.3")
+        text = text.replace(theirs, ours)
+    return text
+
+
+def script(*names: str) -> str:
+    """The scripts of those names in static/, as one."""
+    return "\n".join((OURS / f"{name}.js").read_text(encoding="utf-8") for name in names)
 
 
 class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in has no types
@@ -26,7 +61,13 @@ class OfflinePlugin(TorchProfilerPlugin):  # type: ignore[misc] # the plug-in ha
     def get_plugin_apps(self) -> dict[str, Callable[..., Any]]:
         """What the plug-in serves, by path, with our pages in place of its own."""
         theirs: dict[str, Callable[..., Any]] = super().get_plugin_apps()
-        return theirs | {path: _serve(make(), kind) for path, (make, kind) in SERVED.items()}
+        scripts = {"/charts.js": script(*CHARTS), "/elements.js": script("elements")}
+        pages = {f"/{name}": page(name) for name in REPLACED}
+        return theirs | {
+            path: Response(text, content_type=f"{kind}; charset=utf-8", headers=TorchProfilerPlugin.headers)
+            for kind, texts in (("text/html", pages), ("text/javascript", scripts))
+            for path, text in texts.items()
+        }
 
     def get_diff_status(self, base: Any, exp: Any) -> Any:  # noqa: ANN401
         """The comparison of two runs, with the same operators in the same order on both sides: the page pairs rows."""
@@ -71,14 +112,6 @@ def _fault(file: Path, _changed_ns: int) -> str:
     except ValueError as error:
         return str(error)
     return ""
-
-
-def _serve(text: str, kind: str) -> Callable[..., Any]:
-    @Request.application
-    def answer(_: Request) -> Response:
-        return Response(text, content_type=f"{kind}; charset=utf-8", headers=TorchProfilerPlugin.headers)
-
-    return answer
 
 
 def _rounded(value: Any) -> Any:  # noqa: ANN401 - JSON

@@ -13,6 +13,7 @@ from tensorboard import default, program
 from attnbench.tracing import folders
 
 HOST = "127.0.0.1"
+DEPTH = 3  # of a trace in its run: WORKLOAD/IMPLEMENTATION/FILE
 
 
 def launch(folder: Path, port: int) -> tuple[str, list[str]]:
@@ -23,7 +24,11 @@ def launch(folder: Path, port: int) -> tuple[str, list[str]]:
     Raises:
         ValueError: the port is taken, or none of the traces can be read.
     """
-    _require_free(port)
+    try:  # before anything is started that would have to be ended
+        socket.create_server((HOST, port)).close()
+    except OSError as error:
+        why = f"port {port} cannot be used ({error.strerror})"
+        raise ValueError(f"{why}: choose another with --port, or any that is free with --port 0") from None
     os.environ.setdefault("TORCH_PROFILER_LOG_LEVEL", "ERROR")  # before the import: it is read once
     from attnbench.tracing.viewer.plugin import OfflinePlugin, readable
 
@@ -34,15 +39,6 @@ def launch(folder: Path, port: int) -> tuple[str, list[str]]:
     board = program.TensorBoard(plugins=[*default.get_static_plugins(), OfflinePlugin])
     board.configure(logdir=str(folder), host=HOST, port=port, load_fast="false")
     return f"{board.launch()}#pytorch_profiler", damaged
-
-
-def _require_free(port: int) -> None:
-    """Raises ValueError where the port is taken, before anything is started that would have to be ended."""
-    try:
-        socket.create_server((HOST, port)).close()
-    except OSError as error:
-        why = f"port {port} cannot be used ({error.strerror})"
-        raise ValueError(f"{why}: choose another with --port, or any that is free with --port 0") from None
 
 
 def stopping() -> SimpleQueue[int]:
@@ -66,6 +62,6 @@ def wait(stopped: SimpleQueue[int]) -> None:
 
 def shown_folder(run: Path) -> Path:
     """What to serve of a folder of traces: the only workload in it, so that names stay short, or all of it."""
-    inside = {file.relative_to(run).parts[0] for file in folders.trace_files(run) if file.parent != run}
-    depths = {len(file.relative_to(run).parts) for file in folders.trace_files(run)}
-    return run / inside.pop() if len(inside) == 1 and depths == {3} else run
+    paths = [file.relative_to(run).parts for file in folders.trace_files(run)]
+    workloads = {path[0] for path in paths}
+    return run / workloads.pop() if len(workloads) == 1 and all(len(path) == DEPTH for path in paths) else run

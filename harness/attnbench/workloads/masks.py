@@ -1,0 +1,562 @@
+"""Masks: which keys each query sees, how they change scores, and how many pairs are visible, exactly. Without torch.
+
+A mask is one class. Its rules use only operators that numpy arrays and torch tensors share, so that the dense form, a
+single tile and a compiled kernel's predicate all come from the same line (docs/adr/0002-mask-is-a-rule.md).
+
+Where T and S differ, a query's position may be counted from the start (top-left, as in `is_causal` of
+scaled_dot_product_attention) or from the end (bottom-right, as decoding with a cache needs it). Each is a mask.
+"""
+
+import functools
+import math
+import operator
+import re
+from typing import Any, ClassVar
+
+import numpy as np
+import numpy.typing as npt
+
+LARGEST = 2**31
+COUNTED_AT_ONCE = 2**24
+
+Span = tuple[npt.ArrayLike, npt.ArrayLike]
+"""The first key that each query sees and the one after its last, both broadcastable to (B, T)."""
+Array = Any
+"""The operand of a rule: a numpy array or a torch tensor, by the operators that both have."""
+Table = Any
+"""What `sees` looks up: whole numbers as a numpy array or a torch tensor, one number, None, or a tuple of these."""
+
+
+class Mask:
+    """Every key is visible and keeps its score: the mask `none`, and the base of all others.
+
+    A mask that hides keys overrides `sees`; one that changes scores sets `changes_scores` and overrides `bias`, or
+    `transform` with its `derivative`.
+    Sizes are B (batch), T (query length) and S (key length) throughout.
+    """
+
+    name: str = "none"
+    summary: str = "every key is visible"
+    usage: ClassVar[str] = "none"
+    num_arguments: ClassVar[tuple[int, int]] = (0, 0)  # fewest and most
+    argument_range: ClassVar[tuple[int, int]] = (0, LARGEST)  # of each of them
+    changes_scores: bool = False
+    is_additive: bool = True  # False: the change depends on the score, so that no bias does the same
+
+    def __init__(self, *arguments: int) -> None:
+        """Keep the arguments between the parentheses.
+
+        Raises:
+            ValueError: too few or too many arguments, or one out of range.
+        """
+        self.arguments = arguments
+        (fewest, most), (lowest, highest) = self.num_arguments, self.argument_range
+        if not (fewest <= len(arguments) <= most and all(lowest <= number <= highest for number in arguments)):
+            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
+
+    def __str__(self) -> str:
+        """The text that `parse_mask` reads back."""
+        return f"{self.name}({','.join(map(str, self.arguments))})" if self.arguments else self.name
+
+    @property
+    def parts(self) -> "tuple[Mask, ...]":
+        """The masks that this one combines: for most, itself alone."""
+        return (self,)
+
+    @property
+    def hides(self) -> bool:
+        """Whether it may hide a key: so does every mask with a `sees` of its own."""
+        return type(self).sees is not Mask.sees
+
+    @property
+    def changes(self) -> "tuple[Mask, ...]":
+        """The parts that change scores, in the order in which they do."""
+        return tuple(part for part in self.parts if part.changes_scores)
+
+    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
+        """Raise ValueError where the arguments do not fit the sizes."""
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
+        """What `sees` looks up."""
+        return None
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """Whether `query` sees `key` in that batch row, elementwise; `offset` is S - T."""
+        return key <= key + 1
+
+    def per_head(self, num_heads: int) -> npt.NDArray[Any]:
+        """A number for each head (H,) that `bias` is given: here the head's own index."""
+        return np.arange(num_heads)
+
+    def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
+        """What an additive mask adds to the score that `query` gives `key`, elementwise, in every batch row alike.
+
+        `per_head` is the head's number. Hidden keys get -inf after all changes.
+        """
+        return key * 0.0
+
+    def transform(self, score: Array) -> Array:
+        """The score (a torch tensor) as a mask that is not additive changes it, elementwise."""
+        return score
+
+    def derivative(self, score: Array) -> Array:
+        """The derivative of `transform` at that score, elementwise."""
+        return 1.0
+
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span | None:
+        """Where the keys of each query lie if they are all neighbours, for a quick count; None: count one by one."""
+        return None if self.hides else (0, key_len)
+
+    def num_seen(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
+        """How many keys each query sees, exactly (B, T)."""
+        sizes = (batch_size, query_len, key_len)
+        span = self.span(*sizes)
+        if span is not None:
+            found = np.minimum(span[1], key_len) - np.maximum(span[0], 0)
+            return np.broadcast_to(np.maximum(found, 0), (batch_size, query_len)).astype(np.int64)
+        block = max(1, COUNTED_AT_ONCE // (batch_size * key_len))
+        starts = range(0, query_len, block)
+        rows = (np.arange(start, min(start + block, query_len)) for start in starts)
+        return np.concatenate([self.dense(*sizes, rows=part).sum(axis=-1, dtype=np.int64) for part in rows], axis=1)
+
+    def num_visible(self, batch_size: int, query_len: int, key_len: int) -> int:
+        """How many (batch, query, key) triples are visible, exactly, for one head."""
+        return int(self.num_seen(batch_size, query_len, key_len).sum())
+
+    def has_empty_rows(self, batch_size: int, query_len: int, key_len: int) -> bool:
+        """Whether some query sees no key at all."""
+        return bool((self.num_seen(batch_size, query_len, key_len) == 0).any())
+
+    def at_other_length(self) -> "Mask":
+        """The mask of this kind for any length: a workload is tried at a shorter length first."""
+        return self
+
+    def dense(
+        self, batch_size: int, query_len: int, key_len: int, rows: npt.NDArray[np.int64] | None = None
+    ) -> npt.NDArray[np.bool_]:
+        """The dense form (B, T, S), True where a key is visible; with `rows` (R,), of those queries alone (B, R, S)."""
+        chosen = np.arange(query_len) if rows is None else rows
+        batch = np.arange(batch_size)[:, None, None]
+        query = chosen[None, :, None]
+        key = np.arange(key_len)[None, None, :]
+        table = self.table(batch_size, query_len, key_len)
+        seen = self.sees(batch, query, key, table, key_len - query_len)
+        return np.broadcast_to(seen, (batch_size, len(chosen), key_len))
+
+
+class Causal(Mask):
+    """Query i sees keys 0 to i, counted from the start: top-left alignment."""
+
+    name = "causal"
+    summary = "query i sees keys 0..i, aligned at the start (top-left)"
+    usage = "causal"
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """Up to its own position."""
+        return key <= query
+
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
+        """From the first key."""
+        return 0, np.arange(query_len) + 1
+
+
+class CausalBottomRight(Mask):
+    """The last query sees every key: bottom-right alignment, as in decoding with a cache."""
+
+    name = "causal_bottom_right"
+    summary = "query i sees keys 0..i+S-T, aligned at the end (bottom-right)"
+    usage = "causal_bottom_right"
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """Up to its own position counted from the end."""
+        return key <= query + offset
+
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
+        """From the first key; the first T - S queries see nothing."""
+        return 0, np.arange(query_len) + key_len - query_len + 1
+
+
+class SlidingWindow(Mask):
+    """Query i sees its own position and the n - 1 before it, counted from the start."""
+
+    name = "sliding_window"
+    summary = "query i sees keys i-n+1..i, aligned at the start (top-left)"
+    usage = "sliding_window(n), n at least 1"
+    num_arguments = (1, 1)
+    argument_range = (1, LARGEST)
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """The last n positions up to its own."""
+        return (key <= query) & (query - self.arguments[0] < key)
+
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
+        """Queries more than a window past the last key see nothing."""
+        own = np.arange(query_len)
+        return own + 1 - self.arguments[0], own + 1
+
+
+class SlidingWindowBottomRight(SlidingWindow):
+    """The same counted from the end, as in decoding: the last query sees the last n keys."""
+
+    name = "sliding_window_bottom_right"
+    summary = "query i sees keys i+S-T-n+1..i+S-T, aligned at the end (bottom-right)"
+    usage = "sliding_window_bottom_right(n), n at least 1"
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """The last n positions up to its own counted from the end."""
+        return super().sees(batch, query + offset, key, table, offset)
+
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
+        """The first T - S queries see nothing."""
+        own = np.arange(query_len) + key_len - query_len
+        return own + 1 - self.arguments[0], own + 1
+
+
+class Prefix(Mask):
+    """A prefix that all queries see, causal after it (prefix language model)."""
+
+    name = "prefix"
+    summary = "every query sees the first n keys, and keys up to its own position"
+    usage = "prefix(n)"
+    num_arguments = (1, 1)
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """The prefix, or up to its own position."""
+        return (key < self.arguments[0]) | (key <= query)
+
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
+        """Row i has max(n, i + 1) keys."""
+        return 0, np.maximum(self.arguments[0], np.arange(query_len) + 1)
+
+
+class Padding(Mask):
+    """Row b of the batch has lengths[b] true keys; the rest is padding."""
+
+    name = "padding"
+    summary = "batch row b sees its first lengths[b] keys; without lengths the rows keep from nearly all down to half"
+    usage = "padding or padding(len,len,...) with one length for each batch row, none above kv_len"
+    num_arguments = (0, 1_000_000)
+
+    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
+        """One length for each row, none longer than the keys."""
+        if self.arguments and (len(self.arguments) != batch_size or max(self.arguments) > key_len):
+            given = f"mask={self} with batch_size={batch_size} and kv_len={key_len}"
+            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
+        """The lengths (B,)."""
+        spread = [key_len - (row + 1) * key_len // (2 * batch_size) for row in range(batch_size)]
+        return np.asarray(self.arguments or spread, dtype=np.int64)
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """True keys only."""
+        return key < table[batch]
+
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
+        """The row's length, for each of its queries."""
+        return 0, self.table(batch_size, query_len, key_len)[:, None]
+
+    def at_other_length(self) -> Mask:
+        """Lengths as fractions of the new one."""
+        return type(self)()
+
+
+class PaddingToNothing(Padding):
+    """As padding without lengths, but the last row of the batch has no true key at all."""
+
+    name = "padding_to_nothing"
+    summary = "as padding, and the last batch row sees no key: its output is 0"
+    usage = "padding_to_nothing"
+    num_arguments = (0, 0)
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
+        """The lengths (B,), the last of them 0."""
+        lengths = super().table(batch_size, query_len, key_len).copy()
+        lengths[-1] = 0
+        return lengths
+
+
+class Document(Mask):
+    """Several documents packed into one row: a query sees the keys of its own document."""
+
+    name = "document"
+    summary = "packed documents of the given lengths; a query sees its own document; without lengths, two halves"
+    usage = "document or document(len,len,...) whose lengths add up to seq_len, with kv_len=seq_len"
+    num_arguments = (0, 1_000_000)
+
+    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
+        """The lengths fill the row."""
+        if query_len != key_len or (self.arguments and sum(self.arguments) != query_len):
+            given = f"mask={self} with seq_len={query_len} and kv_len={key_len}"
+            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
+        """The document of each position (S,)."""
+        lengths = self.arguments or (key_len - key_len // 2, key_len // 2)
+        return np.repeat(np.arange(len(lengths)), lengths)
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """Same document."""
+        return table[query] == table[key]
+
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
+        """From the first key of the query's document to its last."""
+        document = self.table(batch_size, query_len, key_len)
+        return np.searchsorted(document, document), np.searchsorted(document, document, side="right")
+
+    def at_other_length(self) -> Mask:
+        """Two halves of the new one."""
+        return Document()
+
+
+LOW_31 = 2**31 - 1
+PERCENT = 100
+STEPS = 128
+"""An additive bias has one of so many values, STEP apart: few enough bits to be the same number in every dtype."""
+STEP = 1 / 16
+
+
+def drawn(first: Array, second: Array, third: Array, seed: int) -> Array:
+    """A whole number from 0 to 2^31 - 1 for each triple of whole numbers, elementwise.
+
+    After each of the three, multiply and shift, as in the final mix of MurmurHash3
+    (https://github.com/aappleby/smhasher/wiki/MurmurHash3); no product reaches 2^62.
+    """
+    mixed: Array = seed
+    for number in (first, second, third):
+        mixed = (mixed * 0x2C1B3C6D + number + 1) & LOW_31
+        mixed = ((mixed ^ (mixed >> 15)) * 0x297A2D39) & LOW_31
+        mixed = mixed ^ (mixed >> 13)
+    return mixed
+
+
+class Boolean(Mask):
+    """An arbitrary boolean mask: in each batch row a query sees its own place, and a share of the other keys."""
+
+    name = "boolean"
+    summary = "each query sees about p percent of the keys, drawn for each batch row, and always key i mod S"
+    usage = "boolean(p) or boolean(p,seed), p from 0 to 100"
+    num_arguments = (1, 2)
+
+    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
+        """A share is no more than all."""
+        if self.arguments[0] > PERCENT:
+            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> int:
+        """S, which `sees` takes a query's own place from."""
+        return key_len
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """As it was drawn, or its own place."""
+        percent, seed = (*self.arguments, 0)[:2]
+        return (drawn(batch, query, key, seed) % PERCENT < percent) | (key == query % table)
+
+
+class Additive(Mask):
+    """An arbitrary additive bias for each head, the same in every batch row, as learned relative positions are."""
+
+    name = "additive"
+    summary = "adds a number from -4 to 4, drawn for each head, query and key, to the score"
+    usage = "additive or additive(seed)"
+    num_arguments = (0, 1)
+    changes_scores = True
+
+    def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
+        """The number that was drawn there; `per_head` is the head's index."""
+        return (drawn(per_head, query, key, sum(self.arguments)) % STEPS - STEPS // 2) * STEP
+
+
+STEEPEST = 8.0
+"""The slopes of 2^n heads are 2^(-8/2^n), its square, its cube, ... down to 2^-8."""
+
+
+class Alibi(Mask):
+    """Attention with linear biases: each score less a head's slope times the distance, positions from the start.
+
+    The paper uses it with the causal mask, `causal+alibi`; alone it is the symmetric form.
+    Source: https://arxiv.org/abs/2108.12409; slopes for other numbers of heads as in
+    https://github.com/ofirpress/attention_with_linear_biases
+    """
+
+    name = "alibi"
+    summary = "query i takes slope * |i-j| from its score for key j, slopes 2^(-8h/H) (ALiBi), aligned at the start"
+    usage = "alibi"
+    changes_scores = True
+
+    def per_head(self, num_heads: int) -> npt.NDArray[np.float64]:
+        """The slopes (H,): a geometric row for a power of 2, else filled up with every other one of the next row."""
+        whole = 2 ** int(math.log2(num_heads))
+        head, more = np.arange(1, whole + 1), np.arange(num_heads - whole)
+        exponents = np.concatenate([head * STEEPEST / whole, (2 * more + 1) * STEEPEST / (2 * whole)])
+        slopes: npt.NDArray[np.float64] = np.exp2(-exponents)
+        return slopes
+
+    def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
+        """The further apart, the less."""
+        return -per_head * abs(query - key)
+
+
+class AlibiBottomRight(Alibi):
+    """The same with positions counted from the end, as in decoding and in flash-attn."""
+
+    name = "alibi_bottom_right"
+    summary = "query i takes slope * |i+S-T-j| from its score for key j (ALiBi), aligned at the end"
+    usage = "alibi_bottom_right"
+
+    def bias(self, per_head: Array, query: Array, key: Array, offset: int) -> Array:
+        """The further apart, the less."""
+        return super().bias(per_head, query + offset, key, offset)
+
+
+class Softcap(Mask):
+    """Scores squashed to +-x by x * tanh(score / x) (Gemma 2, https://arxiv.org/abs/2408.00118, section 2)."""
+
+    name = "softcap"
+    summary = "squashes the scores into -x..x: x * tanh(score / x)"
+    usage = "softcap(x), x at least 1"
+    num_arguments = (1, 1)
+    argument_range = (1, LARGEST)
+    changes_scores = True
+    is_additive = False
+
+    def transform(self, score: Array) -> Array:
+        """Nearly the score where it is small."""
+        return (score / self.arguments[0]).tanh() * self.arguments[0]
+
+    def derivative(self, score: Array) -> Array:
+        """1 - tanh^2."""
+        return 1.0 - (score / self.arguments[0]).tanh() ** 2
+
+
+BETWEEN = "+"
+
+
+class Combined(Mask):
+    """A key is visible where every part shows it; scores are changed part by part, left to right, before any is hidden.
+
+    Hiding commutes, so the parts that hide come first in its text, in the order of the alphabet.
+    """
+
+    usage = "mask+mask, or more"
+    summary = "visible is what every part shows; scores are changed from left to right, before keys are hidden"
+
+    def __init__(self, *parts: Mask) -> None:
+        """Join two parts or more.
+
+        Raises:
+            ValueError: `none` among the parts, or one mask twice.
+        """
+        self._parts = (
+            *sorted((part for part in parts if not part.changes_scores), key=str),
+            *(part for part in parts if part.changes_scores),
+        )
+        names = [part.name for part in self._parts]
+        self.name = BETWEEN.join(names)
+        super().__init__()
+        self.summary = "; ".join(part.summary for part in self._parts)
+        self.changes_scores = any(part.changes_scores for part in self._parts)
+        self.is_additive = all(part.is_additive for part in self._parts)
+        if Mask.name in names:
+            raise ValueError(f"mask={self} is not allowed: {Mask.name} hides nothing, leave it out")
+        if twice := sorted({name for name in names if names.count(name) > 1}):
+            raise ValueError(f"mask={self} is not allowed: {', '.join(twice)} stands there twice, give it once")
+
+    def __str__(self) -> str:
+        """The text that `parse_mask` reads back."""
+        return BETWEEN.join(map(str, self._parts))
+
+    @property
+    def parts(self) -> tuple[Mask, ...]:
+        """Those that hide, then those that change scores."""
+        return self._parts
+
+    @property
+    def hides(self) -> bool:
+        """Whether a part does."""
+        return any(part.hides for part in self._parts)
+
+    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
+        """Each part's."""
+        for part in self._parts:
+            part.check(batch_size, query_len, key_len)
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
+        """Each part's."""
+        return tuple(part.table(batch_size, query_len, key_len) for part in self._parts)
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """What every part that hides shows."""
+        parts = [(part, own) for part, own in zip(self._parts, table, strict=True) if part.hides]
+        if not parts:
+            return super().sees(batch, query, key, None, offset)
+        return functools.reduce(operator.and_, (part.sees(batch, query, key, own, offset) for part, own in parts))
+
+    def span(self, batch_size: int, query_len: int, key_len: int) -> Span | None:
+        """The overlap of spans is a span."""
+        spans = [part.span(batch_size, query_len, key_len) for part in self._parts]
+        known = [span for span in spans if span is not None]
+        if len(known) < len(spans):
+            return None
+        firsts, ends = zip(*known, strict=True)
+        return functools.reduce(np.maximum, firsts), functools.reduce(np.minimum, ends)
+
+    def at_other_length(self) -> Mask:
+        """Each part's."""
+        return Combined(*(part.at_other_length() for part in self._parts))
+
+
+UNLIMITED = -1
+
+
+def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int] | None:
+    """The mask as a window (left, right) around the diagonal, as FlashAttention takes it; None where it is none.
+
+    Query i sees keys i + S - T - left to i + S - T + right, counted from the end (bottom-right); -1 is no limit. So
+    what is aligned at the start (top-left) is a window only where both lengths are the same.
+
+    Source: https://github.com/Dao-AILab/flash-attention, README, changes in 2.1 and 2.3
+    """
+    if type(mask) is Mask:
+        return UNLIMITED, UNLIMITED
+    if isinstance(mask, CausalBottomRight) or (isinstance(mask, Causal) and query_len == key_len):
+        return UNLIMITED, 0
+    if isinstance(mask, SlidingWindow) and query_len == key_len:
+        return mask.arguments[0] - 1, 0
+    return None
+
+
+def not_a_window(mask: Mask, query_len: int, key_len: int) -> str | None:
+    """Why a kernel that takes windows only cannot take this mask, in words, or None."""
+    if attention_window(mask, query_len, key_len) is not None:
+        return None
+    if query_len != key_len:
+        return f"the kernel counts mask {mask} from the last key: it needs kv_len == seq_len"
+    return f"the kernel takes no mask {mask}, only none, causal and sliding windows"
+
+
+def masks() -> dict[str, type[Mask]]:
+    """Every mask that has a name of its own: `none`, then the others in the order of the alphabet."""
+    family = [Mask]
+    for mask in family:  # it grows until the last has no subclass
+        family += mask.__subclasses__()
+    others = sorted((mask for mask in family[1:] if not issubclass(mask, Combined)), key=lambda mask: mask.name)
+    return {mask.name: mask for mask in (Mask, *others)}
+
+
+def parse_mask(text: str) -> Mask:
+    """The mask that `name`, `name(number,number,...)` or several of these with + between them describe.
+
+    Raises:
+        ValueError: an unknown name or arguments that do not fit; the message lists what is allowed.
+    """
+    known, parts = masks(), []
+    for part in text.split(BETWEEN):
+        match = re.fullmatch(r"\s*([a-z_]+)\s*(?:\(([\d\s,]*)\))?\s*", part)
+        if match is None or match[1] not in known:
+            allowed = "; ".join([*(mask.usage for mask in known.values()), Combined.usage])
+            culprit = "" if part == text else f" (its part {part.strip() or 'before or after a +, which is empty'})"
+            raise ValueError(f"mask={text} is not allowed{culprit}: mask is one of {allowed}")
+        numbers = (match[2] or "").replace(" ", "").split(",")
+        parts.append(known[match[1]](*(int(number) for number in numbers if number)))
+    return parts[0] if len(parts) == 1 else Combined(*parts)
