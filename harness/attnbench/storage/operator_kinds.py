@@ -5,7 +5,7 @@ kernels and what torch.compile makes have names of their own.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import lru_cache
 from typing import NamedTuple
@@ -85,66 +85,48 @@ class Span(NamedTuple):
 
 
 @dataclass(slots=True)
-class _Open:
-    """An operator that has begun, and what is known of it."""
+class _Call:
+    """One call of an operator."""
 
     name: str
-    start_ns: int
     end_ns: int
-    inside_ns: int = 0  # in the operators that it called
-    blocks: list[int] = field(default_factory=list)
+    self_ns: int  # without the operators that it called
+    blocks: list[int] = field(default_factory=list)  # the bytes of each
 
 
 def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
     """Each operator once, the one with the most time of its own first.
 
-    What is allocated inside an allocating operator is counted for the one that called it: that is who will write there.
+    What is allocated inside an allocating operator is counted for the one that called it, which will write there.
     """
-    done: list[_Open] = []
-    stacks: dict[int, list[_Open]] = {}
+    calls: dict[str, list[_Call]] = {}
+    outside = _Call(OUTSIDE, 0, 0)
+    stacks: dict[int, list[_Call]] = {}
     for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
         stack = stacks.setdefault(span.thread, [])
         while stack and stack[-1].end_ns <= span.start_ns and span.end_ns > stack[-1].end_ns:
             stack.pop()
-        if span.allocated_bytes is not None:
-            if span.allocated_bytes:
-                _owner(stack, done).blocks.append(span.allocated_bytes)
-            continue
-        one = _Open(name=plain_name(span.name), start_ns=span.start_ns, end_ns=span.end_ns)
-        if stack:
-            stack[-1].inside_ns += span.end_ns - span.start_ns
-        stack.append(one)
-        done.append(one)
-    return tuple(_merged(done))
-
-
-def _owner(stack: list[_Open], done: list[_Open]) -> _Open:
-    """Who asked for memory: the innermost operator that does more than allocate."""
-    for one in reversed(stack):
-        if kind_of(one.name) != "allocation":
-            return one
-    if stack:
-        return stack[0]
-    done.append(_Open(name=OUTSIDE, start_ns=0, end_ns=0))
-    return done[-1]
-
-
-def _merged(done: Sequence[_Open]) -> list[Operator]:
-    by_name: dict[str, list[_Open]] = {}
-    for one in done:
-        by_name.setdefault(one.name, []).append(one)
-    merged = [
+        if span.allocated_bytes is None:
+            duration_ns = span.end_ns - span.start_ns
+            if stack:
+                stack[-1].self_ns -= duration_ns
+            stack.append(_Call(plain_name(span.name), span.end_ns, duration_ns))
+            calls.setdefault(stack[-1].name, []).append(stack[-1])
+        elif span.allocated_bytes:
+            writers = (call for call in reversed(stack) if kind_of(call.name) != "allocation")
+            next(writers, stack[0] if stack else outside).blocks.append(span.allocated_bytes)
+    operators = [
         Operator(
             name=name,
             kind="allocation" if name == OUTSIDE else kind_of(name),
             num_calls=0 if name == OUTSIDE else len(members),
-            self_s=max(0, sum(one.end_ns - one.start_ns - one.inside_ns for one in members)) / 1e9,
-            allocated_bytes=sum(sum(one.blocks) for one in members),
-            largest_bytes=max((block for one in members for block in one.blocks), default=0),
+            self_s=max(0, sum(call.self_ns for call in members)) / 1e9,
+            allocated_bytes=sum(sum(call.blocks) for call in members),
+            largest_bytes=max((block for call in members for block in call.blocks), default=0),
         )
-        for name, members in by_name.items()
+        for name, members in (calls | ({OUTSIDE: [outside]} if outside.blocks else {})).items()
     ]
-    return sorted(merged, key=lambda one: (-one.self_s, one.name))
+    return tuple(sorted(operators, key=lambda operator: (-operator.self_s, operator.name)))
 
 
 def compiled(calls: Iterable[Operator]) -> bool:

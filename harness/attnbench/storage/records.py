@@ -134,7 +134,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def error_ratio(self) -> float | None:
-        """The largest error / allowed over all tensors; None where nothing was compared or an error is not finite."""
+        """The largest error / tolerance of all tensors; None where nothing was compared or an error is not finite."""
         ratios = [
             None if t.error is None else (t.error / t.allowed if t.allowed else float(t.error > 0) * 1e9)
             for _, t in self.tensors()
@@ -374,7 +374,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def is_finding(self) -> bool:
-        """Whether the cell went wrong: neither ok, nor unsupported, nor foreseen to be out of reach."""
+        """Whether the cell went wrong: neither ok, nor unsupported, nor predicted to be out of reach."""
         return self.status not in {Status.ok, Status.unsupported} and not self.is_predicted
 
 
