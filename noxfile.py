@@ -24,42 +24,64 @@ GALLERY = {
 }
 """The runs that are kept, by name, as options of `attnbench run`."""
 GROUPS = nox.project.load_toml("pyproject.toml")
+ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # each core has tests of its own: a second thread would only take turns
 
 
 def install(session: nox.Session, *groups: str) -> None:
-    """The project itself, so that its code can be changed without another install, and dependency groups, as tested."""
-    needs = nox.project.dependency_groups(GROUPS, *groups)
-    session.install("-c", "constraints.txt", "-e", ".", *needs)
+    """Install the project in place, so that its code can be changed without another install, and dependency groups."""
+    requirements = nox.project.dependency_groups(GROUPS, *groups)
+    session.install("-c", "constraints.txt", "-e", ".", *requirements)
+
+
+def borrow(session: nox.Session, other: str) -> None:
+    """Let a session see the packages of another one's environment where there is one: installing torch takes a minute.
+
+    Programs of the other are started as modules, `python -m`.
+    """
+    here = Path(session.virtualenv.location)
+    for packages in here.with_name(other).glob("lib/python*/site-packages"):
+        own = here / packages.relative_to(here.with_name(other))
+        if own.exists():  # both have the same Python
+            (own / f"{other}.pth").write_text(f"{packages.resolve()}\n", encoding="utf-8")
 
 
 @nox.session
 def lint(session: nox.Session) -> None:
-    """Check style, types, the direction of imports, spelling, and words that are no longer used.
+    """Check style, types, the direction of imports, and spelling.
 
     The whole project is installed, torch included: without torch's own types, mypy would take every tensor and every
     module for Any, and strictness would mean little in the very files that this project exists for.
     """
+    borrow(session, "tests")
     install(session, "lint")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
     session.run("lint-imports")
     session.run("codespell")
-    session.run("python", "-m", "tools.retired_words")
 
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests and report their coverage; arguments after -- go to pytest, which then runs without coverage."""
+    """Run the tests in five minutes; arguments after -- go to pytest.
+
+    Coverage is measured by tests_long: it makes every test a third slower.
+    """
     install(session, "test")
-    if session.posargs:
-        session.run("pytest", *session.posargs)
-        return
-    session.run("coverage", "erase")
-    one = {"OMP_NUM_THREADS": "1"}  # each core has tests of its own: a second thread would only take turns
-    session.run("coverage", "run", "-m", "pytest", "--numprocesses=logical", "--durations=15", env=one)
-    session.run("coverage", "combine", "--quiet")
-    session.run("coverage", "report")
+    options = session.posargs or ["--numprocesses=logical", "--durations=15"]
+    session.run("python", "-m", "pytest", *options, env=ONE_THREAD)
+
+
+@nox.session
+def tests_long(session: nox.Session) -> None:
+    """Run the long tests and all others but the documents' once more, and require their coverage."""
+    borrow(session, "tests")
+    install(session, "test")
+    session.run("python", "-m", "coverage", "erase")
+    everything = ["--numprocesses=logical", "-m", "not browser", "--ignore=tests/test_documents.py"]
+    session.run("python", "-m", "coverage", "run", "-m", "pytest", *everything, env=ONE_THREAD)
+    session.run("python", "-m", "coverage", "combine", "--quiet")
+    session.run("python", "-m", "coverage", "report")
 
 
 @nox.session

@@ -8,8 +8,6 @@ import coverage
 import pytest
 import torch
 
-from tests.forks import ForkServer
-
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """The documents first: a single one takes minutes, and whoever works on it should not begin last."""
@@ -29,13 +27,6 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
-
-
-@pytest.fixture(scope="session")
-def forks() -> Iterator[ForkServer]:
-    """A Python that starts at once, for commands whose start is not what is tested."""
-    with ForkServer() as server:
-        yield server
 
 
 @pytest.fixture

@@ -1,9 +1,9 @@
 """A Python that starts at once: it forks from a process that has imported torch and the like already.
 
 Starting Python and importing torch takes seconds of processor time, and tests start hundreds of processes.
-`ForkServer.python` is a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It hands
-its arguments, environment, folder and standard streams to the server, which forks, and it ends as the child ends; when
-it is killed, so is the child. The project itself is imported afresh by each child, from the child's own PYTHONPATH:
+`python()` names a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It hands its
+arguments, environment, folder and standard streams to a server, which forks, and it ends as the child ends; when it is
+killed, so is the child. The project itself is imported afresh by each child, from the child's own PYTHONPATH:
 the server imports only what others have written.
 
 A child differs from a process of its own in one way: what a library reads from the environment while it is imported,
@@ -20,6 +20,7 @@ import json
 import os
 import runpy
 import select
+import shutil
 import signal
 import socket
 import struct
@@ -30,8 +31,8 @@ import threading
 import traceback
 import types
 import warnings
+from functools import cache
 from pathlib import Path
-from typing import Self
 
 import coverage
 
@@ -42,6 +43,8 @@ IMPORTED = (
     *("torch", "torch.profiler", "torch.utils.flop_counter", "torch.nn.attention.flex_attention"),
 )
 """Modules of others that the project's commands import."""
+_SERVERS: list[subprocess.Popen[bytes]] = []
+"""Kept, so that its standard input stays open as long as this process lives."""
 CLIENT = """#!{python} -IS
 import array, json, os, signal, socket, struct, sys
 
@@ -67,36 +70,27 @@ os._exit(code)
 """
 
 
-class ForkServer:
-    """The process that forks. Use it as a context manager; it ends with the process that started it."""
-
-    def __init__(self) -> None:
-        """Start it. Commands can be started at once: they wait until its imports are done."""
-        self._folder = tempfile.TemporaryDirectory(prefix="forks-")
-        address = str(Path(self._folder.name) / "socket")
-        self.python = Path(self._folder.name) / "python"
-        self.python.write_text(CLIENT.format(python=sys.executable, address=address), encoding="utf-8")
-        self.python.chmod(0o755)
-        environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
-        with socket.socket(socket.AF_UNIX) as listening:
-            listening.bind(address)
-            listening.listen(64)
-            self._process = subprocess.Popen(
-                [sys.executable, "-I", __file__, str(listening.fileno())],
+@cache
+def python() -> str:
+    """The program. Its server starts with the first call, and ends with this process."""
+    folder = Path(tempfile.mkdtemp(prefix="forks-"))
+    client, address = folder / "python", str(folder / "socket")
+    client.write_text(CLIENT.format(python=sys.executable, address=address), encoding="utf-8")
+    client.chmod(0o755)
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    with socket.socket(socket.AF_UNIX) as listening:
+        listening.bind(address)
+        listening.listen(64)
+        _SERVERS.append(
+            subprocess.Popen(
+                [sys.executable, "-I", __file__, str(listening.fileno()), str(folder)],
                 env=environment | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
                 pass_fds=[listening.fileno()],
                 stdin=subprocess.PIPE,
                 start_new_session=True,
             )
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        """End it."""
-        self._process.communicate()
-        self._folder.cleanup()
+        )
+    return str(client)
 
 
 def serve(listening: socket.socket) -> None:
@@ -211,3 +205,4 @@ if __name__ == "__main__":
     gc.freeze()
     gc.enable()
     serve(socket.socket(fileno=int(sys.argv[1])))
+    shutil.rmtree(sys.argv[2])

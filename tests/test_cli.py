@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnbench import plugins
+from tests import forks
 
 ROOT = Path(__file__).parents[1]
 SMALL = ["--set", "seq_len=16,32", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "dtype=float32"]
@@ -33,8 +34,9 @@ def liar(query, key, value, *, mask=None):
 
 def attnbench(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnbench"), **variables: str):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160", **variables}
+    python = sys.executable if variables or "-c" in program else forks.python()  # these ask what is imported
     return subprocess.run(
-        [sys.executable, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
+        [python, *program, *arguments], cwd=cwd, env=environment, capture_output=True, text=True, check=False
     )
 
 

@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.forks import ForkServer
+from tests import forks
 
 ROOT = Path(__file__).parent.parent
 WITH_SET_UP = [name for name in ("README.md", "CONTRIBUTING.md") if (ROOT / name).exists()]
@@ -51,8 +51,11 @@ if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--h
     fitting = given.replace("symmetric_window(", "").replace("sliding_window(", "")
     if "(" not in fitting:  # lengths in a mask must fit the others
         arguments += ["--set", "seq_len=16"]
-    if arguments[0] == "check" and "mask=" not in given:  # masks with lengths of their own do not fit seq_len=16
-        arguments += ["--set", "mask=none,padding"]
+    if arguments[0] == "check":  # few points: each that disagrees is diagnosed, which takes a second
+        few = {"mask": "none,padding", "dtype": "float32", "layout": "contiguous", "bias": "all"}
+        few |= {"batch_size": "2", "num_heads": "2"}  # lengths in masks do not fit seq_len=16
+        for axis in few.keys() - {word.partition("=")[0] for word in arguments}:
+            arguments += ["--set", f"{axis}={few[axis]}"]
     arguments += ["--set", "head_dim=8", "--set", "num_threads=1"]  # threads that wait for one another take the longest
     if arguments[0] in {"run", "compare"}:
         arguments += ["--budget", "1"]
@@ -130,7 +133,7 @@ def test_set_up_is_what_ci_runs(document: str) -> None:
 
 
 @pytest.fixture
-def workplace(tmp_path: Path, forks: ForkServer) -> Path:
+def workplace(tmp_path: Path) -> Path:
     """A copy of the packages, where `attnbench` is the copy's command line on small settings.
 
     Its Python is forked from one that has imported torch, but not the project.
@@ -142,7 +145,7 @@ def workplace(tmp_path: Path, forks: ForkServer) -> Path:
     commands.mkdir()
     (commands / "small.py").write_text(SMALL, encoding="utf-8")
     for name, program in (("attnbench", f'"{commands / "small.py"}"'), ("pytest", "-m pytest"), ("python", "")):
-        (commands / name).write_text(f'#!/bin/sh\nexec "{forks.python}" {program} "$@"\n', encoding="utf-8")
+        (commands / name).write_text(f'#!/bin/sh\nexec "{forks.python()}" {program} "$@"\n', encoding="utf-8")
         (commands / name).chmod(0o755)
     return tmp_path
 

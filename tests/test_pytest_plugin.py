@@ -5,7 +5,6 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from importlib.metadata import entry_points
 from importlib.util import find_spec
 from pathlib import Path
@@ -18,6 +17,7 @@ from attnbench.pytest_plugin import AttentionBench, _contenders
 from attnbench.pytest_suite.conftest import chosen
 from attnbench.pytest_suite.replay import Cell, ReplayClock
 from attnbench.workloads.workload import Workload
+from tests import forks
 
 ROOT = Path(__file__).parents[1]
 INSTALLED = entry_points(group="pytest11", name="attnbench")
@@ -67,7 +67,7 @@ def test_wrong_use_is_told(attention_bench):
 
 
 def run_pytest(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
+    command = [forks.python(), "-m", "pytest", "-q", "-p", "no:cacheprovider", *arguments]
     own = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
     return subprocess.run(command, cwd=folder, env=own, capture_output=True, text=True, check=False, timeout=300)
 
@@ -175,7 +175,7 @@ def test_the_rounds_are_the_samples_of_the_run(stored):
 
 def test_what_is_stored_can_be_compared_by_its_own_command(stored):
     folder, _ = stored
-    command = [sys.executable, "-m", "pytest_benchmark", f"--storage={folder / 'stored'}", "compare"]
+    command = [forks.python(), "-m", "pytest_benchmark", f"--storage={folder / 'stored'}", "compare"]
     done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False, timeout=120)
     assert done.returncode == 0, done.stderr
     assert "test_attention[fused-" in done.stdout

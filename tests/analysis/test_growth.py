@@ -4,7 +4,6 @@ import json
 import math
 import os
 import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +19,7 @@ from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.memory_events import MemoryEvent, Timeline
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
-from tests import journals
+from tests import forks, journals
 
 ROOT = Path(__file__).parents[2]
 LENGTHS = (256, 512, 1024, 1536, 2048, 4096)
@@ -295,7 +294,7 @@ def written(tmp_path_factory):
 def command(*arguments: str, cwd: Path):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
     return subprocess.run(
-        [sys.executable, "-m", "attnbench", "growth", *arguments],
+        [forks.python(), "-m", "attnbench", "growth", *arguments],
         cwd=cwd,
         env=environment,
         capture_output=True,

@@ -50,6 +50,7 @@ def verdict(module, **axes):
     return check(ask_oracle(workload, 0), Implementation(build=module, source="a test"))
 
 
+@pytest.mark.long
 def test_a_wrong_row_is_found_at_long_lengths_by_sampled_rows():
     axes = {"seq_len": 4096, "batch_size": 1, "direction": "inference", "mask": "none"}
     found = verdict(LastQueryWrong, **axes)

@@ -111,6 +111,7 @@ def laid_out(layout: str) -> Callable[..., Tensor]:
     return lambda right, query, key, value, mask: right(*(LAYOUTS[layout](each) for each in (query, key, value)), mask)
 
 
+@pytest.mark.long
 @profile(60)
 @given(point=points(), layout=st.sampled_from([None, *LAYOUTS]))
 def test_an_honest_form_is_never_rejected(point, layout):
@@ -131,6 +132,7 @@ def differs_clearly(point: Workload, planted: Planted) -> bool:
     return any(not largest(made[name], right) <= clearly * scales[name] for name, right in reference.expected.items())
 
 
+@pytest.mark.long
 @profile(30)
 @given(point=points(), data=st.data())
 def test_a_mistake_that_makes_a_clear_difference_is_rejected(point, data):

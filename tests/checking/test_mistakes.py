@@ -94,6 +94,7 @@ def test_every_mistake_has_a_name_of_its_own_and_is_planted_somewhere_here():
     assert {planted.name for _, planted in MADE} == set(names())
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize("length", [2, 17])
 def test_the_whole_check_catches_every_mistake_in_each_dtype(length, dtype):

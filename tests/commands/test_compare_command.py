@@ -27,6 +27,7 @@ from attnbench.reports.sides import document
 from attnbench.statistics.intervals import median
 from attnbench.storage.journal import JOURNAL, find_runs, newest_run
 from attnbench.storage.records import PROBE
+from tests import forks
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
 ROOT = Path(__file__).parents[2]
@@ -181,7 +182,7 @@ def test_a_candidate_that_is_wrong_or_lacks_the_file_is_a_finding(repo, monkeypa
     ],
 )
 def test_wrong_usage_is_one_line_and_exit_code_2(repo, arguments, said):
-    program = [sys.executable, "-P", "-m", "attnbench", "compare", *arguments]
+    program = [forks.python(), "-P", "-m", "attnbench", "compare", *arguments]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
     runs = set(find_runs(repo / "results"))
     found = subprocess.run(program, cwd=repo, env=environment, capture_output=True, text=True, check=False)

@@ -69,6 +69,7 @@ def test_flex_computes_what_sdpa_computes(mask, axes, monkeypatch):
 
 
 @needs_compiler
+@pytest.mark.long
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of Inductor, as it is imported
 def test_compiled_flex_is_right_under_a_mask_with_a_table_and_finds_what_it_compiled():
     cases = [case_of("flex", mask="document", value_dim=24) for _ in range(2)]

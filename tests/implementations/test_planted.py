@@ -2,7 +2,6 @@
 
 import os
 import subprocess
-import sys
 from functools import cache
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from attnbench.checking.mistakes import catalogue
 from attnbench.contract.loading import implementation
 from attnbench.plugins import plugs
 from attnbench.workloads.workload import Workload
+from tests import forks
 from tests.implementations.edits import BY_TILES, EDITS
 
 ROOT = Path(__file__).parents[2]
@@ -74,7 +74,7 @@ def test_the_command_line_says_it_and_exits_as_with_a_finding(name, tmp_path):
     axes = {axis: value for axis, value in planted.workload.axes().items() if axis not in SAME_FOR_ALL}
     settings = [part for axis, value in axes.items() for part in ("--set", f"{axis}={value}")]
     told = subprocess.run(
-        [sys.executable, "-m", "attnbench", "check", f"{copy}:IMPLEMENTATION", *settings],
+        [forks.python(), "-m", "attnbench", "check", f"{copy}:IMPLEMENTATION", *settings],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160"},
         capture_output=True,

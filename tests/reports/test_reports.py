@@ -5,7 +5,6 @@ import json
 import math
 import re
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -16,7 +15,7 @@ from attnbench.analysis.results import Results
 from attnbench.plugins import plugs
 from attnbench.reports import Report, cells, pytest_benchmark
 from attnbench.text import escaped, guarded, plain
-from tests import journals
+from tests import forks, journals
 
 REPORTS: dict[str, Report] = plugs("attnbench.reports", "REPORT")
 PLOTS = sorted(name for name, report in REPORTS.items() if report.draw is not None)
@@ -177,7 +176,7 @@ class TestCsv:
 class TestPytestBenchmark:
     def test_its_command_line_compares_the_file(self, written: dict[str, list[Path]], tmp_path: Path) -> None:
         table_path = tmp_path / "compared.csv"
-        command = [sys.executable, "-m", "pytest_benchmark", "compare", str(written["pytest_benchmark"][0])]
+        command = [forks.python(), "-m", "pytest_benchmark", "compare", str(written["pytest_benchmark"][0])]
         command += ["--group-by", "group", "--sort", "min", f"--csv={table_path}"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=False, timeout=60)
         assert done.returncode == 0, done.stderr

@@ -5,7 +5,6 @@ Each formula is written as its tutorial writes it, in plain torch, and knows not
 
 import json
 import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from torch import Tensor, nn
 from examples.tutorials import TUTORIALS
 from examples.tutorials.tutorial_002 import more_draws
 from examples.tutorials.tutorial_004 import SENTENCES, batched, words
+from tests import forks
 
 ROOT = Path(__file__).parent.parent.parent
 FACTS: dict[str, Any] = json.loads(Path(__file__).with_name("facts.json").read_text(encoding="utf-8"))
@@ -251,7 +251,7 @@ def test_the_same_word_is_looked_at_alike_in_both_sentences() -> None:
 
 
 def told(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "examples.tutorials", *arguments]
+    command = [forks.python(), "-m", "examples.tutorials", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 

@@ -38,6 +38,7 @@ def session(folder: Path, world: str, seed: int, slowdown: float, thresholds: Th
     return judge(run("base", 2 * seed, 1.0), run("candidate", 2 * seed + 1, slowdown), thresholds)
 
 
+@pytest.mark.long
 def test_of_sessions_with_nothing_changed_at_most_one_in_twenty_alarms(tmp_path):
     worlds = list(WORLDS)
     found = [

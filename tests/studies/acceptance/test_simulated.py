@@ -45,6 +45,7 @@ def test_t3_few_false_alarms_however_often_one_looks():
     assert np.mean([row["share"] for row in found.rows]) <= 0.045
 
 
+@pytest.mark.long
 def test_t4_no_session_of_the_same_code_raises_an_alarm():
     found = null_sessions(num_runs=len(WORLDS), num_workloads=2)
     assert found.passes, found.found
@@ -52,6 +53,7 @@ def test_t4_no_session_of_the_same_code_raises_an_alarm():
     assert sum(row["equivalent, alarms"] for row in found.rows) > 32
 
 
+@pytest.mark.long
 def test_t4_sees_what_happens_where_each_cell_is_tested_on_its_own(monkeypatch):
     """Without e-BH, at 5 % for each cell: the margin hides most of it from users, and nothing of it from T4."""
     monkeypatch.setattr(evidence, "discoveries", lambda values, share: values >= 1 / share)
@@ -59,6 +61,7 @@ def test_t4_sees_what_happens_where_each_cell_is_tested_on_its_own(monkeypatch):
     assert not found.passes, found.found
 
 
+@pytest.mark.long
 def test_intervals_of_races_cover_the_truth_though_a_race_stops_when_it_likes_what_it_sees():
     """Of 72 that each cover in 95 of 100, fewer than 62 would be bad luck of one in a thousand."""
     truth = {"baseline": 1.0, "near": 1.03, "far": 1.1, "same": 1.0}

@@ -59,7 +59,12 @@ def test_load_is_higher_while_somebody_else_is_there(tmp_path):
     assert median(beside) > 1.2 * median(alone)
 
 
-@pytest.mark.parametrize("world", WORLDS)
+LONG = ("busy", "random_walk")
+
+
+@pytest.mark.parametrize(
+    "world", [pytest.param(world, marks=pytest.mark.long if world in LONG else ()) for world in WORLDS]
+)
 def test_the_same_seed_writes_the_same_journal(world, tmp_path):
     journals = []
     for name in ("one", "other"):
