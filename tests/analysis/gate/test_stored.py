@@ -89,7 +89,7 @@ def test_without_one_of_its_own_it_is_held_against_the_newest_and_told_so(tmp_pa
 @pytest.mark.parametrize("reason", ["", "   ", "ok", "\n"])
 def test_a_reason_is_asked_for(reason, tmp_path):
     run(tmp_path / "runs" / "run")
-    with pytest.raises(ValueError, match="says too little"):
+    with pytest.raises(ValueError, match="is too short"):
         accept(tmp_path, "run", reason)
     assert stored.stored(tmp_path) == []
 
@@ -132,7 +132,7 @@ def test_what_is_too_good_becomes_the_new_normal_only_with_its_check(tmp_path):
     path = accept(tmp_path, "run")
     before = path.read_bytes()
     run(tmp_path / "runs" / "hasty", scales("fused", 0.4), scripts.checks(weaker))  # as much checked as before
-    with pytest.raises(ValueError, match=r"cannot become a baseline: fused on .*: too good to be believed"):
+    with pytest.raises(ValueError, match=r"cannot become a baseline: fused on .*: too good to be accepted"):
         accept(tmp_path, "hasty")
     assert path.read_bytes() == before
     run(tmp_path / "runs" / "checked", scales("fused", 0.4))
@@ -145,7 +145,7 @@ def test_no_rule_makes_what_is_too_good_a_baseline(allowed, tmp_path):
     run(tmp_path / "runs" / "run", scripts.checks(weaker))
     accept(tmp_path, "run", asked=asked)
     run(tmp_path / "runs" / "hasty", scales("fused", 0.4), scripts.checks(weaker))
-    with pytest.raises(ValueError, match="too good to be believed"):
+    with pytest.raises(ValueError, match="too good to be accepted"):
         accept(tmp_path, "hasty", asked=asked)
 
 
