@@ -3,6 +3,7 @@
 import re
 from collections.abc import Callable
 
+import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
