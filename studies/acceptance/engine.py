@@ -11,9 +11,10 @@ from attnbench.devices.cpu import CpuClock
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Estimate, pairs
-from attnbench.storage.records import SMALLEST_EFFECT, Arm, Verdict
+from attnbench.storage.records import Arm, Verdict
 from attnbench.timing.functions import FunctionComparison, compare_functions
 from attnbench.timing.schedule import load_libraries
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 from studies.acceptance.outcome import Row
 from studies.acceptance.plan import LARGEST_E
 

@@ -15,7 +15,8 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from attnbench.storage.records import SMALLEST_EFFECT, Verdict
+from attnbench.storage.records import Verdict
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 from studies.acceptance import engine, rivals, workloads
 from studies.acceptance.engine import OURS, SlowedClock
 from studies.acceptance.outcome import LABELS, Outcome, Row

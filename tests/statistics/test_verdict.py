@@ -9,7 +9,8 @@ from attnbench.statistics.effects import Effect, alike, margin, paired_effect
 from attnbench.statistics.intervals import Estimate, Pairs
 from attnbench.statistics.verdicts import ALONE as JUDGED_ALONE
 from attnbench.statistics.verdicts import Judgement, Needed, detectable, judge, needed, visits_to_go
-from attnbench.storage.records import LARGEST_EQUIVALENCE, SMALLEST_EFFECT, Verdict
+from attnbench.storage.records import LARGEST_EQUIVALENCE, Verdict
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 ERROR = 0.005
 HALF = 2.2621572 * ERROR  # ten visits

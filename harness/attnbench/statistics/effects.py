@@ -24,7 +24,8 @@ from attnbench.statistics.intervals import (
     t_quantile,
     total_error,
 )
-from attnbench.storage.records import LARGEST_EQUIVALENCE, SMALLEST_EFFECT
+from attnbench.storage.records import LARGEST_EQUIVALENCE
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 FEWEST_EPOCHS = 3
 """With fewer processes than this nothing is said of a session as a whole."""

@@ -10,7 +10,6 @@ from attnbench.storage.records import (
     BASE,
     CANDIDATE,
     LARGEST_EQUIVALENCE,
-    SMALLEST_EFFECT,
     Agreement,
     Arm,
     Ceilings,
@@ -22,6 +21,7 @@ from attnbench.storage.records import (
     Sample,
     Status,
 )
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 SCHEMA = 4

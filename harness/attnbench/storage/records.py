@@ -189,8 +189,6 @@ class Status(enum.StrEnum):
     invalid = "invalid"
 
 
-SMALLEST_EFFECT = 0.02
-"""Times that differ by less are called equivalent however sure it is, where nothing else is asked for."""
 LARGEST_EQUIVALENCE = 0.10
 """Times that may differ by more are not called equivalent, however noisy the machine."""
 

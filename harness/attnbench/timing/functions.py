@@ -11,9 +11,10 @@ from attnbench.statistics.effects import Effect, paired_effect
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
 from attnbench.statistics.verdicts import Judgement, detectable, judge
-from attnbench.storage.records import PROBE, SMALLEST_EFFECT, Arm, Comparison, Role, Sample
+from attnbench.storage.records import PROBE, Arm, Comparison, Role, Sample
 from attnbench.timing import blocks
 from attnbench.timing.schedule import GROWTH, load_libraries, visit_seed
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 HERE = "here"

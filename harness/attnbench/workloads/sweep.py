@@ -9,12 +9,13 @@ from typing import Any
 import msgspec
 
 from attnbench.plugins import unknown
-from attnbench.storage.records import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 FOLDER = Path(__file__).parent / "sweeps"
 AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
 MAX_WORKLOADS = 100_000
+SMALLEST_EFFECT = 0.02
+"""Times that differ by less are called equivalent however sure it is, where nothing else is asked for."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
