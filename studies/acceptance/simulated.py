@@ -53,7 +53,7 @@ def null_differences(world: World, draws: np.random.Generator, num_blocks: int, 
     num_slots = len(SIZES)
     places = draws.random((num_blocks, num_slots, num_paths)).argsort(axis=1)  # of each arm
     before = np.roll(SIZES[places.argsort(axis=1)].reshape(-1, num_paths), 1, axis=0)
-    logs = (world.mood(draws, num_blocks * num_slots, num_paths) + world.luck(draws, before.shape)).reshape(
+    logs = (world.drift(draws, num_blocks * num_slots, num_paths) + world.noise(draws, before.shape)).reshape(
         places.shape
     )
     logs = logs + CARRY_OF_LONG_CALLS * world.carry * before.reshape(places.shape)

@@ -1,4 +1,4 @@
-"""A simulated clock, and one machine of a world, which bends what work takes and remembers what ran before."""
+"""A simulated clock, and one machine of a world, which changes what work takes and remembers what ran before."""
 
 import math
 from collections.abc import Callable
@@ -9,21 +9,21 @@ import numpy as np
 from studies.simulated.worlds import STEP_S, World
 
 NUM_STEPS = 2**14
-"""Of the mood: 80 s, after which it runs back, and then forth again."""
-NUM_LUCKS = 2**12
+"""Of the drift: 80 s, after which it runs backwards, and then forwards again."""
+NUM_NOISES = 2**12
 SHARE_AFTER_TOUCH = 0.02
 """Of what other work left behind in the caches, so much is still there after one stretch of one's own work."""
 LARGEST_CARRY_S = 1e-3
 """A call longer than this is slowed by what ran before no longer than this."""
 TAKEN = 0.2
-"""A mood above this is somebody else's, in a world that is shared."""
+"""A drift above this is another program's, in a world that is shared."""
 
 
 class VirtualClock:
-    """A simulated clock: time passes only when work spends it, and `disturb` may bend what is spent.
+    """A simulated clock: time passes only when work spends it, and `disturb` may change what is spent.
 
     `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth. The
-    calls of one stretch are bent together, as one sample. `turn` is called when another call than the last one begins.
+    calls of one stretch are changed together, as one sample. `turn` is called when another call begins.
     """
 
     resolution_s = 1e-9
@@ -68,14 +68,14 @@ class VirtualClock:
 
 
 class Machine:
-    """Bends time as a world does; call it with seconds and now. One machine is one draw of its world."""
+    """Changes times as a world does; call it with seconds and now. One machine is one draw of its world."""
 
     def __init__(self, world: World, seed: int) -> None:
-        """Draw the mood of the whole session."""
+        """Draw the drift of the whole session."""
         self.world = world
         self._draws = np.random.default_rng(seed)
-        self._mood = world.mood(self._draws, NUM_STEPS, 1)[:, 0].tolist()
-        self._lucks: list[float] = []
+        self._drift = world.drift(self._draws, NUM_STEPS, 1)[:, 0].tolist()
+        self._noises: list[float] = []
         self._num_slots = 5
         self._slot = -1
         self._since = 0  # stretches of work since another had its turn
@@ -96,20 +96,20 @@ class Machine:
         self._since = 0
 
     def load(self, now: float) -> float:
-        """How many want to run: whoever is timed, and another where the world has one at this moment."""
-        return 1.0 + (self.world.is_shared and self._mood_at(now) > TAKEN)
+        """How many programs want to run: the timed one, and another where the world has one at this moment."""
+        return 1.0 + (self.world.is_shared and self._drift_at(now) > TAKEN)
 
-    def _mood_at(self, now: float) -> float:
+    def _drift_at(self, now: float) -> float:
         step = int(now / STEP_S) % (2 * NUM_STEPS)
-        mood: float = self._mood[min(step, 2 * NUM_STEPS - 1 - step)]
-        return mood
+        drift: float = self._drift[min(step, 2 * NUM_STEPS - 1 - step)]
+        return drift
 
     def __call__(self, seconds: float, now: float) -> float:
         """The seconds that a stretch of work really takes."""
-        if not self._lucks:
-            self._lucks = self.world.luck(self._draws, (NUM_LUCKS,)).tolist()
-        bend = self._mood_at(now) + self._lucks.pop() + self.world.slot * max(0, self._slot)
-        self._last_s = (seconds + self._carry_s(seconds)) * math.exp(bend)
+        if not self._noises:
+            self._noises = self.world.noise(self._draws, (NUM_NOISES,)).tolist()
+        log = self._drift_at(now) + self._noises.pop() + self.world.slot * max(0, self._slot)
+        self._last_s = (seconds + self._carry_s(seconds)) * math.exp(log)
         self._since += 1
         return self._last_s
 
@@ -120,9 +120,3 @@ class Machine:
         share = (1.0, SHARE_AFTER_TOUCH, 0.0)[min(self._since, 2)]
         size = min(1.0, self._before_s / (10 * LARGEST_CARRY_S))
         return share * size * self.world.carry * min(seconds, LARGEST_CARRY_S)
-
-
-def clock_in(world: World, seed: int) -> VirtualClock:
-    """A clock of a machine in that world."""
-    machine = Machine(world, seed)
-    return VirtualClock(machine, machine.turn)

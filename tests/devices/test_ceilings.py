@@ -3,6 +3,7 @@
 import pytest
 import torch
 
+from attnbench.analysis.table import table
 from attnbench.devices import cpu, device
 from attnbench.devices.loads import FEWEST_ROUNDS, LARGEST_COPY, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
 from attnbench.processes.messages import MeasureCeilings
@@ -145,4 +146,4 @@ def test_a_machine_that_gives_none_says_why_and_is_timed_all_the_same(tmp_path):
     assert found.message == "the process was killed by SIGKILL"
     assert found.matmul is None
     assert all(record.measurement("latency") for record in results.records)
-    assert all(results.rates(record.workload, 1.0).matmul_share is None for record in results.records)
+    assert table(results)["matmul_share"].isna().all()

@@ -22,7 +22,7 @@ from attnbench.timing.functions import compare_functions
 from attnbench.timing.schedule import Race
 from attnbench.timing.state import State
 from studies.simulated import virtual
-from studies.simulated.machine import Machine, VirtualClock, clock_in
+from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.virtual import PROBE_S, SimulatedClient, plan, session, workloads
 from studies.simulated.worlds import WORLDS
 
@@ -46,8 +46,13 @@ def verdicts(results):
     return {(row.workload.id, row.implementation): row.verdict for row in comparisons(results)}
 
 
+def clock_in(world: str, seed: int) -> VirtualClock:
+    machine = Machine(WORLDS[world], seed)
+    return VirtualClock(machine, machine.turn)
+
+
 def spent(world: str, seed: int, number: int = 2000) -> np.ndarray:
-    clock = clock_in(WORLDS[world], seed)
+    clock = clock_in(world, seed)
     return np.array([clock.elapsed(lambda: clock.spend(4e-3), 1) for _ in range(number)])
 
 
@@ -272,7 +277,7 @@ def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path,
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_comparison_of_functions_finds_what_was_planted(world):
-    clock = clock_in(WORLDS[world], 5)
+    clock = clock_in(world, 5)
     calls = {name: (lambda s=2e-3 * ratio: clock.spend(s)) for name, ratio in RATIO.items()}
     found = compare_functions(
         calls, "baseline", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.WARM
