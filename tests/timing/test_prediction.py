@@ -8,7 +8,6 @@ from attnbench.timing.prediction import (
     CallCost,
     Limits,
     OutOfReachError,
-    at_length,
     require_within,
     staircase,
 )
@@ -42,7 +41,7 @@ def test_steps_grow_fourfold_and_stay_below_the_length():
 
 
 def test_other_axes_keep_their_proportion_and_masks_fit():
-    step = at_length(Workload(seq_len=100, kv_len=300, mask="padding(300)"), 10)
+    step = Workload(seq_len=100, kv_len=300, mask="padding(300)").at_length(10)
     assert (step.seq_len, step.kv_len, step.mask) == (10, 30, "padding")
 
 

@@ -16,7 +16,6 @@ from attnbench.analysis.table import Panel, panels, rows, table, workload_of
 from attnbench.statistics.intervals import growth_exponent, t_quantile
 from attnbench.storage.memory_events import SLACK_BYTES
 from attnbench.storage.records import Status
-from attnbench.timing.prediction import at_length
 from attnbench.workloads.workload import Workload
 
 PEAK = "peak_memory_bytes"
@@ -201,7 +200,7 @@ class Growth:
         """The panel's workload at a length, its mask made to fit."""
         longest = workload_of(rows(self.panel.cells.nlargest(1, self.panel.axis))[0])
         if self.panel.axis == "seq_len":
-            return at_length(longest, length)
+            return longest.at_length(length)
         mask = str(longest.mask_rule.at_other_length())
         return msgspec.structs.replace(longest, kv_len=length, mask=mask)
 

@@ -20,7 +20,6 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Implementation
 from attnbench.storage.records import Agreement, ProbeResult, RuleResult
-from attnbench.timing.prediction import at_length
 from attnbench.workloads.workload import Workload
 
 RULES_LEN = 35
@@ -59,7 +58,7 @@ def ask_oracle(workload: Workload, seed: int, on_step: Callable[[], object] = la
     if not by_probe:
         raise ValueError(reason)
     on_step()
-    short = at_length(plain, RULES_LEN) if plain.seq_len > RULES_LEN else plain
+    short = plain.at_length(RULES_LEN) if plain.seq_len > RULES_LEN else plain
     for_rules = _references_for_rules(short, seed)
     return References(workload=workload, seed=seed, by_probe=by_probe, for_rules=for_rules, on_step=on_step)
 

@@ -27,7 +27,6 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Implementation
 from attnbench.storage.records import Agreement, TensorError
-from attnbench.timing.prediction import at_length
 
 SHORT_LEN = 67
 MOST_SCORES = 2**20
@@ -152,7 +151,7 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
     num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
     if num_scores <= MOST_SCORES:
         return given
-    short = at_length(workload, min(SHORT_LEN, workload.seq_len))
+    short = workload.at_length(min(SHORT_LEN, workload.seq_len))
     try:
         at_short = [_ask(implementation, reference_for_probe(short, probe, seed)) for probe in references]
     except Exception:  # noqa: BLE001 - the candidate may not support this length

@@ -33,7 +33,6 @@ from attnbench.checking.reference import Reference, errors, gradients, reference
 from attnbench.contract import Implementation, repeat_heads
 from attnbench.devices import device
 from attnbench.storage.records import RuleResult
-from attnbench.timing.prediction import at_length
 from attnbench.workloads.workload import Workload
 
 FALSE_ALARM = 1e-9
@@ -71,7 +70,7 @@ class DropoutTrial:
     def longer(self) -> Workload:
         """The workload without dropout at a length of several small tiles, or its own where that is shorter."""
         plain = msgspec.structs.replace(_with_merged_width(self.asked), dropout=0.0, direction="inference")
-        return at_length(plain, LONGER_LEN) if plain.seq_len > LONGER_LEN else plain
+        return plain.at_length(LONGER_LEN) if plain.seq_len > LONGER_LEN else plain
 
     @cached_property
     def right(self) -> Reference:

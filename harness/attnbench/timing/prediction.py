@@ -9,8 +9,6 @@ import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
-import msgspec
-
 from attnbench.storage.records import Status
 from attnbench.units import show
 from attnbench.workloads.counts import score_matrix_bytes
@@ -62,15 +60,8 @@ def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workloa
     """
     length, step = (FIRST_COMPILED_LEN, COMPILED_STEP) if compiles else (FIRST_LEN, STEP)
     while length < workload.seq_len:
-        yield at_length(workload, length)
+        yield workload.at_length(length)
         length *= step
-
-
-def at_length(workload: Workload, query_len: int) -> Workload:
-    """The workload at another query length, its key length in proportion and its mask made to fit."""
-    key_len = max(1, round(query_len * workload.kv_len / workload.seq_len))
-    mask = str(workload.mask_rule.at_other_length())
-    return msgspec.structs.replace(workload, seq_len=query_len, kv_len=key_len, mask=mask)
 
 
 def require_within(
@@ -97,7 +88,7 @@ def require_within(
     for retry in range(MOST_RETRIES):  # one slow call must not cost a cell its place
         if limits.call_s < call_s and (retry == 0 or call_s <= CLEARLY_OVER * limits.call_s):
             last = costs[-1]
-            again = attempt(at_length(workload, last.length), False)  # noqa: FBT003 - its signature
+            again = attempt(workload.at_length(last.length), False)  # noqa: FBT003 - its signature
             costs[-1] = replace(last, call_s=min(last.call_s, again.call_s if again else math.inf))
             call_s = _at(workload.seq_len, costs, [cost.call_s for cost in costs])
     if call_s > limits.call_s:

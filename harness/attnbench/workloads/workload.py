@@ -142,6 +142,12 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """The mask as data."""
         return parse_mask(self.mask)
 
+    def at_length(self, query_len: int) -> "Workload":
+        """The workload at another query length, its key length in proportion and its mask made to fit."""
+        key_len = max(1, round(query_len * self.kv_len / self.seq_len))
+        mask = str(self.mask_rule.at_other_length())
+        return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)
+
     def axes(self) -> dict[str, int | float | str]:
         """Every axis and its value, in the order of the fields."""
         return msgspec.structs.asdict(self)

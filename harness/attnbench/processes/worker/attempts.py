@@ -10,7 +10,7 @@ from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Check
 from attnbench.storage.memory_events import timeline
 from attnbench.storage.records import Status
-from attnbench.timing.prediction import FIRST_LEN, CallCost, Limits, OutOfReachError, at_length, require_within
+from attnbench.timing.prediction import FIRST_LEN, CallCost, Limits, OutOfReachError, require_within
 from attnbench.units import show
 from attnbench.workloads.workload import Workload
 
@@ -108,7 +108,7 @@ def num_inputs(workload: Workload) -> int:
 
 def warm_up(workload: Workload, made: Implementation) -> None:
     """Two calls at a short length."""
-    short = at_length(workload, min(WARM_LEN, workload.seq_len))
+    short = workload.at_length(min(WARM_LEN, workload.seq_len))
     if reason_against(made, short) is None:
         case = build(short, made, place(draw_normal(short, 0), short))
         with case.grad_mode():
