@@ -1,5 +1,6 @@
 """Reports of a made-up run: complete, escaped, the same at every call, and honest about what is missing."""
 
+import ast
 import csv
 import json
 import math
@@ -11,8 +12,9 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
+from attnbench import analysis, reports
 from attnbench.analysis.results import Results
-from attnbench.plugins import plugs
+from attnbench.plugins import implementation_names, plugs
 from attnbench.reports import Report, cells, pytest_benchmark
 from attnbench.text import escaped, guarded, plain
 from tests import forks, journals
@@ -231,3 +233,32 @@ class TestPage:
 def _timed(written: dict[str, list[Path]]) -> list[dict[str, list[float]]]:
     document = json.loads(written["pytest_benchmark"][0].read_text())
     return [{"samples": found["stats"]["data"]} for found in document["benchmarks"]]
+
+
+def test_the_classes_of_verdicts_touch_nothing_else(page: str) -> None:
+    """`why slower` was once painted as slower is."""
+    classes = re.findall(r'<td class="([^"]+)">', page)
+    assert {name for each in classes for name in each.split() if name.startswith("is-")} >= {"is-slower", "is-equivalent"}
+    assert all(each.split()[0] == "verdict" for each in classes if "is-" in each)
+    assert "why-slower" in classes
+    assert not re.search(r"^td\.(slower|faster|undecided)\b", page, re.MULTILINE)
+
+
+def named() -> list[tuple[str, str]]:
+    """The texts in the code of reports and analysis that are an implementation's name, or hold one as a word."""
+    names = implementation_names()
+    compound = re.compile(rf"\b({'|'.join(name for name in names if '_' in name)})\b")
+    found = []
+    for folder in (Path(analysis.__file__).parent, Path(reports.__file__).parent):
+        for path in sorted(folder.rglob("*.py")):
+            tree = ast.parse(path.read_text(encoding="utf-8"))
+            prose = {id(node.value) for node in ast.walk(tree) if isinstance(node, ast.Expr)}
+            for node in ast.walk(tree):
+                is_text = isinstance(node, ast.Constant) and isinstance(node.value, str) and id(node) not in prose
+                if is_text and (node.value in names or compound.search(node.value)):
+                    found.append((path.name, node.value))
+    return found
+
+
+def test_no_implementation_is_named() -> None:
+    assert named() == []

@@ -1,0 +1,90 @@
+"""What a terminal of 80 columns shows: whole words, troubles before results, a legend beside each question mark."""
+
+import dataclasses
+import io
+from pathlib import Path
+
+import msgspec
+import pytest
+from rich.console import Console
+from rich.text import Text
+
+from attnbench.analysis.results import Results
+from attnbench.analysis.system_load import SystemLoad
+from attnbench.commands import terminal
+from attnbench.storage.records import Measurement, Sample
+from tests import journals
+
+POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 512))
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return journals.write(tmp_path_factory.mktemp("run"), POINTS, ("sdpa", "fused", "bmm", journals.EVIL))
+
+
+def raw(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> str:
+    """What is written to a terminal so wide, without colours."""
+    file = io.StringIO()
+    monkeypatch.setattr(
+        terminal, "Console", lambda: Console(file=file, width=width, force_terminal=True, no_color=True)
+    )
+    terminal.print_results(results)
+    return file.getvalue()
+
+
+def printed(results: Results, monkeypatch: pytest.MonkeyPatch, width: int = 80) -> list[str]:
+    """Its lines, as they are seen."""
+    return [line.rstrip() for line in Text.from_ansi(raw(results, monkeypatch, width)).plain.splitlines()]
+
+
+def test_lines_are_broken_between_words(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    lines = printed(results, monkeypatch)
+    assert max(map(len, lines)) <= 80
+    text = " ".join(lines)
+    for told in ("Intervals, every metric and errors are in summary.md.", "blocks discarded because of interference"):
+        assert " ".join(told.split()) in " ".join(text.split())
+
+
+def test_contention_is_said_before_any_result(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert printed(results, monkeypatch)[0].startswith("attention only")
+    load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
+    lines = printed(dataclasses.replace(results, system_load=load), monkeypatch)
+    assert lines[0].startswith("High CPU contention during the run: other processes had 83 %")
+
+
+def test_a_question_mark_has_its_legend_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    short = journals.write(tmp_path, POINTS, ("sdpa", "fused"), num_epochs=1, num_visits=2)
+    lines = printed(short, monkeypatch)
+    marked = [place for place, line in enumerate(lines) if line.endswith("?") or "? " in line]
+    assert marked
+    for place in marked:
+        assert any(line.startswith("?: undecided") for line in lines[place : place + 5])
+
+
+def test_metrics_are_shown_while_there_is_room(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    def told(record: Measurement, number: int) -> Measurement:
+        return msgspec.structs.replace(
+            record, metric=f"metric_number_{number}", unit="bytes", samples=(Sample(2048.0),)
+        )
+
+    def richer(number: int) -> Results:
+        records = tuple(
+            msgspec.structs.replace(
+                each, measurements=(*each.measurements, *(told(each.measurements[0], one) for one in range(number)))
+            )
+            for each in results.records
+        )
+        return dataclasses.replace(results, records=records)
+
+    names = ("sdpa", "fused", "bmm")
+    few = dataclasses.replace(richer(9), records=tuple(r for r in richer(9).records if r.implementation in names))
+    narrow, wide = (printed(few, monkeypatch, width) for width in (80, 300))
+    assert max(map(len, narrow)) <= 80
+    assert "peak memory" in "".join(narrow)
+    assert "metric number 8" not in "".join(narrow)
+    assert "metric number 8" in "".join(wide)
+
+
+def test_text_from_outside_has_no_effect(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert "\x1b[31m" not in raw(results, monkeypatch)

@@ -1,0 +1,165 @@
+"""The recipes of CONTRIBUTING.md for an axis, a metric and a report, in a copy: what they add is seen everywhere.
+
+That the blocks run is tested by test_documents.py; here, that nothing which they add is hidden or mixed up.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+ROOT = Path(__file__).parent.parent
+SWEEP = """
+summary = "two values of the new axis, and the new metric"
+metrics = ["latency", "autograd_memory"]
+budget_s = 1.0
+
+[[grid]]
+direction = "forward"
+spread = [1.0, 4.0]
+seq_len = [16, 32]
+head_dim = 8
+num_threads = 1
+"""
+TITLES = """
+import sys
+from pathlib import Path
+from attnbench.analysis.results import read
+from attnbench.analysis.table import panels
+from attnbench.reports.cells import shown
+from attnbench.reports.lines import page_of
+print(*page_of(panels(shown(read(Path(sys.argv[1]))))).titles, sep="\\n")
+"""
+
+
+def section(heading: str) -> str:
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    return text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
+
+
+def saved(heading: str) -> tuple[str, str]:
+    """The path and the text of the first file that a recipe has one save."""
+    found = re.search(r"^```python\n# file: (\S+)\n(.*?)^```", section(heading), re.MULTILINE | re.DOTALL)
+    assert found is not None
+    return found[1], found[2]
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A copy of the project with the three recipes applied."""
+    folder = tmp_path_factory.mktemp("copy")
+    for name in ("harness", "implementations", "tests", "studies"):
+        shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
+    shutil.copy(ROOT / "pyproject.toml", folder)
+    diff = re.search(r"^```diff\n(.*?)^```", section("Add an axis"), re.MULTILINE | re.DOTALL)
+    assert diff is not None
+    command(["git", "apply", "-C1", "-"], folder, given=diff[1])
+    for heading in ("Add a metric", "Add a report"):
+        path, text = saved(heading)
+        (folder / path).write_text(text, encoding="utf-8")
+    (folder / "sweep.toml").write_text(SWEEP, encoding="utf-8")
+    return folder
+
+
+def command(arguments: list[str], folder: Path, *, given: str = "") -> str:
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    environment |= {"PYTHONPATH": f"{folder / 'harness'}{os.pathsep}{folder}", "COLUMNS": "80", "MPLBACKEND": "agg"}
+    environment |= {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+    done = subprocess.run(
+        arguments, cwd=folder, env=environment, input=given, capture_output=True, text=True, check=False, timeout=240
+    )
+    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    return done.stdout
+
+
+@pytest.fixture(scope="module")
+def terminal(copy: Path) -> str:
+    arguments = ["run", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
+    return command([sys.executable, "-m", "attnbench", *arguments], copy)
+
+
+@pytest.fixture(scope="module")
+def run(copy: Path, terminal: str) -> Path:
+    (found,) = (copy / "results" / "runs").iterdir()
+    return found
+
+
+GROUPS = ("B=1 H=8 K=8, 1 thread, spread=1", "B=1 H=8 K=8, 1 thread, spread=4")
+
+
+def test_the_terminal_has_a_table_for_each_value_of_the_axis_with_the_metric(terminal: str) -> None:
+    for group in GROUPS:
+        table = terminal.partition(f"{group}\n")[2].partition("\n\n")[0]
+        assert "T=16" in table
+        assert "T=32" in table
+        assert "autograd memory" in table
+        rows = [line for line in table.splitlines() if line.startswith(("fused ", "sdpa "))]
+        assert len(rows) == 2
+        assert all(re.search(r"│ .*│ .*│ +[\d.]+ [KM]?i?B$", line) for line in rows), table
+
+
+def test_the_csv_has_a_row_for_each_cell_and_a_column_for_each(run: Path) -> None:
+    cells = pd.read_csv(run / "records.csv")
+    assert sorted(cells["spread"]) == [1.0] * 4 + [4.0] * 4
+    assert not cells.duplicated(["spread", "seq_len", "implementation"]).any()
+    assert (cells["autograd_memory_bytes"] > 0).all()
+    baseline = cells[cells["is_baseline"]].set_index(["spread", "seq_len"])["latency_s"]
+    for cell in cells[~cells["is_baseline"]].itertuples():
+        assert cell.paired_latency_s == pytest.approx(cell.ratio * baseline[cell.spread, cell.seq_len])
+
+
+def test_the_summary_has_both_under_titles_of_their_own(run: Path) -> None:
+    summary = (run / "summary.md").read_text(encoding="utf-8")
+    for group in GROUPS:
+        (table,) = re.findall(rf"^### [^\n]*{group}\n\n(\|.*?)\n\n", summary, re.MULTILINE | re.DOTALL)
+        heading, _, *rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in table.splitlines()]
+        place = heading.index("autograd memory")
+        assert sorted((row[0], row[1]) for row in rows) == [
+            (length, name) for length in ("16", "32") for name in ("fused", "sdpa")
+        ]
+        assert all(re.match(r"[\d.]+ ([KM]iB|B) \([\d.]+ S\)", row[place]) for row in rows)
+    assert "memory that autograd keeps of a forward call" in summary
+
+
+class Tables(HTMLParser):
+    """The texts of the headings and cells of each table, by the summary above it."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.tables: dict[str, list[str]] = {}
+        self.place, self.title = "", ""
+        self.feed(text)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.place = tag
+
+    def handle_data(self, data: str) -> None:
+        if self.place == "summary" and data.strip():
+            self.title = data.strip()
+        elif self.place in {"th", "td"} and data.strip():
+            self.tables.setdefault(self.title, []).append(data.strip())
+
+
+def test_the_page_has_both_under_titles_of_their_own(run: Path) -> None:
+    found = Tables((run / "report.html").read_text(encoding="utf-8")).tables
+    assert [title.partition("no mask, ")[2] for title in found] == list(GROUPS)
+    for texts in found.values():
+        assert "autograd memory" in texts
+        assert sum(text in {"fused", "sdpa"} for text in texts) == 4
+
+
+def test_pictures_have_a_panel_for_each_value(copy: Path, run: Path) -> None:
+    assert command([sys.executable, "-c", TITLES, str(run)], copy).split() == ["(a)", "spread=1", "(b)", "spread=4"]
+
+
+def test_the_new_report_is_written_and_the_tests_of_reports_pass(copy: Path, run: Path) -> None:
+    assert len((run / "fastest.txt").read_text(encoding="utf-8").splitlines()) == 4
+    chosen = "promised or writes or same_at_every_call or without_records or nothing_is_ok"
+    options = ["-q", "-p", "no:cacheprovider", "-k", f"({chosen}) and not plot"]
+    command([sys.executable, "-m", "pytest", *options, "tests/reports/test_reports.py"], copy)
