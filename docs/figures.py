@@ -24,8 +24,7 @@ from attnbench.reports import story
 from attnbench.reports.cells import error, groups, metric, ratio, time, verdict
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import Status
-from attnbench.text import escaped
-from attnbench.units import significant
+from attnbench.units import escaped, significant
 
 ROOT = Path(__file__).parent.parent
 README, METHOD = ROOT / "README.md", ROOT / "docs" / "method.md"
@@ -34,11 +33,11 @@ QUICK, PAGE = GALLERY / "quick", GALLERY / "README.md"
 RUNS = {
     "quick": "The questions that people ask first, in minutes",
     "full": "Lengths, widths, dtypes, masks, layouts and directions, in forty minutes",
-    "compiled": "One mask told in five ways, and the textbook form by torch.compile",
+    "compiled": "One mask in five forms, and the textbook form by torch.compile",
 }
 """The runs of the gallery and what they are about; each is a folder."""
 OTHERS = {
-    "acceptance/acceptance.md": "what the method was asked to show, beside its rivals, misses included",
+    "acceptance/acceptance.md": "what the method was asked to show, next to its rivals, misses included",
     "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
     "detection/detection.md": "which mistakes the check catches, and what it costs",
     "field/README.md": "attention of other packages, checked",
@@ -51,7 +50,7 @@ OWN, OFFICIAL = "fused", "torch_mha"
 TOLD_OF_TESTS, RESULT, CAUSE = (0, 1, 2, 3, 5, 7), 5, 6
 """Columns of the table of acceptance: those that docs/method.md has, too, and two of them by name."""
 ACCEPTED = {
-    "errors": "How far apart identical code seems: the RMS of the log ratio by tool and statistic, by cell and in all",
+    "errors": "The noise floor on identical code: the RMS of the log ratio by tool and statistic, by cell and in all",
     "power": "Slowdowns of 5 % that each tool finds, against its false alarms on identical code",
     "times": "Share of right verdicts against the seconds that a comparison takes, by tool",
     "coverage": "The 95 % intervals of many sessions about the errors of their ratios; misses have another colour",
@@ -234,7 +233,7 @@ def renewed(text: str, found: dict[str, str]) -> str:
 
 
 def page() -> str:
-    """The gallery's page: every run with what it shows and few expect, next to its pictures."""
+    """The gallery's page: every run with its notable findings, next to its pictures."""
     lines = ["# Gallery", "", "Made by commands that anyone can run; `python docs/figures.py` wrote this page."]
     for name, about in RUNS.items():
         summary = GALLERY / name / "summary.md"

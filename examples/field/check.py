@@ -17,8 +17,7 @@ from attnbench.commands.running import execute
 from attnbench.processes.execution import new_folder
 from attnbench.processes.planning import Selection, plan
 from attnbench.storage.records import Record, Status
-from attnbench.text import escaped, plain
-from attnbench.units import significant
+from attnbench.units import escaped, plain, significant
 
 HERE = Path(__file__).parent
 ROOT = HERE.parent.parent

@@ -1,6 +1,9 @@
-"""How numbers are shown: seconds, bytes, ratios, shares and counts with their units, as tables of scales."""
+"""How values are shown: numbers in the scale of their unit; text fit for a line, a Markdown cell or a sheet."""
 
+import html
 import math
+import re
+from collections.abc import Mapping, Sequence
 
 SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
@@ -10,6 +13,7 @@ SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "flops": ((1e12, "TFLOP"), (1e9, "GFLOP"), (1e6, "MFLOP"), (1e3, "kFLOP"), (1.0, "FLOP")),
 }
 MISSING = "-"
+FORMULA_STARTS = ("=", "+", "-", "@")
 
 
 def scale_of(value: float, unit: str) -> tuple[float, str]:
@@ -63,3 +67,38 @@ def significant(value: float, digits: int) -> str:
         return "0"
     decimals = max(0, digits - 1 - math.floor(math.log10(abs(value))))
     return f"{value:.{decimals}f}"
+
+
+def plain(text: str, limit: int = 0) -> str:
+    """Text from outside on one line without control or direction characters, cut at `limit` characters if given."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
+    return line if not limit or len(line) <= limit else line[: limit - 3].rstrip() + "..."
+
+
+def escaped(text: str) -> str:
+    """Text from outside as one cell of a Markdown table: no pipe, tag or emphasis takes effect."""
+    return re.sub(r"([\\`|*\[\]~$])", r"\\\1", html.escape(text, quote=False))
+
+
+def guarded(text: str) -> str:
+    """One line of text; what a spreadsheet would take for a formula has an apostrophe before it, which makes it text.
+
+    Source: https://owasp.org/www-community/attacks/CSV_Injection.
+    """
+    line = plain(text)
+    return f"'{line}" if line.startswith(FORMULA_STARTS) else line
+
+
+def markdown_table(rows: Sequence[Mapping[str, str]]) -> str:
+    """Rows that have the same columns as a Markdown table, every text escaped."""
+    import tabulate  # here, because --help needs no table
+
+    columns = list(rows[0]) if rows else []
+    texts = [[escaped(row[column]) for column in columns] for row in rows]
+    headings = [escaped(column) for column in columns]
+    return str(tabulate.tabulate(texts, headings, "github", disable_numparse=True))
+
+
+def markdown_list(facts: Mapping[str, str]) -> str:
+    """Facts under their names as a Markdown list, every text escaped."""
+    return "\n".join(f"- **{name}**: {escaped(text)}" for name, text in facts.items())

@@ -33,7 +33,7 @@ def accept(
     only: Annotated[str, typer.Option(metavar="power,T6", help="These tests alone; the table keeps the others.")] = "",
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where table and pictures go.")] = None,
 ) -> None:
-    """Show what the method must show, beside its rivals. Exit code 1 where something is missed."""
+    """Show what the method must show, next to its rivals. Exit code 1 where something is missed."""
     to = to or FOLDERS[what]
     whole = suite.GATE if what is Part.gate else suite.TESTS
     able = [*whole, *(ON_CUDA if what is Part.method and suite.has_cuda() else ())]
@@ -83,10 +83,10 @@ def conclude(
 
 
 def make_all(every: Sequence[suite.Job], folder: Path, *, short: bool) -> None:
-    """Do the pieces that are not there yet, and tell how long the others will take, from how long these took."""
+    """Do the pieces that are not there yet, and say how long the others will take, from how long these took."""
     todo = [job for job in every if not suite.is_there(job, folder, short=short)]
     if len(todo) < len(every):
-        _say(f"{len(every) - len(todo)} of {len(every)} pieces are in {folder} already: delete it to begin anew")
+        _say(f"{len(every) - len(todo)} of {len(every)} pieces are in {folder} already: delete it to begin again")
     guess_s = {job: sizes(short=short)[job.test].piece_s for job in todo}
     guessed_s, start = 0.0, time.monotonic()
     for done, job in enumerate(todo):
@@ -104,8 +104,8 @@ def write(outcomes: Sequence[Outcome], to: Path, machine: str, *, short: bool, i
     from attnbench.reports.style import save
     from studies.acceptance import chart, table
 
-    told = table.markdown(outcomes, machine, short=short, is_gate=is_gate)
-    (to / "acceptance.md").write_text(told, encoding="utf-8")
+    text = table.markdown(outcomes, machine, short=short, is_gate=is_gate)
+    (to / "acceptance.md").write_text(text, encoding="utf-8")
     for name, drawn in chart.pictures(outcomes).items():
         save([drawn], to, name)
 

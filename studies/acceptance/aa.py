@@ -1,4 +1,4 @@
-"""Identical code against itself: T1 how far apart it seems, T2 how often it alarms, T10 likewise beside a busy other.
+"""Identical code against itself: T1 how far apart it seems, T2 how often it alarms, T10 likewise under other load.
 
 T2 looks at our e-value after every pair, and counts an alarm where it ever reached 20. T1 and T2 share comparisons.
 """
@@ -36,7 +36,7 @@ while True:
 
 
 def compare_all(number: int, size: Size) -> list[Row]:
-    """T1: every cell against itself by every tool, in an order drawn anew; by ours alone in later pieces."""
+    """T1: every cell against itself by every tool, in a new random order; by ours alone in later pieces."""
     draws = random.Random(f"T1/{number}")
     rows: list[Row] = []
     tools = [None, *(rivals.RIVALS if number < size.num_rivals else ())]
@@ -60,7 +60,7 @@ def theirs(tool: rivals.Rival, call: Call, cell: Cell, size: Size) -> list[Row]:
     found = rivals.compare(tool, call, call, size.compare_s)
     at: Row = {"cell": cell.id, "tool": tool.name, "wall_s": found.wall_s}
     rows: list[Row] = [{**at, "statistic": name, "log": log} for name, log in found.logs().items()]
-    return rows + [{**at, "rule": name, "told": float(told)} for name, told in found.told().items()]
+    return rows + [{**at, "rule": name, "alarms": float(alarms)} for name, alarms in found.alarms().items()]
 
 
 def compare_ours(number: int, size: Size) -> list[Row]:
@@ -87,7 +87,7 @@ def aa_error(rows: list[Row], *, short: bool) -> Outcome:
     worst, best = float(own.max()), float(others.min()) if len(others) else math.nan
     walls = frame.groupby("tool", sort=False)["wall_s"].median()
     counts = frame.groupby(["tool", "statistic"], sort=False).size()
-    told = {
+    texts = {
         str(tool): ", ".join(f"{name} {each:.2%}" for (_, name), each in found.items())
         + f" (n={counts[tool].iloc[0]}, {walls[tool]:.1f} s)"
         for tool, found in others.groupby(level=0, sort=False)
@@ -101,7 +101,7 @@ def aa_error(rows: list[Row], *, short: bool) -> Outcome:
         f"n={len(frame[frame['tool'] == OURS])}, {walls[OURS]:.1f} s each",
         passes=worst <= AA_RMS and mine <= AA_SHARE_OF_RIVAL * best,
         is_short=short,
-        rivals=told,
+        rivals=texts,
         rows=tuple(rows),
     )
 
@@ -113,10 +113,10 @@ def false_alarms(rows: list[Row], *, short: bool) -> Outcome:
     number, alarms = len(own), int((own["largest_e"] >= LARGEST_E).sum())
     wrong = int(own["verdict"].isin(["slower", "faster"]).sum())
     limit = largest_count(number)
-    rules = frame.dropna(subset=["told"]) if "told" in frame else frame.iloc[:0]
-    told = {
+    rules = frame.dropna(subset=["alarms"]) if "alarms" in frame else frame.iloc[:0]
+    texts = {
         str(tool): ", ".join(
-            f"{rule} {int(each['told'].sum())} of {len(each)}" for rule, each in found.groupby("rule", sort=False)
+            f"{rule} {int(each['alarms'].sum())} of {len(each)}" for rule, each in found.groupby("rule", sort=False)
         )
         for tool, found in rules.groupby("tool", sort=False)
     }
@@ -128,7 +128,7 @@ def false_alarms(rows: list[Row], *, short: bool) -> Outcome:
         found=f"{alarms} of {number}; verdicts faster or slower: {wrong}",
         passes=alarms <= limit,
         is_short=short or number < COMPARED_IN_FULL,
-        rivals=told,
+        rivals=texts,
         rows=tuple(rows),
     )
 
@@ -167,8 +167,8 @@ def busy_thread(seed: int) -> Iterator[None]:
         thread.join()
 
 
-def compare_beside(number: int, size: Size) -> list[Row]:
-    """T10: short and long operations, one thread and two, beside a busy process and a busy thread."""
+def compare_under_load(number: int, size: Size) -> list[Row]:
+    """T10: short and long operations, one thread and two, next to a busy process and a busy thread."""
     rows: list[Row] = []
     names = (workloads.HUNDRED_US.workload, workloads.MILLISECOND.workload)
     cells = [Cell(workload=name, num_threads=threads) for name in names for threads in (1, 2)]
@@ -179,7 +179,7 @@ def compare_beside(number: int, size: Size) -> list[Row]:
             for cell in cells:
                 with workloads.ready(cell) as call:
                     found = engine.compare(call, call, size.compare_s, seed=seed)
-                rows.append({"cell": cell.id, "tool": OURS, "beside": other.__name__, **found.row()})
+                rows.append({"cell": cell.id, "tool": OURS, "load": other.__name__, **found.row()})
                 rows[-1]["is_invalid"] = float(found.is_invalid)
     return rows
 
@@ -191,14 +191,14 @@ def busy_neighbour(rows: list[Row], *, short: bool) -> Outcome:
     alarms, limit = int((valid["largest_e"] >= LARGEST_E).sum()), largest_count(len(valid))
     parts = ", ".join(
         f"{name.replace('_', ' ')} {int((each['largest_e'] >= LARGEST_E).sum())} of {len(each)}"
-        for name, each in valid.groupby("beside", sort=False)
+        for name, each in valid.groupby("load", sort=False)
     )
     return Outcome(
         id=LABELS["busy_neighbour"],
-        title="the same code beside somebody busy, switched on and off at random: false alarms at 5 %",
+        title="the same code next to a busy process or thread, switched on and off at random: false alarms at 5 %",
         limit=f"at most {limit} of {len(valid)} (5 % with the bound of T2), sessions that say invalid left out",
         found=f"{alarms} of {len(valid)} ({parts}); {len(frame) - len(valid)} said invalid; "
-        f"blocks void {frame['void_share'].mean():.1%}; RMS of the log ratio {rms(valid['log']):.2%}",
+        f"blocks discarded {frame['discarded_share'].mean():.1%}; RMS of the log ratio {rms(valid['log']):.2%}",
         passes=alarms <= limit,
         is_short=short,
         rows=tuple(rows),

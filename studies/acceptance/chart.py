@@ -168,7 +168,7 @@ _PICTURES: tuple[tuple[str, str, str, str, Draw], ...] = (
     (
         "aa_error",
         "errors",
-        "How far apart identical code seems",
+        "The noise floor on identical code",
         "2 s for each comparison; a marker for each cell, a bar over all of them; dotted: the limit in each cell.",
         _errors,
     ),

@@ -19,7 +19,7 @@ from studies.acceptance.outcome import Row
 from studies.acceptance.plan import LARGEST_E
 
 OURS = "attnbench"
-ARMS = 3  # A, its twin, B
+ARMS = 3  # A, its copy, B
 BLOCKS = 4  # of a visit
 SHORTEST_SAMPLE_S = 1.5e-3
 
@@ -47,7 +47,7 @@ class Ours:
     found_s: float  # when the e-value first reached 20 while B seemed slower; infinity: never
     verdict: Verdict
     decided_s: float  # when the verdict was settled; infinity: never
-    void_share: float
+    discarded_share: float
     wall_s: float
 
     @property
@@ -58,7 +58,7 @@ class Ours:
     @property
     def is_invalid(self) -> bool:
         """Whether the session says of itself that it was disturbed too much."""
-        return self.void_share > MANY
+        return self.discarded_share > MANY
 
     def row(self) -> Row:
         """For the tables."""
@@ -71,7 +71,7 @@ class Ours:
             "found_s": self.found_s,
             "verdict": str(self.verdict),
             "decided_s": self.decided_s,
-            "void_share": self.void_share,
+            "discarded_share": self.discarded_share,
             "wall_s": self.wall_s,
         }
 
@@ -113,6 +113,6 @@ def read(found: FunctionComparison, name: str, start: float) -> Ours:
         found_s=ends[compared.visits[reached[0]]] - start if len(reached) else math.inf,
         verdict=found.judgements[name].verdict,
         decided_s=found.settled_s.get(name, math.inf),
-        void_share=found.gauge.num_discarded / max(1, found.gauge.num_blocks),
+        discarded_share=found.gauge.num_discarded / max(1, found.gauge.num_blocks),
         wall_s=time.perf_counter() - start,
     )

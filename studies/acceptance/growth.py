@@ -90,7 +90,7 @@ def visited_seconds(num_cells: int, folder: Path) -> float:
 def many_cells(
     sizes: tuple[int, ...] = SIZES, timed_sizes: tuple[int, ...] = TIMED_SIZES, *, short: bool = False
 ) -> Outcome:
-    """Each size of both series once; the growth from one to the next beside it."""
+    """Each size of both series once; the growth from one to the next with it."""
     refused = series(seconds, sizes)
     series(visited_seconds, timed_sizes[:1])  # what is imported at first use is paid for once
     visited = series(visited_seconds, timed_sizes)
@@ -107,8 +107,8 @@ def many_cells(
         title="planning, journalling and reading of many cells; their visits and comparisons",
         limit=f"at most {LIMIT_S:g} s for {sizes[-1]:,} refused cells; visited and compared, an exponent of at most "
         f"{LARGEST_EXPONENT:g}",
-        found=f"refused: {told(refused)}; each size costs {', '.join(f'{each:.3g}' for each in growth)} times the one "
-        f"before. Visited and compared: {told(visited)}; an exponent of {exponent:.2f}",
+        found=f"refused: {_list(refused)}; each size costs {', '.join(f'{each:.3g}' for each in growth)} times the one "
+        f"before. Visited and compared: {_list(visited)}; an exponent of {exponent:.2f}",
         passes=refused[sizes[-1]] <= LIMIT_S and exponent <= LARGEST_EXPONENT,
         is_short=short and (sizes, timed_sizes) != (SIZES, TIMED_SIZES),
         rows=tuple(rows),
@@ -124,6 +124,6 @@ def series(spent_s: Callable[[int, Path], float], sizes: tuple[int, ...]) -> dic
     return found
 
 
-def told(found: dict[int, float]) -> str:
+def _list(found: dict[int, float]) -> str:
     """A series in words."""
     return ", ".join(f"{spent_s:.3g} s for {size:,}" for size, spent_s in found.items())

@@ -123,9 +123,9 @@ def _beside(rows: list[Row], outcome: Outcome, limits: tuple[float, float]) -> O
 
     shortest_s, share = limits
     judged = [row for row in rows if float(row["other_s"]) >= shortest_s]
-    told = ", ".join(f"{row['call']} {row['share']:+.2%} of {float(row['other_s']) * 1e6:.0f} us" for row in rows)
+    shares = ", ".join(f"{row['call']} {row['share']:+.2%} of {float(row['other_s']) * 1e6:.0f} us" for row in rows)
     passes = bool(judged) and all(abs(float(row["share"])) <= share for row in judged)
-    return replace(outcome, found=told, passes=passes, rows=tuple(rows))
+    return replace(outcome, found=shares, passes=passes, rows=tuple(rows))
 
 
 def cold_caches(*, short: bool = False) -> Outcome:
@@ -150,7 +150,7 @@ def cold_caches(*, short: bool = False) -> Outcome:
 
 
 def peak_bytes_per_s() -> float | None:
-    """What the memory's clock and width allow, two transfers for each tick; None where torch does not tell them."""
+    """What the memory's clock and width allow, two transfers for each tick; None where torch does not report them."""
     found = torch.cuda.get_device_properties(DEVICE)
     clock_khz, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)
     return 2 * clock_khz * 1e3 * width / 8 if clock_khz and width else None

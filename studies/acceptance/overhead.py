@@ -1,7 +1,7 @@
 """T15: what the engine adds to an operation of about 100 us.
 
 Definition: the time per call that a visit of the engine reports, over the time per call of `timeit.Timer.timeit`, a
-bare loop between two reads of the timer, for as many calls, the two in an order drawn anew each time. Beside it is
+bare loop between two reads of the timer, for as many calls, the two in a new random order each time. Next to it is
 printed how much of the visits' wall time lies outside of calls: timer reads, load average, counts of page faults,
 drawing orders, records. A worker's heartbeat for each turn and the interference probe are not in it.
 """

@@ -51,7 +51,7 @@ def _ours(cell: Cell, kind: str, share: float, budget_s: float, seed: int) -> Ro
         elif kind == WORK:
             a, b = call, workloads.with_more(call, share)
         else:
-            a, b = workloads.twins(call)
+            a, b = workloads.copies(call)
             clock = SlowedClock(b, 1 + share)
         found = engine.compare(a, b, budget_s, stops=True, seed=seed, clock=clock, smallest_effect=least)
     return {**at, **found.row()}
@@ -110,7 +110,7 @@ def power(rows: list[Row], *, short: bool) -> Outcome:
     """The share of slowdowns found in time, of each kind; one kind that is missed is a miss."""
     frame: Any = pd.DataFrame(rows)
     own = frame[frame["tool"] == OURS]
-    passes, told = True, []
+    passes, texts = True, []
     for share, (asked, budget_s) in POWER_LIMITS.items():
         each = own[own["share"] == share]
         found = each["found_s"] <= budget_s
@@ -121,7 +121,7 @@ def power(rows: list[Row], *, short: bool) -> Outcome:
             for kind, row in kinds.iterrows()
         )
         slower = float((each["verdict"] == Verdict.slower).mean())
-        told.append(
+        texts.append(
             f"{share:.0%}: {found.mean():.0%} ({parts}), median after {each['found_s'].median():.2f} s; "
             f"verdict slower {slower:.0%}"
         )
@@ -132,25 +132,25 @@ def power(rows: list[Row], *, short: bool) -> Outcome:
         title="power for injected slowdowns: timer scaling, extra work, a real extra head",
         limit=f"{limits}, of each kind; found is an e-value of 20 with the right sign; the smallest effect that "
         "matters is 2 %, and 1 % where 2 % is looked for",
-        found="; ".join(told),
+        found="; ".join(texts),
         passes=passes,
         is_short=short,
-        rivals=_told(power_of_rivals(frame)),
+        rivals=_texts(power_of_rivals(frame)),
         rows=tuple(rows),
     )
 
 
-def _told(powers: Any) -> dict[str, str]:  # noqa: ANN401 - a table
+def _texts(powers: Any) -> dict[str, str]:  # noqa: ANN401 - a table
     """By tool, what its best statistic finds at equal false-alarm rate."""
-    told = {}
+    texts = {}
     for tool, found in powers.groupby("tool", sort=False):
         best = found.loc[found.groupby(["share", "budget_s"], sort=False)["power"].idxmax()]
-        told[str(tool)] = ", ".join(
+        texts[str(tool)] = ", ".join(
             f"{row['share']:.0%} in {row['budget_s']:g} s: {row['power']:.0%} by {row['statistic']} "
             f"(threshold {row['threshold']:.1%}, n={row['n']})"
             for _, row in best.iterrows()
         )
-    return told
+    return texts
 
 
 def decide(number: int, size: Size) -> list[Row]:
@@ -187,12 +187,12 @@ def time_to_verdict(rows: list[Row], *, short: bool) -> Outcome:
     median, late = float(right.median()), float(np.quantile(right, DECIDE_POWER, method="higher"))
     times, longest_s = rival_times(frame), float(frame["budget_s"].max())
     best = min(float(times["seconds"].min()), longest_s)  # none: only that it needs longer than the longest is known
-    told = {}
+    texts = {}
     for tool, found in times.groupby("tool", sort=False):
         row = found.loc[found["seconds"].idxmin()]
         far = math.isinf(row["seconds"])
         seconds = f"over {longest_s:g} s" if far else f"{row['seconds']:g} s by {row['statistic']}"
-        told[str(tool)] = f"{seconds} (thresholds from {row['fewest']} to {row['most']} comparisons of identical code)"
+        texts[str(tool)] = f"{seconds} (thresholds from {row['fewest']} to {row['most']} comparisons of identical code)"
     return Outcome(
         id=LABELS["time_to_verdict"],
         title="time to the right verdict, a millisecond operation slowed down by 5 %",
@@ -203,6 +203,6 @@ def time_to_verdict(rows: list[Row], *, short: bool) -> Outcome:
         + (" or more" if best == longest_s else ""),
         passes=median <= DECIDE_S and late <= DECIDE_SHARE_OF_RIVAL * best,
         is_short=short,
-        rivals=told,
+        rivals=texts,
         rows=tuple(rows),
     )

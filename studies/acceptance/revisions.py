@@ -53,7 +53,7 @@ FINDING, INVALID = 1, 4
 FEWEST_VALID = 0.8
 """Of sessions of which more say that they were disturbed, the others show nothing."""
 CROWDED = 1.5
-"""A larger load than this for each core is told as the cause of a miss."""
+"""A larger load than this for each core is given as the cause of a miss."""
 MOMENTS = 12
 """At so many moments of a session its verdict on the whole is read, to see when it was found."""
 
@@ -113,9 +113,9 @@ def _session(number: int, size: Size, *, share: float, is_apart: bool) -> Row:
             stdout=subprocess.PIPE,
             check=False,
         )
-        told = json.loads(done.stdout)
+        summary = json.loads(done.stdout)
         run = newest_run(folder / "results")
-        row = read(told, run, done.returncode)
+        row = read(summary, run, done.returncode)
         return {"session": float(number), "planted": share, **row, "gate_code": float(_gate(folder))}
 
 
@@ -126,9 +126,9 @@ def _gate(folder: Path) -> int:
     return subprocess.run(command, cwd=folder, env=environment, stdout=sys.stderr, check=False).returncode  # noqa: S603
 
 
-def read(told: dict[str, object], run: Path, exit_code: int) -> Row:
+def read(summary: dict[str, object], run: Path, exit_code: int) -> Row:
     """The row of one session, from what the command printed and its journal."""
-    found, cells, whole = results.read(run), told["cells"], told["suite"]
+    found, cells, whole = results.read(run), summary["cells"], summary["suite"]
     assert isinstance(cells, list)
     verdicts = [cell["verdict"] for cell in cells if cell["verdict"]]
     assert isinstance(whole, dict)
@@ -142,7 +142,7 @@ def read(told: dict[str, object], run: Path, exit_code: int) -> Row:
         "num_cells": float(len(verdicts)),
         "num_slower": float(verdicts.count("slower")),
         "num_equivalent": float(verdicts.count("equivalent")),
-        "void_share": found.num_discarded / max(1, found.num_blocks),
+        "discarded_share": found.num_discarded / max(1, found.num_blocks),
         "load": load(found),
         "elapsed_s": found.elapsed_s or math.inf,
         "found_s": found_s(run),
@@ -202,7 +202,7 @@ def _outcome(test: str, rows: list[Row], *, short: bool) -> Outcome:
         id=test,
         title=f"{what}, {where}: {'found' if is_planted else 'false alarms'}",
         limit=f"{asked}; 16 cells in {GATE_S:.0f} s",
-        found=f"{alarms} of {len(valid)} sessions, {_told(rows, is_planted=is_planted)}; {len(rows) - len(valid)} more "
+        found=f"{alarms} of {len(valid)} sessions, {_text(rows, is_planted=is_planted)}; {len(rows) - len(valid)} more "
         f"were invalid; sessions took up to {max(float(row['elapsed_s']) for row in rows):.0f} s",
         passes=passes,
         is_short=short,
@@ -211,18 +211,18 @@ def _outcome(test: str, rows: list[Row], *, short: bool) -> Outcome:
     )
 
 
-def _told(rows: list[Row], *, is_planted: bool) -> str:
+def _text(rows: list[Row], *, is_planted: bool) -> str:
     """How many cells were called slower, and when the whole was where it is."""
     slower_cells, cells = (sum(float(row[key]) for row in rows) for key in ("num_slower", "num_cells"))
-    told = f"{slower_cells:.0f} of {cells:.0f} cells"
+    text = f"{slower_cells:.0f} of {cells:.0f} cells"
     gates = [row["gate_code"] for row in rows if "gate_code" in row]
     if gates:
-        told += f"; of {len(gates)}, the gate on the session made {sum(code == FINDING for code in gates)} a finding"
+        text += f"; of {len(gates)}, the gate on the session made {sum(code == FINDING for code in gates)} a finding"
     if not is_planted:
-        return told
+        return text
     seconds = sorted(found_s for row in rows if math.isfinite(found_s := float(row["found_s"])))
-    told += f"; the whole was found slower in {len(seconds)} of {len(rows)}"
-    return told + (f", after {median(seconds):.0f} s (median), {seconds[-1]:.0f} s at most" if seconds else "")
+    text += f"; the whole was found slower in {len(seconds)} of {len(rows)}"
+    return text + (f", after {median(seconds):.0f} s (median), {seconds[-1]:.0f} s at most" if seconds else "")
 
 
 def same_code(rows: list[Row], *, short: bool) -> Outcome:

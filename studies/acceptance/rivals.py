@@ -35,7 +35,7 @@ Measure = Callable[[Callable[[], object], float], Measured]
 
 @dataclass(frozen=True, kw_only=True)
 class Rival:
-    """A tool: how it times one call in so many seconds, what it reports, and how its users tell a difference."""
+    """A tool: how it times one call in so many seconds, what it reports, and how its users decide on a difference."""
 
     name: str
     measure: Measure
@@ -58,7 +58,7 @@ class Timed:
             name: float(np.log(read(self.b) * factor / read(self.a))) for name, read in self.rival.statistics.items()
         }
 
-    def told(self, factor: float = 1.0) -> dict[str, bool]:
+    def alarms(self, factor: float = 1.0) -> dict[str, bool]:
         """By rule, whether they differ, every time of B's multiplied by `factor`."""
         b = [factor * value for value in self.b]
         return {name: bool(rule(self.a, b)) for name, rule in self.rival.rules.items()}
@@ -155,9 +155,14 @@ def _pytest_benchmark(*options: str) -> Measure:
             root = Path(folder)
             (root / "test_it.py").write_text(TEST_FILE, encoding="utf-8")
             (root / "pytest.ini").write_text("[pytest]\n", encoding="utf-8")
-            told = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", str(root / "pytest.ini")]
-            told += [f"--rootdir={root}", f"--benchmark-max-time={share_s}", f"--benchmark-storage={root}", *options]
-            code = pytest.main([*told, str(root / "test_it.py")], plugins=[carrier])
+            given = ["-q", "-p", "no:cacheprovider", "--import-mode=importlib", "-c", str(root / "pytest.ini")]
+            given += [
+                f"--rootdir={root}",
+                f"--benchmark-max-time={share_s}",
+                f"--benchmark-storage={root}",
+                *options,
+            ]
+            code = pytest.main([*given, str(root / "test_it.py")], plugins=[carrier])
         if code != 0 or not carrier.times:
             raise RuntimeError(f"pytest-benchmark ended with code {code}: {printed.getvalue()[-2000:]}")
         return Measured(carrier.times, carrier.wall_s)

@@ -49,7 +49,7 @@ CARRY_OF_LONG_CALLS = 0.1
 
 
 def null_differences(world: World, draws: np.random.Generator, num_blocks: int, num_paths: int) -> tuple[Array, Array]:
-    """Log ratios (blocks, paths) of an arm to baseline and twin, all the same code, among five in random slots."""
+    """Log ratios (blocks, paths) of an arm, the baseline and a copy, all the same code, among five in random slots."""
     num_slots = len(SIZES)
     places = draws.random((num_blocks, num_slots, num_paths)).argsort(axis=1)  # of each arm
     before = np.roll(SIZES[places.argsort(axis=1)].reshape(-1, num_paths), 1, axis=0)
@@ -211,15 +211,15 @@ def _raced(world: World, asked: Plan) -> Row:
         whole_run(asked, SimulatedClient(world, cost_s, seed=asked.seed, layout=LAYOUT), kind)
         for kind in (Race, Uniform)
     )
-    told, other = ({_key(row): row.verdict for row in compare.comparisons(found)} for found in (race, rounds))
+    raced, other = ({_key(row): row.verdict for row in compare.comparisons(found)} for found in (race, rounds))
     return {
         "world": world.name,
         "raced_s": race.elapsed_s or 0.0,
         "uniform_s": rounds.elapsed_s or 0.0,
-        "cells": len(told),
-        "equal": sum(told[key] == other[key] for key in told),
-        "right": sum(_is_right(told[key], truth[key]) for key in told),
-        "right_uniform": sum(_is_right(other[key], truth[key]) for key in told),
+        "cells": len(raced),
+        "equal": sum(raced[key] == other[key] for key in raced),
+        "right": sum(_is_right(raced[key], truth[key]) for key in raced),
+        "right_uniform": sum(_is_right(other[key], truth[key]) for key in raced),
     }
 
 
@@ -231,8 +231,8 @@ def _key(row: Comparison) -> tuple[str, str]:
     return row.workload.id, row.implementation
 
 
-def _is_right(told: Verdict, ratio: float) -> bool:
-    return told is (Verdict.equivalent if ratio == 1.0 else Verdict.slower if ratio > 1.0 else Verdict.faster)
+def _is_right(verdict: Verdict, ratio: float) -> bool:
+    return verdict is (Verdict.equivalent if ratio == 1.0 else Verdict.slower if ratio > 1.0 else Verdict.faster)
 
 
 def detectable_effect(*, short: bool = False, num_runs: int = 0, num_visits: int = 16, seed: int = 13) -> Outcome:

@@ -20,7 +20,7 @@ from studies.acceptance.plan import ON_CUDA, WHOLE, Size, missing, sizes
 ROOT = Path(__file__).parents[2]
 NOT_RUN = "not run"
 AS_USERS_HAVE_IT = {"kills", "called_share", "same_code", "slowdown", "same_code_apart", "slowdown_apart"}
-"""Whole runs, with the C library as it is. In all other pieces it is told to retain freed memory, for every tool alike:
+"""Whole runs, with the C library as it is. In all other pieces it is made to retain freed memory, for every tool alike:
 else the ratio of two things depends on where on the heap a process happens to have them (docs/method.md)."""
 Make = Callable[[int, Size], list[Row]]
 
@@ -56,7 +56,7 @@ MAKERS = {
     "time_to_verdict": ("power", "decide"),
     "repeatability": ("truth", "repeat"),
     "coverage": ("truth", "visit_on"),
-    "busy_neighbour": ("aa", "compare_beside"),
+    "busy_neighbour": ("aa", "compare_under_load"),
     "order_and_names": ("truth", "permute"),
     "kills": ("endurance", "kill"),
     "overhead": ("overhead", "interleave"),
@@ -213,7 +213,7 @@ TITLES = {
     "time_to_verdict": "time to the right verdict",
     "repeatability": "repeatability of a true ratio",
     "coverage": "coverage of the 95 % interval",
-    "busy_neighbour": "false alarms beside somebody busy",
+    "busy_neighbour": "false alarms next to a busy process or thread",
     "order_and_names": "order and names",
     "kills": "kills",
     "overhead": "overhead",

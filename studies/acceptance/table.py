@@ -20,7 +20,7 @@ Passed: {num_passed} of {num_run}. Missed: {missed}. Not run: {not_run}.
 TITLE = "What the method was asked to show, and what it showed"
 NOTES = """\
 Rivals were given the same wall time for each comparison, calibration and warm-up included, A to its end and then B,
-the order of the tools drawn anew each time; what they took of it is in T1. pyperf's defaults, 20 processes for each
+the order of the tools drawn again each time; what they took of it is in T1. pyperf's defaults, 20 processes for each
 function, do not fit: what each tool did stands in studies/acceptance/rivals.py. All but T14 and T16, which are whole
 runs, had memory that is freed retained, for every tool alike (`MALLOC_*` as by `--allocator retain`)."""
 GATE_TITLE = "Two revisions side by side: false alarms, and planted slowdowns"
@@ -64,8 +64,8 @@ def _table(outcomes: Sequence[Outcome]) -> str:
     titles = ("id", "what", "limit fixed beforehand", "found", "rivals in the same session", "result", "cause", "made")
     rows = [list(titles), ["---"] * len(titles)]
     for each in outcomes:
-        told = "<br>".join(f"{tool}: {text}" for tool, text in each.rivals.items())
-        cells = [each.id, each.title, each.limit, each.found, told, result(each), _cause(each), each.made]
+        texts = "<br>".join(f"{tool}: {text}" for tool, text in each.rivals.items())
+        cells = [each.id, each.title, each.limit, each.found, texts, result(each), _cause(each), each.made]
         rows.append([_in_cell(cell) for cell in cells])
     return "\n".join(f"| {' | '.join(row)} |" for row in rows) + "\n"
 

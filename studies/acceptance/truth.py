@@ -36,7 +36,7 @@ LETTERS = "aknz"
 ROLES: dict[str, Callable[[], workloads.Call]] = {
     "base": lambda: workloads.sdpa(NUM_HEADS, LENGTH),
     "rival": lambda: workloads.textbook(NUM_HEADS, LENGTH),
-    "twin": lambda: workloads.textbook(NUM_HEADS, LENGTH),
+    "copy": lambda: workloads.textbook(NUM_HEADS, LENGTH),
     "other": lambda: workloads.textbook(NUM_HEADS, LENGTH // 2),
 }
 """Who bears them."""
@@ -125,7 +125,7 @@ def repeatability(rows: list[Row], *, short: bool) -> Outcome:
     spread = frame.groupby(["tool", "statistic"], sort=False)["log"].std()
     mine, others = float(spread[OURS].iloc[0]), spread.drop(OURS, level=0)
     ratio, number = math.exp(float(frame[frame["tool"] == OURS]["log"].mean())), frame["session"].nunique()
-    told = {
+    texts = {
         str(tool): ", ".join(f"{name} {each:.2%}" for (_, name), each in found.items())
         for tool, found in others.groupby(level=0, sort=False)
     }
@@ -138,7 +138,7 @@ def repeatability(rows: list[Row], *, short: bool) -> Outcome:
         f"{alone.std():.2%}",
         passes=bool(mine <= REPEAT_SD and mine <= REPEAT_SHARE_OF_RIVAL * others.min()),
         is_short=short,
-        rivals=told,
+        rivals=texts,
         rows=tuple(rows),
     )
 
@@ -194,7 +194,7 @@ def coverage_error(rows: list[Row], num_sessions: int, num_draws: int = 40) -> f
 
 
 def coverage(rows: list[Row], aa_rows: list[Row], num_sessions: int, *, short: bool) -> Outcome:
-    """Coverage of a true ratio; beside it, of the ratio 1 in the comparisons of T1, each in one short stretch."""
+    """Coverage of a true ratio; and of the ratio 1 in the comparisons of T1, each in one short stretch."""
     sessions = coverage_of_sessions(rows, num_sessions)
     covered = float(sessions["covers"].mean())
     alike = coverage_of_sessions(rows, num_sessions, is_alike=True)["covers"].mean()
@@ -218,9 +218,9 @@ def coverage(rows: list[Row], aa_rows: list[Row], num_sessions: int, *, short: b
 
 
 def permute(number: int, size: Size) -> list[Row]:
-    """T11: the textbook form against SDPA, beside two others; each session in another order and under other names.
+    """T11: the textbook form against SDPA, next to two others; each session in another order and under other names.
 
-    All sessions go on by turns, in an order drawn anew in each round, so that the machine's drift is all sessions' own.
+    All sessions go on by turns, in a new random order in each round, so that the machine's drift is all sessions' own.
     """
     with workloads.ready(workloads.MILLISECOND):
         draws, clock = random.Random(f"T11/{number}"), CpuClock()
@@ -229,7 +229,7 @@ def permute(number: int, size: Size) -> list[Row]:
         while time.perf_counter() - start < size.compare_s * size.num_repeats:
             for session in draws.sample(sessions, len(sessions)):
                 session.comparison.visit()
-    return [session.row(role) for session in sessions for role in ("rival", "twin")]
+    return [session.row(role) for session in sessions for role in ("rival", "copy")]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -142,6 +142,6 @@ def with_more(call: Call, share: float) -> Call:
     return slower
 
 
-def twins(call: Call) -> tuple[Call, Call]:
-    """The same call as two objects that cost the same, for a clock that tells them apart."""
+def copies(call: Call) -> tuple[Call, Call]:
+    """The same call as two objects that cost the same, for a clock that distinguishes them."""
     return partial(call), partial(call)

@@ -142,7 +142,7 @@ class MadeUp:
 
 
 def asked(growth: Growth, client: ProcessClient, limit: float = 0.25 * GIB, *, tries: bool = True) -> Growth:
-    asking = Asking(client=client, specs={"fused": "fused", "sdpa": "sdpa"}, call_limit_s=20.0, tell=lambda _: None)
+    asking = Asking(client=client, specs={"fused": "fused", "sdpa": "sdpa"}, call_limit_s=20.0, say=lambda _: None)
     return asking.limited([growth], limit, tries=tries)[0]
 
 
@@ -214,7 +214,7 @@ def test_page_json_and_pictures_say_the_same(fused, found, measured):
 
 
 def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
-    asking = Asking(client=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, tell=lambda _: None)
+    asking = Asking(client=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, say=lambda _: None)
     followed = list(asking.followed([fused], 1024))
     assert followed[0].timeline.peak_bytes == textbook(1024)
     assert followed == [Followed(growth=fused, length=1024, timeline=followed[0].timeline)]
@@ -225,7 +225,7 @@ def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
 
 def test_a_snapshot_is_made_of_cuda_alone_and_it_is_told(fused, tmp_path):
     heard = []
-    asking = Asking(client=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, tell=heard.append)
+    asking = Asking(client=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, say=heard.append)
     assert list(asking.snapshots([fused], tmp_path)) == []
     assert "no snapshot of fused on cpu" in heard[0]
 

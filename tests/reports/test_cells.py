@@ -15,8 +15,7 @@ from attnbench.analysis.system_load import SystemLoad
 from attnbench.reports import cells, latency_plot, markdown, story, words
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import Measurement, Operators, Record, Sample, Status
-from attnbench.text import escaped, plain
-from attnbench.units import percent, span
+from attnbench.units import escaped, percent, plain, span
 from attnbench.workloads.workload import Workload
 from tests import journals, tables
 

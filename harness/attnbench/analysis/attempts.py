@@ -32,12 +32,12 @@ class Followed:
 
 @dataclass(frozen=True, kw_only=True)
 class Asking:
-    """Asks for calls; `specs` say where each implementation comes from, `tell` hears what is under way."""
+    """Asks for calls; `specs` say where each implementation comes from, `say` receives what is under way."""
 
     client: WorkerClient
     specs: dict[str, str]
     call_limit_s: float
-    tell: Callable[[str], object]
+    say: Callable[[str], object]
 
     def limited(self, growths: Sequence[Growth], limit_bytes: float, *, tries: bool) -> list[Growth]:
         """The same with the limit, and the outcomes of calls near it; without a limit, what is free is shared out."""
@@ -59,12 +59,12 @@ class Asking:
     def _try(self, growth: Growth, outcome: Outcome, base: Attempted | Failed | None, longest: int) -> Outcome:
         """A call, unless it is predicted to last too long: twice the length is four times the work, at the most."""
         if not isinstance(base, Attempted):
-            told = "" if base is None else f"not even T={longest} could be called again: {base.message}"
-            return msgspec.structs.replace(outcome, message=told)
+            text = "" if base is None else f"not even T={longest} could be called again: {base.message}"
+            return msgspec.structs.replace(outcome, message=text)
         call_s = base.call_s * (outcome.length / longest) ** 2
         if call_s > self.call_limit_s:
-            told = f"one call is predicted to last {duration(call_s)}, over the limit of {duration(self.call_limit_s)}"
-            return msgspec.structs.replace(outcome, message=told)
+            text = f"one call is predicted to last {duration(call_s)}, over the limit of {duration(self.call_limit_s)}"
+            return msgspec.structs.replace(outcome, message=text)
         found = self._ask(growth, outcome.length, limit_bytes=int(growth.limit_bytes))
         if isinstance(found, Attempted):
             return msgspec.structs.replace(outcome, status=Status.ok, measured_bytes=float(found.peak_bytes))
@@ -72,14 +72,14 @@ class Asking:
         return msgspec.structs.replace(outcome, status=status, message=found.message)
 
     def followed(self, growths: Sequence[Growth], length: int) -> Iterator[Followed]:
-        """Each implementation's call at that length; one that fails, or is not on the host, is told and left out."""
+        """Each implementation's call at that length; one that fails, or is not on the host, is named and left out."""
         for growth in growths:
             found = self._ask(growth, length)
             if isinstance(found, Attempted) and found.timeline is not None:
                 yield Followed(growth=growth, length=length, timeline=found.timeline)
             else:
                 reason = found.message if isinstance(found, Failed) else "allocations are seen on the CPU alone"
-                self.tell(f"no timeline of {growth.implementation}: {reason}")
+                self.say(f"no timeline of {growth.implementation}: {reason}")
 
     def snapshots(self, growths: Sequence[Growth], folder: Path) -> Iterator[Path]:
         """The memory snapshot of each implementation at its longest length."""
@@ -87,16 +87,16 @@ class Asking:
             workload = growth.workload(growth.points[-1][0])
             path = (folder / f"snapshot-{workload.id}-{growth.implementation}.pickle").absolute()
             if not device(workload.device).has_caching_allocator:
-                self.tell(f"no snapshot of {growth.implementation} on {workload.device}: no allocator keeps a history")
+                self.say(f"no snapshot of {growth.implementation} on {workload.device}: no allocator keeps a history")
                 continue
             found = self._ask(growth, growth.points[-1][0], snapshot=str(path))
             if isinstance(found, Failed):
-                self.tell(f"no snapshot of {growth.implementation}: {found.message}")
+                self.say(f"no snapshot of {growth.implementation}: {found.message}")
             else:
                 yield path
 
     def _ask(self, growth: Growth, length: int, *, limit_bytes: int = 0, snapshot: str = "") -> Attempted | Failed:
-        self.tell(f"{growth.implementation}: one call at {growth.panel.axis} {length}")
+        self.say(f"{growth.implementation}: one call at {growth.panel.axis} {length}")
         arm, spec = Arm(implementation=growth.implementation), self.specs[growth.implementation]
         try:
             workload = growth.workload(length)

@@ -13,7 +13,7 @@ from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
 SMALL_SHARE = 0.05
-"""A smaller share of the extra time is no reason worth telling."""
+"""A smaller share of the extra time is no reason worth a sentence."""
 ALIKE = 1.05
 """Below this ratio to the fastest there is too little to explain."""
 FASTEST, NEAR = "fastest", "within 5 % of the fastest"
@@ -22,8 +22,8 @@ FASTEST, NEAR = "fastest", "within 5 % of the fastest"
 def ran(operators: Operators) -> str:
     """What ran, in a word: the backend, or the operator with the most time; "compiled: flash" where it was compiled."""
     main = max(operators.calls, key=lambda one: one.self_s, default=None)
-    told = operators.observed or ("nothing" if main is None else short(main.name))
-    return f"compiled: {told}" if compiled(operators.calls) else told
+    text = operators.observed or ("nothing" if main is None else short(main.name))
+    return f"compiled: {text}" if compiled(operators.calls) else text
 
 
 def short(name: str) -> str:

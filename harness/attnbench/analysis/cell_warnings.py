@@ -9,8 +9,7 @@ from attnbench.devices import device
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, median
 from attnbench.storage.records import Record, Sample, Status
-from attnbench.text import plain
-from attnbench.units import show
+from attnbench.units import plain, show
 
 FEW_SAMPLES = 10
 UNSTEADY = math.log(1.5)
@@ -20,12 +19,12 @@ DRIFT = 0.1
 ERROR_OF_A_MOVE = math.sqrt(6)
 """The first third of the samples and the last differ by chance: each has an error sqrt(3) times that of the whole, and
 a difference of two sqrt(2) times theirs. A move inside so many half widths of the interval is noise, and the interval
-tells it already: by size alone 38 of 135 cells of a quick sweep on a shared machine drifted, by this rule 2."""
+says it already: by size alone 38 of 135 cells of a quick sweep on a shared machine drifted, by this rule 2."""
 SPARE = 0.5
 """Alone, as many threads as there are cores give a load somewhat below their number, and one busy neighbour adds one.
 But the load is a mean over a minute, which comes there late: it counts from half a process above the cores."""
 TAKEN = 0.1
-"""Of the time of all processors, what others and the host may take before it is told beside each number."""
+"""Of the time of all processors, what others and the host may take before each number carries a warning."""
 FAULT_S = 0.25e-6
 """What one minor page fault costs at least: for runs that did not measure it."""
 TOLD_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
@@ -82,19 +81,19 @@ def _other_work(
     record: Record, samples: tuple[Sample, ...], discarded: Collection[Block], system: SystemLoad | None
 ) -> Iterator[str]:
     """More work than cores while this was timed, many of its blocks discarded, or a busy machine all along."""
-    told = []
+    texts = []
     cores = 0 if record.environment is None else record.environment.num_logical_cores
     load = median(sample.load for sample in samples)
     if cores and load > cores + SPARE:
-        told.append(f"load {load:.1f} on {cores} core{'s' * (cores > 1)}")
+        texts.append(f"load {load:.1f} on {cores} core{'s' * (cores > 1)}")
     blocks = {(sample.epoch, sample.visit, sample.block) for sample in samples}
     num_discarded = len(blocks.intersection(discarded))
     if num_discarded > MANY * len(blocks):
-        told.append(f"{num_discarded} of {len(blocks)} blocks discarded")
+        texts.append(f"{num_discarded} of {len(blocks)} blocks discarded")
     if system is not None and system.others + system.stolen > TAKEN:
-        told.append(f"{_percent(system.others + system.stolen)} of the processors' time during the run")
-    if told:
-        yield f"other work on the machine: {', '.join(told)}"
+        texts.append(f"{_percent(system.others + system.stolen)} of the processors' time during the run")
+    if texts:
+        yield f"other work on the machine: {', '.join(texts)}"
 
 
 def _unsteady(time: Estimate) -> Iterator[str]:

@@ -39,7 +39,7 @@ FEW_GRAINS = 32
 
 @dataclass(frozen=True, kw_only=True)
 class Reach:
-    """A length, and the lengths between which it lies as far as the fit can tell."""
+    """A length, and the lengths between which it lies as far as the fit can show."""
 
     point: float
     low: float
@@ -47,7 +47,7 @@ class Reach:
 
     @property
     def is_exact(self) -> bool:
-        """Whether the fit leaves no doubt that a whole number of tokens could show."""
+        """Whether the fit is exact to less than one token."""
         return self.high - self.low < 1
 
 

@@ -1,4 +1,4 @@
-"""Times that cannot be: `invalid` where arithmetic forbids them, a doubt in words where it only makes one wonder.
+"""Times that cannot be: `invalid` where arithmetic forbids them, a warning in words where they are only unlikely.
 
 Judged on read, from raw samples, so that old runs are judged by better rules. Why these rules: docs/adr/0014.
 """
@@ -28,20 +28,20 @@ FAR_FASTER = 2.0
 """A backward pass that is so many times faster than the forward pass is strange; with one inside it, impossible."""
 
 Cell = tuple[Workload, Arm]
-Doubts = dict[Key, tuple[str, ...]]
+Warnings = dict[Key, tuple[str, ...]]
 
 
 def judged(
     records: Sequence[Record], ceilings: Mapping[Place, Ceilings], *, is_cold: bool
-) -> tuple[tuple[Record, ...], Doubts]:
-    """The records, what is impossible made `invalid` and without its numbers; and doubts by cell."""
+) -> tuple[tuple[Record, ...], Warnings]:
+    """The records, what is impossible made `invalid` and without its numbers; and warnings by cell."""
     times = {(record.workload, record.arm): _time(record) for record in records}
     known = {cell: time_s for cell, time_s in times.items() if time_s is not None}
     by_arm: dict[Arm, dict[Cell, float]] = {}
     for cell, time_s in known.items():
         by_arm.setdefault(cell[1], {})[cell] = time_s
     found: list[Record] = []
-    doubts: Doubts = {}
+    warnings: Warnings = {}
     for record in records:
         cell = record.workload, record.arm
         if cell not in known:
@@ -57,8 +57,8 @@ def judged(
         found.append(record)
         strange = [limit for limit, _ in limits] + list(_oddities(cell, own, here))
         if strange:
-            doubts[record.key] = tuple(strange)
-    return tuple(found), doubts
+            warnings[record.key] = tuple(strange)
+    return tuple(found), warnings
 
 
 def _time(record: Record) -> float | None:

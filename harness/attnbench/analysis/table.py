@@ -182,8 +182,8 @@ def panels(cells: "pd.DataFrame") -> list[Panel]:
             continue
         others = group["kv_len"].where(group["kv_len"] != group["seq_len"], 0)  # 0: as many keys as queries
         for other in others.unique():
-            told = f"S={other}" if other else ""
-            found.append(Panel(axis="seq_len", other=told, cells=group[others == other]))
+            text = f"S={other}" if other else ""
+            found.append(Panel(axis="seq_len", other=text, cells=group[others == other]))
     return found
 
 

@@ -56,7 +56,7 @@ def show(decision: "Decision", candidate: "Results", *, as_json: bool, to: Path 
     """Print a decision, and write its files where that is wanted."""
     from attnbench.analysis.gate import outputs
     from attnbench.analysis.gate.rulings import Outcome
-    from attnbench.text import plain
+    from attnbench.units import plain
 
     if to is not None:
         outputs.write(decision, candidate, to)

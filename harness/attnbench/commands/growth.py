@@ -55,7 +55,7 @@ def growth(  # noqa: PLR0913 - one parameter for each option
             client=client,
             specs={plugins.name_of(spec): spec for spec in planned.implementations},
             call_limit_s=CALL_LIMIT_S if options.call_limit is None else options.call_limit,
-            tell=lambda line: typer.echo(line, err=True),
+            say=lambda line: typer.echo(line, err=True),
         )
         grown = asking.limited(series_of_lengths, limit_bytes, tries=is_tried)
         followed = list(asking.followed(grown, timeline)) if timeline else []

@@ -38,7 +38,7 @@ def history(  # noqa: PLR0913 - one parameter for each option
     from attnbench.analysis.history import Choice, alike, follow, gather
     from attnbench.commands import terminal
     from attnbench.reports.history import headings, row
-    from attnbench.text import plain
+    from attnbench.units import plain
 
     gathered = gather(paths or [results])
     chosen = Choice(

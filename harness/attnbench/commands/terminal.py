@@ -15,14 +15,13 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import LENGTHS, MetricColumn, Row, metric_columns, rows, table
 from attnbench.reports import cells, sides, story, words
 from attnbench.storage.records import Key, Record, Status, Verdict
-from attnbench.text import plain
-from attnbench.units import MISSING, show, significant
+from attnbench.units import MISSING, plain, show, significant
 
 LONGEST_UNBROKEN = 40
 MANY, DENSE_WIDTH = 12, 120
 FAR = 1e4
 """From here on an error is shown by its power of ten."""
-UNDECIDED = "?: undecided, the times may as well be equal; more time may tell."
+UNDECIDED = "?: undecided, the times may as well be equal; more time may decide."
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
     *("workload", "implementation", "side", "status", "is_predicted", "message", "latency_s", "ratio", "verdict"),
@@ -228,7 +227,7 @@ def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) 
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense: bool = False) -> None:
-    """A plain table of texts, the first column unbroken unless it is so long that it would crowd out the others.
+    """A plain table of texts, the first column unbroken unless it is so long that it would leave the others no room.
 
     A dense one has no lines between its columns, and is 120 characters wide if need be.
     """

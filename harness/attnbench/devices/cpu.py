@@ -32,7 +32,7 @@ if TYPE_CHECKING:  # notes are asked for where torch is missing
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 ASSUMED_CACHE_BYTES = 32 * 2**20
-"""Of the largest cache, where the system does not tell."""
+"""Of the largest cache, where the system does not report it."""
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)
 """Of the matrices whose products show the ceiling."""
@@ -186,7 +186,7 @@ DEVICE = Cpu
 
 
 def cache_bytes(folder: Path = CACHES) -> int:
-    """The size of the processor's largest cache, as the system tells it."""
+    """The size of the processor's largest cache, as the system reports it."""
     told = [path.read_text().strip() for path in folder.glob("index*/size")]
     sizes = [re.fullmatch(r"(\d+)([KMG]?)", text) for text in told]
     return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_CACHE_BYTES)

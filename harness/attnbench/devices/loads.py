@@ -53,7 +53,7 @@ def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) 
 def take(
     loads: Sequence[Load], clock: Clock, limit_s: float, on_turn: Callable[[], object] = lambda: None
 ) -> tuple[CeilingSample, ...]:
-    """Rounds of all loads, warm, each in an order drawn anew, until `limit_s` seconds are spent.
+    """Rounds of all loads, warm, each in an order drawn again, until `limit_s` seconds are spent.
 
     There are at least FEWEST_ROUNDS, so that a ceiling is never one lucky or unlucky moment, and MOST_ROUNDS at most.
     `loads` of one kind and dtype come smallest first.

@@ -22,7 +22,7 @@ from attnbench.checking.inputs import Inputs
 from attnbench.contract import Attention, BoundMask, Implementation, loading
 from attnbench.inspection.results import Comparison, OracleDiff, Outcome, shape_of
 from attnbench.processes.failure import describe
-from attnbench.text import plain
+from attnbench.units import plain
 from attnbench.workloads.sweep import make
 from attnbench.workloads.workload import Workload
 

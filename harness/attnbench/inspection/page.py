@@ -22,7 +22,7 @@ from attnbench.inspection import text
 from attnbench.inspection.results import Comparison, Inspection, Numbers, OracleDiff, Outcome, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.html import inlined
-from attnbench.text import plain
+from attnbench.units import plain
 
 TEMPLATE = "page.html.jinja"
 PAGE = "inspect.html"

@@ -12,7 +12,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from attnbench.text import plain
+from attnbench.units import plain
 from attnbench.workloads.workload import Workload
 
 Numbers = npt.NDArray[np.float64]

@@ -20,8 +20,7 @@ from attnbench.inspection.results import (
     Step,
     Walkthrough,
 )
-from attnbench.text import plain
-from attnbench.units import MISSING, significant
+from attnbench.units import MISSING, plain, significant
 
 LARGEST_PLAIN = 1e5
 SMALLEST_PLAIN = 1e-3

@@ -2,7 +2,7 @@
 
 It is what is still held when the call has returned, less the output's own memory: each byte once, whoever keeps it; 0
 in inference, which records no graph. Hooks on saved tensors would count inputs, which are there anyway, a tensor once
-for each operator that saves it, and not what a custom function keeps beside them. An output that is saved too, as flash
+for each operator that saves it, and not what a custom function keeps in addition. An output that is saved too, as flash
 kernels do, counts as output.
 """
 

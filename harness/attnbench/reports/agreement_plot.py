@@ -101,14 +101,14 @@ def _share(error: float, allowed: float) -> float:
 
 def _unchecked(records: Iterable[Record], names: list[Arm]) -> list[str]:
     """Which implementations were not compared at some workloads, with the statuses that say why."""
-    told = []
+    texts = []
     for name in names:
         missing = [record for record in records if record.arm == name and record.agreement is None]
         if missing:
             statuses = ", ".join(dict.fromkeys(str(record.status) for record in missing))
             plural = "s" * (len(missing) > 1)
-            told.append(f"{style.label(name)} at {len(missing)} workload{plural} ({statuses})")
-    return [f"Not compared: {'; '.join(told)}."] if told else []
+            texts.append(f"{style.label(name)} at {len(missing)} workload{plural} ({statuses})")
+    return [f"Not compared: {'; '.join(texts)}."] if texts else []
 
 
 def write(results: Results, folder: Path) -> list[Path]:

@@ -16,8 +16,7 @@ from attnbench.reports import Picture, Report, style, words
 from attnbench.reports.cells import shown
 from attnbench.reports.lines import TITLE_LEN, Page, absences, page_of
 from attnbench.storage.operator_kinds import PAGE_FAULTS
-from attnbench.text import plain
-from attnbench.units import show, significant
+from attnbench.units import plain, show, significant
 
 TITLE = "What the time of a call went into, by kind of operator"
 PANELS_A_PAGE = 8

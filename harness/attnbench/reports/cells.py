@@ -9,8 +9,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES, LENGTHS, MetricColumn, Row, arm_of, metric_columns, rows, table
 from attnbench.reports import words
 from attnbench.storage.records import Status, Verdict
-from attnbench.text import plain
-from attnbench.units import MISSING, SCALES, duration, percent, show, significant, span
+from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -37,8 +36,8 @@ def columns(results: Results) -> list[Column]:
 
 def legend(results: Results) -> str:
     """What the columns mean, each in a sentence."""
-    told = [column for column in columns(results) if column.explanation]
-    return " ".join(f"{column.heading.capitalize()} is {column.explanation}." for column in told)
+    explained = [column for column in columns(results) if column.explanation]
+    return " ".join(f"{column.heading.capitalize()} is {column.explanation}." for column in explained)
 
 
 def absent(results: Results) -> dict[str, str]:
@@ -158,8 +157,8 @@ def _metric(found: MetricColumn) -> Column:
 
 
 def _rate(row: Row, column: str, unit: str, share: str) -> str:
-    told = show(row[column], unit)
-    return told if row[share] is None else f"{told} ({percent(row[share])})"
+    text = show(row[column], unit)
+    return text if row[share] is None else f"{text} ({percent(row[share])})"
 
 
 def _executed(row: Row) -> str:

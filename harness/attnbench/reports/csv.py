@@ -5,7 +5,7 @@ from pathlib import Path
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import table
 from attnbench.reports import Report
-from attnbench.text import guarded
+from attnbench.units import guarded
 
 
 def write(results: Results, folder: Path) -> list[Path]:

@@ -19,8 +19,7 @@ from attnbench.reports import Picture, cells, style, words
 from attnbench.reports.lines import X_LABELS, byte_ticks
 from attnbench.storage.memory_events import held, largest
 from attnbench.storage.records import Arm, Status
-from attnbench.text import escaped, markdown_table, plain
-from attnbench.units import MISSING, scale_of, show
+from attnbench.units import MISSING, escaped, markdown_table, plain, scale_of, show
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
@@ -51,12 +50,12 @@ def sentence(growth: Growth) -> str:
         return f"{name}: growth needs three lengths or more; {len(growth.points)} could be measured"
     exponent = f"{letter}^{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f})"
     over = f"over {letter}={fit.lengths[0]} to {fit.lengths[-1]}, {letter}^{fit.end:.2f} at the end"
-    told = [
+    parts = [
         f"{plain(growth.implementation)}: memory grows with {exponent} {over}",
         _reached(growth, fit),
         *(outcome_text(outcome, letter) for outcome in growth.outcomes),
     ]
-    return "; ".join(part for part in told if part)
+    return "; ".join(part for part in parts if part)
 
 
 def _reached(growth: Growth, fit: Fit) -> str:
@@ -240,14 +239,14 @@ def _steps(axes: Axes, each: Followed) -> None:
     axes.fill_between(range(len(levels)), levels, step="post", color=look.colour, alpha=0.25, linewidth=0)
     axes.step(range(len(levels)), levels, where="post", color=look.colour, linewidth=1.6)
     named = [place for place in largest(events, STEPS) if events[place].num_bytes >= WORTH_NAMING * peak]
-    told = []
+    parts = []
     for mark, place in enumerate(named, start=1):
         name = plain(events[place].operator.removeprefix("aten::"), limit=LONGEST_NAME) or "outside operators"
-        told.append(f"{mark}  {name}  +{show(events[place].num_bytes, 'bytes')}")
+        parts.append(f"{mark}  {name}  +{show(events[place].num_bytes, 'bytes')}")
         axes.annotate(
             str(mark), (place + 1, levels[place + 1]), (0, 4), textcoords="offset points", ha="center", fontsize=8.5
         )
-    axes.text(1.02, 1.0, "\n".join(told), transform=axes.transAxes, va="top", fontsize=8.5, linespacing=1.5)
+    axes.text(1.02, 1.0, "\n".join(parts), transform=axes.transAxes, va="top", fontsize=8.5, linespacing=1.5)
     axes.set_xlim(0, len(levels) - 1)
     axes.set_ylabel("held")
     drawn = "" if len(events) == each.timeline.num_events else f": {each.timeline.num_events}, stretches drawn together"

@@ -17,8 +17,7 @@ from attnbench.reports import Picture, style
 from attnbench.reports.lines import log_ticks
 from attnbench.reports.words import length, title
 from attnbench.storage.records import LATENCY
-from attnbench.text import escaped, guarded, markdown_table, plain
-from attnbench.units import show
+from attnbench.units import escaped, guarded, markdown_table, plain, show
 
 NAME_LEN = 24
 SHORT = 10

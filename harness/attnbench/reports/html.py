@@ -54,7 +54,7 @@ def _pictures(results: Results) -> Iterator[Picture]:
 
 def _row_classes(row: Row, previous: Row | None) -> str:
     """How a row looks: what went wrong, and whether a new length begins."""
-    kind = "foreseen" if row["is_predicted"] else row["status"]
+    kind = "predicted" if row["is_predicted"] else row["status"]
     failed = "" if row["status"] in {Status.ok, Status.unsupported} or row["is_predicted"] else "failed"
     begins = previous is not None and any(previous[axis] != row[axis] for axis in LENGTHS)
     return " ".join(name for name in (kind, failed, "first" if begins else "") if name)

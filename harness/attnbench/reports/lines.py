@@ -24,8 +24,7 @@ from attnbench.reports import Picture, style, words
 from attnbench.reports.cells import arm, shown, status
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.storage.records import Arm
-from attnbench.text import plain
-from attnbench.units import show
+from attnbench.units import plain, show
 
 Series = dict[Arm, list[list["Point"]]]
 """For each implementation and side its points in each panel."""
@@ -86,7 +85,7 @@ class Plot:
     hollow: str = ""  # what a hollow marker says
     absent: str  # why an ok row may have no point
     is_absence_told: Callable[[Row], bool] = lambda _: True
-    is_steep: bool = True  # values grow with length: lines stay in place, and their growth is told
+    is_steep: bool = True  # values grow with length: lines stay in place, and their growth is written
     finish: Callable[[Axes, Panel], None]  # ticks and extra lines, once all values are in
 
     def point(self, row: Row, length: int) -> Point | None:
@@ -146,7 +145,7 @@ def draw(results: Results, plot: Plot) -> list[Picture]:
 def _picture(plot: Plot, page: Page, empty: Iterable[str]) -> Picture:
     series, number = series_of(plot, page.panels), len(page.panels)
     num_columns = min(number, 3 if number != 4 else 2)  # noqa: PLR2004 - four panels make a square
-    note = " ".join([notes(plot, page, series), *(f"No panel, for want of any value: {group}." for group in empty)])
+    note = " ".join([notes(plot, page, series), *(f"No panel for lack of values: {group}." for group in empty)])
 
     def fill(figure: Figure) -> None:
         grid = style.grid(figure, number, num_columns, sharey=number > 1)
@@ -227,8 +226,8 @@ def growth(lines: Sequence[Sequence[Point]]) -> str:
     """The growth exponent over three lengths or more, as a range where panels differ: "1.6 to 1.8"; "" without any."""
     long = [line for line in lines if len({point.length for point in line}) >= FEWEST_LENGTHS]
     found = [growth_exponent([point.length for point in line], [point.value for point in line]) for line in long]
-    told = sorted({f"{exponent:.1f}" for exponent in found if exponent is not None}, key=float)
-    return " to ".join(dict.fromkeys((told[0], told[-1]))) if told else ""
+    texts = sorted({f"{exponent:.1f}" for exponent in found if exponent is not None}, key=float)
+    return " to ".join(dict.fromkeys((texts[0], texts[-1]))) if texts else ""
 
 
 def reach(series: Series) -> tuple[float, float] | None:
@@ -278,13 +277,13 @@ def absences(page: Page, is_shown: Callable[[Panel, Row], bool], absent: str) ->
             places.setdefault(key, {}).setdefault(letter, []).append(row[panel.axis])
             reason = absent if row["status"] == "ok" else (row["message"] or "").partition(";")[0]
             reasons.setdefault(key, set()).add(plain(reason, limit=REASON_LEN))
-    told = []
+    texts = []
     for (name, ended), where in places.items():
         found = reasons[name, ended]
         one = next(iter(found)) if len(found) == 1 else ""
         why = one if one and ended == "ok" else f"{ended}, {one}" if one else ended
-        told.append(f"{name}{_where(where, page)}: {why}")
-    return f"Not shown: {'; '.join(told).removesuffix('.')}." if told else ""
+        texts.append(f"{name}{_where(where, page)}: {why}")
+    return f"Not shown: {'; '.join(texts).removesuffix('.')}." if texts else ""
 
 
 def _where(places: dict[str, list[int]], page: Page) -> str:

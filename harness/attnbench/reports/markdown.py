@@ -6,7 +6,7 @@ from pathlib import Path
 from attnbench.analysis.results import Results
 from attnbench.reports import Report, notable, story
 from attnbench.reports.cells import columns, groups, legend
-from attnbench.text import escaped, markdown_list, markdown_table
+from attnbench.units import escaped, markdown_list, markdown_table
 
 
 def summary(results: Results) -> str:
@@ -22,9 +22,9 @@ def _parts(results: Results) -> Iterator[str]:
     yield markdown_list(facts)
     yield "## Findings"
     yield _bullets(story.findings(results) or ["none: no cell disagreed or failed"])
-    if told := notable.findings(results):
+    if found := notable.findings(results):
         yield "## Notable findings"
-        yield markdown_list(told)
+        yield markdown_list(found)
     yield "## Results"
     for heading, lines in story.conclusions(results).items():
         yield f"{heading}:"

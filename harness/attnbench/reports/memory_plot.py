@@ -1,4 +1,4 @@
-"""Peak memory of one call above its inputs against length, beside what theory says it must be."""
+"""Peak memory of one call above its inputs against length, next to what theory says it must be."""
 
 from pathlib import Path
 from typing import Any
@@ -50,4 +50,4 @@ def write(results: Results, folder: Path) -> list[Path]:
     return style.save(pictures(results), folder, "memory_plot")
 
 
-REPORT = Report(summary="peak memory against length beside theory, as SVG and PNG", write=write, draw=pictures)
+REPORT = Report(summary="peak memory against length next to theory, as SVG and PNG", write=write, draw=pictures)

@@ -17,8 +17,7 @@ from attnbench.devices import NOT_NATIVE
 from attnbench.reports import words
 from attnbench.reports.cells import shown
 from attnbench.storage.records import Arm, Key, Operators, Verdict
-from attnbench.text import plain
-from attnbench.units import percent, show, significant
+from attnbench.units import percent, plain, show, significant
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -88,8 +87,8 @@ def findings(results: Results) -> dict[str, str]:
         rows={(row["workload"], row["implementation"]): row for row in rows(cells)},
         operators={each.key: each.operators for each in results.records if each.operators is not None},
     )
-    told = {name: look(timed) for name, look in LOOKS.items()}
-    return {name: plain(text) for name, text in told.items() if text}
+    found = {name: look(timed) for name, look in LOOKS.items()}
+    return {name: plain(text) for name, text in found.items() if text}
 
 
 def _page_faults(timed: Timed) -> str:
@@ -103,7 +102,7 @@ def _page_faults(timed: Timed) -> str:
         f"{after['implementation']} spends {percent(before['fault_share'])} of a call on fresh pages at length "
         f"{words.length(before)} and {percent(after['fault_share'])} at {words.length(after)} "
         f"({after['title']}), where its largest block is {show(after['largest_block_bytes'], 'bytes')}: so large a "
-        "block goes back to the system when it is freed, and the next call takes each of its pages anew. An estimate, "
+        "block goes back to the system when it is freed, and the next call takes each of its pages again. An estimate, "
         "from the number of faults; --allocator retain shows the same code without them. "
         f"The same happens to: {names}."
     )
@@ -126,16 +125,16 @@ def _half_precision(timed: Timed) -> str:
         other = full.get(_but_dtype(row))
         if row["dtype"] in {"bfloat16", "float16"} and other is not None:
             found.setdefault(row["dtype"], []).append((row, row["latency_s"] / other["latency_s"]))
-    told = [
+    texts = [
         f"{dtype} takes {_times(ratios)} the time of float32, most for {_where(ratios)}{_why(ratios)}"
         for dtype, ratios in found.items()
         if _mean(ratios) > CLEAR
     ]
-    if not told:
+    if not texts:
         return ""
     notes = [note for row in timed.rows.values() for note in (row["warnings"] or "").split("; ")]
     native = dict.fromkeys(note for note in notes if note.endswith(NOT_NATIVE))
-    return f"{'; '.join(told)}.{''.join(f' {note}.' for note in native)}"
+    return f"{'; '.join(texts)}.{''.join(f' {note}.' for note in native)}"
 
 
 def _but_dtype(row: Row) -> tuple[object, ...]:
@@ -144,7 +143,7 @@ def _but_dtype(row: Row) -> tuple[object, ...]:
 
 def _compiled(timed: Timed) -> str:
     """Textbook code in whose place the compiler put a fused kernel."""
-    told = []
+    texts = []
     for name in timed.names():
         uncompiled, option = plugins.variant(name)
         mine = [(row, seen.observed) for row in timed.of(name) if (seen := timed.ran(row)) is not None]
@@ -154,13 +153,13 @@ def _compiled(timed: Timed) -> str:
             continue
         backends = ", ".join(dict.fromkeys(backend for _, backend in became))
         ratios = timed.ratios(name, uncompiled, [row["workload"] for row, _ in became])
-        told.append(
+        texts.append(
             f"in {len(became)} of {len(mine)} workloads what ran of {name} is PyTorch's {backends} kernel, which "
             "nobody wrote there: the compiler knows the textbook form"
             f"{_elsewhere([row for row, _ in mine], [row for row, _ in became])}. "
             f"It takes {_times(ratios)} the time of {uncompiled}"
         )
-    return "; ".join(told) + "." if told else ""
+    return "; ".join(texts) + "." if texts else ""
 
 
 def _elsewhere(cells: Sequence[Row], became: Sequence[Row]) -> str:
@@ -173,7 +172,7 @@ def _elsewhere(cells: Sequence[Row], became: Sequence[Row]) -> str:
 
 def _explicit_mask(timed: Timed) -> str:
     """A mask as a tensor, where others run the same kernel without one."""
-    told = []
+    texts = []
     pairs: dict[tuple[str, str, str], list[str]] = {}
     for row in timed.rows.values():
         if row["mask"] != "none" and timed.names_ran(row, kinds={"mask"}):
@@ -182,11 +181,11 @@ def _explicit_mask(timed: Timed) -> str:
     for (name, other, mask), workloads in pairs.items():
         ratios = timed.ratios(name, other, workloads)
         if _mean(ratios) >= CLEAR:
-            told.append(
+            texts.append(
                 f"the {mask} mask as a tensor ({name}) takes {_times(ratios)} the time of the same kernel without one "
                 f"({other}), most for {_where(ratios)}"
             )
-    return f"{'; '.join(told)}: a tensor must be read, and its kernel cannot skip what it hides." if told else ""
+    return f"{'; '.join(texts)}: a tensor must be read, and its kernel cannot skip what it hides." if texts else ""
 
 
 def _without_mask(timed: Timed, row: Row) -> list[str]:
@@ -212,14 +211,14 @@ def _layer_for_each_head(timed: Timed) -> str:
             pair = row["implementation"], other["implementation"]
             lengths.setdefault(pair, {}).setdefault(row["seq_len"], []).append(row["workload"])
             calls |= {pair[0]: number, pair[1]: timed.num_calls(other, LINEAR)}
-    told = []
+    texts = []
     for (name, fewer), workloads in lengths.items():
         ratios = {length: timed.ratios(name, fewer, workloads[length]) for length in sorted(workloads)}
         if max(map(_mean, ratios.values())) >= CLEAR:
             at = ", ".join(f"{_times(found)} at length {length}" for length, found in ratios.items())
             layers = f"a linear layer for each head ({name}, {calls[name]} of them) takes longer than {calls[fewer]}"
-            told.append(f"{layers} for all heads ({fewer}), projections included: {at}")
-    return "; ".join(told) + "." if told else ""
+            texts.append(f"{layers} for all heads ({fewer}), projections included: {at}")
+    return "; ".join(texts) + "." if texts else ""
 
 
 def _with_fewer_layers(timed: Timed, row: Row) -> list[Row]:
@@ -245,11 +244,11 @@ def _baseline_beaten(timed: Timed) -> str:
         return ""
     most = sorted(faster.items(), key=lambda item: -len(item[1]))
     others = f", and by {', '.join(name for name, _ in most[FEW:])}" if len(most) > FEW else ""
-    told = [
+    texts = [
         f"{name} in {len(found)} of {len(timed.of(name))} workloads (most for {_where(found)})"
         for name, found in most[:FEW]
     ]
-    return f"{baseline} is beaten by {'; '.join(told)}{others}."
+    return f"{baseline} is beaten by {'; '.join(texts)}{others}."
 
 
 def _mean(ratios: Ratios) -> float:
@@ -275,7 +274,7 @@ def _why(ratios: Ratios) -> str:
     """What the row with the largest ratio spends more than the fastest of its workload, where that is known."""
     row, _ = max(ratios, key=lambda one: one[1])
     why = row["why_slower"] or ""
-    return f" ({why} beside the fastest there)" if "%" in why and why != NEAR else ""
+    return f" ({why} compared with the fastest there)" if "%" in why and why != NEAR else ""
 
 
 LINEAR = "aten::linear"

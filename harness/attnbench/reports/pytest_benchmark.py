@@ -15,7 +15,7 @@ import numpy as np
 from attnbench.analysis.results import Results
 from attnbench.reports import Report
 from attnbench.storage.records import LATENCY, Measurement, Record
-from attnbench.text import plain
+from attnbench.units import plain
 
 VERSION = "5.3.1"
 

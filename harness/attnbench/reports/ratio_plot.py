@@ -23,7 +23,7 @@ def pictures(results: Results) -> list[Picture]:
     margins = {workload: margin(floor, least) for workload, floor in noise_floors(results).items()}
 
     def finish(axes: Axes, panel: Panel) -> None:
-        """The baseline, and around it what is too small to matter or to tell."""
+        """The baseline, and around it what is too small to matter or to decide."""
         workloads = panel.cells.drop_duplicates("workload").sort_values(panel.axis)
         at = [(int(row[panel.axis]), margins.get(str(row["workload"]), 0.0)) for _, row in workloads.iterrows()]
         low, high = axes.get_xlim()
@@ -31,7 +31,7 @@ def pictures(results: Results) -> list[Picture]:
         m = [at[0][1], *(limit for _, limit in at), at[-1][1]]
         axes.fill_between(x, [1 / (1 + v) for v in m], [1 + v for v in m], color="#bbbbbb", alpha=0.55, lw=0, zorder=1)
         axes.axhline(1.0, color=style.INK, linewidth=1.1, zorder=2, label=f"{base} = 1")
-        axes.plot([], [], color="#bbbbbb", linewidth=6, alpha=0.55, label="too small to matter or to tell")
+        axes.plot([], [], color="#bbbbbb", linewidth=6, alpha=0.55, label="too small to matter or to decide")
         _ratio_ticks(axes)
 
     plot = Plot(

@@ -7,8 +7,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, metric_columns
 from attnbench.reports import Report, cells, story, words
 from attnbench.storage.events import Side
-from attnbench.text import escaped, markdown_list, markdown_table, plain
-from attnbench.units import MISSING, percent, span
+from attnbench.units import MISSING, escaped, markdown_list, markdown_table, percent, plain, span
 
 
 def headline(results: Results) -> str:
@@ -33,7 +32,7 @@ def facts(results: Results) -> dict[str, str]:
     sides = results.plan.sides
     assert sides is not None
     how = "in processes of their own, block by block in turn" if sides.is_apart else "in the same blocks of one process"
-    told = {
+    facts = {
         "base": _named(sides.base),
         "candidate": _named(sides.candidate),
         "measured": how,
@@ -41,10 +40,10 @@ def facts(results: Results) -> dict[str, str]:
         "interference": story.interference(results),
     }
     if unlike := _unlike(results):
-        told["environments, base and candidate"] = unlike
+        facts["environments, base and candidate"] = unlike
     if sides.new:
-        told["new, nothing to compare with"] = ", ".join(sides.new)
-    return {name: plain(text) for name, text in told.items()}
+        facts["new, nothing to compare with"] = ", ".join(sides.new)
+    return {name: plain(text) for name, text in facts.items()}
 
 
 def _unlike(results: Results) -> str:

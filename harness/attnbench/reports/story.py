@@ -11,8 +11,7 @@ from attnbench.reports.cells import absent
 from attnbench.statistics.effects import margin
 from attnbench.statistics.interference import MANY
 from attnbench.storage.records import Environment, Verdict
-from attnbench.text import plain
-from attnbench.units import MISSING, duration, percent, show, span
+from attnbench.units import MISSING, duration, percent, plain, show, span
 from attnbench.workloads.workload import Workload
 
 OVERDRAWN = 1.1
@@ -114,24 +113,24 @@ def findings(results: Results) -> list[str]:
 
 def conclusions(results: Results) -> dict[str, list[str]]:
     """What all comparisons say together, each kind under a heading that explains it; empty where there is nothing."""
-    told = {
+    sections = {
         "Fastest (chosen by one half of the visits, its ratio read from the other)": fastest(results),
         f"Geometric mean of the ratios to {words.base(results.plan)}": means(results),
     }
-    return {heading: lines for heading, lines in told.items() if lines}
+    return {heading: lines for heading, lines in sections.items() if lines}
 
 
 def fastest(results: Results) -> list[str]:
     """Who won each workload, with the ratio from visits that had no part in the choice; of two sides nobody."""
     lines = []
     for winner in winners(results) if results.plan.sides is None else []:
-        told = "no other visits show by how much"
+        text = "no other visits show by how much"
         if winner.implementation == results.plan.baseline:
-            told = "the baseline itself"
+            text = "the baseline itself"
         elif winner.ratio is not None:
             found = span(winner.ratio.point, winner.ratio.low, winner.ratio.high)
-            told = f"{found} times the time of {results.plan.baseline}"
-        lines.append(plain(f"{_where(results, winner.workload)}: {winner.implementation}, {told}"))
+            text = f"{found} times the time of {results.plan.baseline}"
+        lines.append(plain(f"{_where(results, winner.workload)}: {winner.implementation}, {text}"))
     return lines
 
 
@@ -153,32 +152,32 @@ def decided(results: Results) -> str:
     if not found:
         return "nothing was compared"
     undecided = [each for each in found if each.verdict is Verdict.undecided]
-    told = f"{len(found) - len(undecided)} of {len(found)} comparisons decided"
+    text = f"{len(found) - len(undecided)} of {len(found)} comparisons decided"
     smallest = results.plan.smallest_effect
     if within := sum(each.verdict is Verdict.equivalent and each.sameness > smallest for each in found):
-        told += f", {within} of them as equivalent within a noise floor that more time may lower"
+        text += f", {within} of them as equivalent within a noise floor that more time may lower"
     within_reach = sorted(each.more_s for each in undecided if each.more_s is not None)
     if not undecided:
-        return told
+        return text
     if not within_reach:
-        return f"{told}; no time that can be foreseen would decide the others"
+        return f"{text}; no time that can be predicted would decide the others"
     half = within_reach[: (len(within_reach) + 1) // 2]
     together = sum if results.plan.sides is None else max  # of two sides all that is open is visited in turn
     more = "" if len(half) == len(within_reach) else f", {duration(together(within_reach))} for {len(within_reach)}"
-    return f"{told}; about {duration(together(half))} more would decide {len(half)} of the others{more}"
+    return f"{text}; about {duration(together(half))} more would decide {len(half)} of the others{more}"
 
 
 def interference(results: Results) -> str:
     """How many blocks are discarded because of interference, and how much of the machine other work took."""
     if not results.num_blocks:
         return "not watched"
-    told = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"
+    text = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"
     if results.num_discarded > MANY * results.num_blocks:
-        told += ": other work disturbed this machine too much for verdicts to be trusted"
+        text += ": other work disturbed this machine too much for verdicts to be trusted"
     if results.system_load is not None:
         others, host = percent(results.system_load.others), percent(results.system_load.stolen)
-        told += f"; others had {others} of the processors' time, and the host took {host}"
-    return told
+        text += f"; others had {others} of the processors' time, and the host took {host}"
+    return text
 
 
 def _absences(results: Results) -> str:
@@ -203,7 +202,7 @@ def _took(results: Results) -> str:
 
 def _ceilings(results: Results) -> str:
     """The fastest matrix product and copies of the run, for each device, dtype and number of threads."""
-    told = []
+    texts = []
     for device, dtype, num_threads in results.ceilings:
         found = results.ceilings[device, dtype, num_threads]
         where = f"{dtype} on {device}" + (f" with {num_threads} thread{'s' * (num_threads > 1)}" if num_threads else "")
@@ -211,8 +210,8 @@ def _ceilings(results: Results) -> str:
         parts = [f"{what} {show(best.rate, unit)}" for best, unit, what in rates if best is not None]
         main = found.copy(math.inf)
         parts += [f"{show(main.rate, 'bytes/s')} beyond the caches"] if main is not None else []
-        told.append(f"{where}: {', '.join(parts) or plain(found.message)}")
-    return "; ".join(told) or "not measured"
+        texts.append(f"{where}: {', '.join(parts) or plain(found.message)}")
+    return "; ".join(texts) or "not measured"
 
 
 def _free(results: Results) -> str:
@@ -250,5 +249,5 @@ def _called(results: Results) -> str:
     return f"{show(called_s, 's')} inside calls that are checked or timed{_share(results, called_s)}"
 
 
-def _pairs(told: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in told.items()) or "none"
+def _pairs(entries: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in entries.items()) or "none"

@@ -1,6 +1,6 @@
 """How each implementation looks in every picture, the same everywhere and for ever, and how a figure becomes files.
 
-Colours are told apart with any kind of colour vision, and never alone: each name has a marker too, and names from
+Colours can be distinguished with any kind of colour vision, and never alone: each name has a marker too, and names from
 outside are dashed. Source: Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/; Paul Tol, Colour
 schemes, https://personal.sron.nl/~pault/.
 """
@@ -28,7 +28,7 @@ from matplotlib.lines import Line2D
 from attnbench import plugins
 from attnbench.reports import Picture
 from attnbench.storage.records import BASE, Arm
-from attnbench.text import plain
+from attnbench.units import plain
 
 T = TypeVar("T")
 INK = "#222222"
@@ -143,7 +143,7 @@ def handle(arm: Arm, more: str = "") -> Line2D:
 
 
 def legend(figure: Figure, handles: Sequence[Artist], **options: Any) -> None:  # noqa: ANN401 - what matplotlib takes
-    """A legend beside the panels."""
+    """A legend next to the panels."""
     figure.legend(handles=list(handles), loc="outside right upper", **{"handlelength": 3.2, **options})
 
 
@@ -171,7 +171,7 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
 ) -> Picture:
     """A figure that `fill` draws on, with a title, a line below that, and a note at its foot.
 
-    `size` is in inches without the note; `described` stands for the subtitle where the figure is told in words.
+    `size` is in inches without the note; `described` stands for the subtitle where the figure is described in words.
     """
     width, height = size
     wrapped = textwrap.wrap(note, int(width * 16.5))

@@ -9,7 +9,7 @@ from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import GROUP_AXES, rows, varying
 from attnbench.storage.events import Plan
-from attnbench.text import plain
+from attnbench.units import plain
 from attnbench.workloads.workload import Workload
 
 if TYPE_CHECKING:

@@ -63,14 +63,14 @@ class TestRivals:
         for log in found.logs().values():
             assert log == pytest.approx(math.log(3), abs=0.01)
         assert found.logs(2.0) == pytest.approx({name: log + math.log(2) for name, log in found.logs().items()})
-        assert set(found.told()) == set(rival.rules)
+        assert set(found.alarms()) == set(rival.rules)
 
     def test_a_rule_sees_the_slowdown_that_is_put_in_and_nothing_in_identical_times(self):
         times = [1.0 + 0.0001 * (number % 7) for number in range(40)]
         for rival in rivals.RIVALS:
             found = rivals.Timed(rival=rival, a=times, b=list(times), wall_s=1.0)
-            assert not any(found.told().values()), rival.name
-            assert all(found.told(1.06).values()), rival.name
+            assert not any(found.alarms().values()), rival.name
+            assert all(found.alarms(1.06).values()), rival.name
 
 
 class TestEngine:
@@ -175,7 +175,7 @@ class TestPermutations:
         rounds = [set(visited[start : start + 4]) for start in range(0, len(visited), 4)]
         assert len(rounds) == 3
         assert all(each == {0, 1, 2, 3} for each in rounds)
-        assert [row["role"] for row in rows] == ["rival", "twin"] * 4
+        assert [row["role"] for row in rows] == ["rival", "copy"] * 4
         assert len({(row["place"], row["letter"]) for row in rows}) > 2
         assert all(0 not in {row["place"], row["letter"]} for row in rows)
 
@@ -187,7 +187,7 @@ class TestPermutations:
         for number in range(40):
             at = {"place": draws.choice([-1.0, 1.0]), "letter": draws.choice([-1.0, 1.0])}
             log = draws.normal(0.2, 0.005) + shift * (at[what] > 0)
-            rows.append({**at, "role": ("rival", "twin")[number % 2], "log": log, "standard_error": 0.005})
+            rows.append({**at, "role": ("rival", "copy")[number % 2], "log": log, "standard_error": 0.005})
         found = truth.order_and_names(rows, short=False)
         assert found.passes == passes
         assert "20 permutations" in found.found
@@ -229,12 +229,12 @@ T8_ROWS = [
 
 class TestShown:
     def test_the_table_tells_misses_and_the_short_form_and_keeps_its_columns(self):
-        told = [
+        outcomes = [
             outcome(),
             outcome("false_alarms", passes=False),
             outcome("kernel_sum", found="not run: no CUDA device", is_short=False),
         ]
-        text = table.markdown(told, "a machine", short=True)
+        text = table.markdown(outcomes, "a machine", short=True)
         rows = [line for line in text.splitlines() if line.startswith("| ")]
         assert {line.replace("\\|", "").count("|") for line in rows} == {9}
         assert "pass (short form)" in rows[2]
@@ -245,18 +245,18 @@ class TestShown:
         assert "short form" not in table.markdown([outcome(is_short=False)], "a machine", short=False)
 
     def test_every_picture_draws_and_one_without_rows_is_left_out(self):
-        told = [
+        outcomes = [
             outcome("aa_error", rows=T1_ROWS),
             outcome("false_alarms", rows=T1_ROWS),
             outcome("power", rows=T5_ROWS),
             outcome("time_to_verdict", rows=T6_ROWS),
             outcome("coverage", rows=T8_ROWS),
         ]
-        drawn = chart.pictures(told)
+        drawn = chart.pictures(outcomes)
         assert set(drawn) == {"errors", "power", "times", "coverage"}
         assert all(each.svg.startswith("<svg") for each in drawn.values())
-        assert set(chart.pictures(told[:1])) == {"errors"}
-        assert set(chart.pictures(told[2:3])) == {"power"}, "without the comparisons of identical code, too"
+        assert set(chart.pictures(outcomes[:1])) == {"errors"}
+        assert set(chart.pictures(outcomes[2:3])) == {"power"}, "without the comparisons of identical code, too"
 
 
 @pytest.fixture
@@ -348,7 +348,7 @@ class TestCommand:
         assert "another machine or form: it will be replaced" in done.stderr
         assert list(kept.load(tmp_path, machine=command.machine(), short=True)) == ["simulated_false_alarms"]
 
-    def test_a_damaged_account_is_told_before_anything_runs(self, stub, tmp_path):
+    def test_a_damaged_account_is_reported_before_anything_runs(self, stub, tmp_path):
         (tmp_path / kept.FILE).write_bytes(b"nothing")
         done = call("--short", "--only", "simulated_false_alarms", "--to", str(tmp_path))
         assert (done.exit_code, stub) == (2, [])
@@ -357,9 +357,9 @@ class TestCommand:
 
     def test_rows_come_back_as_they_were(self, tmp_path):
         rows = [{"tool": 'one, "two"', "log": 0.1 + 0.2, "found_s": math.inf}, {"tool": "3"}]
-        told = [outcome("aa_error", rows=rows), outcome("false_alarms")]
-        kept.save(told, tmp_path, machine="here", short=True)
-        assert list(kept.load(tmp_path, machine="here", short=True).values()) == told
+        outcomes = [outcome("aa_error", rows=rows), outcome("false_alarms")]
+        kept.save(outcomes, tmp_path, machine="here", short=True)
+        assert list(kept.load(tmp_path, machine="here", short=True).values()) == outcomes
 
     def test_a_piece_that_crashes_is_a_miss_of_its_test_alone(self, monkeypatch, tmp_path):
         monkeypatch.setattr(suite, "run", lambda job, folder, *, short: False)

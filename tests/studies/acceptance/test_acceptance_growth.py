@@ -1,9 +1,9 @@
-"""What many cells cost, in a small form: both series are made and told. Timings decide nothing here."""
+"""What many cells cost, in a small form: both series are made and described. Timings decide nothing here."""
 
 from studies.acceptance.growth import REFUSED, VISITED, many_cells
 
 
-def test_both_series_are_made_and_told() -> None:
+def test_both_series_are_made_and_described() -> None:
     found = many_cells((100, 200), (30, 120), short=True)
     assert (found.test, found.is_short) == ("many_cells", True)
     sizes = [(REFUSED, 100.0), (REFUSED, 200.0), (VISITED, 30.0), (VISITED, 120.0)]

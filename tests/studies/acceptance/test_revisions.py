@@ -19,7 +19,7 @@ REVISIONS = {
     "load": 0.5,
     "num_cells": 16.0,
     "num_equivalent": 0.0,
-    "void_share": 0.0,
+    "discarded_share": 0.0,
     "elapsed_s": 100.0,
     "found_s": 20.0,
 }

@@ -13,8 +13,7 @@ from attnbench.analysis.gate import series
 from attnbench.analysis.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling
 from attnbench.analysis.gate.times import reach
 from attnbench.analysis.results import Results
-from attnbench.text import escaped, plain
-from attnbench.units import MISSING, show
+from attnbench.units import MISSING, escaped, plain, show
 
 URGENCY = (Outcome.finding, Outcome.invalid, Outcome.inconclusive, Outcome.improved, Outcome.passed)
 HEADINGS = {

@@ -7,11 +7,10 @@ from collections.abc import Iterator, Sequence
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, arm_of, metric_columns, rows, table
-from attnbench.text import plain
-from attnbench.units import significant
+from attnbench.units import plain, significant
 
 UNIT_S = "us"
-"""One unit for all times, and bytes for all memory: a point is drawn beside last year's."""
+"""One unit for all times, and bytes for all memory: a point is drawn next to last year's."""
 PER_SECOND = 1e6
 
 
