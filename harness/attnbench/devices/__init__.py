@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import re
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from functools import cache
@@ -39,7 +40,8 @@ class Clock(Protocol):
     resolution_s: float
 
     def now(self) -> float:
-        """Seconds since some fixed moment."""
+        """Seconds since some fixed moment; where nothing else is said, of the host's monotonic timer."""
+        return time.perf_counter()
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Seconds that `num_calls` calls take, back to back."""
@@ -67,9 +69,11 @@ class Device(Protocol):
 
     def seems_present(self) -> bool:
         """Whether the device `all` includes it, by what can be seen without torch."""
+        return True
 
     def missing(self) -> str | None:
         """Why it is not available here, in words, or None."""
+        return None
 
     def missing_compiler(self) -> str | None:
         """Why torch.compile can make no kernels for it, in words, or None."""
@@ -91,6 +95,7 @@ class Device(Protocol):
 
     def is_broken(self) -> bool:
         """Whether every call fails from now on in this process, as after an illegal memory access."""
+        return False
 
     def record(self, call: Callable[[], object]) -> Recording:
         """Call once under the profiler.

@@ -20,8 +20,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 import psutil
 
-from attnbench.devices import CROWDED_SHARE, NOT_NATIVE, Device
-from attnbench.devices.loads import Load, copy_sizes, products_and_copies
+from attnbench.devices import CROWDED_SHARE, NOT_NATIVE, Clock, Device
+from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.recording import Recording, record
 from attnbench.storage.memory_events import SLACK_BYTES
 from attnbench.storage.records import Environment
@@ -32,41 +32,31 @@ if TYPE_CHECKING:  # notes are asked for where torch is missing
 
 CACHES = Path("/sys/devices/system/cpu/cpu0/cache")
 ASSUMED_CACHE_BYTES = 32 * 2**20
-"""Of the largest cache, where the system does not report it."""
+"""Of the largest cache, where the system does not say."""
 UNITS = {"K": 2**10, "M": 2**20, "G": 2**30, "": 1}
 SIDES = (128, 256, 512, 1024)
 """Of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**14
 WIDER = {"bfloat16": "float32", "float16": "float32"}
 """Half precision may be faster in a dtype that holds all its values, where there is no hardware for it."""
-HALF_PRECISION = tuple(WIDER)
 PRECISION = {
     "high": "high is TF32, which a CPU has not: as highest",
     "medium": "on a CPU medium takes oneDNN's route, in bfloat16 only where there is hardware for it",
 }
 
 
-def tick() -> float:
-    """The smallest step that the processor's timer was seen to make, in seconds."""
-    steps = []
-    for _ in range(100):
-        start = time.perf_counter_ns()
-        while (end := time.perf_counter_ns()) == start:
-            pass
-        steps.append(end - start)
-    return min(steps) * 1e-9
-
-
-class CpuClock:
+class CpuClock(Clock):
     """The processor's monotonic timer."""
 
     def __init__(self) -> None:
-        """Find out the timer's step."""
-        self.resolution_s = tick()
-
-    def now(self) -> float:
-        """Seconds of the monotonic timer."""
-        return time.perf_counter()
+        """Find the smallest step that the timer makes."""
+        steps = []
+        for _ in range(100):
+            start = time.perf_counter_ns()
+            while (end := time.perf_counter_ns()) == start:
+                pass
+            steps.append(end - start)
+        self.resolution_s = min(steps) * 1e-9
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Wall time of the calls."""
@@ -94,13 +84,6 @@ class Cpu(Device):
         self.name = name
         self.clock = CpuClock()
 
-    def seems_present(self) -> bool:
-        """Always."""
-        return True
-
-    def missing(self) -> None:
-        """Never."""
-
     def missing_compiler(self) -> str | None:
         """No C++ compiler."""
         compiler = os.environ.get("CXX", "g++")  # as torch/_inductor/config.py has it
@@ -109,14 +92,9 @@ class Cpu(Device):
     def notes(self, workload: Workload, environment: Environment | None) -> tuple[str, ...]:
         """Half precision without hardware for it, and precisions of float32 that mean something else here."""
         native = None if environment is None else environment.native_dtypes
-        is_slow = workload.dtype in HALF_PRECISION and native is not None and workload.dtype not in native
-        told = [f"{workload.dtype} {NOT_NATIVE}"] if is_slow else []
-        precision = PRECISION.get(workload.float32_matmul_precision)
-        return (*told, *([precision] if precision else []))
-
-    def is_broken(self) -> bool:
-        """Never: what would break it ends the process."""
-        return False
+        is_slow = workload.dtype in WIDER and native is not None and workload.dtype not in native
+        notes = f"{workload.dtype} {NOT_NATIVE}" if is_slow else None, PRECISION.get(workload.float32_matmul_precision)
+        return tuple(note for note in notes if note)
 
     def synchronize(self) -> None:
         """Nothing is queued."""
@@ -156,7 +134,7 @@ class Cpu(Device):
     def loads(self, dtype: str) -> list[Load]:
         """Products in the dtype, and in float32 where that may be faster; copies beyond the largest cache."""
         dtypes = dict.fromkeys([dtype, WIDER.get(dtype, dtype)])
-        return products_and_copies(pages, dtypes, SIDES, copy_sizes(SMALLEST_COPY, cache_bytes()))
+        return products_and_copies(pages, dtypes, SIDES, SMALLEST_COPY, cache_bytes())
 
     def free_bytes(self) -> int:
         """Memory that the system could still give."""
@@ -187,8 +165,7 @@ DEVICE = Cpu
 
 def cache_bytes(folder: Path = CACHES) -> int:
     """The size of the processor's largest cache, as the system reports it."""
-    told = [path.read_text().strip() for path in folder.glob("index*/size")]
-    sizes = [re.fullmatch(r"(\d+)([KMG]?)", text) for text in told]
+    sizes = [re.fullmatch(r"(\d+)([KMG]?)\s*", path.read_text()) for path in folder.glob("index*/size")]
     return max((int(size[1]) * UNITS[size[2]] for size in sizes if size), default=ASSUMED_CACHE_BYTES)
 
 

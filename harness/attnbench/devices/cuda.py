@@ -6,7 +6,6 @@ Source of the clock's shape (a spinning kernel hides launch latency): https://gi
 from __future__ import annotations
 
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -16,8 +15,8 @@ from itertools import repeat
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from attnbench.devices import CROWDED_SHARE, Device, Facts
-from attnbench.devices.loads import Load, copy_sizes, products_and_copies
+from attnbench.devices import CROWDED_SHARE, Clock, Device, Facts
+from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.recording import Footprint, Recording, record
 
 if TYPE_CHECKING:  # what describes a device is asked for where torch is missing
@@ -31,7 +30,7 @@ SIDES = (1024, 2048, 4096, 8192)
 SMALLEST_COPY = 2**22
 
 
-class CudaClock:
+class CudaClock(Clock):
     """Events on the device's stream: device time, from the first kernel's start to the last one's end."""
 
     resolution_s = 0.5e-6  # of a CUDA event, as its documentation states
@@ -39,10 +38,6 @@ class CudaClock:
     def __init__(self, device: str) -> None:
         """Use the current stream of `device`."""
         self.device = device
-
-    def now(self) -> float:
-        """Seconds of the host's monotonic timer."""
-        return time.perf_counter()
 
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Device time of the calls, queued behind a spinning kernel so that the host's launches are hidden."""
@@ -172,7 +167,7 @@ class Cuda(Device):
         def empty(dtype: str, length: int) -> Tensor:
             return torch.empty(length, dtype=getattr(torch, dtype), device=self.name)
 
-        return products_and_copies(empty, [dtype], SIDES, copy_sizes(SMALLEST_COPY, cache_bytes(self.name)))
+        return products_and_copies(empty, [dtype], SIDES, SMALLEST_COPY, cache_bytes(self.name))
 
     def free_bytes(self) -> int:
         """Memory that the device could still give, to any process."""
@@ -192,7 +187,7 @@ class Cuda(Device):
         """Within: the allocator may take so much more of the device than tensors hold now, and fails beyond."""
         import torch
 
-        torch.cuda.synchronize(self.name)
+        self.synchronize()
         torch.cuda.empty_cache()
         given: int | None = torch.device(self.name).index
         index = torch.cuda.current_device() if given is None else given  # the limit is set by index alone
@@ -211,11 +206,11 @@ class Cuda(Device):
         """
         import torch
 
-        torch.cuda.synchronize(self.name)
+        self.synchronize()
         torch.cuda.memory._record_memory_history(device=self.name)  # noqa: SLF001 - as its documentation names it
         try:
             kept = call()
-            torch.cuda.synchronize(self.name)
+            self.synchronize()
             torch.cuda.memory._dump_snapshot(str(path))  # noqa: SLF001 - likewise
             del kept
         finally:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 from collections.abc import Callable, Iterable, Sequence
@@ -53,81 +54,62 @@ def ceilings(workload: Workload, limit_s: float, on_turn: Callable[[], object]) 
 def take(
     loads: Sequence[Load], clock: Clock, limit_s: float, on_turn: Callable[[], object] = lambda: None
 ) -> tuple[CeilingSample, ...]:
-    """Rounds of all loads, warm, each in an order drawn again, until `limit_s` seconds are spent.
+    """Rounds of all loads that are quick enough, warm, each in a random order, until `limit_s` seconds are spent.
 
     There are at least FEWEST_ROUNDS, so that a ceiling is never one lucky or unlucky moment, and MOST_ROUNDS at most.
     `loads` of one kind and dtype come smallest first.
     """
     start_s, draws = clock.now(), random.Random(0)
-    ready = _calibrated(loads, clock, on_turn)
-    samples: list[CeilingSample] = []
-    for number in range(MOST_ROUNDS):
-        if number >= FEWEST_ROUNDS and clock.now() - start_s >= limit_s:
-            break
-        for load in draws.sample(ready, len(ready)):
-            on_turn()
-            spent_s = clock.elapsed(load.call, load.num_calls)
-            found = CeilingSample(
-                kind=load.kind,
-                dtype=load.dtype,
-                size=load.size,
-                amount=load.amount,
-                value=spent_s / load.num_calls,
-                num_calls=load.num_calls,
-                round=number,
-            )
-            samples.append(found)
-    return tuple(samples)
-
-
-def _calibrated(loads: Sequence[Load], clock: Clock, on_turn: Callable[[], object]) -> list[Load]:
-    """The loads that are quick enough, each with the number of calls that fill a sample; first calls do not count."""
     ready: list[Load] = []
     for load in loads:
         smaller = [each for each in ready if (each.kind, each.dtype) == (load.kind, load.dtype)]
         if smaller and smaller[-1].call_s * load.amount / smaller[-1].amount > SLOW_S:
             continue
         on_turn()
-        clock.elapsed(load.call, 1)
+        clock.elapsed(load.call, 1)  # a first call does not count
         load.call_s = min(clock.elapsed(load.call, 1) for _ in range(2))
         load.num_calls = max(1, round(MIN_SAMPLE_S / max(load.call_s, clock.resolution_s)))
         ready.append(load)
-    return ready
-
-
-def copy_sizes(smallest: int, cache_bytes: int) -> list[int]:
-    """Bytes of copies, smallest first; the largest does not fit into the largest cache, of `cache_bytes`."""
-    largest = min(LARGEST_COPY, BEYOND_CACHE * cache_bytes)
-    sizes = [smallest]
-    while sizes[-1] * COPY_STEP < largest:
-        sizes.append(sizes[-1] * COPY_STEP)
-    return [*sizes, largest]
+    samples: list[CeilingSample] = []
+    for number in range(MOST_ROUNDS):
+        if number >= FEWEST_ROUNDS and clock.now() - start_s >= limit_s:
+            break
+        for load in draws.sample(ready, len(ready)):
+            on_turn()
+            call_s = clock.elapsed(load.call, load.num_calls) / load.num_calls
+            place = load.kind, load.dtype, load.size, load.amount
+            samples.append(CeilingSample(*place, value=call_s, num_calls=load.num_calls, round=number))
+    return tuple(samples)
 
 
 def products_and_copies(
-    empty: Callable[[str, int], Tensor], dtypes: Iterable[str], sides: Sequence[int], copies: Sequence[int]
+    empty: Callable[[str, int], Tensor],
+    dtypes: Iterable[str],
+    sides: Sequence[int],
+    smallest_copy: int,
+    cache_bytes: int,
 ) -> list[Load]:
-    """Products of (side, side) matrices in each dtype, and copies of so many bytes.
+    """Products of (side, side) matrices in each dtype, and copies from so many bytes to beyond the largest cache.
 
-    `empty(dtype, length)` makes a tensor of (length,) on the device.
+    `empty(dtype, length)` makes a tensor of (length,) on the device. The matrices are normal values: zeros would take
+    less power, and so less time.
     """
-    products = [_product(empty, dtype, side) for dtype in dtypes for side in sides]
-    return [*products, *(_copy(empty, size) for size in copies)]
-
-
-def _product(empty: Callable[[str, int], Tensor], dtype: str, side: int) -> Load:
-    """(side, side) @ (side, side) of normal values: zeros would take less power, and so less time."""
     import torch
 
-    left, right, product = (empty(dtype, side * side).view(side, side) for _ in range(3))
-    draws = torch.Generator(device=left.device).manual_seed(0)
-    for operand in (left, right):
-        operand.normal_(generator=draws)
-    work = partial(torch.mm, left, right, out=product)
-    return Load(kind=MATMUL, dtype=dtype, size=side, amount=2 * side**3, call=work)
-
-
-def _copy(empty: Callable[[str, int], Tensor], size: int) -> Load:
-    """So many bytes from one buffer into another: read once, written once."""
-    source, target = (empty("float32", size // 4).fill_(1.0) for _ in range(2))
-    return Load(kind=COPY, dtype="float32", size=size, amount=2 * size, call=partial(target.copy_, source))
+    loads = []
+    for dtype, side in itertools.product(dtypes, sides):
+        left, right, product = (empty(dtype, side * side).view(side, side) for _ in range(3))
+        draws = torch.Generator(device=left.device).manual_seed(0)
+        for operand in (left, right):
+            operand.normal_(generator=draws)
+        work = partial(torch.mm, left, right, out=product)
+        loads.append(Load(kind=MATMUL, dtype=dtype, size=side, amount=2 * side**3, call=work))
+    largest = min(LARGEST_COPY, BEYOND_CACHE * cache_bytes)
+    sizes = [smallest_copy]
+    while sizes[-1] * COPY_STEP < largest:
+        sizes.append(sizes[-1] * COPY_STEP)
+    for size in [*sizes, largest]:
+        source, target = (empty("float32", size // 4).fill_(1.0) for _ in range(2))
+        copied = 2 * size  # each byte is read once and written once
+        loads.append(Load(kind=COPY, dtype="float32", size=size, amount=copied, call=partial(target.copy_, source)))
+    return loads

@@ -19,6 +19,7 @@ if TYPE_CHECKING:  # as in devices/__init__.py
 
 MEMORY = "[memory]"
 """The profiler's name of an event that takes or gives back memory."""
+BARE_ALLOCATIONS = ("aten::empty", "aten::resize", "aten::new_empty")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,18 +47,38 @@ class Recording:
         """The call's memory. What the result shares with `given`, the inputs, is not its own."""
         inputs = {tensor.untyped_storage().data_ptr() for tensor in given}
         result_bytes = sum(size for place, size in self.result.items() if place not in inputs)
-        counted = self.allocated or _counted([event.nbytes() for event in self.events if event.name() == MEMORY])
-        return replace(counted, result_bytes=result_bytes)
+        if self.allocated is not None:
+            return replace(self.allocated, result_bytes=result_bytes)
+        changes = [event.nbytes() for event in self.events if event.name() == MEMORY]  # negative where it is given back
+        taken = [change for change in changes if change > 0]
+        levels = [0, *itertools.accumulate(changes)]
+        return Footprint(
+            peak_bytes=max(levels),
+            kept_bytes=levels[-1],
+            result_bytes=result_bytes,
+            num_allocations=len(taken),
+            allocated_bytes=sum(taken),
+        )
 
     def memory_events(self) -> Iterator[MemoryEvent]:
-        """The memory events in the order of time, each with the operator of its thread that was running."""
+        """The memory events in the order of time, each with the operator of its thread that was running.
+
+        That is the innermost one that says more than that memory was taken.
+        """
         running: dict[int, list[tuple[int, str]]] = {}  # by thread: end and name of each operator, inner ones last
-        for event in sorted(self.events, key=_order):
+
+        def order(event: Any) -> tuple[int, bool, int]:  # noqa: ANN401 - torch's type has no public name
+            is_memory = event.name() == MEMORY  # of what begins at one instant, outer operators first and these last
+            return event.start_ns(), is_memory, 0 if is_memory else -event.end_ns()
+
+        for event in sorted(self.events, key=order):
             stack = running.setdefault(event.start_thread_id(), [])
             while stack and stack[-1][0] < event.start_ns():
                 stack.pop()
             if event.name() == MEMORY:
-                yield MemoryEvent(event.nbytes(), _telling([name for _, name in reversed(stack)]))
+                names = [name for _, name in reversed(stack)] or [""]
+                operator = next((name for name in names if not name.startswith(BARE_ALLOCATIONS)), names[0])
+                yield MemoryEvent(event.nbytes(), operator)
             else:
                 stack.append((event.end_ns(), event.name()))
 
@@ -70,6 +91,7 @@ def record(
     Raises:
         Exception: whatever the call raises.
     """
+    from torch import Tensor
     from torch.profiler import ProfilerActivity, profile
 
     watched = [getattr(ProfilerActivity, name) for name in activities]
@@ -78,43 +100,11 @@ def record(
         finish()
     assert seen.profiler is not None
     assert seen.profiler.kineto_results is not None
-    events = seen.profiler.kineto_results.events()
+    tensors = [each for each in (kept if isinstance(kept, tuple | list) else [kept]) if isinstance(each, Tensor)]
+    storages = [tensor.untyped_storage() for tensor in tensors]
     averages = seen.key_averages() if len(activities) > 1 else ()
-    device_s = {event.key: event.self_device_time_total / 1e6 for event in averages}
-    return Recording(events=events, result=_storages(kept), device_s=device_s)
-
-
-def _counted(changes: list[int]) -> Footprint:
-    """What follows from the bytes of each allocation and, negative, of each release."""
-    taken = [change for change in changes if change > 0]
-    levels = list(itertools.accumulate(changes))
-    return Footprint(
-        peak_bytes=max(0, *levels, 0),
-        kept_bytes=levels[-1] if levels else 0,
-        num_allocations=len(taken),
-        allocated_bytes=sum(taken),
+    return Recording(
+        events=seen.profiler.kineto_results.events(),
+        result={storage.data_ptr(): storage.nbytes() for storage in storages},
+        device_s={event.key: event.self_device_time_total / 1e6 for event in averages},
     )
-
-
-def _order(event: Any) -> tuple[int, bool, int]:  # noqa: ANN401 - torch's type has no public name
-    """By time; what begins at one instant, the outer operator first, and memory events last, in the order they came."""
-    is_memory = event.name() == MEMORY
-    return event.start_ns(), is_memory, 0 if is_memory else -event.end_ns()
-
-
-def _telling(names: list[str]) -> str:
-    """The innermost operator that says more than that memory was taken."""
-    bare = ("aten::empty", "aten::resize", "aten::new_empty")
-    return next((name for name in names if not name.startswith(bare)), names[0] if names else "")
-
-
-def _storages(result: object) -> dict[int, int]:
-    """The bytes of all tensors in a result by where they lie, each storage once."""
-    from torch import Tensor
-
-    tensors = result if isinstance(result, tuple | list) else [result]
-    return {
-        tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes()
-        for tensor in tensors
-        if isinstance(tensor, Tensor)
-    }
