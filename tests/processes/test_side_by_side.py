@@ -19,7 +19,7 @@ from attnbench.reports.markdown import summary
 from attnbench.reports.panels import panels_of, series_of
 from attnbench.reports.sides import document, headline
 from attnbench.statistics.effects import mean_over_cells, midmeans
-from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio, pairs_of_sides
+from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio, pairs_with_baseline
 from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, share_of_cells
 from attnbench.storage import journal
 from attnbench.storage.events import CellChecked, CellFailed, VisitFinished
@@ -281,6 +281,10 @@ def test_of_a_process_the_middle_half_of_the_blocks_of_its_cells_counts():
     assert midmeans(of(*[[-float(log) for log in each.logs] for each in both])) == pytest.approx([-0.02, -0.03])
     blocks = [Pairs(logs=np.array([0.01, 0.02, 0.03, 9.0]), visits=((0, 0),) * 4), *of([-9.0])]
     assert midmeans(blocks) == pytest.approx([0.02])
+
+
+def pairs_of_sides(candidate, base, discarded=()):
+    return pairs_with_baseline(candidate[0], *base, discarded, candidate[1])[0]
 
 
 def taken(*values):

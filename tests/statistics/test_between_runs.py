@@ -9,10 +9,10 @@ from scipy import stats as reference
 
 from attnbench.statistics.effects import Effect, Relative, effect_between_runs, mean_between_runs, p_value
 from attnbench.statistics.intervals import Estimate
-from attnbench.statistics.verdicts import FALSE_SHARE, Correction, Policy, Reason, judge
+from attnbench.statistics.verdicts import FALSE_SHARE, Policy, Reason, judge
 from attnbench.storage.records import Verdict
 
-POLICY = Policy(correction=Correction.benjamini_yekutieli, fewest_processes=3, detectable=1.0)
+POLICY = Policy(is_paired=False, fewest_processes=3, detectable=1.0)
 STRICT = replace(POLICY, detectable=None)
 
 

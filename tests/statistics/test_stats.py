@@ -109,8 +109,8 @@ def test_pairs_are_in_the_order_of_time_and_can_be_chosen_by_visit() -> None:
     arm, baseline = samples([[2.0, 4.0], [8.0], [16.0]]), samples([[1.0, 1.0], [1.0], [1.0]])
     found = pairs(arm[::-1], baseline)
     assert np.exp(found.logs) == pytest.approx([2.0, 4.0, 8.0, 16.0])
-    assert np.exp(found.only(lambda visit: visit % 2 == 0).logs) == pytest.approx([2.0, 4.0, 16.0])
-    assert len(Pairs(logs=np.array([]), visits=()).only(lambda _: True).logs) == 0
+    assert np.exp(found.of_visits(0).logs) == pytest.approx([2.0, 4.0, 16.0])
+    assert len(Pairs(logs=np.array([]), visits=()).of_visits(1).logs) == 0
 
 
 def biased(rng: np.random.Generator, *, num_visits: tuple[int, ...], between: float, within: float) -> list[Sample]:

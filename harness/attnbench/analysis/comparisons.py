@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.statistics.effects import Effect, paired_effect
-from attnbench.statistics.intervals import Block, Estimate, Pairs, in_blocks_of, paired_ratio, pairs, pairs_of_sides
+from attnbench.statistics.intervals import Block, Estimate, Pairs, paired_ratio, pairs, pairs_with_baseline
 from attnbench.statistics.verdicts import Judgement, Policy, judge, share_of_cells, visits_to_go
 from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import (
@@ -69,7 +69,8 @@ def noise_floors(results: Results) -> dict[str, Estimate]:
     """
     floors: dict[str, Estimate] = {}
     for (workload, _), record in _baselines(results).items():
-        floor = paired_ratio(_pairs(results, record, CONTROL_LATENCY, record))
+        discarded: Collection[Block] = results.discarded.get(workload, ())
+        floor = paired_ratio(pairs(_samples(record, CONTROL_LATENCY), _samples(record, LATENCY), discarded))
         if floor is not None and (floor.largest_log or 0.0) >= (floors.get(workload, floor).largest_log or 0.0):
             floors[workload] = floor
     return floors
@@ -87,18 +88,19 @@ def winners(results: Results) -> list[Winner]:
     for record in results.records:
         baseline = baselines.get((record.workload.id, Arm(implementation=results.plan.baseline)))
         if record.status is Status.ok and baseline is not None:
-            by_workload.setdefault(record.workload.id, []).append((record, _pairs(results, record, LATENCY, baseline)))
-    return [winner for rows in by_workload.values() if (winner := _winner(rows)) is not None]
-
-
-def _winner(rows: list[tuple[Record, Pairs]]) -> Winner | None:
-    choosing = [(paired_ratio(pairs.only(lambda visit: visit % 2 == 0)), record, pairs) for record, pairs in rows]
-    known = [(ratio.point, record, pairs) for ratio, record, pairs in choosing if ratio is not None]
-    if len(known) < 2:  # noqa: PLR2004 - one alone beats nothing
-        return None
-    _, record, own = min(known, key=lambda row: row[0])
-    held_out = paired_ratio(own.only(lambda visit: visit % 2 == 1))
-    return Winner(workload=record.workload, implementation=record.implementation, ratio=held_out)
+            discarded: Collection[Block] = results.discarded.get(record.workload.id, ())
+            controls = () if record is baseline else _samples(baseline, CONTROL_LATENCY)
+            own = pairs(_samples(record, LATENCY), _samples(baseline, LATENCY), discarded, controls)
+            by_workload.setdefault(record.workload.id, []).append((record, own))
+    found = []
+    for rows in by_workload.values():
+        chosen_by = [(paired_ratio(own.of_visits(0)), record, own) for record, own in rows]
+        known = [(ratio.point, record, own) for ratio, record, own in chosen_by if ratio is not None]
+        if len(known) > 1:  # one alone beats nothing
+            _, record, own = min(known, key=lambda row: row[0])
+            ratio = paired_ratio(own.of_visits(1))
+            found.append(Winner(workload=record.workload, implementation=record.implementation, ratio=ratio))
+    return found
 
 
 def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
@@ -109,13 +111,9 @@ def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
         if record.status is Status.ok and baseline is not None and record is not baseline:
             discarded: Collection[Block] = results.discarded.get(record.workload.id, ())
             own, reference = _samples(record, LATENCY), _samples(baseline, LATENCY)
-            controls = in_blocks_of(own, _samples(baseline, CONTROL_LATENCY))
-            found = (
-                pairs(own, reference, discarded, controls)
-                if results.plan.sides is None
-                else pairs_of_sides((own, _samples(record, CONTROL_LATENCY)), (reference, controls), discarded)
-            )
-            yield record, found, pairs(controls, reference, discarded)
+            own_control = None if results.plan.sides is None else _samples(record, CONTROL_LATENCY)
+            control = _samples(baseline, CONTROL_LATENCY)
+            yield record, *pairs_with_baseline(own, reference, control, discarded, own_control)
 
 
 def _comparison(results: Results, record: Record, baseline: Record, judged: Judgement) -> Comparison:
@@ -158,13 +156,6 @@ def _baselines(results: Results) -> dict[Key, Record]:
     """The ok cells that others are compared with."""
     references = (record for record in results.records if results.plan.is_reference(record.arm))
     return {record.key: record for record in references if record.status is Status.ok}
-
-
-def _pairs(results: Results, record: Record, metric: str, baseline: Record) -> Pairs:
-    discarded: Collection[Block] = results.discarded.get(record.workload.id, ())
-    is_compared = metric == LATENCY and record is not baseline
-    controls = _samples(baseline, CONTROL_LATENCY) if is_compared else ()
-    return pairs(_samples(record, metric), _samples(baseline, LATENCY), discarded, controls)
 
 
 def _samples(record: Record, metric: str) -> tuple[Sample, ...]:

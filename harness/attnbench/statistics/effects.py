@@ -7,7 +7,7 @@ from an effect is decided in one place, `statistics/verdicts.py`.
 
 import math
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from attnbench.statistics.intervals import (
     Array,
     Estimate,
     Pairs,
+    grouped,
     mean_of,
     paired_ratio,
     t_quantile,
@@ -80,7 +81,7 @@ class Effect:
     def is_within(self) -> bool:
         """Whether the interval lies inside what may be called equivalent."""
         half = self.ratio.half_width
-        return half is not None and abs(self.log) + half <= alike(self.margin)
+        return half is not None and abs(self.log) + half <= math.log1p(self.sameness)
 
     @property
     def seems_slower(self) -> bool:
@@ -94,22 +95,18 @@ def margin(floor: Estimate | None, smallest: float = SMALLEST_EFFECT) -> float:
     return max(smallest, 0.0 if largest is None else math.expm1(min(largest, LARGEST_LOG)))
 
 
-def alike(margin: float) -> float:
-    """How far apart, on the log scale, two times may be that are called equivalent."""
-    return min(math.log1p(margin), math.log1p(LARGEST_EQUIVALENCE))
-
-
 def paired_effect(pairs: Pairs, floor: Estimate | None, smallest: float = SMALLEST_EFFECT) -> Effect | None:
     """The effect that pairs in blocks show, where the baseline to itself is `floor`; None without any pair."""
     ratio, limit = paired_ratio(pairs), margin(floor, smallest)
     if ratio is None:
         return None
+    medians = np.array(list(pairs.medians.values()))
     return Effect(
         ratio=ratio,
         margin=limit,
         smallest=smallest,
         e_same=evidence.last(evidence.e_values(pairs.logs, pairs.controls)),
-        e_apart=evidence.against_beyond(np.array(list(pairs.medians.values())), alike(limit)),
+        e_apart=evidence.against_beyond(medians, math.log1p(min(limit, LARGEST_EQUIVALENCE))),
         spread=robust_spread(pairs.halfway),
     )
 
@@ -141,13 +138,7 @@ def mean_over_cells(cells: Sequence[Pairs]) -> Estimate | None:
     alone = mean_of(ratios)
     if error <= (alone.standard_error or 0.0):
         return alone
-    return Estimate(
-        point=alone.point,
-        standard_error=error,
-        num_clusters=number,
-        num_samples=alone.num_samples,
-        degrees=number - 1.0,
-    )
+    return replace(alone, standard_error=error, num_clusters=number, degrees=number - 1.0)
 
 
 def midmeans(cells: Sequence[Pairs]) -> Array:
@@ -156,16 +147,15 @@ def midmeans(cells: Sequence[Pairs]) -> Array:
     Its sign turns where the sides change places, so that a bet on it is as fair as on a single block, and it scatters
     less than a median. Of up to four values the middle half is the median.
     """
-    logs: dict[int, list[float]] = {}
-    for pairs in cells:
-        for (epoch, _), log in zip(pairs.visits, pairs.logs.tolist(), strict=True):
-            logs.setdefault(epoch, []).append(log)
-    means = []
-    for epoch in sorted(logs):
-        values = sorted(logs[epoch])
+    logs = sorted(
+        (epoch, log) for pairs in cells for (epoch, _), log in zip(pairs.visits, pairs.logs.tolist(), strict=True)
+    )
+
+    def midmean(values: list[float]) -> float:
         cut = (len(values) + 1) // 4
-        means.append(float(np.mean(values[cut : len(values) - cut])))
-    return np.array(means)
+        return float(np.mean(values[cut : len(values) - cut]))
+
+    return np.array(list(grouped(logs, midmean).values()))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -196,23 +186,18 @@ def effect_between_runs(base: Relative, candidate: Relative, between_runs: float
         num_samples=sum(each.num_samples for each in both),
         degrees=degrees,
     )
-    floor = max(_floor_between_runs(base.floor, candidate.floor, between_runs), least_floor)
-    return _between_runs(ratio, floor, min(base.num_epochs, candidate.num_epochs))
+    floors = [each.floor.largest_log for each in (base, candidate) if each.floor is not None]
+    logs = [log for log in floors if log is not None]
+    if len(logs) == len(both):  # how far from 1 a ratio of ratios of identical code may lie, by the A/A of both runs
+        drift = t_quantile((1 + CONFIDENCE) / 2, KNOWN) * math.sqrt(2) * between_runs
+        least_floor = max(math.expm1(math.hypot(drift, *logs)), least_floor)
+    return _between_runs(ratio, least_floor, min(base.num_epochs, candidate.num_epochs))
 
 
 def _between_runs(ratio: Estimate, floor: float, num_processes: int) -> Effect:
     p = p_value(ratio)
     e_same = 1 / p if p else math.inf
     return Effect(ratio=ratio, margin=floor, smallest=0.0, e_same=e_same, num_processes=num_processes)
-
-
-def _floor_between_runs(base: Estimate | None, candidate: Estimate | None, between_runs: float) -> float:
-    """How far from 1 a ratio of ratios of identical code may lie, by both runs' A/A; 0 where one has no interval."""
-    logs = [floor.largest_log for floor in (base, candidate) if floor is not None and floor.largest_log is not None]
-    if len(logs) < 2:  # noqa: PLR2004 - both runs
-        return 0.0
-    drift = t_quantile((1 + CONFIDENCE) / 2, KNOWN) * math.sqrt(2) * between_runs
-    return math.expm1(math.hypot(drift, *logs))
 
 
 def p_value(ratio: Estimate) -> float:
@@ -246,11 +231,5 @@ def mean_between_runs(
     ]
     mean = mean_of(means)
     error, degrees = total_error([((mean.standard_error or 0.0) ** 2, mean.freedom), (2 * between_runs**2, KNOWN)])
-    ratio = Estimate(
-        point=mean.point,
-        standard_error=error,
-        num_clusters=len(means),
-        num_samples=mean.num_samples,
-        degrees=degrees,
-    )
+    ratio = replace(mean, standard_error=error, num_clusters=len(means), degrees=degrees)
     return _between_runs(ratio, least_floor, num_processes)

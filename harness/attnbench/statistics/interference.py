@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Iterable
 
-from attnbench.statistics.intervals import Block, median
+from attnbench.statistics.intervals import Block, median, place_of
 from attnbench.storage.records import Sample
 
 WINDOW = 50
@@ -51,14 +51,10 @@ class InterferenceGauge:
                 self._epoch = sample.epoch
             self.num_blocks += 1
             log = math.log(sample.value)
-            if self._is_late(log):
-                self.discarded.setdefault(workload, set()).add((sample.epoch, sample.visit, sample.block))
+            known = self._recent if len(self._recent) >= FEWEST else [*self._before, *self._recent]
+            if len(known) >= FEWEST:
+                usual = median(known)
+                spread = median(abs(each - usual) for each in known)
+                if log - usual > max(LARGEST_CALM, SPREADS * spread):
+                    self.discarded.setdefault(workload, set()).add(place_of(sample))
             self._recent.append(log)
-
-    def _is_late(self, log: float) -> bool:
-        known = self._recent if len(self._recent) >= FEWEST else [*self._before, *self._recent]
-        if len(known) < FEWEST:
-            return False
-        usual = median(known)
-        spread = median(abs(each - usual) for each in known)
-        return log - usual > max(LARGEST_CALM, SPREADS * spread)

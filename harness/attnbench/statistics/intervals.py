@@ -8,6 +8,7 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -30,6 +31,7 @@ MEDIAN_FACTOR = math.sqrt(math.pi / 2)
 Array = NDArray[np.float64]
 Visit = tuple[int, int]
 Block = tuple[int, int, int]
+Group = TypeVar("Group")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,44 +93,44 @@ class Pairs:
     @property
     def medians(self) -> dict[Visit, float]:
         """The median log ratio of each visit, in time order."""
-        return _by_visit(zip(self.visits, self.logs.tolist(), strict=True))
+        return grouped(zip(self.visits, self.logs.tolist(), strict=True), np.median)
 
     @property
     def centres(self) -> dict[Visit, float]:
         """The same, or where there are controls, halfway between it and the median log ratio to the control."""
-        by_control = (
-            {}
-            if self.controls is None
-            else _by_visit(
-                (visit, log)
-                for visit, log in zip(self.visits, self.controls.tolist(), strict=True)
-                if not math.isnan(log)
-            )
-        )
+        logs = [] if self.controls is None else zip(self.visits, self.controls.tolist(), strict=True)
+        by_control = grouped(((visit, log) for visit, log in logs if not math.isnan(log)), np.median)
         return {visit: (log + by_control.get(visit, log)) / 2 for visit, log in self.medians.items()}
 
     @property
     def halfway(self) -> Array:
         """The log ratio of each block to what lies halfway between baseline and control (n,)."""
-        return (
-            self.logs
-            if self.controls is None
-            else (self.logs + np.where(np.isnan(self.controls), self.logs, self.controls)) / 2
-        )
+        controls = self.logs if self.controls is None else self.controls
+        return (self.logs + np.where(np.isnan(controls), self.logs, controls)) / 2
 
     def by_epoch(self) -> "Pairs":
         """One for each process: the mean of its visits' medians, for where a process may have a bias of its own."""
-        epochs: dict[int, list[float]] = {}
-        for (epoch, _), log in self.medians.items():
-            epochs.setdefault(epoch, []).append(log)
-        logs = np.array([np.mean(medians) for medians in epochs.values()])
-        return Pairs(logs=logs, visits=tuple((epoch, 0) for epoch in epochs))
+        epochs = grouped(((epoch, log) for (epoch, _), log in self.medians.items()), np.mean)
+        return Pairs(logs=np.array(list(epochs.values())), visits=tuple((epoch, 0) for epoch in epochs))
 
-    def only(self, keeps: Callable[[int], bool]) -> "Pairs":
-        """Those of the visits whose number is kept."""
-        kept = np.array([keeps(number) for _, number in self.visits], dtype=bool)
+    def of_visits(self, parity: int) -> "Pairs":
+        """Those of every second visit: of the even ones with parity 0, of the odd ones with 1."""
+        kept = np.array([number % 2 == parity for _, number in self.visits], dtype=bool)
         controls = None if self.controls is None else self.controls[kept]
         return Pairs(logs=self.logs[kept], visits=tuple(itertools.compress(self.visits, kept)), controls=controls)
+
+
+def grouped(values: Iterable[tuple[Group, float]], combine: Callable[[list[float]], Any]) -> dict[Group, float]:
+    """One number for each group, such as the median of its values, in the order in which groups first appear."""
+    groups: dict[Group, list[float]] = {}
+    for group, value in values:
+        groups.setdefault(group, []).append(value)
+    return {group: float(combine(members)) for group, members in groups.items()}
+
+
+def place_of(sample: Sample) -> Block:
+    """The epoch, visit and block that a sample belongs to."""
+    return sample.epoch, sample.visit, sample.block
 
 
 def median(values: Iterable[float]) -> float:
@@ -154,7 +156,7 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
     Advanced Theory of Statistics, vol. 1.
     """
     values = [sample.value for sample in samples]
-    medians = _by_visit(((sample.epoch, sample.visit), math.log(sample.value)) for sample in samples)
+    medians = grouped((((sample.epoch, sample.visit), math.log(sample.value)) for sample in samples), np.median)
     error, degrees = _error_of_mean(medians)
     return Estimate(
         point=median(values),
@@ -172,7 +174,10 @@ def pairs(
     controls: Sequence[Sample] = (),
 ) -> Pairs:
     """The log ratio of `arm` to `baseline`, and to its control, in each block that holds both and is not discarded."""
-    logs, reference, others = _logs(arm), _logs(baseline), _logs(controls)
+    logs, reference, others = (
+        grouped(((place_of(sample), math.log(sample.value)) for sample in samples), np.mean)
+        for samples in (arm, baseline, controls)
+    )
     places = sorted(place for place in logs if place in reference and place not in discarded)
     return Pairs(
         logs=np.array([logs[place] - reference[place] for place in places]),
@@ -181,26 +186,27 @@ def pairs(
     )
 
 
-def in_blocks_of(arm: Sequence[Sample], samples: Sequence[Sample]) -> list[Sample]:
-    """The samples of the blocks in which `arm` took part too."""
-    places = {(sample.epoch, sample.visit, sample.block) for sample in arm}
-    return [sample for sample in samples if (sample.epoch, sample.visit, sample.block) in places]
-
-
-def pairs_of_sides(
-    candidate: tuple[Sequence[Sample], Sequence[Sample]],
-    base: tuple[Sequence[Sample], Sequence[Sample]],
+def pairs_with_baseline(
+    arm: Sequence[Sample],
+    baseline: Sequence[Sample],
+    control: Sequence[Sample],
     discarded: Collection[Block] = (),
-) -> Pairs:
-    """The log ratio of two sides in each block, each side with its samples and those of its A/A control.
+    own_control: Sequence[Sample] | None = None,
+) -> tuple[Pairs, Pairs]:
+    """An arm's pairs with its baseline, and in the same blocks those of the baseline's A/A control.
 
-    Where both have a control, as in processes of their own, the mean of a side's two logs counts, which scatters less.
-    Where only the base has one it is left out: the sides must be exchangeable for a bet on the sign to be fair.
+    `own_control` belongs to the arm, and is given, if only empty, where two sides are compared. Where both sides have a
+    control, as in processes of their own, the mean of a side's two logs counts, which scatters less. Where only the
+    base has one it is left out: the sides must be exchangeable for a bet on the sign to be fair.
     """
-    (own, own_control), (reference, reference_control) = candidate, base
-    if own_control and reference_control:
-        own, reference = [*own, *own_control], [*reference, *reference_control]
-    return pairs(own, reference, discarded)
+    places = set(map(place_of, arm))
+    control = [sample for sample in control if place_of(sample) in places]
+    controls = pairs(control, baseline, discarded)
+    if own_control is None:
+        return pairs(arm, baseline, discarded, control), controls
+    if own_control and control:
+        arm, baseline = [*arm, *own_control], [*baseline, *control]
+    return pairs(arm, baseline, discarded), controls
 
 
 def paired_ratio(paired: Pairs) -> Estimate | None:
@@ -283,22 +289,6 @@ def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float 
     from scipy.stats import linregress  # here, because it takes longer to import than --help may take
 
     return float(linregress(*zip(*points, strict=True)).slope)
-
-
-def _logs(samples: Sequence[Sample]) -> dict[Block, float]:
-    """The mean log value of each block."""
-    blocks: dict[Block, list[float]] = {}
-    for sample in samples:
-        blocks.setdefault((sample.epoch, sample.visit, sample.block), []).append(math.log(sample.value))
-    return {place: float(np.mean(logs)) for place, logs in blocks.items()}
-
-
-def _by_visit(logs: Iterable[tuple[Visit, float]]) -> dict[Visit, float]:
-    """The median of each visit's values."""
-    visits: dict[Visit, list[float]] = {}
-    for visit, log in logs:
-        visits.setdefault(visit, []).append(log)
-    return {visit: median(values) for visit, values in visits.items()}
 
 
 def _error_of_mean(medians: Mapping[Visit, float]) -> tuple[float | None, float]:

@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnbench.statistics import evidence
-from attnbench.statistics.effects import Effect, alike
+from attnbench.statistics.effects import Effect
 from attnbench.statistics.intervals import FEWEST_CLUSTERS
 from attnbench.storage.records import Verdict
 
@@ -33,37 +33,18 @@ LARGEST_EXPONENT = 700.0
 """Floating point numbers end soon after e^700."""
 
 
-class Correction(enum.Enum):
-    """How the evidence of many effects is judged together, so that the expected share of false verdicts is kept."""
-
-    e_bh = "e_bh"
-    """For e-values of pairs in blocks, under any dependence between them."""
-    benjamini_yekutieli = "benjamini_yekutieli"
-    """For p-values of two separate runs, under any dependence, too. It is e-BH on 1 / p with a smaller false share."""
-
-    def share(self, false_share: float, number: int) -> float:
-        """The false share with which e-BH keeps `false_share` among so many effects."""
-        if self is Correction.e_bh or not number:
-            return false_share
-        return false_share / sum(1 / rank for rank in range(1, number + 1))
-
-
 @dataclass(frozen=True, kw_only=True)
 class Policy:
     """What a verdict requires, apart from the effect itself."""
 
     false_share: float = FALSE_SHARE
     """The expected share of false verdicts among those faster or slower, and among those equivalent."""
-    correction: Correction = Correction.e_bh
+    is_paired: bool = True
+    """Whether effects are of pairs in blocks, which show by how much two differ; separate runs drift."""
     fewest_processes: int = 0
     """With fewer there is no verdict, except that an unlimited growth is allowed."""
     detectable: float | None = None
     """Relative. Where a slowdown of this size would have shown and none did, no slower is as good as equivalent."""
-
-    @property
-    def is_paired(self) -> bool:
-        """Whether effects are of pairs in blocks, which show by how much two differ; separate runs drift."""
-        return self.correction is Correction.e_bh
 
 
 class Reason(enum.StrEnum):
@@ -96,8 +77,7 @@ class Judgement:
     @property
     def detectable(self) -> float | None:
         """The relative slowdown that would be found in 80 % of repetitions; None: none would, or it is not known."""
-        find = detectable if self.policy.is_paired else detectable_between_runs
-        return find(self.effect, self.needed.differ)
+        return detectable(self.effect, self.needed.differ, is_paired=self.policy.is_paired)
 
     @property
     def would_show(self) -> bool:
@@ -130,7 +110,9 @@ def judge(effects: Sequence[Effect], policy: Policy = ALONE) -> list[Judgement]:
     whatever is rejected is reported; a part of what is rejected, chosen afterwards, could be false more often. For
     p-values, margin and interval come afterwards: two runs differ by more than the noise inside each.
     """
-    share = policy.correction.share(policy.false_share, len(effects))
+    share = policy.false_share
+    if effects and not policy.is_paired:  # Benjamini and Yekutieli: e-BH on 1 / p, with a smaller share
+        share /= sum(1 / rank for rank in range(1, len(effects) + 1))
     beyond = np.array([each.is_beyond for each in effects], dtype=bool)
     counts = beyond | (not policy.is_paired)
     differ = evidence.discoveries(np.where(counts, [each.e_same for each in effects], 0.0), share)
@@ -186,7 +168,7 @@ def visits_to_go(effect: Effect, needed: Needed) -> float:
     number, half, error = ratio.num_clusters, ratio.half_width, ratio.standard_error
     if half is None or error is None:
         return float(max(1, FEWEST_CLUSTERS - number))
-    beyond, within = math.log1p(effect.margin), alike(effect.margin)
+    beyond, within = math.log1p(effect.margin), math.log1p(effect.sameness)
     ways = []
     if shift > beyond:
         bets = _bets_to_go(needed.differ, effect.e_same, shift, effect.spread) * number / ratio.num_samples
@@ -208,36 +190,29 @@ def _bets_to_go(needed: float, value: float, shift: float, spread: float) -> flo
     return math.log(needed / value) / growth if growth else math.inf
 
 
-def detectable(effect: Effect, needed: float = 1 / FALSE_SHARE) -> float | None:
-    """The relative slowdown that pairs as many and as noisy as these would find in 80 % of repetitions.
+def detectable(effect: Effect, needed: float = 1 / FALSE_SHARE, *, is_paired: bool = True) -> float | None:
+    """The relative slowdown that measurements as many and as noisy as these would find in 80 % of repetitions.
 
-    Found means: slower, with `needed` as the e-value to reach. None without an interval, or where so few pairs could
-    not reach it whatever the slowdown.
+    Found means: slower, with `needed` as the e-value or 1 / p-value to reach. None without an interval, where so few
+    pairs could not reach it whatever the slowdown, and where two runs may differ by any growth.
 
     Source of the shape: Bloom, Minimum Detectable Effects, 1995, https://doi.org/10.1177/0193841X9501900504; in
     addition to the interval, the bets on normal differences have to make enough.
     """
-    ratio = effect.ratio
-    if ratio.standard_error is None or ratio.half_width is None or evidence.when_alike(ratio.num_samples) < needed:
+    ratio, error, half = effect.ratio, effect.ratio.standard_error, effect.ratio.half_width
+    if error is None or half is None:
         return None
-    half, beyond = ratio.half_width, math.log1p(effect.margin)
-    luck = ratio.quantile(POWER) * ratio.standard_error
+    luck = ratio.quantile(POWER) * error
+    if not is_paired:
+        limit = max(effect.margin, effect.allowed or 0.0)
+        least = max(ratio.quantile(1 - 1 / needed / 2) * error, math.log1p(limit))
+        return None if math.isinf(limit) else math.expm1(min(least + luck, LARGEST_EXPONENT))
+    if evidence.when_alike(ratio.num_samples) < needed:
+        return None
+    beyond = math.log1p(effect.margin)
     by_interval = max(half + math.hypot(half * ratio.unsteadiness(POWER), luck), beyond + luck)
     if effect.is_floor:  # other repetitions will see another
         by_interval = max(by_interval, beyond + math.hypot(beyond * ratio.unsteadiness(POWER), luck))
     growth = math.log(needed * evidence.NUM_PLAYERS) / ratio.num_samples  # of a single player, for each pair
     by_bets = evidence.shift_for(growth) * effect.spread
-    return math.expm1(max(by_interval, by_bets + NORMAL_POWER * ratio.standard_error))
-
-
-def detectable_between_runs(effect: Effect, needed: float) -> float | None:
-    """The relative slowdown that two runs with errors as large as these would find in 80 % of repetitions.
-
-    Found means: beyond what is allowed and the noise floor, with `needed` as 1 / p-value. None where there is no
-    standard error, and where any growth is allowed.
-    """
-    error, limit = effect.ratio.standard_error, max(effect.margin, effect.allowed or 0.0)
-    if error is None or math.isinf(limit):
-        return None
-    least = max(effect.ratio.quantile(1 - 1 / needed / 2) * error, math.log1p(limit))
-    return math.expm1(min(least + effect.ratio.quantile(POWER) * error, LARGEST_EXPONENT))
+    return math.expm1(max(by_interval, by_bets + NORMAL_POWER * error))

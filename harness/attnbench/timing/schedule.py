@@ -19,10 +19,8 @@ from attnbench.statistics.effects import Effect, paired_effect
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import (
     FEWEST_CLUSTERS,
-    in_blocks_of,
     paired_ratio,
-    pairs,
-    pairs_of_sides,
+    pairs_with_baseline,
     t_quantile,
 )
 from attnbench.statistics.verdicts import Needed, Policy, judge, needed, share_of_cells, visits_to_go
@@ -111,13 +109,10 @@ class Race:
             if arm == reference or (workload, arm) in self.closed:
                 continue
             own, baseline = taken.get(arm, []), taken.get(reference, [])
-            control = in_blocks_of(own, taken.get(reference.as_control(), []))
-            floor = paired_ratio(pairs(control, baseline, discarded))
-            compared = (
-                pairs_of_sides((own, taken.get(arm.as_control(), [])), (baseline, control), discarded).by_epoch()
-                if self.has_sides
-                else pairs(own, baseline, discarded, control)
-            )
+            control = taken.get(reference.as_control(), [])
+            own_control = taken.get(arm.as_control(), []) if self.has_sides else None
+            compared, controls = pairs_with_baseline(own, baseline, control, discarded, own_control)
+            compared, floor = compared.by_epoch() if self.has_sides else compared, paired_ratio(controls)
             effect = paired_effect(compared, floor, self.plan.smallest_effect)
             if effect is not None:
                 self.judged[workload, arm] = effect

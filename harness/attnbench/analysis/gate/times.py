@@ -18,7 +18,7 @@ from attnbench.analysis.overall import WHOLE
 from attnbench.analysis.results import Results
 from attnbench.statistics.effects import Effect, Relative, effect_between_runs, mean_between_runs
 from attnbench.statistics.intervals import Estimate, median_estimate, paired_ratio
-from attnbench.statistics.verdicts import Correction, Judgement, Policy, Reason, judge
+from attnbench.statistics.verdicts import Judgement, Policy, Reason, judge
 from attnbench.storage.records import Record, Verdict
 from attnbench.units import percent
 
@@ -84,7 +84,7 @@ def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
         if effect.ratio.standard_error is not None and effect.num_processes >= thresholds.fewest_epochs:
             by_workload.setdefault(match.key[0], []).append(effect_between_runs(earlier, later, 0.0).ratio)
     policy = Policy(
-        correction=Correction.benjamini_yekutieli,
+        is_paired=False,
         fewest_processes=thresholds.fewest_epochs,
         detectable=max(thresholds.see, 2 * least_floor),
     )
