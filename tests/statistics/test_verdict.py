@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from attnbench.statistics.effects import Effect, alike, margin, paired_effect
+from attnbench.statistics.effects import Effect, margin, paired_effect
 from attnbench.statistics.intervals import Estimate, Pairs
 from attnbench.statistics.verdicts import ALONE as JUDGED_ALONE
 from attnbench.statistics.verdicts import Judgement, Needed, detectable, judge, needed, visits_to_go
@@ -93,8 +93,9 @@ def test_the_margin_is_two_percent_or_the_floor():
     assert margin(Estimate(point=1.0, standard_error=None, num_clusters=1, num_samples=4)) == SMALLEST_EFFECT
     assert math.log1p(margin(floor)) == pytest.approx(math.log(1.01) + HALF)
     assert margin(floor, 0.5) == 0.5
-    assert alike(0.03) == math.log1p(0.03)
-    assert alike(5.0) == math.log1p(LARGEST_EQUIVALENCE)
+    ratio = Estimate(point=1.0, standard_error=None, num_clusters=1, num_samples=4)
+    assert Effect(ratio=ratio, margin=0.03, e_same=1.0).sameness == 0.03
+    assert Effect(ratio=ratio, margin=5.0, e_same=1.0).sameness == LARGEST_EQUIVALENCE
 
 
 @pytest.mark.parametrize(
