@@ -60,7 +60,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
-    effects = (selection.smallest_effect, chosen.smallest_effect, SMALLEST_EFFECT)
+    effects = (selection.smallest_effect, chosen.smallest_effect, sweep.SMALLEST_EFFECT)
     return Plan(
         sweep=Path(selection.sweep).stem,
         workloads=workloads,
