@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner
 
-from attnbench.analysis.gate.series import entries
+from attnbench.analysis.gate.outputs import series
 from attnbench.analysis.history import FEWEST, Choice, Point, alike, among_neighbours, changes, follow, gather
 from attnbench.analysis.table import table
 from attnbench.cli import app
@@ -269,7 +269,7 @@ def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, kn
         "fused": known,
     }
     assert told._label(list(found.values())).splitlines() == ["bbbbbbb", known[:7], "11-02"]
-    points = {str(entry["name"]).partition(" on ")[0]: entry["extra"] for entry in entries(results)}
+    points = {str(entry["name"]).partition(" on ")[0]: entry["extra"] for entry in series(results)}
     assert f"commit {OLD}" in points["fused (base)"]
     assert f"commit {candidate or 'unknown'}" in points["fused"]
     assert set(table(results)["commit"]) == {OLD, candidate}

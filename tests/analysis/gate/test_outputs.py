@@ -7,7 +7,7 @@ from xml.etree import ElementTree as ET
 import msgspec
 import pytest
 
-from attnbench.analysis.gate import outputs, series
+from attnbench.analysis.gate import outputs
 from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Outcome
 from attnbench.analysis.results import Results
@@ -84,7 +84,7 @@ def test_what_cannot_be_judged_is_skipped_and_a_session_that_is_not_valid_is_an_
 
 
 def test_points_have_the_form_that_the_action_reads(both) -> None:
-    found = series.entries(both[0])
+    found = outputs.series(both[0])
     assert len(found) == 2 * len(both[0].records)
     for entry in found:
         assert list(entry) == ["name", "unit", "value", "range", "extra"]

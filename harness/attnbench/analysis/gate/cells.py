@@ -1,19 +1,15 @@
 """Which cell of one run is which of the other: the same, renamed, gone or new."""
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 
 import msgspec
 
-from attnbench.analysis.gate.rulings import LATENCY
+from attnbench.analysis.gate.rulings import Key
 from attnbench.analysis.results import Results
 from attnbench.plugins import name_of
-from attnbench.storage.records import Record, Status
-from attnbench.workloads.workload import Workload
-
-Key = tuple[str, str]
-"""Workload id and implementation."""
+from attnbench.storage.records import Record
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,8 +43,22 @@ def key_of(record: Record) -> Key:
 
 def match_runs(base: Results, candidate: Results) -> list[Match]:
     """Every cell of either run, the base's first, in the order of their plans."""
-    implementations = _renamed(_digests(base), _digests(candidate))
-    workloads = _renamed(_work(base), _work(candidate))
+
+    def digests(results: Results) -> dict[str, str]:
+        """The source of each implementation; empty where it has none."""
+        return {name_of(spec): results.plan.digests.get(spec, "") for spec in results.plan.implementations}
+
+    def work(results: Results) -> dict[str, str]:
+        """What each workload computes, by how many threads; the seed of its random numbers is left out."""
+        environments = (record.environment for record in results.records if record.environment is not None)
+        default = next((environment.num_threads for environment in environments), 0)  # what num_threads=0 stood for
+        return {
+            each.id: msgspec.structs.replace(each, seed=0, num_threads=each.num_threads or default).id
+            for each in results.plan.workloads
+        }
+
+    implementations = _renamed(digests(base), digests(candidate))
+    workloads = _renamed(work(base), work(candidate))
 
     def renamed(key: Key) -> Key:
         return workloads.get(key[0], key[0]), implementations.get(key[1], key[1])
@@ -65,22 +75,6 @@ def match(
     return [*matches, *(Match(base=None, candidate=record) for record in rest.values())]
 
 
-def _digests(results: Results) -> dict[str, str]:
-    """The source of each implementation; empty where it has none."""
-    return {name_of(spec): results.plan.digests.get(spec, "") for spec in results.plan.implementations}
-
-
-def _work(results: Results) -> dict[str, str]:
-    """What each workload computes, by how many threads; the seed of its random numbers is left out."""
-    environments = (record.environment for record in results.records if record.environment is not None)
-    default = next((environment.num_threads for environment in environments), 0)  # what num_threads=0 stood for
-
-    def work(workload: Workload) -> str:
-        return msgspec.structs.replace(workload, seed=0, num_threads=workload.num_threads or default).id
-
-    return {workload.id: work(workload) for workload in results.plan.workloads}
-
-
 def _renamed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
     """Old names to new: one that is gone and one that is new, where each is the only one with the same content."""
     gone = {name: content for name, content in before.items() if content and name not in after}
@@ -88,17 +82,3 @@ def _renamed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, s
     num_gone, num_new = Counter(gone.values()), Counter(new.values())
     names = {content: name for name, content in new.items()}
     return {name: names[content] for name, content in gone.items() if num_gone[content] == num_new[content] == 1}
-
-
-def both_ok(matches: Iterable[Match]) -> Iterator[tuple[Match, Record, Record]]:
-    """The cells that are ok in both runs, and what they are there."""
-    for each in matches:
-        base, candidate = each.base, each.candidate
-        if base is not None and candidate is not None and base.status is candidate.status is Status.ok:
-            yield each, base, candidate
-
-
-def metrics(matches: Iterable[Match]) -> set[str]:
-    """Every metric with a pass of its own that either run holds."""
-    records = [record for each in matches for record in (each.base, each.candidate) if record is not None]
-    return {each.metric for record in records for each in record.measurements if not each.metric.startswith(LATENCY)}

@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 
 from attnbench.analysis.gate.cells import Match
 from attnbench.analysis.gate.rulings import (
@@ -11,6 +12,7 @@ from attnbench.analysis.gate.rulings import (
     EXECUTED_FLOPS,
     LATENCY,
     NUM_OPERATORS,
+    OUTCOMES,
     STATUS,
     Kind,
     Outcome,
@@ -40,33 +42,30 @@ def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
     base, candidate = match.base, match.candidate
     if candidate is None:
         assert base is not None
-        yield ruling(base, STATUS, Kind.lost, f"the cell is gone; it was {base.status}", base=str(base.status))
+        yield ruling(match.key, STATUS, Kind.lost, f"the cell is gone; it was {base.status}", base=str(base.status))
         return
     if match.renamed_from:
         words = f"was {match.renamed_from} before; judged as the same cell"
-        yield ruling(candidate, "name", Kind.changed, words)
-    kind, outcome, words = _newcomer(candidate) if base is None else _status(base, candidate)
-    before = None if base is None else str(base.status)
-    after = str(candidate.status)
-    yield ruling(candidate, STATUS, kind, words, outcome=outcome, base=before, candidate=after)
+        yield ruling(match.key, "name", Kind.changed, words)
+    kind, outcome, words = _status(base, candidate)
+    before, after = None if base is None else str(base.status), str(candidate.status)
+    yield ruling(match.key, STATUS, kind, words, outcome=outcome or OUTCOMES[kind], base=before, candidate=after)
     if base is not None and base.status is candidate.status is Status.ok:
         yield from _check(base, candidate, thresholds)
-        yield from _backend(base, candidate)
         yield from _numbers(base, candidate, thresholds)
 
 
-def _newcomer(candidate: Record) -> tuple[Kind, Outcome | None, str]:
-    if candidate.is_finding:
-        return Kind.failed, None, _with_message("new, and it failed", candidate)
-    return Kind.new, None, f"new: {candidate.status}, and nothing to compare it with"
-
-
-def _status(base: Record, candidate: Record) -> tuple[Kind, Outcome | None, str]:
-    """How the cell ended, then and now."""
-    before, after = base.status, candidate.status
+def _status(base: Record | None, candidate: Record) -> tuple[Kind, Outcome | None, str]:
+    """How the cell ended, then and now; with an outcome where it is not the usual one of the kind."""
+    after, message = candidate.status, f": {candidate.message}" if candidate.message else ""
+    if base is None:
+        if candidate.is_finding:
+            return Kind.failed, None, f"new, and it failed; now {after}{message}"
+        return Kind.new, None, f"new: {after}, and nothing to compare it with"
+    before = base.status
     kind, outcome, words = Kind.same, None, f"{after} as before"
     if candidate.is_finding and not base.is_finding:
-        kind, words = Kind.failed, _with_message(f"was {before}", candidate)
+        kind, words = Kind.failed, f"was {before}; now {after}{message}"
     elif candidate.is_finding and before is after and _reason(base) == _reason(candidate):
         kind, outcome, words = Kind.failed, Outcome.passed, f"failed as before: {_described(candidate)}"
     elif candidate.is_finding:
@@ -75,16 +74,12 @@ def _status(base: Record, candidate: Record) -> tuple[Kind, Outcome | None, str]
         kind, outcome = (Kind.changed, Outcome.improved) if base.is_finding else (Kind.new, None)
         words = f"was {before}, is ok"
     elif before is Status.ok and after is Status.unsupported:
-        kind, words = Kind.lost, _with_message("was ok", candidate)
+        kind, words = Kind.lost, f"was ok; now {after}{message}"
     elif before is not after and (before is Status.ok or base.is_finding):  # foreseen to be out of reach, or refused
-        kind, words = Kind.lost, _with_message(f"was {before} and is no longer tried", candidate)
+        kind, words = Kind.lost, f"was {before} and is no longer tried; now {after}{message}"
     elif before is not after:
-        words = _with_message(f"was {before}, not tried either", candidate)
+        words = f"was {before}, not tried either; now {after}{message}"
     return kind, outcome, words
-
-
-def _with_message(lead: str, record: Record) -> str:
-    return f"{lead}; now {record.status}" + (f": {record.message}" if record.message else "")
 
 
 def _described(record: Record) -> str:
@@ -99,29 +94,6 @@ def _reason(record: Record) -> tuple[str, ...]:
     return *agreement.mistakes, agreement.step
 
 
-def _check(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
-    """Whether the check is as complete as it was, and whether errors have grown."""
-    if base.agreement is None:
-        return
-    missing = sorted(tried(base.agreement) - tried(candidate.agreement))
-    if missing:
-        more = " and more" if len(missing) > _MOST_MISSING else ""
-        words = f"the check no longer tries {', '.join(missing[:_MOST_MISSING])}{more}"
-        yield ruling(candidate, CHECK, Kind.lost, words)
-    before = base.agreement.error_ratio
-    after = None if candidate.agreement is None else candidate.agreement.error_ratio
-    if before is None or after is None:
-        return
-    allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, ERROR_RATIO)
-    kind, words = (
-        Kind.same,
-        f"the largest error / tolerance is {significant(after, 2)}, before {significant(before, 2)}",
-    )
-    if after > before + allowed:
-        kind, words = Kind.grown, f"{words}; it may grow by {significant(allowed, 2)}"
-    yield ruling(candidate, ERROR_RATIO, kind, words, base=before, candidate=after)
-
-
 def tried(agreement: Agreement | None) -> set[str]:
     """What a check compared and which rules it tried, by name."""
     if agreement is None:
@@ -130,19 +102,35 @@ def tried(agreement: Agreement | None) -> set[str]:
     return compared | {f"the rule {rule.rule}" for rule in agreement.rules}
 
 
-def _backend(base: Record, candidate: Record) -> Iterator[Ruling]:
-    """Which backend ran."""
+def _check(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
+    """Whether the check is as complete as it was, whether errors have grown, and which backend ran."""
+    rule = partial(ruling, (candidate.workload.id, candidate.implementation))
+    was, now = base.agreement, candidate.agreement
+    missing = sorted(tried(was) - tried(now))
+    if missing:
+        more = " and more" if len(missing) > _MOST_MISSING else ""
+        yield rule(CHECK, Kind.lost, f"the check no longer tries {', '.join(missing[:_MOST_MISSING])}{more}")
+    before, after = (None if each is None else each.error_ratio for each in (was, now))
+    if before is not None and after is not None:
+        allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, ERROR_RATIO)
+        kind, words = (
+            Kind.same,
+            f"the largest error / tolerance is {significant(after, 2)}, before {significant(before, 2)}",
+        )
+        if after > before + allowed:
+            kind, words = Kind.grown, f"{words}; it may grow by {significant(allowed, 2)}"
+        yield rule(ERROR_RATIO, kind, words, base=before, candidate=after)
     if base.operators is None:
         return
-    before = base.operators.observed or "none"
+    ran = base.operators.observed or "none"
     if candidate.operators is None:
-        yield ruling(candidate, BACKEND, Kind.lost, "the operators that run are no longer observed", base=before)
+        yield rule(BACKEND, Kind.lost, "the operators that run are no longer observed", base=ran)
         return
-    after = candidate.operators.observed or "none"
-    kind, words = Kind.same, f"{after} as before"
-    if before != after:
-        kind, words = Kind.changed, f"another backend ran: {after}, before {before}"
-    yield ruling(candidate, BACKEND, kind, words, base=before, candidate=after)
+    runs = candidate.operators.observed or "none"
+    kind, words = Kind.same, f"{runs} as before"
+    if ran != runs:
+        kind, words = Kind.changed, f"another backend ran: {runs}, before {ran}"
+    yield rule(BACKEND, kind, words, base=ran, candidate=runs)
 
 
 def numbers(record: Record) -> dict[str, tuple[float, str]]:
@@ -160,32 +148,20 @@ def numbers(record: Record) -> dict[str, tuple[float, str]]:
 
 def _numbers(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
     """Whether a number has grown that may not, or is no longer known."""
-    now = numbers(candidate)
+    key, now = (candidate.workload.id, candidate.implementation), numbers(candidate)
     for metric, (before, unit) in numbers(base).items():
-        if metric in now:
-            allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, metric)
-            yield _growth(candidate, metric, unit, (before, now[metric][0]), allowed)
-        elif metric != NUM_OPERATORS:  # the ruling on the backend says that these are lost
-            yield ruling(candidate, metric, Kind.lost, f"{metric} is no longer known", base=before, unit=unit)
-
-
-def _growth(record: Record, metric: str, unit: str, values: tuple[float, float], allowed: float) -> Ruling:
-    before, after = values
-    effect = after / before if before > 0 else (1.0 if after == before else math.inf)
-    is_finite = math.isfinite(effect)
-    kind, words = Kind.same, f"{show(after, unit)}, before {show(before, unit)}"
-    if effect > 1 + allowed:
-        by = f" by {significant(100 * (effect - 1), 2)} %" if is_finite else ""
-        kind, words = Kind.grown, f"grown{by} to {words}; allowed is {100 * allowed:g} %"
-    elif effect < 1 - allowed:
-        kind, words = Kind.shrunk, f"shrunk by {significant(100 * (1 - effect), 2)} % to {words}"
-    return ruling(
-        record,
-        metric,
-        kind,
-        words,
-        base=float(before),
-        candidate=float(after),
-        unit=unit,
-        effect=effect if is_finite else None,
-    )
+        if metric not in now:
+            if metric != NUM_OPERATORS:  # the ruling on the backend says that these are lost
+                yield ruling(key, metric, Kind.lost, f"{metric} is no longer known", base=before, unit=unit)
+            continue
+        after, allowed = now[metric][0], thresholds.allowed(*key, metric)
+        effect = after / before if before > 0 else (1.0 if after == before else math.inf)
+        known = effect if math.isfinite(effect) else None
+        kind, words = Kind.same, f"{show(after, unit)}, before {show(before, unit)}"
+        if effect > 1 + allowed:
+            by = "" if known is None else f" by {significant(100 * (effect - 1), 2)} %"
+            kind, words = Kind.grown, f"grown{by} to {words}; allowed is {100 * allowed:g} %"
+        elif effect < 1 - allowed:
+            kind, words = Kind.shrunk, f"shrunk by {significant(100 * (1 - effect), 2)} % to {words}"
+        values = {"base": float(before), "candidate": float(after)}
+        yield ruling(key, metric, kind, words, **values, unit=unit, effect=known)

@@ -7,7 +7,7 @@ import msgspec
 
 from attnbench.analysis.comparisons import effects, noise_floors, policy
 from attnbench.analysis.gate import certain, times
-from attnbench.analysis.gate.cells import Match, key_of, match, match_runs, metrics
+from attnbench.analysis.gate.cells import Match, key_of, match, match_runs
 from attnbench.analysis.gate.rulings import EVERY, LATENCY, OUTCOMES, STATUS, Decision, Kind, Outcome, Ruling, Side
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.overall import by_side, whole_effect
@@ -33,9 +33,13 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
     asked = thresholds or Thresholds()
     matches = match_runs(base, candidate)
     is_elsewhere = fingerprints(base) != fingerprints(candidate)
-    timed, suite = times.between_runs(
-        base, candidate, matches, asked, obstacle=_obstacle(base, candidate), is_elsewhere=is_elsewhere
-    )
+    differ = [
+        f"{name} ({getattr(base.plan, name)} and {getattr(candidate.plan, name)})"
+        for name in ("baseline", "cache", "allocator")
+        if getattr(base.plan, name) != getattr(candidate.plan, name)
+    ]
+    obstacle = f"the runs differ in {', '.join(differ)}" if differ else ""
+    timed, suite = times.between_runs(base, candidate, matches, asked, obstacle=obstacle, is_elsewhere=is_elsewhere)
     return conclude(
         (side(base), side(candidate)),
         matches,
@@ -96,13 +100,19 @@ def conclude(  # noqa: PLR0913 - the parts of a decision
     if invalid:
         rulings, suite = [_discarded(ruling) for ruling in rulings], _discarded(suite)
     rulings = [*(ruling for each in matches for ruling in certain.rulings(each, thresholds)), *rulings]
-    findings = _findings([*rulings, suite])
+    found = [ruling for ruling in (*rulings, suite) if ruling.outcome is Outcome.finding]
+    kinds = Counter(str(ruling.kind) for ruling in found if ruling.workload != EVERY)
+    findings = [f"{number} {kind}" for kind, number in kinds.items()]
+    if len(found) > kinds.total():
+        findings.append("the suite as a whole")
     if invalid and (is_cut_short or not findings):
         outcome, words = Outcome.invalid, "; ".join(invalid)
     elif findings:
-        outcome, words = Outcome.finding, findings
+        outcome, words = Outcome.finding, ", ".join(findings)
     else:
         outcome, words = _without_findings(rulings, suite, thresholds)
+    records = [record for each in matches for record in (each.base, each.candidate) if record is not None]
+    metrics = {each.metric for record in records for each in record.measurements if not each.metric.startswith(LATENCY)}
     return Decision(
         base=sides[0],
         candidate=sides[1],
@@ -110,7 +120,7 @@ def conclude(  # noqa: PLR0913 - the parts of a decision
         words=words,
         suite=suite,
         rulings=tuple(rulings),
-        notes=(*notes, *thresholds.notes([each.key for each in matches], metrics(matches))),
+        notes=(*notes, *thresholds.notes([each.key for each in matches], metrics)),
         invalid=tuple(invalid),
     )
 
@@ -122,14 +132,6 @@ def _discarded(ruling: Ruling) -> Ruling:
     words = f"not judged, since the session is not valid; seen: {ruling.words}"
     kind = Kind.undecided
     return msgspec.structs.replace(ruling, kind=kind, outcome=OUTCOMES[kind], words=words)
-
-
-def _findings(rulings: Sequence[Ruling]) -> str:
-    """The findings by kind, in words; empty where there is none."""
-    found = [ruling for ruling in rulings if ruling.outcome is Outcome.finding]
-    kinds = Counter(str(ruling.kind) for ruling in found if ruling.workload != EVERY)
-    words = [f"{number} {kind}" for kind, number in kinds.items()]
-    return ", ".join([*words, *["the suite as a whole"] * (len(found) > kinds.total())])
 
 
 def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thresholds) -> tuple[Outcome, str]:
@@ -179,16 +181,6 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
     if results.num_discarded > thresholds.discarded_share * results.num_blocks:
         share = f"{results.num_discarded} of {results.num_blocks} blocks"
         yield f"in {name} {share} are discarded because of interference: other work disturbed the machine"
-
-
-def _obstacle(base: Results, candidate: Results) -> str:
-    """Why the times of two runs cannot be compared; empty where they can."""
-    differ = [
-        f"{name} ({getattr(base.plan, name)} and {getattr(candidate.plan, name)})"
-        for name in ("baseline", "cache", "allocator")
-        if getattr(base.plan, name) != getattr(candidate.plan, name)
-    ]
-    return f"the runs differ in {', '.join(differ)}" if differ else ""
 
 
 def _notes(base: Results, candidate: Results, thresholds: Thresholds, *, is_elsewhere: bool) -> Iterator[str]:

@@ -1,12 +1,14 @@
 """Data of a gate: a ruling for each metric of each cell, one for the suite, and the decision that follows from all."""
 
 import enum
+from typing import Any
 
 import msgspec
 
 from attnbench.statistics.verdicts import Reason
-from attnbench.storage.records import Record
 
+Key = tuple[str, str]
+"""Workload id and implementation of a cell."""
 STATUS = "status"
 LATENCY = "latency"
 ERROR_RATIO = "error_ratio"
@@ -83,31 +85,10 @@ class Ruling(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.implementation} on {self.workload}"
 
 
-def ruling(  # noqa: PLR0913 - the fields that rulings have, all but four with defaults
-    record: Record,
-    metric: str,
-    kind: Kind,
-    words: str,
-    *,
-    outcome: Outcome | None = None,
-    base: float | str | None = None,
-    candidate: float | str | None = None,
-    unit: str = "",
-    effect: float | None = None,
-) -> Ruling:
-    """A ruling on one metric of the record's cell, with the usual outcome of its kind if none is given."""
-    return Ruling(
-        workload=record.workload.id,
-        implementation=record.implementation,
-        metric=metric,
-        kind=kind,
-        outcome=outcome or OUTCOMES[kind],
-        words=words,
-        base=base,
-        candidate=candidate,
-        unit=unit,
-        effect=effect,
-    )
+def ruling(key: Key, metric: str, kind: Kind, words: str, **fields: Any) -> Ruling:  # noqa: ANN401 - as Ruling has them
+    """A ruling on one metric of a cell, with the usual outcome of its kind if `fields` have no other."""
+    given = {"outcome": OUTCOMES[kind], **fields}
+    return Ruling(workload=key[0], implementation=key[1], metric=metric, kind=kind, words=words, **given)
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):

@@ -4,7 +4,6 @@ A new baseline takes the place of the old: the folder is committed, and git keep
 the file, one line each, behind the events of the run.
 """
 
-from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 
@@ -15,7 +14,7 @@ from attnbench.analysis.gate.decision import fingerprints, invalid_reasons, judg
 from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.results import Results, read
-from attnbench.storage.events import SCHEMA, BaselineAccepted, Event, RunStarted
+from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted
 from attnbench.storage.journal import events, find_run, journal_of
 
 FOLDER = "baselines"
@@ -52,11 +51,11 @@ def find(candidate: Results, results: Path) -> Path:
     for fingerprint in fingerprints(candidate)[:1]:
         if (own := _own(fingerprint, results)) is not None:
             return own
-    others = stored(results)
+    others = {path: read(path) for path in stored(results)}
     if not others:
         problem = f"{results / FOLDER} holds no baseline"
         raise ValueError(f'{problem}: store one with attnbench baseline --reason "...", or give BASE and CANDIDATE')
-    return max(others, key=_accepted)
+    return max(others, key=lambda path: [others[path].started.time, *(each.time for each in others[path].accepted)][-1])
 
 
 def _own(fingerprint: str, results: Path) -> Path | None:
@@ -64,12 +63,6 @@ def _own(fingerprint: str, results: Path) -> Path | None:
     if (named := path_of(fingerprint, results)).exists():
         return named
     return next((path for path in stored(results) if fingerprint in fingerprints(read(path))), None)
-
-
-def _accepted(path: Path) -> str:
-    """When a baseline was accepted, as text that sorts by time."""
-    baseline = read(path)
-    return baseline.accepted[-1].time if baseline.accepted else baseline.started.time
 
 
 def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Path:
@@ -94,9 +87,17 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
         commit=candidate.started.commit,
         reason=reason,
     )
-    kept = before.accepted if before is not None else ()
     own = [event for event in events(journal_of(run)) if not isinstance(event, BaselineAccepted)]
-    _write(path, [_first(own), *own[1:], *kept, accepted])
+    assert isinstance(own[0], RunStarted)
+    own[0] = msgspec.structs.replace(own[0], schema=SCHEMA)  # the last lines are of today's
+    history = [*own, *(before.accepted if before is not None else ()), accepted]
+    partly = path.with_suffix(".partly")  # the file is put in place whole, or not at all
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        partly.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in history))
+        partly.replace(path)
+    except OSError as error:
+        raise ValueError(f"cannot write {path}: {error.strerror}; choose another folder with --results") from None
     if old is not None and old != path:
         old.unlink()
     return path
@@ -117,17 +118,14 @@ def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
     reasons = list(invalid_reasons(candidate, thresholds, "the run"))
     if not fingerprints(candidate):
         reasons.append("the run has no cells")
-    reasons.extend(_shortage(candidate, thresholds.fewest_epochs))
-    if reasons:
-        raise ValueError(f"{candidate.run} cannot become a baseline: {'; '.join(reasons)}")
-
-
-def _shortage(candidate: Results, fewest: int) -> Iterator[str]:
-    """Why no gate could judge any of its times, where they are of too few processes."""
+    fewest = thresholds.fewest_epochs
     num_epochs = max((each.num_epochs for each in times.relatives(candidate).values()), default=fewest)
     if num_epochs < fewest:
         problem = f"its times are of {times.processes(num_epochs)}, and a gate judges from {fewest} on"
-        yield f"{problem}: give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
+        more = f"give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
+        reasons.append(f"{problem}: {more}")
+    if reasons:
+        raise ValueError(f"{candidate.run} cannot become a baseline: {'; '.join(reasons)}")
 
 
 def _require_believable(before: Results, candidate: Results, thresholds: Thresholds) -> None:
@@ -144,20 +142,3 @@ def _require_believable(before: Results, candidate: Results, thresholds: Thresho
     if doubtful:
         words = f"{doubtful[0].cell}: {doubtful[0].words}"
         raise ValueError(f"{candidate.run} cannot become a baseline: {words} ({len(doubtful)} such)")
-
-
-def _first(history: Sequence[Event]) -> RunStarted:
-    """The first line, in today's schema: the last lines are of it."""
-    assert isinstance(history[0], RunStarted)
-    return msgspec.structs.replace(history[0], schema=SCHEMA)
-
-
-def _write(path: Path, history: list[Event]) -> None:
-    """Put the file in place whole, or not at all."""
-    partly = path.with_suffix(".partly")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        partly.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in history))
-        partly.replace(path)
-    except OSError as error:
-        raise ValueError(f"cannot write {path}: {error.strerror}; choose another folder with --results") from None

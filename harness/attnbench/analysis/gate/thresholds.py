@@ -29,17 +29,10 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Check that `allowed` is a share."""
         _require_share("allowed", self.allowed, highest=math.inf)
 
-    def covers(self, workload: str, implementation: str, metric: str) -> bool:
-        """Whether the rule is about that metric of that cell."""
-        return self.covers_cell(workload, implementation) and self.covers_metric(metric)
-
-    def covers_cell(self, workload: str, implementation: str) -> bool:
-        """Whether the rule is about that cell, in whatever metric."""
-        return fnmatchcase(workload, self.workload) and fnmatchcase(implementation, self.implementation)
-
-    def covers_metric(self, metric: str) -> bool:
-        """Whether the rule is about that metric, of whatever cell."""
-        return fnmatchcase(metric, self.metric)
+    def covers(self, workload: str, implementation: str, metric: str | None = None) -> bool:
+        """Whether the rule is about that cell, in the metric that is given or in whatever metric."""
+        names = [(workload, self.workload), (implementation, self.implementation), (metric, self.metric)]
+        return all(fnmatchcase(name, pattern) for name, pattern in names if name is not None)
 
 
 class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -87,9 +80,9 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             yield "void_share in [gate] is now called discarded_share: rename it"
         known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
         for number, rule in enumerate(self.rule, start=1):
-            if not any(rule.covers_cell(*cell) for cell in cells):
+            if not any(rule.covers(*cell) for cell in cells):
                 yield f"rule {number} ({rule.workload}, {rule.implementation}) covers no cell: is a name in it wrong?"
-            elif not any(map(rule.covers_metric, known)):
+            elif not any(fnmatchcase(metric, rule.metric) for metric in known):
                 yield f"rule {number} covers nothing here: {unknown('metric', rule.metric, known)}"
 
 
@@ -124,19 +117,18 @@ def parse(text: bytes) -> Thresholds:
         ValueError: it is no TOML, or holds a key or value that is not allowed.
     """
     given = msgspec.toml.decode(text)
-    _require_known("table", given, _File)
-    _require_known("key of [gate]", given.get("gate"), Thresholds)
-    rules = given["gate"].get("rule") if isinstance(given.get("gate"), dict) else None
-    for rule in rules if isinstance(rules, list) else ():
-        _require_known("key of [[gate.rule]]", rule, Rule)
+    gate = given.get("gate")
+    rules = gate.get("rule") if isinstance(gate, dict) else None
+    levels: list[tuple[str, object, type[msgspec.Struct]]] = [
+        ("table", given, _File),
+        ("key of [gate]", gate, Thresholds),
+    ]
+    levels += [("key of [[gate.rule]]", rule, Rule) for rule in (rules if isinstance(rules, list) else ())]
+    for kind, level, struct in levels:
+        for key in level if isinstance(level, dict) else ():
+            if key not in struct.__struct_fields__:  # a misspelt threshold would have no effect
+                raise ValueError(unknown(kind, key, struct.__struct_fields__))
     return msgspec.convert(given, _File).gate
-
-
-def _require_known(kind: str, given: object, known: type[msgspec.Struct]) -> None:
-    """Raise ValueError on a key that nothing reads: a misspelt threshold would have no effect."""
-    for key in given if isinstance(given, dict) else ():
-        if key not in known.__struct_fields__:
-            raise ValueError(unknown(kind, key, known.__struct_fields__))
 
 
 def _require_share(name: str, value: float, *, highest: float) -> None:

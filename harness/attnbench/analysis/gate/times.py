@@ -10,16 +10,16 @@ from dataclasses import replace
 import msgspec
 
 from attnbench.analysis.comparisons import paired
-from attnbench.analysis.gate.cells import Key, Match, both_ok, key_of
+from attnbench.analysis.gate.cells import Match, key_of
 from attnbench.analysis.gate.certain import tried
-from attnbench.analysis.gate.rulings import EVERY, LATENCY, OUTCOMES, Kind, Outcome, Ruling, ruling
+from attnbench.analysis.gate.rulings import EVERY, LATENCY, Key, Kind, Outcome, Ruling, ruling
 from attnbench.analysis.gate.thresholds import ALLOWED, Thresholds
 from attnbench.analysis.overall import WHOLE
 from attnbench.analysis.results import Results
 from attnbench.statistics.effects import Effect, Relative, effect_between_runs, mean_between_runs
 from attnbench.statistics.intervals import Estimate, median_estimate, paired_ratio
 from attnbench.statistics.verdicts import Judgement, Policy, Reason, judge
-from attnbench.storage.records import Record, Verdict
+from attnbench.storage.records import Record, Status, Verdict
 from attnbench.units import percent
 
 KINDS = {
@@ -31,6 +31,7 @@ KINDS = {
 Values = tuple[float | None, float | None, str]
 """What is shown of base and candidate, and its unit."""
 Compared = tuple[Match, Effect, Values]
+EVERYTHING = (EVERY, EVERY)
 FARTHEST = 9.0
 """Larger differences are not shown as percents."""
 WHOLE_CHECK = ("normal", "needles", "large", "equal")
@@ -67,8 +68,9 @@ def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
     compared: list[Compared] = []
     others: list[Ruling] = []
     by_workload: dict[str, list[Estimate]] = {}
-    for match, old, new in both_ok(matches):
-        if old.measurement(LATENCY) is None:
+    for match in matches:
+        old, new = match.base, match.candidate
+        if old is None or new is None or not (old.status is new.status is Status.ok) or not old.measurement(LATENCY):
             continue
         earlier, later = before.get(key_of(old)), after.get(match.key)
         values = (None, None, "s") if is_elsewhere else _medians(match)
@@ -90,12 +92,13 @@ def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
     )
     rulings = [*_judged(compared, policy, thresholds), *others]
     if not by_workload:
-        return rulings, _no_whole("no time could be judged")
+        return rulings, ruling(EVERYTHING, LATENCY, Kind.undecided, "no time could be judged")
     asked_of_all = thresholds.asked_of_all([match.key for match, _, _ in compared], LATENCY)
     allowed = max(ALLOWED[LATENCY] if asked_of_all is None else asked_of_all, least_floor)
     mean = replace(mean_between_runs(by_workload.values(), thresholds.between_runs, least_floor), allowed=allowed)
     lead = f"geometric mean over {sum(map(len, by_workload.values()))} times: "
-    return rulings, _whole(mean, replace(policy, fewest_processes=0, detectable=thresholds.see), lead)
+    (judged,) = judge([mean], replace(policy, fewest_processes=0, detectable=thresholds.see))
+    return rulings, _ruling(EVERYTHING, judged, lead=lead)
 
 
 def _not_compared(record: Record, values: Values, reference: str, obstacle: str) -> Ruling:
@@ -110,7 +113,7 @@ def _not_compared(record: Record, values: Values, reference: str, obstacle: str)
     else:
         words = f"there is no reference for it: {reference} was not measured on this workload in both runs"
     base, candidate, unit = values
-    return ruling(record, LATENCY, kind, words, base=base, candidate=candidate, unit=unit)
+    return ruling(key_of(record), LATENCY, kind, words, base=base, candidate=candidate, unit=unit)
 
 
 def side_by_side(  # noqa: PLR0913 - the effects, and what bounds them
@@ -126,75 +129,57 @@ def side_by_side(  # noqa: PLR0913 - the effects, and what bounds them
 
     `cells` are the candidate's records with their effects, `policy` is the session's, `floors` are by workload id
     (comparisons.noise_floors), and `is_apart` says that each side had processes of its own.
+
+    The lowest threshold that can be judged is how far from 1 the ratio of identical code may seem. The base's A/A
+    control shows it. Where sides are apart, the control lies in the base's own process, and shows nothing of what
+    processes differ by; the interval of the cell itself, which counts processes, does.
     """
     of_key = {match.key: match for match in matches}
     compared: list[Compared] = []
     for record, effect in cells:
         match, asked = of_key[key_of(record)], thresholds.asked(*key_of(record), LATENCY)
-        lowest = _lowest(effect, floors.get(record.workload.id), is_apart=is_apart)
+        floor, high = floors.get(record.workload.id), effect.ratio.high
+        lowest = 0.0
+        if floor is not None and floor.high is not None and floor.low is not None:
+            lowest = max(floor.high, 1 / floor.low) - 1
+        if is_apart and high is not None:
+            lowest = max(lowest, high / effect.ratio.point - 1)
         compared.append((match, replace(effect, allowed=asked, lowest=lowest), _medians(match)))
     return _judged(compared, replace(policy, detectable=thresholds.see), thresholds)
 
 
 def _judged(compared: Sequence[Compared], policy: Policy, thresholds: Thresholds) -> list[Ruling]:
+    judged = judge([effect for _, effect, _ in compared], policy)
     return [
-        suspected(_ruling(match.key, judged, values), match, thresholds)
-        for (match, _, values), judged in zip(
-            compared, judge([effect for _, effect, _ in compared], policy), strict=True
-        )
+        suspected(_ruling(match.key, each, values), match, thresholds)
+        for (match, _, values), each in zip(compared, judged, strict=True)
     ]
-
-
-def _lowest(effect: Effect, floor: Estimate | None, *, is_apart: bool) -> float:
-    """The lowest threshold that can be judged: how far from 1 the ratio of identical code may seem.
-
-    The base's A/A control shows it. Where sides are apart, the control lies in the base's own process, and shows
-    nothing of what processes differ by; the interval of the cell itself, which counts processes, does.
-    """
-    by_control = 0.0 if floor is None or floor.high is None or floor.low is None else max(floor.high, 1 / floor.low) - 1
-    if not is_apart or effect.ratio.high is None:
-        return by_control
-    return max(by_control, effect.ratio.high / effect.ratio.point - 1)
 
 
 def whole(effect: Effect | None, thresholds: Thresholds, cells: Collection[Key]) -> Ruling:
     """The ruling on a whole session with two sides; what rules allow to each of its cells is allowed to it."""
     if effect is None:
-        return _no_whole("nothing can be said of the whole")
-    return _whole(replace(effect, allowed=thresholds.asked_of_all(cells, LATENCY)), WHOLE, "geometric mean: ")
-
-
-def _whole(effect: Effect, policy: Policy, lead: str) -> Ruling:
-    (judged,) = judge([effect], policy)
-    made = _ruling((EVERY, EVERY), judged, (None, None, ""))
-    return msgspec.structs.replace(made, words=lead + made.words)
-
-
-def _no_whole(words: str) -> Ruling:
-    kind = Kind.undecided
-    return Ruling(workload=EVERY, implementation=EVERY, metric=LATENCY, kind=kind, outcome=OUTCOMES[kind], words=words)
+        return ruling(EVERYTHING, LATENCY, Kind.undecided, "nothing can be said of the whole")
+    (judged,) = judge([replace(effect, allowed=thresholds.asked_of_all(cells, LATENCY))], WHOLE)
+    return _ruling(EVERYTHING, judged, lead="geometric mean: ")
 
 
 def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
     """The same, or a finding where it is too good to be taken over: code that computes less is faster, too."""
     if made.kind is not Kind.faster or made.effect is None or made.effect >= 1 - thresholds.suspicious:
         return made
-    if is_checked(match):
-        words = f"{made.words}; more than {100 * thresholds.suspicious:g} %, and its check in this run was whole"
-        return msgspec.structs.replace(made, words=words)
-    words = f"{made.words}: too good to be accepted without a check of its own; run it with its check"
-    return msgspec.structs.replace(made, kind=Kind.suspicious, outcome=Outcome.finding, words=words)
-
-
-def is_checked(match: Match) -> bool:
-    """Whether the candidate was checked in its run, agreed, and was tried on everything or on all that the base was."""
     assert match.candidate is not None
     agreement = match.candidate.agreement
-    if agreement is None or not agreement.agrees:
-        return False
-    probes = {probe.probe for probe in agreement.probes}
-    before = tried(None if match.base is None else match.base.agreement)
-    return set(WHOLE_CHECK) <= probes or (bool(before) and before <= tried(agreement) and len(probes) > 1)
+    if agreement is not None and agreement.agrees:
+        probes, before = (
+            {probe.probe for probe in agreement.probes},
+            tried(match.base.agreement if match.base else None),
+        )
+        if set(WHOLE_CHECK) <= probes or (before and before <= tried(agreement) and len(probes) > 1):  # as the base was
+            words = f"{made.words}; more than {100 * thresholds.suspicious:g} %, and its check in this run was whole"
+            return msgspec.structs.replace(made, words=words)
+    words = f"{made.words}: too good to be accepted without a check of its own; run it with its check"
+    return msgspec.structs.replace(made, kind=Kind.suspicious, outcome=Outcome.finding, words=words)
 
 
 def _medians(match: Match) -> Values:
@@ -206,19 +191,18 @@ def _medians(match: Match) -> Values:
     return base, candidate, "s"
 
 
-def _ruling(key: Key, judged: Judgement, values: Values) -> Ruling:
-    ratio, kind = judged.effect.ratio, KINDS[judged.verdict]
-    return Ruling(
-        workload=key[0],
-        implementation=key[1],
-        metric=LATENCY,
-        kind=kind,
-        outcome=OUTCOMES[kind],
-        words=words(judged),
+def _ruling(key: Key, judged: Judgement, values: Values = (None, None, ""), lead: str = "") -> Ruling:
+    ratio = judged.effect.ratio
+    base, candidate, unit = values
+    return ruling(
+        key,
+        LATENCY,
+        KINDS[judged.verdict],
+        lead + words(judged),
         reason=judged.reason,
-        base=values[0],
-        candidate=values[1],
-        unit=values[2],
+        base=base,
+        candidate=candidate,
+        unit=unit,
         effect=ratio.point,
         low=ratio.low,
         high=ratio.high,
@@ -271,12 +255,10 @@ def reach(smallest: float) -> str:
 
 def _change(ratio: Estimate) -> str:
     """A ratio as a change with its interval: "+5.2 % (+3.0 to +7.5)"."""
-    span = "" if ratio.low is None or ratio.high is None else f" ({_signed(ratio.low)} to {_signed(ratio.high)})"
-    return f"{_signed(ratio.point)} %{span}"
-
-
-def _signed(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f}"
+    point, low, high = (
+        None if end is None else f"{100 * (end - 1):+.1f}" for end in (ratio.point, ratio.low, ratio.high)
+    )
+    return f"{point} %" + ("" if low is None else f" ({low} to {high})")
 
 
 def processes(number: int) -> str:
