@@ -8,7 +8,7 @@ from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.statistics.effects import Effect, paired_effect
 from attnbench.statistics.intervals import Block, Estimate, Pairs, paired_ratio, pairs, pairs_with_baseline
-from attnbench.statistics.verdicts import Judgement, Policy, judge, share_of_cells, visits_to_go
+from attnbench.statistics.verdicts import Policy, judge, share_of_cells, visits_to_go
 from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import (
     CONTROL_LATENCY,
@@ -36,12 +36,37 @@ class Winner:
 @once
 def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
-    cells, baselines = effects(results), _baselines(results)
+    plan, baselines, cells = results.plan, _baselines(results), effects(results)
+    found = []
     judged = judge([effect for _, effect in cells], policy(results))
-    return [
-        _comparison(results, record, baselines[record.workload.id, results.plan.reference(record.arm)], judgement)
-        for (record, _), judgement in zip(cells, judged, strict=True)
-    ]
+    for (record, effect), judgement in zip(cells, judged, strict=True):
+        baseline, more_s = baselines[record.workload.id, plan.reference(record.arm)], math.inf
+        if judgement.verdict is Verdict.undecided:
+            if plan.sides is None:  # a visit takes the arm once and the baseline twice in each block
+                block_s = 2 * _sample_s(_samples(baseline, LATENCY)) + _sample_s(_samples(record, LATENCY))
+                visit_s = plan.num_blocks * block_s
+            else:  # each process counts as one visit
+                visit_s = (results.elapsed_s or math.inf) / effect.ratio.num_clusters
+            more_s = visits_to_go(effect, judgement.needed) * visit_s
+        found.append(
+            Comparison(
+                workload=record.workload,
+                implementation=record.implementation,
+                side=record.side,
+                baseline=baseline.implementation,
+                metric=LATENCY,
+                ratio=effect.ratio.point,
+                low=effect.ratio.low,
+                high=effect.ratio.high,
+                minimum_detectable_effect=judgement.detectable,
+                verdict=judgement.verdict,
+                sameness=effect.sameness,
+                e_same=effect.e_same,
+                e_apart=effect.e_apart,
+                more_s=more_s if math.isfinite(more_s) else None,
+            )
+        )
+    return found
 
 
 @once
@@ -114,36 +139,6 @@ def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
             own_control = None if results.plan.sides is None else _samples(record, CONTROL_LATENCY)
             control = _samples(baseline, CONTROL_LATENCY)
             yield record, *pairs_with_baseline(own, reference, control, discarded, own_control)
-
-
-def _comparison(results: Results, record: Record, baseline: Record, judged: Judgement) -> Comparison:
-    effect = judged.effect
-    return Comparison(
-        workload=record.workload,
-        implementation=record.implementation,
-        side=record.side,
-        baseline=baseline.implementation,
-        metric=LATENCY,
-        ratio=effect.ratio.point,
-        low=effect.ratio.low,
-        high=effect.ratio.high,
-        minimum_detectable_effect=judged.detectable,
-        verdict=judged.verdict,
-        sameness=effect.sameness,
-        e_same=effect.e_same,
-        e_apart=effect.e_apart,
-        more_s=_more_s(results, record, baseline, judged) if judged.verdict is Verdict.undecided else None,
-    )
-
-
-def _more_s(results: Results, record: Record, baseline: Record, judged: Judgement) -> float | None:
-    """Visits to go, times what a block of the arm and the baseline's two lasted; or processes, times what one did."""
-    visits = visits_to_go(judged.effect, judged.needed)
-    if results.plan.sides is not None:
-        each_s = (results.elapsed_s or math.inf) / judged.effect.ratio.num_clusters
-        return visits * each_s if math.isfinite(visits * each_s) else None
-    block_s = 2 * _sample_s(_samples(baseline, LATENCY)) + _sample_s(_samples(record, LATENCY))
-    return visits * results.plan.num_blocks * block_s if math.isfinite(visits) else None
 
 
 def _sample_s(samples: tuple[Sample, ...]) -> float:

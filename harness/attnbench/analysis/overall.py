@@ -1,7 +1,6 @@
 """One verdict for many cells: of a session with two sides, or of an implementation over all of its workloads."""
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -82,32 +81,30 @@ def by_implementation(results: Results) -> dict[str, Suite]:
     for record, pairs, controls in _with_interval(results):
         counted = pairs if results.plan.sides is None else pairs.by_epoch()
         cells.setdefault(record.implementation, []).append((counted, controls, e_values[record.key]))
-    together = {
-        name: _together(own, results.plan.smallest_effect) for name, own in cells.items() if len(own) >= FEWEST_CELLS
-    }
-    found = {
+    together: dict[str, Effect] = {}
+    for name, rows in cells.items():
+        ratios = [ratio for pairs, _, _ in rows if (ratio := paired_ratio(pairs)) is not None]
+        mean = mean_over_cells([pairs for pairs, _, _ in rows])
+        floor = mean_over_cells([controls for _, controls, _ in rows])
+        if len(rows) >= FEWEST_CELLS:
+            together[name] = Effect(
+                ratio=mean or replace(mean_of(ratios), standard_error=None),
+                margin=margin(floor, results.plan.smallest_effect),
+                smallest=results.plan.smallest_effect,
+                e_same=float(np.mean([e_same for _, _, e_same in rows])),
+                e_apart=math.inf,
+            )
+    judged = dict(zip(together, judge(list(together.values())), strict=True))
+    return {
         name: Suite(
-            ratio=judged.effect.ratio,
-            margin=judged.effect.margin,
+            ratio=each.effect.ratio,
+            margin=each.effect.margin,
             minimum_detectable_effect=None,
-            verdict=judged.verdict,
+            verdict=each.verdict,
             num_cells=len(cells[name]),
         )
-        for name, judged in zip(together, judge(list(together.values())), strict=True)
+        for name, each in sorted(judged.items(), key=lambda item: item[1].effect.ratio.point)
     }
-    return dict(sorted(found.items(), key=lambda item: item[1].ratio.point))
-
-
-def _together(cells: Sequence[tuple[Pairs, Pairs, float]], smallest: float) -> Effect:
-    ratios = [ratio for pairs, _, _ in cells if (ratio := paired_ratio(pairs)) is not None]
-    mean = mean_over_cells([pairs for pairs, _, _ in cells])
-    return Effect(
-        ratio=mean or replace(mean_of(ratios), standard_error=None),
-        margin=margin(mean_over_cells([controls for _, controls, _ in cells]), smallest),
-        smallest=smallest,
-        e_same=float(np.mean([e_same for _, _, e_same in cells])),
-        e_apart=math.inf,
-    )
 
 
 def _with_interval(results: Results) -> list[tuple[Record, Pairs, Pairs]]:

@@ -97,8 +97,16 @@ def conclude(  # noqa: PLR0913 - the parts of a decision
     that was cut short is a lost cell no finding.
     """
     rulings, suite = timed
-    if invalid:
-        rulings, suite = [_discarded(ruling) for ruling in rulings], _discarded(suite)
+    if invalid:  # that a time is missing, or the reference's, stays
+        unjudged = {"kind": Kind.undecided, "outcome": OUTCOMES[Kind.undecided]}
+        *rulings, suite = (
+            msgspec.structs.replace(
+                each, **unjudged, words=f"not judged, since the session is not valid; seen: {each.words}"
+            )
+            if each.effect is not None
+            else each
+            for each in (*rulings, suite)
+        )
     rulings = [*(ruling for each in matches for ruling in certain.rulings(each, thresholds)), *rulings]
     found = [ruling for ruling in (*rulings, suite) if ruling.outcome is Outcome.finding]
     kinds = Counter(str(ruling.kind) for ruling in found if ruling.workload != EVERY)
@@ -123,15 +131,6 @@ def conclude(  # noqa: PLR0913 - the parts of a decision
         notes=(*notes, *thresholds.notes([each.key for each in matches], metrics)),
         invalid=tuple(invalid),
     )
-
-
-def _discarded(ruling: Ruling) -> Ruling:
-    """A ruling on time in a session that is not valid; that a time is missing, or the reference's, stays."""
-    if ruling.effect is None:
-        return ruling
-    words = f"not judged, since the session is not valid; seen: {ruling.words}"
-    kind = Kind.undecided
-    return msgspec.structs.replace(ruling, kind=kind, outcome=OUTCOMES[kind], words=words)
 
 
 def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thresholds) -> tuple[Outcome, str]:
