@@ -80,7 +80,7 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     path, old = path_of(fingerprint, results), _own(fingerprint, results)
     before = None if old is None else read(old)
     if before is not None:
-        _require_believable(before, candidate, thresholds)
+        _require_plausible(before, candidate, thresholds)
     accepted = BaselineAccepted(
         time=datetime.now(UTC).isoformat(timespec="seconds"),
         run=candidate.run,
@@ -128,17 +128,17 @@ def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
         raise ValueError(f"{candidate.run} cannot become a baseline: {'; '.join(reasons)}")
 
 
-def _require_believable(before: Results, candidate: Results, thresholds: Thresholds) -> None:
+def _require_plausible(before: Results, candidate: Results, thresholds: Thresholds) -> None:
     """Raises ValueError where the run is so much better than the baseline before it that it should be checked again.
 
     Rules do not count here: they are about what may grow.
     """
     judged = judge(before, candidate, msgspec.structs.replace(thresholds, rule=()))
-    doubtful = [
+    implausible = [
         ruling
         for ruling in judged.of(Outcome.finding)
         if ruling.kind is Kind.suspicious or ruling.metric == certain.CHECK
     ]
-    if doubtful:
-        words = f"{doubtful[0].cell}: {doubtful[0].words}"
-        raise ValueError(f"{candidate.run} cannot become a baseline: {words} ({len(doubtful)} such)")
+    if implausible:
+        words = f"{implausible[0].cell}: {implausible[0].words}"
+        raise ValueError(f"{candidate.run} cannot become a baseline: {words} ({len(implausible)} such)")

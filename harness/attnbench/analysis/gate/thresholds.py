@@ -44,7 +44,7 @@ class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     fewest_epochs: int = 3  # processes, in each run
     between_runs: float = 0.02  # a standard deviation: how a ratio to the reference differs from run to run by itself
     elsewhere: float = 0.25  # by how much a ratio to the reference may grow on another machine, at least
-    suspicious: float = 0.30  # so large a share of the time saved is not believed without a whole check
+    suspicious: float = 0.30  # so large a share of the time saved is not accepted without a whole check
     discarded_share: float = MANY  # with a larger share of blocks discarded, a run is not valid
     void_share: float | None = None  # the older name of discarded_share
 
