@@ -236,14 +236,15 @@ class Abroad(SimulatedPair):
 
 
 def test_two_environments_are_told_apart_and_are_no_machine_that_changed(tmp_path):
-    asked = with_sides(virtual.plan(1, ("x",), budget_s=0.0), is_apart=True)
+    asked = with_sides(virtual.plan(2, ("x",), budget_s=0.0), is_apart=True)
     results = virtual.execute(asked, tmp_path / "run", Abroad(WORLDS["calm"], lambda *_: 2e-3))
     base, candidate = by_side(results)
-    assert [each.environment.versions for each in (*base, *candidate)] == [{"torch": "1.0"}, {}]
+    seen = [[each.environment.versions for each in records] for records in (base, candidate)]
+    assert seen == [[{"torch": "1.0"}] * 2, [{}] * 2]
     assert "Python 2 and 3; versions torch 1.0 and none" in document(results)
     assert "machine changed" not in summary(results)
-    (moved,) = (msgspec.structs.replace(each, environment=base[0].environment) for each in candidate)
-    assert "machine changed" in summary(dataclasses.replace(results, records=(*results.records, moved)))
+    moved = msgspec.structs.replace(candidate[0], environment=base[0].environment)
+    assert "machine changed" in summary(dataclasses.replace(results, records=(*base, moved, candidate[1])))
 
 
 def pairs_of(*epochs: tuple[int, float], num_visits: int = 4, noise: float = 0.0, seed: int = 0) -> Pairs:
