@@ -50,7 +50,7 @@ class AttentionBench:
         from attnbench.plugins import unknown
         from attnbench.processes.worker.bench import Bench
         from attnbench.storage.records import Arm
-        from attnbench.timing.functions import compare_functions, comparison
+        from attnbench.timing.functions import FunctionComparison, comparison
         from attnbench.workloads.workload import Workload
 
         for axis in axes:
@@ -67,7 +67,7 @@ class AttentionBench:
                 calls[name] = bench.timed(arm, checked).call
             reference, mine = calls
             with torch.set_grad_enabled(workload.direction != "inference"):
-                compared = compare_functions(calls, reference, seed=seed)
+                compared = FunctionComparison(calls, reference, seed=seed)
                 compared.run(budget_s)
             for name in calls:
                 if wrong := bench.verify(Arm(implementation=name)):

@@ -20,7 +20,7 @@ OF_STORED = {"base", "candidate", "thresholds", "to", "results", "as_json"}
 SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, FILE.py:NAME, or a stored run."
 
 
-def compare(  # noqa: PLR0913 - one parameter for each option
+def compare(
     context: typer.Context,
     base: Annotated[str, typer.Argument(help=SIDE, show_default=False)] = "",
     candidate: Annotated[str, typer.Argument(help="Likewise.", show_default=False)] = "",

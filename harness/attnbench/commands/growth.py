@@ -18,7 +18,7 @@ CALL_LIMIT_S = 20.0
 OPTIONS = SelectionOptions(sweep="growth", call_limit=CALL_LIMIT_S)
 
 
-def growth(  # noqa: PLR0913 - one parameter for each option
+def growth(
     implementations: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME|FILE.py:NAME]...", help="Which to look at. Default: all.")
     ] = None,

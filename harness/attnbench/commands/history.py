@@ -13,7 +13,7 @@ if TYPE_CHECKING:
     from attnbench.analysis.history import Series
 
 
-def history(  # noqa: PLR0913 - one parameter for each option
+def history(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[PATH]...", help="Run folders, journals, or folders of them. Default: --results."),
