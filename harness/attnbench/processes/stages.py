@@ -26,15 +26,15 @@ where it is less."""
 def check_cells(session: Session) -> None:
     """Bring every cell to a status."""
     plan, cells = session.plan, session.cells
-    limits: dict[str, Any] = {
-        "call_limit_s": plan.call_limit_s,
-        "memory_limit_bytes": plan.memory_limit_bytes,
-        "seed": plan.seed,
-    }
     for number, (workload, arm) in enumerate(cells):
         if (workload.id, arm) not in session.state.status:
             session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
-            request = Check(**_cell(session, workload, arm), **limits)
+            request = Check(
+                **_cell(session, workload, arm),
+                call_limit_s=plan.call_limit_s,
+                memory_limit_bytes=plan.memory_limit_bytes,
+                seed=plan.seed,
+            )
             reply = session.ask(request)
             if isinstance(reply, Failed):
                 reply = CellChecked(**request.names, status=reply.status, message=reply.message)
@@ -105,15 +105,9 @@ def trace_cells(session: Session, folder: Path) -> None:
 
 def failed_cell(workload: Workload, arm: Arm, failed: Failed) -> CellFailed:
     """The event that ends a cell which had passed its check."""
-    return CellFailed(
-        workload=workload.id,
-        implementation=arm.implementation,
-        side=arm.side,
-        status=failed.status,
-        message=failed.message,
-    )
+    names = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+    return CellFailed(**names, status=failed.status, message=failed.message)
 
 
 def _cell(session: Session, workload: Workload, arm: Arm) -> dict[str, Any]:
-    """What names a cell in a request."""
     return {"workload": workload, "arm": arm, "spec": session.specs[arm]}

@@ -123,7 +123,16 @@ class ProcessClient:
                 command, env=environment, stdin=pipe, stdout=pipe, stderr=log, pass_fds=[descriptor]
             )
         self._process, self._answers = process, SimpleQueue()
-        threading.Thread(target=_listen, args=(process, self._answers), daemon=True).start()
+        answers = self._answers
+
+        def listen() -> None:
+            assert process.stdout is not None
+            with contextlib.suppress(ValueError):  # closed by stop
+                for line in process.stdout:
+                    answers.put(line)
+            answers.put(b"")
+
+        threading.Thread(target=listen, daemon=True).start()
         try:
             started = self._exchange(Start(layout=layout), START_TIMEOUT_S)
         except WorkerLostError as lost:
@@ -157,7 +166,11 @@ class ProcessClient:
         code = self._process.wait()
         _, arm = self._heartbeat.read()
         self.stop()
-        raise WorkerLostError(Status.crashed, arm, f"the process {_how_it_ended(code)}")
+        how = f"exited with code {code}"
+        if code < 0:
+            name = signal.Signals(-code).name
+            how = f"was killed by {name}{', perhaps by the system because memory ran out' * (name == 'SIGKILL')}"
+        raise WorkerLostError(Status.crashed, arm, f"the process {how}")
 
     def _next_line(self, timeout_s: float) -> bytes:
         """The next line from the worker, b"" once it has ended; a step without progress for too long ends it."""
@@ -194,19 +207,3 @@ class ProcessClient:
         """Stop the worker and let go of the heartbeat."""
         self.stop()
         self._heartbeat.close()
-
-
-def _listen(process: subprocess.Popen[bytes], answers: SimpleQueue[bytes]) -> None:
-    assert process.stdout is not None
-    with contextlib.suppress(ValueError):  # closed by stop
-        for line in process.stdout:
-            answers.put(line)
-    answers.put(b"")
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    name = signal.Signals(-code).name
-    hint = ", perhaps by the system because memory ran out" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"

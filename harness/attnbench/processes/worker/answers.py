@@ -128,40 +128,33 @@ class Worker:
             is_predicted = isinstance(error, OutOfReachError)
             checked = CellChecked(**request.names, status=status, message=message, is_predicted=is_predicted)
         finally:
-            guard.changed()
+            guard.restore()
         return msgspec.structs.replace(checked, check_s=time.perf_counter() - start)
 
     def _check(self, request: Check) -> CellChecked:
-        """The check itself; raises whatever the implementation raises."""
         self.heartbeat.beat()
         made = self.implementation(request.spec)
         reason = reason_against(made, request.workload)
         if reason is not None:
             return CellChecked(**request.names, status=Status.unsupported, message=reason)
         attempts.require_within_limits(request, made, self.heartbeat.beat)
-        references = self.ask_oracle(request.workload, request.seed)
+        if self.references is None or self.references.workload.id != request.workload.id:
+            self.references = None  # so that its memory is free
+            self.references = agreement.ask_oracle(request.workload, request.seed, on_step=self.heartbeat.beat)
         self.heartbeat.beat()
         try:
-            agreed = agreement.check(references, made)
+            agreed = agreement.check(self.references, made)
         except RuntimeError as error:
             if not (refused := operators.refusal(request.workload, made, error)):
                 raise
             return CellChecked(**request.names, status=Status.fallback, message=refused)
-        status = Status.ok if agreed.agrees else Status.disagrees
         return CellChecked(
             **request.names,
-            status=status,
+            status=Status.ok if agreed.agrees else Status.disagrees,
             message=agreed.diagnosis,
             agreement=agreed,
             executed_flops=made.executed_flops(request.workload),
         )
-
-    def ask_oracle(self, workload: Workload, seed: int) -> agreement.References:
-        """The oracle's answers for the workload, kept until another is asked for."""
-        if self.references is None or self.references.workload.id != workload.id:
-            self.references = None  # so that its memory is free
-            self.references = agreement.ask_oracle(workload, seed, on_step=self.heartbeat.beat)
-        return self.references
 
     def bench(self, workload: Workload) -> Bench:
         """The workload's bench; the one not used for longest makes room."""
@@ -182,18 +175,15 @@ class Worker:
         if isinstance(value, Failed):
             return value
         if not math.isfinite(value):
-            message = f"the metric {request.metric} is {value}"
-            return Failed(status=Status.invalid, message=message)
-        sample = Sample(value=value)
-        measurement = Measurement(metric=request.metric, unit=metric.unit, samples=(sample,))
+            return Failed(status=Status.invalid, message=f"the metric {request.metric} is {value}")
+        measurement = Measurement(metric=request.metric, unit=metric.unit, samples=(Sample(value=value),))
         return CellMeasured(**request.names, measurement=measurement)
 
     def profile(self, request: Profile) -> Reply:
         """See which operators run."""
 
         def see(case: Case) -> Operators:
-            backend = self.implementation(request.spec).backend
-            return operators.observe(case, backend, on_step=self.heartbeat.beat)
+            return operators.observe(case, self.implementation(request.spec).backend, on_step=self.heartbeat.beat)
 
         seen = self.on_case(request, see)
         return seen if isinstance(seen, Failed) else CellProfiled(**request.names, operators=seen)
@@ -207,22 +197,18 @@ class Worker:
         """What `work` makes of a case that no timing shares, or how the cell failed."""
         self.heartbeat.beat()
         guard = Guard()
+        cell = (request.workload.id, request.spec)
         try:
-            done = work(self.observed_case(request.workload, request.spec))
+            if self.observed is None or self.observed[0] != cell:
+                self.observed = None  # so that its memory is free
+                self.observed = (cell, self.bench(request.workload).case(self.implementation(request.spec)))
+            done = work(self.observed[1])
             guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as in check
             return _failed(error)
         finally:
-            guard.changed()
+            guard.restore()
         return done
-
-    def observed_case(self, workload: Workload, spec: str) -> Case:
-        """The case that metrics are read from, kept until another is asked for."""
-        cell = (workload.id, spec)
-        if self.observed is None or self.observed[0] != cell:
-            self.observed = None  # so that its memory is free
-            self.observed = (cell, self.bench(workload).case(self.implementation(spec)))
-        return self.observed[1]
 
     def measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured | Failed:
         """Measure what matrix products and copies reach where the workload runs."""
@@ -252,16 +238,22 @@ class Worker:
             turn = arm
             self.heartbeat.beat(arms.index(turn))
 
+        at = blocks.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
         try:
-            bench = self.bench(request.workload)
+            here, bench = device(request.workload.device), self.bench(request.workload)
+            conditions = blocks.conditions_here(on_turn, here.flush if request.cache == "cold" else None)
             calls = []
             for arm, spec in request.arms:
                 on_turn(arm)
-                calls.append(
-                    self.probe(request.workload) if arm == PROBE else bench.timed(arm, self.implementation(spec))
-                )
+                if arm != PROBE:
+                    calls.append(bench.timed(arm, self.implementation(spec)))
+                    continue
+                if (name := request.workload.device) not in self.probes:  # one on the processor for all thread numbers
+                    self.probes[name] = blocks.probe_call(here.interference_probe())
+                calls.append(self.probes[name])
             called_s = -sum(timed.called_s for timed in calls)
-            samples = self._sample(request, calls, on_turn)
+            with torch.set_grad_enabled(request.workload.direction != "inference"):
+                samples = blocks.visit(calls, here.clock, at, conditions)
             called_s += sum(timed.called_s for timed in calls)
             start = time.perf_counter()
             for arm in arms if request.verifies else ():
@@ -275,29 +267,13 @@ class Worker:
             self.benches.pop(request.workload.id, None)
             return _failed(error, turn)
         finally:
-            guard.changed()  # put back what was changed before something raised, too
+            guard.restore()  # what was changed before something raised, too
             if request.settles:
                 blocks.settle()
+        sampled = tuple(ArmSamples(arm=arm, samples=own) for arm, own in samples.items())
         return VisitFinished(
-            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=samples, called_s=called_s
+            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=sampled, called_s=called_s
         )
-
-    def _sample(
-        self, request: SampleBlocks, calls: list[blocks.TimedCall], on_turn: Callable[[Arm], None]
-    ) -> tuple[ArmSamples, ...]:
-        """The samples of the visit's blocks."""
-        at = blocks.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
-        here = device(request.workload.device)
-        conditions = blocks.conditions_here(on_turn, here.flush if request.cache == "cold" else None)
-        with torch.set_grad_enabled(request.workload.direction != "inference"):
-            taken = blocks.visit(calls, here.clock, at, conditions)
-        return tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
-
-    def probe(self, workload: Workload) -> blocks.TimedCall:
-        """The interference probe of the workload's device; one on the processor for all numbers of threads."""
-        if workload.device not in self.probes:
-            self.probes[workload.device] = blocks.probe_call(device(workload.device).interference_probe())
-        return self.probes[workload.device]
 
 
 def _failed(error: Exception, arm: Arm = PROBE) -> Failed:
