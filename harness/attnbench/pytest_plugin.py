@@ -83,16 +83,15 @@ def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:
     Raises:
         ValueError: both are the same.
     """
-    reference, mine = _name(baseline, "baseline"), _name(candidate, "mine")
+    from attnbench.plugins import name_of
+
+    reference, mine = (
+        name_of(given) if isinstance(given, str) else getattr(given, "__name__", default)
+        for given, default in ((baseline, "baseline"), (candidate, "mine"))
+    )
     if candidate == baseline:
         raise ValueError(f"{reference} would be compared with itself: give two different ones")
     return {reference: baseline, mine if mine != reference else f"{mine}{CANDIDATE}": candidate}
-
-
-def _name(given: Given, default: str) -> str:
-    from attnbench.plugins import name_of
-
-    return name_of(given) if isinstance(given, str) else getattr(given, "__name__", default)
 
 
 def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Implementation":

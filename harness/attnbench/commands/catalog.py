@@ -63,9 +63,22 @@ def entries(what: str) -> list[dict[str, str]]:
     """The rows of a list, all with the same columns: sweeps, axes, masks, metrics or reports."""
     match what:
         case "sweeps":
-            return [_sweep(name) for name in sweep.names()]
+            sweeps = {name: sweep.load(name) for name in sweep.names()}
+            numbers = {name: len(sweep.workloads(each, {}, ("cpu",))) for name, each in sweeps.items()}
+            return [
+                {"sweep": name, "workloads": f"{numbers[name]} on the CPU", "meaning": each.summary}
+                for name, each in sweeps.items()
+            ]
         case "axes":
-            return [_axis(name) for name in sweep.AXES]
+            kinds = {int: "a whole number", float: "a number"}
+            return [
+                {
+                    "axis": name,
+                    "default": str(FOLLOWS.get(name, getattr(Workload(), name))),
+                    "allowed": ALLOWED.get(name, kinds.get(axis.type, "a word")),
+                }
+                for name, axis in sweep.AXES.items()
+            ]
         case "masks":
             listed: list[type[Mask]] = [*masks().values(), Combined]
             return [{"mask": mask.usage, "meaning": mask.summary} for mask in listed]
@@ -75,18 +88,6 @@ def entries(what: str) -> list[dict[str, str]]:
         case _:
             found = plugins.plugs("attnbench.reports", "REPORT")
             return [{"report": name, "meaning": report.summary} for name, report in found.items()]
-
-
-def _sweep(name: str) -> dict[str, str]:
-    found = sweep.load(name)
-    number = len(sweep.workloads(found, {}, ("cpu",)))
-    return {"sweep": name, "workloads": f"{number} on the CPU", "meaning": found.summary}
-
-
-def _axis(name: str) -> dict[str, str]:
-    default = FOLLOWS.get(name, getattr(Workload(), name))
-    kind = {int: "a whole number", float: "a number"}.get(sweep.AXES[name].type, "a word")
-    return {"axis": name, "default": str(default), "allowed": ALLOWED.get(name, kind)}
 
 
 def implementations(specs: Iterable[str], *, on_this_machine: bool = True) -> list[dict[str, str]]:

@@ -7,7 +7,6 @@ from pathlib import Path
 from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.storage.events import Plan
-from attnbench.storage.records import SMALLEST_EFFECT
 from attnbench.workloads import sweep
 
 DEFAULT_BASELINE = "sdpa"
@@ -60,7 +59,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
-    effects = (selection.smallest_effect, chosen.smallest_effect, SMALLEST_EFFECT)
+    effects = (selection.smallest_effect, chosen.smallest_effect, sweep.SMALLEST_EFFECT)
     return Plan(
         sweep=Path(selection.sweep).stem,
         workloads=workloads,

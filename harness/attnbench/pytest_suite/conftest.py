@@ -33,7 +33,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
 
 
 def chosen(items: Sequence[Any]) -> list[Cell]:
-    """The cells of our own tests: others beside them have other parameters, or a `cell` that is something else."""
+    """The cells of our own tests: others next to them have other parameters, or a `cell` that is something else."""
     parameters = (item.callspec.params for item in items if hasattr(item, "callspec"))
     return [each["cell"] for each in parameters if isinstance(each.get("cell"), Cell)]
 
