@@ -63,9 +63,10 @@ class Session:
         """Every cell of the plan, workload by workload."""
         return [(workload, arm) for workload in self.plan.workloads for arm in self.specs]
 
-    def is_live(self, workload: Workload, arm: Arm) -> bool:
-        """Whether a cell has passed so far."""
-        return bool(self.state.live(workload.id, [arm]))
+    @property
+    def live_cells(self) -> list[tuple[Workload, Arm]]:
+        """Those that have passed so far."""
+        return [(workload, arm) for workload, arm in self.cells if self.state.live(workload.id, [arm])]
 
     def record(self, event: Event) -> None:
         """Write an event to the journal, and apply it to the state."""

@@ -49,7 +49,7 @@ def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: b
     One after the other of the same cell, since both are read from one recorded call where the device allows it.
     """
     known = plugins.plugs("attnbench.metrics", "METRIC")
-    cells = [cell for cell in session.cells if session.is_live(*cell)]
+    cells = session.live_cells
     for number, (workload, arm) in enumerate(cells):
         requests: dict[str, Profile | Observe] = {}
         if with_operators and (workload.id, arm) not in session.state.profiled:
@@ -58,7 +58,7 @@ def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: b
             if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
                 requests[metric] = Observe(**_cell(session, workload, arm), metric=metric)
         for what, request in requests.items():
-            if session.is_live(workload, arm):
+            if session.state.live(workload.id, [arm]):
                 session.show_progress("observe", f"{what} of {arm} on {workload.id}", number, len(cells))
                 reply = session.ask(request)
                 assert isinstance(reply, CellProfiled | CellMeasured | Failed)
@@ -93,7 +93,7 @@ def trace_cells(session: Session, folder: Path) -> None:
 
     A trace shares no pass with any timing, and no folder with any run: tracing slows a call down.
     """
-    cells = [cell for cell in session.cells if session.is_live(*cell)]
+    cells = session.live_cells
     for number, (workload, arm) in enumerate(cells):
         session.show_progress("trace", f"{arm} on {workload.id}", number, len(cells))
         file = folders.trace_file(folder, workload.id, arm.implementation)

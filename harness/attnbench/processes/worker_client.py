@@ -65,12 +65,14 @@ class WorkerClient(Protocol):
 
     def __enter__(self) -> Self:
         """Itself."""
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Stop the worker and clean up."""
+        self.stop()
 
 
-class ProcessClient:
+class ProcessClient(WorkerClient):
     """A worker process (processes/worker), one at a time."""
 
     def __init__(
@@ -198,10 +200,6 @@ class ProcessClient:
                 with contextlib.suppress(BrokenPipeError):
                     pipe.close()
         self._process = None
-
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
 
     def __exit__(self, *_: object) -> None:
         """Stop the worker and let go of the heartbeat."""
