@@ -23,7 +23,7 @@ LONGEST_UNBROKEN = 40
 MANY, DENSE_WIDTH = 12, 120
 FAR = 1e4
 """From here on an error is shown by its power of ten."""
-UNDECIDED = "?: undecided, the times may as well be equal; more time may tell."
+UNDECIDED = "?: undecided, the times may as well be equal; more time may decide it."
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
     *("workload", "implementation", "side", "status", "is_predicted", "message", "latency_s", "ratio", "verdict"),
@@ -66,40 +66,34 @@ def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Con
         found = by_name.setdefault(cells.arm(row), {})
         assert words.length(row) not in found, f"two cells in one place: {row['workload']}"
         found[words.length(row)] = row
+
+    def speed(name: str) -> tuple[float, ...]:  # at the greatest length; what has no time there goes by the one before
+        times = [by_name[name].get(length, {}).get("latency_s") for length in reversed(lengths)]
+        return tuple(float("inf") if time is None else time for time in times)
+
+    def made(columns: Mapping[str, Mapping[str, str]]) -> Table:
+        shown = Table(show_edge=False, pad_edge=False)
+        shown.add_column("implementation", no_wrap=True)
+        for heading in columns:
+            shown.add_column(escape(heading), justify="right", no_wrap=True)
+        for name in sorted(by_name, key=speed):
+            shown.add_row(escape(name), *(texts[name] for texts in columns.values()))
+        return shown
+
     columns = {
         f"T={length}": {name: _cell(found.get(length), metrics) for name, found in by_name.items()}
         for length in lengths
     }
     for metric in metrics:
-        at = next((row for row in reversed(members) if row[metric.name] is not None), None)
+        at = next((words.length(row) for row in reversed(members) if row[metric.name] is not None), None)
         if at is not None:
-            length = words.length(at)
             texts = {
-                name: cells.metric(found[length], metric) if length in found else MISSING
-                for name, found in by_name.items()
+                name: cells.metric(found[at], metric) if at in found else MISSING for name, found in by_name.items()
             }
-            wider = columns | {f"{metric.heading}\nT={length}": texts}
-            width = Measurement.get(console, console.options.update(max_width=1000), _made(by_name, wider, lengths))
+            wider = columns | {f"{metric.heading}\nT={at}": texts}
+            width = Measurement.get(console, console.options.update(max_width=1000), made(wider))
             columns = wider if width.maximum <= console.width else columns
-    return _made(by_name, columns, lengths)
-
-
-def _made(
-    by_name: Mapping[str, dict[str, Row]], columns: Mapping[str, Mapping[str, str]], lengths: Sequence[str]
-) -> Table:
-    """Rows in the order of their times at the greatest length; what has none there goes by the length before."""
-
-    def speed(name: str) -> tuple[float, ...]:
-        times = [by_name[name].get(length, {}).get("latency_s") for length in reversed(lengths)]
-        return tuple(float("inf") if time is None else time for time in times)
-
-    made = Table(show_edge=False, pad_edge=False)
-    made.add_column("implementation", no_wrap=True)
-    for heading in columns:
-        made.add_column(escape(heading), justify="right", no_wrap=True)
-    for name in sorted(by_name, key=speed):
-        made.add_row(escape(name), *(texts[name] for texts in columns.values()))
-    return made
+    return made(columns)
 
 
 def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:

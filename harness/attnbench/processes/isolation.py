@@ -45,10 +45,8 @@ def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
                 return False
             names.add((node.module or "").split(".")[0])
     names -= RESERVED | {PACKAGE}
-    files = {f"{name}.py" for name in names - REQUIRED}
-    return not any((folder / each).exists() for folder in folders for each in files) and not any(
-        (folder / name).is_dir() for folder in folders for name in names
-    )
+    held = [folder / f"{name}.py" for folder in folders for name in names - REQUIRED]
+    return not any(file.exists() for file in held) and not any((f / name).is_dir() for f in folders for name in names)
 
 
 def side_folders(side: Side, links: Path) -> list[Path]:

@@ -47,11 +47,7 @@ class PairedClient:
         return Started(environment=candidate.environment, base=base.environment)
 
     def ask(self, request: Work) -> Reply:
-        """The answer to a request.
-
-        Raises:
-            WorkerLostError: a worker crashed or hung; its index is that of the arm in the whole request.
-        """
+        """The answer to a request; where a worker is lost, the index is that of the arm in the whole request."""
         if isinstance(request, SampleBlocks):
             return self._sample_blocks(request)
         is_base = not isinstance(request, MeasureCeilings) and request.arm.side == BASE

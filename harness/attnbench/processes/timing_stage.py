@@ -60,16 +60,14 @@ class TimingStage:
 
     def _visit_by_visit(self) -> bool:
         """Each visit goes where it promises most. Returns whether nothing is open any more."""
-        epoch_s = self.session.elapsed_s  # when the epoch began
-        length_s = max(EPOCH_S, EPOCH_SHARE * epoch_s)
+        began_s = self.session.elapsed_s  # the epoch
         while self.session.elapsed_s < self.plan.budget_s:
             chosen = self.race.next(self.state, self._comparable())
             if chosen is None:
                 return True
-            if self.session.elapsed_s > epoch_s + length_s:
+            if self.session.elapsed_s > began_s + max(EPOCH_S, EPOCH_SHARE * began_s):
                 self.session.start_worker()
-                epoch_s = self.session.elapsed_s
-                length_s = max(EPOCH_S, EPOCH_SHARE * epoch_s)
+                began_s = self.session.elapsed_s
             workload, arms = chosen
             self._show_progress(f"{workload}, {len(self.race.judged) - len(self.race.closed)} open")
             self._visit_with_references(workload, arms)
@@ -113,7 +111,10 @@ class TimingStage:
         self.session.show_progress("time", cell, share, 1.0)
 
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
-        """One visit; an arm that fails is dropped, and the visit taken again without it."""
+        """One visit; an arm that fails is dropped, and the visit taken again without it.
+
+        It has the arms, A/A controls and the interference probe, in a random order.
+        """
         arms = list(arms)
         while live := self.state.live(workload.id, arms):
             if self.plan.sides is not None:  # those that are live on both
@@ -122,7 +123,24 @@ class TimingStage:
                 if not live:
                     return
             self.session.require_worker()  # first, since the request names the epoch
-            reply = self.session.ask(self._request(workload, live))
+            number = self.state.num_visits[workload.id]
+            is_due = (number + self.places[workload.id]) % VERIFY_EVERY == 0  # not all in one process
+            seed = visit_seed(self.plan.seed, workload.id, number)
+            taken = [(arm, self.session.specs[arm]) for arm in live]
+            taken += [(arm.as_control(), self.session.specs[arm]) for arm in live if self.plan.is_reference(arm)]
+            taken.append((PROBE, ""))
+            random.Random(seed).shuffle(taken)
+            request = SampleBlocks(
+                workload=workload,
+                arms=tuple(taken),
+                epoch=self.state.num_workers - 1,
+                visit=number,
+                num_blocks=self.plan.num_blocks,
+                seed=seed,
+                cache=self.plan.cache,
+                verifies=self.plan.sides is None or number < self.plan.num_rounds or is_due,
+            )
+            reply = self.session.ask(request)
             if isinstance(reply, VisitFinished):
                 elapsed_s = round(self.session.elapsed_s, 3)
                 self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
@@ -137,23 +155,3 @@ class TimingStage:
             for arm in self.state.live(workload.id, self.session.specs):
                 self.session.record(failed_cell(workload, arm, failed))
             return
-
-    def _request(self, workload: Workload, arms: list[Arm]) -> SampleBlocks:
-        """The arms, A/A controls and the interference probe, in a random order."""
-        number = self.state.num_visits[workload.id]
-        is_due = (number + self.places[workload.id]) % VERIFY_EVERY == 0  # not all in one process
-        seed = visit_seed(self.plan.seed, workload.id, number)
-        taken = [(arm, self.session.specs[arm]) for arm in arms]
-        taken += [(arm.as_control(), self.session.specs[arm]) for arm in arms if self.plan.is_reference(arm)]
-        taken.append((PROBE, ""))
-        random.Random(seed).shuffle(taken)
-        return SampleBlocks(
-            workload=workload,
-            arms=tuple(taken),
-            epoch=self.state.num_workers - 1,
-            visit=number,
-            num_blocks=self.plan.num_blocks,
-            seed=seed,
-            cache=self.plan.cache,
-            verifies=self.plan.sides is None or number < self.plan.num_rounds or is_due,
-        )

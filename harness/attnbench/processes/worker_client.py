@@ -145,11 +145,7 @@ class ProcessClient(WorkerClient):
         return started
 
     def ask(self, request: Work) -> Reply:
-        """The worker's answer.
-
-        Raises:
-            WorkerLostError: the worker crashed, or one of its steps lasted longer than the timeout; it is gone now.
-        """
+        """The worker's answer; WorkerLostError where there is none."""
         return self._exchange(request, self.timeout_s)
 
     def _exchange(self, request: Request, timeout_s: float) -> Reply:
