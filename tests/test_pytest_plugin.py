@@ -95,11 +95,11 @@ def test_two_functions_of_one_name_are_compared_and_the_candidate_is_called_so(m
     new, old = versions()
     timed = {}
 
-    def compare_functions(calls, baseline, **_):
+    def compare(calls, baseline, **_):
         timed.update(names=list(calls), baseline=baseline)
         return SimpleNamespace(run=lambda budget_s: None)
 
-    monkeypatch.setattr("attnbench.timing.functions.compare_functions", compare_functions)
+    monkeypatch.setattr("attnbench.timing.functions.FunctionComparison", compare)
     monkeypatch.setattr("attnbench.timing.functions.comparison", lambda found, name, workload: name)
     told = AttentionBench()(new, old, seq_len=8, num_heads=1, head_dim=8, num_threads=1)
     assert told == "attention (candidate)"

@@ -6,7 +6,7 @@ from typing import Annotated
 
 import typer
 
-from attnbench.commands import EXIT_CODES, Command, ExitCode
+from attnbench.commands import EXIT_CODES, ExitCode
 from attnbench.commands.options import flattened
 from attnbench.plugins import plugs
 
@@ -21,11 +21,7 @@ app = typer.Typer(
 )
 
 
-def _place(item: tuple[str, Command]) -> int:
-    return item[1].order
-
-
-for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=_place):
+for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
     app.command(_name)(flattened(_command.function))
 
 

@@ -12,7 +12,6 @@ import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
 from pathlib import Path
-from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:  # it takes as long to import as the rest of --help
@@ -136,22 +135,17 @@ def _check_file(path: Path, attribute: str) -> None:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path} is not Python that can be read: {error}") from None
-    defined = _top_level_names(tree)
-    if attribute not in defined and "*" not in defined:
-        raise ValueError(unknown("name", attribute, sorted(defined), f" in {path}"))
-
-
-def _top_level_names(tree: ast.Module) -> set[str]:
-    names: set[str] = set()
+    defined: set[str] = set()
     inside = [node for node in tree.body if isinstance(node, ast.If | ast.Try | ast.With)]
     for node in [*tree.body, *(below for block in inside for below in ast.walk(block))]:
         if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            names.add(node.name)
+            defined.add(node.name)
         elif isinstance(node, ast.Import | ast.ImportFrom):
-            names |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
+            defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
         elif isinstance(node, ast.Assign | ast.AnnAssign):
-            names |= {below.id for below in ast.walk(node) if isinstance(below, ast.Name)}
-    return names
+            defined |= {below.id for below in ast.walk(node) if isinstance(below, ast.Name)}
+    if attribute not in defined and "*" not in defined:
+        raise ValueError(unknown("name", attribute, sorted(defined), f" in {path}"))
 
 
 def digest(spec: str) -> str:
@@ -172,25 +166,18 @@ def load(spec: str) -> Any:  # noqa: ANN401 - contract/loading.py makes an Imple
     """
     path, attribute = split(spec)
     if path is not None:
-        return _value(_module_from(path), attribute, spec)
-    if attribute in stems(PACKAGE):
-        return _value(importlib.import_module(f"{PACKAGE}.{attribute}"), "IMPLEMENTATION", spec)
-    return installed()[attribute].load()
-
-
-def _value(module: ModuleType, attribute: str, spec: str) -> Any:  # noqa: ANN401
+        digits = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
+        found = importlib.util.spec_from_file_location(f"attnbench_plug_{path.stem}_{digits}", path)
+        assert found is not None
+        assert found.loader is not None
+        module = importlib.util.module_from_spec(found)
+        if str(path.parent.resolve()) not in sys.path:
+            sys.path.append(str(path.parent.resolve()))  # as for any script: it can import files next to it
+        found.loader.exec_module(module)
+    elif attribute in stems(PACKAGE):
+        module, attribute = importlib.import_module(f"{PACKAGE}.{attribute}"), "IMPLEMENTATION"
+    else:
+        return installed()[attribute].load()
     if not hasattr(module, attribute):
         raise ValueError(f"{spec}: the module holds no {attribute}")
     return getattr(module, attribute)
-
-
-def _module_from(path: Path) -> ModuleType:
-    where = hashlib.sha256(str(path).encode()).hexdigest()[:8]  # two files may share a name
-    spec = importlib.util.spec_from_file_location(f"attnbench_plug_{path.stem}_{where}", path)
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    if str(path.parent.resolve()) not in sys.path:
-        sys.path.append(str(path.parent.resolve()))  # as for any script: it can import files beside it
-    spec.loader.exec_module(module)
-    return module

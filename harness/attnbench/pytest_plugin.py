@@ -50,7 +50,7 @@ class AttentionBench:
         from attnbench.plugins import unknown
         from attnbench.processes.worker.bench import Bench
         from attnbench.storage.records import Arm
-        from attnbench.timing.functions import compare_functions, comparison
+        from attnbench.timing.functions import FunctionComparison, comparison
         from attnbench.workloads.workload import Workload
 
         for axis in axes:
@@ -67,7 +67,7 @@ class AttentionBench:
                 calls[name] = bench.timed(arm, checked).call
             reference, mine = calls
             with torch.set_grad_enabled(workload.direction != "inference"):
-                compared = compare_functions(calls, reference, seed=seed)
+                compared = FunctionComparison(calls, reference, seed=seed)
                 compared.run(budget_s)
             for name in calls:
                 if wrong := bench.verify(Arm(implementation=name)):
@@ -83,16 +83,15 @@ def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:
     Raises:
         ValueError: both are the same.
     """
-    reference, mine = _name(baseline, "baseline"), _name(candidate, "mine")
+    from attnbench.plugins import name_of
+
+    reference, mine = (
+        name_of(given) if isinstance(given, str) else getattr(given, "__name__", default)
+        for given, default in ((baseline, "baseline"), (candidate, "mine"))
+    )
     if candidate == baseline:
         raise ValueError(f"{reference} would be compared with itself: give two different ones")
     return {reference: baseline, mine if mine != reference else f"{mine}{CANDIDATE}": candidate}
-
-
-def _name(given: Given, default: str) -> str:
-    from attnbench.plugins import name_of
-
-    return name_of(given) if isinstance(given, str) else getattr(given, "__name__", default)
 
 
 def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Implementation":

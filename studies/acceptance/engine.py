@@ -12,7 +12,7 @@ from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Estimate, pairs
 from attnbench.storage.records import Arm, Verdict
-from attnbench.timing.functions import FunctionComparison, compare_functions
+from attnbench.timing.functions import FunctionComparison
 from attnbench.timing.schedule import load_libraries
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from studies.acceptance.outcome import Row
@@ -91,7 +91,7 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
     load_libraries()
     visit_s = ARMS * BLOCKS * max(SHORTEST_SAMPLE_S, min(clock.elapsed(a, 1) for _ in range(2)))
     start = time.perf_counter()
-    found = compare_functions({"a": a, "b": b}, "a", clock=clock, seed=seed, smallest_effect=smallest_effect)
+    found = FunctionComparison({"a": a, "b": b}, "a", clock=clock, seed=seed, smallest_effect=smallest_effect)
     found.run(budget_s - visit_s, stops=stops)
     return read(found, "b", start)
 

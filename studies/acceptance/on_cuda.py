@@ -20,7 +20,7 @@ from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
 from attnbench.storage.records import Arm
 from attnbench.timing import blocks
-from attnbench.timing.functions import compare_functions
+from attnbench.timing.functions import FunctionComparison
 from studies.acceptance.outcome import LABELS, Outcome, Row
 from studies.acceptance.plan import LARGEST_E, largest_count
 
@@ -175,7 +175,7 @@ def heat_up(*, short: bool = False) -> Outcome:
             matrix @ matrix
             torch.cuda.synchronize()
         settings: Any = {"clock": CudaClock(DEVICE), "gauge_work": device(DEVICE).interference_probe(), "seed": number}
-        found = compare_functions({"a": work, "b": work}, "a", **settings)
+        found = FunctionComparison({"a": work, "b": work}, "a", **settings)
         found.run(1.0, stops=False)
         logs = pairs(found.samples[Arm(implementation="b")], found.samples[found.reference], found.discarded).logs
         largest = float(e_values(logs).max(initial=1.0))

@@ -19,7 +19,7 @@ from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Estimate, Pairs, paired_ratio, pairs
 from attnbench.storage.records import PROBE, Arm
 from attnbench.timing import blocks
-from attnbench.timing.functions import HERE, FunctionComparison, compare_functions
+from attnbench.timing.functions import HERE, FunctionComparison
 from studies.acceptance import rivals, workloads
 from studies.acceptance.engine import BLOCKS, OURS
 from studies.acceptance.outcome import LABELS, Outcome, Row
@@ -246,7 +246,7 @@ class _Permuted:
         names = dict(zip(ROLES, draws.sample(LETTERS, len(ROLES)), strict=True))
         order = draws.sample(list(ROLES), len(ROLES))
         shown = {names[role]: ROLES[role]() for role in order}
-        comparison = compare_functions(shown, names["base"], clock=clock, seed=seed)
+        comparison = FunctionComparison(shown, names["base"], clock=clock, seed=seed)
         return cls(comparison=comparison, names=names, order=order)
 
     def row(self, role: str) -> Row:

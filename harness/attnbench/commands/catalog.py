@@ -63,9 +63,22 @@ def entries(what: str) -> list[dict[str, str]]:
     """The rows of a list, all with the same columns: sweeps, axes, masks, metrics or reports."""
     match what:
         case "sweeps":
-            return [_sweep(name) for name in sweep.names()]
+            sweeps = {name: sweep.load(name) for name in sweep.names()}
+            numbers = {name: len(sweep.workloads(each, {}, ("cpu",))) for name, each in sweeps.items()}
+            return [
+                {"sweep": name, "workloads": f"{numbers[name]} on the CPU", "meaning": each.summary}
+                for name, each in sweeps.items()
+            ]
         case "axes":
-            return [_axis(name) for name in sweep.AXES]
+            kinds = {int: "a whole number", float: "a number"}
+            return [
+                {
+                    "axis": name,
+                    "default": str(FOLLOWS.get(name, getattr(Workload(), name))),
+                    "allowed": ALLOWED.get(name, kinds.get(axis.type, "a word")),
+                }
+                for name, axis in sweep.AXES.items()
+            ]
         case "masks":
             listed: list[type[Mask]] = [*masks().values(), Combined]
             return [{"mask": mask.usage, "meaning": mask.summary} for mask in listed]
@@ -77,49 +90,33 @@ def entries(what: str) -> list[dict[str, str]]:
             return [{"report": name, "meaning": report.summary} for name, report in found.items()]
 
 
-def _sweep(name: str) -> dict[str, str]:
-    found = sweep.load(name)
-    number = len(sweep.workloads(found, {}, ("cpu",)))
-    return {"sweep": name, "workloads": f"{number} on the CPU", "meaning": found.summary}
-
-
-def _axis(name: str) -> dict[str, str]:
-    default = FOLLOWS.get(name, getattr(Workload(), name))
-    kind = {int: "a whole number", float: "a number"}.get(sweep.AXES[name].type, "a word")
-    return {"axis": name, "default": str(default), "allowed": ALLOWED.get(name, kind)}
-
-
 def implementations(specs: Iterable[str], *, on_this_machine: bool = True) -> list[dict[str, str]]:
     """A row for each implementation, by name or path/to/file.py:Name: what it supports, why not, and its source.
 
     What this machine lacks may be left out of account.
     """
-    return [_implementation(spec, on_this_machine) for spec in specs]
-
-
-def _implementation(spec: str, on_this_machine: bool) -> dict[str, str]:  # noqa: FBT001 - passed on
-    """What it supports; a plug that cannot be loaded is listed with its error, since the others still count."""
     from attnbench.checking.case import reason_against
     from attnbench.contract.loading import implementation
 
-    name, against = plugins.name_of(spec), dict.fromkeys(QUESTIONS, "")
-    try:
-        found = implementation(spec)
-        for column, axes in QUESTIONS.items():
-            asked = [Workload(**({"mask": mask} | USUAL | axes)) for mask in MASKS]  # type: ignore[arg-type]
-            reasons = [reason_against(found, workload, on_this_machine=on_this_machine) or "" for workload in asked]
-            reason = "" if "" in reasons else reasons[0]
-            against[column] = "" if reason.endswith(NOT_HERE) and not on_this_machine else reason
-    except Exception as error:  # noqa: BLE001 - whatever importing somebody's plug raises
-        why = f"cannot be loaded: {type(error).__name__}: {error}"
-        return {"implementation": name, **dict.fromkeys(QUESTIONS, "?"), "why": "", "source": why}
-    answers = {column: "no" if reason else "yes" for column, reason in against.items()}
-    told = dict.fromkeys(" ".join(reason.split()) for reason in against.values() if reason)
-    lines = [
-        f"{', '.join(column for column in against if ' '.join(against[column].split()) == reason)}: {reason}"
-        for reason in told
-    ]
-    return {"implementation": name, **answers, "why": "\n".join(lines), "source": found.source}
+    rows: list[dict[str, str]] = []
+    for spec in specs:
+        name, against = plugins.name_of(spec), dict[str, list[str]]()  # columns by the reason against them
+        try:
+            found = implementation(spec)
+            for column, axes in QUESTIONS.items():
+                asked = [Workload(**({"mask": mask} | USUAL | axes)) for mask in MASKS]  # type: ignore[arg-type]
+                reasons = [reason_against(found, each, on_this_machine=on_this_machine) or "" for each in asked]
+                if all(reasons) and (on_this_machine or not reasons[0].endswith(NOT_HERE)):
+                    against.setdefault(" ".join(reasons[0].split()), []).append(column)
+        except Exception as error:  # noqa: BLE001 - a plug that cannot be loaded is listed: the others still count
+            why = f"cannot be loaded: {type(error).__name__}: {error}"
+            rows.append({"implementation": name, **dict.fromkeys(QUESTIONS, "?"), "why": "", "source": why})
+            continue
+        lines = "\n".join(f"{', '.join(columns)}: {reason}" for reason, columns in against.items())
+        missing = {column for columns in against.values() for column in columns}
+        answers = {column: "no" if column in missing else "yes" for column in QUESTIONS}
+        rows.append({"implementation": name, **answers, "why": lines, "source": found.source})
+    return rows
 
 
 def why_not(entries: Sequence[dict[str, str]]) -> list[str]:

@@ -11,7 +11,6 @@ from attnbench.commands.options import AsJson, GateFolder, ResultsFolder, Resume
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
-    from attnbench.processes.sides import SidesSelection
     from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides")
@@ -20,7 +19,7 @@ OF_STORED = {"base", "candidate", "thresholds", "to", "results", "as_json"}
 SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, FILE.py:NAME, or a stored run."
 
 
-def compare(  # noqa: PLR0913 - one parameter for each option
+def compare(
     context: typer.Context,
     base: Annotated[str, typer.Argument(help=SIDE, show_default=False)] = "",
     candidate: Annotated[str, typer.Argument(help="Likewise.", show_default=False)] = "",
@@ -42,7 +41,7 @@ def compare(  # noqa: PLR0913 - one parameter for each option
     gate` does not.
     """
     from attnbench.commands import running, terminal
-    from attnbench.processes.sides import SidesSelection
+    from attnbench.processes import execution, sides
 
     if resume is None and (stored := _stored_runs((base, candidate), results)):
         if more := running.given(context) - OF_STORED:
@@ -54,13 +53,37 @@ def compare(  # noqa: PLR0913 - one parameter for each option
             "--thresholds and --to are for two stored runs: give them to attnbench gate after this comparison"
         )
     if resume is not None:
-        folder, planned = running.to_resume(context, resume, results)
-        _require_same_sides(planned, resume, build)
+        folder, resumed = running.to_resume(context, resume, results)
+        if resumed.sides is None:
+            raise ValueError(f"{resume} has no two sides: go on with attnbench run --resume {resume}")
+        if resumed.sides.build != build:  # never taken from a journal, which may be anybody's: it is typed again
+            option = resumed.sides.build_option
+            begun = f"with{option}: give just that again" if option else "without --build: leave it out"
+            raise ValueError(f"{resume} was begun {begun}")
+        planned: Plan | None = resumed
     else:
+        if not base or not candidate:
+            raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
         selection = options.selection()
-        asked = SidesSelection(base=base, candidate=candidate, selection=selection, is_apart=apart, build=build)
-        folder, planned = _plan(asked, results)
-    measured = _execute(planned, folder)
+        sides.remove_abandoned(results)
+        folder = execution.new_folder(results, "compare")
+        asked = sides.SidesSelection(base=base, candidate=candidate, selection=selection, is_apart=apart, build=build)
+        planned, same = sides.plan(asked, folder)
+        if same:
+            typer.echo(
+                f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)", err=True
+            )
+    if planned is None:
+        sides.remove_checkouts(folder)
+        typer.echo("nothing to compare: every implementation is the same on both sides")
+        raise typer.Exit(ExitCode.passed)
+    assert planned.sides is not None
+    how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
+    plural = "" if len(planned.workloads) == 1 else "s"
+    typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
+    stopped = f"stopped; go on with: attnbench compare --resume {folder}{planned.sides.build_option}"
+    with sides.checked_out(planned, folder):
+        measured = running.execute(planned, folder, stopped=stopped)
     failed = running.write_reports(measured, folder)
     if as_json:
         typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
@@ -68,53 +91,6 @@ def compare(  # noqa: PLR0913 - one parameter for each option
         terminal.print_sides(measured)
         typer.echo(f"\nReports and plots: {measured.folder}")
     conclude(measured, has_findings=failed)
-
-
-def _plan(asked: "SidesSelection", results: Path) -> tuple[Path, "Plan"]:
-    """Folder and plan of a new comparison; exits with 0 where both sides are the same.
-
-    Raises:
-        ValueError: whatever was given that is not possible.
-    """
-    from attnbench.processes import sides
-    from attnbench.processes.execution import new_folder
-
-    if not asked.base or not asked.candidate:
-        raise ValueError(f"give two sides, BASE and CANDIDATE: each is {sides.FORMS}")
-    sides.remove_abandoned(results)
-    folder = new_folder(results, "compare")
-    planned, same = sides.plan(asked, folder)
-    if same:
-        typer.echo(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)", err=True)
-    if planned is None:
-        sides.remove_checkouts(folder)
-        typer.echo("nothing to compare: every implementation is the same on both sides")
-        raise typer.Exit(ExitCode.passed)
-    return folder, planned
-
-
-def _execute(planned: "Plan", folder: Path) -> "Results":
-    """Run a comparison, with both sides checked out meanwhile."""
-    from attnbench.commands import running
-    from attnbench.processes import sides
-
-    assert planned.sides is not None
-    how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
-    plural = "" if len(planned.workloads) == 1 else "s"
-    typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
-    stopped = f"stopped; go on with: attnbench compare --resume {folder}{planned.sides.build_option}"
-    with sides.checked_out(planned, folder):
-        return running.execute(planned, folder, stopped=stopped)
-
-
-def _require_same_sides(planned: "Plan", resume: str, build: str) -> None:
-    """A command is never taken from a journal, which may be anybody's: it is typed again."""
-    if planned.sides is None:
-        raise ValueError(f"{resume} has no two sides: go on with attnbench run --resume {resume}")
-    if planned.sides.build != build:
-        option = planned.sides.build_option
-        begun = f"with{option}: give just that again" if option else "without --build: leave it out"
-        raise ValueError(f"{resume} was begun {begun}")
 
 
 def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":

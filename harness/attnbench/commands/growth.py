@@ -2,23 +2,18 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
 
-if TYPE_CHECKING:
-    from attnbench.analysis.attempts import Followed
-    from attnbench.analysis.growth import Growth
-    from attnbench.analysis.results import Results
-
 CALL_LIMIT_S = 20.0
 OPTIONS = SelectionOptions(sweep="growth", call_limit=CALL_LIMIT_S)
 
 
-def growth(  # noqa: PLR0913 - one parameter for each option
+def growth(
     implementations: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME|FILE.py:NAME]...", help="Which to look at. Default: all.")
     ] = None,
@@ -41,12 +36,14 @@ def growth(  # noqa: PLR0913 - one parameter for each option
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan
     from attnbench.processes.worker_client import ProcessClient
-    from attnbench.reports import growth as told
+    from attnbench.reports import growth as report
+    from attnbench.reports.style import save
 
     limit_bytes = options.memory_limit_bytes
     named = [*(implementations or ()), *(options.implementation or ())]
     planned = plan(options.selection(implementations=named), with_baseline=False)
     folder = new_folder(results, planned.sweep)
+    target = to or folder
     measured = running.execute(planned, folder, stages=("check", "metrics"))
     series_of_lengths = growths(measured, limit_bytes)
     notes: list[str] = []
@@ -60,33 +57,24 @@ def growth(  # noqa: PLR0913 - one parameter for each option
         grown = asking.limited(series_of_lengths, limit_bytes, tries=is_tried)
         followed = list(asking.followed(grown, timeline)) if timeline else []
         if snapshot:
-            notes += [f"memory snapshot: {path.name}" for path in asking.snapshots(grown, to or folder)]
-    _write(grown, measured, followed, notes, to or folder)
+            notes += [f"memory snapshot: {path.name}" for path in asking.snapshots(grown, target)]
+    running.make_folder(target)
+    drawn = [*save(report.curves(grown), target, "growth"), *save(report.timelines(followed), target, "timeline")]
+    pictures = [path.stem for path in drawn if path.suffix == ".png"]
+    (target / "growth.md").write_text(report.markdown(grown, measured, pictures, notes), encoding="utf-8")
+    text = json.dumps([report.facts(each) for each in grown], indent=2)
+    (target / "growth.json").write_text(f"{text}\n", encoding="utf-8")
     if as_json:
-        typer.echo(json.dumps([told.facts(each) for each in grown], indent=2))
+        typer.echo(text)
     else:
-        for title, members in told.by_panel(grown).items():
+        for title, members in report.by_panel(grown).items():
             typer.echo(f"\n{title}")
             for each in members:
-                typer.echo(f"  {told.sentence(each)}")
-        typer.echo(f"\nPage and pictures: {to or folder}")
+                typer.echo(f"  {report.sentence(each)}")
+        typer.echo(f"\nPage and pictures: {target}")
     if any(each.is_wrong for each in grown):
         raise typer.Exit(ExitCode.finding)
     running.conclude(measured)
-
-
-def _write(grown: "list[Growth]", measured: "Results", followed: "list[Followed]", notes: list[str], to: Path) -> None:
-    """Page, JSON and pictures."""
-    from attnbench.commands import running
-    from attnbench.reports import growth as report
-    from attnbench.reports.style import save
-
-    running.make_folder(to)
-    drawn = [*save(report.curves(grown), to, "growth"), *save(report.timelines(followed), to, "timeline")]
-    names = [path.stem for path in drawn if path.suffix == ".png"]
-    (to / "growth.md").write_text(report.markdown(grown, measured, names, notes), encoding="utf-8")
-    text = json.dumps([report.facts(each) for each in grown], indent=2)
-    (to / "growth.json").write_text(f"{text}\n", encoding="utf-8")
 
 
 COMMAND = Command(function=growth, order=60)

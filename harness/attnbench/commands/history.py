@@ -2,18 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder
 
-if TYPE_CHECKING:
-    from attnbench.analysis.history import Series
 
-
-def history(  # noqa: PLR0913 - one parameter for each option
+def history(
     paths: Annotated[
         list[Path] | None,
         typer.Argument(metavar="[PATH]...", help="Run folders, journals, or folders of them. Default: --results."),
@@ -37,7 +34,9 @@ def history(  # noqa: PLR0913 - one parameter for each option
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
     from attnbench.analysis.history import Choice, alike, follow, gather
     from attnbench.commands import terminal
-    from attnbench.reports.history import headings, row
+    from attnbench.commands.running import make_folder
+    from attnbench.reports import history as report
+    from attnbench.reports.style import save
     from attnbench.units import plain
 
     gathered = gather(paths or [results])
@@ -52,30 +51,22 @@ def history(  # noqa: PLR0913 - one parameter for each option
         typer.echo(f"note: {plain(note)}", err=True)
     series = follow(runs, chosen)
     if to is not None:
-        _write(series, notes, to)
+        make_folder(to)
+        (to / "history.md").write_text(report.markdown(series, notes), encoding="utf-8")
+        (to / "history.csv").write_text(report.csv(series), encoding="utf-8")
+        save(report.pictures(series), to, "history")
     if as_json:
         entries = [
-            {"workload": each.workload.id, "fingerprint": each.fingerprint, "metric": each.metric, **row(each)}
+            {"workload": each.workload.id, "fingerprint": each.fingerprint, "metric": each.metric, **report.row(each)}
             for each in series
         ]
         typer.echo(json.dumps(entries, indent=2))
         return
-    for heading, rows in headings(series).items():
+    for heading, rows in report.headings(series).items():
         typer.echo(f"\n{metric}: {heading}")
-        terminal.print_table(tuple(row(rows[0])), [tuple(row(each).values()) for each in rows])
+        terminal.print_table(tuple(report.row(rows[0])), [tuple(report.row(each).values()) for each in rows])
     if to is not None:
         typer.echo(f"\nTable, CSV and pictures: {to}")
-
-
-def _write(series: "list[Series]", notes: tuple[str, ...], to: Path) -> None:
-    from attnbench.commands.running import make_folder
-    from attnbench.reports import history as report
-    from attnbench.reports.style import save
-
-    make_folder(to)
-    (to / "history.md").write_text(report.markdown(series, notes), encoding="utf-8")
-    (to / "history.csv").write_text(report.csv(series), encoding="utf-8")
-    save(report.pictures(series), to, "history")
 
 
 COMMAND = Command(function=history, order=70)

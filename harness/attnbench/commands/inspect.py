@@ -9,7 +9,7 @@ from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, OpenPage
 
 
-def inspect(  # noqa: PLR0913 - one parameter for each option
+def inspect(
     name: Annotated[
         str, typer.Argument(metavar="[NAME|FILE.py:NAME]", help="What to compare with the oracle.")
     ] = "fused",

@@ -1,18 +1,12 @@
 """`attnbench profile`: traces of chosen cells."""
 
 import json
-from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import typer
 
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
-
-if TYPE_CHECKING:
-    from attnbench.analysis.results import Results
-    from attnbench.storage.records import Key
 
 OPTIONS = SelectionOptions(sweep="profile")
 
@@ -36,26 +30,22 @@ def profile(
         if record.status is Status.ok
     }
     if as_json:
-        typer.echo(json.dumps(summary(traced, files), indent=2))
+        cells = [
+            {
+                "workload": record.workload.id,
+                "implementation": record.implementation,
+                "status": str(record.status),
+                "message": record.message,
+                "trace": str(files[record.key]) if record.key in files else None,
+            }
+            for record in traced.records
+        ]
+        typer.echo(json.dumps(cells, indent=2))
     else:
         terminal.print_traces(traced, files)
         if files:
             typer.echo(f"\nLook at them with: attnbench tensorboard {folder}")
     running.conclude(traced)
-
-
-def summary(results: "Results", files: "Mapping[Key, Path]") -> list[dict[str, object]]:
-    """What a program needs to know of each cell."""
-    return [
-        {
-            "workload": record.workload.id,
-            "implementation": record.implementation,
-            "status": str(record.status),
-            "message": record.message,
-            "trace": str(files[record.key]) if record.key in files else None,
-        }
-        for record in results.records
-    ]
 
 
 COMMAND = Command(function=profile, order=110)

@@ -12,7 +12,7 @@ from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOpti
 OPTIONS = TimingOptions(sweep="quick")
 
 
-def run(  # noqa: PLR0913 - one parameter for each option
+def run(
     context: typer.Context,
     *,
     options: TimingOptions = OPTIONS,

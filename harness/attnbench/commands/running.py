@@ -54,8 +54,23 @@ def execute(
 def watching() -> Iterator[Watch]:
     """A progress bar on a terminal, plain lines elsewhere."""
     console = Console(stderr=True)
+    stage, shown_s = "", 0.0
+
+    def is_due(progress: Progress, every_s: float) -> bool:
+        nonlocal stage, shown_s
+        if progress.stage == stage and time.monotonic() - shown_s < every_s:
+            return False
+        stage, shown_s = progress.stage, time.monotonic()
+        return True
+
+    def print_line(progress: Progress) -> None:
+        if is_due(progress, LINE_EVERY_S):
+            share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
+            parts = [f"{STAGE_WORDS[stage]} {share:.0f} %", _counts(progress), _left(progress), progress.cell]
+            console.print(", ".join(filter(None, parts)), markup=False, highlight=False, soft_wrap=True)
+
     if not console.is_terminal:
-        yield _plain_lines(console)
+        yield print_line
         return
     columns = (
         TextColumn("[bold]{task.fields[stage]}"),
@@ -67,13 +82,9 @@ def watching() -> Iterator[Watch]:
     )
     with Bar(*columns, console=console, transient=True, auto_refresh=False) as bar:
         task = bar.add_task("", total=1.0, stage="starting", left="", counts="")
-        stage, drawn_s = "", 0.0
 
         def draw(progress: Progress) -> None:
-            nonlocal stage, drawn_s
-            is_due = progress.stage != stage or time.monotonic() - drawn_s >= DRAW_EVERY_S
-            if is_due:
-                stage, drawn_s = progress.stage, time.monotonic()
+            refresh = is_due(progress, DRAW_EVERY_S)
             bar.update(
                 task,
                 completed=progress.done,
@@ -82,25 +93,10 @@ def watching() -> Iterator[Watch]:
                 stage=STAGE_WORDS[progress.stage],
                 left=_left(progress),
                 counts=_counts(progress),
-                refresh=is_due,
+                refresh=refresh,
             )
 
         yield draw
-
-
-def _plain_lines(console: Console) -> Watch:
-    stage, printed_s = "", 0.0
-
-    def print_line(progress: Progress) -> None:
-        nonlocal stage, printed_s
-        if progress.stage == stage and time.monotonic() - printed_s < LINE_EVERY_S:
-            return
-        stage, printed_s = progress.stage, time.monotonic()
-        share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
-        parts = [f"{STAGE_WORDS[stage]} {share:.0f} %", _counts(progress), _left(progress), progress.cell]
-        console.print(", ".join(part for part in parts if part), markup=False, highlight=False, soft_wrap=True)
-
-    return print_line
 
 
 def _left(progress: Progress) -> str:

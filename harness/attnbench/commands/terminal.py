@@ -16,12 +16,13 @@ from attnbench.analysis.table import LENGTHS, MetricColumn, Row, metric_columns,
 from attnbench.reports import cells, sides, story, words
 from attnbench.storage.records import Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
+from attnbench.workloads.workload import Workload
 
 LONGEST_UNBROKEN = 40
 MANY, DENSE_WIDTH = 12, 120
 FAR = 1e4
 """From here on an error is shown by its power of ten."""
-UNDECIDED = "?: undecided, the times may as well be equal; more time may decide."
+UNDECIDED = "?: undecided, the times may as well be equal; more time may decide it."
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
     *("workload", "implementation", "side", "status", "is_predicted", "message", "latency_s", "ratio", "verdict"),
@@ -64,40 +65,34 @@ def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Con
         found = by_name.setdefault(cells.arm(row), {})
         assert words.length(row) not in found, f"two cells in one place: {row['workload']}"
         found[words.length(row)] = row
+
+    def speed(name: str) -> tuple[float, ...]:  # at the greatest length; what has no time there goes by the one before
+        times = [by_name[name].get(length, {}).get("latency_s") for length in reversed(lengths)]
+        return tuple(float("inf") if time is None else time for time in times)
+
+    def made(columns: Mapping[str, Mapping[str, str]]) -> Table:
+        shown = Table(show_edge=False, pad_edge=False)
+        shown.add_column("implementation", no_wrap=True)
+        for heading in columns:
+            shown.add_column(escape(heading), justify="right", no_wrap=True)
+        for name in sorted(by_name, key=speed):
+            shown.add_row(escape(name), *(texts[name] for texts in columns.values()))
+        return shown
+
     columns = {
         f"T={length}": {name: _cell(found.get(length), metrics) for name, found in by_name.items()}
         for length in lengths
     }
     for metric in metrics:
-        at = next((row for row in reversed(members) if row[metric.name] is not None), None)
+        at = next((words.length(row) for row in reversed(members) if row[metric.name] is not None), None)
         if at is not None:
-            length = words.length(at)
             texts = {
-                name: cells.metric(found[length], metric) if length in found else MISSING
-                for name, found in by_name.items()
+                name: cells.metric(found[at], metric) if at in found else MISSING for name, found in by_name.items()
             }
-            wider = columns | {f"{metric.heading}\nT={length}": texts}
-            width = Measurement.get(console, console.options.update(max_width=1000), _made(by_name, wider, lengths))
+            wider = columns | {f"{metric.heading}\nT={at}": texts}
+            width = Measurement.get(console, console.options.update(max_width=1000), made(wider))
             columns = wider if width.maximum <= console.width else columns
-    return _made(by_name, columns, lengths)
-
-
-def _made(
-    by_name: Mapping[str, dict[str, Row]], columns: Mapping[str, Mapping[str, str]], lengths: Sequence[str]
-) -> Table:
-    """Rows in the order of their times at the greatest length; what has none there goes by the length before."""
-
-    def speed(name: str) -> tuple[float, ...]:
-        times = [by_name[name].get(length, {}).get("latency_s") for length in reversed(lengths)]
-        return tuple(float("inf") if time is None else time for time in times)
-
-    made = Table(show_edge=False, pad_edge=False)
-    made.add_column("implementation", no_wrap=True)
-    for heading in columns:
-        made.add_column(escape(heading), justify="right", no_wrap=True)
-    for name in sorted(by_name, key=speed):
-        made.add_row(escape(name), *(texts[name] for texts in columns.values()))
-    return made
+    return made(columns)
 
 
 def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
@@ -118,65 +113,47 @@ def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
 def print_check(results: Results) -> None:
     """A row for each implementation: how its cells ended, and how near its errors came to the tolerance."""
     shown = []
+    groups: dict[tuple[str, ...], list[Record]] = {}  # of findings: one implementation that is wrong in one way
+    noted: dict[str, str] = {}  # what decides nothing, for each implementation and rule
+    for record in results.records:
+        agreement = record.agreement
+        if record.is_finding:
+            ways = () if agreement is None else agreement.mistakes
+            key = (record.implementation, record.status, *(ways or (record.message.split(". ", 1)[0],)))
+            groups.setdefault(key, []).append(record)
+        for note in () if agreement is None else agreement.notes:
+            noted.setdefault(f"{record.implementation}, {note.rule}", note.found)
     for name in dict.fromkeys(record.implementation for record in results.records):
         own = [record for record in results.records if record.implementation == name]
         counts = ", ".join(f"{number} {status}" for status, number in Counter(r.status for r in own).items())
         ratios = [r.agreement.error_ratio for r in own if r.agreement is not None]
         finite = [ratio for ratio in ratios if ratio is not None]
-        worst = "not finite" if None in ratios else _how_far(max(finite)) if finite else MISSING
+        largest = max(finite, default=0.0)
+        far = f"{largest:.0e}" if largest >= FAR else significant(largest, 2)
+        worst = "not finite" if None in ratios else far if finite else MISSING
         verdict = "WRONG" if any(r.is_finding for r in own) else "right" if ratios else "not checked"
         shown.append((name, verdict, counts, worst))
     print_table(("implementation", "verdict", "cells", "worst error / tolerance"), shown)
     console = Console()
-    for group in _alike(results):
-        _print_finding(group, console)
-    _print_notes(results, console)
+    for group in groups.values():
+        first, *others = sorted(group, key=lambda record: (_num_scores(record.workload), record.workload.id))
+        console.print()
+        say(console, f"{first.implementation}: {first.status} on {first.workload.id}", "bold red")
+        for line in first.message.replace("; found by:", ".\nFound by:").replace(". ", ".\n").splitlines():
+            say(console, f"  {line}")
+        if others:
+            plural = "s" if len(others) > 1 else ""
+            more = f"The same on {len(others)} other workload{plural}, such as {others[-1].workload.id}."
+            say(console, f"  {more}", "dim")
+    if noted:
+        console.print("\nNoted, and no reason to reject:", markup=False)
+    for name, note_found in noted.items():
+        say(console, f"  {name}: {note_found}", "dim")
     _print_not_tried(results, console)
 
 
-def _alike(results: Results) -> list[list[Record]]:
-    """The findings, those together in which one implementation is wrong in one way; the smallest workload first."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in results.records:
-        if record.is_finding:
-            told = record.agreement.mistakes if record.agreement is not None else ()
-            first = record.message.split(". ", 1)[0]
-            groups.setdefault((record.implementation, record.status, *(told or (first,))), []).append(record)
-    return [sorted(group, key=_size) for group in groups.values()]
-
-
-def _size(record: Record) -> tuple[int, str]:
-    workload = record.workload
-    return workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len, workload.id
-
-
-def _print_finding(group: Sequence[Record], console: Console) -> None:
-    """What is wrong, a sentence to a line, and on how many workloads."""
-    first = group[0]
-    console.print()
-    say(console, f"{first.implementation}: {first.status} on {first.workload.id}", "bold red")
-    for line in first.message.replace("; found by:", ".\nFound by:").replace(". ", ".\n").splitlines():
-        say(console, f"  {line}")
-    if len(group) > 1:
-        plural = "" if len(group) == 2 else "s"  # noqa: PLR2004 - one more than the first
-        more = f"The same on {len(group) - 1} other workload{plural}, such as {group[-1].workload.id}."
-        say(console, f"  {more}", "dim")
-
-
-def _print_notes(results: Results, console: Console) -> None:
-    """What was noted and decides nothing, once for each implementation and rule."""
-    noted: dict[str, str] = {}
-    for record in results.records:
-        for note in () if record.agreement is None else record.agreement.notes:
-            noted.setdefault(f"{record.implementation}, {note.rule}", note.found)
-    if noted:
-        console.print("\nNoted, and no reason to reject:", markup=False)
-    for name, found in noted.items():
-        say(console, f"  {name}: {found}", "dim")
-
-
-def _how_far(ratio: float) -> str:
-    return f"{ratio:.0e}" if ratio >= FAR else significant(ratio, 2)
+def _num_scores(workload: Workload) -> int:
+    return workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
 
 
 def print_findings(results: Results, console: Console) -> None:
@@ -227,7 +204,7 @@ def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) 
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense: bool = False) -> None:
-    """A plain table of texts, the first column unbroken unless it is so long that it would leave the others no room.
+    """A plain table of texts, the first column unbroken unless it is so long that the others had no room.
 
     A dense one has no lines between its columns, and is 120 characters wide if need be.
     """

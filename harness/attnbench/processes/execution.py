@@ -54,24 +54,18 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         if not earlier:
             session.record(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan))
         session.start_worker()
-        reason = _go_through(session, stages, folder)
+        if "check" in stages:
+            check_cells(session)
+        if "operators" in stages or "metrics" in stages:
+            read = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in stages]
+            observe_cells(session, read, with_operators="operators" in stages)
+        if "ceilings" in stages and LATENCY in plan.metrics:
+            measure_ceilings(session)
+        if "trace" in stages:
+            trace_cells(session, folder)
+        reason = TimingStage(session).run() if "time" in stages and LATENCY in plan.metrics else ""
         finished = RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
-
-
-def _go_through(session: Session, stages: Collection[str], folder: Path) -> str:
-    """Each stage that is asked for, in order; why timing ended, or ""."""
-    metrics = session.plan.metrics
-    if "check" in stages:
-        check_cells(session)
-    if "operators" in stages or "metrics" in stages:
-        read = [metric for metric in metrics if metric != LATENCY and "metrics" in stages]
-        observe_cells(session, read, with_operators="operators" in stages)
-    if "ceilings" in stages and LATENCY in metrics:
-        measure_ceilings(session)
-    if "trace" in stages:
-        trace_cells(session, folder)
-    return TimingStage(session).run() if "time" in stages and LATENCY in metrics else ""
 
 
 def client_for(plan: Plan, folder: Path) -> WorkerClient:

@@ -24,20 +24,16 @@ def describe(error: BaseException) -> tuple[Status, str]:
         return Status.unsupported, str(error)
     lines = str(error).strip().splitlines()
     first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
-    message = f"{type(error).__name__}: {first}{_place(error)}"
+    message = f"{type(error).__name__}: {first}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.exists() and OURS not in path.parents and INSTALLED not in path.parents:
+            message += f" ({path.name}, line {frame.lineno})"
+            break
     is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
     if is_memory or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)):
         return Status.out_of_memory, message
     return Status.error, message
-
-
-def _place(error: BaseException) -> str:
-    """The innermost line that is neither ours nor a library's, as in " (mine.py, line 12)"; "" where there is none."""
-    for frame in reversed(traceback.extract_tb(error.__traceback__)):
-        path = Path(frame.filename)
-        if path.exists() and OURS not in path.parents and INSTALLED not in path.parents:
-            return f" ({path.name}, line {frame.lineno})"
-    return ""
 
 
 def report(error: Exception) -> tuple[Status, str]:

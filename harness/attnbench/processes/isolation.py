@@ -2,7 +2,7 @@
 
 import ast
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 from attnbench.plugins import split
@@ -36,8 +36,17 @@ def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
     if any(word in text for word in SHARED):
         return False
     folders = [path.parent, *(place for root in roots for place in _places(path, root))]
-    names = set(_imported(ast.parse(text, filename=str(path)))) - RESERVED - {PACKAGE}
-    return not any(_holds(folder, name) for folder in folders for name in names)
+    names: set[str] = set()  # the first part of each that is imported, anywhere in the file
+    for node in ast.walk(ast.parse(text, filename=str(path))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                return False
+            names.add((node.module or "").split(".")[0])
+    names -= RESERVED | {PACKAGE}
+    held = [folder / f"{name}.py" for folder in folders for name in names - REQUIRED]
+    return not any(file.exists() for file in held) and not any((f / name).is_dir() for f in folders for name in names)
 
 
 def side_folders(side: Side, links: Path) -> list[Path]:
@@ -56,7 +65,17 @@ def side_folders(side: Side, links: Path) -> list[Path]:
         for place in sorted(places, key=lambda place: len(place.parts))
         if place.is_dir() and (place in {top, top / "src"} or not (place / "__init__.py").exists())
     ]
-    return [_without_hiding(place, links / str(number)) for number, place in enumerate(kept)]
+    for number, place in enumerate(kept):
+        entries = sorted(place.iterdir())
+        if any(map(_hides, entries)):
+            kept[number] = links / str(number)
+            kept[number].mkdir(parents=True, exist_ok=True)
+            for entry in entries:
+                link = kept[number] / entry.name
+                if not _hides(entry) and not link.is_symlink():
+                    link.symlink_to(entry)
+            kept[number] = kept[number].resolve()
+    return kept
 
 
 def harness_folder(folder: Path) -> Path:
@@ -80,35 +99,9 @@ def _places(path: Path, root: Path) -> list[Path]:
     return list(dict.fromkeys(place for folder in reversed(inside) for place in (folder, folder / "src")))
 
 
-def _without_hiding(place: Path, target: Path) -> Path:
-    entries = sorted(place.iterdir())
-    if not any(map(_hides, entries)):
-        return place
-    target.mkdir(parents=True, exist_ok=True)
-    for entry in entries:
-        link = target / entry.name
-        if not _hides(entry) and not link.is_symlink():
-            link.symlink_to(entry)
-    return target.resolve()
-
-
 def _hides(entry: Path) -> bool:
     """Whether an entry of a folder would be imported in place of Python's own modules, torch or what torch imports."""
     name = entry.name.partition(".")[0]
     if entry.is_dir():
         return name in RESERVED and (entry / "__init__.py").exists()
     return entry.suffix in SUFFIXES and name in RESERVED | REQUIRED
-
-
-def _imported(tree: ast.Module) -> Iterator[str]:
-    """The first part of every name that is imported, anywhere in the file; "" for a relative import."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Import):
-            yield from (alias.name.split(".")[0] for alias in node.names)
-        elif isinstance(node, ast.ImportFrom):
-            yield "" if node.level else (node.module or "").split(".")[0]
-
-
-def _holds(folder: Path, name: str) -> bool:
-    is_file = name not in REQUIRED and (folder / f"{name}.py").exists()
-    return not name or is_file or (folder / name).is_dir()

@@ -8,7 +8,6 @@ from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.storage.events import Plan
 from attnbench.workloads import sweep
-from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 DEFAULT_BASELINE = "sdpa"
 

@@ -63,9 +63,10 @@ class Session:
         """Every cell of the plan, workload by workload."""
         return [(workload, arm) for workload in self.plan.workloads for arm in self.specs]
 
-    def is_live(self, workload: Workload, arm: Arm) -> bool:
-        """Whether a cell has passed so far."""
-        return bool(self.state.live(workload.id, [arm]))
+    @property
+    def live_cells(self) -> list[tuple[Workload, Arm]]:
+        """Those that have passed so far."""
+        return [(workload, arm) for workload, arm in self.cells if self.state.live(workload.id, [arm])]
 
     def record(self, event: Event) -> None:
         """Write an event to the journal, and apply it to the state."""
@@ -78,13 +79,21 @@ class Session:
         Raises:
             ValueError: it cannot start, or the code or the environment is no longer the same.
         """
-        _require_same_sources(self.plan)
+        for spec, digest in self.plan.digests.items():
+            if plugins.digest(spec) != digest:
+                raise ValueError(
+                    f"{spec} has changed since the run began, so that its check no longer holds: start a new run"
+                )
         before = self.read_counters()
         reply = self.client.start(self.state.num_workers)
         started = WorkerStarted(
             time=now(), environment=reply.environment, base=reply.base, before=before, counters=self.read_counters()
         )
-        _require_same_machine(self.state.began or started, started)
+        began = self.state.began or started
+        for first, here in ((began.environment, started.environment), (began.base, started.base)):
+            if first is not None and here is not None and first.fingerprint != here.fingerprint:
+                there = f"fingerprint {first.fingerprint}, and here it is {here.fingerprint}"
+                raise ValueError(f"the run began in another environment ({there}): start a new run")
         self.record(started)
 
     def require_worker(self) -> None:
@@ -108,27 +117,9 @@ class Session:
         if self._stage != stage:
             self._stage, self._stage_start = stage, self.clock()
         pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
-        left_s = max(pace_s, self.plan.budget_s - self.elapsed_s)
+        left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
         counts = {str(status): number for status, number in self.state.counts.items() if number}
-        left = left_s if left_s > 0 else None
-        self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left))
-
-
-def _require_same_sources(plan: Plan) -> None:
-    """Raises ValueError where a file that is measured has changed: its check would no longer hold."""
-    for spec, digest in plan.digests.items():
-        if plugins.digest(spec) != digest:
-            raise ValueError(
-                f"{spec} has changed since the run began, so that its check no longer holds: start a new run"
-            )
-
-
-def _require_same_machine(began: WorkerStarted, now: WorkerStarted) -> None:
-    """Raises ValueError where a run would go on in another environment than it began in, on either side."""
-    for first, here in ((began.environment, now.environment), (began.base, now.base)):
-        if first is not None and here is not None and first.fingerprint != here.fingerprint:
-            there = f"fingerprint {first.fingerprint}, and here it is {here.fingerprint}"
-            raise ValueError(f"the run began in another environment ({there}): start a new run")
+        self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s))
 
 
 def now() -> str:

@@ -5,13 +5,13 @@ both is this one.
 """
 
 import contextlib
-import hashlib
 import os
 import shutil
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 import psutil
@@ -41,17 +41,11 @@ class SidesSelection:
     build: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
-class OneSided:
-    """An implementation on one side: its spec, or why it is missing there."""
+class OneSided(NamedTuple):
+    """An implementation on one side: its spec, and why it is missing there, or ""."""
 
     spec: str
-    missing: str = ""
-
-    @property
-    def path(self) -> Path | None:
-        """Its file; None for an installed one."""
-        return plugins.split(self.spec)[0]
+    missing: str
 
 
 Pair = tuple[OneSided, OneSided]
@@ -75,50 +69,58 @@ def plan(asked: SidesSelection, folder: Path) -> tuple[Plan | None, list[str]]:
 
 
 def _plan(asked: SidesSelection, folder: Path) -> tuple[Plan | None, list[str]]:
-    texts = {"base": asked.base, "candidate": asked.candidate}
-    if asked.build and not any(map(_is_built, texts.values())):
+    given, selection = (asked.base, asked.candidate), asked.selection
+    if asked.build and not any(text.startswith(REVISION) and text != REVISION + WORKTREE for text in given):
         raise ValueError("--build is for revisions: what else a side can be is measured as it lies there")
     same: list[str] = []
-    if any(plugins.split(text)[0] is not None for text in texts.values()):
-        sides, pairs = _files(asked)
+    if any(plugins.split(text)[0] is not None for text in given):  # two files, under the name of the second
+        if selection.implementations:
+            raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
+        for text in given:
+            if plugins.split(text)[0] is None:
+                raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
+        plugins.check_specs([f"base={asked.base}", f"candidate={asked.candidate}"])
+        base, candidate = (Side(given=text) for text in given)
+        kept: dict[str, Pair] = {
+            plugins.name_of(asked.candidate): (OneSided(asked.base, ""), OneSided(asked.candidate, ""))
+        }
     else:
-        sides = {name: _side(text, folder / SIDES_FOLDER / name) for name, text in texts.items()}
-        check_out(Sides(base=sides["base"], candidate=sides["candidate"], build=asked.build))
-        pairs, same = _implementations(asked.selection.implementations, sides, is_built=bool(asked.build))
-    kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
-    if gone := [pair[1].missing for name, pair in pairs.items() if name not in kept]:
-        raise ValueError(f"on neither side: {gone[0]}")
+        below = folder / SIDES_FOLDER
+        base, candidate = _side(asked.base, below / "base"), _side(asked.candidate, below / "candidate")
+        check_out(Sides(base=base, candidate=candidate, build=asked.build))
+        pairs = _pairs(selection.implementations, base, candidate)
+        if not selection.implementations and not asked.build:  # what was built may come in by ways no text shows
+            same = [name for name, pair in pairs.items() if _are_same(pair, base, candidate)]
+        pairs = {name: pair for name, pair in pairs.items() if name not in same}
+        kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
+        if gone := [pair[1].missing for name, pair in pairs.items() if name not in kept]:
+            raise ValueError(f"on neither side: {gone[0]}")
     if not kept:
         return None, same
     own = [{name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)]
     compared = Sides(
-        base=msgspec.structs.replace(sides["base"], implementations=own[0]),
-        candidate=msgspec.structs.replace(sides["candidate"], implementations=own[1]),
-        is_apart=asked.is_apart or bool(asked.build) or _must_be_apart(sides, kept),
+        base=msgspec.structs.replace(base, implementations=own[0]),
+        candidate=msgspec.structs.replace(candidate, implementations=own[1]),
+        # One process cannot hold two interpreters, nor files that import others of their side.
+        is_apart=asked.is_apart
+        or bool(asked.build)
+        or base.python != candidate.python
+        or not all(_is_self_contained(spec, base, candidate) for specs in own for spec in specs.values()),
         build=asked.build,
         lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
         new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
     )
-    return _plan_of(asked.selection, compared), same
-
-
-def _is_built(text: str) -> bool:
-    return text.startswith(REVISION) and text != REVISION + WORKTREE
-
-
-def _plan_of(selection: Selection, compared: Sides) -> Plan:
-    """The usual plan, with two sides in place of implementations and a baseline."""
     allocator = selection.allocator or ("retain" if compared.is_apart else "system")
-    specs = [*compared.base.implementations.values(), *compared.candidate.implementations.values()]
     usual = planning.plan(replace(selection, implementations=(), allocator=allocator), with_baseline=False)
-    return msgspec.structs.replace(
+    planned = msgspec.structs.replace(
         usual,
         implementations=(),
         baseline="",
-        digests={spec: plugins.digest(spec) for spec in specs},
+        digests={spec: plugins.digest(spec) for specs in own for spec in specs.values()},
         sides=compared,
         num_epochs=max(usual.num_epochs, FEWEST_EPOCHS),  # with fewer there is no verdict on the whole
     )
+    return planned, same
 
 
 def _side(text: str, target: Path) -> Side:
@@ -135,95 +137,61 @@ def _side(text: str, target: Path) -> Side:
     raise ValueError(f"{text} is not a side of a comparison: give {FORMS}")
 
 
-def _files(asked: SidesSelection) -> tuple[dict[str, Side], dict[str, Pair]]:
-    """Two files as two sides, under the name of the second."""
-    if asked.selection.implementations:
-        raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
-    for text in (asked.base, asked.candidate):
-        if plugins.split(text)[0] is None:
-            raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
-    plugins.check_specs([f"base={asked.base}", f"candidate={asked.candidate}"])
-    sides = {"base": Side(given=asked.base), "candidate": Side(given=asked.candidate)}
-    return sides, {plugins.name_of(asked.candidate): (OneSided(spec=asked.base), OneSided(spec=asked.candidate))}
-
-
-def _implementations(
-    given: Sequence[str], sides: Mapping[str, Side], *, is_built: bool
-) -> tuple[dict[str, Pair], list[str]]:
-    """By name, each implementation on both sides; and the names of those left out because they are the same.
-
-    Where something was built none counts as the same: it may come in by ways that a text does not show.
-    """
-    specs = list(dict.fromkeys(given)) or _in_folders(sides)
+def _pairs(given: Sequence[str], *sides: Side) -> dict[str, Pair]:
+    """By name, each implementation on both sides: those given, or else every file of implementations/ on either."""
+    roots = [Path(side.root) for side in sides if side.root]
+    specs = list(dict.fromkeys(given))
+    if not specs and not roots:  # two environments: what is installed here
+        specs = plugins.implementation_names()
+    elif not specs:
+        files = [file for root in roots for file in sorted((root / plugins.IMPLEMENTATIONS).glob("[a-z]*.py"))]
+        specs = list(dict.fromkeys(file.stem for file in files))
+        if not specs:
+            raise ValueError(
+                "neither side has implementations/*.py: say what is compared with --implementation FILE.py:NAME"
+            )
     pairs: dict[str, Pair] = {}
     for spec in specs:
         name = plugins.name_of(spec)
         if name in pairs:
             raise ValueError(f"{spec} would share the name {name} with another: label it, as in OTHER={spec}")
-        pairs[name] = (_on_side(spec, sides["base"]), _on_side(spec, sides["candidate"]))
-    same = [] if given or is_built else [name for name, pair in pairs.items() if _are_same(pair, sides)]
-    return {name: pair for name, pair in pairs.items() if name not in same}, same
-
-
-def _in_folders(sides: Mapping[str, Side]) -> list[str]:
-    """Every file of implementations/ on either side; what is installed here, for environments."""
-    if not any(side.root for side in sides.values()):
-        return plugins.implementation_names()
-    folders = [Path(side.root) / plugins.IMPLEMENTATIONS for side in sides.values() if side.root]
-    stems = dict.fromkeys(file.stem for folder in folders for file in sorted(folder.glob("[a-z]*.py")))
-    if not stems:
-        raise ValueError(
-            "neither side has implementations/*.py: say what is compared with --implementation FILE.py:NAME"
-        )
-    return list(stems)
+        base, candidate = (_on_side(spec, side) for side in sides)
+        pairs[name] = (base, candidate)
+    return pairs
 
 
 def _on_side(spec: str, side: Side) -> OneSided:
+    """A path that was typed lies below the side's root; in a repository, it was typed from the current folder in it."""
     path, attribute = plugins.split(spec)
-    if side.root and path is None:
-        path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", IMPLEMENTATION
-    if path is not None and side.root:
-        path = Path(side.root) / _inside(path, side)
+    if side.root:
+        if path is None:
+            path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", IMPLEMENTATION
+        is_revision = side.given.startswith(REVISION)
+        if is_revision or path.is_absolute():
+            top = checkout.repository_root() if is_revision else Path(side.root).resolve()
+            try:
+                path = path.resolve().relative_to(top.resolve())
+            except ValueError:
+                raise ValueError(f"{path} lies outside of {side.given}: give a file inside {top}") from None
+        path = Path(side.root) / path
     here = attribute if path is None else f"{path}:{attribute}"
     try:
         plugins.check_specs([f"x={here}"])
     except ValueError as error:
-        return OneSided(spec=here, missing=str(error).replace(f"{side.root}/", "") if side.root else str(error))
-    return OneSided(spec=here)
+        return OneSided(here, str(error).replace(f"{side.root}/", "") if side.root else str(error))
+    return OneSided(here, "")
 
 
-def _inside(path: Path, side: Side) -> Path:
-    """Where a path that was typed lies below the side's root; in a repository, typed from the current folder in it.
-
-    Raises:
-        ValueError: it lies outside.
-    """
-    if not side.given.startswith(REVISION) and not path.is_absolute():
-        return path
-    root = checkout.repository_root() if side.given.startswith(REVISION) else Path(side.root).resolve()
-    try:
-        return path.resolve().relative_to(root.resolve())
-    except ValueError:
-        raise ValueError(f"{path} lies outside of {side.given}: give a file inside {root}") from None
+def _is_self_contained(spec: str, *sides: Side) -> bool:
+    path, _ = plugins.split(spec)
+    return path is None or is_self_contained(path, [Path(side.root) for side in sides if side.root])
 
 
-def _must_be_apart(sides: Mapping[str, Side], kept: Mapping[str, Pair]) -> bool:
-    """Whether one process cannot hold both: another interpreter, or files that import others of their side."""
-    if sides["base"].python != sides["candidate"].python:
-        return True
-    return not all(_is_self_contained(each, sides) for pair in kept.values() for each in pair if not each.missing)
-
-
-def _is_self_contained(one: OneSided, sides: Mapping[str, Side]) -> bool:
-    roots = [Path(side.root) for side in sides.values() if side.root]
-    return one.path is None or is_self_contained(one.path, roots)
-
-
-def _are_same(pair: Pair, sides: Mapping[str, Side]) -> bool:
+def _are_same(pair: Pair, *sides: Side) -> bool:
     """Whether both run the very same code: the same bytes, which import no file of their side."""
-    if any(each.missing or each.path is None or not _is_self_contained(each, sides) for each in pair):
-        return False
-    return len({hashlib.sha256(each.path.read_bytes()).digest() for each in pair if each.path is not None}) == 1
+    files = [plugins.split(each.spec)[0] for each in pair if not each.missing and _is_self_contained(each.spec, *sides)]
+    contents = [file.read_bytes() for file in files if file is not None]
+    return len(contents) == len(pair) and len(set(contents)) == 1
 
 
 def check_out(sides: Sides) -> None:

@@ -26,15 +26,15 @@ where it is less."""
 def check_cells(session: Session) -> None:
     """Bring every cell to a status."""
     plan, cells = session.plan, session.cells
-    limits: dict[str, Any] = {
-        "call_limit_s": plan.call_limit_s,
-        "memory_limit_bytes": plan.memory_limit_bytes,
-        "seed": plan.seed,
-    }
     for number, (workload, arm) in enumerate(cells):
         if (workload.id, arm) not in session.state.status:
             session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
-            request = Check(**_cell(session, workload, arm), **limits)
+            request = Check(
+                **_cell(session, workload, arm),
+                call_limit_s=plan.call_limit_s,
+                memory_limit_bytes=plan.memory_limit_bytes,
+                seed=plan.seed,
+            )
             reply = session.ask(request)
             if isinstance(reply, Failed):
                 reply = CellChecked(**request.names, status=reply.status, message=reply.message)
@@ -49,7 +49,7 @@ def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: b
     One after the other of the same cell, since both are read from one recorded call where the device allows it.
     """
     known = plugins.plugs("attnbench.metrics", "METRIC")
-    cells = [cell for cell in session.cells if session.is_live(*cell)]
+    cells = session.live_cells
     for number, (workload, arm) in enumerate(cells):
         requests: dict[str, Profile | Observe] = {}
         if with_operators and (workload.id, arm) not in session.state.profiled:
@@ -58,7 +58,7 @@ def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: b
             if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
                 requests[metric] = Observe(**_cell(session, workload, arm), metric=metric)
         for what, request in requests.items():
-            if session.is_live(workload, arm):
+            if session.state.live(workload.id, [arm]):
                 session.show_progress("observe", f"{what} of {arm} on {workload.id}", number, len(cells))
                 reply = session.ask(request)
                 assert isinstance(reply, CellProfiled | CellMeasured | Failed)
@@ -93,7 +93,7 @@ def trace_cells(session: Session, folder: Path) -> None:
 
     A trace shares no pass with any timing, and no folder with any run: tracing slows a call down.
     """
-    cells = [cell for cell in session.cells if session.is_live(*cell)]
+    cells = session.live_cells
     for number, (workload, arm) in enumerate(cells):
         session.show_progress("trace", f"{arm} on {workload.id}", number, len(cells))
         file = folders.trace_file(folder, workload.id, arm.implementation)
@@ -105,15 +105,9 @@ def trace_cells(session: Session, folder: Path) -> None:
 
 def failed_cell(workload: Workload, arm: Arm, failed: Failed) -> CellFailed:
     """The event that ends a cell which had passed its check."""
-    return CellFailed(
-        workload=workload.id,
-        implementation=arm.implementation,
-        side=arm.side,
-        status=failed.status,
-        message=failed.message,
-    )
+    names = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+    return CellFailed(**names, status=failed.status, message=failed.message)
 
 
 def _cell(session: Session, workload: Workload, arm: Arm) -> dict[str, Any]:
-    """What names a cell in a request."""
     return {"workload": workload, "arm": arm, "spec": session.specs[arm]}

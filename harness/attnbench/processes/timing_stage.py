@@ -60,14 +60,14 @@ class TimingStage:
 
     def _visit_by_visit(self) -> bool:
         """Each visit goes where it promises most. Returns whether nothing is open any more."""
-        epoch_end_s = self._epoch_end_s()
+        began_s = self.session.elapsed_s  # the epoch
         while self.session.elapsed_s < self.plan.budget_s:
             chosen = self.race.next(self.state, self._comparable())
             if chosen is None:
                 return True
-            if self.session.elapsed_s > epoch_end_s:
+            if self.session.elapsed_s > began_s + max(EPOCH_S, EPOCH_SHARE * began_s):
                 self.session.start_worker()
-                epoch_end_s = self._epoch_end_s()
+                began_s = self.session.elapsed_s
             workload, arms = chosen
             self._show_progress(f"{workload}, {len(self.race.judged) - len(self.race.closed)} open")
             self._visit_with_references(workload, arms)
@@ -97,22 +97,10 @@ class TimingStage:
         """One visit of these arms and of what they are compared with."""
         self.visit(self.workloads[workload], dict.fromkeys([*map(self.plan.reference, arms), *arms]))
 
-    def _epoch_end_s(self) -> float:
-        """When the epoch that begins now is to end, in seconds since the run began."""
-        return self.session.elapsed_s + max(EPOCH_S, EPOCH_SHARE * self.session.elapsed_s)
-
     def _comparable(self) -> dict[str, list[Arm]]:
         """By workload, the live arms whose reference is live."""
         live = {workload: self.state.live(workload, self.session.specs) for workload in self.workloads}
         return {workload: [arm for arm in arms if self.plan.reference(arm) in arms] for workload, arms in live.items()}
-
-    def _worth_timing(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
-        """The live arms among these; where there are two sides, those that are live on both."""
-        live = self.state.live(workload, arms)
-        if self.plan.sides is None:
-            return live
-        sides = Counter(map(self.plan.reference, live))
-        return [arm for arm in live if sides[self.plan.reference(arm)] > 1]
 
     def _show_progress(self, cell: str) -> None:
         visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.workloads)
@@ -123,43 +111,47 @@ class TimingStage:
         self.session.show_progress("time", cell, share, 1.0)
 
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
-        """One visit; an arm that fails is dropped, and the visit taken again without it."""
+        """One visit; an arm that fails is dropped, and the visit taken again without it.
+
+        It has the arms, A/A controls and the interference probe, in a random order.
+        """
         arms = list(arms)
-        while live := self._worth_timing(workload.id, arms):
+        while live := self.state.live(workload.id, arms):
+            if self.plan.sides is not None:  # those that are live on both
+                sides = Counter(map(self.plan.reference, live))
+                live = [arm for arm in live if sides[self.plan.reference(arm)] > 1]
+                if not live:
+                    return
             self.session.require_worker()  # first, since the request names the epoch
-            reply = self.session.ask(self._request(workload, live))
+            number = self.state.num_visits[workload.id]
+            is_due = (number + self.places[workload.id]) % VERIFY_EVERY == 0  # not all in one process
+            seed = visit_seed(self.plan.seed, workload.id, number)
+            taken = [(arm, self.session.specs[arm]) for arm in live]
+            taken += [(arm.as_control(), self.session.specs[arm]) for arm in live if self.plan.is_reference(arm)]
+            taken.append((PROBE, ""))
+            random.Random(seed).shuffle(taken)
+            request = SampleBlocks(
+                workload=workload,
+                arms=tuple(taken),
+                epoch=self.state.num_workers - 1,
+                visit=number,
+                num_blocks=self.plan.num_blocks,
+                seed=seed,
+                cache=self.plan.cache,
+                verifies=self.plan.sides is None or number < self.plan.num_rounds or is_due,
+            )
+            reply = self.session.ask(request)
             if isinstance(reply, VisitFinished):
                 elapsed_s = round(self.session.elapsed_s, 3)
                 self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
                 return
             assert isinstance(reply, Failed)
-            if reply.arm == PROBE:
-                self._give_up(workload, reply)
-                return
-            self.session.record(failed_cell(workload, reply.arm, reply))
-
-    def _request(self, workload: Workload, arms: list[Arm]) -> SampleBlocks:
-        """The arms, A/A controls and the interference probe, in a random order."""
-        number = self.state.num_visits[workload.id]
-        is_due = (number + self.places[workload.id]) % VERIFY_EVERY == 0  # not all in one process
-        seed = visit_seed(self.plan.seed, workload.id, number)
-        taken = [(arm, self.session.specs[arm]) for arm in arms]
-        taken += [(arm.as_control(), self.session.specs[arm]) for arm in arms if self.plan.is_reference(arm)]
-        taken.append((PROBE, ""))
-        random.Random(seed).shuffle(taken)
-        return SampleBlocks(
-            workload=workload,
-            arms=tuple(taken),
-            epoch=self.state.num_workers - 1,
-            visit=number,
-            num_blocks=self.plan.num_blocks,
-            seed=seed,
-            cache=self.plan.cache,
-            verifies=self.plan.sides is None or number < self.plan.num_rounds or is_due,
-        )
-
-    def _give_up(self, workload: Workload, failed: Failed) -> None:
-        """The harness itself failed: no arm is to blame, none can be measured, and the workload ends for all."""
-        message = f"while the harness prepared or read the workload: {failed.message}"
-        for arm in self.state.live(workload.id, self.session.specs):
-            self.session.record(failed_cell(workload, arm, Failed(status=failed.status, message=message)))
+            if reply.arm != PROBE:
+                self.session.record(failed_cell(workload, reply.arm, reply))
+                continue
+            # The harness itself failed: no arm is to blame, none can be measured, and the workload ends for all.
+            message = f"while the harness prepared or read the workload: {reply.message}"
+            failed = msgspec.structs.replace(reply, message=message)
+            for arm in self.state.live(workload.id, self.session.specs):
+                self.session.record(failed_cell(workload, arm, failed))
+            return

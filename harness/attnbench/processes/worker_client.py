@@ -65,12 +65,14 @@ class WorkerClient(Protocol):
 
     def __enter__(self) -> Self:
         """Itself."""
+        return self
 
     def __exit__(self, *_: object) -> None:
         """Stop the worker and clean up."""
+        self.stop()
 
 
-class ProcessClient:
+class ProcessClient(WorkerClient):
     """A worker process (processes/worker), one at a time."""
 
     def __init__(
@@ -123,7 +125,16 @@ class ProcessClient:
                 command, env=environment, stdin=pipe, stdout=pipe, stderr=log, pass_fds=[descriptor]
             )
         self._process, self._answers = process, SimpleQueue()
-        threading.Thread(target=_listen, args=(process, self._answers), daemon=True).start()
+        answers = self._answers
+
+        def listen() -> None:
+            assert process.stdout is not None
+            with contextlib.suppress(ValueError):  # closed by stop
+                for line in process.stdout:
+                    answers.put(line)
+            answers.put(b"")
+
+        threading.Thread(target=listen, daemon=True).start()
         try:
             started = self._exchange(Start(layout=layout), START_TIMEOUT_S)
         except WorkerLostError as lost:
@@ -134,11 +145,7 @@ class ProcessClient:
         return started
 
     def ask(self, request: Work) -> Reply:
-        """The worker's answer.
-
-        Raises:
-            WorkerLostError: the worker crashed, or one of its steps lasted longer than the timeout; it is gone now.
-        """
+        """The worker's answer; WorkerLostError where there is none."""
         return self._exchange(request, self.timeout_s)
 
     def _exchange(self, request: Request, timeout_s: float) -> Reply:
@@ -157,7 +164,11 @@ class ProcessClient:
         code = self._process.wait()
         _, arm = self._heartbeat.read()
         self.stop()
-        raise WorkerLostError(Status.crashed, arm, f"the process {_how_it_ended(code)}")
+        how = f"exited with code {code}"
+        if code < 0:
+            name = signal.Signals(-code).name
+            how = f"was killed by {name}{', perhaps by the system because memory ran out' * (name == 'SIGKILL')}"
+        raise WorkerLostError(Status.crashed, arm, f"the process {how}")
 
     def _next_line(self, timeout_s: float) -> bytes:
         """The next line from the worker, b"" once it has ended; a step without progress for too long ends it."""
@@ -186,27 +197,7 @@ class ProcessClient:
                     pipe.close()
         self._process = None
 
-    def __enter__(self) -> Self:
-        """Itself."""
-        return self
-
     def __exit__(self, *_: object) -> None:
         """Stop the worker and let go of the heartbeat."""
         self.stop()
         self._heartbeat.close()
-
-
-def _listen(process: subprocess.Popen[bytes], answers: SimpleQueue[bytes]) -> None:
-    assert process.stdout is not None
-    with contextlib.suppress(ValueError):  # closed by stop
-        for line in process.stdout:
-            answers.put(line)
-    answers.put(b"")
-
-
-def _how_it_ended(code: int) -> str:
-    if code >= 0:
-        return f"exited with code {code}"
-    name = signal.Signals(-code).name
-    hint = ", perhaps by the system because memory ran out" if name == "SIGKILL" else ""
-    return f"was killed by {name}{hint}"

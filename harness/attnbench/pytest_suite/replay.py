@@ -76,7 +76,7 @@ class Measured:
         return self._records[cell.workload.id, name_of(cell.spec)]
 
     def extra_info(self, cell: Cell) -> dict[str, Any]:
-        """What stands next to the times: the verdict and its numbers, and every metric that was measured."""
+        """What is shown with the times: the verdict and its numbers, and every metric that was measured."""
         row = self._rows[cell.workload.id, name_of(cell.spec)]
         found: dict[str, Any] = {"run": row["run"], "status": row["status"]}
         if row["verdict"] is not None:

@@ -8,10 +8,11 @@ import gc
 import os
 import random
 import resource
+import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from attnbench.devices import Clock
 from attnbench.storage.events import TOUCH_BELOW_S
@@ -109,8 +110,7 @@ def calibrate(timed: TimedCall, clock: Clock) -> None:
     timed.num_calls = num_calls
 
 
-@dataclass(frozen=True, kw_only=True)
-class Turn:
+class Turn(NamedTuple):
     """How an arm is sampled in a visit."""
 
     timed: TimedCall
@@ -127,18 +127,13 @@ def turns(calls: Sequence[TimedCall], *, is_cold: bool) -> list[Turn]:
             groups[-1].append(timed)
         else:
             groups.append([timed])
-    made = {turn.timed.arm: turn for group in groups for turn in _same_turns(group, is_cold=is_cold)}
+    made: dict[Arm, Turn] = {}
+    for group in groups:
+        num_calls = min(max(timed.num_calls for timed in group), MOST_COLD_CALLS if is_cold else sys.maxsize)
+        is_short = any(timed.call_s < TOUCH_BELOW_S for timed in group)
+        for timed in group:
+            made[timed.arm] = Turn(timed, num_calls, is_touched=timed.is_touched and is_short and not is_cold)
     return [made[timed.arm] for timed in calls]
-
-
-def _same_turns(group: Sequence[TimedCall], *, is_cold: bool) -> Iterator[Turn]:
-    num_calls = max(timed.num_calls for timed in group)
-    is_short = any(timed.call_s < TOUCH_BELOW_S for timed in group)
-    for timed in group:
-        if is_cold:
-            yield Turn(timed=timed, num_calls=min(num_calls, MOST_COLD_CALLS), is_touched=False)
-        else:
-            yield Turn(timed=timed, num_calls=num_calls, is_touched=timed.is_touched and is_short)
 
 
 def visit(
@@ -147,7 +142,10 @@ def visit(
     """Take the visit's blocks; return each arm's samples in time order. The garbage collector is off meanwhile."""
     draws = random.Random(at.seed)
     samples: dict[Arm, list[Sample]] = {timed.arm: [] for timed in calls}
-    with _without_garbage_collector():
+    was_enabled = gc.isenabled()
+    gc.collect(1)  # what is young: all of torch takes a tenth of a second, at each visit of some milliseconds
+    gc.disable()
+    try:
         for timed in calls:
             if not timed.num_calls:
                 conditions.on_turn(timed.arm)
@@ -157,19 +155,10 @@ def visit(
             for slot, turn in enumerate(draws.sample(ready, len(ready))):
                 conditions.on_turn(turn.timed.arm)
                 samples[turn.timed.arm].append(_sample(turn, clock, at, (block, slot), conditions))
-    return {arm: tuple(taken) for arm, taken in samples.items()}
-
-
-@contextmanager
-def _without_garbage_collector() -> Iterator[None]:
-    was_enabled = gc.isenabled()
-    gc.collect(1)  # what is young: all of torch takes a tenth of a second, at each visit of some milliseconds
-    gc.disable()
-    try:
-        yield
     finally:
         if was_enabled:
             gc.enable()
+    return {arm: tuple(taken) for arm, taken in samples.items()}
 
 
 def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions) -> Sample:
@@ -177,8 +166,13 @@ def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditi
     if turn.is_touched:
         timed.called_s += clock.elapsed(timed.call, 1)
     start_s, faults = clock.now(), conditions.count_faults()
-    flush = conditions.flush
-    spent_s = clock.elapsed(timed.call, turn.num_calls) if flush is None else _cold(turn, clock, flush)
+    if conditions.flush is None:
+        spent_s = clock.elapsed(timed.call, turn.num_calls)
+    else:
+        spent_s = 0.0
+        for _ in range(turn.num_calls):
+            conditions.flush()
+            spent_s += clock.elapsed(timed.call, 1)
     timed.called_s += spent_s
     return Sample(
         value=spent_s / turn.num_calls,
@@ -191,15 +185,6 @@ def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditi
         num_faults=conditions.count_faults() - faults,
         load=load,
     )
-
-
-def _cold(turn: Turn, clock: Clock, flush: Callable[[], object]) -> float:
-    """Seconds of the calls alone, each after a flush."""
-    spent_s = 0.0
-    for _ in range(turn.num_calls):
-        flush()
-        spent_s += clock.elapsed(turn.timed.call, 1)
-    return spent_s
 
 
 def settle(limit_s: float = 0.05, step_s: float = 1e-3) -> None:

@@ -1,15 +1,13 @@
 """Is this machine fit to measure? Facts, advice in plain words, and a short comparison of a thing with itself."""
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import psutil
 
 from attnbench.devices import device, environment
 from attnbench.statistics.interference import MANY
-from attnbench.storage.records import Environment
-from attnbench.timing.functions import FunctionComparison, compare_functions
+from attnbench.timing.functions import FunctionComparison
 from attnbench.units import show
 
 BUSY_SHARE = 0.3
@@ -33,61 +31,49 @@ class Finding:
 def examine() -> list[Finding]:
     """Every finding, in order. Takes about fifteen seconds."""
     here = environment.collect()
-    return [*_facts(here), *_load(here), *_timer(), *_threads(here), *_stolen(), noise_floor()]
+    found: list[Finding] = []
 
+    def add(name: str, value: str, advice: str = "") -> None:
+        found.append(Finding(name=name, value=value, advice=advice))
 
-def _facts(here: Environment) -> Iterator[Finding]:
-    yield Finding(name="processor", value=f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores")
-    yield Finding(name="accelerator", value=here.accelerator or "none")
-    yield Finding(name="versions", value=", ".join(f"{name} {value}" for name, value in here.versions.items()))
+    add("processor", f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores")
+    add("accelerator", here.accelerator or "none")
+    add("versions", ", ".join(f"{name} {value}" for name, value in here.versions.items()))
     free = device("cpu").free_bytes()
-    yield Finding(name="free memory", value=f"{show(free, 'bytes')} of {show(here.memory_bytes, 'bytes')}")
-    yield Finding(name="fingerprint", value=here.fingerprint)
+    add("free memory", f"{show(free, 'bytes')} of {show(here.memory_bytes, 'bytes')}")
+    add("fingerprint", here.fingerprint)
     governor = here.clocks.get("governor", "")
     advice = "" if governor in {"", "performance"} else "clocks follow the load: set the governor to performance"
-    yield Finding(name="frequency governor", value=governor or "not visible here", advice=advice)
+    add("frequency governor", governor or "not visible here", advice)
 
-
-def _load(here: Environment) -> Iterator[Finding]:
-    cores = here.num_logical_cores or 1
     busy = psutil.cpu_percent(interval=1.0) / 100
-    advice = "other work is running: stop it, or expect wide intervals" if busy > BUSY_SHARE else ""
     load = "unknown" if here.load is None else f"{here.load:g}"
-    yield Finding(name="load", value=f"{busy:.0%} of {cores} cores busy, one-minute average {load}", advice=advice)
-
-
-def _timer() -> Iterator[Finding]:
+    advice = "other work is running: stop it, or expect wide intervals" if busy > BUSY_SHARE else ""
+    add("load", f"{busy:.0%} of {here.num_logical_cores or 1} cores busy, one-minute average {load}", advice)
     step_s = device("cpu").clock.resolution_s
     advice = "the timer is coarse: samples are made longer to suit it" if step_s > COARSE_TICK_S else ""
-    yield Finding(name="timer step", value=show(step_s, "s"), advice=advice)
+    add("timer step", show(step_s, "s"), advice)
 
-
-def _threads(here: Environment) -> Iterator[Finding]:
     cores = environment.physical_cores()
     too_many = here.num_threads > cores
     advice = f"more threads than cores: unset OMP_NUM_THREADS, or set it to {cores}" if too_many else ""
-    yield Finding(name="threads", value=f"{here.num_threads} on {cores} physical cores", advice=advice)
-    shown = ", ".join(f"{name}={value}" for name, value in here.settings.items()) or "none set"
+    add("threads", f"{here.num_threads} on {cores} physical cores", advice)
+    settings = ", ".join(f"{name}={value}" for name, value in here.settings.items()) or "none set"
     spins = [name for name, start in SPINNING.items() if here.settings.get(name, "").lower().startswith(start)]
     advice = f"idle threads keep their cores from what is timed next: unset {', '.join(spins)}" if spins else ""
-    yield Finding(name="thread and malloc settings", value=shown, advice=advice)
-    yield Finding(name="freed memory", value=_freed(here))
-
-
-def _freed(here: Environment) -> str:
-    if here.settings.get("MALLOC_MMAP_MAX_") == "0":
-        return "kept by the process"
+    add("thread and malloc settings", settings, advice)
+    freed = "large blocks go back to the system, and cost page faults at each call; --allocator retain keeps them"
     if not here.system.startswith("Linux"):
-        return "left to the system"
-    return "large blocks go back to the system, and cost page faults at each call; --allocator retain keeps them"
+        freed = "left to the system"
+    if here.settings.get("MALLOC_MMAP_MAX_") == "0":
+        freed = "kept by the process"
+    add("freed memory", freed)
 
-
-def _stolen() -> Iterator[Finding]:
-    if not hasattr(psutil.cpu_times(), "steal"):
-        return
-    stolen = psutil.cpu_times_percent(interval=1.0).steal
-    advice = "the host takes time away: measure elsewhere, or take more visits" if stolen > STEAL_PERCENT else ""
-    yield Finding(name="stolen by the host", value=f"{stolen:.1f} % of the time", advice=advice)
+    if hasattr(psutil.cpu_times(), "steal"):
+        stolen = psutil.cpu_times_percent(interval=1.0).steal
+        advice = "the host takes time away: measure elsewhere, or take more visits" if stolen > STEAL_PERCENT else ""
+        add("stolen by the host", f"{stolen:.1f} % of the time", advice)
+    return [*found, noise_floor()]
 
 
 def noise_floor(budget_s: float = AA_S) -> Finding:
@@ -95,7 +81,7 @@ def noise_floor(budget_s: float = AA_S) -> Finding:
     import torch
 
     matrix = torch.randn(192, 192, generator=torch.Generator().manual_seed(0))
-    compared = compare_functions({"one": lambda: matrix @ matrix}, "one")
+    compared = FunctionComparison({"one": lambda: matrix @ matrix}, "one")
     compared.run(budget_s, stops=False)
     return judge_noise(compared)
 

@@ -4,14 +4,13 @@ Used by the doctor, the acceptance tests and the fixture `attention_bench`.
 """
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
 
 from attnbench.devices import Clock, device
 from attnbench.statistics.effects import Effect, paired_effect
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
 from attnbench.statistics.verdicts import Judgement, detectable, judge
-from attnbench.storage.records import PROBE, Arm, Comparison, Role, Sample
+from attnbench.storage.records import PROBE, Arm, Comparison, Sample
 from attnbench.timing import blocks
 from attnbench.timing.schedule import GROWTH, load_libraries, visit_seed
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -21,40 +20,48 @@ HERE = "here"
 """Stands in for the workload's name that a run has."""
 
 
-@dataclass(kw_only=True)
 class FunctionComparison:
-    """A comparison of functions so far."""
+    """A comparison of each of `calls` with `calls[baseline]`; the method `run` takes its visits.
 
-    baseline: str
-    calls: tuple[blocks.TimedCall, ...]  # the A/A control and the interference probe among them
-    clock: Clock
-    conditions: blocks.Conditions
-    smallest_effect: float
-    num_blocks: int
-    seed: int
-    samples: dict[Arm, list[Sample]] = field(default_factory=dict)
-    judgements: dict[str, Judgement] = field(default_factory=dict)
-    settled_s: dict[str, float] = field(default_factory=dict)  # after how many seconds each verdict was settled
-    start_s: float  # on the clock
-    spent_s: float = 0.0  # since then
-    num_visits: int = 0
-    gauge: InterferenceGauge = field(default_factory=InterferenceGauge)
+    A difference below `smallest_effect` does not matter. `gauge_work` is the interference probe's, by default a small
+    matrix product and a copy. `clock` and `conditions` are this machine's unless others are given, as where it is
+    simulated.
 
-    @property
-    def rivals(self) -> list[str]:
-        """The names that are compared with the baseline."""
-        measured = [each.arm for each in self.calls if each.arm.role is Role.measured]
-        return [arm.implementation for arm in measured if arm.implementation != self.baseline]
+    Raises:
+        ValueError: the baseline is not among the calls.
+    """
 
-    @property
-    def reference(self) -> Arm:
-        """What the rivals are compared with."""
-        return Arm(implementation=self.baseline)
-
-    @property
-    def control(self) -> Arm:
-        """The baseline's A/A control."""
-        return self.reference.as_control()
+    def __init__(  # noqa: PLR0913 - all but the first two have defaults that serve
+        self,
+        calls: Mapping[str, Callable[[], object]],
+        baseline: str,
+        *,
+        smallest_effect: float = SMALLEST_EFFECT,
+        clock: Clock | None = None,
+        num_blocks: int = 4,
+        seed: int = 0,
+        gauge_work: Callable[[], object] | None = None,
+        conditions: blocks.Conditions | None = None,
+    ) -> None:
+        """Import what judging needs, and note the time."""
+        if baseline not in calls:
+            raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
+        load_libraries()
+        self.baseline, self.reference = baseline, Arm(implementation=baseline)
+        self.control = self.reference.as_control()
+        self.rivals = [name for name in calls if name != baseline]
+        self.calls = [blocks.TimedCall(arm=Arm(implementation=name), call=call) for name, call in calls.items()]
+        self.calls.append(blocks.TimedCall(arm=self.control, call=calls[baseline]))
+        self.calls.append(blocks.probe_call(gauge_work or device("cpu").interference_probe()))
+        self.smallest_effect, self.num_blocks, self.seed = smallest_effect, num_blocks, seed
+        self.clock = clock or device("cpu").clock
+        self.conditions = conditions or blocks.conditions_here()
+        self.samples: dict[Arm, list[Sample]] = {}
+        self.judgements: dict[str, Judgement] = {}
+        self.settled_s: dict[str, float] = {}  # after how many seconds each verdict was settled
+        self.gauge = InterferenceGauge()
+        self.num_visits, self.spent_s = 0, 0.0
+        self.start_s = self.clock.now()
 
     @property
     def discarded(self) -> set[Block]:
@@ -124,43 +131,4 @@ def comparison(compared: FunctionComparison, name: str, workload: Workload) -> C
         e_same=effect.e_same,
         e_apart=effect.e_apart,
         more_s=None,
-    )
-
-
-def compare_functions(  # noqa: PLR0913 - all but the first two have defaults that serve
-    calls: Mapping[str, Callable[[], object]],
-    baseline: str,
-    *,
-    smallest_effect: float = SMALLEST_EFFECT,
-    clock: Clock | None = None,
-    num_blocks: int = 4,
-    seed: int = 0,
-    gauge_work: Callable[[], object] | None = None,
-    conditions: blocks.Conditions | None = None,
-) -> FunctionComparison:
-    """A comparison of each of `calls` with `calls[baseline]`, before its first visit; its method `run` takes them.
-
-    A difference below `smallest_effect` does not matter. `gauge_work` is the interference probe's, by default a small
-    matrix product and a copy. `clock` and `conditions` are this machine's unless others are given, as where it is
-    simulated.
-
-    Raises:
-        ValueError: the baseline is not among the calls.
-    """
-    if baseline not in calls:
-        raise ValueError(f"the baseline {baseline} is not among the calls: {', '.join(calls)}")
-    load_libraries()
-    clock = clock or device("cpu").clock
-    timed = [blocks.TimedCall(arm=Arm(implementation=name), call=call) for name, call in calls.items()]
-    timed.append(blocks.TimedCall(arm=Arm(implementation=baseline).as_control(), call=calls[baseline]))
-    timed.append(blocks.probe_call(gauge_work or device("cpu").interference_probe()))
-    return FunctionComparison(
-        baseline=baseline,
-        calls=tuple(timed),
-        clock=clock,
-        conditions=conditions or blocks.conditions_here(),
-        smallest_effect=smallest_effect,
-        num_blocks=num_blocks,
-        seed=seed,
-        start_s=clock.now(),
     )

@@ -23,7 +23,7 @@ from attnbench.statistics.intervals import (
     pairs_with_baseline,
     t_quantile,
 )
-from attnbench.statistics.verdicts import Needed, Policy, judge, needed, share_of_cells, visits_to_go
+from attnbench.statistics.verdicts import Policy, judge, needed, share_of_cells, visits_to_go
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Key, Sample, Verdict
 from attnbench.timing.blocks import settle
@@ -58,20 +58,6 @@ def load_libraries() -> None:
     t_quantile(0.5, 1.0)
     e_values(np.zeros(1))
     settle(limit_s=0.3)
-
-
-@dataclass(frozen=True, kw_only=True)
-class OpenComparison:
-    """A comparison without a verdict."""
-
-    arm: Arm
-    visits: float  # about this many more would decide it
-    cost_s: float  # of a visit, for this arm alone
-
-    @property
-    def promise(self) -> float:
-        """Evidence per second."""
-        return 1 / (self.visits * self.cost_s)
 
 
 @dataclass
@@ -121,20 +107,34 @@ class Race:
         """The workload to visit, and the arms to compare with its baseline; None when every comparison is closed."""
         self.refresh(state, live)
         verdicts = [self.closed.get(key, Verdict.undecided) for key in self.judged]
-        limits = needed(verdicts, share_of_cells(has_whole=self.has_sides))
-        candidates = {workload: list(self._open(workload, state, arms, limits)) for workload, arms in live.items()}
-        opened = {workload: rows for workload, rows in candidates.items() if rows}
+        limits = needed(verdicts, share_of_cells(has_whole=False))
+        opened: dict[str, list[tuple[Arm, float, float]]] = {}  # about how many visits decide it, and what one costs
+        for workload, arms in self.still_open(live).items():
+            for arm in arms:
+                judged = self.judged.get((workload, arm))  # None: all blocks discarded
+                visits = FEWEST_CLUSTERS if judged is None else visits_to_go(judged, limits)
+                cost_s = self.plan.num_blocks * _sample_s(state.samples[workload][arm])
+                opened.setdefault(workload, []).append((arm, visits, cost_s))
         if not opened:
             return None
         draws = random.Random(f"{self.plan.seed}/{sum(state.num_visits.values())}")
         if draws.random() < UNIFORM_SHARE:
             workload = draws.choice(list(opened))
-            return workload, [row.arm for row in opened[workload]]
-        shared = {workload: self._shared_s(workload, state) for workload in opened}
-        chosen = {workload: _most_promising(rows, shared[workload]) for workload, rows in opened.items()}
-        weights = [_promise(rows, shared[workload]) for workload, rows in chosen.items()]
+            return workload, [arm for arm, _, _ in opened[workload]]
+        baseline = Arm(implementation=self.plan.baseline)
+        chosen: dict[str, list[Arm]] = {}
+        weights: list[float] = []
+        for workload, rows in opened.items():  # most promising first, as long as each raises the promise per second
+            total_s = 2 * self.plan.num_blocks * _sample_s(state.samples[workload][baseline])  # with its A/A control
+            evidence, chosen[workload] = 0.0, []
+            for arm, visits, cost_s in sorted(rows, key=lambda row: row[1] * row[2]):
+                if chosen[workload] and (evidence + 1 / visits) / (total_s + cost_s) < evidence / total_s:
+                    break
+                evidence, total_s = evidence + 1 / visits, total_s + cost_s
+                chosen[workload].append(arm)
+            weights.append(evidence / total_s)
         workload = draws.choices(list(chosen), weights)[0] if sum(weights) else draws.choice(list(chosen))
-        return workload, [row.arm for row in chosen[workload]]
+        return workload, chosen[workload]
 
     def still_open(self, live: Mapping[str, Sequence[Arm]]) -> dict[str, list[Arm]]:
         """By workload, which arms have no verdict yet, without their baselines; workloads without any are left out."""
@@ -144,41 +144,8 @@ class Race:
         }
         return {workload: arms for workload, arms in undecided.items() if arms}
 
-    def _open(self, workload: str, state: State, arms: Sequence[Arm], limits: Needed) -> Iterator[OpenComparison]:
-        for arm in arms:
-            judged, reference = self.judged.get((workload, arm)), self.plan.reference(arm)
-            if arm != reference and (workload, arm) not in self.closed:
-                own = 2 * _sample_s(state.samples[workload][reference]) if self.has_sides else 0.0
-                cost_s = self.plan.num_blocks * (own + _sample_s(state.samples[workload][arm]))
-                visits = (
-                    FEWEST_CLUSTERS if judged is None else visits_to_go(judged, limits)
-                )  # None: all blocks discarded
-                yield OpenComparison(arm=arm, visits=visits, cost_s=cost_s)
-
-    def _shared_s(self, workload: str, state: State) -> float:
-        """What every visit of the workload costs: the baseline, twice; nothing where each arm has its own reference."""
-        if self.has_sides:
-            return 0.0
-        baseline = Arm(implementation=self.plan.baseline)
-        return 2 * self.plan.num_blocks * _sample_s(state.samples[workload][baseline])
-
 
 def _sample_s(samples: Sequence[Sample]) -> float:
     """About how many seconds a sample takes; before a short one come an untimed call and some bookkeeping."""
     last = samples[-1]
     return max(1e-3, last.value * last.num_calls)
-
-
-def _most_promising(rows: Sequence[OpenComparison], shared_s: float) -> list[OpenComparison]:
-    """The open comparisons, most promising first, as long as each raises what a visit promises per second."""
-    taken: list[OpenComparison] = []
-    for row in sorted(rows, key=lambda row: row.promise, reverse=True):
-        if taken and _promise([*taken, row], shared_s) < _promise(taken, shared_s):
-            break
-        taken.append(row)
-    return taken
-
-
-def _promise(rows: Sequence[OpenComparison], shared_s: float) -> float:
-    """What a visit with these comparisons promises per second."""
-    return sum(1 / row.visits for row in rows) / (shared_s + sum(row.cost_s for row in rows))

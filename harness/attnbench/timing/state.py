@@ -53,32 +53,26 @@ class State:
             case CellFailed():
                 self.conclude(event.key, event.status)
             case CellProfiled():
-                self._profiled(event)
+                self.profiled.add(event.key)
+                if event.operators.fallback:
+                    self.conclude(event.key, Status.fallback)
             case CellMeasured():
                 self.observed.add((event.key, event.measurement.metric))
             case CeilingsMeasured():
                 self.ceilings.add(event.ceilings.key)
                 self.spent_s += event.spent_s
             case VisitFinished():
-                self._visited(event)
+                self.num_visits[event.workload] += 1
+                self.spent_s = max(self.spent_s + event.called_s, event.elapsed_s)
+                arms = self.samples.setdefault(event.workload, {})
+                for taken in event.arms:
+                    arms.setdefault(taken.arm, []).extend(taken.samples)
+                self.gauge.add(event.workload, event.samples(PROBE))
             case WorkerStarted():
                 self.num_workers += 1
                 self.began = self.began or event
             case RunStarted() | RunFinished() | BaselineAccepted():
                 pass
-
-    def _profiled(self, event: CellProfiled) -> None:
-        self.profiled.add(event.key)
-        if event.operators.fallback:
-            self.conclude(event.key, Status.fallback)
-
-    def _visited(self, event: VisitFinished) -> None:
-        self.num_visits[event.workload] += 1
-        self.spent_s = max(self.spent_s + event.called_s, event.elapsed_s)
-        arms = self.samples.setdefault(event.workload, {})
-        for taken in event.arms:
-            arms.setdefault(taken.arm, []).extend(taken.samples)
-        self.gauge.add(event.workload, event.samples(PROBE))
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
         """Those of the arms that have passed on that workload so far."""

@@ -18,7 +18,7 @@ from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm, Sample, Verdict
 from attnbench.timing import blocks
-from attnbench.timing.functions import compare_functions
+from attnbench.timing.functions import FunctionComparison
 from attnbench.timing.schedule import Race
 from attnbench.timing.state import State
 from studies.simulated import virtual
@@ -279,7 +279,7 @@ def test_a_run_that_was_killed_takes_its_budget_and_no_more_all_in_all(tmp_path,
 def test_a_comparison_of_functions_finds_what_was_planted(world):
     clock = clock_in(world, 5)
     calls = {name: (lambda s=2e-3 * ratio: clock.spend(s)) for name, ratio in RATIO.items()}
-    found = compare_functions(
+    found = FunctionComparison(
         calls, "baseline", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.WARM
     )
     found.run(300.0)
@@ -293,7 +293,7 @@ def test_a_comparison_of_functions_goes_on_where_two_are_equivalent_within_a_hig
     draws = np.random.default_rng(3)
     clock = VirtualClock(lambda seconds, _: seconds * math.exp(draws.normal(0, 0.08)))
     calls = {"a": lambda: clock.spend(2e-3), "b": lambda: clock.spend(2e-3 * 1.02)}
-    found = compare_functions(
+    found = FunctionComparison(
         calls,
         "a",
         clock=clock,

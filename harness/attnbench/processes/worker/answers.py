@@ -11,7 +11,6 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
 
 import msgspec
 import torch
@@ -52,13 +51,11 @@ from attnbench.storage.events import (
     CellProfiled,
     VisitFinished,
 )
-from attnbench.storage.records import PROBE, Arm, Measurement, Operators, Sample, Status
+from attnbench.storage.records import PROBE, Arm, Measurement, Sample, Status
 from attnbench.timing import blocks
 from attnbench.timing.prediction import OutOfReachError
 from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import Workload
-
-T = TypeVar("T")
 
 
 class Worker:
@@ -74,6 +71,7 @@ class Worker:
         self.metrics: dict[str, Metric] = {}
         self.observed: tuple[tuple[str, str], Case] | None = None
         self.pads: list[bytearray] = []
+        self.turn, self.guard = PROBE, Guard()  # whose fault a failure is, and what must not change meanwhile
         self.is_broken = False  # the device answers every call with an error
         is_set = any(name in os.environ for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"))
         self.num_threads = torch.get_num_threads() if is_set else environment.physical_cores()
@@ -97,7 +95,10 @@ class Worker:
             torch.set_float32_matmul_precision(usual)
 
     def serve(self, request: Work) -> Reply:
-        """The answer to a request about a workload, under whose settings the process is."""
+        """The answer to a request about a workload, under whose settings the process is.
+
+        Whatever somebody's implementation raises, or changes for the whole process, costs its own cell only.
+        """
         if not isinstance(request, Profile | Observe):
             self.observed = None
         answers: dict[type[Work], Callable[..., Reply]] = {
@@ -109,7 +110,26 @@ class Worker:
             Trace: self.trace,
             Attempt: self.attempt,
         }
-        return answers[type(request)](request)
+        self.turn, self.guard, start = PROBE, Guard(), time.perf_counter()
+        try:
+            reply = answers[type(request)](request)
+            if not isinstance(reply, Failed):
+                self.guard.require_unchanged()
+        except Exception as error:  # noqa: BLE001 - as said above
+            status, message = report(error)
+            reply = Failed(arm=self.turn, status=status, message=message)
+            if isinstance(request, Check):
+                is_predicted = isinstance(error, OutOfReachError)
+                reply = CellChecked(**request.names, status=status, message=message, is_predicted=is_predicted)
+        finally:
+            self.guard.restore()
+            if isinstance(request, SampleBlocks) and request.settles:
+                blocks.settle()
+        if isinstance(reply, Failed) and isinstance(request, SampleBlocks):
+            self.benches.pop(request.workload.id, None)
+        if isinstance(reply, CellChecked):
+            reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
+        return reply
 
     def implementation(self, spec: str) -> Implementation:
         """The implementation, imported at first use."""
@@ -119,49 +139,29 @@ class Worker:
 
     def check(self, request: Check) -> CellChecked:
         """Check whether the implementation supports the workload, stays within the limits, and is right."""
-        start, guard = time.perf_counter(), Guard()
-        try:
-            checked = self._check(request)
-            guard.require_unchanged()
-        except Exception as error:  # noqa: BLE001 - whatever somebody's implementation raises costs its own cell only
-            status, message = report(error)
-            is_predicted = isinstance(error, OutOfReachError)
-            checked = CellChecked(**request.names, status=status, message=message, is_predicted=is_predicted)
-        finally:
-            guard.changed()
-        return msgspec.structs.replace(checked, check_s=time.perf_counter() - start)
-
-    def _check(self, request: Check) -> CellChecked:
-        """The check itself; raises whatever the implementation raises."""
         self.heartbeat.beat()
         made = self.implementation(request.spec)
         reason = reason_against(made, request.workload)
         if reason is not None:
             return CellChecked(**request.names, status=Status.unsupported, message=reason)
         attempts.require_within_limits(request, made, self.heartbeat.beat)
-        references = self.ask_oracle(request.workload, request.seed)
+        if self.references is None or self.references.workload.id != request.workload.id:
+            self.references = None  # so that its memory is free
+            self.references = agreement.ask_oracle(request.workload, request.seed, on_step=self.heartbeat.beat)
         self.heartbeat.beat()
         try:
-            agreed = agreement.check(references, made)
+            agreed = agreement.check(self.references, made)
         except RuntimeError as error:
             if not (refused := operators.refusal(request.workload, made, error)):
                 raise
             return CellChecked(**request.names, status=Status.fallback, message=refused)
-        status = Status.ok if agreed.agrees else Status.disagrees
         return CellChecked(
             **request.names,
-            status=status,
+            status=Status.ok if agreed.agrees else Status.disagrees,
             message=agreed.diagnosis,
             agreement=agreed,
             executed_flops=made.executed_flops(request.workload),
         )
-
-    def ask_oracle(self, workload: Workload, seed: int) -> agreement.References:
-        """The oracle's answers for the workload, kept until another is asked for."""
-        if self.references is None or self.references.workload.id != workload.id:
-            self.references = None  # so that its memory is free
-            self.references = agreement.ask_oracle(workload, seed, on_step=self.heartbeat.beat)
-        return self.references
 
     def bench(self, workload: Workload) -> Bench:
         """The workload's bench; the one not used for longest makes room."""
@@ -173,133 +173,77 @@ class Worker:
         self.benches.move_to_end(workload.id)
         return self.benches[workload.id]
 
-    def observe(self, request: Observe) -> Reply:
+    def observe(self, request: Observe) -> CellMeasured | Failed:
         """Read a metric apart from timing."""
         self.metrics = self.metrics or plugins.plugs("attnbench.metrics", "METRIC")
         metric = self.metrics[request.metric]
         assert metric.measure is not None
-        value = self.on_case(request, metric.measure)
-        if isinstance(value, Failed):
-            return value
+        value = metric.measure(self.case(request))
         if not math.isfinite(value):
-            message = f"the metric {request.metric} is {value}"
-            return Failed(status=Status.invalid, message=message)
-        sample = Sample(value=value)
-        measurement = Measurement(metric=request.metric, unit=metric.unit, samples=(sample,))
+            return Failed(status=Status.invalid, message=f"the metric {request.metric} is {value}")
+        measurement = Measurement(metric=request.metric, unit=metric.unit, samples=(Sample(value=value),))
         return CellMeasured(**request.names, measurement=measurement)
 
-    def profile(self, request: Profile) -> Reply:
+    def profile(self, request: Profile) -> CellProfiled:
         """See which operators run."""
+        case, backend = self.case(request), self.implementation(request.spec).backend
+        return CellProfiled(**request.names, operators=operators.observe(case, backend, on_step=self.heartbeat.beat))
 
-        def see(case: Case) -> Operators:
-            backend = self.implementation(request.spec).backend
-            return operators.observe(case, backend, on_step=self.heartbeat.beat)
-
-        seen = self.on_case(request, see)
-        return seen if isinstance(seen, Failed) else CellProfiled(**request.names, operators=seen)
-
-    def trace(self, request: Trace) -> Reply:
+    def trace(self, request: Trace) -> Traced:
         """Trace some steps, untimed."""
-        done = self.on_case(request, lambda case: trace(case, Path(request.file), self.heartbeat.beat))
-        return done if isinstance(done, Failed) else Traced(num_bytes=done)
+        return Traced(num_bytes=trace(self.case(request), Path(request.file), self.heartbeat.beat))
 
-    def on_case(self, request: Observe | Profile | Trace, work: Callable[[Case], T]) -> T | Failed:
-        """What `work` makes of a case that no timing shares, or how the cell failed."""
+    def case(self, request: Observe | Profile | Trace) -> Case:
+        """A case that no timing shares, kept until another is asked for."""
         self.heartbeat.beat()
-        guard = Guard()
-        try:
-            done = work(self.observed_case(request.workload, request.spec))
-            guard.require_unchanged()
-        except Exception as error:  # noqa: BLE001 - as in check
-            return _failed(error)
-        finally:
-            guard.changed()
-        return done
-
-    def observed_case(self, workload: Workload, spec: str) -> Case:
-        """The case that metrics are read from, kept until another is asked for."""
-        cell = (workload.id, spec)
+        cell = (request.workload.id, request.spec)
         if self.observed is None or self.observed[0] != cell:
             self.observed = None  # so that its memory is free
-            self.observed = (cell, self.bench(workload).case(self.implementation(spec)))
+            self.observed = (cell, self.bench(request.workload).case(self.implementation(request.spec)))
         return self.observed[1]
 
-    def measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured | Failed:
+    def measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured:
         """Measure what matrix products and copies reach where the workload runs."""
-        try:
-            return CeilingsMeasured(ceilings=loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat))
-        except Exception as error:  # noqa: BLE001 - whatever goes wrong, times can be taken without ceilings
-            return _failed(error)
+        return CeilingsMeasured(ceilings=loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat))
 
-    def attempt(self, request: Attempt) -> Attempted | Failed:
+    def attempt(self, request: Attempt) -> Attempted:
         """Make a call that may not fit, with nothing else in the way."""
         self.benches.clear()
         self.references = None
-        try:
-            return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
-        except Exception as error:  # noqa: BLE001 - as in check
-            return _failed(error)
+        return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
 
     def sample_blocks(self, request: SampleBlocks) -> VisitFinished | Failed:
         """Sample the blocks of a visit, then verify that every arm still computes."""
         arms = [arm for arm, _ in request.arms]
-        turn = PROBE  # until an arm's turn comes, a failure is the harness's own
-        guard = Guard()
 
-        def on_turn(arm: Arm) -> None:
-            nonlocal turn
-            guard.require_unchanged()  # by the one whose turn it was
-            turn = arm
-            self.heartbeat.beat(arms.index(turn))
+        def on_turn(arm: Arm) -> None:  # until an arm's turn comes, a failure is the harness's own
+            self.guard.require_unchanged()  # by the one whose turn it was
+            self.turn = arm
+            self.heartbeat.beat(arms.index(arm))
 
-        try:
-            bench = self.bench(request.workload)
-            calls = []
-            for arm, spec in request.arms:
-                on_turn(arm)
-                calls.append(
-                    self.probe(request.workload) if arm == PROBE else bench.timed(arm, self.implementation(spec))
-                )
-            called_s = -sum(timed.called_s for timed in calls)
-            samples = self._sample(request, calls, on_turn)
-            called_s += sum(timed.called_s for timed in calls)
-            start = time.perf_counter()
-            for arm in arms if request.verifies else ():
-                on_turn(arm)
-                if arm != PROBE and (wrong := bench.verify(arm)):
-                    self.benches.pop(request.workload.id)
-                    return Failed(arm=arm, status=Status.disagrees, message=wrong)
-            called_s += time.perf_counter() - start
-            guard.require_unchanged()
-        except Exception as error:  # noqa: BLE001 - as in check
-            self.benches.pop(request.workload.id, None)
-            return _failed(error, turn)
-        finally:
-            guard.changed()  # put back what was changed before something raised, too
-            if request.settles:
-                blocks.settle()
-        return VisitFinished(
-            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=samples, called_s=called_s
-        )
-
-    def _sample(
-        self, request: SampleBlocks, calls: list[blocks.TimedCall], on_turn: Callable[[Arm], None]
-    ) -> tuple[ArmSamples, ...]:
-        """The samples of the visit's blocks."""
+        here, bench = device(request.workload.device), self.bench(request.workload)
+        calls = []
+        for arm, spec in request.arms:
+            on_turn(arm)
+            if arm != PROBE:
+                calls.append(bench.timed(arm, self.implementation(spec)))
+                continue
+            if (name := request.workload.device) not in self.probes:  # one on the processor for all thread numbers
+                self.probes[name] = blocks.probe_call(here.interference_probe())
+            calls.append(self.probes[name])
+        called_s = -sum(timed.called_s for timed in calls)
         at = blocks.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
-        here = device(request.workload.device)
         conditions = blocks.conditions_here(on_turn, here.flush if request.cache == "cold" else None)
         with torch.set_grad_enabled(request.workload.direction != "inference"):
-            taken = blocks.visit(calls, here.clock, at, conditions)
-        return tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
-
-    def probe(self, workload: Workload) -> blocks.TimedCall:
-        """The interference probe of the workload's device; one on the processor for all numbers of threads."""
-        if workload.device not in self.probes:
-            self.probes[workload.device] = blocks.probe_call(device(workload.device).interference_probe())
-        return self.probes[workload.device]
-
-
-def _failed(error: Exception, arm: Arm = PROBE) -> Failed:
-    status, message = report(error)
-    return Failed(arm=arm, status=status, message=message)
+            samples = blocks.visit(calls, here.clock, at, conditions)
+        called_s += sum(timed.called_s for timed in calls)
+        start = time.perf_counter()
+        for arm in arms if request.verifies else ():
+            on_turn(arm)
+            if arm != PROBE and (wrong := bench.verify(arm)):
+                return Failed(arm=arm, status=Status.disagrees, message=wrong)
+        called_s += time.perf_counter() - start
+        sampled = tuple(ArmSamples(arm=arm, samples=own) for arm, own in samples.items())
+        return VisitFinished(
+            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=sampled, called_s=called_s
+        )

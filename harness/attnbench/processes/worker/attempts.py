@@ -1,9 +1,10 @@
 """Calls made to predict a cost, or to test a prediction: short ones before a check, and one under a memory limit."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
-from attnbench.checking.case import Case, build, place, reason_against
+from attnbench.checking.case import build, place, reason_against
 from attnbench.checking.inputs import draw_normal
 from attnbench.contract import Implementation
 from attnbench.devices import device
@@ -30,25 +31,42 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
             the limit together, so that the limit would not be what is tested.
         Exception: whatever the call raises, above all that memory has run out.
     """
-    workload = request.workload
+    workload, limit_bytes = request.workload, request.limit_bytes
     if (reason := reason_against(made, workload)) is not None:
         raise OutOfReachError(Status.unsupported, reason)
     here = device(workload.device)
-    free = here.free_bytes()
-    require_room(workload, request.limit_bytes, free)
-    warm_up(workload, made)
+    free_bytes = here.free_bytes()
+    if (needed := limit_bytes + DRAWING * FLOAT64_BYTES * num_inputs(workload)) > free_bytes:
+        message = f"the limit and the inputs need {show(needed, 'bytes')}, and {show(free_bytes, 'bytes')} are free"
+        raise OutOfReachError(Status.unsupported, message)
+
+    short = workload.at_length(min(WARM_LEN, workload.seq_len))
+    if reason_against(made, short) is None:
+        case = build(short, made, place(draw_normal(short, 0), short))
+        with case.grad_mode():
+            call = case.call()
+            call()
+            call()
     on_step()
+
     case = build(workload, made, place(draw_normal(workload, 0), workload))
     with case.grad_mode():
-        call = prepared(case, request.limit_bytes)
+        if workload.batch_size * workload.seq_len * workload.kv_len <= limit_bytes:  # they count as inputs
+            _ = (case.mask.visible, case.mask.hidden, case.mask.empty)
+        call = case.call()
         on_step()
-        if request.limit_bytes:
-            with here.capped(request.limit_bytes):
-                call_s = here.clock.elapsed(call, 1)
-        else:
+        with here.capped(limit_bytes) if limit_bytes else nullcontext():
             call_s = here.clock.elapsed(call, 1)
         on_step()
-        return count(request, call, call_s, free)
+        if request.snapshot:
+            here.snapshot(call, Path(request.snapshot))
+        recording = here.record(call)
+        return Attempted(
+            call_s=call_s,
+            peak_bytes=recording.footprint().peak_bytes,
+            free_bytes=free_bytes,
+            timeline=timeline(list(recording.memory_events())) if here.is_host else None,
+        )
 
 
 def require_within_limits(request: Check, made: Implementation, on_step: Callable[[], object]) -> None:
@@ -61,39 +79,27 @@ def require_within_limits(request: Check, made: Implementation, on_step: Callabl
     limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * free_bytes)
     limits = Limits(call_s=request.call_limit_s, memory_bytes=limit_bytes)
 
-    def attempt_step(step: Workload, with_memory: bool) -> CallCost | None:  # noqa: FBT001 - its signature
+    def call_cost(step: Workload, with_memory: bool) -> CallCost | None:  # noqa: FBT001 - its signature
         on_step()
-        return call_cost(step, made, request.call_limit_s, with_memory=with_memory)
-
-    require_within(limits, request.workload, attempt_step, compiles=made.compiles)
-
-
-def call_cost(step: Workload, made: Implementation, call_limit_s: float, *, with_memory: bool) -> CallCost | None:
-    """What a call at a step of the staircase costs; None where it cannot be called."""
-    if reason_against(made, step) is not None:
-        return None
-    try:
-        case = build(step, made, place(draw_normal(step, 0), step))
+        if reason_against(made, step) is not None:
+            return None
+        try:
+            case = build(step, made, place(draw_normal(step, 0), step))
+            with case.grad_mode():
+                call = case.call()
+                call()
+        except Exception:  # noqa: BLE001 - it may support only other lengths; at the workload's own it will show
+            return None
+        clock = case.device.clock
         with case.grad_mode():
-            call = case.call()
-            call()
-    except Exception:  # noqa: BLE001 - it may support only other lengths; at the workload's own it will show
-        return None
-    with case.grad_mode():
-        call_s = case.device.clock.elapsed(call, 1)
-        if step.seq_len == FIRST_LEN or call_s > call_limit_s:
-            call_s = min(call_s, case.device.clock.elapsed(call, 1))  # the first call may have compiled
-        counts = with_memory and case.device.is_host
-        peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
-    return CallCost(length=step.seq_len, call_s=call_s, peak_bytes=peak)
+            call_s = clock.elapsed(call, 1)
+            if step.seq_len == FIRST_LEN or call_s > request.call_limit_s:
+                call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
+            counts = with_memory and case.device.is_host
+            peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
+        return CallCost(length=step.seq_len, call_s=call_s, peak_bytes=peak)
 
-
-def require_room(workload: Workload, limit_bytes: int, room_bytes: int) -> None:
-    """Raises OutOfReachError where inputs, while they are drawn, and the limit are more than there is."""
-    needed = limit_bytes + DRAWING * FLOAT64_BYTES * num_inputs(workload)
-    if needed > room_bytes:
-        message = f"the limit and the inputs need {show(needed, 'bytes')}, and {show(room_bytes, 'bytes')} are free"
-        raise OutOfReachError(Status.unsupported, message)
+    require_within(limits, request.workload, call_cost, compiles=made.compiles)
 
 
 def num_inputs(workload: Workload) -> int:
@@ -104,36 +110,3 @@ def num_inputs(workload: Workload) -> int:
     queries = workload.num_heads * workload.seq_len * workload.head_dim
     keys = workload.num_kv_heads * workload.kv_len * (workload.head_dim + workload.value_dim)
     return workload.batch_size * (queries + keys)
-
-
-def warm_up(workload: Workload, made: Implementation) -> None:
-    """Two calls at a short length."""
-    short = workload.at_length(min(WARM_LEN, workload.seq_len))
-    if reason_against(made, short) is None:
-        case = build(short, made, place(draw_normal(short, 0), short))
-        with case.grad_mode():
-            call = case.call()
-            call()
-            call()
-
-
-def prepared(case: Case, limit_bytes: int) -> Callable[[], object]:
-    """What is called; the mask's dense forms, which count as inputs, are made first where they are not vast."""
-    workload = case.workload
-    if workload.batch_size * workload.seq_len * workload.kv_len <= limit_bytes:
-        _ = (case.mask.visible, case.mask.hidden, case.mask.empty)
-    return case.call()
-
-
-def count(request: Attempt, call: Callable[[], object], call_s: float, free: int) -> Attempted:
-    """The call once more, and what it takes."""
-    here = device(request.workload.device)
-    if request.snapshot:
-        here.snapshot(call, Path(request.snapshot))
-    recording = here.record(call)
-    return Attempted(
-        call_s=call_s,
-        peak_bytes=recording.footprint().peak_bytes,
-        free_bytes=free,
-        timeline=timeline(list(recording.memory_events())) if here.is_host else None,
-    )

@@ -8,7 +8,7 @@ Source: https://docs.pytorch.org/docs/stable/notes/extending.html#extending-all-
 import re
 import warnings
 from collections.abc import Callable, Iterable
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext, suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,6 +65,10 @@ class _Asking(TorchFunctionMode):
                 self.reasons += _reasons(args, kwargs or {}, self.wanted)
         return func(*args, **(kwargs or {}))
 
+    def answer(self) -> Answer:
+        predicted = "+".join(dict.fromkeys(filter(None, self.predicted)))
+        return Answer(predicted=predicted, reason="; ".join(dict.fromkeys(self.reasons)))
+
 
 def ask(call: Callable[[], object], wanted: str = "") -> Answer:
     """What PyTorch says of each SDPA call inside one `call`; empty where there is none.
@@ -75,23 +79,15 @@ def ask(call: Callable[[], object], wanted: str = "") -> Answer:
     mode = _Asking(wanted)
     with mode:
         call()
-    return _answer(mode)
+    return mode.answer()
 
 
 def refusal(call: Callable[[], object], wanted: str) -> str:
     """Why a call that raises NO_KERNEL cannot use the backend that it demands."""
     mode = _Asking(wanted)
-    try:
-        with mode:
-            call()
-    except RuntimeError:
-        pass
-    return _answer(mode).reason
-
-
-def _answer(mode: _Asking) -> Answer:
-    predicted = "+".join(dict.fromkeys(filter(None, mode.predicted)))
-    return Answer(predicted=predicted, reason="; ".join(dict.fromkeys(mode.reasons)))
+    with suppress(RuntimeError), mode:
+        call()
+    return mode.answer().reason
 
 
 def _reasons(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> list[str]:
@@ -109,10 +105,9 @@ def _reasons(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> list
 
 def _choice(args: tuple[Any, ...], kwargs: dict[str, Any], only: str = "") -> tuple[str, list[str]]:
     """The backend that would be taken for these arguments, and PyTorch's warnings, with `only` one to choose from."""
-    with ExitStack() as stack:
-        caught = stack.enter_context(warnings.catch_warnings(record=True))
+    choices = sdpa_kernel(_BACKENDS[only]) if only else nullcontext()
+    with warnings.catch_warnings(record=True) as caught, choices:
         warnings.simplefilter("always")
-        stack.enter_context(sdpa_kernel(_BACKENDS[only]) if only else nullcontext())
         try:
             taken = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))  # noqa: SLF001 - what the function itself asks
         except RuntimeError:

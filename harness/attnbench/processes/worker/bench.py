@@ -64,22 +64,20 @@ class Guard:
         Raises:
             SharedStateError: any was changed; the message says which.
         """
-        if changed := self.changed():
-            raise SharedStateError(changed)
+        if changes := self.restore():
+            raise SharedStateError(f"it changed {', '.join(changes)} for everybody in the process")
 
-    def changed(self) -> str:
-        """What is no longer as it was, in words, put back as it was; or ""."""
+    def restore(self) -> list[str]:
+        """Put all of them back; return what was changed, in words."""
         now = _settings()
-        if now == self._kept:
-            return ""
-        changes = [
-            f"{name} from {self._kept[name]} to {value}" for name, value in now.items() if value != self._kept[name]
-        ]
+        changes = [f"{name} from {value} to {now[name]}" for name, value in self._kept.items() if value != now[name]]
+        if not changes:
+            return []
         torch.set_num_threads(int(self._kept["the number of threads"]))
         torch.set_default_dtype(getattr(torch, self._kept["the default dtype"].removeprefix("torch.")))
         torch.set_float32_matmul_precision(self._kept["the precision of float32 matmuls"])
         torch.use_deterministic_algorithms(self._kept["deterministic algorithms"] == "True")
-        return f"it changed {', '.join(changes)} for everybody in the process"
+        return changes
 
 
 def _settings() -> dict[str, str]:

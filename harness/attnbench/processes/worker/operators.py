@@ -7,9 +7,8 @@ import mmap
 import resource
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import cache
-from typing import Any
 
 import msgspec
 import torch
@@ -48,7 +47,12 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
         asked = backend.Answer() if compiled(forward) else backend.ask(case.output, requested)
         on_step()
         is_host = case.device.is_host
-        num_faults = _num_faults(case.call(), NUM_CALLS if is_short else 1) if is_host else 0.0
+        num_faults = 0.0
+        if is_host:
+            call, num_calls, before = case.call(), NUM_CALLS if is_short else 1, _faults()
+            for _ in range(num_calls):
+                call()
+            num_faults = (_faults() - before) / num_calls
     seen = observed(forward)
     return Operators(
         calls=calls,
@@ -73,30 +77,19 @@ def refusal(workload: Workload, made: Implementation, error: RuntimeError) -> st
 
 def operators_in(recording: Recording) -> tuple[Operator, ...]:
     """The operators of a call; where another device has computed them, their own time is that of their kernels."""
-    operators = fold(_spans(recording.events))
+    spans: list[Span] = []  # what the host did: operators, and the allocations among them
+    for event in recording.events:
+        name, start_ns = event.name(), event.start_ns()
+        if name == MEMORY:
+            if (taken := event.nbytes()) > 0:  # less: it was given back
+                spans.append(Span(name, event.start_thread_id(), start_ns, start_ns, taken))
+        elif event.device_type() == DeviceType.CPU:
+            spans.append(Span(name, event.start_thread_id(), start_ns, event.end_ns()))
+    operators = fold(spans)
     if not any(recording.device_s.values()):
         return operators
     on_device = [msgspec.structs.replace(one, self_s=recording.device_s.get(one.name, 0.0)) for one in operators]
     return tuple(sorted(on_device, key=lambda one: -one.self_s))
-
-
-def _spans(events: list[Any]) -> Iterator[Span]:  # any: torch's stubs lack some of their methods
-    """What the host did: operators, and the allocations among them."""
-    for event in events:
-        name, start_ns = event.name(), event.start_ns()
-        if name == MEMORY:
-            if (taken := event.nbytes()) > 0:  # less: it was given back
-                yield Span(name, event.start_thread_id(), start_ns, start_ns, taken)
-        elif event.device_type() == DeviceType.CPU:
-            yield Span(name, event.start_thread_id(), start_ns, event.end_ns())
-
-
-def _num_faults(call: Callable[[], object], num_calls: int) -> float:
-    """Minor page faults of one call, the mean of so many."""
-    before = _faults()
-    for _ in range(num_calls):
-        call()
-    return (_faults() - before) / num_calls
 
 
 @cache
@@ -109,17 +102,15 @@ def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - another number i
     """
     source = torch.ones(NUM_PAGES * mmap.PAGESIZE // 4)
     kept = torch.empty_like(source)
-    return statistics.median(_fault_seconds(source, kept) for _ in range(NUM_PAIRS))
-
-
-def _fault_seconds(source: torch.Tensor, kept: torch.Tensor) -> float:
-    """What a fresh block costs more than a kept one, given back again, for each fault."""
-    before, start_s = _faults(), time.perf_counter()
-    torch.mul(source, 2)
-    fresh_s, num_faults, again_s = time.perf_counter() - start_s, _faults() - before, time.perf_counter()
-    torch.mul(source, 2, out=kept)
-    again_s = time.perf_counter() - again_s
-    return max(0.0, fresh_s - again_s) / num_faults if num_faults > NUM_PAGES // 2 else 0.0
+    costs: list[float] = []
+    for _ in range(NUM_PAIRS):
+        before, start_s = _faults(), time.perf_counter()
+        torch.mul(source, 2)
+        fresh_s, num_faults, again_s = time.perf_counter() - start_s, _faults() - before, time.perf_counter()
+        torch.mul(source, 2, out=kept)
+        again_s = time.perf_counter() - again_s
+        costs.append(max(0.0, fresh_s - again_s) / num_faults if num_faults > NUM_PAGES // 2 else 0.0)
+    return statistics.median(costs)
 
 
 def _faults() -> int:
