@@ -59,11 +59,8 @@ class Mistake:
         """The mistake at a workload: one for each choice, none where it does not fit."""
         if not self.fits(workload):
             return
-        if self.choices is None:
-            yield Planted(mistake=self, words=self.words, changes={self.step: self.replacement, **self.also})
-            return
-        for choice in self.choices(workload):
-            replacement = partial(self.replacement, choice=choice)
+        for choice in [None] if self.choices is None else self.choices(workload):
+            replacement = self.replacement if self.choices is None else partial(self.replacement, choice=choice)
             words = self.words.format(choice=choice)
             yield Planted(mistake=self, words=words, changes={self.step: replacement, **self.also})
 
@@ -143,13 +140,12 @@ def at_rows(mask: BoundMask, rows: Tensor) -> RowMask:
 
 def canonical(module: Attention) -> Weights:
     """The canonical weights of a module that has the layers of `Attention` itself."""
-    heads = {"query": module.num_heads, "key": module.num_kv_heads, "value": module.num_kv_heads}
-    layers = {name: getattr(module, name) for name in heads}
-    named: dict[str, Tensor] = {name: layer.weight.unflatten(0, (heads[name], -1)) for name, layer in layers.items()}
-    if module.has_bias:
-        named |= {f"{name}_bias": layer.bias.unflatten(0, (heads[name], -1)) for name, layer in layers.items()}
-    if module.out is not None:
-        named["out"] = module.out.weight
-        if module.out.bias is not None:
-            named["out_bias"] = module.out.bias
-    return Weights(**named)
+    named: dict[str, Tensor] = {}
+    for name, heads in (("query", module.num_heads), ("key", module.num_kv_heads), ("value", module.num_kv_heads)):
+        layer = getattr(module, name)
+        named[name] = layer.weight.unflatten(0, (heads, -1))
+        if module.has_bias:
+            named[f"{name}_bias"] = layer.bias.unflatten(0, (heads, -1))
+    if module.out is None:
+        return Weights(**named)
+    return Weights(**named, out=module.out.weight, out_bias=module.out.bias)

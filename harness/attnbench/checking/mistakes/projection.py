@@ -3,7 +3,7 @@
 Mistakes of the projection can be made in scope `module` only.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from itertools import permutations
 
 import torch
@@ -26,13 +26,14 @@ def packs_equal_heads(workload: Workload) -> bool:
     return has_module_heads(workload) and is_equal
 
 
-def project_regrouped(x: Tensor, context: Tensor, weights: Weights, regroup: Callable[[Triple], Triple]) -> Triple:
+def project_regrouped(
+    x: Tensor, context: Tensor, weights: Weights, regroup: Callable[[list[Tensor]], Iterable[Tensor]]
+) -> Triple:
     """Project with the rows (H, K, ...) of query, key and value regrouped: those of the weights and of the biases."""
-    parts = regroup((weights.query, weights.key, weights.value))
-    named = dict(zip(PARTS, parts, strict=True))
-    if weights.query_bias is not None and weights.key_bias is not None and weights.value_bias is not None:
-        biases = regroup((weights.query_bias, weights.key_bias, weights.value_bias))
-        named |= {f"{part}_bias": bias for part, bias in zip(PARTS, biases, strict=True)}
+    given, named = weights.tensors(), {}
+    for kind in ("", "_bias") if weights.has_bias else ("",):
+        names = [f"{part}{kind}" for part in PARTS]
+        named |= dict(zip(names, regroup([given[name] for name in names]), strict=True))
     return project(x, context, Weights(**named))
 
 
@@ -45,10 +46,7 @@ def no_input_biases(x: Tensor, context: Tensor, weights: Weights) -> Triple:
 @mistake("projection", fits=lambda workload: has_module_heads(workload) and workload.seq_len > 1, needs_all_rows=True)
 def projected_without_transpose(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Heads are split by a view or reshape without a transpose: (B, T, H*K) read as (B, H, T, K)."""
-    query, key, value = (
-        made.transpose(1, 2).reshape(made.shape)  # (B,H,T,K) -> (B,T,H,K), read as (B,H,T,K)
-        for made in project(x, context, weights)
-    )
+    query, key, value = (made.transpose(1, 2).reshape(made.shape) for made in project(x, context, weights))
     return query, key, value
 
 
@@ -56,54 +54,35 @@ def projected_without_transpose(x: Tensor, context: Tensor, weights: Weights) ->
 def split_feature_by_feature(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Heads are split in the wrong order: (K, H) instead of (H, K)."""
 
-    def regroup(parts: Triple) -> Triple:
-        query, key, value = (
-            part.flatten(0, 1).unflatten(0, (part.shape[1], part.shape[0])).transpose(0, 1)  # (H*K,) read as (K,H)
-            for part in parts
-        )
-        return query, key, value
+    def regroup(parts: list[Tensor]) -> Iterable[Tensor]:  # (H*K,) read as (K,H)
+        return (part.flatten(0, 1).unflatten(0, (part.shape[1], part.shape[0])).transpose(0, 1) for part in parts)
 
     return project_regrouped(x, context, weights, regroup)
 
 
-class Order(tuple[str, str, str]):
-    """Whose weights query, key and value are given."""
-
-    __slots__ = ()
-
-    def __str__(self) -> str:
-        """As in "key, query and value"."""
-        return f"{self[0]}, {self[1]} and {self[2]}"
-
-
-def wrong_orders(workload: Workload) -> Iterator[Order]:
-    """Every wrong order in which each part is given weights of its own shape."""
+def wrong_orders(workload: Workload) -> Iterator[str]:
+    """Every wrong order in which each part is given weights of its own shape, as in "key, query and value"."""
     groups, width, value = workload.num_kv_heads, workload.head_dim, workload.value_dim
     shapes = {"query": (workload.num_heads, width), "key": (groups, width), "value": (groups, value)}
     for order in permutations(PARTS):
         if order != PARTS and all(shapes[part] == shapes[taken] for part, taken in zip(PARTS, order, strict=True)):
-            yield Order(order)
+            yield "{}, {} and {}".format(*order)
 
 
 @mistake("projection", fits=is_module, choices=wrong_orders)
-def projections_in_wrong_order(x: Tensor, context: Tensor, weights: Weights, choice: Order) -> Triple:
+def projections_in_wrong_order(x: Tensor, context: Tensor, weights: Weights, choice: str) -> Triple:
     """Query, key and value are projected with the weights of {choice}, in that order."""
-
-    def regroup(parts: Triple) -> Triple:
-        query, key, value = (parts[PARTS.index(taken)] for taken in choice)
-        return query, key, value
-
-    return project_regrouped(x, context, weights, regroup)
+    order = [PARTS.index(part) for part in choice.replace(" and", ",").split(", ")]
+    return project_regrouped(x, context, weights, lambda parts: [parts[place] for place in order])
 
 
 @mistake("projection", fits=packs_equal_heads)
 def packed_read_head_by_head(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Weights packed as all queries, all keys, all values are read head by head."""
 
-    def regroup(parts: Triple) -> Triple:
+    def regroup(parts: list[Tensor]) -> Iterable[Tensor]:
         num_heads, head_dim = parts[0].shape[:2]
-        read = torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim))
-        return read[:, 0], read[:, 1], read[:, 2]
+        return torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim)).unbind(1)
 
     return project_regrouped(x, context, weights, regroup)
 
@@ -112,10 +91,9 @@ def packed_read_head_by_head(x: Tensor, context: Tensor, weights: Weights) -> Tr
 def packed_read_in_thirds(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Weights packed head by head are read as all queries, all keys, all values."""
 
-    def regroup(parts: Triple) -> Triple:
+    def regroup(parts: list[Tensor]) -> Iterable[Tensor]:
         packed = torch.stack(parts, dim=1).flatten(0, 2)  # (H,3,K,...) -> (H*3*K,...)
-        query, key, value = (part.unflatten(0, parts[0].shape[:2]) for part in packed.chunk(3))
-        return query, key, value
+        return (part.unflatten(0, parts[0].shape[:2]) for part in packed.chunk(3))
 
     return project_regrouped(x, context, weights, regroup)
 
