@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.checking.inputs import Inputs
+from attnbench.checking.inputs import Inputs, laid_out
 from attnbench.contract import BoundMask, Implementation
 from attnbench.devices import Device, device
 from attnbench.devices.recording import Footprint, Recording
@@ -33,23 +33,6 @@ def place(inputs: Inputs, workload: Workload) -> Inputs:
     dtype = TORCH_DTYPES[workload.dtype]
     where = device(workload.device).torch_device
     return laid_out(inputs.map(lambda tensor: tensor.to(device=where, dtype=dtype)), workload)
-
-
-def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
-    """The same values in the workload's layout; where they lie so already, the tensors themselves.
-
-    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `expanded`: key and value
-    are those of head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
-    """
-    tensors = dict(inputs.tensors)
-    match workload.layout:
-        case "transposed":
-            tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
-        case "expanded":
-            tensors |= {name: tensors[name][:, :1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
-        case "broadcast":
-            tensors |= {name: tensors[name][:1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
-    return Inputs(tensors=tensors, weights=inputs.weights)
 
 
 def copied(inputs: Inputs, workload: Workload) -> Inputs:

@@ -5,6 +5,7 @@ mistakes with the same answers at this workload are both named. Where no mistake
 describes the weights that the candidate uses: which keys have weight, whether a query's weights add up to 1.
 """
 
+import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterable
@@ -37,8 +38,6 @@ SHORTLIST = 16
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
 ROUNDING_SPAN = 8.0
-FACTOR_SPREAD = 0.1
-RANDOM_MISTAKES = ("dropout_in_evaluation", "dropout_without_rescaling")
 RULE_MISTAKES = {
     "inputs kept": "input_changed",
     "outputs apart": "stale_output_buffer",
@@ -130,11 +129,19 @@ def explain(
     factor = _factor(evidence)
     if factor is not None:
         return Diagnosis(words=f"The output is {factor:.6g} times what it should be. {place}", step="output")
-    guess = _by_weights(implementation, evidence)
+    guess, reference = Diagnosis(words=UNKNOWN), evidence[0].reference
+    if not any(each.is_wrong("output") for each in evidence):
+        words = "No known mistake explains it; the output is right, the backward pass is not."
+        guess = Diagnosis(words=words, step="backward pass")
+    elif reference.workload.scope == "attention" and len(reference.rows) == reference.workload.seq_len:
+        forward = msgspec.structs.replace(reference.workload, direction="inference")
+        with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
+            guess = describe_weights(implementation, reference_for_probe(forward, "normal", 0))
     random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
     if random is not None and not guess.mistakes:
         words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
-        return Diagnosis(words=f"{words} {place}", mistakes=RANDOM_MISTAKES, step="weights")
+        names = ("dropout_in_evaluation", "dropout_without_rescaling")
+        return Diagnosis(words=f"{words} {place}", mistakes=names, step="weights")
     return Diagnosis(words=f"{guess.words} {place}", mistakes=guess.mistakes, step=guess.step)
 
 
@@ -263,22 +270,7 @@ def _factor(evidence: list[Evidence]) -> float | None:
             return None
         factors.append(factor)
     spread = max(factors) - min(factors)
-    return factors[0] if spread <= abs(factors[0] - 1) * FACTOR_SPREAD else None
-
-
-def _by_weights(implementation: Implementation, evidence: list[Evidence]) -> Diagnosis:
-    """The diagnosis where no mistake explains the answers: from the candidate's weights, where they can be seen."""
-    reference = evidence[0].reference
-    if not any(each.is_wrong("output") for each in evidence):
-        words = "No known mistake explains it; the output is right, the backward pass is not."
-        return Diagnosis(words=words, step="backward pass")
-    if reference.workload.scope == "module" or len(reference.rows) < reference.workload.seq_len:
-        return Diagnosis(words=UNKNOWN)
-    forward = msgspec.structs.replace(reference.workload, direction="inference")
-    try:
-        return describe_weights(implementation, reference_for_probe(forward, "normal", 0))
-    except Exception:  # noqa: BLE001 - a candidate may fail on unit vectors
-        return Diagnosis(words=UNKNOWN)
+    return factors[0] if spread <= 0.1 * abs(factors[0] - 1) else None
 
 
 def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:

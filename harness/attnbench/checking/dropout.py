@@ -41,11 +41,7 @@ NUM_WEIGHTS = 2**13
 MOST_KEYS = 16
 """With few keys every weight is far above what rounding makes of it, in half precision, too."""
 LONGER_LEN = 35
-MEASURABLE = 2.5
-"""A weight of so many tolerances is clearly not 0."""
 MEAN_CALLS = 16
-MOST_DRAWS = 2000
-FACTOR_TOLERANCE = 1e-3
 AXES = ("call", "batch row", "head", "query", "key")
 
 
@@ -101,8 +97,8 @@ class DropoutTrial:
 
     @cached_property
     def measurable(self) -> Tensor:
-        """Which weights (B, H, T, S) are clearly not 0."""
-        return self.weights * self.rescale > MEASURABLE * self.tolerance
+        """Which weights (B, H, T, S) are clearly not 0: above two and a half tolerances."""
+        return self.weights * self.rescale > 2.5 * self.tolerance
 
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
         """A case on fresh copies of the unit vectors, or of other inputs, perhaps at another workload."""
@@ -182,7 +178,7 @@ def rescaled(trial: DropoutTrial) -> str:
         return "nothing is dropped: the weights are those without dropout"
     factor = float((dropped / right)[kept].median()) if kept.any() else 0.0
     if trial.is_scaled_by(factor, 2 * tolerance):
-        p, tolerance = trial.workload.dropout, FACTOR_TOLERANCE + tolerance
+        p, tolerance = trial.workload.dropout, 1e-3 + tolerance
         share = float(trial.zeros[:, trial.measurable].double().mean())
         lost = f"{share:.1%} of the weights are dropped"
         facts = f"{lost} and the others multiplied by {factor:.4g}, not by {trial.rescale:.4g}"
@@ -298,7 +294,7 @@ def mean(trial: DropoutTrial) -> str:
 def consistent(trial: DropoutTrial) -> str:
     """Output and gradients are those of one and the same draw."""
     case = trial.case()
-    for _ in range(MOST_DRAWS):  # until something is left
+    for _ in range(2000):  # until something is left
         with torch.enable_grad():
             output = case.output()
         seen = trial.weights_in(output.detach())

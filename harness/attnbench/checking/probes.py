@@ -15,7 +15,6 @@ from attnbench.workloads.workload import Workload
 
 TILE_LENS = (16, 64, 128)
 """Usual tile lengths of fused kernels: needles are placed on both sides of their edges."""
-NEEDLE_SHARPNESS = 2.0
 LARGEST_LOGIT = 1e4
 LARGEST_PRODUCT = 3e4
 """Half of float16's range: an honest form may multiply query and key before it divides by sqrt(K)."""
@@ -42,7 +41,7 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
     draws = generator(workload.seed, 3, seed)
     targets = needle_targets(workload, draws)  # (T,)
     aligned = _for_every_head(inputs.tensors["key"], workload)[:, :, targets]  # (B,G,S,K) -> (B,H,T,K)
-    query = NEEDLE_SHARPNESS * aligned + 0.1 * inputs.tensors["query"]
+    query = 2.0 * aligned + 0.1 * inputs.tensors["query"]
     return Inputs(
         tensors=inputs.tensors | {"query": query, "value": marked(inputs.tensors["value"], draws)},
         weights=inputs.weights,

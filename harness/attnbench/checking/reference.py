@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnbench.checking import oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, copied, output_shape, place
-from attnbench.checking.inputs import Inputs, generator, shared
+from attnbench.checking.inputs import Inputs, generator, laid_out
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.contract import Implementation
 from attnbench.devices import device
@@ -78,7 +78,7 @@ def reference_for_inputs(
 ) -> Reference:
     """The same for inputs that were drawn in any way; `change` alters every form, the oracle's and the yardsticks'."""
     dtype = TORCH_DTYPES[workload.dtype]
-    drawn = shared(drawn, workload)  # a probe may have given each head keys and values of its own
+    drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have keys and values of its own
     exact = drawn.map(lambda tensor: tensor.to(dtype).double())
     draws = generator(workload.seed, 4, seed)
     rows = oracle.checked_rows(workload, draws)

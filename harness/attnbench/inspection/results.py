@@ -185,12 +185,13 @@ class Comparison:
             return ""
         shape = dict(zip(self.letters, self.oracle.shape, strict=True))
         at = dict(zip(self.letters, self.place, strict=True))
-        parts = [f"head {at['H']}"] if "H" in at else []
-        if "G" in at:
-            parts.append(f"key/value head {at['G']}")
+        parts = [f"{name} {at[letter]}" for letter, name in (("H", "head"), ("G", "key/value head")) if letter in at]
         names = {"T": "query" if self.step in {"weights", "context"} else "word"}
         names["S"] = "key" if self.letters.endswith("S") else "word"
-        parts += [f"{name} {_quoted(words, at[letter])}" for letter, name in names.items() if letter in at]
+        for letter in (each for each in names if each in at):
+            word = words[at[letter]]
+            number = "" if words.count(word) == 1 else f" (word {at[letter] + 1})"
+            parts.append(f"{names[letter]} '{plain(word, limit=WORD_LEN)}'{number}")
         parts += [f"column {at[letter]}" for letter in "KVD" if letter in at and shape[letter] > 1]
         return ", ".join(parts)
 
@@ -214,11 +215,6 @@ class Comparison:
             "values": None if self.actual is None else listed(self.actual),
             "oracle": listed(self.oracle),
         }
-
-
-def _quoted(words: tuple[str, ...], index: int) -> str:
-    text = f"'{plain(words[index], limit=WORD_LEN)}'"
-    return text if words.count(words[index]) == 1 else f"{text} (word {index + 1})"
 
 
 @dataclass(frozen=True, kw_only=True)

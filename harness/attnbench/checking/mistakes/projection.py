@@ -30,7 +30,8 @@ def project_regrouped(
     x: Tensor, context: Tensor, weights: Weights, regroup: Callable[[list[Tensor]], Iterable[Tensor]]
 ) -> Triple:
     """Project with the rows (H, K, ...) of query, key and value regrouped: those of the weights and of the biases."""
-    given, named = weights.tensors(), {}
+    given = weights.tensors()
+    named: dict[str, Tensor] = {}
     for kind in ("", "_bias") if weights.has_bias else ("",):
         names = [f"{part}{kind}" for part in PARTS]
         named |= dict(zip(names, regroup([given[name] for name in names]), strict=True))
@@ -82,7 +83,8 @@ def packed_read_head_by_head(x: Tensor, context: Tensor, weights: Weights) -> Tr
 
     def regroup(parts: list[Tensor]) -> Iterable[Tensor]:
         num_heads, head_dim = parts[0].shape[:2]
-        return torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim)).unbind(1)
+        read = torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim))
+        return read[:, 0], read[:, 1], read[:, 2]
 
     return project_regrouped(x, context, weights, regroup)
 
