@@ -107,9 +107,11 @@ def _try_rules(references: References, implementation: Implementation) -> tuple[
     for short in (references.for_rules, None):
         by_probe = short or _references_for_rules(references.workload, references.seed)
         if by_probe:
-            candidate = rules.Candidate(implementation, *by_probe.values())
-            if candidate.can_be_called:
-                return rules.examine(candidate, references.on_step)
+            try:
+                candidate = rules.Candidate(implementation, *by_probe.values())
+            except Exception:  # noqa: BLE001, S112 - it does not take this length
+                continue
+            return rules.examine(candidate, references.on_step)
     return ()
 
 

@@ -60,43 +60,24 @@ class Diagnosis:
     step: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """What a candidate answered to one probe."""
 
-    reference: Reference
-    observed: dict[str, Tensor]  # float64 on the CPU
-
-    @classmethod
-    def of(cls, implementation: Implementation, reference: Reference) -> "Evidence":
-        """Ask a candidate; what it raises passes through."""
+    def __init__(self, implementation: Implementation, reference: Reference) -> None:
+        """Ask the candidate; what it raises passes through."""
         given = observe(implementation, reference)
-        return cls(reference=reference, observed={name: each.detach().double().cpu() for name, each in given.items()})
+        self.reference = reference
+        self.observed = {name: tensor.detach().double().cpu() for name, tensor in given.items()}
+        is_finite = bool(self.observed["output"].isfinite().all())
+        self.own_dtype = reference.inputs.weights.query.dtype
+        # Where something overflowed, mistakes answer in the candidate's dtype; NaN spreads to gradients.
+        self.dtype = torch.float64 if is_finite else self.own_dtype
+        self.names = [name for name in self.observed if name in reference.expected] if is_finite else ["output"]
 
     def is_wrong(self, name: str) -> bool:
         """Whether that tensor's error exceeds its tolerance."""
         error = largest(self.observed[name], self.reference.expected[name])
         return not error <= self.reference.tolerance(name)
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether every value of the output is finite."""
-        return bool(self.observed["output"].isfinite().all())
-
-    @property
-    def own_dtype(self) -> torch.dtype:
-        """The workload's dtype."""
-        return self.reference.inputs.weights.query.dtype
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype in which mistakes answer: float64, but where something overflowed the candidate's own."""
-        return torch.float64 if self.is_finite else self.own_dtype
-
-    @property
-    def names(self) -> list[str]:
-        """The compared tensors; where the output is not finite, the output alone, since NaN spreads to gradients."""
-        return [name for name in self.observed if name in self.reference.expected] if self.is_finite else ["output"]
 
 
 def explain(
@@ -147,14 +128,14 @@ def explain(
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
     """The candidate's answers; at a short length, where more can be recognised, if it is wrong there too."""
-    given = [Evidence.of(implementation, reference) for reference in references.values()]
+    given = [Evidence(implementation, reference) for reference in references.values()]
     workload = next(iter(references.values())).workload
     num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
     if num_scores <= MOST_SCORES:
         return given
     short = workload.at_length(min(SHORT_LEN, workload.seq_len))
     try:
-        at_short = [Evidence.of(implementation, reference_for_probe(short, probe, seed)) for probe in references]
+        at_short = [Evidence(implementation, reference_for_probe(short, probe, seed)) for probe in references]
     except Exception:  # noqa: BLE001 - the candidate may not support this length
         return given
     return at_short if any(each.is_wrong(name) for each in at_short for name in each.names) else given
@@ -263,7 +244,7 @@ def _factor(evidence: list[Evidence]) -> float | None:
     factors = []
     for each in evidence:
         output, expected = each.observed["output"], each.reference.expected["output"]
-        if not each.is_finite:
+        if not output.isfinite().all():
             return None
         factor = float((output * expected).sum() / expected.square().sum())
         if largest(output, factor * expected) > MATCH * each.reference.tolerance("output"):

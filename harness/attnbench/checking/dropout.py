@@ -11,14 +11,12 @@ the value projection reads it, and the output projection leaves the merged heads
 
 Source of the rescaling: N. Srivastava et al., https://jmlr.org/papers/v15/srivastava14a.html, section 10.
 
-Shapes: N calls, B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D
-embedding width.
+Shapes: N calls; the other letters as in the contract.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -29,7 +27,7 @@ from torch import Tensor
 from attnbench.checking import oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, copied, fill, place
 from attnbench.checking.inputs import Inputs, draw_normal
-from attnbench.checking.reference import Reference, errors, gradients, reference_for_inputs
+from attnbench.checking.reference import errors, gradients, reference_for_inputs
 from attnbench.contract import Implementation, repeat_heads
 from attnbench.devices import device
 from attnbench.storage.records import RuleResult
@@ -45,78 +43,42 @@ MEAN_CALLS = 16
 AXES = ("call", "batch row", "head", "query", "key")
 
 
-@dataclass(frozen=True)
 class DropoutTrial:
     """A candidate under dropout at a small workload: its weights without dropout, and with it over many calls."""
 
-    implementation: Implementation
-    asked: Workload
-    seed: int
-
-    @cached_property
-    def merged(self) -> Workload:
-        """The workload; in scope `module` with D = H*V, so that the output projection may be the identity."""
-        asked = self.asked
+    def __init__(self, implementation: Implementation, asked: Workload, seed: int) -> None:
+        """Call the candidate; what it raises passes through."""
+        self.implementation, self.asked, self.seed = implementation, asked, seed
+        # In scope `module` D = H*V, so that the output projection may be the identity.
         width = asked.num_heads * asked.value_dim if asked.scope == "module" else asked.embed_dim
-        return msgspec.structs.replace(asked, embed_dim=width)
-
-    @cached_property
-    def workload(self) -> Workload:
-        """The workload with as many keys as one call can show."""
-        asked = self.asked
-        keys = min(asked.kv_len, asked.value_dim, MOST_KEYS)
+        self.merged = msgspec.structs.replace(asked, embed_dim=width)
+        keys = min(asked.kv_len, asked.value_dim, MOST_KEYS)  # as many as one call can show
         queries = keys if asked.seq_len == asked.kv_len else min(asked.seq_len, MOST_KEYS)
         mask = str(asked.mask_rule.at_other_length())
-        return msgspec.structs.replace(self.merged, seq_len=queries, kv_len=keys, mask=mask)
-
-    @cached_property
-    def right(self) -> Reference:
-        """The answer without dropout where values are unit vectors."""
+        self.workload = msgspec.structs.replace(self.merged, seq_len=queries, kv_len=keys, mask=mask)
         plain = msgspec.structs.replace(self.workload, dropout=0.0, direction="inference")
-        return reference_for_inputs(plain, unit_inputs(plain, self.seed), self.seed)
+        right = reference_for_inputs(plain, unit_inputs(plain, seed), seed)
+        self.inputs = right.inputs
+        self.weights = self.weights_in(right.expected["output"])  # (B, H, T, S) without dropout
+        self.rescale = 1 / (1 - asked.dropout)  # what every weight that is kept is multiplied by
+        rounding = torch.finfo(TORCH_DTYPES[asked.dtype]).eps * float(self.weights.max())
+        self.tolerance = (right.tolerance("output") + rounding) * self.rescale  # of a weight, dropped or rescaled
+        self.measurable = self.weights * self.rescale > 2.5 * self.tolerance  # clearly not 0
+        num_calls = max(4, -(-NUM_WEIGHTS // max(1, int(self.measurable.sum()))))
+        case = self.case()
+        with case.grad_mode():
+            made = [self.weights_in(case.output().detach()) for _ in range(num_calls)]
+        self.dropped = torch.stack(made)  # (N, B, H, T, S) with dropout
+        self.zeros = self.dropped.abs() <= self.tolerance
 
     def weights_in(self, output: Tensor) -> Tensor:
         """The weights (B, H, T, S) that an output shows where values are unit vectors, in float64 on the CPU."""
         return by_heads(output, self.workload)[..., : self.workload.kv_len]
 
-    @cached_property
-    def weights(self) -> Tensor:
-        """The weights without dropout (B, H, T, S)."""
-        return self.weights_in(self.right.expected["output"])
-
-    @property
-    def rescale(self) -> float:
-        """What every weight that is kept is multiplied by."""
-        return 1 / (1 - self.workload.dropout)
-
-    @property
-    def tolerance(self) -> float:
-        """The largest error that a weight which was dropped or rescaled may have."""
-        rounding = torch.finfo(TORCH_DTYPES[self.workload.dtype]).eps * float(self.weights.max())
-        return (self.right.tolerance("output") + rounding) * self.rescale
-
-    @cached_property
-    def measurable(self) -> Tensor:
-        """Which weights (B, H, T, S) are clearly not 0: above two and a half tolerances."""
-        return self.weights * self.rescale > 2.5 * self.tolerance
-
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
         """A case on fresh copies of the unit vectors, or of other inputs, perhaps at another workload."""
         workload = workload or self.workload
-        return build(workload, self.implementation, copied(inputs or self.right.inputs, workload))
-
-    @cached_property
-    def dropped(self) -> Tensor:
-        """The weights of many calls with dropout (N, B, H, T, S)."""
-        case = self.case()
-        num_calls = max(4, -(-NUM_WEIGHTS // max(1, int(self.measurable.sum()))))
-        with case.grad_mode():
-            return torch.stack([self.weights_in(case.output().detach()) for _ in range(num_calls)])
-
-    @cached_property
-    def zeros(self) -> Tensor:
-        """Which of them are 0."""
-        return self.dropped.abs() <= self.tolerance
+        return build(workload, self.implementation, copied(inputs or self.inputs, workload))
 
     def is_scaled_by(self, factor: float, tolerance: float) -> bool:
         """Whether every weight that is not 0 is the right one times a factor."""
@@ -342,13 +304,14 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
     """Try the rules up to the first that does not hold; what a candidate raises breaks a rule."""
     results: list[RuleResult] = []
-    trial = DropoutTrial(implementation, workload, seed)
+    trial = None
     here = device(workload.device)
     forked = [] if here.is_host else [torch.device(here.torch_device)]  # the host's own generator always is
     with torch.random.fork_rng(forked, device_type=here.torch_device.partition(":")[0]):
         torch.manual_seed(seed)
         for name, rule in RULES.items():
             try:
+                trial = trial or DropoutTrial(implementation, workload, seed)
                 broken = rule(trial)
             except Exception as error:  # noqa: BLE001 - whatever the candidate raises
                 broken = f"dropout cannot be checked: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"

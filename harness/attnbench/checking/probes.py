@@ -11,6 +11,7 @@ from torch import Generator, Tensor
 
 from attnbench.checking.inputs import Inputs, draw_normal, generator
 from attnbench.checking.oracle import row_mask
+from attnbench.contract import repeat_heads
 from attnbench.workloads.workload import Workload
 
 TILE_LENS = (16, 64, 128)
@@ -40,7 +41,7 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
         return _times(inputs, 3.0)
     draws = generator(workload.seed, 3, seed)
     targets = needle_targets(workload, draws)  # (T,)
-    aligned = _for_every_head(inputs.tensors["key"], workload)[:, :, targets]  # (B,G,S,K) -> (B,H,T,K)
+    aligned = repeat_heads(inputs.tensors["key"], workload.num_heads)[:, :, targets]  # (B,G,S,K) -> (B,H,T,K)
     query = 2.0 * aligned + 0.1 * inputs.tensors["query"]
     return Inputs(
         tensors=inputs.tensors | {"query": query, "value": marked(inputs.tensors["value"], draws)},
@@ -120,7 +121,7 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
         target = needles[rows].expand(workload.batch_size, -1)
         visible.append(target.where(seen.gather(2, target[..., None])[..., 0], _last_seen(seen)))
     targets = torch.cat(visible, dim=1)[:, None, :, None]  # (B,1,T,1)
-    spread = _for_every_head(key, workload)
+    spread = repeat_heads(key, workload.num_heads)
     query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (POINTED * size / root)
     query[..., 0] = (1 - POINTED) * size * (torch.randint(2, query.shape[:-1], generator=draws) * 2 - 1)
     return Inputs(tensors=inputs.tensors | {"query": query, "key": key}, weights=inputs.weights)
@@ -143,12 +144,6 @@ def draw_equal(workload: Workload, seed: int) -> Inputs:
 def _times(inputs: Inputs, factor: float) -> Inputs:
     tensors = {name: factor * tensor for name, tensor in inputs.tensors.items()}
     return Inputs(tensors=tensors, weights=inputs.weights)
-
-
-def _for_every_head(key: Tensor, workload: Workload) -> Tensor:
-    """(B, G, S, K) -> (B, H, S, K)."""
-    groups = torch.arange(workload.num_heads) // (workload.num_heads // workload.num_kv_heads)
-    return key[:, groups]
 
 
 PROBES: dict[str, Callable[[Workload, int], Inputs]] = {

@@ -6,8 +6,7 @@ rule is broken, or "". What PyTorch's own kernels break is only noted (docs/adr/
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,13 +18,18 @@ from attnbench.contract import Implementation
 from attnbench.storage.records import RuleResult
 
 
-@dataclass(frozen=True)
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
-    implementation: Implementation
-    normal: Reference
-    other: Reference
+    def __init__(self, implementation: Implementation, normal: Reference, other: Reference) -> None:
+        """Call the implementation on the normal inputs; what it raises passes through."""
+        self.implementation, self.normal, self.other = implementation, normal, other
+        self.output = self.call()  # on the normal inputs
+        self.tolerance = 2 * normal.tolerance("output")  # how far two honest answers on them may be apart
+        self.sources = [name for name in ("key", "value", "context") if name in normal.inputs.tensors]  # rows of keys
+        self.seen = oracle.row_mask(normal.workload, torch.arange(normal.workload.seq_len)).seen[:, 0]  # (B, T, S)
+        hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
+        self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
     def case(self) -> Case:
         """A case on fresh copies of the normal inputs."""
@@ -40,40 +44,11 @@ class Candidate:
         require_form(self.normal.workload, output)
         return output.detach()
 
-    @cached_property
-    def output(self) -> Tensor:
-        """The output on the normal inputs."""
-        return self.call()
-
-    @property
-    def can_be_called(self) -> bool:
-        """Whether the candidate takes this workload at all."""
-        try:
-            return self.output is not None
-        except Exception:  # noqa: BLE001 - whatever the candidate raises
-            return False
-
-    @property
-    def tolerance(self) -> float:
-        """How far two honest answers on the normal inputs may be apart."""
-        return 2 * self.normal.tolerance("output")
-
-    @cached_property
-    def seen(self) -> Tensor:
-        """Which keys each query sees (B, T, S)."""
-        return oracle.row_mask(self.normal.workload, torch.arange(self.normal.workload.seq_len)).seen[:, 0]
-
-    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output with one key's row of the tensor `name` changed."""
+    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The output with one key's row of the tensor `name` changed, split as by `split`."""
         tensor = self.normal.inputs.tensors[name].clone()
         tensor[..., key, :] = change(tensor[..., key, :])
-        return self.call(**{name: tensor})
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The tensors that hold a row for each key and nothing else."""
-        tensors = self.normal.inputs.tensors
-        return ("key", "value") if "key" in tensors else tuple(name for name in ("context",) if name in tensors)
+        return self.split(self.call(**{name: tensor}), key)
 
     def split(self, output: Tensor, key: int) -> tuple[Tensor, Tensor]:
         """The rows of an output whose query does not see that key, and those whose query does; each (n, ...)."""
@@ -135,14 +110,13 @@ def expanded(candidate: Candidate) -> str:
 def hidden_keys(candidate: Candidate) -> str:
     """What a hidden key and its value hold, as long as it and its scores are finite, moves nothing."""
     poison = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.normal.workload.dtype]).max)
-    for key in _half_hidden(candidate):
-        for name in candidate.sources:
-            output = candidate.with_key(name, key, lambda row: poison * row)
-            hidden, _ = candidate.split(output, key)
-            before, _ = candidate.split(candidate.output, key)
-            apart = _apart(hidden, before)
-            if not apart <= candidate.tolerance:
-                return f"the {name} of key {key} moves queries that do not see it by {apart:.3g}"
+    if (key := candidate.hidden_key) is None:
+        return ""
+    for name in candidate.sources:
+        hidden, _ = candidate.with_key(name, key, lambda row: poison * row)
+        apart = _apart(hidden, candidate.split(candidate.output, key)[0])
+        if not apart <= candidate.tolerance:
+            return f"the {name} of key {key} moves queries that do not see it by {apart:.3g}"
     return ""
 
 
@@ -153,7 +127,7 @@ def visible_nan(candidate: Candidate) -> str:
     """
     for name in candidate.sources if candidate.normal.workload.kv_len > 1 else ():
         key = candidate.normal.workload.kv_len // 2
-        _, seeing = candidate.split(candidate.with_key(name, key, lambda row: row * math.nan), key)
+        _, seeing = candidate.with_key(name, key, lambda row: row * math.nan)
         if seeing.numel() and seeing.flatten(1).isfinite().all(dim=1).any():
             return f"NaN in the {name} of a visible key is lost"
     return ""
@@ -161,15 +135,14 @@ def visible_nan(candidate: Candidate) -> str:
 
 def hidden_nan(candidate: Candidate) -> str:
     """NaN or Inf in a hidden key or value stays there."""
+    if (key := candidate.hidden_key) is None:
+        return ""
     leaks = []
     for name in candidate.sources:
         for word, bad in (("NaN", math.nan), ("Inf", math.inf)):
-            for key in _half_hidden(candidate):
-                hidden, _ = candidate.split(
-                    candidate.with_key(name, key, partial(torch.full_like, fill_value=bad)), key
-                )
-                if not hidden.isfinite().all():
-                    leaks.append(f"{word} in the {name}")
+            hidden, _ = candidate.with_key(name, key, partial(torch.full_like, fill_value=bad))
+            if not hidden.isfinite().all():
+                leaks.append(f"{word} in the {name}")
     return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
 
 
@@ -185,12 +158,6 @@ def _apart(one: Tensor, other: Tensor) -> float:
     if not torch.equal(one.isfinite(), other.isfinite()):
         return math.inf
     return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
-
-
-def _half_hidden(candidate: Candidate) -> list[int]:
-    """The last key that some query does not see, in a list; empty where every query sees every key."""
-    hidden = (~candidate.seen).any(dim=0).any(dim=0).nonzero().flatten()
-    return [int(hidden[-1])] if len(hidden) else []
 
 
 def _offset(tensor: Tensor) -> Tensor:

@@ -5,10 +5,7 @@
 A layout turns the canonical weights into the module's state dict by differentiable steps only, since the check sends
 gradients back through it (docs/adr/0006). In a layout a name stands for the linear layer's NAME.weight and NAME.bias;
 one with {} in it is completed there, as in `in_proj_{}`. Where the canonical weights have no biases, no layout makes
-any. Every form is shown in docs/adapters.md.
-
-Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
-width.
+any. Every form is shown in docs/adapters.md. Shapes as in the contract.
 """
 
 from collections.abc import Callable, Collection, Mapping

@@ -8,7 +8,6 @@ linear in its values. Shapes as in the contract, with B=1 and S=T.
 import contextlib
 import sys
 from collections.abc import Callable
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -73,8 +72,7 @@ def compare(
     elif kind.project is Attention.project and kind.forward is not Attention.forward:
         unseen.append(f"its projections cannot be seen: {kind.__name__} has a forward of its own, and no project")
     else:  # where the output is right, a difference is the module's own way to compute it
-        projected = _projections(module, inputs, x)
-        comparisons += [replace(each, is_private=output.outcome is Outcome.agrees) for each in projected]
+        comparisons += _projections(module, inputs, x, is_right=output.outcome is Outcome.agrees)
     reason = reason_against(implementation, make(workload.axes() | {"scope": "attention"}))
     if reason is None and not hasattr(module, "attend"):
         reason = f"{kind.__name__} has no attend"
@@ -85,7 +83,7 @@ def compare(
     return OracleDiff(words=words, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
 
 
-def _projections(module: Attention, inputs: Inputs, x: Tensor) -> list[Comparison]:
+def _projections(module: Attention, inputs: Inputs, x: Tensor, *, is_right: bool) -> list[Comparison]:
     """Query, key and value."""
     given = _asked(lambda: module.project(x.clone(), x.clone()))
     if isinstance(given, _Trouble):
@@ -96,7 +94,7 @@ def _projections(module: Attention, inputs: Inputs, x: Tensor) -> list[Compariso
         parts = [_Trouble("project must give query, key and value")] * len(PROJECTED)
     right = oracle.project(inputs.tensors["x"], inputs.tensors["x"], inputs.weights)
     return [
-        _compared(name, "projection", letters, *each)
+        _compared(name, "projection", letters, *each, is_private=is_right)
         for (name, letters), each in zip(PROJECTED.items(), zip(right, parts, strict=True), strict=True)
     ]
 
@@ -125,21 +123,31 @@ def _output(workload: Workload, inputs: Inputs, given: object) -> Comparison:
     return _compared("output", "output", "BTD", oracle.answer(workload, inputs, torch.arange(workload.seq_len)), given)
 
 
-def _compared(name: str, step: str, letters: str, right: Tensor, given: object) -> Comparison:
+def _compared(  # noqa: PLR0913
+    name: str, step: str, letters: str, right: Tensor, given: object, *, is_private: bool = False
+) -> Comparison:
     """What somebody's code gave, compared with the oracle's."""
-    comparison = Comparison(name=name, step=step, letters=letters, oracle=right.numpy(), actual=None)
+    actual, trouble = None, ""
     if isinstance(given, _Trouble):
-        return replace(comparison, trouble=plain(given))
-    if isinstance(given, Tensor) and given.shape == right.shape and given.is_floating_point():
-        return replace(comparison, actual=given.detach().double().cpu().numpy())
-    if isinstance(given, Tensor):
+        trouble = plain(given)
+    elif isinstance(given, Tensor) and given.shape == right.shape and given.is_floating_point():
+        actual = given.detach().double().cpu().numpy()
+    elif isinstance(given, Tensor):
         shape = tuple(given.shape)
         text = shape_of(letters, shape) if len(shape) == len(letters) else str(shape)
         dtype = "" if given.is_floating_point() else f" of {str(given.dtype).removeprefix('torch.')}"
-        unexpected = f"its shape is {text}{dtype}"
+        trouble = f"its shape is {text}{dtype}; it should be {shape_of(letters, tuple(right.shape))}"
     else:
-        unexpected = f"it gave a {type(given).__name__}, no tensor"
-    return replace(comparison, trouble=f"{unexpected}; it should be {shape_of(letters, tuple(right.shape))}")
+        trouble = f"it gave a {type(given).__name__}, no tensor; it should be {shape_of(letters, tuple(right.shape))}"
+    return Comparison(
+        name,
+        step=step,
+        letters=letters,
+        oracle=right.numpy(),
+        actual=actual,
+        trouble=trouble,
+        is_private=is_private,
+    )
 
 
 def _asked(call: Callable[[], Any], what: str = "it raised") -> Any:  # noqa: ANN401 - whatever somebody's code gives

@@ -4,7 +4,7 @@ Colours: cividis, which reads alike with any kind of colour vision, https://doi.
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -25,23 +25,11 @@ from attnbench.reports.html import inlined
 from attnbench.units import plain
 
 PAGE = "inspect.html"
-MOST_TABLE_COLUMNS = 32
 MOST_NUMBERED = 10  # words up to which each weight can be read as a number
-DARK_BELOW = 0.55
-LONGEST_SENTENCE = 60
 MOST_PANEL_COLUMNS = 4
 LETTERS_AN_INCH = 11
 WIDEST = 4.2  # inches of a panel, however many words
-BAR = 4.0  # inches of a colour bar
 BAR_LAYOUT: dict[str, Any] = {"aspect": 25, "panchor": False}  # panels stay where they are
-
-
-def write(inspection: Inspection, folder: Path) -> list[Path]:
-    """Write inspect.html and each picture as SVG and PNG into a folder that was prepared."""
-    pictures = draw(inspection)
-    path = folder / PAGE
-    path.write_text(page(inspection, pictures), encoding="utf-8")
-    return [path, *(file for stem, picture in pictures.items() for file in style.save([picture], folder, stem))]
 
 
 def prepare(folder: Path) -> None:
@@ -60,19 +48,25 @@ def prepare(folder: Path) -> None:
         raise ValueError(f"cannot write into {folder}: {error.strerror}; choose another folder with --to") from None
 
 
-def page(inspection: Inspection, pictures: Mapping[str, Picture]) -> str:
-    """The whole document; every text from outside is escaped by the template."""
-    folders = [Path(__file__).parent, Path(reports.__file__).parent]
-    loader = jinja2.FileSystemLoader(folders)
+def write(inspection: Inspection, folder: Path) -> list[Path]:
+    """Write inspect.html and each picture as SVG and PNG into a folder that was prepared.
+
+    Every text from outside is escaped by the template.
+    """
+    pictures = draw(inspection)
+    loader = jinja2.FileSystemLoader([Path(__file__).parent, Path(reports.__file__).parent])
     templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    return templates.get_template("page.html.jinja").render(
+    page = templates.get_template("page.html.jinja").render(
         inspection=inspection,
         text=text,
         plain=plain,
         figures={stem: inlined(picture, number) for number, (stem, picture) in enumerate(pictures.items(), start=1)},
         outcomes=tuple(Outcome),
-        most_columns=MOST_TABLE_COLUMNS,
+        most_columns=32,
     )
+    path = folder / PAGE
+    path.write_text(page, encoding="utf-8")
+    return [path, *(file for stem, picture in pictures.items() for file in style.save([picture], folder, stem))]
 
 
 def draw(inspection: Inspection) -> dict[str, Picture]:
@@ -262,7 +256,7 @@ def _heat_map(
             elif len(labels) <= MOST_NUMBERED:
                 is_finite = bool(np.isfinite(value))
                 number = str(value) if not is_finite else f"{value:.2f}" if most >= 0.1 else f"{value:.0e}"  # noqa: PLR2004
-                colour = "white" if is_finite and value < DARK_BELOW * most else "black"
+                colour = "white" if is_finite and value < 0.55 * most else "black"
                 axes.text(column, row, number, ha="center", va="center", fontsize=7.5, color=colour)
     return image
 
@@ -275,8 +269,8 @@ def _with_bar(figure: Figure, image: AxesImage, title: str, about: str, caption:
 
 
 def _bar_share(length: float) -> float:
-    """The share of a length that a colour bar takes."""
-    return min(0.8, BAR / length)
+    """The share of a length in inches that a colour bar takes."""
+    return min(0.8, 4.0 / length)
 
 
 def _with_texts(figure: Figure, title: str, about: str, caption: str) -> Picture:
@@ -289,7 +283,7 @@ def _with_texts(figure: Figure, title: str, about: str, caption: str) -> Picture
 
 
 def _sentence(walk: Walkthrough) -> str:
-    return plain(" ".join(walk.words), limit=LONGEST_SENTENCE)
+    return plain(" ".join(walk.words), limit=60)
 
 
 def _about(walk: Walkthrough) -> str:

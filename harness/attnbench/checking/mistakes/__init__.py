@@ -6,18 +6,14 @@ decorated with `@mistake`, into the module of the step: the function's name and 
 
 from collections.abc import Iterator
 
-from attnbench.checking.mistakes import gradients, output, projection, scores, weights
+from attnbench.checking.mistakes import gradients, projection, scores, weights
 from attnbench.checking.mistakes.mistake import Mistake, Planted
 from attnbench.workloads.workload import Workload
 
 __all__ = ["Mistake", "Planted", "catalogue", "names"]
 
-ALL = tuple(
-    value
-    for module in (projection, scores, weights, output, gradients)
-    for value in vars(module).values()
-    if isinstance(value, Mistake)
-)
+MODULES = (projection, scores, weights, gradients)
+ALL = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Mistake))
 """Every mistake, in the order of the steps."""
 
 

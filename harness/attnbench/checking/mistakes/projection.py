@@ -9,7 +9,7 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from attnbench.checking.mistakes.mistake import has_module_heads, is_module, mistake
+from attnbench.checking.mistakes.mistake import has_several, is_module, mistake
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import project
 from attnbench.contract import Weights, repeat_heads
@@ -22,8 +22,7 @@ PARTS = ("query", "key", "value")
 
 def packs_equal_heads(workload: Workload) -> bool:
     """Whether query, key and value have as many heads, of the same width."""
-    is_equal = workload.num_heads == workload.num_kv_heads and workload.head_dim == workload.value_dim
-    return has_module_heads(workload) and is_equal
+    return workload.num_heads == workload.num_kv_heads and workload.head_dim == workload.value_dim
 
 
 def project_regrouped(
@@ -38,20 +37,20 @@ def project_regrouped(
     return project(x, context, Weights(**named))
 
 
-@mistake("projection", fits=is_module)
+@mistake("projection", is_module)
 def no_input_biases(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """The biases of the input projections are dropped."""
     return project(x, context, Weights(query=weights.query, key=weights.key, value=weights.value))
 
 
-@mistake("projection", fits=lambda workload: has_module_heads(workload) and workload.seq_len > 1, needs_all_rows=True)
+@mistake("projection", is_module, has_several("num_heads", "seq_len"), needs_all_rows=True)
 def projected_without_transpose(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Heads are split by a view or reshape without a transpose: (B, T, H*K) read as (B, H, T, K)."""
     query, key, value = (made.transpose(1, 2).reshape(made.shape) for made in project(x, context, weights))
     return query, key, value
 
 
-@mistake("projection", fits=lambda workload: has_module_heads(workload) and workload.head_dim > 1)
+@mistake("projection", is_module, has_several("num_heads", "head_dim"))
 def split_feature_by_feature(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Heads are split in the wrong order: (K, H) instead of (H, K)."""
 
@@ -70,14 +69,14 @@ def wrong_orders(workload: Workload) -> Iterator[str]:
             yield "{}, {} and {}".format(*order)
 
 
-@mistake("projection", fits=is_module, choices=wrong_orders)
+@mistake("projection", is_module, choices=wrong_orders)
 def projections_in_wrong_order(x: Tensor, context: Tensor, weights: Weights, choice: str) -> Triple:
     """Query, key and value are projected with the weights of {choice}, in that order."""
     order = [PARTS.index(part) for part in choice.replace(" and", ",").split(", ")]
     return project_regrouped(x, context, weights, lambda parts: [parts[place] for place in order])
 
 
-@mistake("projection", fits=packs_equal_heads)
+@mistake("projection", is_module, has_several("num_heads"), packs_equal_heads)
 def packed_read_head_by_head(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Weights packed as all queries, all keys, all values are read head by head."""
 
@@ -89,7 +88,7 @@ def packed_read_head_by_head(x: Tensor, context: Tensor, weights: Weights) -> Tr
     return project_regrouped(x, context, weights, regroup)
 
 
-@mistake("projection", fits=packs_equal_heads)
+@mistake("projection", is_module, has_several("num_heads"), packs_equal_heads)
 def packed_read_in_thirds(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Weights packed head by head are read as all queries, all keys, all values."""
 
@@ -100,27 +99,27 @@ def packed_read_in_thirds(x: Tensor, context: Tensor, weights: Weights) -> Tripl
     return project_regrouped(x, context, weights, regroup)
 
 
-@mistake("heads", fits=lambda workload: 1 < workload.num_kv_heads < workload.num_heads)
+@mistake("heads", lambda workload: 1 < workload.num_kv_heads < workload.num_heads)
 def kv_heads_interleaved(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
     """Query head h reads key/value head h % G instead of h // (H / G): repeat instead of repeat_interleave."""
     times = query.shape[1] // key.shape[1]
     return key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1)
 
 
-@mistake("heads", fits=lambda workload: workload.num_kv_heads > 1)
+@mistake("heads", has_several("num_kv_heads"))
 def first_kv_head_for_all(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
     """Every query head reads key/value head 0."""
     shape = (-1, query.shape[1], -1, -1)
     return key[:, :1].expand(shape), value[:, :1].expand(shape)
 
 
-@mistake("heads", fits=lambda workload: workload.num_kv_heads > 1)
+@mistake("heads", has_several("num_kv_heads"))
 def first_value_head_for_all(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
     """Every head mixes the values of head 0."""
     return repeat_heads(key, query.shape[1]), value[:, :1].expand(-1, query.shape[1], -1, -1)
 
 
-@mistake("heads", fits=lambda workload: workload.kv_len > 1)
+@mistake("heads", has_several("kv_len"))
 def value_of_next_key(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
     """Each key is answered with the value of the key after it."""
     return repeat_heads(key, query.shape[1]), repeat_heads(value.roll(-1, dims=2), query.shape[1])

@@ -10,7 +10,7 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnbench.checking.mistakes.mistake import is_square, mistake
+from attnbench.checking.mistakes.mistake import Condition, has_gradients, has_several, is_square, mistake
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import hide, product
 from attnbench.workloads.masks import (
@@ -68,30 +68,27 @@ def multiplied_by_root(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     return divided_by(1 / math.sqrt(query.shape[-1]), query, key)
 
 
-@mistake("scores", fits=is_square, needs_all_rows=True)
+@mistake("scores", is_square, needs_all_rows=True)
 def query_key_swapped(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """Query and key have changed places in the scores: entry (i, j) holds the score of query j with key i."""
     return divided_by(math.sqrt(query.shape[-1]), key, query)
 
 
-def has(*kinds: type[Mask], square: bool | None = None) -> Callable[[Workload], bool]:
+def has(*kinds: type[Mask], square: bool | None = None) -> Condition:
     """Whether a part of a workload's mask is of these kinds and, where `square` is given, whether T == S is as well."""
-
-    def fits(workload: Workload) -> bool:
-        is_of_kind = any(type(part) in kinds for part in workload.mask_rule.parts)
-        return is_of_kind and square in {None, is_square(workload)}
-
-    return fits
+    return lambda workload: (
+        square in {None, is_square(workload)} and any(type(part) in kinds for part in workload.mask_rule.parts)
+    )
 
 
-def has_bias_and_heads(workload: Workload) -> bool:
-    """Whether the mask adds a bias to several heads."""
-    return workload.num_heads > 1 and has(*BIASES)(workload)
+def hides(workload: Workload) -> bool:
+    """Whether the mask hides keys."""
+    return workload.mask_rule.hides
 
 
 def mixes_slopes(workload: Workload) -> bool:
     """Whether ALiBi takes its slopes from two rows, since the number of heads is no power of 2."""
-    return bool(workload.num_heads & (workload.num_heads - 1)) and has(*ALIBI)(workload)
+    return bool(workload.num_heads & (workload.num_heads - 1))
 
 
 def changing(scores: Tensor, mask: RowMask, kinds: Kinds, change: Callable[[Tensor, Mask], Tensor]) -> Tensor:
@@ -113,15 +110,16 @@ def only_hidden(scores: Tensor, mask: RowMask) -> Tensor:
 
 @mistake(
     "scores",
+    has_several("head_dim"),
+    lambda workload: workload.mask_rule.changes_scores,
     also={"masked scores": only_hidden},
-    fits=lambda workload: workload.mask_rule.changes_scores and workload.head_dim > 1,
 )
 def changed_before_scale(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """The scores are given their bias, or capped, before the division by sqrt(K) instead of after it."""
     return mask.changed(product(query, key.transpose(-2, -1))) / math.sqrt(query.shape[-1])
 
 
-@mistake("masked scores", fits=lambda workload: has(Softcap)(workload) and len(workload.mask_rule.changes) > 1)
+@mistake("masked scores", has(Softcap), lambda workload: len(workload.mask_rule.changes) > 1)
 def changes_in_other_order(scores: Tensor, mask: RowMask) -> Tensor:
     """The mask's changes of the scores are made in the opposite order: they run from left to right."""
     for part in reversed(mask.rule.changes):
@@ -129,25 +127,25 @@ def changes_in_other_order(scores: Tensor, mask: RowMask) -> Tensor:
     return only_hidden(scores, mask)
 
 
-@mistake("masked scores", fits=has(*BIASES))
+@mistake("masked scores", has(*BIASES))
 def bias_ignored(scores: Tensor, mask: RowMask) -> Tensor:
     """The bias that the mask asks for is never added to the scores."""
     return changing(scores, mask, BIASES, lambda scores, _: scores)
 
 
-@mistake("masked scores", fits=has(*BIASES))
+@mistake("masked scores", has(*BIASES))
 def bias_sign_flipped(scores: Tensor, mask: RowMask) -> Tensor:
     """The bias has the wrong sign: what should be taken from a score is added to it."""
     return adding(scores, mask, lambda bias, _: -bias)
 
 
-@mistake("masked scores", fits=has_bias_and_heads)
+@mistake("masked scores", has_several("num_heads"), has(*BIASES))
 def bias_of_first_head_for_all(scores: Tensor, mask: RowMask) -> Tensor:
     """The bias of head 0 is used in every head."""
     return adding(scores, mask, lambda bias, _: bias[:1].expand_as(bias))
 
 
-@mistake("masked scores", fits=has_bias_and_heads)
+@mistake("masked scores", has_several("num_heads"), has(*BIASES))
 def bias_heads_reversed(scores: Tensor, mask: RowMask) -> Tensor:
     """Each head has the bias of another: they are in the opposite order."""
     return adding(scores, mask, lambda bias, _: bias.flip(0))
@@ -155,14 +153,15 @@ def bias_heads_reversed(scores: Tensor, mask: RowMask) -> Tensor:
 
 @mistake(
     "masked scores",
-    fits=lambda workload: workload.num_heads > 2 and has_bias_and_heads(workload),  # noqa: PLR2004 - two: reversed
+    has(*BIASES),
+    lambda workload: workload.num_heads > 2,  # noqa: PLR2004 - two: reversed
 )
 def bias_of_next_head(scores: Tensor, mask: RowMask) -> Tensor:
     """Each head has the bias of the next one, and the last that of head 0."""
     return adding(scores, mask, lambda bias, _: bias.roll(-1, 0))
 
 
-@mistake("masked scores", fits=has(Additive, square=True))
+@mistake("masked scores", has(Additive, square=True))
 def bias_transposed(scores: Tensor, mask: RowMask) -> Tensor:
     """Query and key have changed places in the bias."""
 
@@ -183,37 +182,37 @@ def with_slopes(scores: Tensor, mask: RowMask, slopes: npt.NDArray[np.float64]) 
     return adding(scores, mask, bias, ALIBI)
 
 
-@mistake("masked scores", fits=lambda workload: has(*ALIBI)(workload) and not mixes_slopes(workload))
+@mistake("masked scores", has(*ALIBI), lambda workload: not mixes_slopes(workload))
 def alibi_slopes_from_one(scores: Tensor, mask: RowMask) -> Tensor:
     """The slopes of ALiBi are counted from head 0, so that they begin with 1 instead of 2^(-8/H)."""
     return with_slopes(scores, mask, np.exp2(-8 * np.arange(mask.num_heads) / mask.num_heads))
 
 
-@mistake("masked scores", fits=mixes_slopes)
+@mistake("masked scores", has(*ALIBI), mixes_slopes)
 def alibi_slopes_not_filled_up(scores: Tensor, mask: RowMask) -> Tensor:
     """The slopes of ALiBi are 2^(-8h/H) for a number of heads that is no power of 2."""
     return with_slopes(scores, mask, np.exp2(-8 * np.arange(1, mask.num_heads + 1) / mask.num_heads))
 
 
-@mistake("masked scores", fits=has(Alibi, square=False))
+@mistake("masked scores", has(Alibi, square=False))
 def alibi_aligned_at_end(scores: Tensor, mask: RowMask) -> Tensor:
     """The distances of ALiBi are counted from the end (bottom-right) instead of the start (top-left)."""
     return adding(scores, mask, lambda *_: mask.bias(AlibiBottomRight()), (Alibi,))
 
 
-@mistake("masked scores", fits=has(AlibiBottomRight, square=False))
+@mistake("masked scores", has(AlibiBottomRight, square=False))
 def alibi_aligned_at_start(scores: Tensor, mask: RowMask) -> Tensor:
     """The distances of ALiBi are counted from the start (top-left) instead of the end (bottom-right)."""
     return adding(scores, mask, lambda *_: mask.bias(Alibi()), (AlibiBottomRight,))
 
 
-@mistake("masked scores", fits=has(Softcap))
+@mistake("masked scores", has(Softcap))
 def softcap_ignored(scores: Tensor, mask: RowMask) -> Tensor:
     """The scores are never capped."""
     return changing(scores, mask, (Softcap,), lambda scores, _: scores)
 
 
-@mistake("masked scores", fits=lambda workload: has(Softcap)(workload) and workload.mask_rule.hides)
+@mistake("masked scores", has(Softcap), hides)
 def softcap_after_mask(scores: Tensor, mask: RowMask) -> Tensor:
     """The scores are capped after the mask: a hidden key has the score -x of softcap(x) instead of -inf."""
     return mask.changed(only_hidden(scores, mask))
@@ -221,32 +220,23 @@ def softcap_after_mask(scores: Tensor, mask: RowMask) -> Tensor:
 
 @mistake(
     "masked scores",
-    fits=lambda workload: any(part.arguments[0] > 1 for part in workload.mask_rule.changes if type(part) is Softcap),
+    lambda workload: any(part.arguments[0] > 1 for part in workload.mask_rule.changes if type(part) is Softcap),
 )
 def softcap_not_multiplied(scores: Tensor, mask: RowMask) -> Tensor:
     """The softcap lacks its last factor: tanh(score / x) without x."""
     return changing(scores, mask, (Softcap,), lambda scores, part: torch.tanh(scores / part.arguments[0]))
 
 
-@mistake("masked scores", fits=has(Softcap))
+@mistake("masked scores", has(Softcap))
 def softcap_clamped(scores: Tensor, mask: RowMask) -> Tensor:
     """The scores are cut off at -x and x instead of squashed by tanh."""
     return changing(scores, mask, (Softcap,), lambda scores, part: scores.clamp(-part.arguments[0], part.arguments[0]))
 
 
-@mistake(
-    "masked scores",
-    fits=lambda workload: workload.direction != "inference" and has(Softcap)(workload),
-    is_gradient=True,
-)
+@mistake("masked scores", has(Softcap), has_gradients, is_gradient=True)
 def softcap_without_derivative(scores: Tensor, mask: RowMask) -> Tensor:
     """The gradient through the softcap lacks its derivative, 1 - tanh^2."""
     return changing(scores, mask, (Softcap,), lambda scores, part: scores + (part.transform(scores) - scores).detach())
-
-
-def hides(workload: Workload) -> bool:
-    """Whether the mask hides keys."""
-    return workload.mask_rule.hides
 
 
 def showing(scores: Tensor, mask: RowMask, seen: Seen, *kinds: type[Mask]) -> Tensor:
@@ -256,13 +246,13 @@ def showing(scores: Tensor, mask: RowMask, seen: Seen, *kinds: type[Mask]) -> Te
     return hide(mask.changed(scores), functools.reduce(operator.and_, shown))
 
 
-@mistake("masked scores", fits=lambda workload: hides(workload) and type(workload.mask_rule) is not Padding)
+@mistake("masked scores", hides, lambda workload: type(workload.mask_rule) is not Padding)
 def mask_ignored(scores: Tensor, mask: RowMask) -> Tensor:
     """The mask never reaches the softmax: hidden keys get weight."""
     return mask.changed(scores)
 
 
-@mistake("masked scores", fits=has(Padding))
+@mistake("masked scores", has(Padding))
 def padding_ignored(scores: Tensor, mask: RowMask) -> Tensor:
     """Padding is ignored: the keys past each row's length get weight."""
     return showing(scores, mask, lambda _: torch.ones_like(mask.seen), Padding)
@@ -286,67 +276,67 @@ def zero_where_hidden(masked: Tensor, mask: RowMask) -> Tensor:
     return masked.softmax(dim=-1).masked_fill(~mask.seen, 0.0)
 
 
-@mistake("masked scores", also={"weights": zero_where_hidden}, fits=hides)
+@mistake("masked scores", hides, also={"weights": zero_where_hidden})
 def mask_after_softmax(scores: Tensor, mask: RowMask) -> Tensor:
     """The mask is applied after the softmax, so that the weights of the visible keys do not add up to 1."""
     return mask.changed(scores)
 
 
-@mistake("masked scores", fits=hides)
+@mistake("masked scores", hides)
 def mask_inverted(scores: Tensor, mask: RowMask) -> Tensor:
     """The mask is inverted: visible keys are hidden, hidden ones visible (True means visible)."""
     return hide(mask.changed(scores), ~mask.seen)
 
 
-@mistake("masked scores", fits=hides)
+@mistake("masked scores", hides)
 def mask_added_as_number(scores: Tensor, mask: RowMask) -> Tensor:
     """The boolean mask is added to the scores as 0 and 1 instead of hiding keys."""
     return mask.changed(scores) + mask.seen.to(scores.dtype)
 
 
-@mistake("masked scores", fits=hides)
+@mistake("masked scores", hides)
 def mask_multiplied(scores: Tensor, mask: RowMask) -> Tensor:
     """The scores are multiplied by the mask: a hidden key has score 0 instead of minus infinity."""
     return mask.changed(scores) * mask.seen.to(scores.dtype)
 
 
-@mistake("masked scores", fits=hides)
+@mistake("masked scores", hides)
 def mask_too_weak(scores: Tensor, mask: RowMask) -> Tensor:
     """Hidden keys get a score of about -10 instead of minus infinity."""
     return mask.changed(scores).masked_fill(~mask.seen, -10.0)
 
 
-@mistake("masked scores", fits=has(Causal, CausalBottomRight, *WINDOWS, square=True))
+@mistake("masked scores", has(Causal, CausalBottomRight, *WINDOWS, square=True))
 def causal_flipped(scores: Tensor, mask: RowMask) -> Tensor:
     """The causal triangle is flipped: a query sees itself and what comes after it."""
     return showing(scores, mask, lambda _: mask.keys >= mask.queries, Causal, CausalBottomRight, *WINDOWS)
 
 
-@mistake("masked scores", fits=has(Causal))
+@mistake("masked scores", has(Causal))
 def causal_sees_next(scores: Tensor, mask: RowMask) -> Tensor:
     """The causal mask is off by one: a query sees the key after its own as well."""
     return showing(scores, mask, lambda _: mask.keys <= mask.queries + 1, Causal)
 
 
-@mistake("masked scores", fits=has(Causal))
+@mistake("masked scores", has(Causal))
 def causal_misses_own(scores: Tensor, mask: RowMask) -> Tensor:
     """The causal mask is off by one: a query does not see its own key."""
     return showing(scores, mask, lambda _: mask.keys < mask.queries, Causal)
 
 
-@mistake("masked scores", fits=has(*AT_THE_END, square=False))
+@mistake("masked scores", has(*AT_THE_END, square=False))
 def bottom_right_for_top_left(scores: Tensor, mask: RowMask) -> Tensor:
     """The causal mask or window is aligned at the end (bottom-right) instead of the start (top-left)."""
     return showing(scores, mask, lambda part: mask.seen_under(AT_THE_END[type(part)](*part.arguments)), *AT_THE_END)
 
 
-@mistake("masked scores", fits=has(*AT_THE_START, square=False))
+@mistake("masked scores", has(*AT_THE_START, square=False))
 def top_left_for_bottom_right(scores: Tensor, mask: RowMask) -> Tensor:
     """The causal mask or window is aligned at the start (top-left) instead of the end (bottom-right)."""
     return showing(scores, mask, lambda part: mask.seen_under(AT_THE_START[type(part)](*part.arguments)), *AT_THE_START)
 
 
-@mistake("masked scores", fits=has(*WINDOWS))
+@mistake("masked scores", has(*WINDOWS))
 def window_one_short(scores: Tensor, mask: RowMask) -> Tensor:
     """The window is one key too short."""
 
@@ -357,7 +347,7 @@ def window_one_short(scores: Tensor, mask: RowMask) -> Tensor:
     return showing(scores, mask, seen, *WINDOWS)
 
 
-@mistake("masked scores", fits=has(*WINDOWS))
+@mistake("masked scores", has(*WINDOWS))
 def window_one_long(scores: Tensor, mask: RowMask) -> Tensor:
     """The window is one key too long."""
     return showing(scores, mask, lambda part: mask.seen_under(type(part)(part.arguments[0] + 1)), *WINDOWS)
@@ -368,28 +358,25 @@ def row_lengths(part: Mask, mask: RowMask) -> Tensor:
     return torch.from_numpy(part.table(*mask.sizes))[:, None, None, None].to(mask.device)
 
 
-@mistake("masked scores", fits=has(Padding))
+@mistake("masked scores", has(Padding))
 def padding_one_short(scores: Tensor, mask: RowMask) -> Tensor:
     """Each row's last true key is taken for padding."""
     return showing(scores, mask, lambda part: mask.keys < row_lengths(part, mask) - 1, Padding)
 
 
-@mistake("masked scores", fits=has(Padding))
+@mistake("masked scores", has(Padding))
 def padding_one_long(scores: Tensor, mask: RowMask) -> Tensor:
     """Each row's first padded key is taken for a true one."""
     return showing(scores, mask, lambda part: mask.keys < row_lengths(part, mask) + 1, Padding)
 
 
-@mistake("masked scores", fits=has(Padding, square=True))
+@mistake("masked scores", has(Padding, square=True))
 def padding_of_queries(scores: Tensor, mask: RowMask) -> Tensor:
     """The padding is applied to the queries instead of the keys."""
     return showing(scores, mask, lambda part: mask.queries < row_lengths(part, mask), Padding)
 
 
-@mistake(
-    "masked scores",
-    fits=lambda workload: workload.batch_size > 1 and has(Padding, PaddingToNothing, Boolean)(workload),
-)
+@mistake("masked scores", has_several("batch_size"), has(Padding, PaddingToNothing, Boolean))
 def first_rows_mask_for_all(scores: Tensor, mask: RowMask) -> Tensor:
     """The mask of batch row 0 is used for every row."""
     return hide(mask.changed(scores), mask.seen[:1])
