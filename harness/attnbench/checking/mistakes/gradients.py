@@ -6,18 +6,12 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.mistake import has_gradients, has_several, mistake
+from attnbench.checking.mistakes.mistake import at, has_gradients, has_several, mistake
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import product
-from attnbench.workloads.workload import Workload
 
 Pair = tuple[Tensor, Tensor]
 STALE: dict[tuple[torch.Size, torch.dtype], Tensor] = {}
-
-
-def is_given_heads(workload: Workload) -> bool:
-    """Whether the call is given query, key and value themselves."""
-    return workload.scope == "attention"
 
 
 @mistake("heads", has_gradients, is_gradient=True)
@@ -91,20 +85,20 @@ def as_if_contiguous(tensor: Tensor) -> Tensor:
     return tensor.as_strided(tensor.shape, torch.empty(tensor.shape, device="meta").stride(), 0)
 
 
-@mistake("heads", has_several("num_kv_heads", "kv_len"), is_given_heads, is_memory=True)
+@mistake("heads", has_several("num_kv_heads", "kv_len"), at(scope="attention"), is_memory=True)
 def read_as_contiguous(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
     """A tensor that is not contiguous is read as if it were."""
     return steps.heads(query, as_if_contiguous(key), as_if_contiguous(value), mask)
 
 
-@mistake("context", is_given_heads, lambda workload: workload.direction == "inference", is_memory=True)
+@mistake("context", at(scope="attention", direction="inference"), is_memory=True)
 def stale_output_buffer(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """An output buffer is reused: a later call overwrites the output of an earlier one."""
     made = steps.context(weights, value, mask)
     return STALE.setdefault((made.shape, made.dtype), made.detach().clone()).copy_(made)
 
 
-@mistake("scores", is_given_heads, has_several("head_dim"), is_memory=True)
+@mistake("scores", at(scope="attention"), has_several("head_dim"), is_memory=True)
 def input_changed(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """The call changes its input: the query is scaled in place."""
     query.data.div_(math.sqrt(query.shape[-1]))

@@ -22,9 +22,9 @@ BLOCK_SCORES = 2**24
 Condition = Callable[[Workload], bool]
 
 
-def is_module(workload: Workload) -> bool:
-    """Whether the projections take part."""
-    return workload.scope == "module"
+def at(**axes: object) -> Condition:
+    """Whether these axes have these values, as in `at(scope="module")`: where the projections take part."""
+    return lambda workload: all(getattr(workload, axis) == value for axis, value in axes.items())
 
 
 def has_gradients(workload: Workload) -> bool:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.mistake import has_several, is_module, mistake
+from attnbench.checking.mistakes.mistake import at, has_several, mistake
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import hide, product
 from attnbench.contract import Weights
@@ -264,38 +264,38 @@ def output_viewed_not_transposed(weights: Tensor, value: Tensor, mask: RowMask) 
     return made.transpose(1, 2).reshape(made.shape)  # (B,H,T,V) -> (B,T,H,V), read as (B,H,T,V)
 
 
-@mistake("output", is_module, has_several("num_heads", "seq_len"), needs_all_rows=True)
+@mistake("output", at(scope="module"), has_several("num_heads", "seq_len"), needs_all_rows=True)
 def merged_without_transpose(context: Tensor, weights: Weights) -> Tensor:
     """Heads are merged by a view without a transpose: tokens and heads are mixed up."""
     batch_size, _, num_rows, _ = context.shape
     return steps.output(context.reshape(batch_size, 1, num_rows, -1), weights)  # (B,H,R,V) read as (B,R,H*V)
 
 
-@mistake("output", is_module, has_several("num_heads", "value_dim"))
+@mistake("output", at(scope="module"), has_several("num_heads", "value_dim"))
 def merged_feature_by_feature(context: Tensor, weights: Weights) -> Tensor:
     """Heads are merged in the wrong order: feature by feature instead of head by head."""
     return steps.output(context.transpose(1, 3), weights)  # (B,H,R,V) -> (B,V,R,H)
 
 
-@mistake("output", is_module, has_several("num_heads"))
+@mistake("output", at(scope="module"), has_several("num_heads"))
 def merged_in_reverse(context: Tensor, weights: Weights) -> Tensor:
     """Heads are merged in the wrong order: the last head first."""
     return steps.output(context.flip(1), weights)
 
 
-@mistake("output", is_module, has_square_projection)
+@mistake("output", at(scope="module"), has_square_projection)
 def no_output_projection(context: Tensor, weights: Weights) -> Tensor:
     """The output projection is left out."""
     return steps.output(context, replace(weights, out=None))
 
 
-@mistake("output", is_module)
+@mistake("output", at(scope="module"))
 def no_output_bias(context: Tensor, weights: Weights) -> Tensor:
     """The output projection's bias is dropped."""
     return steps.output(context, replace(weights, out_bias=None))
 
 
-@mistake("output", is_module, has_square_projection)
+@mistake("output", at(scope="module"), has_square_projection)
 def output_projection_transposed(context: Tensor, weights: Weights) -> Tensor:
     """The output projection's matrix is transposed."""
     assert weights.out is not None
