@@ -24,7 +24,6 @@ from attnbench.workloads.workload import Workload
 
 RULES_LEN = 35
 """The rules are tried at this length, which no tile divides, or at a shorter workload's own."""
-RULES_PROBES = ("normal", "needles")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,7 +66,7 @@ def _references_for_rules(workload: Workload, seed: int) -> dict[str, Reference]
     direction = "inference" if workload.direction == "inference" else "forward"
     forward = msgspec.structs.replace(workload, direction=direction, layout="contiguous", dropout=0.0)
     try:
-        return {probe: reference_for_probe(forward, probe, seed) for probe in RULES_PROBES}
+        return {probe: reference_for_probe(forward, probe, seed) for probe in ("normal", "needles")}
     except VacuousError:
         return {}
 
@@ -105,18 +104,15 @@ def _compare(references: References, implementation: Implementation) -> Agreemen
 
 def _try_rules(references: References, implementation: Implementation) -> tuple[RuleResult, ...]:
     """The rules at the short length or, for a candidate that does not support it, at the workload's own."""
-    candidate = _candidate(implementation, references.for_rules)
-    if candidate is None:
-        candidate = _candidate(implementation, _references_for_rules(references.workload, references.seed))
-    return () if candidate is None else rules.examine(candidate, references.on_step)
-
-
-def _candidate(implementation: Implementation, references: dict[str, Reference]) -> rules.Candidate | None:
-    """None where there is nothing to compare, or where the implementation does not take the workload."""
-    if not references:
-        return None
-    candidate = rules.Candidate(implementation, *(references[probe] for probe in RULES_PROBES))
-    return candidate if candidate.can_be_called else None
+    for short in (references.for_rules, None):
+        by_probe = short or _references_for_rules(references.workload, references.seed)
+        if by_probe:
+            try:
+                candidate = rules.Candidate(implementation, *by_probe.values())
+            except Exception:  # noqa: BLE001, S112 - it does not take this length
+                continue
+            return rules.examine(candidate, references.on_step)
+    return ()
 
 
 def verify(case: Case, reference: Reference) -> str:
@@ -141,8 +137,9 @@ def verify(case: Case, reference: Reference) -> str:
             set_dropout(case.module, share)
         for name, tensor in case.tensors.items():
             fill(tensor, timed[name])
-    if not compared.agrees:
+    if compared.agrees:
+        trouble = dropout.still_drops(case) if share > 0 else ""
+    else:
         wrong = Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe="changed", tensors=(compared,)),))
-        return f"while it was timed: {describe(wrong)}"
-    trouble = dropout.still_drops(case) if share > 0 else ""
+        trouble = describe(wrong)
     return f"while it was timed: {trouble}" if trouble else ""

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.checking.inputs import Inputs
+from attnbench.checking.inputs import Inputs, laid_out
 from attnbench.contract import BoundMask, Implementation
 from attnbench.devices import Device, device
 from attnbench.devices.recording import Footprint, Recording
@@ -33,23 +33,6 @@ def place(inputs: Inputs, workload: Workload) -> Inputs:
     dtype = TORCH_DTYPES[workload.dtype]
     where = device(workload.device).torch_device
     return laid_out(inputs.map(lambda tensor: tensor.to(device=where, dtype=dtype)), workload)
-
-
-def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
-    """The same values in the workload's layout; where they lie so already, the tensors themselves.
-
-    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `expanded`: key and value
-    are those of head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
-    """
-    tensors = dict(inputs.tensors)
-    match workload.layout:
-        case "transposed":
-            tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
-        case "expanded":
-            tensors |= {name: tensors[name][:, :1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
-        case "broadcast":
-            tensors |= {name: tensors[name][:1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
-    return Inputs(tensors=tensors, weights=inputs.weights)
 
 
 def copied(inputs: Inputs, workload: Workload) -> Inputs:
@@ -76,23 +59,19 @@ def reason_against(implementation: Implementation, workload: Workload, *, on_thi
     """
     if on_this_machine and (reason := device(workload.device).missing()):
         return reason
-    if workload.dropout > 0 and (reason := _reason_against_dropout(implementation, workload)):
+    if workload.dropout > 0:
+        if workload.direction == "inference":
+            return (
+                "nothing is dropped in inference: "
+                "set direction to forward, backward or forward_backward, or dropout to 0"
+            )
+        if not LEAST_DROPOUT <= workload.dropout <= MOST_DROPOUT:
+            return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
+        if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, nothing tells a weight from an output
+            return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
+    reason = implementation.unsupported(workload)
+    if reason or implementation.has_dropout or workload.dropout == 0:
         return reason
-    return implementation.unsupported(workload)
-
-
-def _reason_against_dropout(implementation: Implementation, workload: Workload) -> str | None:
-    """Why no dropout of this size can be tried."""
-    if workload.direction == "inference":
-        return (
-            "nothing is dropped in inference: set direction to forward, backward or forward_backward, or dropout to 0"
-        )
-    if not LEAST_DROPOUT <= workload.dropout <= MOST_DROPOUT:
-        return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
-    if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, nothing tells a weight from an output
-        return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
-    if implementation.has_dropout or implementation.unsupported(workload):
-        return None  # it can, or it has a reason of its own
     return "it offers no attention dropout: an IMPLEMENTATION with has_dropout=True drops with its module's `dropout`"
 
 
@@ -120,14 +99,9 @@ class Case:
             return self.tensors
         return self.tensors | {f"parameter {name}": value for name, value in self.module.named_parameters()}
 
-    @property
-    def needs_grad(self) -> bool:
-        """Whether the direction records a graph."""
-        return self.workload.direction != "inference"
-
     def grad_mode(self) -> AbstractContextManager[Any]:
         """The gradient mode in which every call of this case is made."""
-        return torch.set_grad_enabled(self.needs_grad)
+        return torch.set_grad_enabled(self.workload.direction != "inference")
 
     def output(self) -> Tensor:
         """One forward call. Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
@@ -214,27 +188,3 @@ def set_dropout(module: nn.Module, share: float) -> None:
         layer.train(share > 0)
     else:
         module.dropout = share  # type: ignore[assignment] # a plain number
-
-
-def canonical_gradients(module: nn.Module, inputs: Inputs, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Gradients of the packed parameters, as gradients of the canonical weights; {} for a module without `pack`.
-
-    `pack` is linear, so its transpose, applied by automatic differentiation, is the way back.
-
-    Raises:
-        ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
-    """
-    pack, pack_out = getattr(module, "pack", None), getattr(module, "pack_out", None)
-    if pack is None or pack_out is None:
-        return {}
-    with torch.enable_grad():
-        weights = inputs.weights.map(lambda tensor: tensor.detach().requires_grad_())
-        packed = pack(weights) | pack_out(weights)
-        if unnamed := set(gradients) - set(packed):
-            raise ValueError(f"pack names no {', '.join(sorted(unnamed))}: give it every parameter")
-        canonical = weights.tensors()
-        back = torch.autograd.grad(
-            [packed[name] for name in gradients], list(canonical.values()), list(gradients.values()), allow_unused=True
-        )
-    found: dict[str, Tensor | None] = dict(zip(canonical, back, strict=True))
-    return {f"{name} weights": tensor for name, tensor in found.items() if tensor is not None}

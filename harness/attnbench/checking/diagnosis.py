@@ -5,11 +5,14 @@ mistakes with the same answers at this workload are both named. Where no mistake
 describes the weights that the candidate uses: which keys have weight, whether a query's weights add up to 1.
 """
 
+import contextlib
 import math
-from collections.abc import Callable, Iterable, Iterator
+import operator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -26,7 +29,7 @@ from attnbench.checking.reference import (
     scales_of,
 )
 from attnbench.contract import Implementation
-from attnbench.storage.records import Agreement, TensorError
+from attnbench.storage.records import Agreement
 
 SHORT_LEN = 67
 MOST_SCORES = 2**20
@@ -35,8 +38,6 @@ SHORTLIST = 16
 MATCH = 4.0
 """A mistake explains a tensor that is within this many tolerances of the mistake's own answer."""
 ROUNDING_SPAN = 8.0
-FACTOR_SPREAD = 0.1
-RANDOM_MISTAKES = ("dropout_in_evaluation", "dropout_without_rescaling")
 RULE_MISTAKES = {
     "inputs kept": "input_changed",
     "outputs apart": "stale_output_buffer",
@@ -59,45 +60,24 @@ class Diagnosis:
     step: str = ""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Evidence:
     """What a candidate answered to one probe."""
 
-    reference: Reference
-    observed: dict[str, Tensor]  # float64 on the CPU
+    def __init__(self, implementation: Implementation, reference: Reference) -> None:
+        """Ask the candidate; what it raises passes through."""
+        given = observe(implementation, reference)
+        self.reference = reference
+        self.observed = {name: tensor.detach().double().cpu() for name, tensor in given.items()}
+        is_finite = bool(self.observed["output"].isfinite().all())
+        self.own_dtype = reference.inputs.weights.query.dtype
+        # Where something overflowed, mistakes answer in the candidate's dtype; NaN spreads to gradients.
+        self.dtype = torch.float64 if is_finite else self.own_dtype
+        self.names = [name for name in self.observed if name in reference.expected] if is_finite else ["output"]
 
     def is_wrong(self, name: str) -> bool:
         """Whether that tensor's error exceeds its tolerance."""
         error = largest(self.observed[name], self.reference.expected[name])
         return not error <= self.reference.tolerance(name)
-
-    @property
-    def is_finite(self) -> bool:
-        """Whether every value of the output is finite."""
-        return bool(self.observed["output"].isfinite().all())
-
-    @property
-    def own_dtype(self) -> torch.dtype:
-        """The workload's dtype."""
-        return self.reference.inputs.weights.query.dtype
-
-    @property
-    def dtype(self) -> torch.dtype:
-        """The dtype in which mistakes answer: float64, but where something overflowed the candidate's own."""
-        return torch.float64 if self.is_finite else self.own_dtype
-
-    @property
-    def names(self) -> list[str]:
-        """The compared tensors; where the output is not finite, the output alone, since NaN spreads to gradients."""
-        return [name for name in self.observed if name in self.reference.expected] if self.is_finite else ["output"]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """A mistake and how well it explains the evidence: the largest error over its tolerance."""
-
-    planted: Planted
-    error_ratio: float
 
 
 def explain(
@@ -119,60 +99,50 @@ def explain(
     evidence = gather(implementation, references, seed)
     matches = match(evidence, on_step)
     if matches:
-        return _by_matches(matches, place)
+        first, *others = matches
+        words = f"It looks as if {first.words}."
+        also = dict.fromkeys(each.words for each in others if each.name != first.name)
+        words += f" On this workload that cannot be distinguished from: {'; '.join(also)}." if also else ""
+        step = first.mistake.step
+        where = f"the backward pass of {step}" if first.mistake.is_gradient else step
+        names = tuple(dict.fromkeys(each.name for each in matches))
+        return Diagnosis(words=f"{words} First step that differs: {where}. {place}", mistakes=names, step=step)
     factor = _factor(evidence)
     if factor is not None:
         return Diagnosis(words=f"The output is {factor:.6g} times what it should be. {place}", step="output")
-    guess = _by_weights(implementation, evidence)
+    guess, reference = Diagnosis(words=UNKNOWN), evidence[0].reference
+    if not any(each.is_wrong("output") for each in evidence):
+        words = "No known mistake explains it; the output is right, the backward pass is not."
+        guess = Diagnosis(words=words, step="backward pass")
+    elif reference.workload.scope == "attention" and len(reference.rows) == reference.workload.seq_len:
+        forward = msgspec.structs.replace(reference.workload, direction="inference")
+        with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
+            guess = describe_weights(implementation, reference_for_probe(forward, "normal", 0))
     random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
     if random is not None and not guess.mistakes:
         words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
-        return Diagnosis(words=f"{words} {place}", mistakes=RANDOM_MISTAKES, step="weights")
+        names = ("dropout_in_evaluation", "dropout_without_rescaling")
+        return Diagnosis(words=f"{words} {place}", mistakes=names, step="weights")
     return Diagnosis(words=f"{guess.words} {place}", mistakes=guess.mistakes, step=guess.step)
-
-
-def _by_matches(matches: list[Match], place: str) -> Diagnosis:
-    """Name the best match, and those that cannot be distinguished from it."""
-    first = matches[0].planted
-    words = f"It looks as if {first.words}."
-    others = [each.planted.words for each in matches[1:] if each.planted.name != first.name]
-    if others:
-        words += f" On this workload that cannot be distinguished from: {'; '.join(dict.fromkeys(others))}."
-    step = first.mistake.step
-    where = f"the backward pass of {step}" if first.mistake.is_gradient else step
-    names = tuple(dict.fromkeys(each.planted.name for each in matches))
-    return Diagnosis(words=f"{words} First step that differs: {where}. {place}", mistakes=names, step=step)
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
     """The candidate's answers; at a short length, where more can be recognised, if it is wrong there too."""
-    given = [_ask(implementation, reference) for reference in references.values()]
+    given = [Evidence(implementation, reference) for reference in references.values()]
     workload = next(iter(references.values())).workload
     num_scores = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
     if num_scores <= MOST_SCORES:
         return given
     short = workload.at_length(min(SHORT_LEN, workload.seq_len))
     try:
-        at_short = [_ask(implementation, reference_for_probe(short, probe, seed)) for probe in references]
+        at_short = [Evidence(implementation, reference_for_probe(short, probe, seed)) for probe in references]
     except Exception:  # noqa: BLE001 - the candidate may not support this length
         return given
     return at_short if any(each.is_wrong(name) for each in at_short for name in each.names) else given
 
 
-def _ask(implementation: Implementation, reference: Reference) -> Evidence:
-    observed = observe(implementation, reference)
-    return Evidence(
-        reference=reference, observed={name: tensor.detach().double().cpu() for name, tensor in observed.items()}
-    )
-
-
-def match(evidence: list[Evidence], on_step: Callable[[], object] = lambda: None) -> list[Match]:
+def match(evidence: list[Evidence], on_step: Callable[[], object] = lambda: None) -> list[Planted]:
     """The mistakes that explain everything, the best first; those that are no worse than it by much are as likely."""
-
-    def distance(planted: Planted, *, is_output_only: bool) -> tuple[float, float]:
-        on_step()
-        return _distance(planted, evidence, is_output_only=is_output_only)
-
     workload = evidence[0].reference.workload
     has_all_rows = len(evidence[0].reference.rows) == workload.seq_len
     all_planted = [
@@ -182,20 +152,22 @@ def match(evidence: list[Evidence], on_step: Callable[[], object] = lambda: None
     ]
     is_output_wrong = any(each.is_wrong("output") for each in evidence)
     possible = [each for each in all_planted if each.mistake.is_gradient is not is_output_wrong]
-    near = sorted(possible, key=lambda each: distance(each, is_output_only=True))[: 2 * SHORTLIST]
-    near = sorted(near, key=lambda each: distance(each, is_output_only=False))[:SHORTLIST]
-    matches = [made for each in near if (made := _match(each, evidence)).error_ratio <= MATCH]
-    matches.sort(key=lambda each: each.error_ratio)
-    if not matches and _factor(evidence) is None:
-        return _by_rounding(all_planted, evidence)
-    return [each for each in matches if each.error_ratio <= max(1.0, 2 * matches[0].error_ratio)]
+    near = sorted(possible, key=lambda each: _distance(each, evidence, on_step, is_output_only=True))[: 2 * SHORTLIST]
+    near = sorted(near, key=lambda each: _distance(each, evidence, on_step, is_output_only=False))[:SHORTLIST]
+    ratios = sorted(((_error_ratio(each, evidence), each) for each in near), key=operator.itemgetter(0))
+    limit = min(MATCH, max(1.0, 2 * ratios[0][0])) if ratios else MATCH
+    matches = [each for ratio, each in ratios if ratio <= limit]
+    return matches if matches or _factor(evidence) is not None else _by_rounding(all_planted, evidence)
 
 
-def _distance(planted: Planted, evidence: list[Evidence], *, is_output_only: bool) -> tuple[float, float]:
+def _distance(
+    planted: Planted, evidence: list[Evidence], on_step: Callable[[], object], *, is_output_only: bool
+) -> tuple[float, float]:
     """How far the candidate is from the mistake beyond the tolerance, as a share of the tensors' size: the worst.
 
     Second comes the sum of the distances without regard to the tolerance, to order what is near.
     """
+    on_step()
     worst, total = 0.0, 0.0
     for each in evidence:
         made = _answers(planted, each.reference, each.dtype, with_gradients=not is_output_only)
@@ -208,7 +180,7 @@ def _distance(planted: Planted, evidence: list[Evidence], *, is_output_only: boo
     return worst, total
 
 
-def _match(planted: Planted, evidence: list[Evidence]) -> Match:
+def _error_ratio(planted: Planted, evidence: list[Evidence]) -> float:
     """The largest error against the mistake's answers, as a share of the tolerance for them.
 
     A mistake that changes nothing here explains nothing.
@@ -225,7 +197,7 @@ def _match(planted: Planted, evidence: list[Evidence]) -> Match:
             limit = 2 * _apart(own[name], exact[name]) + band + tolerance
             apart = min(_apart(each.observed[name], exact[name]), _apart(each.observed[name], own[name]))
             worst = max(worst, apart / limit if limit else float(apart > 0) * math.inf)
-    return Match(planted=planted, error_ratio=math.inf if is_idle else worst)
+    return math.inf if is_idle else worst
 
 
 def _answers(
@@ -251,24 +223,20 @@ def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     return math.inf if distance.isnan().any() else float(distance.max())
 
 
-def _by_rounding(all_planted: Iterable[Planted], evidence: list[Evidence]) -> list[Match]:
-    """The mistakes of rounding whose error is as large as the candidate's on every probe, if any."""
+def _by_rounding(all_planted: Iterable[Planted], evidence: list[Evidence]) -> list[Planted]:
+    """The mistakes of rounding whose error of the output is as large as the candidate's on every probe, if any."""
     matches = []
     for planted in all_planted:
-        ratios = list(_rounding_ratios(planted, evidence)) if planted.mistake.is_rounding else []
+        ratios = []
+        for each in evidence if planted.mistake.is_rounding else ():
+            if each.is_wrong("output"):
+                expected = each.reference.expected["output"]
+                mistaken = _answers(planted, each.reference, each.own_dtype)["output"]
+                error, error_of_mistake = largest(each.observed["output"], expected), largest(mistaken, expected)
+                ratios.append(error / error_of_mistake if error_of_mistake and error < math.inf else math.inf)
         if ratios and all(1 / ROUNDING_SPAN <= ratio <= ROUNDING_SPAN for ratio in ratios):
-            matches.append(Match(planted=planted, error_ratio=max(*ratios, 1 / min(ratios))))
-    return sorted(matches, key=lambda each: each.error_ratio)
-
-
-def _rounding_ratios(planted: Planted, evidence: list[Evidence]) -> Iterator[float]:
-    """The candidate's error of the output over the mistake's, on each probe."""
-    for each in evidence:
-        if each.is_wrong("output"):
-            expected = each.reference.expected["output"]
-            mistaken = _answers(planted, each.reference, each.own_dtype)["output"]
-            error, error_of_mistake = largest(each.observed["output"], expected), largest(mistaken, expected)
-            yield error / error_of_mistake if error_of_mistake and error < math.inf else math.inf
+            matches.append((max(*ratios, 1 / min(ratios)), planted))
+    return [planted for _, planted in sorted(matches, key=operator.itemgetter(0))]
 
 
 def _factor(evidence: list[Evidence]) -> float | None:
@@ -276,29 +244,14 @@ def _factor(evidence: list[Evidence]) -> float | None:
     factors = []
     for each in evidence:
         output, expected = each.observed["output"], each.reference.expected["output"]
-        if not each.is_finite:
+        if not output.isfinite().all():
             return None
         factor = float((output * expected).sum() / expected.square().sum())
         if largest(output, factor * expected) > MATCH * each.reference.tolerance("output"):
             return None
         factors.append(factor)
     spread = max(factors) - min(factors)
-    return factors[0] if spread <= abs(factors[0] - 1) * FACTOR_SPREAD else None
-
-
-def _by_weights(implementation: Implementation, evidence: list[Evidence]) -> Diagnosis:
-    """The diagnosis where no mistake explains the answers: from the candidate's weights, where they can be seen."""
-    reference = evidence[0].reference
-    if not any(each.is_wrong("output") for each in evidence):
-        words = "No known mistake explains it; the output is right, the backward pass is not."
-        return Diagnosis(words=words, step="backward pass")
-    if reference.workload.scope == "module" or len(reference.rows) < reference.workload.seq_len:
-        return Diagnosis(words=UNKNOWN)
-    forward = msgspec.structs.replace(reference.workload, direction="inference")
-    try:
-        return describe_weights(implementation, reference_for_probe(forward, "normal", 0))
-    except Exception:  # noqa: BLE001 - a candidate may fail on unit vectors
-        return Diagnosis(words=UNKNOWN)
+    return factors[0] if spread <= 0.1 * abs(factors[0] - 1) else None
 
 
 def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
@@ -331,36 +284,23 @@ def describe_weights(implementation: Implementation, reference: Reference) -> Di
     value = torch.eye(workload.kv_len, dtype=torch.float64).expand(workload.batch_size, workload.num_kv_heads, -1, -1)
     right = oracle.attend(reference.drawn.tensors["query"], reference.drawn.tensors["key"], value, mask)
     actual = recover_weights(attend, inputs.tensors["value"]).double().cpu()
-    if (dropout := _dropout_in_weights(actual, right)) is not None:
-        return dropout
-    if float((actual - right).abs().max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
-        words = "No known mistake explains it; its weights, seen from outside, are right."
-        return Diagnosis(words=words, step="context")
-    facts = _weight_facts(actual, right, mask.seen.expand_as(actual))
-    return Diagnosis(words=f"{UNKNOWN} Its weights, seen from outside: {facts}.", step="weights")
-
-
-def _dropout_in_weights(actual: Tensor, right: Tensor) -> Diagnosis | None:
-    """Dropout, where some weights are 0 and the others are all multiplied by the same number; else None."""
     ratio = (actual / right)[right > SMALL_WEIGHT]
     dropped = ratio.abs() < CLOSE
-    kept = ratio[~dropped]
-    share = float(dropped.double().mean())
-    if not 0 < share < 1 or not len(kept) or float((kept / kept.median() - 1).abs().max()) > CLOSE:
-        return None
-    factor = float(kept.median())
-    is_rescaled = abs(factor - 1) > CLOSE / 2
-    name = "dropout_in_evaluation" if is_rescaled else "dropout_without_rescaling"
-    also = f"the others multiplied by {factor:.2f}" if is_rescaled else "the others as they were, without rescaling"
-    words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, {also}."
-    return Diagnosis(words=f"{words} First step that differs: weights.", mistakes=(name,), step="weights")
-
-
-def _weight_facts(actual: Tensor, right: Tensor, seen: Tensor) -> str:
-    """The worst weight, sums that are not 1, and what hidden keys get; all (B, H, T, S)."""
-    flat = int((actual - right).abs().nan_to_num(torch.inf).argmax())
-    batch, head, query, key = (int(i) for i in torch.unravel_index(torch.tensor(flat), actual.shape))
-    worst, expected = float(actual.flatten()[flat]), float(right.flatten()[flat])
+    kept, share = ratio[~dropped], float(dropped.double().mean())
+    if 0 < share < 1 and len(kept) and not float((kept / kept.median() - 1).abs().max()) > CLOSE:
+        factor = float(kept.median())
+        is_rescaled = abs(factor - 1) > CLOSE / 2
+        name = "dropout_in_evaluation" if is_rescaled else "dropout_without_rescaling"
+        also = f"the others multiplied by {factor:.2f}" if is_rescaled else "the others as they were, without rescaling"
+        words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, {also}."
+        return Diagnosis(words=f"{words} First step that differs: weights.", mistakes=(name,), step="weights")
+    differences = (actual - right).abs()
+    if float(differences.max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
+        words = "No known mistake explains it; its weights, seen from outside, are right."
+        return Diagnosis(words=words, step="context")
+    place = tuple(int(i) for i in np.unravel_index(int(differences.nan_to_num(torch.inf).argmax()), actual.shape))
+    batch, head, query, key = place
+    worst, expected = float(actual[place]), float(right[place])
     facts = [
         f"query {query} gives key {key} {worst:.3g} where {expected:.3g} is right (batch row {batch}, head {head})"
     ]
@@ -368,16 +308,17 @@ def _weight_facts(actual: Tensor, right: Tensor, seen: Tensor) -> str:
     low, high = float(sums.min()), float(sums.max())
     if max(abs(low - 1), abs(high - 1)) > CLOSE:
         facts.append(f"a query's weights add up to {low:.3g} to {high:.3g}, not 1")
-    leaked = float(actual.where(~seen, 0.0).abs().max())
+    leaked = float(actual.where(~mask.seen, 0.0).abs().max())
     if leaked > SMALL_WEIGHT:
         facts.append(f"hidden keys get up to {leaked:.3g}")
-    return "; ".join(facts)
+    return Diagnosis(words=f"{UNKNOWN} Its weights, seen from outside: {'; '.join(facts)}.", step="weights")
 
 
 def describe(agreement: Agreement) -> str:
     """Where the output, or else a gradient, is worst, by how much, and which probes show it."""
     wrong = [(probe, tensor) for probe, tensor in agreement.tensors() if not tensor.agrees]
-    probe, worst = max(wrong, key=lambda item: (item[1].tensor == "output", severity(item[1])))
+    ratios = [each.error / each.allowed if each.error is not None and each.allowed else math.inf for _, each in wrong]
+    probe, worst = max(zip(wrong, ratios, strict=True), key=lambda item: (item[0][1].tensor == "output", item[1]))[0]
     place = ", ".join(map(str, worst.worst))
     actual = "not finite" if worst.actual is None else f"{worst.actual:.6g}"
     value = f"at [{place}] it is {actual}, the oracle says {worst.expected:.6g}"
@@ -388,10 +329,3 @@ def describe(agreement: Agreement) -> str:
     blind = [each.probe for each in agreement.probes if each.probe not in finders]
     by = f"; found by: {', '.join(finders)}" + (f", not by {', '.join(blind)}" if blind else "")
     return f"{worst.tensor} is wrong on {probe} inputs: {value} (error {size}, tolerance {worst.allowed:.3g}){also}{by}"
-
-
-def severity(tensor: TensorError) -> float:
-    """The error over its tolerance."""
-    if tensor.error is None:
-        return math.inf
-    return tensor.error / tensor.allowed if tensor.allowed else math.inf

@@ -11,14 +11,12 @@ the value projection reads it, and the output projection leaves the merged heads
 
 Source of the rescaling: N. Srivastava et al., https://jmlr.org/papers/v15/srivastava14a.html, section 10.
 
-Shapes: N calls, B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D
-embedding width.
+Shapes: N calls; the other letters as in the contract.
 """
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
-from functools import cached_property
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -29,7 +27,7 @@ from torch import Tensor
 from attnbench.checking import oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, copied, fill, place
 from attnbench.checking.inputs import Inputs, draw_normal
-from attnbench.checking.reference import Reference, errors, gradients, reference_for_inputs
+from attnbench.checking.reference import errors, gradients, reference_for_inputs
 from attnbench.contract import Implementation, repeat_heads
 from attnbench.devices import device
 from attnbench.storage.records import RuleResult
@@ -41,91 +39,50 @@ NUM_WEIGHTS = 2**13
 MOST_KEYS = 16
 """With few keys every weight is far above what rounding makes of it, in half precision, too."""
 LONGER_LEN = 35
-MEASURABLE = 2.5
-"""A weight of so many tolerances is clearly not 0."""
 MEAN_CALLS = 16
-MOST_DRAWS = 2000
-FACTOR_TOLERANCE = 1e-3
 AXES = ("call", "batch row", "head", "query", "key")
 
 
-@dataclass(frozen=True)
 class DropoutTrial:
     """A candidate under dropout at a small workload: its weights without dropout, and with it over many calls."""
 
-    implementation: Implementation
-    asked: Workload
-    seed: int
-
-    @cached_property
-    def workload(self) -> Workload:
-        """The workload with as many keys as one call can show."""
-        asked = self.asked
-        keys = min(asked.kv_len, asked.value_dim, MOST_KEYS)
+    def __init__(self, implementation: Implementation, asked: Workload, seed: int) -> None:
+        """Call the candidate; what it raises passes through."""
+        self.implementation, self.asked, self.seed = implementation, asked, seed
+        # In scope `module` D = H*V, so that the output projection may be the identity.
+        width = asked.num_heads * asked.value_dim if asked.scope == "module" else asked.embed_dim
+        self.merged = msgspec.structs.replace(asked, embed_dim=width)
+        keys = min(asked.kv_len, asked.value_dim, MOST_KEYS)  # as many as one call can show
         queries = keys if asked.seq_len == asked.kv_len else min(asked.seq_len, MOST_KEYS)
         mask = str(asked.mask_rule.at_other_length())
-        return msgspec.structs.replace(_with_merged_width(asked), seq_len=queries, kv_len=keys, mask=mask)
-
-    @cached_property
-    def longer(self) -> Workload:
-        """The workload without dropout at a length of several small tiles, or its own where that is shorter."""
-        plain = msgspec.structs.replace(_with_merged_width(self.asked), dropout=0.0, direction="inference")
-        return plain.at_length(LONGER_LEN) if plain.seq_len > LONGER_LEN else plain
-
-    @cached_property
-    def right(self) -> Reference:
-        """The answer without dropout where values are unit vectors."""
+        self.workload = msgspec.structs.replace(self.merged, seq_len=queries, kv_len=keys, mask=mask)
         plain = msgspec.structs.replace(self.workload, dropout=0.0, direction="inference")
-        return reference_for_inputs(plain, unit_inputs(plain, self.seed), self.seed)
+        right = reference_for_inputs(plain, unit_inputs(plain, seed), seed)
+        self.inputs = right.inputs
+        self.weights = self.weights_in(right.expected["output"])  # (B, H, T, S) without dropout
+        self.rescale = 1 / (1 - asked.dropout)  # what every weight that is kept is multiplied by
+        rounding = torch.finfo(TORCH_DTYPES[asked.dtype]).eps * float(self.weights.max())
+        self.tolerance = (right.tolerance("output") + rounding) * self.rescale  # of a weight, dropped or rescaled
+        self.measurable = self.weights * self.rescale > 2.5 * self.tolerance  # clearly not 0
+        num_calls = max(4, -(-NUM_WEIGHTS // max(1, int(self.measurable.sum()))))
+        case = self.case()
+        with case.grad_mode():
+            made = [self.weights_in(case.output().detach()) for _ in range(num_calls)]
+        self.dropped = torch.stack(made)  # (N, B, H, T, S) with dropout
+        self.zeros = self.dropped.abs() <= self.tolerance
 
-    @cached_property
-    def weights(self) -> Tensor:
-        """The weights without dropout (B, H, T, S)."""
-        return weights_in(self.right.expected["output"], self.workload)
-
-    @property
-    def rescale(self) -> float:
-        """What every weight that is kept is multiplied by."""
-        return 1 / (1 - self.workload.dropout)
-
-    @property
-    def tolerance(self) -> float:
-        """The largest error that a weight which was dropped or rescaled may have."""
-        rounding = torch.finfo(TORCH_DTYPES[self.workload.dtype]).eps * float(self.weights.max())
-        return (self.right.tolerance("output") + rounding) * self.rescale
-
-    @cached_property
-    def measurable(self) -> Tensor:
-        """Which weights (B, H, T, S) are clearly not 0."""
-        return self.weights * self.rescale > MEASURABLE * self.tolerance
+    def weights_in(self, output: Tensor) -> Tensor:
+        """The weights (B, H, T, S) that an output shows where values are unit vectors, in float64 on the CPU."""
+        return by_heads(output, self.workload)[..., : self.workload.kv_len]
 
     def case(self, inputs: Inputs | None = None, workload: Workload | None = None) -> Case:
         """A case on fresh copies of the unit vectors, or of other inputs, perhaps at another workload."""
         workload = workload or self.workload
-        return build(workload, self.implementation, copied(inputs or self.right.inputs, workload))
-
-    @cached_property
-    def dropped(self) -> Tensor:
-        """The weights of many calls with dropout (N, B, H, T, S)."""
-        case = self.case()
-        num_calls = max(4, -(-NUM_WEIGHTS // max(1, int(self.measurable.sum()))))
-        with case.grad_mode():
-            return torch.stack([weights_in(case.output().detach(), self.workload) for _ in range(num_calls)])
-
-    @cached_property
-    def zeros(self) -> Tensor:
-        """Which of them are 0."""
-        return self.dropped.abs() <= self.tolerance
+        return build(workload, self.implementation, copied(inputs or self.inputs, workload))
 
     def is_scaled_by(self, factor: float, tolerance: float) -> bool:
         """Whether every weight that is not 0 is the right one times a factor."""
         return float((self.dropped - factor * self.weights).abs().where(~self.zeros, 0.0).max()) <= tolerance
-
-
-def _with_merged_width(workload: Workload) -> Workload:
-    """In scope `module`: with D = H*V, so that the output projection may be the identity."""
-    width = workload.num_heads * workload.value_dim if workload.scope == "module" else workload.embed_dim
-    return msgspec.structs.replace(workload, embed_dim=width)
 
 
 def merged_inputs(workload: Workload, seed: int) -> Inputs:
@@ -166,11 +123,6 @@ def by_heads(output: Tensor, workload: Workload) -> Tensor:
     return output.double().cpu()
 
 
-def weights_in(output: Tensor, workload: Workload) -> Tensor:
-    """The weights (B, H, T, S) that an output shows where values are unit vectors."""
-    return by_heads(output, workload)[..., : workload.kv_len]
-
-
 def unit_values(value: Tensor) -> Tensor:
     """Unit vectors (B, G, S, S) in place of values (B, G, S, V)."""
     return torch.eye(value.shape[-2], dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
@@ -188,7 +140,17 @@ def rescaled(trial: DropoutTrial) -> str:
         return "nothing is dropped: the weights are those without dropout"
     factor = float((dropped / right)[kept].median()) if kept.any() else 0.0
     if trial.is_scaled_by(factor, 2 * tolerance):
-        return _wrong_factor(trial, factor)
+        p, tolerance = trial.workload.dropout, 1e-3 + tolerance
+        share = float(trial.zeros[:, trial.measurable].double().mean())
+        lost = f"{share:.1%} of the weights are dropped"
+        facts = f"{lost} and the others multiplied by {factor:.4g}, not by {trial.rescale:.4g}"
+        if abs(factor - 1) <= tolerance:
+            return f"dropout without rescaling: {facts}"
+        if abs(factor - (1 - p)) <= tolerance:
+            return f"rescaled by 1 - p instead of 1 / (1 - p): {facts}"
+        if abs(factor * (1 - share) - 1) <= 4 * math.sqrt(factor / NUM_WEIGHTS) + tolerance:
+            return f"as with a dropout of {1 - 1 / factor:.3g} instead of {p:g}: {facts}"
+        return facts
     sums, sees = dropped.sum(dim=-1), right.sum(dim=-1) > 0
     if float((sums - 1).abs().where(sees, 0.0).max()) <= tolerance * dropped.shape[-1]:
         return "scores are dropped before the softmax, not weights after it: a query's weights still add up to 1"
@@ -196,21 +158,6 @@ def rescaled(trial: DropoutTrial) -> str:
     place = torch.unravel_index(torch.tensor(flat), dropped.shape)
     expected = float(right[place[1:]]) * trial.rescale
     return f"a weight is {float(dropped[place]):.4g}, which is neither 0 nor the rescaled {expected:.4g}"
-
-
-def _wrong_factor(trial: DropoutTrial, factor: float) -> str:
-    """What is wrong where all weights that are kept are multiplied by the same, which is not 1 / (1 - p)."""
-    p, tolerance = trial.workload.dropout, FACTOR_TOLERANCE + trial.tolerance
-    share = float(trial.zeros[:, trial.measurable].double().mean())
-    lost = f"{share:.1%} of the weights are dropped"
-    facts = f"{lost} and the others multiplied by {factor:.4g}, not by {trial.rescale:.4g}"
-    if abs(factor - 1) <= tolerance:
-        return f"dropout without rescaling: {facts}"
-    if abs(factor - (1 - p)) <= tolerance:
-        return f"rescaled by 1 - p instead of 1 / (1 - p): {facts}"
-    if abs(factor * (1 - share) - 1) <= 4 * math.sqrt(factor / NUM_WEIGHTS) + tolerance:
-        return f"as with a dropout of {1 - 1 / factor:.3g} instead of {p:g}: {facts}"
-    return facts
 
 
 def of_weights(trial: DropoutTrial) -> str:
@@ -270,21 +217,14 @@ def _dependences(trial: DropoutTrial) -> Iterator[tuple[str, int, int, float]]:
     chance_to = p**2 + (1 - p) ** 2
     measurable = trial.measurable.expand_as(trial.zeros)
     for axis, name in enumerate(AXES):
-        for count, size in _alike(trial.zeros, measurable, axis):
-            if chance(np.array([count]), np.array([size]), chance_to)[0] < FALSE_ALARM / (2 * len(AXES)):
+        zeros, clear = trial.zeros.movedim(axis, 0), measurable.movedim(axis, 0)
+        for start in (0, 1):  # disjoint pairs of neighbours along the axis
+            pairs = (len(zeros) - start) // 2
+            one, other = (slice(start + shift, start + 2 * pairs, 2) for shift in (0, 1))
+            both = clear[one] & clear[other]
+            count, size = int(((zeros[one] == zeros[other]) & both).sum()), int(both.sum())
+            if pairs and chance(np.array([count]), np.array([size]), chance_to)[0] < FALSE_ALARM / (2 * len(AXES)):
                 yield name, count, size, chance_to
-
-
-def _alike(zeros: Tensor, measurable: Tensor, axis: int) -> Iterator[tuple[int, int]]:
-    """How many of how many pairs of neighbours are alike, in disjoint pairs along an axis."""
-    length = zeros.shape[axis]
-    for start in (0, 1):
-        count = (length - start) // 2
-        if count:
-            one, other = (slice(start + shift, start + 2 * count, 2) for shift in (0, 1))
-            pairs = [tuple(each if dim == axis else slice(None) for dim in range(zeros.dim())) for each in (one, other)]
-            both = measurable[pairs[0]] & measurable[pairs[1]]
-            yield int(((zeros[pairs[0]] == zeros[pairs[1]]) & both).sum()), int(both.sum())
 
 
 def mean(trial: DropoutTrial) -> str:
@@ -293,9 +233,15 @@ def mean(trial: DropoutTrial) -> str:
     Each term is 0 or w * v / (1 - p), so that a bound on the mean of n calls follows from the terms' squares alone: W.
     Hoeffding (1963), theorem 2, https://doi.org/10.1080/01621459.1963.10500830.
     """
-    plain = trial.longer
+    plain = msgspec.structs.replace(trial.merged, dropout=0.0, direction="inference")
+    plain = plain.at_length(LONGER_LEN) if plain.seq_len > LONGER_LEN else plain  # several small tiles
     right = reference_for_inputs(plain, merged_inputs(plain, trial.seed), trial.seed)
-    squares = oracle.answer(plain, right.drawn, right.rows, _sum_of_squares)
+
+    def sum_of_squares(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:
+        squared = repeat_heads(value.square(), query.shape[1])
+        return oracle.attend(query, key, unit_values(value), mask).square() @ squared  # of the terms that are added up
+
+    squares = oracle.answer(plain, right.drawn, right.rows, sum_of_squares)
     case = trial.case(right.inputs, msgspec.structs.replace(plain, dropout=trial.asked.dropout, direction="forward"))
     outputs = [case.output().detach().double().cpu() for _ in range(MEAN_CALLS)]
     average = torch.stack(outputs).mean(dim=0).index_select(-2, right.rows)
@@ -307,18 +253,13 @@ def mean(trial: DropoutTrial) -> str:
     return f"the mean of {MEAN_CALLS} calls is further from the answer without dropout than chance may take it"
 
 
-def _sum_of_squares(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:
-    """The sum of the squares of the terms that attention adds up (B, H, R, V)."""
-    return oracle.attend(query, key, unit_values(value), mask).square() @ repeat_heads(value.square(), query.shape[1])
-
-
 def consistent(trial: DropoutTrial) -> str:
     """Output and gradients are those of one and the same draw."""
     case = trial.case()
-    for _ in range(MOST_DRAWS):  # until something is left
+    for _ in range(2000):  # until something is left
         with torch.enable_grad():
             output = case.output()
-        seen = weights_in(output.detach(), trial.workload)
+        seen = trial.weights_in(output.detach())
         if (seen.abs() > trial.tolerance)[trial.measurable].any():
             break
     of_small = (seen / trial.weights).nan_to_num(0.0).clamp(0.0, trial.rescale)
@@ -363,13 +304,14 @@ RULES: dict[str, Callable[[DropoutTrial], str]] = {
 def examine(implementation: Implementation, workload: Workload, seed: int) -> tuple[RuleResult, ...]:
     """Try the rules up to the first that does not hold; what a candidate raises breaks a rule."""
     results: list[RuleResult] = []
-    trial = DropoutTrial(implementation, workload, seed)
+    trial = None
     here = device(workload.device)
     forked = [] if here.is_host else [torch.device(here.torch_device)]  # the host's own generator always is
     with torch.random.fork_rng(forked, device_type=here.torch_device.partition(":")[0]):
         torch.manual_seed(seed)
         for name, rule in RULES.items():
             try:
+                trial = trial or DropoutTrial(implementation, workload, seed)
                 broken = rule(trial)
             except Exception as error:  # noqa: BLE001 - whatever the candidate raises
                 broken = f"dropout cannot be checked: {type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
@@ -397,9 +339,7 @@ def still_drops(case: Case) -> str:
             fill(case.tensors["value"], kept)
     p = workload.dropout
     empty = case.mask.empty
-    num_rows = workload.num_heads * workload.batch_size * workload.seq_len
-    if empty is not None:
-        num_rows = workload.num_heads * int((~empty).sum())
+    num_rows = workload.num_heads * (workload.batch_size * workload.seq_len if empty is None else int((~empty).sum()))
     if torch.equal(one, other) and num_rows * math.log(p**2 + (1 - p) ** 2) < math.log(FALSE_ALARM):
         return "two calls drop the same, or nothing"
     if kept is None:

@@ -40,23 +40,11 @@ def draw_weights(workload: Workload) -> Weights:
     """Canonical weights with variance 1 / fan-in in float64, with the biases that the workload asks for."""
     draws = generator(workload.seed, 1)
     width = workload.embed_dim if workload.scope == "module" else 1  # scope attention reads their other sizes alone
-    heads, groups = workload.num_heads, workload.num_kv_heads
-    merged = heads * workload.value_dim
-
-    def normal(*shape: int, fan_in: int) -> Tensor:
-        return torch.randn(*shape, generator=draws, dtype=torch.float64) / math.sqrt(fan_in)
-
-    weights = Weights(
-        query=normal(heads, workload.head_dim, width, fan_in=width),
-        key=normal(groups, workload.head_dim, width, fan_in=width),
-        value=normal(groups, workload.value_dim, width, fan_in=width),
-        out=normal(width, merged, fan_in=merged),
-        query_bias=normal(heads, workload.head_dim, fan_in=width),
-        key_bias=normal(groups, workload.head_dim, fan_in=width),
-        value_bias=normal(groups, workload.value_dim, fan_in=width),
-        out_bias=normal(width, fan_in=width),
-    )
-    return weights.biased(workload.bias)  # drawn all the same, so that the others keep their values
+    tensors = {}
+    for name, shape in Weights.shapes(workload, width).items():
+        fan_in = shape[1] if name == "out" else width
+        tensors[name] = torch.randn(*shape, generator=draws, dtype=torch.float64) / math.sqrt(fan_in)
+    return Weights(**tensors).biased(workload.bias)  # drawn all the same, so that the others keep their values
 
 
 def draw_normal(workload: Workload, seed: int) -> Inputs:
@@ -77,13 +65,22 @@ def draw_normal(workload: Workload, seed: int) -> Inputs:
             "key": normal(batch, groups, workload.kv_len, workload.head_dim),
             "value": normal(batch, groups, workload.kv_len, workload.value_dim),
         }
-    return shared(Inputs(tensors=tensors, weights=draw_weights(workload)), workload)
+    drawn = Inputs(tensors=tensors, weights=draw_weights(workload))
+    return laid_out(drawn, workload).map(torch.Tensor.contiguous)  # equal where heads or batch rows share their memory
 
 
-def shared(inputs: Inputs, workload: Workload) -> Inputs:
-    """The same inputs with equal keys and values in all heads or batch rows that share their memory (axis layout)."""
-    source = {"expanded": (slice(None), slice(0, 1)), "broadcast": (slice(0, 1),)}.get(workload.layout)
-    if source is None:
-        return inputs
-    same = {name: inputs.tensors[name][source].expand_as(inputs.tensors[name]).clone() for name in ("key", "value")}
-    return Inputs(tensors=inputs.tensors | same, weights=inputs.weights)
+def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
+    """The same values in the workload's layout; where they lie so already, the tensors themselves.
+
+    `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `expanded`: key and value
+    are those of head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
+    """
+    tensors = dict(inputs.tensors)
+    match workload.layout:
+        case "transposed":
+            tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
+        case "expanded":
+            tensors |= {name: tensors[name][:, :1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
+        case "broadcast":
+            tensors |= {name: tensors[name][:1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
+    return Inputs(tensors=tensors, weights=inputs.weights)

@@ -33,9 +33,7 @@ def checked_rows(workload: Workload, draws: torch.Generator) -> Tensor:
     edges = [0, 1, 15, 16, 63, 64, 127, 128, 255, 256, query_len // 2, query_len - 2, query_len - 1]
     tile = max(SMALLEST_TILE, -(-query_len // MOST_TILES))
     starts = torch.arange(0, query_len, tile)
-    random = starts + torch.randint(
-        tile, starts.shape, generator=draws
-    )  # a kernel that loses a tile loses one of these
+    random = starts + torch.randint(tile, starts.shape, generator=draws)  # a lost tile takes one with it
     return torch.tensor(sorted({min(max(0, row), query_len - 1) for row in [*edges, *random.tolist()]}))
 
 
@@ -80,23 +78,22 @@ class RowMask:
         """The bias of each additive part (H, R, S), in float64."""
         return {part: self.bias(part) for part in self.rule.changes if part.is_additive}
 
+    def change(self, scores: Tensor, part: Mask, heads: int | slice = slice(None)) -> Tensor:
+        """The scores ([heads], R, S) as one part of the mask changes them, in their own dtype."""
+        return scores + self.biases[part][heads].to(scores.dtype) if part.is_additive else part.transform(scores)
+
     def changed(self, scores: Tensor, heads: int | slice = slice(None)) -> Tensor:
-        """The scores ([heads], R, S) after every change, none hidden yet, in their own dtype."""
+        """The scores ([heads], R, S) after every change, none hidden yet."""
         for part in self.rule.changes:
-            if part in self.biases:
-                scores = scores + self.biases[part][heads].to(scores.dtype)
-            else:
-                scores = part.transform(scores)
+            scores = self.change(scores, part, heads)
         return scores
 
     def derivative(self, scores: Tensor) -> Tensor:
         """The derivative of `changed` at those scores (B, H, R, S): the chain rule, written out."""
         rate = torch.ones_like(scores)
         for part in self.rule.changes:
-            if part in self.biases:
-                scores = scores + self.biases[part].to(scores.dtype)
-            else:
-                rate, scores = rate * part.derivative(scores), part.transform(scores)
+            rate = rate if part.is_additive else rate * part.derivative(scores)
+            scores = self.change(scores, part)
         return rate
 
 
@@ -112,7 +109,6 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     A row that sees no key gives 0.
     """
     batch_size, num_heads, num_rows, head_dim = query.shape
-    out = query.new_zeros(batch_size, num_heads, num_rows, value.shape[-1])
     results = []
     for row in range(batch_size):
         for head in range(num_heads):
@@ -124,12 +120,12 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
             total = powers.sum(dim=1, keepdim=True)
             weights = powers / total.where(total > 0, 1.0)
             results.append(weights @ value[row, group])  # (R,V)
-    return torch.stack(results).reshape(out.shape)
+    return torch.stack(results).reshape(batch_size, num_heads, num_rows, value.shape[-1])
 
 
 def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """The plain textbook form, all heads at once, in the dtype of its inputs: a yardstick of the check."""
-    scores = _hidden(mask.changed(_scores(query, _all_heads(key, query))), mask)
+    scores = _masked_scores(query, _all_heads(key, query), mask)
     return torch.softmax(scores, dim=-1).nan_to_num(0.0) @ _all_heads(value, query)
 
 
@@ -139,7 +135,7 @@ class _Recomputed(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:  # noqa: ANN401
         """All heads alike: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V)."""
-        scores = _hidden(mask.changed(_scores(query, key)), mask)
+        scores = _masked_scores(query, key, mask)
         logsumexp = scores.logsumexp(dim=-1, keepdim=True)
         out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
         signs = torch.randint(2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
@@ -153,8 +149,9 @@ class _Recomputed(torch.autograd.Function):
         """Equations of FlashAttention-2, algorithm 2, without its tiles; then back through the change of the scores."""
         query, key, value, logsumexp, out = ctx.saved_tensors
         (grad_out,) = grads
-        scores = _scores(query, key)
-        weights = (_hidden(ctx.mask.changed(scores), ctx.mask) - logsumexp).exp().nan_to_num(0.0)
+        scores = (query @ key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
+        masked = ctx.mask.changed(scores).masked_fill(~ctx.mask.seen, -math.inf)
+        weights = (masked - logsumexp).exp().nan_to_num(0.0)
         along = (grad_out * out).sum(dim=-1, keepdim=True)
         grad_changed = weights * (grad_out @ value.transpose(-2, -1) - along)
         grad_scores = grad_changed * ctx.mask.derivative(scores) / math.sqrt(query.shape[-1])
@@ -176,12 +173,9 @@ def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:
     return tensor.repeat_interleave(query.shape[1] // tensor.shape[1], dim=1)
 
 
-def _scores(query: Tensor, key: Tensor) -> Tensor:
-    return (query @ key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
-
-
-def _hidden(scores: Tensor, mask: RowMask) -> Tensor:
-    return scores.masked_fill(~mask.seen, -math.inf)
+def _masked_scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
+    scores = (query @ key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
+    return mask.changed(scores).masked_fill(~mask.seen, -math.inf)
 
 
 def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tensor, Tensor]:
@@ -198,15 +192,6 @@ def project(x: Tensor, context: Tensor, weights: Weights) -> tuple[Tensor, Tenso
     )
 
 
-def merge(attended: Tensor, weights: Weights) -> Tensor:
-    """(B, H, R, V) -> (B, R, D), or (B, R, H*V) where there is no output projection."""
-    merged = attended.permute(0, 2, 1, 3).flatten(2)
-    if weights.out is None:
-        return merged
-    projected = merged @ weights.out.T
-    return projected if weights.out_bias is None else projected + weights.out_bias
-
-
 Form = Callable[[Tensor, Tensor, Tensor, RowMask], Tensor]
 YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
 """Honest forms that round differently."""
@@ -215,11 +200,18 @@ YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
 def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend) -> Tensor:
     """The output of a workload at the chosen query rows in the dtype of `inputs`: by the oracle, or by another form.
 
-    Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D).
+    Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D), or (B, R, H*V) where there is no output projection.
     """
     query, key, value = heads(workload, inputs, rows)
     attended = form(query, key, value, row_mask(workload, rows, query.device))
-    return attended if workload.scope == "attention" else merge(attended, inputs.weights)
+    if workload.scope == "attention":
+        return attended
+    merged = attended.permute(0, 2, 1, 3).flatten(2)  # (B,H,R,V) -> (B,R,H*V)
+    weights = inputs.weights
+    if weights.out is None:
+        return merged
+    projected = merged @ weights.out.T
+    return projected if weights.out_bias is None else projected + weights.out_bias
 
 
 def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -11,11 +11,11 @@ from torch import Generator, Tensor
 
 from attnbench.checking.inputs import Inputs, draw_normal, generator
 from attnbench.checking.oracle import row_mask
+from attnbench.contract import repeat_heads
 from attnbench.workloads.workload import Workload
 
 TILE_LENS = (16, 64, 128)
 """Usual tile lengths of fused kernels: needles are placed on both sides of their edges."""
-NEEDLE_SHARPNESS = 2.0
 LARGEST_LOGIT = 1e4
 LARGEST_PRODUCT = 3e4
 """Half of float16's range: an honest form may multiply query and key before it divides by sqrt(K)."""
@@ -23,7 +23,6 @@ POINTED = 0.4
 """The share of the largest logit by which a query's own key exceeds the others."""
 LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.0}
 """In half precision less: a rounding of a projected query or key would decide between keys."""
-BLOCK = 1024
 
 
 class VacuousError(ValueError):
@@ -42,8 +41,8 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
         return _times(inputs, 3.0)
     draws = generator(workload.seed, 3, seed)
     targets = needle_targets(workload, draws)  # (T,)
-    aligned = _for_every_head(inputs.tensors["key"], workload)[:, :, targets]  # (B,G,S,K) -> (B,H,T,K)
-    query = NEEDLE_SHARPNESS * aligned + 0.1 * inputs.tensors["query"]
+    aligned = repeat_heads(inputs.tensors["key"], workload.num_heads)[:, :, targets]  # (B,G,S,K) -> (B,H,T,K)
+    query = 2.0 * aligned + 0.1 * inputs.tensors["query"]
     return Inputs(
         tensors=inputs.tensors | {"query": query, "value": marked(inputs.tensors["value"], draws)},
         weights=inputs.weights,
@@ -55,6 +54,8 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
     query_len, key_len = workload.seq_len, workload.kv_len
     own = torch.arange(query_len)
     edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
+    seen_edges = [(seen[0].int().argmax(dim=-1), _last_seen(seen[0])) for _, seen in _seen_by_blocks(workload)]
+    firsts, lasts = (torch.cat(each) for each in zip(*seen_edges, strict=True))  # in batch row 0
     random = torch.randint(key_len, (query_len,), generator=draws)
     choices = torch.stack(
         [
@@ -68,7 +69,7 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
             (own // TILE_LENS[1] + 1) * TILE_LENS[1],
             random,
             (random * (own + 1)) // query_len,
-            *_edges_of_seen_keys(workload),
+            *(firsts, firsts - 1, lasts, lasts + 1),
         ]
     )
     turn = torch.randint(len(choices), (query_len,), generator=draws)
@@ -77,20 +78,13 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
 
 def _seen_by_blocks(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
     """Query rows (R,), and which keys they see (B, R, S)."""
-    for rows in torch.arange(workload.seq_len).split(BLOCK):
+    for rows in torch.arange(workload.seq_len).split(1024):
         yield rows, row_mask(workload, rows).seen[:, 0]
 
 
 def _last_seen(seen: Tensor) -> Tensor:
     """The last key that each query sees (...,); the last of all where it sees none."""
     return seen.shape[-1] - 1 - seen.flip(-1).int().argmax(dim=-1)
-
-
-def _edges_of_seen_keys(workload: Workload) -> list[Tensor]:
-    """The first and the last key that each query sees in batch row 0, and the keys just outside; each (T,)."""
-    edges = [(seen[0].int().argmax(dim=-1), _last_seen(seen[0])) for _, seen in _seen_by_blocks(workload)]
-    firsts, lasts = (torch.cat(each) for each in zip(*edges, strict=True))
-    return [firsts, firsts - 1, lasts, lasts + 1]
 
 
 def marked(value: Tensor, draws: Generator) -> Tensor:
@@ -120,20 +114,17 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
     key = inputs.tensors["key"].clone()
     key[..., 1:] *= root / key[..., 1:].norm(dim=-1, keepdim=True)
     key[..., 0] = root
-    targets = _visible_targets(workload, needle_targets(workload, draws))[:, None, :, None]  # (B,1,T,1)
-    spread = _for_every_head(key, workload)
+    needles, visible = needle_targets(workload, draws), []
+    for rows, seen in _seen_by_blocks(
+        workload
+    ):  # a query that does not see its own target has the last key that it sees
+        target = needles[rows].expand(workload.batch_size, -1)
+        visible.append(target.where(seen.gather(2, target[..., None])[..., 0], _last_seen(seen)))
+    targets = torch.cat(visible, dim=1)[:, None, :, None]  # (B,1,T,1)
+    spread = repeat_heads(key, workload.num_heads)
     query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (POINTED * size / root)
     query[..., 0] = (1 - POINTED) * size * (torch.randint(2, query.shape[:-1], generator=draws) * 2 - 1)
     return Inputs(tensors=inputs.tensors | {"query": query, "key": key}, weights=inputs.weights)
-
-
-def _visible_targets(workload: Workload, targets: Tensor) -> Tensor:
-    """The targets (T,), or where a query does not see its own, the last key that it sees (B, T)."""
-    chosen = []
-    for rows, seen in _seen_by_blocks(workload):
-        target = targets[rows].expand(workload.batch_size, -1)
-        chosen.append(target.where(seen.gather(2, target[..., None])[..., 0], _last_seen(seen)))
-    return torch.cat(chosen, dim=1)
 
 
 def draw_equal(workload: Workload, seed: int) -> Inputs:
@@ -153,12 +144,6 @@ def draw_equal(workload: Workload, seed: int) -> Inputs:
 def _times(inputs: Inputs, factor: float) -> Inputs:
     tensors = {name: factor * tensor for name, tensor in inputs.tensors.items()}
     return Inputs(tensors=tensors, weights=inputs.weights)
-
-
-def _for_every_head(key: Tensor, workload: Workload) -> Tensor:
-    """(B, G, S, K) -> (B, H, S, K)."""
-    groups = torch.arange(workload.num_heads) // (workload.num_heads // workload.num_kv_heads)
-    return key[:, groups]
 
 
 PROBES: dict[str, Callable[[Workload, int], Inputs]] = {

@@ -16,22 +16,18 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.case import TORCH_DTYPES, Case, build, canonical_gradients, copied, output_shape, place
-from attnbench.checking.inputs import Inputs, generator, shared
+from attnbench.checking.case import TORCH_DTYPES, Case, build, copied, output_shape, place
+from attnbench.checking.inputs import Inputs, generator, laid_out
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.contract import Implementation
 from attnbench.devices import device
 from attnbench.storage.records import TensorError
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 
-FLOAT32_BITS = 32
 LENIENCY_OF_LARGE = 4.0
 """With large logits a weight near a tie hangs on the last bit of a score: a few draws of an honest error say less."""
 BAND_ANCHOR = 0.3
 """The rounding band is taken at this share of the reference's largest value."""
-
-Answer = Callable[[Inputs], Tensor]
-"""f(inputs): the output at the chosen query rows."""
 
 
 class UncheckableError(Exception):
@@ -82,30 +78,42 @@ def reference_for_inputs(
 ) -> Reference:
     """The same for inputs that were drawn in any way; `change` alters every form, the oracle's and the yardsticks'."""
     dtype = TORCH_DTYPES[workload.dtype]
-    drawn = shared(drawn, workload)  # a probe may have given each head keys and values of its own
+    drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have keys and values of its own
     exact = drawn.map(lambda tensor: tensor.to(dtype).double())
     draws = generator(workload.seed, 4, seed)
     rows = oracle.checked_rows(workload, draws)
     *batch, _, width = output_shape(workload)
     grad_rows = torch.randn(*batch, len(rows), width, generator=draws, dtype=torch.float64).to(dtype)
 
-    def answer_by(form: oracle.Form) -> Answer:
+    def answers_by(form: oracle.Form, inputs: Inputs, grads: Tensor) -> dict[str, Tensor]:
         form = change(form)
-        return lambda inputs: oracle.answer(workload, inputs, rows, form)
+        return answers(workload, inputs, grads, lambda inputs: oracle.answer(workload, inputs, rows, form))
 
-    expected = answers(workload, exact, grad_rows.double(), answer_by(oracle.attend))
+    expected = answers_by(oracle.attend, exact, grad_rows.double())
     if not expected["output"].isfinite().all():
         raise ValueError("the reference output is not finite: nothing can be compared with it")
     if (expected["output"] == expected["output"].flatten()[0]).all():
         raise VacuousError("the reference output is constant: nothing can be compared with it")
     scales = scales_of(expected)
     expected = {name: tensor for name, tensor in expected.items() if scales[name] > 0}
+    has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is there on the device alone
+    here = device(workload.device).torch_device
+    where = here if has_own_products else "cpu"
+
+    def moved(tensor: Tensor) -> Tensor:
+        share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype) * 2 - 1
+        return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=where, dtype=dtype)
+
+    both = (exact.map(lambda tensor: tensor.to(device=where, dtype=dtype)), exact.map(moved))
+    honest = [answers_by(form, inputs, grad_rows) for inputs in both for form in oracle.YARDSTICKS]
+    errors = {name: [largest(each[name].cpu(), tensor) for each in honest] for name, tensor in expected.items()}
+    if not all(math.isfinite(error) for each in errors.values() for error in each):
+        raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
     bound = oracle.score_bound(workload, exact, rows)
     grad_output = None
     if workload.direction != "inference":
         full = torch.zeros(output_shape(workload), dtype=dtype)
-        grad_output = full.index_copy(len(batch), rows, grad_rows).to(device(workload.device).torch_device)
-    honest = [answer_by(form) for form in oracle.YARDSTICKS]
+        grad_output = full.index_copy(len(batch), rows, grad_rows).to(here)
     return Reference(
         workload=workload,
         drawn=exact,
@@ -115,40 +123,17 @@ def reference_for_inputs(
         grad_output=grad_output,
         expected=expected,
         leniency=leniency,
-        yardstick_errors=_yardstick_errors(workload, exact, (honest, grad_rows), expected, draws),
+        yardstick_errors={name: max(each) for name, each in errors.items()},
         rounding_bands={
             name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in expected.items()
         },
     )
 
 
-def _yardstick_errors(
-    workload: Workload,
-    exact: Inputs,
-    honest: tuple[list[Answer], Tensor],
-    expected: dict[str, Tensor],
-    draws: torch.Generator,
-) -> dict[str, float]:
-    """The largest error of each tensor that an honest form makes, on the inputs as they are and moved by a rounding."""
-    forms, grad_rows = honest
-    dtype = TORCH_DTYPES[workload.dtype]
-    has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is there on the device alone
-    where = device(workload.device).torch_device if has_own_products else "cpu"
-
-    def moved(tensor: Tensor) -> Tensor:
-        share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype) * 2 - 1
-        return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=where, dtype=dtype)
-
-    both = (exact.map(lambda tensor: tensor.to(device=where, dtype=dtype)), exact.map(moved))
-    made = [answers(workload, inputs, grad_rows, form) for inputs in both for form in forms]
-    errors = {name: [largest(each[name].cpu(), tensor) for each in made] for name, tensor in expected.items()}
-    if not all(math.isfinite(error) for each in errors.values() for error in each):
-        raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
-    return {name: max(each) for name, each in errors.items()}
-
-
-def answers(workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Answer) -> dict[str, Tensor]:
-    """Output at the rows and, where the direction has gradients, the gradient of each input and canonical weight."""
+def answers(
+    workload: Workload, inputs: Inputs, grad_rows: Tensor, answer: Callable[[Inputs], Tensor]
+) -> dict[str, Tensor]:
+    """What `answer` gives at the rows and, where there are gradients, that of each input and canonical weight."""
     if workload.direction == "inference":
         return {"output": answer(inputs)}
     watched = inputs.map(lambda tensor: tensor.detach().requires_grad_())
@@ -179,7 +164,7 @@ def rounding_band(reference: Tensor, scale: float, workload: Workload, score_bou
     moved = (rounded + anchor) - anchor
     least = BAND_ANCHOR * scale * torch.finfo(dtype).eps / 2  # what is added to 0 and taken away again leaves no trace
     one = max(largest(moved, rounded.double()), largest(rounded, reference), least)
-    if torch.finfo(dtype).bits < FLOAT32_BITS:
+    if torch.finfo(dtype).bits < 32:  # noqa: PLR2004 - float32's
         return one
     in_scores = (math.sqrt(workload.head_dim) + 2) * score_bound
     return one * (math.sqrt(max(workload.seq_len, workload.kv_len)) + in_scores)
@@ -229,16 +214,32 @@ def observe(implementation: Implementation, reference: Reference) -> dict[str, T
 
 
 def gradients(case: Case, output: Tensor, reference: Reference) -> dict[str, Tensor]:
-    """The gradient of each input and, for modules with `pack`, of each canonical weight, by name."""
+    """The gradient of each input and, for modules with `pack`, of each canonical weight, by name.
+
+    `pack` is linear, so its transpose, applied by automatic differentiation, is the way back from packed parameters.
+
+    Raises:
+        ValueError: `pack` does not name every parameter, so that some gradient would go unchecked.
+    """
     leaves = case.leaves
     made = torch.autograd.grad(
         output, list(leaves.values()), reference.grad_output, allow_unused=True, materialize_grads=True
     )
     named = dict(zip(leaves, made, strict=True))
-    inputs = case.tensors
-    packed = {name.removeprefix("parameter "): value for name, value in named.items() if name not in inputs}
-    both = {name: named[name] for name in inputs} | canonical_gradients(case.module, reference.inputs, packed)
-    return {f"gradient of {name}": value for name, value in both.items()}
+    found: dict[str, Tensor | None] = {name: named.pop(name) for name in case.tensors}
+    pack, pack_out = getattr(case.module, "pack", None), getattr(case.module, "pack_out", None)
+    if named and pack is not None and pack_out is not None:
+        given = {name.removeprefix("parameter "): gradient for name, gradient in named.items()}
+        with torch.enable_grad():
+            weights = reference.inputs.weights.map(lambda tensor: tensor.detach().requires_grad_())
+            packed = pack(weights) | pack_out(weights)
+            if unnamed := set(given) - set(packed):
+                raise ValueError(f"pack names no {', '.join(sorted(unnamed))}: give it every parameter")
+            canonical = weights.tensors()
+            ways = [packed[name] for name in given]
+            back = torch.autograd.grad(ways, list(canonical.values()), list(given.values()), allow_unused=True)
+        found |= {f"{name} weights": gradient for name, gradient in zip(canonical, back, strict=True)}
+    return {f"gradient of {name}": gradient for name, gradient in found.items() if gradient is not None}
 
 
 def require_form(workload: Workload, output: Tensor) -> None:

@@ -6,8 +6,7 @@ rule is broken, or "". What PyTorch's own kernels break is only noted (docs/adr/
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -19,13 +18,18 @@ from attnbench.contract import Implementation
 from attnbench.storage.records import RuleResult
 
 
-@dataclass(frozen=True)
 class Candidate:
     """An implementation at one workload, with its references for two kinds of input."""
 
-    implementation: Implementation
-    normal: Reference
-    other: Reference
+    def __init__(self, implementation: Implementation, normal: Reference, other: Reference) -> None:
+        """Call the implementation on the normal inputs; what it raises passes through."""
+        self.implementation, self.normal, self.other = implementation, normal, other
+        self.output = self.call()  # on the normal inputs
+        self.tolerance = 2 * normal.tolerance("output")  # how far two honest answers on them may be apart
+        self.sources = [name for name in ("key", "value", "context") if name in normal.inputs.tensors]  # rows of keys
+        self.seen = oracle.row_mask(normal.workload, torch.arange(normal.workload.seq_len)).seen[:, 0]  # (B, T, S)
+        hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
+        self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
 
     def case(self) -> Case:
         """A case on fresh copies of the normal inputs."""
@@ -40,46 +44,11 @@ class Candidate:
         require_form(self.normal.workload, output)
         return output.detach()
 
-    @cached_property
-    def output(self) -> Tensor:
-        """The output on the normal inputs."""
-        return self.call()
-
-    @property
-    def can_be_called(self) -> bool:
-        """Whether the candidate takes this workload at all."""
-        try:
-            return self.output is not None
-        except Exception:  # noqa: BLE001 - whatever the candidate raises
-            return False
-
-    @property
-    def is_right_on_other(self) -> bool:
-        """Whether a new case answers the other inputs rightly."""
-        observed = observe(self.implementation, self.other)
-        return error("output", observed["output"], self.other).agrees
-
-    @property
-    def tolerance(self) -> float:
-        """How far two honest answers on the normal inputs may be apart."""
-        return 2 * self.normal.tolerance("output")
-
-    @cached_property
-    def seen(self) -> Tensor:
-        """Which keys each query sees (B, T, S)."""
-        return oracle.row_mask(self.normal.workload, torch.arange(self.normal.workload.seq_len)).seen[:, 0]
-
-    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> Tensor:
-        """The output with one key's row of the tensor `name` changed."""
+    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The output with one key's row of the tensor `name` changed, split as by `split`."""
         tensor = self.normal.inputs.tensors[name].clone()
         tensor[..., key, :] = change(tensor[..., key, :])
-        return self.call(**{name: tensor})
-
-    @property
-    def sources(self) -> tuple[str, ...]:
-        """The tensors that hold a row for each key and nothing else."""
-        tensors = self.normal.inputs.tensors
-        return ("key", "value") if "key" in tensors else tuple(name for name in ("context",) if name in tensors)
+        return self.split(self.call(**{name: tensor}), key)
 
     def split(self, output: Tensor, key: int) -> tuple[Tensor, Tensor]:
         """The rows of an output whose query does not see that key, and those whose query does; each (n, ...)."""
@@ -100,9 +69,12 @@ def outputs_apart(candidate: Candidate) -> str:
     if not torch.equal(kept.nan_to_num(), first.nan_to_num()):
         return "a later call overwrote the output of an earlier one: they share memory"
     rows = second.index_select(second.dim() - 2, candidate.other.rows.to(second.device))
-    if not error("output", rows, candidate.other).agrees and candidate.is_right_on_other:
-        return "a second call on other values in the same tensors is wrong: something is kept from the first"
-    return ""
+    if error("output", rows, candidate.other).agrees:
+        return ""
+    anew = observe(candidate.implementation, candidate.other)["output"]
+    if not error("output", anew, candidate.other).agrees:
+        return ""
+    return "a second call on other values in the same tensors is wrong: something is kept from the first"
 
 
 def inputs_kept(candidate: Candidate) -> str:
@@ -138,14 +110,13 @@ def expanded(candidate: Candidate) -> str:
 def hidden_keys(candidate: Candidate) -> str:
     """What a hidden key and its value hold, as long as it and its scores are finite, moves nothing."""
     poison = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.normal.workload.dtype]).max)
-    for key in _half_hidden(candidate):
-        for name in candidate.sources:
-            output = candidate.with_key(name, key, lambda row: poison * row)
-            hidden, _ = candidate.split(output, key)
-            before, _ = candidate.split(candidate.output, key)
-            apart = _apart(hidden, before)
-            if not apart <= candidate.tolerance:
-                return f"the {name} of key {key} moves queries that do not see it by {apart:.3g}"
+    if (key := candidate.hidden_key) is None:
+        return ""
+    for name in candidate.sources:
+        hidden, _ = candidate.with_key(name, key, lambda row: poison * row)
+        apart = _apart(hidden, candidate.split(candidate.output, key)[0])
+        if not apart <= candidate.tolerance:
+            return f"the {name} of key {key} moves queries that do not see it by {apart:.3g}"
     return ""
 
 
@@ -156,7 +127,7 @@ def visible_nan(candidate: Candidate) -> str:
     """
     for name in candidate.sources if candidate.normal.workload.kv_len > 1 else ():
         key = candidate.normal.workload.kv_len // 2
-        _, seeing = candidate.split(candidate.with_key(name, key, lambda row: row * math.nan), key)
+        _, seeing = candidate.with_key(name, key, lambda row: row * math.nan)
         if seeing.numel() and seeing.flatten(1).isfinite().all(dim=1).any():
             return f"NaN in the {name} of a visible key is lost"
     return ""
@@ -164,15 +135,14 @@ def visible_nan(candidate: Candidate) -> str:
 
 def hidden_nan(candidate: Candidate) -> str:
     """NaN or Inf in a hidden key or value stays there."""
+    if (key := candidate.hidden_key) is None:
+        return ""
     leaks = []
     for name in candidate.sources:
         for word, bad in (("NaN", math.nan), ("Inf", math.inf)):
-            for key in _half_hidden(candidate):
-                hidden, _ = candidate.split(
-                    candidate.with_key(name, key, partial(torch.full_like, fill_value=bad)), key
-                )
-                if not hidden.isfinite().all():
-                    leaks.append(f"{word} in the {name}")
+            hidden, _ = candidate.with_key(name, key, partial(torch.full_like, fill_value=bad))
+            if not hidden.isfinite().all():
+                leaks.append(f"{word} in the {name}")
     return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
 
 
@@ -190,17 +160,6 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
 
 
-def _half_hidden(candidate: Candidate) -> list[int]:
-    """The last key that some query does not see, in a list; empty where every query sees every key."""
-    hidden = (~candidate.seen).any(dim=0).any(dim=0).nonzero().flatten()
-    return [int(hidden[-1])] if len(hidden) else []
-
-
-def _transposed(tensor: Tensor) -> Tensor:
-    """The same values, with the axis of tokens outermost but one, as a projection leaves them."""
-    return tensor.transpose(-2, -1).contiguous().transpose(-2, -1)
-
-
 def _offset(tensor: Tensor) -> Tensor:
     """The same values, one element after the start of a buffer."""
     buffer = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
@@ -215,7 +174,11 @@ def _gapped(tensor: Tensor) -> Tensor:
     return wide[..., : moved.shape[-1]].transpose(1, -2)
 
 
-LAYOUTS = {"transposed": _transposed, "at an offset": _offset, "spread out in memory": _gapped}
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda tensor: tensor.mT.contiguous().mT,  # tokens innermost but one, as a projection leaves them
+    "at an offset": _offset,
+    "spread out in memory": _gapped,
+}
 DECIDING: dict[str, Callable[[Candidate], str]] = {
     "inputs kept": inputs_kept,
     "outputs apart": outputs_apart,

@@ -14,19 +14,14 @@ from torch import Tensor
 
 from attnbench.checking.oracle import RowMask
 from attnbench.contract import Weights, repeat_heads
-from attnbench.workloads.masks import Mask
 
-STEPS = ("projection", "heads", "scores", "masked scores", "weights", "context", "output")
 Changes = Mapping[str, Callable[..., Any]]
 """The functions that replace some of the steps: same operands, same kind of result."""
-Change = Callable[[Tensor, Mask, RowMask], Tensor]
-"""f(scores, part, mask): the scores (B, H, R, S) as one part of the mask changes them."""
-FLOAT32_BITS = 32
 
 
 def product(left: Tensor, right: Tensor) -> Tensor:
     """A matrix product summed in float32 at least and rounded to the operands' dtype, as hardware does it."""
-    if torch.finfo(left.dtype).bits < FLOAT32_BITS:
+    if torch.finfo(left.dtype).bits < 32:  # noqa: PLR2004 - float32's
         return (left.float() @ right.float()).to(left.dtype)
     return left @ right
 
@@ -55,18 +50,6 @@ def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     return product(query, key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
 
 
-def change_by_part(scores: Tensor, part: Mask, mask: RowMask) -> Tensor:
-    """The scores (B, H, R, S) as one part of the mask changes them."""
-    return scores + mask.biases[part].to(scores.dtype) if part.is_additive else part.transform(scores)
-
-
-def changed(scores: Tensor, mask: RowMask, change: Change = change_by_part) -> Tensor:
-    """The scores (B, H, R, S) as the parts of the mask change them, one after the other, none hidden yet."""
-    for part in mask.rule.changes:
-        scores = change(scores, part, mask)
-    return scores
-
-
 def hide(scores: Tensor, seen: Tensor) -> Tensor:
     """The scores with -inf at the keys that are not seen."""
     return scores.masked_fill(~seen, -math.inf)
@@ -74,7 +57,7 @@ def hide(scores: Tensor, seen: Tensor) -> Tensor:
 
 def masked_scores(scores: Tensor, mask: RowMask) -> Tensor:
     """The scores as the mask changes them, with -inf at the hidden keys."""
-    return hide(changed(scores, mask), mask.seen)
+    return hide(mask.changed(scores), mask.seen)
 
 
 def weights(masked: Tensor, mask: RowMask) -> Tensor:

@@ -69,6 +69,21 @@ class Weights:
     value_bias: Tensor | None = None
     out_bias: Tensor | None = None
 
+    @staticmethod
+    def shapes(workload: Workload, embed_dim: int) -> dict[str, tuple[int, ...]]:
+        """The shape of each of a workload's weights and biases, at an embedding width that may be another."""
+        heads, groups, width = workload.num_heads, workload.num_kv_heads, workload.head_dim
+        return {
+            "query": (heads, width, embed_dim),
+            "key": (groups, width, embed_dim),
+            "value": (groups, workload.value_dim, embed_dim),
+            "out": (embed_dim, heads * workload.value_dim),
+            "query_bias": (heads, width),
+            "key_bias": (groups, width),
+            "value_bias": (groups, workload.value_dim),
+            "out_bias": (embed_dim,),
+        }
+
     def tensors(self) -> dict[str, Tensor]:
         """The tensors that are not None, by name."""
         named = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -129,12 +144,12 @@ class Attention(nn.Module):
 
         The check sends gradients back through this function, so that gradients of packed weights can be compared.
         """
-        named = {name: tensor for name, tensor in weights.tensors().items() if not name.startswith("out")}
-        layers = {
-            f"{name.removesuffix('_bias')}.{'bias' if name.endswith('_bias') else 'weight'}": tensor
-            for name, tensor in named.items()
-        }
-        return {name: tensor.flatten(0, 1) for name, tensor in layers.items()}  # (H,K,D) -> (H*K,D), (H,K) -> (H*K,)
+        state = {}
+        for name, tensor in weights.tensors().items():
+            layer, _, bias = name.partition("_")
+            if layer != "out":
+                state[f"{layer}.{bias or 'weight'}"] = tensor.flatten(0, 1)  # (H,K,D) -> (H*K,D), (H,K) -> (H*K,)
+        return state
 
     def pack_out(self, weights: Weights) -> dict[str, Tensor]:
         """The output projection's state dict from the canonical weights; empty where there is none."""
@@ -187,11 +202,6 @@ class CanonicalAttention(Attention):
         return {name if name.endswith("_bias") else f"{name}_weight": tensor for name, tensor in named.items()}
 
 
-def unknown_flops(workload: Workload) -> int | None:  # noqa: ARG001 - the signature of `executed_flops`
-    """Return None: nobody has counted, and reports say "unknown"."""
-    return None
-
-
 def supports_everything(workload: Workload) -> str | None:  # noqa: ARG001 - the signature of `unsupported`
     """Return None: there is no reason against any workload."""
     return None
@@ -220,7 +230,7 @@ class Implementation:
     build: Callable[[Weights], nn.Module]
     source: str
     unsupported: Callable[[Workload], str | None] = supports_everything
-    executed_flops: Callable[[Workload], int | None] = unknown_flops
+    executed_flops: Callable[[Workload], int | None] = lambda _: None
     backend: str = ""
     has_dropout: bool = False
     compiles: bool = False

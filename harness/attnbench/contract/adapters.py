@@ -5,10 +5,7 @@
 A layout turns the canonical weights into the module's state dict by differentiable steps only, since the check sends
 gradients back through it (docs/adr/0006). In a layout a name stands for the linear layer's NAME.weight and NAME.bias;
 one with {} in it is completed there, as in `in_proj_{}`. Where the canonical weights have no biases, no layout makes
-any. Every form is shown in docs/adapters.md.
-
-Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
-width.
+any. Every form is shown in docs/adapters.md. Shapes as in the contract.
 """
 
 from collections.abc import Callable, Collection, Mapping
@@ -88,18 +85,11 @@ def per_head(name: str, order: str = LETTERS, *, out: str | None) -> Layout:
     _check_letters(order)
 
     def pack(weights: Weights) -> dict[str, Tensor]:
-        groups = len(weights.key)
-        rows = {
-            letter: (
-                weight.unflatten(0, (groups, -1)).flatten(1, 2),  # (H,K,D) -> (G,H/G*K,D)
-                None if bias is None else bias.reshape(groups, -1),  # (H,K) -> (G,H/G*K)
-            )
-            for letter, (weight, bias) in _rows(weights).items()
-        }
-        biases = [bias for letter in order if (bias := rows[letter][1]) is not None]
-        weight = torch.cat([rows[letter][0] for letter in order], dim=1).flatten(0, 1)  # -> (H*K+G*K+G*V,D)
-        together = [torch.cat(biases, dim=1).flatten()] if biases else []
-        return out_state(weights, out) | linear(name, weight, together)
+        groups, rows = len(weights.key), [_rows(weights)[letter] for letter in order]
+        together = [weight.unflatten(0, (groups, -1)).flatten(1, 2) for weight, _ in rows]  # (H,K,D) -> (G,H/G*K,D)
+        biases = [bias.reshape(groups, -1) for _, bias in rows if bias is not None]  # (H,K) -> (G,H/G*K)
+        bias = [torch.cat(biases, dim=1).flatten()] if biases else []
+        return out_state(weights, out) | linear(name, torch.cat(together, dim=1).flatten(0, 1), bias)
 
     return Layout(pack=pack, has_out=out is not None)
 
@@ -226,15 +216,23 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
         return frozenset(name for name, _ in make(sizes).named_parameters())
 
     def reason(workload: Workload) -> str | None:
-        return (
-            _reason_in_sizes(workload, axes)
-            or _reason_in_mask(workload, masks, changes_scores=changes_scores)
-            or unsupported(workload)
-            or _reason_in_biases(workload, layout, parameters)
-        )
+        if workload.scope == "attention":
+            return "an adapted module can be called as a whole only: use scope module"
+        for axis, value in workload.usual().items():
+            if axis not in axes and getattr(workload, axis) != value:
+                return f"{axis} must be {FOLLOWS[axis]}: the adapter does not list {axis} among its axes"
+        rule = workload.mask_rule
+        if masks is not None and rule.name not in masks:
+            return f"the adapter passes on no mask {rule.name}, but {', '.join(masks)}"
+        if masks is None and rule.changes_scores and not changes_scores:
+            return (
+                "the adapter does not say that it passes on what changes scores: "
+                f"list {rule.name} among its masks, or give changes_scores=True"
+            )
+        return unsupported(workload) or _reason_in_biases(workload, layout, parameters)
 
     def build(weights: Weights) -> nn.Module:
-        return Adapted(make(sizes_of(weights)), layout, call or _alone, weights, dropout)
+        return Adapted(make(sizes_of(weights)), layout, call or (lambda module, x, *_: module(x)), weights, dropout)
 
     return Implementation(build=build, source=source, unsupported=reason, has_dropout=dropout is not None)
 
@@ -261,8 +259,18 @@ class Adapted(nn.Module):
             self.out = nn.Linear(weights.out.shape[1], weights.out.shape[0], bias=weights.out_bias is not None)
         self.to(device=weights.query.device, dtype=weights.query.dtype)
         state = self.pack(weights) | self.pack_out(weights)
-        shapes = {name: parameter.shape for name, parameter in self.named_parameters()}
-        _require_fit({name: tensor.shape for name, tensor in state.items()}, shapes)
+        shapes = {path: tuple(parameter.shape) for path, parameter in self.named_parameters()}
+        for path, tensor in state.items():
+            name = path.removeprefix("module.")
+            if path not in shapes:
+                has = [other.removeprefix("module.") for other in shapes]
+                raise ValueError(f"the layout does not fit the module: {unknown('parameter', name, has)}")
+            if tuple(tensor.shape) != shapes[path]:
+                made = tuple(tensor.shape)
+                raise ValueError(f"parameter {name} is {shapes[path]} in the module, the layout makes {made}")
+        for path in shapes:
+            if path not in state:
+                raise ValueError(f"the layout names no {path.removeprefix('module.')}: it must name every parameter")
         self.load_state_dict(state, strict=False)  # buffers are no weights, and stay as they are
 
     @property
@@ -305,60 +313,24 @@ def sizes_of(weights: Weights) -> Sizes:
     )
 
 
-def _alone(module: nn.Module, x: Tensor, context: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401, ARG001 - a Call
-    return module(x)
-
-
-def _require_fit(packed_shapes: Mapping[str, torch.Size], shapes: Mapping[str, torch.Size]) -> None:
-    """Raises ValueError, on one line, for the first parameter that does not fit."""
-    for path, shape in packed_shapes.items():
-        name = path.removeprefix("module.")
-        if path not in shapes:
-            has = [other.removeprefix("module.") for other in shapes]
-            raise ValueError(f"the layout does not fit the module: {unknown('parameter', name, has)}")
-        if shape != shapes[path]:
-            own = tuple(shapes[path])
-            raise ValueError(f"parameter {name} is {own} in the module, the layout makes {tuple(shape)}")
-    for path in shapes:
-        if path not in packed_shapes:
-            raise ValueError(f"the layout names no {path.removeprefix('module.')}: it must name every parameter")
-
-
-def _reason_in_sizes(workload: Workload, axes: Collection[str]) -> str | None:
-    if workload.scope == "attention":
-        return "an adapted module can be called as a whole only: use scope module"
-    usual = {
-        "kv_len": workload.seq_len,
-        "num_kv_heads": workload.num_heads,
-        "value_dim": workload.head_dim,
-        "embed_dim": workload.num_heads * workload.head_dim,
-    }
-    for axis, value in usual.items():
-        if axis not in axes and getattr(workload, axis) != value:
-            return f"{axis} must be {FOLLOWS[axis]}: the adapter does not list {axis} among its axes"
-    return None
-
-
-def _reason_in_mask(workload: Workload, masks: Collection[str] | None, *, changes_scores: bool) -> str | None:
-    rule = workload.mask_rule
-    if masks is None and rule.changes_scores and not changes_scores:
-        return (
-            "the adapter does not say that it passes on what changes scores: "
-            f"list {rule.name} among its masks, or give changes_scores=True"
-        )
-    if masks is None or rule.name in masks:
-        return None
-    return f"the adapter passes on no mask {rule.name}, but {', '.join(masks)}"
-
-
 def _reason_in_biases(workload: Workload, layout: Layout, parameters: Callable[[Sizes], frozenset[str]]) -> str | None:
     """Why the module's biases are not the workload's, or None; any other misfit is an error of `build`."""
-    blank = _blank(workload)
+    shapes = Weights.shapes(workload, workload.embed_dim)
+    blank = Weights(**{name: torch.empty(*shape, device="meta") for name, shape in shapes.items()})
     names = {bias: set(layout.pack(blank.biased(bias))) for bias in BIASES}
     existing = parameters(sizes_of(blank.biased(workload.bias)))
     if not names["none"] <= existing <= names["all"]:
         return None
-    if ignored := _ignored_biases(layout, blank.biased(workload.bias)):
+    watched = blank.biased(workload.bias).map(lambda tensor: tensor.requires_grad_())
+    biases = {name: tensor for name, tensor in watched.tensors().items() if name.endswith("_bias")}
+    if not layout.has_out:
+        biases.pop("out_bias", None)
+    sums = [tensor.sum() for tensor in layout.pack(watched).values()]
+    gradients: tuple[Tensor | None, ...] = (
+        torch.autograd.grad(sums, list(biases.values()), allow_unused=True) if biases else ()
+    )
+    none = [name for name, gradient in zip(biases, gradients, strict=True) if gradient is None]
+    if ignored := [name for name in none if name != "key_bias"]:  # that of the keys has no effect
         return f"the layout has no place for {', '.join(ignored)}, which bias={workload.bias} asks for"
     if existing == names[workload.bias]:
         return None
@@ -367,35 +339,3 @@ def _reason_in_biases(workload: Workload, layout: Layout, parameters: Callable[[
         return f"the module has the biases of bias={fitting[0]}, not of bias={workload.bias}"
     missing = ", ".join(sorted(names["all"] - existing))
     return f"the module has no {missing} but other biases, as in no value of the axis bias"
-
-
-def _ignored_biases(layout: Layout, weights: Weights) -> list[str]:
-    """The biases that the state dict does not depend on; without that of the keys, which has no effect."""
-    watched = weights.map(lambda tensor: tensor.requires_grad_())
-    biases = {name: tensor for name, tensor in watched.tensors().items() if name.endswith("_bias")}
-    if not layout.has_out:
-        biases.pop("out_bias", None)
-    sums = [tensor.sum() for tensor in layout.pack(watched).values()]
-    gradients: tuple[Tensor | None, ...] = (
-        torch.autograd.grad(sums, list(biases.values()), allow_unused=True) if biases else ()
-    )
-    return [name for name, gradient in zip(biases, gradients, strict=True) if gradient is None and name != "key_bias"]
-
-
-def _blank(workload: Workload) -> Weights:
-    """Canonical weights of the workload's sizes without any numbers in them."""
-    width, heads, groups = workload.embed_dim, workload.num_heads, workload.num_kv_heads
-
-    def blank(*shape: int) -> Tensor:
-        return torch.empty(*shape, device="meta")
-
-    return Weights(
-        query=blank(heads, workload.head_dim, width),
-        key=blank(groups, workload.head_dim, width),
-        value=blank(groups, workload.value_dim, width),
-        out=blank(width, heads * workload.value_dim),
-        query_bias=blank(heads, workload.head_dim),
-        key_bias=blank(groups, workload.head_dim),
-        value_bias=blank(groups, workload.value_dim),
-        out_bias=blank(width),
-    )

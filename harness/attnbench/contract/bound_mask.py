@@ -1,7 +1,4 @@
-"""A mask bound to the sizes of a workload, as tensors on a device.
-
-Shapes: B batch, T query length, S key length, H heads.
-"""
+"""A mask bound to the sizes of a workload, as tensors on a device. Shapes as in the contract."""
 
 from collections.abc import Callable
 from functools import cached_property
@@ -38,6 +35,10 @@ class BoundMask:
         self.sizes = sizes
         self.num_heads = num_heads
         self.device = torch.device(device)
+        self.changes_scores = rule.changes_scores  # by `adjust`; else the mask only hides keys
+        self.is_none = not (rule.hides or rule.changes_scores)  # every key is visible and keeps its score
+        self.is_causal = isinstance(rule, Causal)  # aligned at the start (top-left), and nothing else
+        self.is_padding = isinstance(rule, Padding)  # it depends on batch row and key alone
         self._table = on_device(rule.table(*sizes), self.device)
         self.per_head = [on_device(part.per_head(num_heads), self.device) for part in rule.changes]
         self._biases: dict[torch.dtype, Tensor] = {}
@@ -55,26 +56,6 @@ class BoundMask:
         """Whether `query` sees `key` in that batch row: the rule itself, on whole numbers that broadcast."""
         seen: Tensor = self.rule.sees(batch, query, key, self._table, self.sizes[2] - self.sizes[1])
         return seen
-
-    @property
-    def is_none(self) -> bool:
-        """Whether every key is visible and keeps its score."""
-        return not (self.rule.hides or self.rule.changes_scores)
-
-    @property
-    def is_causal(self) -> bool:
-        """Whether this is exactly the causal mask aligned at the start (top-left)."""
-        return isinstance(self.rule, Causal)
-
-    @property
-    def is_padding(self) -> bool:
-        """Whether the mask depends on batch row and key alone."""
-        return isinstance(self.rule, Padding)
-
-    @property
-    def changes_scores(self) -> bool:
-        """Whether `adjust` changes scores; else the mask only hides keys."""
-        return self.rule.changes_scores
 
     @cached_property
     def visible(self) -> Tensor | None:

@@ -12,8 +12,6 @@ from typing import Any
 
 import torch
 
-RECOMPILE_LIMIT = 10_000
-
 
 class NotOneGraphError(Exception):
     """A function cannot be captured as one graph; says where it breaks."""
@@ -41,7 +39,7 @@ def settle() -> None:
     import torch._functorch.config as functorch
     import torch._inductor.config as inductor
 
-    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = RECOMPILE_LIMIT
+    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
     dynamo.fail_on_recompile_limit_hit = True
     functorch.donated_buffer = False  # direction `backward` calls the backward pass of one graph again and again
     inductor.cpp.enable_kernel_profile = True  # generated kernels have names of their own in profiles

@@ -34,11 +34,13 @@ def implementation(spec: str) -> Implementation:
     """
     base, option = plugins.variant(spec)
     plain = from_value(plugins.load(base), base)
-    return VARIANTS[option](plain) if option else plain
+    return compiled(plain) if option else plain  # plugins.py knows no other option
 
 
 def from_value(value: object, spec: str) -> Implementation:
     """The implementation that a value makes; `spec` is its name.
+
+    A class takes part as a subclass of Attention, through `from_weights(weights)`, or by its `attend` alone.
 
     Raises:
         ValueError: the value is none of the forms that can take part.
@@ -46,38 +48,30 @@ def from_value(value: object, spec: str) -> Implementation:
     if isinstance(value, Implementation):
         return value if value.source else dataclasses.replace(value, source=spec)
     if isinstance(value, type):
-        return _from_class(value, spec)
+        if issubclass(value, Attention):
+            return Implementation(build=value, source=spec)
+        if issubclass(value, nn.Module) and hasattr(value, "from_weights"):
+            missing = None if hasattr(value, "attend") else value.__name__
+
+            def unsupported(workload: Workload) -> str | None:
+                if workload.scope == "attention" and missing:
+                    return f"{missing} has no attend: it takes part in scope module only"
+                return None
+
+            return Implementation(build=value.from_weights, source=spec, unsupported=unsupported)
+        if hasattr(value, "attend"):
+            bare: Any = value()
+            return _from_function(bare.attend, spec)
+        raise ValueError(
+            f"{spec} is a class without attend(query, key, value, mask) and without a classmethod "
+            f"from_weights(weights): it needs one of them, or hand in {ADAPTED}"
+        )
     if callable(value):
         return _from_function(value, spec)
     raise ValueError(
         f"{spec} is a {type(value).__name__}; it can be a class with attend or from_weights, "
         f"a function f(query, key, value, *, mask=None), an IMPLEMENTATION, or {ADAPTED}"
     )
-
-
-def _from_class(given: type, spec: str) -> Implementation:
-    """A class takes part as a subclass of Attention, through `from_weights(weights)`, or by its `attend` alone."""
-    if issubclass(given, Attention):
-        return Implementation(build=given, source=spec)
-    if issubclass(given, nn.Module) and hasattr(given, "from_weights"):
-        build: Callable[[Weights], nn.Module] = given.from_weights
-        return Implementation(build=build, source=spec, unsupported=_module_scope_only(given))
-    if hasattr(given, "attend"):
-        bare: Any = given()
-        return _from_function(bare.attend, spec)
-    raise ValueError(
-        f"{spec} is a class without attend(query, key, value, mask) and without a classmethod from_weights(weights): "
-        f"it needs one of them, or hand in {ADAPTED}"
-    )
-
-
-def _module_scope_only(given: type) -> Callable[[Workload], str | None]:
-    def unsupported(workload: Workload) -> str | None:
-        if workload.scope == "attention" and not hasattr(given, "attend"):
-            return f"{given.__name__} has no attend: it takes part in scope module only"
-        return None
-
-    return unsupported
 
 
 def _from_function(function: Callable[..., Tensor], spec: str) -> Implementation:
@@ -133,10 +127,6 @@ def compiled(given: Implementation) -> Implementation:
     )
 
 
-VARIANTS: dict[str, Callable[[Implementation], Implementation]] = {"compile": compiled}
-"""What each option of plugins.py makes of an implementation."""
-
-
 def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     """`function` compiled, to be called with a keyword or a last argument `mask`."""
     run = compile_whole(function)
@@ -144,8 +134,12 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
 
     def call(*given: Any, **named: Any) -> Tensor:  # noqa: ANN401 - attend and forward differ
         mask: BoundMask = named["mask"] if "mask" in named else given[-1]
-        if mask not in ready:
-            _prepare_mask(mask, function, given, named)
+        if mask not in ready:  # what it makes at first use must not be captured as part of the graph
+            if mask.is_none:
+                assert mask.visible is mask.hidden is mask.empty is None  # each is now kept, and took no memory
+            else:
+                with torch.no_grad():
+                    function(*given, **named)
             ready.add(mask)
         try:
             output: Tensor = run(*given, **named)
@@ -154,14 +148,3 @@ def _compiled(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
         return output
 
     return call
-
-
-def _prepare_mask(
-    mask: BoundMask, function: Callable[..., Tensor], given: tuple[Any, ...], named: dict[str, Any]
-) -> None:
-    """Have the mask make the tensors that `function` needs: made during capture, they would be part of the graph."""
-    if mask.is_none:
-        assert mask.visible is mask.hidden is mask.empty is None  # each is now kept, and took no memory
-        return
-    with torch.no_grad():
-        function(*given, **named)

@@ -7,13 +7,11 @@ linear in its values. Shapes as in the contract, with B=1 and S=T.
 
 import contextlib
 import sys
-from collections.abc import Callable, Iterator
-from dataclasses import replace
-from functools import partial
+from collections.abc import Callable
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from attnbench.checking import oracle
 from attnbench.checking.case import bind, build, place, reason_against
@@ -29,8 +27,10 @@ from attnbench.workloads.workload import Workload
 PROJECTED = {"query": "BHTK", "key": "BGSK", "value": "BGSV"}
 
 
-class UnexpectedResultError(Exception):
-    """An implementation gave something that cannot be compared."""
+class _Trouble(str):
+    """What happened where there is no result, in words."""
+
+    __slots__ = ()
 
 
 def load(spec: str) -> Implementation | str:
@@ -40,7 +40,7 @@ def load(spec: str) -> Implementation | str:
         ValueError: the value is none of the forms that can take part.
     """
     try:
-        with _output_redirected():
+        with contextlib.redirect_stdout(sys.stderr):
             return loading.implementation(spec)
     except ValueError:
         raise
@@ -53,29 +53,29 @@ def compare(
 ) -> OracleDiff:
     """Compare the implementation with the oracle on one sentence; a text says why there is no implementation."""
     if isinstance(implementation, str):
-        return OracleDiff(words=words, comparisons=(_output(workload, inputs, implementation),))
+        return OracleDiff(words=words, comparisons=(_output(workload, inputs, _Trouble(implementation)),))
     if reason := reason_against(implementation, workload):
         unmasked = make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
         return OracleDiff(words=words, unseen=plain(f"this workload is unsupported: {reason}{advice}"))
     mask, placed = bind(workload), place(inputs, workload)
-    try:
-        with _output_redirected():
-            module = build(workload, implementation, placed, mask).module
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        trouble = f"it cannot be built: {describe(error)[1]}"
-        return OracleDiff(words=words, comparisons=(_output(workload, inputs, trouble),))
+    module = _asked(lambda: build(workload, implementation, placed, mask).module, "it cannot be built:")
+    if isinstance(module, _Trouble):
+        return OracleDiff(words=words, comparisons=(_output(workload, inputs, module),))
     x = placed.tensors["x"]
-    output = _output(workload, inputs, lambda: module(x.clone(), None, mask=mask))
+    output = _output(workload, inputs, _asked(lambda: module(x.clone(), None, mask=mask)))
     comparisons: list[Comparison] = []
     unseen = []
-    if reason := _reason_against_projections(module):
-        unseen.append(f"its projections cannot be seen: {reason}")
-    else:
+    kind = type(module)
+    if not isinstance(module, Attention):
+        unseen.append(f"its projections cannot be seen: {kind.__name__} is no attnbench.contract.Attention")
+    elif kind.project is Attention.project and kind.forward is not Attention.forward:
+        unseen.append(f"its projections cannot be seen: {kind.__name__} has a forward of its own, and no project")
+    else:  # where the output is right, a difference is the module's own way to compute it
         comparisons += _projections(module, inputs, x, is_right=output.outcome is Outcome.agrees)
     reason = reason_against(implementation, make(workload.axes() | {"scope": "attention"}))
     if reason is None and not hasattr(module, "attend"):
-        reason = f"{type(module).__name__} has no attend"
+        reason = f"{kind.__name__} has no attend"
     if reason:
         unseen.append(f"its steps from scores to context cannot be seen: {reason}")
     else:
@@ -83,39 +83,24 @@ def compare(
     return OracleDiff(words=words, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
 
 
-def _reason_against_projections(module: nn.Module) -> str:
-    """Why the module cannot be asked for its query, key and value; or ""."""
-    if not isinstance(module, Attention):
-        return f"{type(module).__name__} is no attnbench.contract.Attention"
-    kind: type[Attention] = type(module)
-    if kind.project is Attention.project and kind.forward is not Attention.forward:
-        return f"{kind.__name__} has a forward of its own, and no project"
-    return ""
+def _projections(module: Attention, inputs: Inputs, x: Tensor, *, is_right: bool) -> list[Comparison]:
+    """Query, key and value."""
+    given = _asked(lambda: module.project(x.clone(), x.clone()))
+    if isinstance(given, _Trouble):
+        parts: Any = [given] * len(PROJECTED)
+    elif isinstance(given, tuple | list) and len(given) == len(PROJECTED):
+        parts = given
+    else:
+        parts = [_Trouble("project must give query, key and value")] * len(PROJECTED)
+    right = oracle.project(inputs.tensors["x"], inputs.tensors["x"], inputs.weights)
+    return [
+        _compared(name, "projection", letters, *each, is_private=is_right)
+        for (name, letters), each in zip(PROJECTED.items(), zip(right, parts, strict=True), strict=True)
+    ]
 
 
-def _projections(module: nn.Module, inputs: Inputs, x: Tensor, *, is_right: bool) -> list[Comparison]:
-    """Query, key and value; where the output is right, a difference is the module's own way to compute it."""
-    project: Callable[..., Any] = module.project  # type: ignore[assignment] # the caller has seen that it is there
-    expected = oracle.project(inputs.tensors["x"], inputs.tensors["x"], inputs.weights)
-    given: Any = (None, None, None)
-    trouble = ""
-    try:
-        given = _called(lambda: project(x.clone(), x.clone()))
-        if not isinstance(given, tuple | list) or len(given) != len(PROJECTED):
-            raise UnexpectedResultError("project must give query, key and value")  # noqa: TRY301 - as what it raises
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        given, trouble = (None, None, None), _described(error)
-    comparisons = []
-    parts = dict(zip(PROJECTED, given, strict=True))
-    for (name, letters), right in zip(PROJECTED.items(), expected, strict=True):
-        comparison = _compared(name, "projection", letters, right, trouble or partial(parts.get, name))
-        comparisons.append(replace(comparison, is_private=is_right))
-    return comparisons
-
-
-def _weights_and_context(module: nn.Module, workload: Workload, inputs: Inputs, mask: BoundMask) -> list[Comparison]:
+def _weights_and_context(module: Any, workload: Workload, inputs: Inputs, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
     """The weights that the module uses on the oracle's query and key, then its context."""
-    attend: Callable[..., Any] = module.attend  # type: ignore[assignment] # the caller has seen that it is there
     x = inputs.tensors["x"]
     query, key, value = (tensor.float() for tensor in oracle.project(x, x, inputs.weights))
     rows = oracle.row_mask(workload, torch.arange(workload.seq_len))
@@ -124,53 +109,51 @@ def _weights_and_context(module: nn.Module, workload: Workload, inputs: Inputs, 
         return oracle.attend(query.double(), key.double(), values, rows)
 
     def actual(values: Tensor) -> Any:  # noqa: ANN401 - whatever it gives
-        return _called(lambda: attend(query.clone(), key.clone(), values.clone(), mask))
+        return module.attend(query.clone(), key.clone(), values.clone(), mask)
 
-    context = _compared("context", "context", "BHTV", right(value.double()), lambda: actual(value))
+    context = _compared("context", "context", "BHTV", right(value.double()), _asked(lambda: actual(value)))
     if context.trouble:  # it hides the weights too
         return [context]
-    expected = recover_weights(right, value.double())
-    return [_compared("weights", "weights", "BHTS", expected, lambda: recover_weights(actual, value)), context]
+    expected, weights = recover_weights(right, value.double()), _asked(lambda: recover_weights(actual, value))
+    return [_compared("weights", "weights", "BHTS", expected, weights), context]
 
 
-def _output(workload: Workload, inputs: Inputs, call: Callable[[], Any] | str) -> Comparison:
-    """The module's output (B, T, D); or, as a text, why there is none."""
-    right = oracle.answer(workload, inputs, torch.arange(workload.seq_len))
-    return _compared("output", "output", "BTD", right, call if isinstance(call, str) else lambda: _called(call))
+def _output(workload: Workload, inputs: Inputs, given: object) -> Comparison:
+    """The module's output (B, T, D)."""
+    return _compared("output", "output", "BTD", oracle.answer(workload, inputs, torch.arange(workload.seq_len)), given)
 
 
-def _compared(name: str, step: str, letters: str, right: Tensor, call: Callable[[], Any] | str) -> Comparison:
-    """What `call` returns, compared with the oracle's; or, as a text, what happened instead."""
-    comparison = Comparison(name=name, step=step, letters=letters, oracle=right.numpy(), actual=None)
-    if isinstance(call, str):
-        return replace(comparison, trouble=plain(call))
-    try:
-        given = call()
-    except (Exception, SystemExit) as error:  # noqa: BLE001
-        return replace(comparison, trouble=plain(_described(error)))
-    if isinstance(given, Tensor) and given.shape == right.shape and given.is_floating_point():
-        return replace(comparison, actual=given.detach().double().cpu().numpy())
-    if isinstance(given, Tensor):
+def _compared(  # noqa: PLR0913
+    name: str, step: str, letters: str, right: Tensor, given: object, *, is_private: bool = False
+) -> Comparison:
+    """What somebody's code gave, compared with the oracle's."""
+    actual, trouble = None, ""
+    if isinstance(given, _Trouble):
+        trouble = plain(given)
+    elif isinstance(given, Tensor) and given.shape == right.shape and given.is_floating_point():
+        actual = given.detach().double().cpu().numpy()
+    elif isinstance(given, Tensor):
         shape = tuple(given.shape)
         text = shape_of(letters, shape) if len(shape) == len(letters) else str(shape)
-        kind = "" if given.is_floating_point() else f" of {str(given.dtype).removeprefix('torch.')}"
-        unexpected = f"its shape is {text}{kind}"
+        dtype = "" if given.is_floating_point() else f" of {str(given.dtype).removeprefix('torch.')}"
+        trouble = f"its shape is {text}{dtype}; it should be {shape_of(letters, tuple(right.shape))}"
     else:
-        unexpected = f"it gave a {type(given).__name__}, no tensor"
-    return replace(comparison, trouble=f"{unexpected}; it should be {shape_of(letters, tuple(right.shape))}")
+        trouble = f"it gave a {type(given).__name__}, no tensor; it should be {shape_of(letters, tuple(right.shape))}"
+    return Comparison(
+        name,
+        step=step,
+        letters=letters,
+        oracle=right.numpy(),
+        actual=actual,
+        trouble=trouble,
+        is_private=is_private,
+    )
 
 
-def _described(error: BaseException) -> str:
-    return str(error) if isinstance(error, UnexpectedResultError) else f"it raised {describe(error)[1]}"
-
-
-def _called(call: Callable[[], Any]) -> Any:  # noqa: ANN401
-    """Call somebody's code: no graph is recorded, and what it prints does not mix with what we print."""
-    with torch.no_grad(), _output_redirected():
-        return call()
-
-
-@contextlib.contextmanager
-def _output_redirected() -> Iterator[None]:
-    with contextlib.redirect_stdout(sys.stderr):
-        yield
+def _asked(call: Callable[[], Any], what: str = "it raised") -> Any:  # noqa: ANN401 - whatever somebody's code gives
+    """What `call` gives, or what it raises, in words. No graph is recorded, and what is printed goes to stderr."""
+    try:
+        with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
+            return call()
+    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's module may raise anything
+        return _Trouble(f"{what} {describe(error)[1]}")

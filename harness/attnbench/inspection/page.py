@@ -4,7 +4,7 @@ Colours: cividis, which reads alike with any kind of colour vision, https://doi.
 """
 
 import textwrap
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,29 +24,12 @@ from attnbench.reports import Picture, style
 from attnbench.reports.html import inlined
 from attnbench.units import plain
 
-TEMPLATE = "page.html.jinja"
 PAGE = "inspect.html"
-STEMS = ("weights", "joined", "mask", "beside", "scaling")
-MOST_TABLE_COLUMNS = 32
-COLOURS = "cividis"
-HIDDEN = "#e4e4e4"
-MARK = "#D55E00"
 MOST_NUMBERED = 10  # words up to which each weight can be read as a number
-DARK_BELOW = 0.55
-LONGEST_SENTENCE = 60
 MOST_PANEL_COLUMNS = 4
 LETTERS_AN_INCH = 11
 WIDEST = 4.2  # inches of a panel, however many words
-BAR = 4.0  # inches of a colour bar
 BAR_LAYOUT: dict[str, Any] = {"aspect": 25, "panchor": False}  # panels stay where they are
-
-
-def write(inspection: Inspection, folder: Path) -> list[Path]:
-    """Write inspect.html and each picture as SVG and PNG into a folder that was prepared."""
-    pictures = draw(inspection)
-    path = folder / PAGE
-    path.write_text(page(inspection, pictures), encoding="utf-8")
-    return [path, *(file for stem, picture in pictures.items() for file in style.save([picture], folder, stem))]
 
 
 def prepare(folder: Path) -> None:
@@ -57,7 +40,7 @@ def prepare(folder: Path) -> None:
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for stem in STEMS:
+        for stem in ("weights", "joined", "mask", "beside", "scaling"):
             for suffix in (".svg", ".png"):
                 (folder / stem).with_suffix(suffix).unlink(missing_ok=True)
         (folder / PAGE).write_text("", encoding="utf-8")
@@ -65,46 +48,25 @@ def prepare(folder: Path) -> None:
         raise ValueError(f"cannot write into {folder}: {error.strerror}; choose another folder with --to") from None
 
 
-def page(inspection: Inspection, pictures: Mapping[str, Picture]) -> str:
-    """The whole document; every text from outside is escaped by the template."""
-    folders = [Path(__file__).parent, Path(reports.__file__).parent]
-    loader = jinja2.FileSystemLoader(folders)
+def write(inspection: Inspection, folder: Path) -> list[Path]:
+    """Write inspect.html and each picture as SVG and PNG into a folder that was prepared.
+
+    Every text from outside is escaped by the template.
+    """
+    pictures = draw(inspection)
+    loader = jinja2.FileSystemLoader([Path(__file__).parent, Path(reports.__file__).parent])
     templates = jinja2.Environment(loader=loader, autoescape=True, undefined=jinja2.StrictUndefined, trim_blocks=True)
-    first = inspection.walks[0]
-    return templates.get_template(TEMPLATE).render(
+    page = templates.get_template("page.html.jinja").render(
         inspection=inspection,
-        differences=text.first_difference(inspection),
-        agreement=text.agreement(inspection),
-        method=text.METHOD,
-        mask=text.mask_sentences(first),
-        saturation=text.SATURATION,
-        softness=text.softness_table(first),
-        examples=text.example_table(inspection),
-        diffs=[
-            {
-                "sentence": plain(" ".join(diff.words)),
-                "rows": text.comparison_table(diff) if diff.comparisons else None,
-                "unseen": diff.unseen,
-                "differing": _cut(text.difference_tables(diff.first, walk.labels, inspection.implementation))
-                if diff.first is not None
-                else [],
-            }
-            for diff, walk in zip(inspection.diffs, inspection.walks, strict=True)
-        ],
-        walks=[
-            {
-                "sentence": plain(" ".join(walk.words)),
-                "steps": [(step, _cut(text.step_tables(walk, step))) for step in walk.steps],
-            }
-            for walk in inspection.walks
-        ],
+        text=text,
+        plain=plain,
         figures={stem: inlined(picture, number) for number, (stem, picture) in enumerate(pictures.items(), start=1)},
         outcomes=tuple(Outcome),
+        most_columns=32,
     )
-
-
-def _cut(tables: list[text.Table]) -> list[text.Table]:
-    return [table.cut(MOST_TABLE_COLUMNS) for table in tables]
+    path = folder / PAGE
+    path.write_text(page, encoding="utf-8")
+    return [path, *(file for stem, picture in pictures.items() for file in style.save([picture], folder, stem))]
 
 
 def draw(inspection: Inspection) -> dict[str, Picture]:
@@ -125,16 +87,13 @@ def draw(inspection: Inspection) -> dict[str, Picture]:
 
 def _weights(walks: Sequence[Walkthrough]) -> Picture:
     """A row for each sentence, or several where there are many heads, and a column for each head."""
-    figure, grid = _grid([len(walk.words) for walk in walks], walks[0].workload.num_heads)
-    places = iter(np.split(np.array(grid), len(walks)))
-    for walk, own in zip(walks, places, strict=True):
-        heads = walk.step("weights").values[0]
-        for head, (axes, weights) in enumerate(zip(own, heads, strict=False)):
-            image = _heat_map(axes, weights, walk.labels, walk.mask.seen if walk.mask.is_chosen else None)
-            title = f"'{_sentence(walk)}', head {head}" if head == 0 else f"head {head}"
-            axes.set_title(textwrap.fill(title, int(_side(len(walk.words)) * LETTERS_AN_INCH)), loc="left")
-        for axes in own[len(heads) :]:
-            axes.remove()
+    rows = []
+    for walk in walks:
+        weights = walk.step("weights").values[0]
+        title = textwrap.fill(f"'{_sentence(walk)}', head 0", int(_side(len(walk.words)) * LETTERS_AN_INCH))
+        titles = [title, *(f"head {head}" for head in range(1, len(weights)))]
+        rows.append((titles, weights, walk.labels, walk.mask.seen if walk.mask.is_chosen else None))
+    figure, image, _ = _heads(rows)
     caption = "Each row is a query and adds up to 1; dark is little, bright is much."
     caption += " Grey: hidden by the mask." if walks[0].mask.is_chosen else ""
     return _with_bar(figure, image, "Attention weights of each head over the words", _about(walks[0]), caption)
@@ -143,15 +102,12 @@ def _weights(walks: Sequence[Walkthrough]) -> Picture:
 def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
     """All sentences in one row: what the words of one weigh in the other."""
     values = walk.step("weights").values[0]
-    figure, grid = _grid([len(walk.words)], len(values))
-    for head, (axes, weights) in enumerate(zip(grid, values, strict=False)):
-        image = _heat_map(axes, weights, walk.labels, None, most=float(values.max()))
-        axes.set_title(f"head {head}", loc="left")
+    titles = [f"head {head}" for head in range(len(values))]
+    figure, image, panels = _heads([(titles, values, walk.labels, None)], most=float(values.max()))
+    for axes in panels:
         for edge in np.cumsum(lengths)[:-1]:
             axes.axhline(edge - 0.5, color="white", linewidth=2.5)
             axes.axvline(edge - 0.5, color="white", linewidth=2.5)
-    for axes in grid[len(values) :]:
-        axes.remove()
     caption = "All sentences in one row, where every word sees every other; the white lines separate the sentences."
     return _with_bar(figure, image, "Attention weights between the sentences", _about(walk), caption)
 
@@ -160,19 +116,18 @@ def _mask(walk: Walkthrough) -> Picture:
     """Two rows: without a mask and under one; a column for each head."""
     effect = walk.mask
     heads = walk.workload.num_heads
-    shown = min(heads, MOST_PANEL_COLUMNS)
-    figure, grid = _grid([len(walk.words)] * 2, shown)
-    for row, (name, weights, seen) in enumerate(
-        [("without a mask", effect.without, None), (f"under {effect.mask}", effect.under, effect.seen)]
-    ):
-        for head in range(shown):
-            axes = grid[row * shown + head]
-            image = _heat_map(axes, weights[head], walk.labels, seen)
-            axes.set_title(f"{name}, head {head}", loc="left")
+    shown = range(min(heads, MOST_PANEL_COLUMNS))
+    kinds = (("without a mask", effect.without, None), (f"under {effect.mask}", effect.under, effect.seen))
+    figure, image, _ = _heads(
+        [
+            ([f"{name}, head {head}" for head in shown], weights[: len(shown)], walk.labels, seen)
+            for name, weights, seen in kinds
+        ]
+    )
     caption = (
         f"{effect.mask}: {effect.summary}. Grey: hidden. A hidden key has weight 0, and the others in its row more."
     )
-    caption += f" Heads 0 to {shown - 1} of {heads}." if shown < heads else ""
+    caption += f" Heads 0 to {len(shown) - 1} of {heads}." if len(shown) < heads else ""
     return _with_bar(figure, image, "What a mask changes", f"'{_sentence(walk)}', {_about(walk)}", caption)
 
 
@@ -197,8 +152,10 @@ def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, 
         theirs.set_title(f"{name}, head {head}", loc="left")
         apart.set_title("difference", loc="left")
         if place is not None and place[1] == head and is_wrong:
+            corner = (place[-1] - 0.5, place[-2] - 0.5)
             for axes in (oracle, theirs, apart):
-                _frame(axes, place[-2], place[-1])
+                frame = Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.5, zorder=5, clip_on=False)
+                axes.add_patch(frame)
     below: dict[str, Any] = {"location": "bottom", "anchor": (0.0, 1.0), **BAR_LAYOUT}
     width = figure.get_figwidth() / 3
     weights = [*grid[0::3], *grid[1::3]]
@@ -251,6 +208,26 @@ def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]
     return figure, list(grid)
 
 
+def _heads(
+    rows: Sequence[tuple[Sequence[str], Numbers, Sequence[str], Any]], most: float = 1.0
+) -> tuple[Figure, AxesImage, list[Axes]]:
+    """A figure with a row for each of `rows`: titles, weights (H, T, S), words and which pairs are seen, or None.
+
+    Returns the figure, the last image and the panels.
+    """
+    num_heads = len(rows[0][1])
+    figure, grid = _grid([len(words) for _, _, words, _ in rows], num_heads)
+    panels = []
+    for own, (titles, values, words, seen) in zip(np.split(np.array(grid), len(rows)), rows, strict=True):
+        for axes, title, weights in zip(own, titles, values, strict=False):
+            image = _heat_map(axes, weights, words, seen, most)
+            axes.set_title(title, loc="left")
+            panels.append(axes)
+        for axes in own[num_heads:]:
+            axes.remove()
+    return figure, image, panels
+
+
 def _side(num_words: int) -> float:
     """The side of a panel in inches."""
     return 1.3 + min(0.34, WIDEST / num_words) * max(4, num_words)
@@ -264,7 +241,7 @@ def _heat_map(
     most: float = 1.0,
 ) -> AxesImage:
     """Values (T, S) as colours with words on both axes; hidden pairs are grey, and what is not finite stays white."""
-    colours = mpl.colormaps[COLOURS].with_extremes(bad="white")
+    colours = mpl.colormaps["cividis"].with_extremes(bad="white")
     image = axes.imshow(np.ma.masked_invalid(values), cmap=colours, vmin=0.0, vmax=most, aspect="equal")
     axes.grid(visible=False)
     axes.set_xticks(range(len(labels)), labels, rotation=45, ha="right", rotation_mode="anchor")
@@ -272,26 +249,16 @@ def _heat_map(
     axes.tick_params(labelsize=9.5 if len(labels) <= MOST_NUMBERED else 7.5)
     axes.set_xlabel("key")
     axes.set_ylabel("query")
-    for row, line in enumerate(values):
+    for row, line in enumerate(values.tolist()):
         for column, value in enumerate(line):
             if seen is not None and not seen[row, column]:
-                axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor=HIDDEN, edgecolor="white"))
+                axes.add_patch(Rectangle((column - 0.5, row - 0.5), 1, 1, facecolor="#e4e4e4", edgecolor="white"))
             elif len(labels) <= MOST_NUMBERED:
-                _write_number(axes, row, column, float(value), most)
+                is_finite = bool(np.isfinite(value))
+                number = str(value) if not is_finite else f"{value:.2f}" if most >= 0.1 else f"{value:.0e}"  # noqa: PLR2004
+                colour = "white" if is_finite and value < 0.55 * most else "black"
+                axes.text(column, row, number, ha="center", va="center", fontsize=7.5, color=colour)
     return image
-
-
-def _write_number(axes: Axes, row: int, column: int, value: float, most: float) -> None:
-    is_finite = bool(np.isfinite(value))
-    number = str(value) if not is_finite else f"{value:.2f}" if most >= 0.1 else f"{value:.0e}"  # noqa: PLR2004
-    colour = "white" if is_finite and value < DARK_BELOW * most else "black"
-    axes.text(column, row, number, ha="center", va="center", fontsize=7.5, color=colour)
-
-
-def _frame(axes: Axes, row: int, column: int) -> None:
-    frame = Rectangle((column - 0.5, row - 0.5), 1, 1, fill=False, edgecolor=MARK, linewidth=2.5, zorder=5)
-    frame.set_clip_on(False)
-    axes.add_patch(frame)
 
 
 def _with_bar(figure: Figure, image: AxesImage, title: str, about: str, caption: str) -> Picture:
@@ -302,8 +269,8 @@ def _with_bar(figure: Figure, image: AxesImage, title: str, about: str, caption:
 
 
 def _bar_share(length: float) -> float:
-    """The share of a length that a colour bar takes."""
-    return min(0.8, BAR / length)
+    """The share of a length in inches that a colour bar takes."""
+    return min(0.8, 4.0 / length)
 
 
 def _with_texts(figure: Figure, title: str, about: str, caption: str) -> Picture:
@@ -316,7 +283,7 @@ def _with_texts(figure: Figure, title: str, about: str, caption: str) -> Picture
 
 
 def _sentence(walk: Walkthrough) -> str:
-    return plain(" ".join(walk.words), limit=LONGEST_SENTENCE)
+    return plain(" ".join(walk.words), limit=60)
 
 
 def _about(walk: Walkthrough) -> str:

@@ -1,13 +1,11 @@
 """The results of an inspection as plain numbers, and as JSON; without torch.
 
-Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
-width. Every walkthrough has B=1 and T=S, the number of words.
+Shapes as in the contract. Every walkthrough has B=1 and T=S, the number of words.
 """
 
 import enum
 import math
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -135,49 +133,40 @@ class Outcome(enum.StrEnum):
     its_own = "its own way"  # unlike the contract's, while the output is right
 
 
-@dataclass(frozen=True, kw_only=True)
 class Comparison:
     """What an implementation computed in one step, and what the oracle did."""
 
-    name: str
-    step: str
-    letters: str
-    oracle: Numbers
-    actual: Numbers | None  # None: there is nothing to compare
-    trouble: str = ""  # what happened instead, in words
-    is_private: bool = False  # the output is right, and this is how it gets there
+    def __init__(  # noqa: PLR0913 - as many as a comparison has
+        self,
+        name: str,
+        *,
+        step: str,
+        letters: str,
+        oracle: Numbers,
+        actual: Numbers | None = None,
+        trouble: str = "",
+        is_private: bool = False,
+    ) -> None:
+        """Compare; without `actual` there is nothing to compare, and `trouble` says in words what happened instead.
 
-    @property
-    def tolerance(self) -> float:
-        """The largest difference that counts as none."""
-        return TOLERANCE * float(np.abs(self.oracle).max(initial=0.0))
-
-    @cached_property
-    def differences(self) -> Numbers | None:
-        """The absolute differences; infinite where a value is not finite."""
-        if self.actual is None:
-            return None
-        is_finite = np.isfinite(self.actual)
-        return np.where(is_finite, np.abs(np.where(is_finite, self.actual, 0.0) - self.oracle), np.inf)
-
-    @property
-    def largest(self) -> float:
-        """The largest difference."""
-        return np.inf if self.differences is None else float(self.differences.max(initial=0.0))
-
-    @property
-    def place(self) -> tuple[int, ...] | None:
-        """Where the largest difference is: the first of several."""
-        if self.differences is None or not self.differences.size:
-            return None
-        return tuple(int(index) for index in np.unravel_index(self.differences.argmax(), self.differences.shape))
-
-    @property
-    def outcome(self) -> Outcome:
-        """Whether it agrees."""
-        if not self.trouble and self.largest <= self.tolerance:
-            return Outcome.agrees
-        return Outcome.its_own if self.is_private else Outcome.differs
+        `is_private` says that the output is right, and this is how it gets there.
+        """
+        self.name, self.step, self.letters, self.oracle = name, step, letters, oracle
+        self.actual, self.trouble = actual, trouble
+        self.tolerance = TOLERANCE * float(np.abs(oracle).max(initial=0.0))  # a difference up to this counts as none
+        self.differences: Numbers | None = None  # absolute; infinite where a value is not finite
+        self.largest = np.inf
+        self.place: tuple[int, ...] | None = None  # of the largest difference: the first of several
+        if actual is not None:
+            is_finite = np.isfinite(actual)
+            self.differences = np.where(is_finite, np.abs(np.where(is_finite, actual, 0.0) - oracle), np.inf)
+            self.largest = float(self.differences.max(initial=0.0))
+            if self.differences.size:
+                place = np.unravel_index(self.differences.argmax(), self.differences.shape)
+                self.place = tuple(int(index) for index in place)
+        self.outcome = Outcome.its_own if is_private else Outcome.differs
+        if not trouble and self.largest <= self.tolerance:
+            self.outcome = Outcome.agrees
 
     def where(self, words: tuple[str, ...]) -> str:
         """The place of the largest difference: "head 1, query 'flies', key 'time'"."""
@@ -185,12 +174,13 @@ class Comparison:
             return ""
         shape = dict(zip(self.letters, self.oracle.shape, strict=True))
         at = dict(zip(self.letters, self.place, strict=True))
-        parts = [f"head {at['H']}"] if "H" in at else []
-        if "G" in at:
-            parts.append(f"key/value head {at['G']}")
+        parts = [f"{name} {at[letter]}" for letter, name in (("H", "head"), ("G", "key/value head")) if letter in at]
         names = {"T": "query" if self.step in {"weights", "context"} else "word"}
         names["S"] = "key" if self.letters.endswith("S") else "word"
-        parts += [f"{name} {_quoted(words, at[letter])}" for letter, name in names.items() if letter in at]
+        for letter in (each for each in names if each in at):
+            word = words[at[letter]]
+            number = "" if words.count(word) == 1 else f" (word {at[letter] + 1})"
+            parts.append(f"{names[letter]} '{plain(word, limit=WORD_LEN)}'{number}")
         parts += [f"column {at[letter]}" for letter in "KVD" if letter in at and shape[letter] > 1]
         return ", ".join(parts)
 
@@ -214,11 +204,6 @@ class Comparison:
             "values": None if self.actual is None else listed(self.actual),
             "oracle": listed(self.oracle),
         }
-
-
-def _quoted(words: tuple[str, ...], index: int) -> str:
-    text = f"'{plain(words[index], limit=WORD_LEN)}'"
-    return text if words.count(words[index]) == 1 else f"{text} (word {index + 1})"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,12 +1,13 @@
 """An inspection as text: tables with words as headings, sentences, and a page or two of them on a terminal."""
 
+import itertools
 import math
 import textwrap
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
-from rich.cells import cell_len
+from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
 from attnbench.inspection.results import (
@@ -22,9 +23,7 @@ from attnbench.inspection.results import (
 )
 from attnbench.units import MISSING, plain, significant
 
-LARGEST_PLAIN = 1e5
 SMALLEST_PLAIN = 1e-3
-MOST_DECIMALS = 4
 METHOD = (
     f"float32 compared with float64; a difference counts above {TOLERANCE:g} of the largest value. Each step is given "
     "what the oracle computed before it, the output is the whole module's, and the weights are its context where the "
@@ -66,33 +65,28 @@ class Table:
             at = self.marked[1] if self.marked is not None and self.marked[0] == number else None
             cells = [f"[{text}]" if place == at else f" {text} " for place, text in enumerate(texts)]
             lines.append([heading, *cells])
-        widths = [max(cell_len(line[place]) for line in lines) for place in range(len(lines[0]))]
-        aligned = [
-            "".join(
-                _padded(text, width, left=self.is_prose or place == 0)
-                for place, (text, width) in enumerate(zip(line, widths, strict=True))
-            )
-            for line in lines
-        ]
+        aligned = [""] * len(lines)
+        for place, column in enumerate(zip(*lines, strict=True)):
+            width = max(map(cell_len, column))
+            for number, text in enumerate(column):
+                space = " " * (width - cell_len(text))
+                aligned[number] += text + space if self.is_prose or place == 0 else space + text
         return [self.title, *aligned] if self.title else aligned
 
 
 def formatted(values: Numbers) -> list[list[str]]:
-    """Numbers (R, C) with as many decimals as three digits of the largest need, the same for all."""
-    finite = np.abs(values[np.isfinite(values)])
-    largest = float(finite.max(initial=0.0))
-    if largest >= LARGEST_PLAIN or 0.0 < largest < SMALLEST_PLAIN:
-        return [[_number(value, ".2e") for value in row] for row in values.tolist()]
-    before = 0 if largest == 0.0 else math.floor(math.log10(largest))
-    decimals = min(MOST_DECIMALS, max(0, 2 - before))
-    return [[_number(value, f".{decimals}f") for value in row] for row in values.tolist()]
+    """Numbers (R, C) with as many decimals as three digits of the largest need, the same for all; an exact 0 as "0"."""
+    largest = float(np.abs(values[np.isfinite(values)]).max(initial=0.0))
+    form = ".2e"
+    if largest == 0.0 or SMALLEST_PLAIN <= largest < 1e5:  # noqa: PLR2004
+        before = 0 if largest == 0.0 else math.floor(math.log10(largest))
+        form = f".{min(4, max(0, 2 - before))}f"
 
+    def text(value: float) -> str:
+        number = format(value, form)
+        return "0" if value == 0.0 else number.removeprefix("-") if float(number) == 0.0 else number
 
-def _number(value: float, form: str) -> str:
-    if value == 0.0:
-        return "0"  # exactly: hidden, not merely small
-    text = format(value, form)
-    return text.removeprefix("-") if float(text) == 0.0 else text
+    return [[text(value) for value in row] for row in values.tolist()]
 
 
 def brief(number: float) -> str:
@@ -123,9 +117,9 @@ def step_tables(walk: Walkthrough, step: Step) -> list[Table]:
     ]
 
 
-def difference_tables(comparison: Comparison, labels: Sequence[str], name: str) -> list[Table]:
+def difference_tables(comparison: Comparison | None, labels: Sequence[str], name: str) -> list[Table]:
     """The head that differs most, of the implementation and of the oracle; none where there is nothing to compare."""
-    if comparison.actual is None or comparison.place is None:
+    if comparison is None or comparison.actual is None or comparison.place is None:
         return []
     head, (row, column) = comparison.place[:-2], comparison.place[-2:]
     which = f", head {head[1]}" if len(head) > 1 else ""
@@ -139,8 +133,7 @@ def comparison_table(diff: OracleDiff) -> Table:
     """A row for each step that was compared."""
     rows = []
     for each in diff.comparisons:
-        there = each.values_there()
-        values = (MISSING, MISSING) if there is None else (brief(there[0]), brief(there[1]))
+        values = [brief(value) for value in each.values_there() or ()] or [MISSING, MISSING]
         largest = MISSING if each.actual is None else f"{each.largest:.1e}"
         step = each.name if each.name == each.step else f"{each.step}: {each.name}"
         place = each.where(diff.words) if each.outcome is not Outcome.agrees else ""
@@ -177,8 +170,7 @@ def first_difference(inspection: Inspection) -> list[str]:
     """For each sentence in which the implementation differs, the first step that does, in words."""
     lines = []
     for diff in inspection.diffs:
-        first = diff.first
-        if first is None:
+        if (first := diff.first) is None:
             continue
         where = "" if len(inspection.diffs) == 1 else f"in '{plain(' '.join(diff.words))}', "
         name = first.step if first.name == first.step else f"{first.step} ({first.name})"
@@ -221,12 +213,11 @@ def mask_sentences(walk: Walkthrough, head: int = 0) -> str:
 def write(inspection: Inspection, console: Console) -> None:
     """Print everything, in order."""
     width = min(WIDEST, max(NARROWEST, console.width))
-    for walk in inspection.walks:
-        _print(console, _walk_lines(walk, width), title=f"Step by step: {_sentence(walk.words)}")
-    _print(console, _mask_lines(inspection.walks[0], width), title="What the mask changes")
-    _print(console, _scaling_lines(inspection, width), title="What the division by sqrt(K) is for")
-    title = f"{inspection.implementation} compared with the oracle"
-    _print(console, _comparison_lines(inspection, width), title=title)
+    for title, lines in _sections(inspection, width):
+        console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
+        for line in lines:
+            console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
+        console.print()
     differences = first_difference(inspection)
     style = "bold red" if differences else "green" if inspection.is_checked else "yellow"
     for line in differences or [agreement(inspection)]:
@@ -235,15 +226,31 @@ def write(inspection: Inspection, console: Console) -> None:
     console.print(advice, style="dim", markup=False, highlight=False, soft_wrap=True)
 
 
-def _sentence(words: Sequence[str]) -> str:
-    return plain(" ".join(words), limit=100)
-
-
-def _print(console: Console, lines: Iterable[str], title: str) -> None:
-    console.print(title, style="bold", markup=False, highlight=False, soft_wrap=True)
-    for line in lines:
-        console.print(line.rstrip(), markup=False, highlight=False, soft_wrap=True)
-    console.print()
+def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[str]]]:
+    """Each title with its lines: every sentence step by step, the mask, the scale, the comparison with the oracle."""
+    sentences = [plain(" ".join(walk.words), limit=100) for walk in inspection.walks]
+    for walk, sentence in zip(inspection.walks, sentences, strict=True):
+        yield f"Step by step: {sentence}", list(_walk_lines(walk, width))
+    first = inspection.walks[0]
+    effect = first.mask
+    lines = [] if effect.is_chosen else [f"There is none here; as an example, what {effect.mask} would change."]
+    lines += textwrap.wrap(mask_sentences(first), width)
+    if effect.has_effect:
+        pair = (("without a mask", effect.without[0]), (f"under {effect.mask}", effect.under[0]))
+        tables = [value_table(f"weights {name}", "BHTS", values, first.labels) for name, values in pair]
+        lines += side_by_side(tables, width)
+    yield "What the mask changes", lines
+    lines = [*textwrap.wrap(SATURATION, width), *side_by_side([softness_table(first)], width)]
+    lines += textwrap.wrap(growth_sentence(inspection.growth), width)
+    lines += side_by_side([example_table(inspection)], width)
+    yield "What the division by sqrt(K) is for", lines
+    lines = textwrap.wrap(METHOD, width)
+    for diff, walk, sentence in zip(inspection.diffs, inspection.walks, sentences, strict=True):
+        lines += [f"\n{sentence}"] if len(sentences) > 1 else []
+        lines += comparison_table(diff).lines() if diff.comparisons else []
+        lines += textwrap.wrap(diff.unseen, width)
+        lines += side_by_side(difference_tables(diff.first, walk.labels, plain(inspection.implementation)), width)
+    yield f"{inspection.implementation} compared with the oracle", lines
 
 
 def _walk_lines(walk: Walkthrough, width: int) -> Iterator[str]:
@@ -264,66 +271,23 @@ def _walk_lines(walk: Walkthrough, width: int) -> Iterator[str]:
 
 def side_by_side(tables: Sequence[Table], width: int) -> Iterator[str]:
     """Tables side by side as far as the width goes, then below; one too wide by itself loses columns."""
-    waiting: list[list[str]] = []
+    rows: list[list[list[str]]] = []  # of blocks of lines
+    room = 0
     for table in tables:
         block = table.lines()
         for most in range(len(table.columns) - 1, 0, -1):
-            if _width(block) <= width:
+            if max(map(cell_len, block)) <= width:
                 break
             block = table.cut(most).lines()
-        if waiting and sum(map(_width, [*waiting, block])) + len(GAP) * len(waiting) > width:
-            yield from _joined(waiting)
-            waiting = []
-        waiting.append(block)
-    yield from _joined(waiting)
-
-
-def _joined(blocks: list[list[str]]) -> Iterator[str]:
-    widths = [_width(block) for block in blocks]
-    for number in range(max(map(len, blocks), default=0)):
-        parts = [block[number] if number < len(block) else "" for block in blocks]
-        yield GAP.join(_padded(part, width, left=True) for part, width in zip(parts, widths, strict=True))
-
-
-def _padded(text: str, width: int, *, left: bool) -> str:
-    space = " " * (width - cell_len(text))
-    return text + space if left else space + text
-
-
-def _width(block: Sequence[str]) -> int:
-    return max(map(cell_len, block))
-
-
-def _mask_lines(walk: Walkthrough, width: int) -> Iterator[str]:
-    """What the mask changes in words, and head 0 without the mask and under it."""
-    effect = walk.mask
-    if not effect.is_chosen:
-        yield f"There is none here; as an example, what {effect.mask} would change."
-    yield from textwrap.wrap(mask_sentences(walk), width)
-    if effect.has_effect:
-        pair = (("without a mask", effect.without[0]), (f"under {effect.mask}", effect.under[0]))
-        tables = [value_table(f"weights {name}", "BHTS", values, walk.labels) for name, values in pair]
-        yield from side_by_side(tables, width)
-
-
-def _scaling_lines(inspection: Inspection, width: int) -> Iterator[str]:
-    """The softmax of the first sentence's scores with and without the scale, and of a few vectors."""
-    yield from textwrap.wrap(SATURATION, width)
-    yield from side_by_side([softness_table(inspection.walks[0])], width)
-    yield from textwrap.wrap(growth_sentence(inspection.growth), width)
-    yield from side_by_side([example_table(inspection)], width)
-
-
-def _comparison_lines(inspection: Inspection, width: int) -> Iterator[str]:
-    """A table for each sentence, and the numbers of the first step that differs."""
-    yield from textwrap.wrap(METHOD, width)
-    for diff, walk in zip(inspection.diffs, inspection.walks, strict=True):
-        if len(inspection.diffs) > 1:
-            yield f"\n{_sentence(diff.words)}"
-        if diff.comparisons:
-            yield from comparison_table(diff).lines()
-        if diff.unseen:
-            yield from textwrap.wrap(diff.unseen, width)
-        if diff.first is not None:
-            tables = difference_tables(diff.first, walk.labels, plain(inspection.implementation))
-            yield from side_by_side(tables, width)
+        wide = max(map(cell_len, block))
+        block = [set_cell_size(line, wide) for line in block]
+        if rows and wide <= room:
+            rows[-1].append(block)
+        else:
+            rows.append([block])
+            room = width
+        room -= wide + len(GAP)
+    for blocks in rows:
+        blanks = [" " * cell_len(block[0]) for block in blocks]
+        for lines in itertools.zip_longest(*blocks):
+            yield GAP.join(line or blank for line, blank in zip(lines, blanks, strict=True))

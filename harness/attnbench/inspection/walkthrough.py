@@ -104,7 +104,11 @@ def walk(words: tuple[str, ...], point: Workload, given: Inputs) -> Walkthrough:
             for name, (letters, description) in _descriptions(point).items()
         ),
         mask=_mask_effect(point, made["scores"], mask),
-        scaling=_softness_of_scores(made["scores"], point.head_dim),
+        scaling=(
+            softness("query @ key / sqrt(K)", made["scores"]),
+            softness("query @ key", made["scores"] * math.sqrt(point.head_dim)),
+            softness(f"query @ key / sqrt(K), times {FACTOR}", made["scores"] * FACTOR),
+        ),
     )
 
 
@@ -152,15 +156,6 @@ def softness(name: str, scores: Tensor) -> Softness:
     weights = scores.softmax(dim=-1)
     entropy = torch.special.entr(weights).sum(dim=-1) / math.log(2)
     return Softness(name=name, largest=float(weights.amax(dim=-1).mean()), entropy=float(entropy.mean()))
-
-
-def _softness_of_scores(scores: Tensor, head_dim: int) -> tuple[Softness, ...]:
-    """Of scores (..., S), which are divided by sqrt(K): as they are, without that division, and for comparison."""
-    return (
-        softness("query @ key / sqrt(K)", scores),
-        softness("query @ key", scores * math.sqrt(head_dim)),
-        softness(f"query @ key / sqrt(K), times {FACTOR}", scores * FACTOR),
-    )
 
 
 def examples() -> tuple[Example, ...]:

@@ -91,7 +91,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"{message}; choose num_heads among the divisors of embed_dim, or give head_dim")
         fill = partial(msgspec.structs.force_setattr, self)
         fill("head_dim", self.head_dim or self.embed_dim // self.num_heads or DEFAULT_HEAD_DIM)
-        for axis, value in self._usual().items():
+        for axis, value in self.usual().items():
             fill(axis, getattr(self, axis) or value)
         if self.scope == "attention":
             fill("bias", "all")
@@ -105,14 +105,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         mask.check(self.batch_size, self.seq_len, self.kv_len)
         fill("mask", str(mask))
 
-    def _usual(self) -> dict[str, int]:
+    def usual(self) -> dict[str, int]:
         """The values that axes given as 0 take, for those that follow from others alone."""
-        embed_dim = self.num_heads * self.head_dim
         return {
             "kv_len": self.seq_len,
             "num_kv_heads": self.num_heads,
             "value_dim": self.head_dim,
-            "embed_dim": embed_dim,
+            "embed_dim": self.num_heads * self.head_dim,
         }
 
     @property
@@ -123,7 +122,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         head = f"{self.scope}-{self.direction}-{self.device.replace(':', '')}-{self.dtype}"
         parts = [head, f"b{self.batch_size}-t{self.seq_len}-h{self.num_heads}-k{self.head_dim}"]
-        usual = {field.name: field.default for field in msgspec.structs.fields(self)} | self._usual()
+        usual = {field.name: field.default for field in msgspec.structs.fields(self)} | self.usual()
         for axis, value in self.axes().items():
             if axis not in HEAD_AXES and value != usual[axis]:
                 part = f"{SHORT_NAMES.get(axis, axis)}{value}"

@@ -6,22 +6,13 @@ decorated with `@mistake`, into the module of the step: the function's name and 
 
 from collections.abc import Iterator
 
-from attnbench.checking.mistakes import (
-    gradients,
-    masked_scores,
-    memory,
-    output,
-    projection,
-    scores,
-    tiles,
-    weights,
-)
+from attnbench.checking.mistakes import gradients, projection, scores, weights
 from attnbench.checking.mistakes.mistake import Mistake, Planted
 from attnbench.workloads.workload import Workload
 
 __all__ = ["Mistake", "Planted", "catalogue", "names"]
 
-MODULES = (projection, scores, masked_scores, tiles, weights, output, gradients, memory)
+MODULES = (projection, scores, weights, gradients)
 ALL = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Mistake))
 """Every mistake, in the order of the steps."""
 

@@ -1,6 +1,6 @@
 """A known mistake, and the decorator that makes one of a function."""
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -19,14 +19,22 @@ BLOCK_SCORES = 2**24
 """A planted mistake holds about this many scores at a time, where it can compute the queries in blocks."""
 
 
-def is_module(workload: Workload) -> bool:
-    """Whether the projections take part."""
-    return workload.scope == "module"
+Condition = Callable[[Workload], bool]
 
 
-def has_module_heads(workload: Workload) -> bool:
-    """Whether the projections take part, and there are heads to mix up."""
-    return is_module(workload) and workload.num_heads > 1
+def at(**axes: object) -> Condition:
+    """Whether these axes have these values, as in `at(scope="module")`: where the projections take part."""
+    return lambda workload: all(getattr(workload, axis) == value for axis, value in axes.items())
+
+
+def has_gradients(workload: Workload) -> bool:
+    """Whether the backward pass is asked for."""
+    return workload.direction != "inference"
+
+
+def has_several(*axes: str) -> Condition:
+    """Whether each of these axes is above 1, so that there is something to mix up."""
+    return lambda workload: all(getattr(workload, axis) > 1 for axis in axes)
 
 
 def is_square(workload: Workload) -> bool:
@@ -47,7 +55,7 @@ class Mistake:
     words: str
     replacement: Callable[..., Any] = field(repr=False)  # of that step
     also: Changes = field(default_factory=dict, repr=False)  # replacements of later steps
-    fits: Callable[[Workload], bool] = field(default=lambda _: True, repr=False)  # whether it can be made there
+    fits: Sequence[Condition] = field(default=(), repr=False)  # it can be made where all of them hold
     choices: Callable[[Workload], Iterable[Any]] | None = field(default=None, repr=False)
     needs_all_rows: bool = False  # a query's answer depends on the other queries
     is_random: bool = False  # two calls differ: recognised by its weights, not by its output
@@ -57,28 +65,26 @@ class Mistake:
 
     def planted(self, workload: Workload) -> Iterator["Planted"]:
         """The mistake at a workload: one for each choice, none where it does not fit."""
-        if not self.fits(workload):
+        if not all(holds(workload) for holds in self.fits):
             return
-        if self.choices is None:
-            yield Planted(mistake=self, words=self.words, changes={self.step: self.replacement, **self.also})
-            return
-        for choice in self.choices(workload):
-            replacement = partial(self.replacement, choice=choice)
+        for choice in [None] if self.choices is None else self.choices(workload):
+            replacement = self.replacement if self.choices is None else partial(self.replacement, choice=choice)
             words = self.words.format(choice=choice)
             yield Planted(mistake=self, words=words, changes={self.step: replacement, **self.also})
 
 
-def mistake(step: str, **details: Any) -> Callable[[Callable[..., Any]], Mistake]:  # noqa: ANN401
-    """Make a Mistake of the decorated function, which replaces `step`; `details` are other fields of Mistake.
+def mistake(step: str, *fits: Condition, **details: Any) -> Callable[[Callable[..., Any]], Mistake]:  # noqa: ANN401
+    """Make a Mistake of the decorated function, which replaces `step`, for workloads at which all of `fits` hold.
 
-    Its name is the function's, its words are the docstring with a small first letter and without the full stop.
+    `details` are other fields of Mistake. Its name is the function's, its words are the docstring with a small first
+    letter and without the full stop.
     """
 
     def decorate(function: Callable[..., Any]) -> Mistake:
         assert function.__doc__
         words = " ".join(function.__doc__.split()).removesuffix(".")
         words = words[0].lower() + words[1:]
-        return Mistake(name=function.__name__, step=step, words=words, replacement=function, **details)
+        return Mistake(name=function.__name__, step=step, words=words, replacement=function, fits=fits, **details)
 
     return decorate
 
@@ -143,13 +149,12 @@ def at_rows(mask: BoundMask, rows: Tensor) -> RowMask:
 
 def canonical(module: Attention) -> Weights:
     """The canonical weights of a module that has the layers of `Attention` itself."""
-    heads = {"query": module.num_heads, "key": module.num_kv_heads, "value": module.num_kv_heads}
-    layers = {name: getattr(module, name) for name in heads}
-    named: dict[str, Tensor] = {name: layer.weight.unflatten(0, (heads[name], -1)) for name, layer in layers.items()}
-    if module.has_bias:
-        named |= {f"{name}_bias": layer.bias.unflatten(0, (heads[name], -1)) for name, layer in layers.items()}
-    if module.out is not None:
-        named["out"] = module.out.weight
-        if module.out.bias is not None:
-            named["out_bias"] = module.out.bias
-    return Weights(**named)
+    named: dict[str, Tensor] = {}
+    for name, heads in (("query", module.num_heads), ("key", module.num_kv_heads), ("value", module.num_kv_heads)):
+        layer = getattr(module, name)
+        named[name] = layer.weight.unflatten(0, (heads, -1))
+        if module.has_bias:
+            named[f"{name}_bias"] = layer.bias.unflatten(0, (heads, -1))
+    if module.out is None:
+        return Weights(**named)
+    return Weights(**named, out=module.out.weight, out_bias=module.out.bias)

@@ -1,22 +1,42 @@
-"""Mistakes in the scores: the product and its scale, then the changes that a mask makes (ALiBi, biases, softcap)."""
+"""Mistakes in the scores: the product and its scale, what a mask adds or caps, and which keys it hides."""
 
+import functools
 import math
-from collections.abc import Callable
+import operator
+from collections.abc import Callable, Iterable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnbench.checking.mistakes.mistake import is_square, mistake
+from attnbench.checking.mistakes.mistake import Condition, has_gradients, has_several, is_square, mistake
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import change_by_part, changed, hide, product
-from attnbench.workloads.masks import Additive, Alibi, AlibiBottomRight, Mask, Softcap
+from attnbench.checking.steps import hide, product
+from attnbench.workloads.masks import (
+    Additive,
+    Alibi,
+    AlibiBottomRight,
+    Boolean,
+    Causal,
+    CausalBottomRight,
+    Mask,
+    Padding,
+    PaddingToNothing,
+    SlidingWindow,
+    SlidingWindowBottomRight,
+    Softcap,
+)
 from attnbench.workloads.workload import Workload
 
 ALIBI = (Alibi, AlibiBottomRight)
 BIASES = (*ALIBI, Additive)
+WINDOWS = (SlidingWindow, SlidingWindowBottomRight)
+AT_THE_END: dict[type[Mask], type[Mask]] = {Causal: CausalBottomRight, SlidingWindow: SlidingWindowBottomRight}
+AT_THE_START = {end: start for start, end in AT_THE_END.items()}
 Kinds = tuple[type[Mask], ...]
+Seen = Callable[[Mask], Tensor]
+"""f(part): which keys each query sees under a part of the mask, (B, 1, R, S) or broadcastable to it."""
 
 
 def divided_by(divisor: float, query: Tensor, key: Tensor) -> Tensor:
@@ -48,43 +68,39 @@ def multiplied_by_root(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     return divided_by(1 / math.sqrt(query.shape[-1]), query, key)
 
 
-@mistake("scores", fits=is_square, needs_all_rows=True)
+@mistake("scores", is_square, needs_all_rows=True)
 def query_key_swapped(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """Query and key have changed places in the scores: entry (i, j) holds the score of query j with key i."""
     return divided_by(math.sqrt(query.shape[-1]), key, query)
 
 
-def has(*kinds: type[Mask]) -> Callable[[Workload], bool]:
-    """Whether a part of the workload's mask that changes scores is of these kinds."""
-    return lambda workload: any(type(part) in kinds for part in workload.mask_rule.changes)
+def has(*kinds: type[Mask], square: bool | None = None) -> Condition:
+    """Whether a part of a workload's mask is of these kinds and, where `square` is given, whether T == S is as well."""
+    return lambda workload: (
+        square in {None, is_square(workload)} and any(type(part) in kinds for part in workload.mask_rule.parts)
+    )
 
 
-def has_bias_and_heads(workload: Workload) -> bool:
-    """Whether the mask adds a bias to several heads."""
-    return workload.num_heads > 1 and has(*BIASES)(workload)
+def hides(workload: Workload) -> bool:
+    """Whether the mask hides keys."""
+    return workload.mask_rule.hides
 
 
 def mixes_slopes(workload: Workload) -> bool:
     """Whether ALiBi takes its slopes from two rows, since the number of heads is no power of 2."""
-    return bool(workload.num_heads & (workload.num_heads - 1)) and has(*ALIBI)(workload)
+    return bool(workload.num_heads & (workload.num_heads - 1))
 
 
 def changing(scores: Tensor, mask: RowMask, kinds: Kinds, change: Callable[[Tensor, Mask], Tensor]) -> Tensor:
     """The masked scores where parts of these kinds change the scores by `change(scores, part)` instead."""
-
-    def each(scores: Tensor, part: Mask, mask: RowMask) -> Tensor:
-        return change(scores, part) if type(part) in kinds else change_by_part(scores, part, mask)
-
-    return hide(changed(scores, mask, each), mask.seen)
+    for part in mask.rule.changes:
+        scores = change(scores, part) if type(part) in kinds else mask.change(scores, part)
+    return hide(scores, mask.seen)
 
 
 def adding(scores: Tensor, mask: RowMask, bias: Callable[[Tensor, Mask], Tensor], kinds: Kinds = BIASES) -> Tensor:
     """The masked scores where parts of these kinds add `bias(right, part)` instead of the right bias (H, R, S)."""
-
-    def change(scores: Tensor, part: Mask) -> Tensor:
-        return scores + bias(mask.bias(part), part).to(scores.dtype)
-
-    return changing(scores, mask, kinds, change)
+    return changing(scores, mask, kinds, lambda scores, part: scores + bias(mask.bias(part), part).to(scores.dtype))
 
 
 def only_hidden(scores: Tensor, mask: RowMask) -> Tensor:
@@ -94,41 +110,42 @@ def only_hidden(scores: Tensor, mask: RowMask) -> Tensor:
 
 @mistake(
     "scores",
+    has_several("head_dim"),
+    lambda workload: workload.mask_rule.changes_scores,
     also={"masked scores": only_hidden},
-    fits=lambda workload: workload.mask_rule.changes_scores and workload.head_dim > 1,
 )
 def changed_before_scale(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """The scores are given their bias, or capped, before the division by sqrt(K) instead of after it."""
-    return changed(product(query, key.transpose(-2, -1)), mask) / math.sqrt(query.shape[-1])
+    return mask.changed(product(query, key.transpose(-2, -1))) / math.sqrt(query.shape[-1])
 
 
-@mistake("masked scores", fits=lambda workload: has(Softcap)(workload) and len(workload.mask_rule.changes) > 1)
+@mistake("masked scores", has(Softcap), lambda workload: len(workload.mask_rule.changes) > 1)
 def changes_in_other_order(scores: Tensor, mask: RowMask) -> Tensor:
     """The mask's changes of the scores are made in the opposite order: they run from left to right."""
     for part in reversed(mask.rule.changes):
-        scores = change_by_part(scores, part, mask)
+        scores = mask.change(scores, part)
     return only_hidden(scores, mask)
 
 
-@mistake("masked scores", fits=has(*BIASES))
+@mistake("masked scores", has(*BIASES))
 def bias_ignored(scores: Tensor, mask: RowMask) -> Tensor:
     """The bias that the mask asks for is never added to the scores."""
     return changing(scores, mask, BIASES, lambda scores, _: scores)
 
 
-@mistake("masked scores", fits=has(*BIASES))
+@mistake("masked scores", has(*BIASES))
 def bias_sign_flipped(scores: Tensor, mask: RowMask) -> Tensor:
     """The bias has the wrong sign: what should be taken from a score is added to it."""
     return adding(scores, mask, lambda bias, _: -bias)
 
 
-@mistake("masked scores", fits=has_bias_and_heads)
+@mistake("masked scores", has_several("num_heads"), has(*BIASES))
 def bias_of_first_head_for_all(scores: Tensor, mask: RowMask) -> Tensor:
     """The bias of head 0 is used in every head."""
     return adding(scores, mask, lambda bias, _: bias[:1].expand_as(bias))
 
 
-@mistake("masked scores", fits=has_bias_and_heads)
+@mistake("masked scores", has_several("num_heads"), has(*BIASES))
 def bias_heads_reversed(scores: Tensor, mask: RowMask) -> Tensor:
     """Each head has the bias of another: they are in the opposite order."""
     return adding(scores, mask, lambda bias, _: bias.flip(0))
@@ -136,14 +153,15 @@ def bias_heads_reversed(scores: Tensor, mask: RowMask) -> Tensor:
 
 @mistake(
     "masked scores",
-    fits=lambda workload: workload.num_heads > 2 and has_bias_and_heads(workload),  # noqa: PLR2004 - two: reversed
+    has(*BIASES),
+    lambda workload: workload.num_heads > 2,  # noqa: PLR2004 - two: reversed
 )
 def bias_of_next_head(scores: Tensor, mask: RowMask) -> Tensor:
     """Each head has the bias of the next one, and the last that of head 0."""
     return adding(scores, mask, lambda bias, _: bias.roll(-1, 0))
 
 
-@mistake("masked scores", fits=lambda workload: is_square(workload) and has(Additive)(workload))
+@mistake("masked scores", has(Additive, square=True))
 def bias_transposed(scores: Tensor, mask: RowMask) -> Tensor:
     """Query and key have changed places in the bias."""
 
@@ -164,62 +182,201 @@ def with_slopes(scores: Tensor, mask: RowMask, slopes: npt.NDArray[np.float64]) 
     return adding(scores, mask, bias, ALIBI)
 
 
-@mistake("masked scores", fits=lambda workload: has(*ALIBI)(workload) and not mixes_slopes(workload))
+@mistake("masked scores", has(*ALIBI), lambda workload: not mixes_slopes(workload))
 def alibi_slopes_from_one(scores: Tensor, mask: RowMask) -> Tensor:
     """The slopes of ALiBi are counted from head 0, so that they begin with 1 instead of 2^(-8/H)."""
     return with_slopes(scores, mask, np.exp2(-8 * np.arange(mask.num_heads) / mask.num_heads))
 
 
-@mistake("masked scores", fits=mixes_slopes)
+@mistake("masked scores", has(*ALIBI), mixes_slopes)
 def alibi_slopes_not_filled_up(scores: Tensor, mask: RowMask) -> Tensor:
     """The slopes of ALiBi are 2^(-8h/H) for a number of heads that is no power of 2."""
     return with_slopes(scores, mask, np.exp2(-8 * np.arange(1, mask.num_heads + 1) / mask.num_heads))
 
 
-@mistake("masked scores", fits=lambda workload: not is_square(workload) and has(Alibi)(workload))
+@mistake("masked scores", has(Alibi, square=False))
 def alibi_aligned_at_end(scores: Tensor, mask: RowMask) -> Tensor:
     """The distances of ALiBi are counted from the end (bottom-right) instead of the start (top-left)."""
     return adding(scores, mask, lambda *_: mask.bias(AlibiBottomRight()), (Alibi,))
 
 
-@mistake("masked scores", fits=lambda workload: not is_square(workload) and has(AlibiBottomRight)(workload))
+@mistake("masked scores", has(AlibiBottomRight, square=False))
 def alibi_aligned_at_start(scores: Tensor, mask: RowMask) -> Tensor:
     """The distances of ALiBi are counted from the start (top-left) instead of the end (bottom-right)."""
     return adding(scores, mask, lambda *_: mask.bias(Alibi()), (AlibiBottomRight,))
 
 
-@mistake("masked scores", fits=has(Softcap))
+@mistake("masked scores", has(Softcap))
 def softcap_ignored(scores: Tensor, mask: RowMask) -> Tensor:
     """The scores are never capped."""
     return changing(scores, mask, (Softcap,), lambda scores, _: scores)
 
 
-@mistake("masked scores", fits=lambda workload: has(Softcap)(workload) and workload.mask_rule.hides)
+@mistake("masked scores", has(Softcap), hides)
 def softcap_after_mask(scores: Tensor, mask: RowMask) -> Tensor:
     """The scores are capped after the mask: a hidden key has the score -x of softcap(x) instead of -inf."""
-    return changed(only_hidden(scores, mask), mask)
+    return mask.changed(only_hidden(scores, mask))
 
 
 @mistake(
     "masked scores",
-    fits=lambda workload: any(part.arguments[0] > 1 for part in workload.mask_rule.changes if type(part) is Softcap),
+    lambda workload: any(part.arguments[0] > 1 for part in workload.mask_rule.changes if type(part) is Softcap),
 )
 def softcap_not_multiplied(scores: Tensor, mask: RowMask) -> Tensor:
     """The softcap lacks its last factor: tanh(score / x) without x."""
     return changing(scores, mask, (Softcap,), lambda scores, part: torch.tanh(scores / part.arguments[0]))
 
 
-@mistake("masked scores", fits=has(Softcap))
+@mistake("masked scores", has(Softcap))
 def softcap_clamped(scores: Tensor, mask: RowMask) -> Tensor:
     """The scores are cut off at -x and x instead of squashed by tanh."""
     return changing(scores, mask, (Softcap,), lambda scores, part: scores.clamp(-part.arguments[0], part.arguments[0]))
 
 
-@mistake(
-    "masked scores",
-    fits=lambda workload: workload.direction != "inference" and has(Softcap)(workload),
-    is_gradient=True,
-)
+@mistake("masked scores", has(Softcap), has_gradients, is_gradient=True)
 def softcap_without_derivative(scores: Tensor, mask: RowMask) -> Tensor:
     """The gradient through the softcap lacks its derivative, 1 - tanh^2."""
     return changing(scores, mask, (Softcap,), lambda scores, part: scores + (part.transform(scores) - scores).detach())
+
+
+def showing(scores: Tensor, mask: RowMask, seen: Seen, *kinds: type[Mask]) -> Tensor:
+    """The masked scores where the parts of these kinds show `seen(part)` instead, while the others stay."""
+    parts = [part for part in mask.rule.parts if part.hides]
+    shown = (seen(part) if type(part) in kinds else mask.seen_under(part) for part in parts)
+    return hide(mask.changed(scores), functools.reduce(operator.and_, shown))
+
+
+@mistake("masked scores", hides, lambda workload: type(workload.mask_rule) is not Padding)
+def mask_ignored(scores: Tensor, mask: RowMask) -> Tensor:
+    """The mask never reaches the softmax: hidden keys get weight."""
+    return mask.changed(scores)
+
+
+@mistake("masked scores", has(Padding))
+def padding_ignored(scores: Tensor, mask: RowMask) -> Tensor:
+    """Padding is ignored: the keys past each row's length get weight."""
+    return showing(scores, mask, lambda _: torch.ones_like(mask.seen), Padding)
+
+
+def parts_to_ignore(workload: Workload) -> Iterable[str]:
+    """The parts of which one alone may be forgotten, but for padding, which has a mistake of its own."""
+    parts = [part for part in workload.mask_rule.parts if part.hides]
+    return [str(part) for part in parts if type(part) is not Padding] if len(parts) > 1 else []
+
+
+@mistake("masked scores", choices=parts_to_ignore)
+def mask_part_ignored(scores: Tensor, mask: RowMask, choice: str) -> Tensor:
+    """A part of the mask is ignored, {choice}: what it alone hides gets weight."""
+    others = (part for part in mask.rule.parts if part.hides and str(part) != choice)
+    return hide(mask.changed(scores), functools.reduce(operator.and_, map(mask.seen_under, others)))
+
+
+def zero_where_hidden(masked: Tensor, mask: RowMask) -> Tensor:
+    """Softmax over all keys, then 0 for the hidden ones."""
+    return masked.softmax(dim=-1).masked_fill(~mask.seen, 0.0)
+
+
+@mistake("masked scores", hides, also={"weights": zero_where_hidden})
+def mask_after_softmax(scores: Tensor, mask: RowMask) -> Tensor:
+    """The mask is applied after the softmax, so that the weights of the visible keys do not add up to 1."""
+    return mask.changed(scores)
+
+
+@mistake("masked scores", hides)
+def mask_inverted(scores: Tensor, mask: RowMask) -> Tensor:
+    """The mask is inverted: visible keys are hidden, hidden ones visible (True means visible)."""
+    return hide(mask.changed(scores), ~mask.seen)
+
+
+@mistake("masked scores", hides)
+def mask_added_as_number(scores: Tensor, mask: RowMask) -> Tensor:
+    """The boolean mask is added to the scores as 0 and 1 instead of hiding keys."""
+    return mask.changed(scores) + mask.seen.to(scores.dtype)
+
+
+@mistake("masked scores", hides)
+def mask_multiplied(scores: Tensor, mask: RowMask) -> Tensor:
+    """The scores are multiplied by the mask: a hidden key has score 0 instead of minus infinity."""
+    return mask.changed(scores) * mask.seen.to(scores.dtype)
+
+
+@mistake("masked scores", hides)
+def mask_too_weak(scores: Tensor, mask: RowMask) -> Tensor:
+    """Hidden keys get a score of about -10 instead of minus infinity."""
+    return mask.changed(scores).masked_fill(~mask.seen, -10.0)
+
+
+@mistake("masked scores", has(Causal, CausalBottomRight, *WINDOWS, square=True))
+def causal_flipped(scores: Tensor, mask: RowMask) -> Tensor:
+    """The causal triangle is flipped: a query sees itself and what comes after it."""
+    return showing(scores, mask, lambda _: mask.keys >= mask.queries, Causal, CausalBottomRight, *WINDOWS)
+
+
+@mistake("masked scores", has(Causal))
+def causal_sees_next(scores: Tensor, mask: RowMask) -> Tensor:
+    """The causal mask is off by one: a query sees the key after its own as well."""
+    return showing(scores, mask, lambda _: mask.keys <= mask.queries + 1, Causal)
+
+
+@mistake("masked scores", has(Causal))
+def causal_misses_own(scores: Tensor, mask: RowMask) -> Tensor:
+    """The causal mask is off by one: a query does not see its own key."""
+    return showing(scores, mask, lambda _: mask.keys < mask.queries, Causal)
+
+
+@mistake("masked scores", has(*AT_THE_END, square=False))
+def bottom_right_for_top_left(scores: Tensor, mask: RowMask) -> Tensor:
+    """The causal mask or window is aligned at the end (bottom-right) instead of the start (top-left)."""
+    return showing(scores, mask, lambda part: mask.seen_under(AT_THE_END[type(part)](*part.arguments)), *AT_THE_END)
+
+
+@mistake("masked scores", has(*AT_THE_START, square=False))
+def top_left_for_bottom_right(scores: Tensor, mask: RowMask) -> Tensor:
+    """The causal mask or window is aligned at the start (top-left) instead of the end (bottom-right)."""
+    return showing(scores, mask, lambda part: mask.seen_under(AT_THE_START[type(part)](*part.arguments)), *AT_THE_START)
+
+
+@mistake("masked scores", has(*WINDOWS))
+def window_one_short(scores: Tensor, mask: RowMask) -> Tensor:
+    """The window is one key too short."""
+
+    def seen(part: Mask) -> Tensor:
+        length = part.arguments[0] - 1
+        return mask.seen_under(type(part)(length)) if length > 0 else torch.zeros_like(mask.seen)
+
+    return showing(scores, mask, seen, *WINDOWS)
+
+
+@mistake("masked scores", has(*WINDOWS))
+def window_one_long(scores: Tensor, mask: RowMask) -> Tensor:
+    """The window is one key too long."""
+    return showing(scores, mask, lambda part: mask.seen_under(type(part)(part.arguments[0] + 1)), *WINDOWS)
+
+
+def row_lengths(part: Mask, mask: RowMask) -> Tensor:
+    """The number of keys of each batch row that are no padding (B, 1, 1, 1)."""
+    return torch.from_numpy(part.table(*mask.sizes))[:, None, None, None].to(mask.device)
+
+
+@mistake("masked scores", has(Padding))
+def padding_one_short(scores: Tensor, mask: RowMask) -> Tensor:
+    """Each row's last true key is taken for padding."""
+    return showing(scores, mask, lambda part: mask.keys < row_lengths(part, mask) - 1, Padding)
+
+
+@mistake("masked scores", has(Padding))
+def padding_one_long(scores: Tensor, mask: RowMask) -> Tensor:
+    """Each row's first padded key is taken for a true one."""
+    return showing(scores, mask, lambda part: mask.keys < row_lengths(part, mask) + 1, Padding)
+
+
+@mistake("masked scores", has(Padding, square=True))
+def padding_of_queries(scores: Tensor, mask: RowMask) -> Tensor:
+    """The padding is applied to the queries instead of the keys."""
+    return showing(scores, mask, lambda part: mask.queries < row_lengths(part, mask), Padding)
+
+
+@mistake("masked scores", has_several("batch_size"), has(Padding, PaddingToNothing, Boolean))
+def first_rows_mask_for_all(scores: Tensor, mask: RowMask) -> Tensor:
+    """The mask of batch row 0 is used for every row."""
+    return hide(mask.changed(scores), mask.seen[:1])

@@ -1,13 +1,126 @@
-"""Mistakes in the softmax."""
+"""Mistakes in the softmax, its tiles included, and after it: how values are mixed, how heads are merged and projected.
+
+Mistakes of the output projection can be made in scope `module` only.
+"""
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.mistake import mistake
+from attnbench.checking.mistakes.mistake import at, has_several, mistake
 from attnbench.checking.oracle import RowMask
+from attnbench.checking.steps import hide, product
+from attnbench.contract import Weights
+from attnbench.workloads.workload import Workload
 
+TILE_LENS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+MOST_TILES = 80
 DROPPED = 0.5
+LONG = 1024
+
+
+@dataclass(frozen=True)
+class Keys:
+    """The keys of one tile."""
+
+    first: int
+    last: int
+
+    def __str__(self) -> str:
+        """As in "key 7" or "the 16 keys 0 to 15"."""
+        if self.first == self.last:
+            return f"key {self.first}"
+        return f"the {self.last - self.first + 1} keys {self.first} to {self.last}"
+
+    def among(self, keys: Tensor) -> Tensor:
+        """Which of these indices (S,) are of the tile."""
+        return (self.first <= keys) & (keys <= self.last)
+
+
+def partial_tiles(workload: Workload) -> Iterator[Keys]:
+    """What is left over past the last whole tile, for each tile length: each such set of keys once."""
+    length = workload.kv_len
+    starts = {length // tile * tile for tile in TILE_LENS if tile < length and length % tile}
+    yield from (Keys(start, length - 1) for start in sorted(starts))
+
+
+def whole_tiles(workload: Workload) -> Iterator[Keys]:
+    """Every whole tile of a usual length; where these are too many, tiles at both ends and in the middle."""
+    length = workload.kv_len
+    for tile in TILE_LENS:
+        number = length // tile
+        chosen: Iterable[int] = range(number)
+        if number * 2 > MOST_TILES or (tile == 1 and number > MOST_TILES // 4):
+            chosen = sorted({0, 1, number // 2, number - 2, number - 1})
+        if tile < length:
+            yield from (Keys(start * tile, start * tile + tile - 1) for start in chosen)
+
+
+def tile_lens(workload: Workload) -> list[int]:
+    """The usual tile lengths of which there are several; very short ones at short lengths only."""
+    return [tile for tile in TILE_LENS if tile < workload.kv_len and (tile >= 16 or workload.kv_len <= 32)]  # noqa: PLR2004
+
+
+def without(scores: Tensor, mask: RowMask, keys: Keys) -> Tensor:
+    """The masked scores with those keys hidden."""
+    return hide(mask.changed(scores), mask.seen & ~keys.among(mask.keys))
+
+
+@mistake("masked scores", choices=partial_tiles)
+def last_partial_tile_dropped(scores: Tensor, mask: RowMask, choice: Keys) -> Tensor:
+    """What lies past the last whole tile is left out: {choice}."""
+    return without(scores, mask, choice)
+
+
+@mistake("masked scores", choices=whole_tiles)
+def tile_dropped(scores: Tensor, mask: RowMask, choice: Keys) -> Tensor:
+    """A tile is left out: {choice}."""
+    return without(scores, mask, choice)
+
+
+@mistake("masked scores", choices=whole_tiles)
+def tile_counted_twice(scores: Tensor, mask: RowMask, choice: Keys) -> Tensor:
+    """A tile is counted twice: {choice}."""
+    twice = math.log(2) * choice.among(mask.keys).to(scores.dtype)
+    return hide(mask.changed(scores) + twice, mask.seen)
+
+
+def running_maximum(masked: Tensor, tile: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The scores of each tile (B, H, R, s), and the largest score up to its end (B, H, R, 1)."""
+    maximum = torch.full_like(masked[..., :1], torch.finfo(masked.dtype).min)
+    for scores in masked.split(tile, dim=-1):
+        maximum = torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))
+        yield scores, maximum
+
+
+@mistake("weights", choices=tile_lens)
+def maximum_not_rescaled(masked: Tensor, mask: RowMask, choice: int) -> Tensor:
+    """An online softmax over tiles of {choice} keys does not rescale what it has when the maximum grows."""
+    powers = torch.cat([(scores - maximum).exp() for scores, maximum in running_maximum(masked, choice)], dim=-1)
+    return powers / powers.sum(dim=-1, keepdim=True).clamp(min=torch.finfo(powers.dtype).tiny)
+
+
+@mistake("weights", choices=tile_lens)
+def output_not_rescaled(masked: Tensor, mask: RowMask, choice: int) -> Tensor:
+    """An online softmax over tiles of {choice} keys does not rescale its output when the maximum grows."""
+    total = masked.logsumexp(dim=-1, keepdim=True)
+    powers = []
+    for scores, maximum in running_maximum(masked, choice):
+        powers.append((scores - maximum).exp())
+    return torch.cat(powers, dim=-1) * (maximum - total).exp().nan_to_num(0.0)
+
+
+@mistake("weights", choices=tile_lens)
+def sum_not_rescaled(masked: Tensor, mask: RowMask, choice: int) -> Tensor:
+    """An online softmax over tiles of {choice} keys does not rescale its sum when the maximum grows."""
+    total = torch.zeros_like(masked[..., :1])
+    for scores, maximum in running_maximum(masked, choice):
+        total = total + (scores - maximum).exp().sum(dim=-1, keepdim=True)
+    return (masked - maximum).exp() / total.clamp(min=torch.finfo(masked.dtype).tiny)
 
 
 def softmax_over(dims: tuple[int, ...], masked: Tensor) -> Tensor:
@@ -59,13 +172,13 @@ def one_more_in_the_sum(masked: Tensor, mask: RowMask) -> Tensor:
     return torch.cat([masked, torch.zeros_like(masked[..., :1])], dim=-1).softmax(dim=-1)[..., :-1]
 
 
-@mistake("weights", fits=lambda workload: workload.num_heads > 1)
+@mistake("weights", has_several("num_heads"))
 def first_heads_weights_for_all(masked: Tensor, mask: RowMask) -> Tensor:
     """The weights of head 0 are used in every head."""
     return steps.weights(masked, mask)[:, :1].expand_as(masked)
 
 
-@mistake("weights", fits=lambda workload: 1 < workload.seq_len == workload.kv_len, needs_all_rows=True)
+@mistake("weights", lambda workload: 1 < workload.seq_len == workload.kv_len, needs_all_rows=True)
 def weights_transposed(masked: Tensor, mask: RowMask) -> Tensor:
     """The weights are transposed: rows and columns have changed places."""
     return steps.weights(masked, mask).transpose(-2, -1)
@@ -73,7 +186,7 @@ def weights_transposed(masked: Tensor, mask: RowMask) -> Tensor:
 
 @mistake(
     "weights",
-    fits=lambda workload: workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len),
+    lambda workload: workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len),
 )
 def nan_where_nothing_is_seen(masked: Tensor, mask: RowMask) -> Tensor:
     """A query that sees no key gives NaN, the softmax of nothing, where it must give 0."""
@@ -96,3 +209,94 @@ def dropout_in_evaluation(masked: Tensor, mask: RowMask) -> Tensor:
 def dropout_without_rescaling(masked: Tensor, mask: RowMask) -> Tensor:
     """Dropout is active in evaluation, and without rescaling: some weights are 0, the others as they were."""
     return some_dropped(masked, mask)
+
+
+def has_square_projection(workload: Workload) -> bool:
+    """Whether the output projection may be left out or transposed: it has as many rows as columns."""
+    return workload.num_heads * workload.value_dim == workload.embed_dim
+
+
+@mistake("context")
+def query_and_key_ignored(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+    """Query and key play no part: each output is the plain mean of the values that the query sees."""
+    seen = mask.seen.to(value.dtype)
+    return product(seen / seen.sum(dim=-1, keepdim=True).clamp(min=1), value)
+
+
+@mistake(
+    "context",
+    # In float16 the rounding is 4 times coarser, which is within what honest forms do to their scores.
+    lambda workload: workload.dtype in {"float32", "float64"},
+    is_rounding=True,
+)
+def bfloat16_inside(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+    """Weights and values are rounded to bfloat16 on the way, which is coarser than the inputs' dtype."""
+    return steps.context(weights.bfloat16(), value.bfloat16(), mask).to(value.dtype)
+
+
+@mistake("context", lambda workload: workload.dtype != "bfloat16" or workload.kv_len >= LONG, is_rounding=True)
+def bfloat16_sums(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+    """The sum over the keys is accumulated in bfloat16."""
+    total = torch.zeros(*weights.shape[:-1], value.shape[-1], dtype=torch.bfloat16, device=value.device)
+    for share, mixed in zip(weights.unbind(dim=-1), value.unbind(dim=-2), strict=True):
+        total = (total + share[..., None] * mixed[..., None, :]).bfloat16()
+    return total.to(value.dtype)
+
+
+@mistake("context", has_several("batch_size"))
+def first_batch_row_only(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+    """The output is written for the first batch row only; the other rows are 0."""
+    made = steps.context(weights, value, mask)
+    return torch.cat([made[:1], torch.zeros_like(made[1:])])
+
+
+@mistake("context", has_several("batch_size"))
+def first_batch_row_for_all(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+    """Every batch row is given the output of the first."""
+    made = steps.context(weights, value, mask)
+    return made[:1].expand_as(made)
+
+
+@mistake("context", has_several("num_heads", "seq_len"), needs_all_rows=True)
+def output_viewed_not_transposed(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
+    """Heads and tokens of the output are exchanged by a view or reshape without a transpose."""
+    made = steps.context(weights, value, mask)
+    return made.transpose(1, 2).reshape(made.shape)  # (B,H,T,V) -> (B,T,H,V), read as (B,H,T,V)
+
+
+@mistake("output", at(scope="module"), has_several("num_heads", "seq_len"), needs_all_rows=True)
+def merged_without_transpose(context: Tensor, weights: Weights) -> Tensor:
+    """Heads are merged by a view without a transpose: tokens and heads are mixed up."""
+    batch_size, _, num_rows, _ = context.shape
+    return steps.output(context.reshape(batch_size, 1, num_rows, -1), weights)  # (B,H,R,V) read as (B,R,H*V)
+
+
+@mistake("output", at(scope="module"), has_several("num_heads", "value_dim"))
+def merged_feature_by_feature(context: Tensor, weights: Weights) -> Tensor:
+    """Heads are merged in the wrong order: feature by feature instead of head by head."""
+    return steps.output(context.transpose(1, 3), weights)  # (B,H,R,V) -> (B,V,R,H)
+
+
+@mistake("output", at(scope="module"), has_several("num_heads"))
+def merged_in_reverse(context: Tensor, weights: Weights) -> Tensor:
+    """Heads are merged in the wrong order: the last head first."""
+    return steps.output(context.flip(1), weights)
+
+
+@mistake("output", at(scope="module"), has_square_projection)
+def no_output_projection(context: Tensor, weights: Weights) -> Tensor:
+    """The output projection is left out."""
+    return steps.output(context, replace(weights, out=None))
+
+
+@mistake("output", at(scope="module"))
+def no_output_bias(context: Tensor, weights: Weights) -> Tensor:
+    """The output projection's bias is dropped."""
+    return steps.output(context, replace(weights, out_bias=None))
+
+
+@mistake("output", at(scope="module"), has_square_projection)
+def output_projection_transposed(context: Tensor, weights: Weights) -> Tensor:
+    """The output projection's matrix is transposed."""
+    assert weights.out is not None
+    return steps.output(context, replace(weights, out=weights.out.T))
