@@ -7,7 +7,6 @@ from pathlib import Path
 from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.storage.events import Plan
-from attnbench.storage.records import SMALLEST_EFFECT
 from attnbench.workloads import sweep
 
 DEFAULT_BASELINE = "sdpa"
@@ -60,7 +59,6 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
-    effects = (selection.smallest_effect, chosen.smallest_effect, SMALLEST_EFFECT)
     return Plan(
         sweep=Path(selection.sweep).stem,
         workloads=workloads,
@@ -74,7 +72,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         num_blocks=chosen.num_blocks,
         num_epochs=chosen.num_epochs,
         num_rounds=chosen.num_rounds if selection.num_rounds is None else selection.num_rounds,
-        smallest_effect=next(each for each in effects if each is not None),
+        smallest_effect=chosen.smallest_effect if selection.smallest_effect is None else selection.smallest_effect,
         seed=selection.seed,
         cache=selection.cache,
         allocator=selection.allocator or "system",
