@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+import attnbench
 from attnbench import plugins
 from tests import forks
 
@@ -32,7 +33,7 @@ def liar(query, key, value, *, mask=None):
 '''
 
 
-def attnbench(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnbench"), **variables: str):
+def command(*arguments: str, cwd: Path, program: tuple[str, ...] = ("-m", "attnbench"), **variables: str):
     environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160", **variables}
     python = sys.executable if variables or "-c" in program else forks.python()  # these ask what is imported
     return subprocess.run(
@@ -45,7 +46,7 @@ def theirs(tmp_path_factory):
     """A run with a file from outside the repository, in a folder of its own."""
     folder = tmp_path_factory.mktemp("elsewhere")
     (folder / "mine.py").write_text(THEIRS)
-    found = attnbench("run", "-i", "mine.py:theirs", "-i", "fused", *FAST, cwd=folder)
+    found = command("run", "-i", "mine.py:theirs", "-i", "fused", *FAST, cwd=folder)
     (run,) = (folder / "results" / "runs").iterdir()
     return folder, found, run
 
@@ -53,7 +54,7 @@ def theirs(tmp_path_factory):
 def test_a_file_from_outside_is_listed(theirs):
     folder, _, _ = theirs
     assert len(THEIRS.splitlines()) <= 30
-    found = attnbench("list", "implementations", "-i", "mine.py:theirs", "--json", cwd=folder)
+    found = command("list", "implementations", "-i", "mine.py:theirs", "--json", cwd=folder)
     (entry,) = json.loads(found.stdout)
     assert entry["implementation"] == "theirs"
     assert entry["causal"] == "yes"
@@ -82,7 +83,7 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
 
 def test_pytest_benchmark_reads_what_we_write(theirs):
     folder, _, run = theirs
-    found = attnbench("compare", str(run / "benchmark.json"), cwd=folder, program=("-m", "pytest_benchmark"))
+    found = command("compare", str(run / "benchmark.json"), cwd=folder, program=("-m", "pytest_benchmark"))
     assert found.returncode == 0, found.stderr
     assert "theirs" in found.stdout
 
@@ -95,21 +96,21 @@ def test_reports_are_rebuilt_with_torch_blocked(theirs):
     for file in run.glob("*_plot.*"):
         file.unlink()
     path = f"{blocker}{os.pathsep}{ROOT / 'harness'}"
-    found = attnbench("report", cwd=folder, PYTHONPATH=path)
+    found = command("report", cwd=folder, PYTHONPATH=path)
     assert found.returncode == 0, found.stderr
     assert (run / "latency_plot.svg").exists()
     program = ("-c", f"import attnbench; print(len(attnbench.load({str(run)!r})))")
-    assert attnbench(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(attnbench.load(run)))
-    blocked = attnbench("check", "fused", cwd=folder, PYTHONPATH=path)
+    assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(attnbench.load(run)))
+    blocked = command("check", "fused", cwd=folder, PYTHONPATH=path)
     assert blocked.returncode == 2
     assert "torch is blocked" in blocked.stderr  # so the block was real
 
 
 def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
     folder, _, run = theirs
-    found = attnbench("report", run.name, "--to", "gallery/mine", cwd=folder)
+    found = command("report", run.name, "--to", "gallery/mine", cwd=folder)
     assert found.returncode == 0, found.stderr
-    again = attnbench("report", "gallery/mine", cwd=folder)
+    again = command("report", "gallery/mine", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert (folder / "gallery" / "mine" / "report.html").exists()
 
@@ -117,7 +118,7 @@ def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
 def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     folder, _, run = theirs
     before = len(attnbench.samples(run))
-    found = attnbench("run", "--resume", run.name, "--json", cwd=folder)
+    found = command("run", "--resume", run.name, "--json", cwd=folder)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["counts"] == {"ok": before and len(attnbench.load(run))}
     assert len(attnbench.samples(run)) == before
@@ -125,13 +126,13 @@ def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
 
 def test_a_wrong_implementation_is_a_finding(theirs):
     folder, _, _ = theirs
-    found = attnbench("check", "mine.py:liar", "mine.py:theirs", *FAST[:-2], cwd=folder)
+    found = command("check", "mine.py:liar", "mine.py:theirs", *FAST[:-2], cwd=folder)
     assert found.returncode == 1
     assert "WRONG" in found.stdout
     assert "liar: disagrees on" in found.stdout
     assert "disagrees: theirs" not in found.stdout
     assert not list(folder.glob("journal*"))
-    run = attnbench("run", "-i", "mine.py:liar", *FAST, "--json", cwd=folder)
+    run = command("run", "-i", "mine.py:liar", *FAST, "--json", cwd=folder)
     assert run.returncode == 1
     cells = [cell for cell in json.loads(run.stdout)["cells"] if cell["implementation"] == "liar"]
     assert {(cell["status"], cell["latency_s"]) for cell in cells} == {("disagrees", None)}
@@ -167,7 +168,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, arguments, said):
     for name, line in (("damaged", "nonsense\n"), ("newer", newer())):
         (tmp_path / name).mkdir()
         (tmp_path / name / "journal.jsonl").write_text(line)
-    found = attnbench(*arguments, cwd=tmp_path)
+    found = command(*arguments, cwd=tmp_path)
     assert found.returncode == 2
     assert said in found.stderr
     assert "Traceback" not in found.stderr
@@ -177,7 +178,7 @@ def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, arguments, said):
 
 
 def test_nothing_checked_is_no_pass(tmp_path):
-    found = attnbench("check", "torch_mha", "--set", "scope=attention", *FAST[:-2], cwd=tmp_path)
+    found = command("check", "torch_mha", "--set", "scope=attention", *FAST[:-2], cwd=tmp_path)
     assert found.returncode == 3
     assert "nothing could be checked" in found.stderr
 
@@ -200,13 +201,13 @@ def test_help_needs_no_heavy_module(tmp_path, arguments):
         "except SystemExit: pass\n"
         "print(sorted({'torch', 'pandas', 'matplotlib', 'scipy', 'jinja2'} & set(sys.modules)))"
     )
-    found = attnbench(cwd=tmp_path, program=("-c", code))
+    found = command(cwd=tmp_path, program=("-c", code))
     assert found.stdout.rstrip().endswith("[]"), found.stderr
 
 
 @pytest.mark.parametrize("what", ["implementations", "sweeps", "axes", "masks", "metrics", "reports"])
 def test_everything_can_be_listed(tmp_path, what):
-    found = attnbench("list", what, "--json", cwd=tmp_path)
+    found = command("list", what, "--json", cwd=tmp_path)
     entries = json.loads(found.stdout)
     assert entries
     assert all(value for entry in entries for value in entry.values())
@@ -217,18 +218,18 @@ def test_everything_can_be_listed(tmp_path, what):
 
 def test_a_broken_plug_is_listed_with_its_error_and_costs_the_others_nothing(tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
-    found = attnbench("list", "-i", "broken.py:f", "-i", "sdpa", "--json", cwd=tmp_path)
+    found = command("list", "-i", "broken.py:f", "-i", "sdpa", "--json", cwd=tmp_path)
     broken, sdpa = json.loads(found.stdout)
     assert "nothing_of_this_name" in broken["source"]
     assert sdpa["module"] == "yes"
-    checked = attnbench("check", "broken.py:f", "sdpa", *FAST[:-2], "--json", cwd=tmp_path)
+    checked = command("check", "broken.py:f", "sdpa", *FAST[:-2], "--json", cwd=tmp_path)
     statuses = {cell["implementation"]: cell["status"] for cell in json.loads(checked.stdout)["cells"]}
     assert statuses == {"f": "error", "sdpa": "ok"}
     assert checked.returncode == 1
 
 
 def test_the_doctor_states_facts_and_gives_advice_only_with_exit_code_1(tmp_path):
-    found = attnbench("doctor", "--json", cwd=tmp_path)
+    found = command("doctor", "--json", cwd=tmp_path)
     findings = json.loads(found.stdout)
     assert {"processor", "load", "timer step", "threads", "noise floor"} <= {each["name"] for each in findings}
     assert found.returncode == (1 if any(each["advice"] for each in findings) else 0)

@@ -40,10 +40,13 @@ def test_a_heartbeat_is_read_in_another_process_and_leaves_no_file(monkeypatch, 
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     heartbeat = Heartbeat()
     assert list(tmp_path.iterdir()) == []
-    code = "import sys; from attnbench.processes.messages import Heartbeat; Heartbeat(int(sys.argv[1])).beat(7)"
-    command = [sys.executable, "-c", code, str(heartbeat.descriptor)]
+    code = (
+        "from pathlib import Path; from sys import argv; from attnbench.processes.messages import Heartbeat; "
+        "Heartbeat(Path(argv[1])).beat(7)"
+    )
+    command = [sys.executable, "-c", code, str(heartbeat.path)]
     heartbeat.beat(Heartbeat.HARNESS)
     assert heartbeat.read() == (1, Heartbeat.HARNESS)
-    subprocess.run(command, pass_fds=[heartbeat.descriptor], check=True)
+    subprocess.run(command, check=True)
     assert heartbeat.read() == (2, 7)
     heartbeat.close()

@@ -238,8 +238,10 @@ def _timed(written: dict[str, list[Path]]) -> list[dict[str, list[float]]]:
 def test_the_classes_of_verdicts_touch_nothing_else(page: str) -> None:
     """`why slower` was once painted as slower is."""
     classes = re.findall(r'<td class="([^"]+)">', page)
-    found = {name for each in classes for name in each.split() if name.startswith("is-")}
-    assert found >= {"is-slower", "is-equivalent"}
+    assert {name for each in classes for name in each.split() if name.startswith("is-")} >= {
+        "is-slower",
+        "is-equivalent",
+    }
     assert all(each.split()[0] == "verdict" for each in classes if "is-" in each)
     assert "why-slower" in classes
     assert not re.search(r"^td\.(slower|faster|undecided)\b", page, re.MULTILINE)

@@ -148,21 +148,23 @@ class Heartbeat:
     """Eight bytes of shared memory that say which arm a worker is trying; the worker writes, the coordinator reads.
 
     Writing takes less than a microsecond, so that even inside a block each turn can be announced. The file behind it
-    has no name: nothing remains of it, however the processes end.
+    has no name, and is opened as that of its maker in /proc: nothing remains of it, however the processes end.
     """
 
     HARNESS = 2**32 - 1
     """Stands for no arm: the harness's own work."""
     _LAYOUT = struct.Struct("<II")  # how many steps were begun, index of the arm
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        """Map the open file with this descriptor, which another process has made; without one, make a new file."""
-        if descriptor is None:
-            descriptor, name = tempfile.mkstemp(prefix="attnbench-heartbeat-")
+    def __init__(self, path: Path | None = None) -> None:
+        """Open the file that another process has made, by its `path`; without one, make a new file."""
+        if path is None:
+            self._descriptor, name = tempfile.mkstemp(prefix="attnbench-heartbeat-")
             Path(name).unlink()
-            os.truncate(descriptor, self._LAYOUT.size)
-        self.descriptor = descriptor
-        self._memory = mmap.mmap(descriptor, self._LAYOUT.size)
+            os.truncate(self._descriptor, self._LAYOUT.size)
+        else:
+            self._descriptor = os.open(path, os.O_RDWR)
+        self.path = path or Path(f"/proc/{os.getpid()}/fd/{self._descriptor}")
+        self._memory = mmap.mmap(self._descriptor, self._LAYOUT.size)
 
     def beat(self, arm: int = 0) -> None:
         """Announce a step of the arm with this index; where a request names one implementation, of that."""
@@ -176,4 +178,4 @@ class Heartbeat:
     def close(self) -> None:
         """Let go of the memory and of the file."""
         self._memory.close()
-        os.close(self.descriptor)
+        os.close(self._descriptor)

@@ -59,7 +59,6 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
-    effects = (selection.smallest_effect, chosen.smallest_effect, sweep.SMALLEST_EFFECT)
     return Plan(
         sweep=Path(selection.sweep).stem,
         workloads=workloads,
@@ -73,7 +72,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         num_blocks=chosen.num_blocks,
         num_epochs=chosen.num_epochs,
         num_rounds=chosen.num_rounds if selection.num_rounds is None else selection.num_rounds,
-        smallest_effect=next(each for each in effects if each is not None),
+        smallest_effect=chosen.smallest_effect if selection.smallest_effect is None else selection.smallest_effect,
         seed=selection.seed,
         cache=selection.cache,
         allocator=selection.allocator or "system",

@@ -114,15 +114,14 @@ class ProcessClient(WorkerClient):
         """
         self.stop()
         # -P and our own root first: a folder called attnbench in the current folder must not take our place
-        descriptor = self._heartbeat.descriptor
-        command = [self.python, "-P", "-m", "attnbench.processes.worker", str(descriptor)]
+        command = [self.python, "-P", "-m", "attnbench.processes.worker", str(self._heartbeat.path)]
         path = os.pathsep.join(filter(None, [*map(str, self.folders), os.environ.get("PYTHONPATH")]))
         shift = random.Random(layout).randrange(4096)
         environment = {**os.environ, **self.settings, "PYTHONPATH": path, "ATTNBENCH_LAYOUT": "x" * shift}
         pipe = subprocess.PIPE
         with self.log.open("ab") as log:
             process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
-                command, env=environment, stdin=pipe, stdout=pipe, stderr=log, pass_fds=[descriptor]
+                command, env=environment, stdin=pipe, stdout=pipe, stderr=log
             )
         self._process, self._answers = process, SimpleQueue()
         answers = self._answers

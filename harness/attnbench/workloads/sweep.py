@@ -31,7 +31,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     num_blocks: int = 4  # of one visit
     num_epochs: int = 1  # fresh processes over the run
     num_rounds: int = 3  # visits that every cell gets, decided or not
-    smallest_effect: float | None = None  # times that differ by less are called equivalent; None: as usual
+    smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
 
 
 def names() -> list[str]:

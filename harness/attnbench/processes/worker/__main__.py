@@ -1,6 +1,6 @@
 """The worker: a process that answers requests one at a time (processes/worker/answers.py).
 
-Started by processes/worker_client.py as `python -m attnbench.processes.worker DESCRIPTOR`, the heartbeat's. Requests
+Started by processes/worker_client.py as `python -m attnbench.processes.worker PATH`, the heartbeat's. Requests
 come on standard input, answers leave on what was standard output; what an implementation prints goes to standard error.
 """
 
@@ -8,6 +8,7 @@ import os
 import sys
 import threading
 from collections.abc import Callable
+from pathlib import Path
 from queue import SimpleQueue
 
 import msgspec
@@ -44,7 +45,7 @@ def main() -> None:
     threading.Thread(target=listen, daemon=True).start()
     if all(each.is_host or each.missing() for each in map(device, names())):
         limit_memory()  # a driver of another device maps far more than it uses
-    serve(lines.get, answers.write, Heartbeat(int(sys.argv[1])))
+    serve(lines.get, answers.write, Heartbeat(Path(sys.argv[1])))
 
 
 if __name__ == "__main__":
