@@ -2,11 +2,14 @@
 
 import gc
 import os
+import sys
 from collections.abc import Iterator
 
 import coverage
 import pytest
 import torch
+
+from tests import forks
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -27,6 +30,14 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(scope="module")
+def forked_workers() -> Iterator[None]:
+    """Workers that start at once, for runs in which their start is not what is tested."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "executable", forks.python())
+        yield
 
 
 @pytest.fixture

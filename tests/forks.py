@@ -2,7 +2,7 @@
 
 Starting Python and importing torch takes seconds of processor time, and tests start hundreds of processes.
 `python()` names a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It hands its
-arguments, environment, folder and standard streams to a server, which forks, and it ends as the child ends; when it is
+arguments, environment, folder and open files to a server, which forks, and it ends as the child ends; when it is
 killed, so is the child. The project itself is imported afresh by each child, from the child's own PYTHONPATH:
 the server imports only what others have written.
 
@@ -13,6 +13,7 @@ as OMP_NUM_THREADS, is the server's. Any other option of Python starts a real on
 import array
 import atexit
 import contextlib
+import fcntl
 import gc
 import importlib
 import io
@@ -43,24 +44,24 @@ IMPORTED = (
     *("torch", "torch.profiler", "torch.utils.flop_counter", "torch.nn.attention.flex_attention"),
 )
 """Modules of others that the project's commands import."""
-_SERVERS: list[subprocess.Popen[bytes]] = []
-"""Kept, so that its standard input stays open as long as this process lives."""
+MAX_FILES = 64
 CLIENT = """#!{python} -IS
 import array, json, os, signal, socket, struct, sys
 
 if sys.argv[1][0] == "-" and sys.argv[1] not in ("-P", "-W", "-m", "-c", "-"):
     os.execv({python!r}, [{python!r}, *sys.argv[1:]])
+files = [int(name) for name in os.listdir("/proc/self/fd")]
+files = [file for file in files if file < 3 or os.path.exists(f"/proc/self/fd/{{file}}") and os.get_inheritable(file)]
 line = socket.socket(socket.AF_UNIX)
 line.connect({address!r})
-asked = json.dumps([sys.argv[1:], dict(os.environ), os.getcwd(), sys.argv[0]]).encode()
-streams = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", [0, 1, 2]))]
-line.sendmsg([struct.pack("<I", len(asked))], streams)
+asked = json.dumps([files, sys.argv[1:], dict(os.environ), os.getcwd(), sys.argv[0]]).encode()
+line.sendmsg([struct.pack("<I", len(asked))], [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array.array("i", files))])
 line.sendall(asked)
 child, = struct.unpack("<i", line.recv(4, socket.MSG_WAITALL))
 for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
     signal.signal(number, lambda number, _: os.kill(child, number))
-for stream in (0, 1, 2):
-    os.close(stream)
+for file in files:
+    os.close(file)
 code, = struct.unpack("<i", line.recv(4, socket.MSG_WAITALL))
 if code < 0:
     if -code != signal.SIGKILL:
@@ -81,15 +82,14 @@ def python() -> str:
     with socket.socket(socket.AF_UNIX) as listening:
         listening.bind(address)
         listening.listen(64)
-        _SERVERS.append(
-            subprocess.Popen(
-                [sys.executable, "-I", __file__, str(listening.fileno()), str(folder)],
-                env=environment | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
-                pass_fds=[listening.fileno()],
-                stdin=subprocess.PIPE,
-                start_new_session=True,
-            )
+        server = subprocess.Popen(
+            [sys.executable, "-I", __file__, str(listening.fileno()), str(folder)],
+            env=environment | {"OMP_NUM_THREADS": "1", "MPLBACKEND": "agg"},
+            pass_fds=[listening.fileno()],
+            stdin=subprocess.PIPE,
+            start_new_session=True,
         )
+    atexit.register(server.communicate)  # its input ends, and with that the server
     return str(client)
 
 
@@ -109,17 +109,18 @@ def serve(listening: socket.socket) -> None:
 
 def attend(line: socket.socket) -> None:
     """Run one command in a child of this process; tell how it ended, or kill it when its caller is gone."""
-    streams = array.array("i")
-    head, ancillary, *_ = line.recvmsg(4, socket.CMSG_SPACE(3 * streams.itemsize), socket.MSG_WAITALL)
+    files = array.array("i")
+    head, ancillary, *_ = line.recvmsg(4, socket.CMSG_SPACE(MAX_FILES * files.itemsize), socket.MSG_WAITALL)
     for _, _, data in ancillary:
-        streams.frombytes(data)
-    asked = json.loads(line.recv(*struct.unpack("<I", head), socket.MSG_WAITALL))
+        files.frombytes(data)
+    numbers, *asked = json.loads(line.recv(*struct.unpack("<I", head), socket.MSG_WAITALL))
     child = os.fork()
     if not child:
         line.close()
-        os._exit(become(list(streams), *asked))
-    for stream in (0, 1, 2, *streams):
-        os.close(stream)
+        place(list(files), numbers)
+        os._exit(become(*asked))
+    for file in (0, 1, 2, *files):
+        os.close(file)
     with contextlib.suppress(OSError):
         line.sendall(struct.pack("<i", child))
     process = os.pidfd_open(child)
@@ -132,11 +133,18 @@ def attend(line: socket.socket) -> None:
     os._exit(0)
 
 
-def become(streams: list[int], arguments: list[str], environment: dict[str, str], folder: str, client: str) -> int:
+def place(files: list[int], numbers: list[int]) -> None:
+    """Give the files that were received the numbers that they have for the caller."""
+    aside = [fcntl.fcntl(file, fcntl.F_DUPFD, 512) for file in files]
+    for file, number in zip(aside, numbers, strict=True):
+        os.dup2(file, number)
+        os.close(file)
+    for file in set(files) - set(numbers):
+        os.close(file)
+
+
+def become(arguments: list[str], environment: dict[str, str], folder: str, client: str) -> int:
     """Run a command to its end, as `python` would; its exit code."""
-    for number, stream in enumerate(streams):
-        os.dup2(stream, number)
-        os.close(stream)
     sys.stdin = sys.__stdin__ = io.TextIOWrapper(io.FileIO(0, closefd=False), encoding="utf-8")  # type: ignore[misc]
     sys.stdout = sys.__stdout__ = open(1, "w", encoding="utf-8", closefd=False)  # type: ignore[misc]  # noqa: SIM115
     sys.stderr = sys.__stderr__ = open(  # type: ignore[misc]  # noqa: SIM115

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-import attnbench
-from attnbench import plugins
+from attnbench import load, plugins, samples
 from tests import forks
 
 ROOT = Path(__file__).parents[1]
@@ -64,7 +63,7 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     _, found, run = theirs
     assert found.returncode == 0, found.stderr
     assert "theirs" in found.stdout
-    frame = attnbench.load(run)
+    frame = load(run)
     own = frame[frame.implementation == "theirs"]
     assert set(own.status) == {"ok"}
     assert (own.latency_s > 0).all()
@@ -76,7 +75,7 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     assert {"records.csv", "summary.md", "benchmark.json", "report.html", "journal.jsonl"} <= names
     assert "theirs" in (run / "summary.md").read_text()
     assert "theirs" in (run / "report.html").read_text()
-    assert len(attnbench.samples(run)) > len(frame)
+    assert len(samples(run)) > len(frame)
     with (run / "records.csv").open() as file:
         assert {row["implementation"] for row in csv.DictReader(file)} == {"theirs", "fused", "sdpa"}
 
@@ -100,8 +99,8 @@ def test_reports_are_rebuilt_with_torch_blocked(theirs):
     assert found.returncode == 0, found.stderr
     assert (run / "latency_plot.svg").exists()
     program = ("-c", f"import attnbench; print(len(attnbench.load({str(run)!r})))")
-    assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(attnbench.load(run)))
-    blocked = command("check", "fused", cwd=folder, PYTHONPATH=path)
+    assert attnbench(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(load(run)))
+    blocked = attnbench("check", "fused", cwd=folder, PYTHONPATH=path)
     assert blocked.returncode == 2
     assert "torch is blocked" in blocked.stderr  # so the block was real
 
@@ -117,11 +116,11 @@ def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
 
 def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     folder, _, run = theirs
-    before = len(attnbench.samples(run))
-    found = command("run", "--resume", run.name, "--json", cwd=folder)
+    before = len(samples(run))
+    found = attnbench("run", "--resume", run.name, "--json", cwd=folder)
     assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["counts"] == {"ok": before and len(attnbench.load(run))}
-    assert len(attnbench.samples(run)) == before
+    assert json.loads(found.stdout)["counts"] == {"ok": before and len(load(run))}
+    assert len(samples(run)) == before
 
 
 def test_a_wrong_implementation_is_a_finding(theirs):

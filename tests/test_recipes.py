@@ -7,13 +7,15 @@ import os
 import re
 import shutil
 import subprocess
-import sys
 from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
 import pytest
 
+from tests import forks
+
+pytestmark = pytest.mark.long
 ROOT = Path(__file__).parent.parent
 SWEEP = """
 summary = "two values of the new axis, and the new metric"
@@ -81,7 +83,7 @@ def command(arguments: list[str], folder: Path, *, given: str = "") -> str:
 @pytest.fixture(scope="module")
 def terminal(copy: Path) -> str:
     arguments = ["run", "--sweep", "sweep.toml", "--implementation", "fused", "--implementation", "sdpa"]
-    return command([sys.executable, "-m", "attnbench", *arguments], copy)
+    return command([forks.python(), "-m", "attnbench", *arguments], copy)
 
 
 @pytest.fixture(scope="module")
@@ -155,11 +157,11 @@ def test_the_page_has_both_under_titles_of_their_own(run: Path) -> None:
 
 
 def test_pictures_have_a_panel_for_each_value(copy: Path, run: Path) -> None:
-    assert command([sys.executable, "-c", TITLES, str(run)], copy).split() == ["(a)", "spread=1", "(b)", "spread=4"]
+    assert command([forks.python(), "-c", TITLES, str(run)], copy).split() == ["(a)", "spread=1", "(b)", "spread=4"]
 
 
 def test_the_new_report_is_written_and_the_tests_of_reports_pass(copy: Path, run: Path) -> None:
     assert len((run / "fastest.txt").read_text(encoding="utf-8").splitlines()) == 4
     chosen = "promised or writes or same_at_every_call or without_records or nothing_is_ok"
     options = ["-q", "-p", "no:cacheprovider", "-k", f"({chosen}) and not plot"]
-    command([sys.executable, "-m", "pytest", *options, "tests/reports/test_reports.py"], copy)
+    command([forks.python(), "-m", "pytest", *options, "tests/reports/test_reports.py"], copy)

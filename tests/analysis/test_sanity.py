@@ -17,6 +17,8 @@ from attnbench.workloads.workload import Workload
 from tests import journals, tables
 from tests.processes.test_run import LIARS, plan
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 MATMUL, COPY = 1e11, 1e10
 LONG = Workload(seq_len=1024, direction="forward")
 DECODING = Workload(seq_len=1, kv_len=65536, direction="inference")

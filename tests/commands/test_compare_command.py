@@ -30,6 +30,9 @@ from attnbench.storage.records import PROBE
 from tests import forks
 from tests.repositories import PLAIN, SLOW, WRONG, commit, git, repository
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+PYTHON = sys.executable  # a process of its own, that can be killed with its group
 ROOT = Path(__file__).parents[2]
 TINY = """summary = "as small as can be"
 budget_s = 0.0
@@ -268,7 +271,7 @@ def test_a_build_that_fails_or_cannot_be_leaves_nothing(to_build, base, candidat
 
 
 def test_a_killed_comparison_leaves_no_worktree_and_is_swept_up_or_resumed(repo, monkeypatch):
-    program = [sys.executable, "-P", "-m", "attnbench", "compare", "rev:plain", "rev:slow", "-i", "mine.py:mine", *FAST]
+    program = [PYTHON, "-P", "-m", "attnbench", "compare", "rev:plain", "rev:slow", "-i", "mine.py:mine", *FAST]
     environment = os.environ | {"PYTHONPATH": str(ROOT / "harness")}
     known = set(find_runs(repo / "results"))
     process = subprocess.Popen(program, cwd=repo, env=environment, stderr=subprocess.DEVNULL, start_new_session=True)

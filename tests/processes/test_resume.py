@@ -13,6 +13,8 @@ from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import Arm, Environment, Status
 from attnbench.workloads.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 SOURCE = """
 def mine(query, key, value):
     return (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(-1) @ value

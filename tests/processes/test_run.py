@@ -28,7 +28,10 @@ from attnbench.storage.records import Arm, Status
 from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 ROOT = Path(__file__).parents[2]
+PYTHON = sys.executable  # in processes of their own, and so are their workers
 LIARS = Path(__file__).parents[1] / "liars.py"
 NAMES = [
     "right", "wrong", "raising", "not_a_number", "crashing", "hanging", "greedy", "talking", "slow", "dying_later",
@@ -151,7 +154,7 @@ def script(folder: Path) -> list[str]:
         "from attnbench.processes import execution; "
         "folder = Path(sys.argv[1]); execution.execute(read(folder).plan, folder, lambda _: None)"
     )
-    return [sys.executable, "-c", code, str(folder)]
+    return [PYTHON, "-c", code, str(folder)]
 
 
 def start(folder: Path, planned: Plan) -> None:

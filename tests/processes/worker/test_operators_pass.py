@@ -17,6 +17,8 @@ from attnbench.timing.state import State
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual, worlds
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 PROMISES = Path(__file__).parent / "promises.py"
 NAMES = ("careless", "unpromised", "held", "shy", "sulking")
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")

@@ -1,0 +1,64 @@
+"""What an installed wheel of the project is: the package alone, which works outside of the checkout."""
+
+import shutil
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from attnbench import plugins
+from tests import forks
+
+ROOT = Path(__file__).parents[1]
+SMALL = [
+    "--set=mask=none",
+    "--set=scope=attention",
+    "--set=seq_len=8",
+    "--set=dtype=float32",
+    "--set=layout=contiguous",
+]
+
+
+@pytest.fixture(scope="module")
+def installed(tmp_path_factory) -> Path:
+    """What a wheel installs, built from a copy of the tree: the build writes beside its sources."""
+    copy, site = tmp_path_factory.mktemp("copy"), tmp_path_factory.mktemp("site-packages")
+    ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
+    for folder in ("harness", "implementations", "studies", "examples", "tests"):
+        shutil.copytree(ROOT / folder, copy / folder, ignore=ignored, symlinks=True)
+    for file in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / file, copy)
+    build = "from setuptools import build_meta; build_meta.build_wheel('.')"
+    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)
+    (wheel,) = copy.glob("*.whl")
+    with zipfile.ZipFile(wheel) as file:
+        file.extractall(site)
+    return site
+
+
+def test_it_holds_the_package_and_nothing_else(installed):
+    assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"attnbench"}
+    source = ROOT / "harness" / "attnbench"
+    kept = {".py", ".toml", ".jinja", ".html", ".js", ".typed"}
+    expected = {path.relative_to(source) for path in source.rglob("*.*") if path.suffix in kept}
+    expected |= {Path("implementations") / path.name for path in (ROOT / "implementations").glob("*.*")}
+    found = {path.relative_to(installed / "attnbench") for path in (installed / "attnbench").rglob("*.*")}
+    assert found == {path for path in expected if "__pycache__" not in path.parts and path.name != "__pycache__"}
+    assert Path("implementations/fused.py") in found
+
+
+def test_it_works_outside_of_the_checkout(installed, tmp_path):
+    program = "import attnbench; print(attnbench.__file__)"
+    for arguments, words in (
+        (["-c", program], [str(installed)]),
+        (["-m", "attnbench", "list", "implementations"], plugins.implementation_names()),
+        (["-m", "attnbench", "list", "sweeps"], ["quick", "full", "check"]),
+        (["-m", "attnbench", "check", "fused", *SMALL], ["right"]),
+    ):
+        command = [forks.python(), "-P", *arguments]
+        environment = {"PATH": "", "PYTHONPATH": str(installed), "COLUMNS": "200"}
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, done.stderr
+        assert [word for word in words if word not in done.stdout] == []
