@@ -147,7 +147,7 @@ class TestMarkdown:
 
     def test_findings_are_listed_once_for_all_lengths(self, summary: str) -> None:
         assert "- module_list: disagrees at length 128, 2048 (whole module" in summary
-        assert "naive_loop" not in summary.split("## Results", maxsplit=1)[0]  # foreseen: not a finding
+        assert "naive_loop" not in summary.split("## Results", maxsplit=1)[0]  # predicted: not a finding
 
 
 class TestCsv:
@@ -238,8 +238,10 @@ def _timed(written: dict[str, list[Path]]) -> list[dict[str, list[float]]]:
 def test_the_classes_of_verdicts_touch_nothing_else(page: str) -> None:
     """`why slower` was once painted as slower is."""
     classes = re.findall(r'<td class="([^"]+)">', page)
-    found = {name for each in classes for name in each.split() if name.startswith("is-")}
-    assert found >= {"is-slower", "is-equivalent"}
+    assert {name for each in classes for name in each.split() if name.startswith("is-")} >= {
+        "is-slower",
+        "is-equivalent",
+    }
     assert all(each.split()[0] == "verdict" for each in classes if "is-" in each)
     assert "why-slower" in classes
     assert not re.search(r"^td\.(slower|faster|undecided)\b", page, re.MULTILINE)

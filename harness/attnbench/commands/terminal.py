@@ -21,7 +21,7 @@ LONGEST_UNBROKEN = 40
 MANY, DENSE_WIDTH = 12, 120
 FAR = 1e4
 """From here on an error is shown by its power of ten."""
-UNDECIDED = "?: undecided, the times may as well be equal; more time may decide."
+UNDECIDED = "?: undecided, the times may as well be equal; more time may show it."
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
     *("workload", "implementation", "side", "status", "is_predicted", "message", "latency_s", "ratio", "verdict"),
@@ -49,8 +49,8 @@ def print_results(results: Results) -> None:
         if any(row["verdict"] == Verdict.undecided for row in members):
             say(console, UNDECIDED, "dim")
         console.print()
-    told = f"Median time of a call; x: times the time of {results.plan.baseline} in the same blocks."
-    say(console, f"{told} Intervals, every metric and errors are in summary.md.", "dim")
+    text = f"Median time of a call; x: times the time of {results.plan.baseline} in the same blocks."
+    say(console, f"{text} Intervals, every metric and errors are in summary.md.", "dim")
     for line in (story.decided(results), story.interference(results)):
         say(console, line)
     print_findings(results, console)
@@ -139,9 +139,9 @@ def _alike(results: Results) -> list[list[Record]]:
     groups: dict[tuple[str, ...], list[Record]] = {}
     for record in results.records:
         if record.is_finding:
-            told = record.agreement.mistakes if record.agreement is not None else ()
+            mistakes = record.agreement.mistakes if record.agreement is not None else ()
             first = record.message.split(". ", 1)[0]
-            groups.setdefault((record.implementation, record.status, *(told or (first,))), []).append(record)
+            groups.setdefault((record.implementation, record.status, *(mistakes or (first,))), []).append(record)
     return [sorted(group, key=_size) for group in groups.values()]
 
 
@@ -191,8 +191,8 @@ def _print_not_tried(results: Results, console: Console) -> None:
     reasons: dict[str, int] = {}
     for record in results.records:
         if record.status is not Status.ok and not record.is_finding:
-            told = "predicted over a limit" if record.is_predicted else record.message
-            line = f"{record.arm}: {told}"
+            reason = "predicted over a limit" if record.is_predicted else record.message
+            line = f"{record.arm}: {reason}"
             reasons[line] = reasons.get(line, 0) + 1
     if reasons:
         console.print("\nNot tried:", markup=False)
@@ -227,7 +227,7 @@ def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) 
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense: bool = False) -> None:
-    """A plain table of texts, the first column unbroken unless it is so long that it would leave the others no room.
+    """A plain table of texts, the first column unbroken unless it is so long that the others would have no room.
 
     A dense one has no lines between its columns, and is 120 characters wide if need be.
     """
@@ -269,8 +269,8 @@ def print_sides(results: Results) -> None:
         shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
         print_table(columns, shown)
         console.print()
-    for name, told in sides.facts(results).items():
-        say(console, f"{name}: {told}", "dim")
+    for name, text in sides.facts(results).items():
+        say(console, f"{name}: {text}", "dim")
     for line in losses(results):
         say(console, line, "red")
     say(console, sides.headline(results), "bold")
