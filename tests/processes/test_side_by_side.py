@@ -9,14 +9,15 @@ import pytest
 import typer
 
 from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.frame import frame
 from attnbench.analysis.overall import by_side, losses, suite
 from attnbench.analysis.results import read
+from attnbench.analysis.table import panels, rows, table
 from attnbench.commands.compare import conclude
 from attnbench.processes.messages import Failed
-from attnbench.reports import latency_plot, pytest_benchmark, table
+from attnbench.reports import latency_plot, pytest_benchmark
+from attnbench.reports.cells import arm
+from attnbench.reports.lines import series_of
 from attnbench.reports.markdown import summary
-from attnbench.reports.panels import panels_of, series_of
 from attnbench.reports.sides import document, headline
 from attnbench.statistics.effects import mean_over_cells, midmeans
 from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio, pairs_of_sides
@@ -99,13 +100,13 @@ def test_each_name_is_compared_with_its_own_base_alone(tmp_path, is_apart):
 def test_each_side_has_a_name_of_its_own_wherever_it_is_shown(tmp_path):
     results = session(tmp_path, num_cells=2, budget_s=0.0)
     shown = ["x", "x (base)"]
-    assert sorted({row.implementation for row in table.rows(results)}) == shown
+    assert sorted({arm(row) for row in rows(table(results))}) == shown
     names = [each["name"] for each in pytest_benchmark.document(results)["benchmarks"]]
     assert sorted(names) == sorted(f"{name}[{workload.id}]" for name in shown for workload in results.plan.workloads)
-    cells = frame([results])[["workload", "implementation", "side"]]
+    cells = table(results)[["workload", "implementation", "side"]]
     assert len(cells.drop_duplicates()) == 4
     assert set(cells["side"]) == {BASE, CANDIDATE}
-    assert sorted(series_of(latency_plot.PLOT, panels_of(table.rows(results)))) == shown
+    assert sorted(map(str, series_of(latency_plot.PLOT, panels(table(results))))) == shown
 
 
 def events(results, kind):
@@ -236,14 +237,14 @@ class Abroad(SimulatedPair):
 
 
 def test_two_environments_are_told_apart_and_are_no_machine_that_changed(tmp_path):
-    asked = with_sides(virtual.plan(1, ("x",), budget_s=0.0), is_apart=True)
+    asked = with_sides(virtual.plan(2, ("x",), budget_s=0.0), is_apart=True)
     results = virtual.execute(asked, tmp_path / "run", Abroad(WORLDS["calm"], lambda *_: 2e-3))
     base, candidate = by_side(results)
-    assert [each.environment.versions for each in (*base, *candidate)] == [{"torch": "1.0"}, {}]
+    assert [each.environment.versions for each in (*base, *candidate)] == [{"torch": "1.0"}] * 2 + [{}] * 2
     assert "Python 2 and 3; versions torch 1.0 and none" in document(results)
     assert "machine changed" not in summary(results)
-    (moved,) = (msgspec.structs.replace(each, environment=base[0].environment) for each in candidate)
-    assert "machine changed" in summary(dataclasses.replace(results, records=(*results.records, moved)))
+    moved = msgspec.structs.replace(candidate[0], environment=base[0].environment)
+    assert "machine changed" in summary(dataclasses.replace(results, records=(*base, moved, candidate[1])))
 
 
 def pairs_of(*epochs: tuple[int, float], num_visits: int = 4, noise: float = 0.0, seed: int = 0) -> Pairs:
