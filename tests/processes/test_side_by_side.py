@@ -11,10 +11,11 @@ import typer
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.overall import by_side, losses, suite
 from attnbench.analysis.results import read
-from attnbench.analysis.table import arm_of, panels, rows, table
+from attnbench.analysis.table import panels, rows, table
 from attnbench.commands.compare import conclude
 from attnbench.processes.messages import Failed
 from attnbench.reports import latency_plot, pytest_benchmark
+from attnbench.reports.cells import arm
 from attnbench.reports.lines import series_of
 from attnbench.reports.markdown import summary
 from attnbench.reports.sides import document, headline
@@ -99,7 +100,7 @@ def test_each_name_is_compared_with_its_own_base_alone(tmp_path, is_apart):
 def test_each_side_has_a_name_of_its_own_wherever_it_is_shown(tmp_path):
     results = session(tmp_path, num_cells=2, budget_s=0.0)
     shown = ["x", "x (base)"]
-    assert sorted({str(arm_of(row)) for row in rows(table(results))}) == shown
+    assert sorted({arm(row) for row in rows(table(results))}) == shown
     names = [each["name"] for each in pytest_benchmark.document(results)["benchmarks"]]
     assert sorted(names) == sorted(f"{name}[{workload.id}]" for name in shown for workload in results.plan.workloads)
     cells = table(results)[["workload", "implementation", "side"]]
@@ -239,8 +240,7 @@ def test_two_environments_are_told_apart_and_are_no_machine_that_changed(tmp_pat
     asked = with_sides(virtual.plan(2, ("x",), budget_s=0.0), is_apart=True)
     results = virtual.execute(asked, tmp_path / "run", Abroad(WORLDS["calm"], lambda *_: 2e-3))
     base, candidate = by_side(results)
-    seen = [[each.environment.versions for each in records] for records in (base, candidate)]
-    assert seen == [[{"torch": "1.0"}] * 2, [{}] * 2]
+    assert [each.environment.versions for each in (*base, *candidate)] == [{"torch": "1.0"}] * 2 + [{}] * 2
     assert "Python 2 and 3; versions torch 1.0 and none" in document(results)
     assert "machine changed" not in summary(results)
     moved = msgspec.structs.replace(candidate[0], environment=base[0].environment)

@@ -114,7 +114,7 @@ def test_a_group_without_any_value_is_named(tmp_path: Path) -> None:
     points = journals.workloads(scope=("attention", "module"), mask=("causal",), seq_len=(128,))
     half = journals.write(tmp_path, points, ("module_list",))
     (picture,) = drawn("latency_plot", half)
-    assert "No panel, for want of any value: whole module, forward, float32, causal, B=1 H=8 K=64." in picture.caption
+    assert "No panel, as there is no value: whole module, forward, float32, causal, B=1 H=8 K=64." in picture.caption
 
 
 def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Picture]]) -> None:

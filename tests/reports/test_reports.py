@@ -147,7 +147,7 @@ class TestMarkdown:
 
     def test_findings_are_listed_once_for_all_lengths(self, summary: str) -> None:
         assert "- module_list: disagrees at length 128, 2048 (whole module" in summary
-        assert "naive_loop" not in summary.split("## Results", maxsplit=1)[0]  # foreseen: not a finding
+        assert "naive_loop" not in summary.split("## Results", maxsplit=1)[0]  # predicted: not a finding
 
 
 class TestCsv:

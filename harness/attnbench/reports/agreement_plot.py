@@ -1,16 +1,14 @@
 """Every compared tensor's error as a multiple of its tolerance, by dtype and implementation; above 1 it is wrong."""
 
 from collections.abc import Iterable
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import table
-from attnbench.reports import Picture, Report, style, words
+from attnbench.reports import Picture, style, words
 from attnbench.reports.cells import absent
 from attnbench.storage.records import Arm, Record
 from attnbench.workloads.workload import DTYPES
@@ -24,7 +22,6 @@ HOW = (
 )
 
 
-@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each dtype, one row for each implementation; none where nothing was compared."""
     checked = [record for record in results.records if record.agreement is not None]
@@ -101,19 +98,14 @@ def _share(error: float, allowed: float) -> float:
 
 def _unchecked(records: Iterable[Record], names: list[Arm]) -> list[str]:
     """Which implementations were not compared at some workloads, with the statuses that say why."""
-    texts = []
+    parts = []
     for name in names:
         missing = [record for record in records if record.arm == name and record.agreement is None]
         if missing:
             statuses = ", ".join(dict.fromkeys(str(record.status) for record in missing))
             plural = "s" * (len(missing) > 1)
-            texts.append(f"{style.label(name)} at {len(missing)} workload{plural} ({statuses})")
-    return [f"Not compared: {'; '.join(texts)}."] if texts else []
+            parts.append(f"{style.label(name)} at {len(missing)} workload{plural} ({statuses})")
+    return [f"Not compared: {'; '.join(parts)}."] if parts else []
 
 
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write agreement_plot.svg and .png."""
-    return style.save(pictures(results), folder, "agreement_plot")
-
-
-REPORT = Report(summary="error / tolerance of every compared tensor, as SVG and PNG", write=write, draw=pictures)
+REPORT = style.report("agreement_plot", "error / tolerance of every compared tensor, as SVG and PNG", pictures)

@@ -1,7 +1,6 @@
 """What the time of a call went into: a stacked bar by kind of operator for each implementation of a workload."""
 
 import textwrap
-from pathlib import Path
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -9,10 +8,9 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
-from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import KIND_SHARES, Panel, Row, arm_of, rows
-from attnbench.reports import Picture, Report, style, words
+from attnbench.reports import Picture, style, words
 from attnbench.reports.cells import shown
 from attnbench.reports.lines import TITLE_LEN, Page, absences, page_of
 from attnbench.storage.operator_kinds import PAGE_FAULTS
@@ -33,7 +31,6 @@ def shares(row: Row) -> dict[str, float]:
     return {kind: row[KIND_SHARES[kind]] for kind in style.KINDS if row[KIND_SHARES[kind]]}
 
 
-@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each workload that has a bar, at most eight on a picture."""
     panels = [
@@ -100,9 +97,4 @@ def _fill(kind: str) -> dict[str, Any]:
     return {"facecolor": style.KINDS[kind], "edgecolor": "white", "hatch": "////" if kind == PAGE_FAULTS else ""}
 
 
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write breakdown_plot.svg and .png."""
-    return style.save(pictures(results), folder, "breakdown_plot")
-
-
-REPORT = Report(summary="what the time of a call went into, as SVG and PNG", write=write, draw=pictures)
+REPORT = style.report("breakdown_plot", "what the time of a call went into, as SVG and PNG", pictures)

@@ -1,10 +1,6 @@
 """Time of one call against length, with intervals, on two logarithmic axes."""
 
-from pathlib import Path
-
-from attnbench.analysis.cached import once
-from attnbench.analysis.results import Results
-from attnbench.reports import Picture, Report, style
+from attnbench.reports import style
 from attnbench.reports.lines import Plot, draw, log_ticks
 
 PLOT = Plot(
@@ -19,16 +15,6 @@ PLOT = Plot(
     finish=lambda axes, _: log_ticks(axes.yaxis, "s"),
 )
 
-
-@once
-def pictures(results: Results) -> list[Picture]:
-    """One panel for each combination of the other axes that vary."""
-    return draw(results, PLOT)
-
-
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write latency_plot.svg and .png."""
-    return style.save(pictures(results), folder, "latency_plot")
-
-
-REPORT = Report(summary="time against length with intervals, as SVG and PNG", write=write, draw=pictures)
+REPORT = style.report(
+    "latency_plot", "time against length with intervals, as SVG and PNG", lambda results: draw(results, PLOT)
+)

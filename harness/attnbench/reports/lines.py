@@ -84,8 +84,8 @@ class Plot:
     is_hollow: Callable[[Row], bool] = lambda _: False
     hollow: str = ""  # what a hollow marker says
     absent: str  # why an ok row may have no point
-    is_absence_told: Callable[[Row], bool] = lambda _: True
-    is_steep: bool = True  # values grow with length: lines stay in place, and their growth is written
+    is_absence_listed: Callable[[Row], bool] = lambda _: True
+    is_steep: bool = True  # values grow with length: lines stay in place, and the legend has their growth
     finish: Callable[[Axes, Panel], None]  # ticks and extra lines, once all values are in
 
     def point(self, row: Row, length: int) -> Point | None:
@@ -145,7 +145,7 @@ def draw(results: Results, plot: Plot) -> list[Picture]:
 def _picture(plot: Plot, page: Page, empty: Iterable[str]) -> Picture:
     series, number = series_of(plot, page.panels), len(page.panels)
     num_columns = min(number, 3 if number != 4 else 2)  # noqa: PLR2004 - four panels make a square
-    note = " ".join([notes(plot, page, series), *(f"No panel for lack of values: {group}." for group in empty)])
+    note = " ".join([notes(plot, page, series), *(f"No panel, as there is no value: {group}." for group in empty)])
 
     def fill(figure: Figure) -> None:
         grid = style.grid(figure, number, num_columns, sharey=number > 1)
@@ -226,8 +226,8 @@ def growth(lines: Sequence[Sequence[Point]]) -> str:
     """The growth exponent over three lengths or more, as a range where panels differ: "1.6 to 1.8"; "" without any."""
     long = [line for line in lines if len({point.length for point in line}) >= FEWEST_LENGTHS]
     found = [growth_exponent([point.length for point in line], [point.value for point in line]) for line in long]
-    texts = sorted({f"{exponent:.1f}" for exponent in found if exponent is not None}, key=float)
-    return " to ".join(dict.fromkeys((texts[0], texts[-1]))) if texts else ""
+    parts = sorted({f"{exponent:.1f}" for exponent in found if exponent is not None}, key=float)
+    return " to ".join(dict.fromkeys((parts[0], parts[-1]))) if parts else ""
 
 
 def reach(series: Series) -> tuple[float, float] | None:
@@ -250,7 +250,7 @@ def notes(plot: Plot, page: Page, series: Series) -> str:
     points = [point for lines in series.values() for line in lines for point in line]
     absent = absences(
         page,
-        lambda panel, row: plot.point(row, row[panel.axis]) is not None or not plot.is_absence_told(row),
+        lambda panel, row: plot.point(row, row[panel.axis]) is not None or not plot.is_absence_listed(row),
         plot.absent,
     )
     said = [absent] if absent else []
@@ -277,13 +277,13 @@ def absences(page: Page, is_shown: Callable[[Panel, Row], bool], absent: str) ->
             places.setdefault(key, {}).setdefault(letter, []).append(row[panel.axis])
             reason = absent if row["status"] == "ok" else (row["message"] or "").partition(";")[0]
             reasons.setdefault(key, set()).add(plain(reason, limit=REASON_LEN))
-    texts = []
+    parts = []
     for (name, ended), where in places.items():
         found = reasons[name, ended]
         one = next(iter(found)) if len(found) == 1 else ""
         why = one if one and ended == "ok" else f"{ended}, {one}" if one else ended
-        texts.append(f"{name}{_where(where, page)}: {why}")
-    return f"Not shown: {'; '.join(texts).removesuffix('.')}." if texts else ""
+        parts.append(f"{name}{_where(where, page)}: {why}")
+    return f"Not shown: {'; '.join(parts).removesuffix('.')}." if parts else ""
 
 
 def _where(places: dict[str, list[int]], page: Page) -> str:

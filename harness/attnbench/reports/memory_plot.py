@@ -1,15 +1,12 @@
-"""Peak memory of one call above its inputs against length, next to what theory says it must be."""
+"""Peak memory of one call above its inputs against length, with what theory says it must be."""
 
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from matplotlib.axes import Axes
 
-from attnbench.analysis.cached import once
-from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, rows
-from attnbench.reports import Picture, Report, style
+from attnbench.reports import style
 from attnbench.reports.lines import Plot, byte_ticks, draw
 from attnbench.workloads.workload import DTYPE_BYTES
 
@@ -38,16 +35,6 @@ PLOT = Plot(
     finish=_theory,
 )
 
-
-@once
-def pictures(results: Results) -> list[Picture]:
-    """One panel for each combination of the other axes that vary."""
-    return draw(results, PLOT)
-
-
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write memory_plot.svg and .png."""
-    return style.save(pictures(results), folder, "memory_plot")
-
-
-REPORT = Report(summary="peak memory against length next to theory, as SVG and PNG", write=write, draw=pictures)
+REPORT = style.report(
+    "memory_plot", "peak memory against length with theory, as SVG and PNG", lambda results: draw(results, PLOT)
+)

@@ -3,7 +3,7 @@
 Each is derived from what was measured and from which operators ran, whatever the implementations are called.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import geometric_mean
@@ -12,11 +12,11 @@ from typing import TYPE_CHECKING
 from attnbench import plugins
 from attnbench.analysis.breakdown import NEAR
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import AXES, LENGTHS, Row, panels, rows
+from attnbench.analysis.table import AXES, LENGTHS, Row, arm_of, panels, rows
 from attnbench.devices import NOT_NATIVE
 from attnbench.reports import words
 from attnbench.reports.cells import shown
-from attnbench.storage.records import Arm, Key, Operators, Verdict
+from attnbench.storage.records import Key, Operator, Verdict
 from attnbench.units import percent, plain, show, significant
 
 if TYPE_CHECKING:
@@ -30,45 +30,45 @@ CLEAR = 1.05
 """A ratio nearer to 1 is not notable."""
 PRODUCTS = {"attention", "matmul", "softmax"}
 """Kinds of operators that make attention what it is; the others move, mask or allocate."""
+LINEAR = "aten::linear"
 
 Ratios = list[tuple[Row, float]]
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """The cells of a run that were timed, and the operators that ran in them."""
+    """The cells of a run that were timed, in the order of the tables, and the operators that ran in them."""
 
     cells: "pd.DataFrame"
-    rows: dict[tuple[str, str], Row]  # by workload id and implementation, in the order of the tables
-    operators: dict[Key, Operators]
+    rows: dict[tuple[str, str], Row]  # by workload id and implementation
+    operators: dict[Key, tuple[Operator, ...]]
+    backends: dict[Key, str]  # the backend of PyTorch's SDPA that ran; empty: none
 
-    def names(self) -> list[str]:
-        """The implementations."""
-        return list(dict.fromkeys(name for _, name in self.rows))
+    def operators_of(self, row: Row, kinds: Iterable[str]) -> frozenset[str]:
+        """The names of the operators of some kinds that ran in a cell."""
+        calls = self.operators.get((row["workload"], arm_of(row)), ())
+        return frozenset(one.name for one in calls if one.kind in kinds)
 
-    def of(self, name: str) -> list[Row]:
-        """The cells of one implementation."""
-        return [row for row in self.rows.values() if row["implementation"] == name]
+    def num_linear(self, row: Row) -> int:
+        """How many linear layers ran in a cell."""
+        calls = self.operators.get((row["workload"], arm_of(row)), ())
+        return sum(one.num_calls for one in calls if one.name == LINEAR)
 
-    def ran(self, row: Row) -> Operators | None:
-        """What ran in a cell."""
-        return self.operators.get((row["workload"], Arm(implementation=row["implementation"])))
+    def backend(self, row: Row) -> str | None:
+        """The backend that ran in a cell; empty for none of PyTorch's, None where it is not known."""
+        return self.backends.get((row["workload"], arm_of(row)))
 
-    def names_ran(self, row: Row, *, kinds: Iterable[str] = PRODUCTS) -> frozenset[str]:
-        """The operators of some kinds that ran in a cell."""
-        seen = self.ran(row)
-        return frozenset() if seen is None else frozenset(one.name for one in seen.calls if one.kind in kinds)
-
-    def num_calls(self, row: Row, name: str) -> int:
-        """How often an operator ran in a cell."""
-        seen = self.ran(row)
-        return 0 if seen is None else sum(one.num_calls for one in seen.calls if one.name == name)
+    def others(self, row: Row, is_like: Callable[["Timed", Row, Row], bool]) -> list[Row]:
+        """The first other cell of the workload that is like this one, the baseline before all; empty for none."""
+        cells = [other for (workload, _), other in self.rows.items() if workload == row["workload"]]
+        same = [other for other in cells if is_like(self, row, other)]
+        return sorted(same, key=lambda other: (not other["is_baseline"], other["implementation"]))[:1]
 
     def ratios(self, name: str, other: str, workloads: Iterable[str]) -> Ratios:
         """By cell of `name`, its time divided by that of `other` on each workload, from the same blocks if it can."""
+        both = [(self.rows.get((workload, name)), self.rows.get((workload, other))) for workload in workloads]
         found = []
-        for workload in workloads:
-            mine, its = self.rows.get((workload, name)), self.rows.get((workload, other))
+        for mine, its in both:
             if mine is not None and its is not None:
                 is_paired = mine["ratio"] is not None and its["ratio"] is not None
                 column = "ratio" if is_paired else "latency_s"
@@ -82,13 +82,15 @@ def findings(results: Results) -> dict[str, str]:
         return {}
     cells = shown(results)
     cells = cells[cells["latency_s"].notna()]
+    seen = {record.key: record.operators for record in results.records if record.operators is not None}
     timed = Timed(
         cells=cells,
         rows={(row["workload"], row["implementation"]): row for row in rows(cells)},
-        operators={each.key: each.operators for each in results.records if each.operators is not None},
+        operators={key: operators.calls for key, operators in seen.items()},
+        backends={key: operators.observed for key, operators in seen.items()},
     )
-    found = {name: look(timed) for name, look in LOOKS.items()}
-    return {name: plain(text) for name, text in found.items() if text}
+    texts = {name: look(timed) for name, look in LOOKS.items()}
+    return {name: plain(text) for name, text in texts.items() if text}
 
 
 def _page_faults(timed: Timed) -> str:
@@ -119,118 +121,99 @@ def _cliffs(timed: Timed) -> Iterator[tuple[Row, Row]]:
 
 def _half_precision(timed: Timed) -> str:
     """Half precision that takes longer than float32 does."""
-    full = {_but_dtype(row): row for row in timed.rows.values() if row["dtype"] == "float32"}
+
+    def but_dtype(row: Row) -> tuple[object, ...]:
+        return (row["implementation"], *(row[axis] for axis in AXES if axis != "dtype"))
+
+    full = {but_dtype(row): row for row in timed.rows.values() if row["dtype"] == "float32"}
     found: dict[str, Ratios] = {}
     for row in timed.rows.values():
-        other = full.get(_but_dtype(row))
+        other = full.get(but_dtype(row))
         if row["dtype"] in {"bfloat16", "float16"} and other is not None:
             found.setdefault(row["dtype"], []).append((row, row["latency_s"] / other["latency_s"]))
-    texts = [
+    parts = [
         f"{dtype} takes {_times(ratios)} the time of float32, most for {_where(ratios)}{_why(ratios)}"
         for dtype, ratios in found.items()
         if _mean(ratios) > CLEAR
     ]
-    if not texts:
-        return ""
     notes = [note for row in timed.rows.values() for note in (row["warnings"] or "").split("; ")]
-    native = dict.fromkeys(note for note in notes if note.endswith(NOT_NATIVE))
-    return f"{'; '.join(texts)}.{''.join(f' {note}.' for note in native)}"
-
-
-def _but_dtype(row: Row) -> tuple[object, ...]:
-    return (row["implementation"], *(row[axis] for axis in AXES if axis != "dtype"))
+    native = dict.fromkeys(f" {note}." for note in notes if note.endswith(NOT_NATIVE))
+    return f"{'; '.join(parts)}.{''.join(native)}" if parts else ""
 
 
 def _compiled(timed: Timed) -> str:
     """Textbook code in whose place the compiler put a fused kernel."""
-    texts = []
-    for name in timed.names():
-        uncompiled, option = plugins.variant(name)
-        mine = [(row, seen.observed) for row in timed.of(name) if (seen := timed.ran(row)) is not None]
-        written = {seen.observed for row in timed.of(uncompiled) if (seen := timed.ran(row)) is not None}
-        became = [(row, backend) for row, backend in mine if backend]
+    cells: dict[str, list[Row]] = {}
+    for row in timed.rows.values():
+        cells.setdefault(row["implementation"], []).append(row)
+    parts = []
+    for name, mine in cells.items():
+        source, option = plugins.variant(name)
+        written = {timed.backend(row) for row in cells.get(source, ())} - {None}
+        became = [row for row in mine if timed.backend(row)]
         if not option or not became or written != {""}:
             continue
-        backends = ", ".join(dict.fromkeys(backend for _, backend in became))
-        ratios = timed.ratios(name, uncompiled, [row["workload"] for row, _ in became])
-        texts.append(
+        backends = ", ".join(dict.fromkeys(str(timed.backend(row)) for row in became))
+        known = {row["mask"] for row in became}
+        others = {row["mask"] for row in mine} - known
+        is_clear = others and not any(row["mask"] in known for row in mine if row not in became)
+        elsewhere = f", but not under the mask {' or '.join(sorted(others))}" if is_clear else ""
+        parts.append(
             f"in {len(became)} of {len(mine)} workloads what ran of {name} is PyTorch's {backends} kernel, which "
-            "nobody wrote there: the compiler knows the textbook form"
-            f"{_elsewhere([row for row, _ in mine], [row for row, _ in became])}. "
-            f"It takes {_times(ratios)} the time of {uncompiled}"
+            f"nobody wrote there: the compiler knows the textbook form{elsewhere}. "
+            f"It takes {_times(timed.ratios(name, source, [row['workload'] for row in became]))} the time of {source}"
         )
-    return "; ".join(texts) + "." if texts else ""
-
-
-def _elsewhere(cells: Sequence[Row], became: Sequence[Row]) -> str:
-    """The masks under which it does not, where masks make the difference."""
-    known = {row["mask"] for row in became}
-    others = {row["mask"] for row in cells} - known
-    is_clear = others and not any(row["mask"] in known for row in cells if row not in became)
-    return f", but not under the mask {' or '.join(sorted(others))}" if is_clear else ""
+    return "; ".join(parts) + "." if parts else ""
 
 
 def _explicit_mask(timed: Timed) -> str:
-    """A mask as a tensor, where others run the same kernel without one."""
-    texts = []
+    """A mask as a tensor, where others run the same kernel without any operator on a mask."""
     pairs: dict[tuple[str, str, str], list[str]] = {}
     for row in timed.rows.values():
-        if row["mask"] != "none" and timed.names_ran(row, kinds={"mask"}):
-            for other in _without_mask(timed, row):
-                pairs.setdefault((row["implementation"], other, row["mask"]), []).append(row["workload"])
-    for (name, other, mask), workloads in pairs.items():
-        ratios = timed.ratios(name, other, workloads)
-        if _mean(ratios) >= CLEAR:
-            texts.append(
-                f"the {mask} mask as a tensor ({name}) takes {_times(ratios)} the time of the same kernel without one "
-                f"({other}), most for {_where(ratios)}"
-            )
-    return f"{'; '.join(texts)}: a tensor must be read, and its kernel cannot skip what it hides." if texts else ""
-
-
-def _without_mask(timed: Timed, row: Row) -> list[str]:
-    """Who ran the same backend and no operator on a mask, the baseline before others; at most one."""
-    seen = timed.ran(row)
-    if seen is None or not seen.observed:
-        return []
-    same = [
-        other
-        for (workload, _), other in timed.rows.items()
-        if workload == row["workload"] and other["ran"] == row["ran"] and not timed.names_ran(other, kinds={"mask"})
+        if row["mask"] != "none" and timed.backend(row) and timed.operators_of(row, {"mask"}):
+            for other in timed.others(row, _has_same_kernel_without_mask):
+                key = row["implementation"], other["implementation"], row["mask"]
+                pairs.setdefault(key, []).append(row["workload"])
+    found = {key: timed.ratios(*key[:2], workloads) for key, workloads in pairs.items()}
+    parts = [
+        f"the {mask} mask as a tensor ({name}) takes {_times(ratios)} the time of the same kernel without one "
+        f"({other}), most for {_where(ratios)}"
+        for (name, other, mask), ratios in found.items()
+        if _mean(ratios) >= CLEAR
     ]
-    return [other["implementation"] for other in sorted(same, key=lambda other: not other["is_baseline"])[:1]]
+    return f"{'; '.join(parts)}: a tensor must be read, and its kernel cannot skip what it hides." if parts else ""
+
+
+def _has_same_kernel_without_mask(timed: Timed, row: Row, other: Row) -> bool:
+    return other["ran"] == row["ran"] and not timed.operators_of(other, {"mask"})
 
 
 def _layer_for_each_head(timed: Timed) -> str:
     """A linear layer for each head, where others run the same operators with fewer, larger layers."""
     lengths: dict[tuple[str, str], dict[int, list[str]]] = {}
-    calls: dict[str, int] = {}
+    layers: dict[str, int] = {}
     for row in (row for row in timed.rows.values() if row["scope"] == "module"):
-        number = timed.num_calls(row, LINEAR)
-        for other in _with_fewer_layers(timed, row) if number > row["num_heads"] else ():
+        if timed.num_linear(row) <= row["num_heads"]:
+            continue
+        for other in timed.others(row, _has_same_products_with_fewer_layers):
             pair = row["implementation"], other["implementation"]
             lengths.setdefault(pair, {}).setdefault(row["seq_len"], []).append(row["workload"])
-            calls |= {pair[0]: number, pair[1]: timed.num_calls(other, LINEAR)}
-    texts = []
+            layers |= {pair[0]: timed.num_linear(row), pair[1]: timed.num_linear(other)}
+    parts = []
     for (name, fewer), workloads in lengths.items():
         ratios = {length: timed.ratios(name, fewer, workloads[length]) for length in sorted(workloads)}
         if max(map(_mean, ratios.values())) >= CLEAR:
             at = ", ".join(f"{_times(found)} at length {length}" for length, found in ratios.items())
-            layers = f"a linear layer for each head ({name}, {calls[name]} of them) takes longer than {calls[fewer]}"
-            texts.append(f"{layers} for all heads ({fewer}), projections included: {at}")
-    return "; ".join(texts) + "." if texts else ""
+            parts.append(
+                f"a linear layer for each head ({name}, {layers[name]} of them) takes longer than {layers[fewer]} "
+                f"for all heads ({fewer}), projections included: {at}"
+            )
+    return "; ".join(parts) + "." if parts else ""
 
 
-def _with_fewer_layers(timed: Timed, row: Row) -> list[Row]:
-    """Who made its products by the same operators with fewer linear layers than heads; at most one."""
-    same = [
-        other
-        for (workload, _), other in timed.rows.items()
-        if workload == row["workload"]
-        and timed.names_ran(other) == timed.names_ran(row)
-        and timed.num_calls(other, LINEAR) < row["num_heads"]
-    ]
-    return sorted(same, key=lambda other: str(other["implementation"]))[:1]
+def _has_same_products_with_fewer_layers(timed: Timed, row: Row, other: Row) -> bool:
+    is_same = timed.operators_of(other, PRODUCTS) == timed.operators_of(row, PRODUCTS)
+    return is_same and timed.num_linear(other) < row["num_heads"]
 
 
 def _baseline_beaten(timed: Timed) -> str:
@@ -244,11 +227,11 @@ def _baseline_beaten(timed: Timed) -> str:
         return ""
     most = sorted(faster.items(), key=lambda item: -len(item[1]))
     others = f", and by {', '.join(name for name, _ in most[FEW:])}" if len(most) > FEW else ""
-    texts = [
-        f"{name} in {len(found)} of {len(timed.of(name))} workloads (most for {_where(found)})"
-        for name, found in most[:FEW]
+    number = timed.cells["implementation"].value_counts()
+    parts = [
+        f"{name} in {len(found)} of {number[name]} workloads (most for {_where(found)})" for name, found in most[:FEW]
     ]
-    return f"{baseline} is beaten by {'; '.join(texts)}{others}."
+    return f"{baseline} is beaten by {'; '.join(parts)}{others}."
 
 
 def _mean(ratios: Ratios) -> float:
@@ -277,7 +260,6 @@ def _why(ratios: Ratios) -> str:
     return f" ({why} compared with the fastest there)" if "%" in why and why != NEAR else ""
 
 
-LINEAR = "aten::linear"
 LOOKS: dict[str, Callable[[Timed], str]] = {
     "Page faults": _page_faults,
     "Half precision": _half_precision,

@@ -6,11 +6,10 @@ name is left out of machine_info. What has no time has no place in that format a
 
 import json
 import statistics
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import numpy as np
+from pytest_benchmark.stats import Stats
 
 from attnbench.analysis.results import Results
 from attnbench.reports import Report
@@ -57,41 +56,17 @@ def _benchmark(record: Record, latency: Measurement) -> dict[str, Any]:
 
 
 def _absent(record: Record) -> dict[str, str]:
-    told = {"implementation": plain(str(record.arm)), "workload": record.workload.id}
-    return {**told, "status": str(record.status), "message": plain(record.message)}
+    cell = {"implementation": plain(str(record.arm)), "workload": record.workload.id}
+    return {**cell, "status": str(record.status), "message": plain(record.message)}
 
 
 def _stats(latency: Measurement) -> dict[str, Any]:
-    """Its statistics over the samples, each of which is the time of one call."""
-    data = [sample.value for sample in latency.samples]
-    q1, middle, q3 = (float(q) for q in np.percentile(data, (25, 50, 75)))
-    mean, spread, iqr = statistics.mean(data), statistics.stdev(data) if len(data) > 1 else 0.0, q3 - q1
-    by_stddev = _num_outside(data, mean - spread, mean + spread)
-    by_iqr = _num_outside(data, q1 - 1.5 * iqr, q3 + 1.5 * iqr)
-    return {
-        "min": min(data),
-        "max": max(data),
-        "mean": mean,
-        "stddev": spread,
-        "rounds": len(data),
-        "median": middle,
-        "iqr": iqr,
-        "q1": q1,
-        "q3": q3,
-        "iqr_outliers": by_iqr,
-        "stddev_outliers": by_stddev,
-        "outliers": f"{by_stddev};{by_iqr}",
-        "ld15iqr": min(value for value in data if value >= q1 - 1.5 * iqr),
-        "hd15iqr": max(value for value in data if value <= q3 + 1.5 * iqr),
-        "ops": 1.0 / mean,
-        "total": sum(data),
-        "data": data,
-        "iterations": int(statistics.median_low(sample.num_calls for sample in latency.samples)),
-    }
-
-
-def _num_outside(data: Sequence[float], low: float, high: float) -> int:
-    return sum(not low <= value <= high for value in data)
+    """Its statistics over the samples, each of which is the time of one call, as pytest-benchmark computes them."""
+    found = Stats()
+    for sample in latency.samples:
+        found.update(sample.value)
+    iterations = statistics.median_low(sample.num_calls for sample in latency.samples)
+    return {**found.as_dict(), "data": found.data, "iterations": iterations}
 
 
 def write(results: Results, folder: Path) -> list[Path]:

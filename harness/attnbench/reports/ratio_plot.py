@@ -1,29 +1,26 @@
 """Time as a ratio to the baseline's, paired inside blocks, with intervals; the line at 1 is the baseline."""
 
 import math
-from pathlib import Path
 
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
 
-from attnbench.analysis.cached import once
 from attnbench.analysis.comparisons import noise_floors
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel
-from attnbench.reports import Picture, Report, style, words
+from attnbench.reports import Picture, style, words
 from attnbench.reports.lines import Plot, draw
 from attnbench.statistics.effects import margin
 from attnbench.storage.records import Verdict
 
 
-@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each combination of the other axes that vary."""
     least, base = results.plan.smallest_effect, style.label(words.base(results.plan))
     margins = {workload: margin(floor, least) for workload, floor in noise_floors(results).items()}
 
     def finish(axes: Axes, panel: Panel) -> None:
-        """The baseline, and around it what is too small to matter or to decide."""
+        """The baseline, and around it what is too small to matter or to show."""
         workloads = panel.cells.drop_duplicates("workload").sort_values(panel.axis)
         at = [(int(row[panel.axis]), margins.get(str(row["workload"]), 0.0)) for _, row in workloads.iterrows()]
         low, high = axes.get_xlim()
@@ -31,7 +28,7 @@ def pictures(results: Results) -> list[Picture]:
         m = [at[0][1], *(limit for _, limit in at), at[-1][1]]
         axes.fill_between(x, [1 / (1 + v) for v in m], [1 + v for v in m], color="#bbbbbb", alpha=0.55, lw=0, zorder=1)
         axes.axhline(1.0, color=style.INK, linewidth=1.1, zorder=2, label=f"{base} = 1")
-        axes.plot([], [], color="#bbbbbb", linewidth=6, alpha=0.55, label="too small to matter or to decide")
+        axes.plot([], [], color="#bbbbbb", linewidth=6, alpha=0.55, label="too small to matter or to show")
         _ratio_ticks(axes)
 
     plot = Plot(
@@ -44,7 +41,7 @@ def pictures(results: Results) -> list[Picture]:
         is_hollow=lambda row: row["verdict"] == Verdict.undecided,
         hollow="undecided, the interval is too wide or there are too few visits for one",
         absent="no times of the baseline to compare with",
-        is_absence_told=lambda row: not (row["is_baseline"] and row["latency_s"] is not None),
+        is_absence_listed=lambda row: not (row["is_baseline"] and row["latency_s"] is not None),
         is_steep=False,
         finish=finish,
     )
@@ -62,9 +59,4 @@ def _ratio_ticks(axes: Axes) -> None:
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
 
 
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write ratio_plot.svg and .png."""
-    return style.save(pictures(results), folder, "ratio_plot")
-
-
-REPORT = Report(summary="ratio to the baseline with intervals, as SVG and PNG", write=write, draw=pictures)
+REPORT = style.report("ratio_plot", "ratio to the baseline with intervals, as SVG and PNG", pictures)

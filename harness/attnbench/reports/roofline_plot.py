@@ -5,7 +5,6 @@ Source: S. Williams, A. Waterman, D. Patterson, Roofline, 2009, https://doi.org/
 
 import math
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -15,10 +14,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
 
-from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import arm_of, rows
-from attnbench.reports import Picture, Report, style, words
+from attnbench.reports import Picture, style, words
 from attnbench.reports.cells import shown
 from attnbench.reports.lines import log_ticks
 from attnbench.storage.records import Ceilings, Place
@@ -39,7 +37,6 @@ ABOVE = (
 )
 
 
-@once
 def pictures(results: Results) -> list[Picture]:
     """One panel for each device, dtype and number of threads whose ceilings were measured."""
     cells = shown(results)
@@ -73,7 +70,7 @@ def _picture(panels: Sequence[tuple[Ceilings, pd.DataFrame]]) -> Picture:
         (3.6 + 4.8 * num_columns, 1.2 + 3.6 * math.ceil(len(panels) / num_columns)),
         title=TITLE,
         note=NOTE + ABOVE * is_above,
-        described="; ".join(f"{_title(ceilings.key)}: {_told(ceilings)}" for ceilings, _ in panels),
+        described="; ".join(f"{_title(ceilings.key)}: {_described(ceilings)}" for ceilings, _ in panels),
     )
 
 
@@ -116,11 +113,11 @@ def _title(key: Place) -> str:
     return f"{dtype} on {device}, {words.TRAILING['num_threads'](num_threads)}"
 
 
-def _told(found: Ceilings) -> str:
+def _described(found: Ceilings) -> str:
     """The ceilings in words."""
     copies = [(name, found.copy(num_bytes)) for name, _, num_bytes in ROOFS]
-    told = [f"matrix product {show(_matmul(found), 'flops/s')}"]
-    return ", ".join([*told, *(f"{name} {show(None if c is None else c.rate, 'bytes/s')}" for name, c in copies)])
+    parts = [f"matrix product {show(_matmul(found), 'flops/s')}"]
+    return ", ".join([*parts, *(f"{name} {show(None if c is None else c.rate, 'bytes/s')}" for name, c in copies)])
 
 
 def _dot(seen: style.Look) -> dict[str, Any]:
@@ -128,9 +125,4 @@ def _dot(seen: style.Look) -> dict[str, Any]:
     return {**seen.options, "linestyle": "none", "markersize": 0.8 * seen.size, "mec": "white", "mew": 0.5}
 
 
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write roofline_plot.svg and .png."""
-    return style.save(pictures(results), folder, "roofline_plot")
-
-
-REPORT = Report(summary="FLOP/s against arithmetic intensity under the ceilings", write=write, draw=pictures)
+REPORT = style.report("roofline_plot", "FLOP/s against arithmetic intensity under the ceilings", pictures)

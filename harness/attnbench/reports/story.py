@@ -113,11 +113,11 @@ def findings(results: Results) -> list[str]:
 
 def conclusions(results: Results) -> dict[str, list[str]]:
     """What all comparisons say together, each kind under a heading that explains it; empty where there is nothing."""
-    sections = {
+    found = {
         "Fastest (chosen by one half of the visits, its ratio read from the other)": fastest(results),
         f"Geometric mean of the ratios to {words.base(results.plan)}": means(results),
     }
-    return {heading: lines for heading, lines in sections.items() if lines}
+    return {heading: lines for heading, lines in found.items() if lines}
 
 
 def fastest(results: Results) -> list[str]:
@@ -202,16 +202,16 @@ def _took(results: Results) -> str:
 
 def _ceilings(results: Results) -> str:
     """The fastest matrix product and copies of the run, for each device, dtype and number of threads."""
-    texts = []
+    parts = []
     for device, dtype, num_threads in results.ceilings:
         found = results.ceilings[device, dtype, num_threads]
         where = f"{dtype} on {device}" + (f" with {num_threads} thread{'s' * (num_threads > 1)}" if num_threads else "")
         rates = (found.matmul, "flops/s", "matrix product"), (found.copy(0), "bytes/s", "copy")
-        parts = [f"{what} {show(best.rate, unit)}" for best, unit, what in rates if best is not None]
+        rates_text = [f"{what} {show(best.rate, unit)}" for best, unit, what in rates if best is not None]
         main = found.copy(math.inf)
-        parts += [f"{show(main.rate, 'bytes/s')} beyond the caches"] if main is not None else []
-        texts.append(f"{where}: {', '.join(parts) or plain(found.message)}")
-    return "; ".join(texts) or "not measured"
+        rates_text += [f"{show(main.rate, 'bytes/s')} beyond the caches"] if main is not None else []
+        parts.append(f"{where}: {', '.join(rates_text) or plain(found.message)}")
+    return "; ".join(parts) or "not measured"
 
 
 def _free(results: Results) -> str:
@@ -249,5 +249,5 @@ def _called(results: Results) -> str:
     return f"{show(called_s, 's')} inside calls that are checked or timed{_share(results, called_s)}"
 
 
-def _pairs(entries: dict[str, str]) -> str:
-    return ", ".join(f"{name} {value}" for name, value in entries.items()) or "none"
+def _pairs(text: dict[str, str]) -> str:
+    return ", ".join(f"{name} {value}" for name, value in text.items()) or "none"

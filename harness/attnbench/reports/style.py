@@ -1,6 +1,6 @@
 """How each implementation looks in every picture, the same everywhere and for ever, and how a figure becomes files.
 
-Colours can be distinguished with any kind of colour vision, and never alone: each name has a marker too, and names from
+Colours are distinguished with any kind of colour vision, and never alone: each name has a marker too, and names from
 outside are dashed. Source: Okabe and Ito, Color Universal Design, https://jfly.uni-koeln.de/color/; Paul Tol, Colour
 schemes, https://personal.sron.nl/~pault/.
 """
@@ -26,7 +26,9 @@ from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 
 from attnbench import plugins
-from attnbench.reports import Picture
+from attnbench.analysis.cached import once
+from attnbench.analysis.results import Results
+from attnbench.reports import Picture, Report
 from attnbench.storage.records import BASE, Arm
 from attnbench.units import plain
 
@@ -212,6 +214,12 @@ def _fit_for_a_page(svg: str) -> str:
     digest = re.compile(r"(?<=[\"#])([hmp])[0-9a-f]{10}\b")
     numbers: dict[str, int] = {}
     return digest.sub(lambda name: f"{name[1]}{numbers.setdefault(name[0], len(numbers))}", bare)
+
+
+def report(stem: str, summary: str, draw: Callable[[Results], list[Picture]]) -> Report:
+    """The report that draws pictures, once for its files and the page, and writes them as stem.svg and stem.png."""
+    drawn = once(draw)
+    return Report(summary=summary, write=lambda results, folder: save(drawn(results), folder, stem), draw=drawn)
 
 
 def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:

@@ -60,7 +60,7 @@ def title(axes: Axes, varying: Collection[str] = ()) -> str:
     Left out are axes that follow from others or hold their default. One without words of its own is also shown where
     it is among `varying`.
     """
-    return _join({axis: _word(axis, axes) for axis in (*WORDED, *OTHERS) if _is_told(axis, axes, varying)})
+    return _join({axis: _word(axis, axes) for axis in (*WORDED, *OTHERS) if _is_shown(axis, axes, varying)})
 
 
 @once
@@ -81,7 +81,7 @@ def shared(cells: "pd.DataFrame") -> str:
     """What all the cells have in common, in words."""
     first, differ = rows(cells.iloc[:1])[0], varying(cells)
     return _join(
-        {axis: _word(axis, first) for axis in (*WORDED, *OTHERS) if axis not in differ and _is_told(axis, first)}
+        {axis: _word(axis, first) for axis in (*WORDED, *OTHERS) if axis not in differ and _is_shown(axis, first)}
     )
 
 
@@ -105,7 +105,7 @@ def _word(axis: str, axes: Axes) -> str:
     return (LEADING | TRAILING)[axis](value)
 
 
-def _is_told(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
+def _is_shown(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
     if axis in ALWAYS or (axis in OTHERS and axis in varying):
         return True
     follows = {
@@ -116,8 +116,8 @@ def _is_told(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
     return bool(axes[axis] != follows.get(axis, DEFAULTS[axis]))
 
 
-def _join(told: Mapping[str, str]) -> str:
-    leading = [word for axis, word in told.items() if axis in LEADING]
-    sizes = " ".join(word for axis, word in told.items() if axis in SIZES)
-    trailing = [word for axis, word in told.items() if axis not in LEADING and axis not in SIZES]
+def _join(texts: Mapping[str, str]) -> str:
+    leading = [word for axis, word in texts.items() if axis in LEADING]
+    sizes = " ".join(word for axis, word in texts.items() if axis in SIZES)
+    trailing = [word for axis, word in texts.items() if axis not in LEADING and axis not in SIZES]
     return ", ".join(part for part in (*leading, sizes, *trailing) if part)
