@@ -99,8 +99,8 @@ def test_reports_are_rebuilt_with_torch_blocked(theirs):
     assert found.returncode == 0, found.stderr
     assert (run / "latency_plot.svg").exists()
     program = ("-c", f"import attnbench; print(len(attnbench.load({str(run)!r})))")
-    assert attnbench(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(load(run)))
-    blocked = attnbench("check", "fused", cwd=folder, PYTHONPATH=path)
+    assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(load(run)))
+    blocked = command("check", "fused", cwd=folder, PYTHONPATH=path)
     assert blocked.returncode == 2
     assert "torch is blocked" in blocked.stderr  # so the block was real
 
@@ -117,7 +117,7 @@ def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
 def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     folder, _, run = theirs
     before = len(samples(run))
-    found = attnbench("run", "--resume", run.name, "--json", cwd=folder)
+    found = command("run", "--resume", run.name, "--json", cwd=folder)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["counts"] == {"ok": before and len(load(run))}
     assert len(samples(run)) == before

@@ -22,7 +22,7 @@ LONGEST_UNBROKEN = 40
 MANY, DENSE_WIDTH = 12, 120
 FAR = 1e4
 """From here on an error is shown by its power of ten."""
-UNDECIDED = "?: undecided, the times may as well be equal; more time may show it."
+UNDECIDED = "?: undecided, the times may as well be equal; more time may decide it."
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
     *("workload", "implementation", "side", "status", "is_predicted", "message", "latency_s", "ratio", "verdict"),
@@ -152,49 +152,8 @@ def print_check(results: Results) -> None:
     _print_not_tried(results, console)
 
 
-def _alike(results: Results) -> list[list[Record]]:
-    """The findings, those together in which one implementation is wrong in one way; the smallest workload first."""
-    groups: dict[tuple[str, ...], list[Record]] = {}
-    for record in results.records:
-        if record.is_finding:
-            mistakes = record.agreement.mistakes if record.agreement is not None else ()
-            first = record.message.split(". ", 1)[0]
-            groups.setdefault((record.implementation, record.status, *(mistakes or (first,))), []).append(record)
-    return [sorted(group, key=_size) for group in groups.values()]
-
-
-def _size(record: Record) -> tuple[int, str]:
-    workload = record.workload
-    return workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len, workload.id
-
-
-def _print_finding(group: Sequence[Record], console: Console) -> None:
-    """What is wrong, a sentence to a line, and on how many workloads."""
-    first = group[0]
-    console.print()
-    say(console, f"{first.implementation}: {first.status} on {first.workload.id}", "bold red")
-    for line in first.message.replace("; found by:", ".\nFound by:").replace(". ", ".\n").splitlines():
-        say(console, f"  {line}")
-    if len(group) > 1:
-        plural = "" if len(group) == 2 else "s"  # noqa: PLR2004 - one more than the first
-        more = f"The same on {len(group) - 1} other workload{plural}, such as {group[-1].workload.id}."
-        say(console, f"  {more}", "dim")
-
-
-def _print_notes(results: Results, console: Console) -> None:
-    """What was noted and decides nothing, once for each implementation and rule."""
-    noted: dict[str, str] = {}
-    for record in results.records:
-        for note in () if record.agreement is None else record.agreement.notes:
-            noted.setdefault(f"{record.implementation}, {note.rule}", note.found)
-    if noted:
-        console.print("\nNoted, and no reason to reject:", markup=False)
-    for name, found in noted.items():
-        say(console, f"  {name}: {found}", "dim")
-
-
-def _how_far(ratio: float) -> str:
-    return f"{ratio:.0e}" if ratio >= FAR else significant(ratio, 2)
+def _num_scores(workload: Workload) -> int:
+    return workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
 
 
 def print_findings(results: Results, console: Console) -> None:
@@ -209,8 +168,8 @@ def _print_not_tried(results: Results, console: Console) -> None:
     reasons: dict[str, int] = {}
     for record in results.records:
         if record.status is not Status.ok and not record.is_finding:
-            reason = "predicted over a limit" if record.is_predicted else record.message
-            line = f"{record.arm}: {reason}"
+            text = "predicted over a limit" if record.is_predicted else record.message
+            line = f"{record.arm}: {text}"
             reasons[line] = reasons.get(line, 0) + 1
     if reasons:
         console.print("\nNot tried:", markup=False)
