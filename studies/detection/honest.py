@@ -8,7 +8,7 @@ import msgspec
 from attnbench import plugins
 from attnbench.checking import agreement
 from attnbench.checking.case import reason_against
-from attnbench.checking.reference import observe, reference_for_inputs
+from attnbench.checking.reference import Reference, observe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import DTYPES, Workload
@@ -80,7 +80,7 @@ def _with_seed(seed: int, every: dict[str, Implementation]) -> Iterator[Trial]:
         references = agreement.ask_oracle(workload, seed)
     except ValueError:  # nothing to compare: a single query of width 1 that sees a single key
         return
-    bars: dict[str, Bar] = {"uniform": bar(reference_for_inputs(workload, draw_uniform(workload, seed), seed))}
+    bars: dict[str, Bar] = {"uniform": bar(Reference(workload, draw_uniform(workload, seed), seed))}
     bars |= {name: bar(made) for name, made in references.by_probe.items() if name in OTHERS_TRY}
     for name, found in supported.items():
         agreed = agreement.check(references, found)

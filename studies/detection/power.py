@@ -11,7 +11,7 @@ from attnbench.checking import agreement
 from attnbench.checking.inputs import Inputs
 from attnbench.checking.mistakes import ALL, Mistake, Planted, catalogue
 from attnbench.checking.probes import PROBES, VacuousError
-from attnbench.checking.reference import answers, largest, reference_for_inputs
+from attnbench.checking.reference import Reference, answers, largest
 from attnbench.workloads.workload import Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
 
@@ -121,7 +121,7 @@ def _differs(mistake: Mistake, family: int, length: int, direction: str) -> bool
 def _bar(inputs: str, workload: Workload) -> Bar | None:
     """The reference for one kind of input, or None where it has nothing to say."""
     try:
-        return bar(reference_for_inputs(workload, INPUTS[inputs](workload, 0), 0))
+        return bar(Reference(workload, INPUTS[inputs](workload, 0), 0))
     except VacuousError:
         return None
 

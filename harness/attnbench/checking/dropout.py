@@ -27,7 +27,7 @@ from torch import Tensor
 from attnbench.checking import oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, copied, fill, place
 from attnbench.checking.inputs import Inputs, draw_normal
-from attnbench.checking.reference import errors, gradients, reference_for_inputs
+from attnbench.checking.reference import Reference, errors, gradients
 from attnbench.contract import Implementation, repeat_heads
 from attnbench.devices import device
 from attnbench.storage.records import RuleResult
@@ -57,7 +57,7 @@ class DropoutTrial:
         mask = str(asked.mask_rule.at_other_length())
         self.workload = msgspec.structs.replace(self.merged, seq_len=queries, kv_len=keys, mask=mask)
         plain = msgspec.structs.replace(self.workload, dropout=0.0, direction="inference")
-        right = reference_for_inputs(plain, unit_inputs(plain, seed), seed)
+        right = Reference(plain, unit_inputs(plain, seed), seed)
         self.inputs = right.inputs
         self.weights = self.weights_in(right.expected["output"])  # (B, H, T, S) without dropout
         self.rescale = 1 / (1 - asked.dropout)  # what every weight that is kept is multiplied by
@@ -235,7 +235,7 @@ def mean(trial: DropoutTrial) -> str:
     """
     plain = msgspec.structs.replace(trial.merged, dropout=0.0, direction="inference")
     plain = plain.at_length(LONGER_LEN) if plain.seq_len > LONGER_LEN else plain  # several small tiles
-    right = reference_for_inputs(plain, merged_inputs(plain, trial.seed), trial.seed)
+    right = Reference(plain, merged_inputs(plain, trial.seed), trial.seed)
 
     def sum_of_squares(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:
         squared = repeat_heads(value.square(), query.shape[1])
@@ -273,7 +273,7 @@ def consistent(trial: DropoutTrial) -> str:
         return attend
 
     plain = msgspec.structs.replace(trial.workload, dropout=0.0)
-    reference = reference_for_inputs(plain, unit_inputs(plain, trial.seed), trial.seed, change=with_this_draw)
+    reference = Reference(plain, unit_inputs(plain, trial.seed), trial.seed, change=with_this_draw)
     observed = {"output": output.detach()} | gradients(case, output, reference)
     wrong = [each for each in errors(observed, reference) if not each.agrees]
     if not wrong:

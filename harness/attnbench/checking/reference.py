@@ -9,7 +9,6 @@ waved through.
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -38,20 +37,69 @@ class ChangedInputError(ValueError):
     """A call changed the tensors that it was given; the message says which."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Reference:
-    """The oracle's answer to one probe: what each tensor should be, and how large its error may be."""
+    """The oracle's answer to one kind of input: what each tensor should be, and how large its error may be."""
 
-    workload: Workload
-    drawn: Inputs  # in float64 on the CPU, rounded to the workload's dtype
-    inputs: Inputs  # on the device, in the workload's dtype
-    rows: Tensor  # (R,) the query rows that are compared
-    grad_rows: Tensor  # the gradient of the output at those rows
-    grad_output: Tensor | None  # zero outside the rows, so that every gradient is exact whatever the rows
-    expected: dict[str, Tensor]  # float64 on the CPU
-    leniency: float  # 1, or how many times more is allowed where a few draws say little about an honest error
-    yardstick_errors: dict[str, float]
-    rounding_bands: dict[str, float]
+    def __init__(
+        self,
+        workload: Workload,
+        drawn: Inputs,
+        seed: int,
+        *,
+        leniency: float = 1.0,
+        change: Callable[[oracle.Form], oracle.Form] = lambda form: form,
+    ) -> None:
+        """Ask the oracle and the textbook forms; `change` alters every form, the oracle's and the yardsticks'.
+
+        `leniency` says how many times more is allowed where a few draws say little about an honest error.
+
+        Raises:
+            ValueError: the reference is not finite.
+            VacuousError: it is constant, so that a comparison would say nothing.
+        """
+        dtype, here = TORCH_DTYPES[workload.dtype], device(workload.device).torch_device
+        drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have keys and values of its own
+        draws = generator(workload.seed, 4, seed)
+        *batch, _, width = output_shape(workload)
+        self.workload, self.leniency = workload, leniency
+        self.inputs = place(drawn, workload)  # on the device, in the workload's dtype
+        self.drawn = drawn.map(lambda tensor: tensor.to(dtype).double())  # the same in float64 on the CPU
+        self.rows = oracle.checked_rows(workload, draws)  # (R,) the query rows that are compared
+        grad_rows = torch.randn(*batch, len(self.rows), width, generator=draws, dtype=torch.float64)
+        self.grad_rows = grad_rows.to(dtype)  # the gradient of the output at those rows
+        self.grad_output: Tensor | None = None  # 0 outside the rows: every gradient is exact whatever they are
+        if workload.direction != "inference":
+            full = torch.zeros(output_shape(workload), dtype=dtype)
+            self.grad_output = full.index_copy(len(batch), self.rows, self.grad_rows).to(here)
+
+        def answers_by(form: oracle.Form, inputs: Inputs, grads: Tensor) -> dict[str, Tensor]:
+            form = change(form)
+            return answers(workload, inputs, grads, lambda inputs: oracle.answer(workload, inputs, self.rows, form))
+
+        expected = answers_by(oracle.attend, self.drawn, self.grad_rows.double())
+        if not expected["output"].isfinite().all():
+            raise ValueError("the reference output is not finite: nothing can be compared with it")
+        if (expected["output"] == expected["output"].flatten()[0]).all():
+            raise VacuousError("the reference output is constant: nothing can be compared with it")
+        scales = scales_of(expected)
+        self.expected = {name: tensor for name, tensor in expected.items() if scales[name] > 0}  # float64 on the CPU
+        has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is on the device alone
+        where = here if has_own_products else "cpu"
+
+        def moved(tensor: Tensor) -> Tensor:
+            share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype) * 2 - 1
+            return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=where, dtype=dtype)
+
+        both = (self.drawn.map(lambda tensor: tensor.to(device=where, dtype=dtype)), self.drawn.map(moved))
+        honest = [answers_by(form, inputs, self.grad_rows) for inputs in both for form in oracle.YARDSTICKS]
+        errors = {name: [largest(each[name].cpu(), right) for each in honest] for name, right in self.expected.items()}
+        if not all(math.isfinite(error) for each in errors.values() for error in each):
+            raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
+        self.yardstick_errors = {name: max(each) for name, each in errors.items()}
+        bound = oracle.score_bound(workload, self.drawn, self.rows)
+        self.rounding_bands = {
+            name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in self.expected.items()
+        }
 
     def tolerance(self, name: str) -> float:
         """The largest error that a tensor may have."""
@@ -59,75 +107,9 @@ class Reference:
 
 
 def reference_for_probe(workload: Workload, probe: str, seed: int) -> Reference:
-    """Ask the oracle and the textbook forms about one kind of input.
-
-    Raises:
-        ValueError: the reference is not finite.
-        VacuousError: it is constant, so that a comparison would say nothing.
-    """
+    """The reference for one of PROBES; it raises as Reference does."""
     leniency = LENIENCY_OF_LARGE if probe == "large" else 1.0
-    return reference_for_inputs(workload, PROBES[probe](workload, seed), seed, leniency)
-
-
-def reference_for_inputs(
-    workload: Workload,
-    drawn: Inputs,
-    seed: int,
-    leniency: float = 1.0,
-    change: Callable[[oracle.Form], oracle.Form] = lambda form: form,
-) -> Reference:
-    """The same for inputs that were drawn in any way; `change` alters every form, the oracle's and the yardsticks'."""
-    dtype = TORCH_DTYPES[workload.dtype]
-    drawn = laid_out(drawn, workload).map(torch.Tensor.contiguous)  # each head may have keys and values of its own
-    exact = drawn.map(lambda tensor: tensor.to(dtype).double())
-    draws = generator(workload.seed, 4, seed)
-    rows = oracle.checked_rows(workload, draws)
-    *batch, _, width = output_shape(workload)
-    grad_rows = torch.randn(*batch, len(rows), width, generator=draws, dtype=torch.float64).to(dtype)
-
-    def answers_by(form: oracle.Form, inputs: Inputs, grads: Tensor) -> dict[str, Tensor]:
-        form = change(form)
-        return answers(workload, inputs, grads, lambda inputs: oracle.answer(workload, inputs, rows, form))
-
-    expected = answers_by(oracle.attend, exact, grad_rows.double())
-    if not expected["output"].isfinite().all():
-        raise ValueError("the reference output is not finite: nothing can be compared with it")
-    if (expected["output"] == expected["output"].flatten()[0]).all():
-        raise VacuousError("the reference output is constant: nothing can be compared with it")
-    scales = scales_of(expected)
-    expected = {name: tensor for name, tensor in expected.items() if scales[name] > 0}
-    has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is there on the device alone
-    here = device(workload.device).torch_device
-    where = here if has_own_products else "cpu"
-
-    def moved(tensor: Tensor) -> Tensor:
-        share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype) * 2 - 1
-        return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=where, dtype=dtype)
-
-    both = (exact.map(lambda tensor: tensor.to(device=where, dtype=dtype)), exact.map(moved))
-    honest = [answers_by(form, inputs, grad_rows) for inputs in both for form in oracle.YARDSTICKS]
-    errors = {name: [largest(each[name].cpu(), tensor) for each in honest] for name, tensor in expected.items()}
-    if not all(math.isfinite(error) for each in errors.values() for error in each):
-        raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
-    bound = oracle.score_bound(workload, exact, rows)
-    grad_output = None
-    if workload.direction != "inference":
-        full = torch.zeros(output_shape(workload), dtype=dtype)
-        grad_output = full.index_copy(len(batch), rows, grad_rows).to(here)
-    return Reference(
-        workload=workload,
-        drawn=exact,
-        inputs=place(drawn, workload),
-        rows=rows,
-        grad_rows=grad_rows,
-        grad_output=grad_output,
-        expected=expected,
-        leniency=leniency,
-        yardstick_errors={name: max(each) for name, each in errors.items()},
-        rounding_bands={
-            name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in expected.items()
-        },
-    )
+    return Reference(workload, PROBES[probe](workload, seed), seed, leniency=leniency)
 
 
 def answers(

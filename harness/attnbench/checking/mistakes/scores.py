@@ -35,8 +35,6 @@ WINDOWS = (SlidingWindow, SlidingWindowBottomRight)
 AT_THE_END: dict[type[Mask], type[Mask]] = {Causal: CausalBottomRight, SlidingWindow: SlidingWindowBottomRight}
 AT_THE_START = {end: start for start, end in AT_THE_END.items()}
 Kinds = tuple[type[Mask], ...]
-Seen = Callable[[Mask], Tensor]
-"""f(part): which keys each query sees under a part of the mask, (B, 1, R, S) or broadcastable to it."""
 
 
 def divided_by(divisor: float, query: Tensor, key: Tensor) -> Tensor:
@@ -239,7 +237,7 @@ def softcap_without_derivative(scores: Tensor, mask: RowMask) -> Tensor:
     return changing(scores, mask, (Softcap,), lambda scores, part: scores + (part.transform(scores) - scores).detach())
 
 
-def showing(scores: Tensor, mask: RowMask, seen: Seen, *kinds: type[Mask]) -> Tensor:
+def showing(scores: Tensor, mask: RowMask, seen: Callable[[Mask], Tensor], *kinds: type[Mask]) -> Tensor:
     """The masked scores where the parts of these kinds show `seen(part)` instead, while the others stay."""
     parts = [part for part in mask.rule.parts if part.hides]
     shown = (seen(part) if type(part) in kinds else mask.seen_under(part) for part in parts)
