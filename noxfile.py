@@ -59,6 +59,7 @@ def lint(session: nox.Session) -> None:
     session.run("mypy")
     session.run("lint-imports")
     session.run("codespell")
+    session.run("python", "-m", "tools.retired_words")
 
 
 @nox.session
