@@ -24,6 +24,7 @@ GALLERY = {
 }
 """The runs that are kept, by name, as options of `attnbench run`."""
 GROUPS = nox.project.load_toml("pyproject.toml")
+IN_PARALLEL = ["--numprocesses=logical", "--dist=worksteal"]
 ONE_THREAD = {"OMP_NUM_THREADS": "1"}  # each core has tests of its own: a second thread would only take turns
 
 
@@ -64,22 +65,27 @@ def lint(session: nox.Session) -> None:
 
 @nox.session
 def tests(session: nox.Session) -> None:
-    """Run the tests in five minutes; arguments after -- go to pytest.
-
-    Coverage is measured by tests_long: it makes every test a third slower.
-    """
+    """Run the tests in five minutes; arguments after -- go to pytest."""
     install(session, "test")
-    options = session.posargs or ["--numprocesses=logical", "--durations=15"]
-    session.run("python", "-m", "pytest", *options, env=ONE_THREAD)
+    session.run("python", "-m", "pytest", *(session.posargs or [*IN_PARALLEL, "--durations=15"]), env=ONE_THREAD)
 
 
 @nox.session
 def tests_long(session: nox.Session) -> None:
-    """Run the long tests and all others but the documents' once more, and require their coverage."""
+    """Run the tests that take long; arguments after -- go to pytest."""
+    borrow(session, "tests")
+    install(session, "test")
+    options = session.posargs or [*IN_PARALLEL, "--durations=15"]
+    session.run("python", "-m", "pytest", "-m", "long and not browser", *options, env=ONE_THREAD)
+
+
+@nox.session
+def coverage(session: nox.Session) -> None:
+    """Run all tests but the documents' and require their coverage, which makes each a third slower."""
     borrow(session, "tests")
     install(session, "test")
     session.run("python", "-m", "coverage", "erase")
-    everything = ["--numprocesses=logical", "-m", "not browser", "--ignore=tests/test_documents.py"]
+    everything = [*IN_PARALLEL, "-m", "not browser", "--ignore=tests/test_documents.py"]
     session.run("python", "-m", "coverage", "run", "-m", "pytest", *everything, env=ONE_THREAD)
     session.run("python", "-m", "coverage", "combine", "--quiet")
     session.run("python", "-m", "coverage", "report")

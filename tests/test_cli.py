@@ -125,7 +125,8 @@ def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
 
 def test_a_wrong_implementation_is_a_finding(theirs):
     folder, _, _ = theirs
-    found = command("check", "mine.py:liar", "mine.py:theirs", *FAST[:-2], cwd=folder)
+    few = ["--set", "scope=attention", "--set", "layout=contiguous"]  # each point that disagrees takes a second
+    found = command("check", "mine.py:liar", "mine.py:theirs", *FAST[:-2], *few, cwd=folder)
     assert found.returncode == 1
     assert "WRONG" in found.stdout
     assert "liar: disagrees on" in found.stdout

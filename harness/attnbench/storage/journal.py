@@ -11,6 +11,7 @@ import math
 import os
 import shutil
 import time
+import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO, Self
@@ -90,8 +91,8 @@ def events(path: Path) -> Iterator[Event]:
     try:
         text = path.read_bytes()
         lines = (gzip.decompress(text) if path.suffix == ".gz" else text).split(b"\n")
-    except EOFError as error:
-        raise DamagedError(f"{path} is cut short: {error}") from None
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedError(f"{path} is cut short or damaged: {error}") from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"cannot read {path}: {reason}; give a run's folder or its {JOURNAL}") from None

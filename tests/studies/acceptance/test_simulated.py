@@ -75,6 +75,7 @@ def test_intervals_of_races_cover_the_truth_though_a_race_stops_when_it_likes_wh
     assert sum(covered) >= 0.86 * len(covered)
 
 
+@pytest.mark.long
 def test_t9_ratios_are_not_biased():
     found = bias(num_runs=4, num_visits=9)
     assert len(found.rows) == len(WORLDS) * len(simulated.T9_RATIOS)
@@ -84,6 +85,7 @@ def test_t9_ratios_are_not_biased():
     assert abs(np.mean(errors * np.sign([row["ratio"] - 1 for row in found.rows]))) <= 0.2
 
 
+@pytest.mark.long
 def test_t12_racing_saves_time_and_changes_few_verdicts():
     found = racing(num_runs=2, num_workloads=6)
     raced, uniform, equal, right, cells = (
@@ -96,6 +98,7 @@ def test_t12_racing_saves_time_and_changes_few_verdicts():
     assert f"{right / cells:.1%} are right" in found.found
 
 
+@pytest.mark.long
 def test_t13_what_is_said_to_be_detectable_is_found_more_often_than_not():
     found = detectable_effect(num_runs=6)
     assert 0.6 <= np.mean([row["found"] for row in found.rows]) <= 0.95

@@ -179,6 +179,7 @@ def test_what_is_decided_gets_no_more_visits(tmp_path):
         assert visits[workload.id, "baseline"] == results.num_visits[workload.id]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("budget_s", [20.0, 40.0])
 def test_a_run_that_stays_open_takes_its_budget_and_no_more(tmp_path, budget_s):
     client = SimulatedClient(WORLDS["bimodal"], lambda _, name: 2e-3 * {"baseline": 1.0, "near": 1.019}[name])
@@ -216,6 +217,7 @@ def open_state() -> State:
     return state
 
 
+@pytest.mark.long
 def test_the_race_goes_where_a_second_promises_most_and_everywhere_sometimes():
     state, live = open_state(), {workload: [REFERENCE, ONE, OTHER] for workload in ("cheap", "dear")}
     asked = plan(1, ("base", "one", "other"), budget_s=1.0)
@@ -227,6 +229,7 @@ def test_the_race_goes_where_a_second_promises_most_and_everywhere_sometimes():
     assert 0.03 < (counts["cheap", "one", "other"] + counts["dear", "one", "other"]) / 300 < 0.2
 
 
+@pytest.mark.long
 def test_reports_are_written_of_a_virtual_run(tmp_path):
     results = virtual.execute(TIMED, tmp_path / "run", crew_in("calm"))
     for name, report in plugins.plugs("attnbench.reports", "REPORT").items():
