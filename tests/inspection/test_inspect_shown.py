@@ -15,7 +15,7 @@ from typer.testing import CliRunner
 
 from attnbench.cli import app
 from attnbench.inspection import look, page, text
-from tests.test_cli import attnbench
+from tests.test_cli import command
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
 SLIPS = Path(__file__).with_name("slips.py")
@@ -99,19 +99,19 @@ def test_numbers_have_as_many_digits_as_they_need(values, expected):
 
 def test_the_command_prints_draws_and_exits_as_it_found(tmp_path):
     (tmp_path / "broken.py").write_text("import nothing_of_this_name\ndef f(query, key, value): ...\n")
-    found = attnbench("inspect", "--sentence", TIME, "--sentence", FRUIT, "--set", "num_heads=1", cwd=tmp_path)
+    found = command("inspect", "--sentence", TIME, "--sentence", FRUIT, "--set", "num_heads=1", cwd=tmp_path)
     assert found.returncode == 0, found.stderr
     assert "fused agrees with the oracle" in found.stdout
     assert {"inspect.html", "weights.svg", "joined.png"} <= {
         p.name for p in (tmp_path / "results/inspect/fused").iterdir()
     }
-    wrong = attnbench("inspect", f"{SLIPS}:leaving", "--to", "pages/mine", "--json", cwd=tmp_path)
+    wrong = command("inspect", f"{SLIPS}:leaving", "--to", "pages/mine", "--json", cwd=tmp_path)
     assert wrong.returncode == 1
     told = json.loads(wrong.stdout)
     assert "SystemExit" in told["first_difference"][0]
     assert all((tmp_path / file).exists() for file in told["files"])
-    assert attnbench("inspect", "broken.py:f", cwd=tmp_path).returncode == 1
-    assert attnbench("inspect", f"{SLIPS}:unmasked", cwd=tmp_path).returncode == 3
+    assert command("inspect", "broken.py:f", cwd=tmp_path).returncode == 1
+    assert command("inspect", f"{SLIPS}:unmasked", cwd=tmp_path).returncode == 3
 
 
 @pytest.mark.parametrize(

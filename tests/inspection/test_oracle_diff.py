@@ -157,13 +157,15 @@ def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
         ("Unbuildable", "output", "it cannot be built: KeyError"),
     ],
 )
-def test_what_goes_wrong_is_told_in_words(name, step, said):
+def test_what_goes_wrong_is_told_in_words(name, step, said, tmp_path, monkeypatch):
     found = found_in(name)
     assert found.differs
     assert found.diffs[0].first.step == step
     assert said in text.first_difference(found)[0]
     assert said in shown(found)
-    assert said in html.unescape(page.page(found, {}))
+    monkeypatch.setattr(page, "draw", lambda _: {})
+    page.write(found, tmp_path)
+    assert said in html.unescape((tmp_path / page.PAGE).read_text(encoding="utf-8"))
     json.dumps(found.json(text.first_difference(found), []), allow_nan=False)
 
 
