@@ -159,8 +159,9 @@ def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp
     workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference", num_threads=1)
 
     def observed(spec):
-        worker.answer(Observe(workload=workload, arm=Arm(implementation="it"), spec=spec, metric="peak_memory"))
-        return worker.observed_case(workload, spec)
+        request = Observe(workload=workload, arm=Arm(implementation="it"), spec=spec, metric="peak_memory")
+        worker.answer(request)
+        return worker.case(request)
 
     first = observed("fused")
     assert observed("fused") is first

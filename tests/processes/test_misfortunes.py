@@ -13,6 +13,7 @@ from attnbench.processes.timing_stage import DECIDED, NOTHING, SPENT
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.statistics.interference import InterferenceGauge
+from attnbench.statistics.intervals import place_of
 from attnbench.storage.events import CellChecked, RunFinished, WorkerStarted
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import PROBE, Arm, Status
@@ -40,7 +41,12 @@ def test_a_run_with_nothing_to_compare_comes_to_its_end(tmp_path, names, reason)
 
 
 def test_where_every_block_is_discarded_the_budget_is_spent_and_nothing_is_said(tmp_path, monkeypatch):
-    monkeypatch.setattr(InterferenceGauge, "_is_late", lambda *_: True)
+    def add(self, workload, probes):
+        for sample in probes:
+            self.num_blocks += 1
+            self.discarded.setdefault(workload, set()).add(place_of(sample))
+
+    monkeypatch.setattr(InterferenceGauge, "add", add)
     results = virtual.execute(virtual.plan(1, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", client())
     assert results.reason == SPENT
     assert results.elapsed_s >= 10.0

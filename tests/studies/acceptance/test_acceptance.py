@@ -322,7 +322,7 @@ class TestCommand:
         call("--short", "--only", "T3,T12", "--to", str(tmp_path))
         first = kept.load(tmp_path, machine=command.machine(), short=True)
         shutil.rmtree(tmp_path / "parts")
-        monkeypatch.setattr(suite, "commit", lambda: "0123456789+")
+        monkeypatch.setattr(suite, "current_commit", lambda: "0123456789+")
         assert call("--short", "--only", "null_sessions", "--to", str(tmp_path)).exit_code == 1
         assert call("--short", "--only", "racing", "--to", str(tmp_path)).exit_code == 0, "T4's miss is not its own"
         assert stub == ["racing-00", "simulated_false_alarms-00", "null_sessions-00", "racing-00"]
