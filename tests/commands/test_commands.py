@@ -78,5 +78,5 @@ def test_what_need_not_be_imported_is_not(module, heavy):
 
 def test_a_public_name_that_there_is_not_is_an_attribute_error():
     assert callable(attnbench.load)
-    with pytest.raises(AttributeError, match="has no attribute 'laod'"):
-        _ = attnbench.laod
+    with pytest.raises(AttributeError, match="has no attribute 'loads'"):
+        _ = attnbench.loads
