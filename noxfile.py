@@ -92,6 +92,14 @@ def coverage(session: nox.Session) -> None:
 
 
 @nox.session
+def recipes(session: nox.Session) -> None:
+    """Apply each recipe of CONTRIBUTING.md in a copy and run all tests there (-- axis metric: these two; an hour)."""
+    borrow(session, "tests")
+    install(session, "test")
+    session.run("python", "-m", "tests.recipes", *session.posargs, "--", *IN_PARALLEL, env=ONE_THREAD)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Run the quick sweep, here on the CPU and on CUDA where there is one; arguments after -- replace its options."""
     install(session)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pandas as pd
 import pytest
 
-from tests import forks
+from tests import forks, recipes
 
 pytestmark = pytest.mark.long
 ROOT = Path(__file__).parent.parent
@@ -40,18 +40,6 @@ print(*page_of(panels(shown(read(Path(sys.argv[1]))))).titles, sep="\\n")
 """
 
 
-def section(heading: str) -> str:
-    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    return text.partition(f"## {heading}\n")[2].partition("\n## ")[0]
-
-
-def saved(heading: str) -> tuple[str, str]:
-    """The path and the text of the first file that a recipe has one save."""
-    found = re.search(r"^```python\n# file: (\S+)\n(.*?)^```", section(heading), re.MULTILINE | re.DOTALL)
-    assert found is not None
-    return found[1], found[2]
-
-
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the three recipes applied."""
@@ -59,22 +47,18 @@ def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("harness", "implementations", "tests", "studies"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
-    diff = re.search(r"^```diff\n(.*?)^```", section("Add an axis"), re.MULTILINE | re.DOTALL)
-    assert diff is not None
-    command(["git", "apply", "-C1", "-"], folder, given=diff[1])
-    for heading in ("Add a metric", "Add a report"):
-        path, text = saved(heading)
-        (folder / path).write_text(text, encoding="utf-8")
+    for what in ("axis", "metric", "report"):
+        recipes.apply(what, folder)
     (folder / "sweep.toml").write_text(SWEEP, encoding="utf-8")
     return folder
 
 
-def command(arguments: list[str], folder: Path, *, given: str = "") -> str:
+def command(arguments: list[str], folder: Path) -> str:
     environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
     environment |= {"PYTHONPATH": f"{folder / 'harness'}{os.pathsep}{folder}", "COLUMNS": "80", "MPLBACKEND": "agg"}
     environment |= {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
     done = subprocess.run(
-        arguments, cwd=folder, env=environment, input=given, capture_output=True, text=True, check=False, timeout=240
+        arguments, cwd=folder, env=environment, capture_output=True, text=True, check=False, timeout=240
     )
     assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
     return done.stdout

@@ -1,0 +1,80 @@
+"""The recipes of CONTRIBUTING.md, applied by tests, and by `nox -s recipes`, which runs all tests in a copy of each.
+
+python -m tests.recipes axis metric -- -x    # these two, each in a copy of its own; what follows -- goes to pytest
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+
+import typer
+
+ROOT = Path(__file__).parent.parent
+BLOCK = re.compile(r"^```(\w+)\n(?:# (file|append to): (\S+)\n)?(.*?)^```", re.MULTILINE | re.DOTALL)
+APPLY_RECIPES = ("tests/test_recipes.py", "tests/test_documents.py::test_every_block_runs[CONTRIBUTING.md]")
+"""Tests that apply the same recipes themselves, which cannot be done twice in one copy."""
+
+
+def recipes() -> dict[str, str]:
+    """The section of each recipe, by what it adds: "axis", "metric", ..."""
+    text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    sections = re.findall(r"^## Add an? ([^\n]+)\n(.*?)(?=^## )", text, re.MULTILINE | re.DOTALL)
+    return {what.rpartition(" ")[2]: section for what, section in sections}
+
+
+def apply(what: str, folder: Path) -> None:
+    """Save, extend and change the files that a recipe says, in a copy of the project.
+
+    Raises:
+        subprocess.CalledProcessError: a diff does not fit.
+    """
+    for language, target, path, text in BLOCK.findall(recipes()[what]):
+        if target:
+            with (folder / path).open("a" if target == "append to" else "w", encoding="utf-8") as file:
+                file.write(f"\n\n{text}" if target == "append to" else text)
+        elif language == "diff":
+            environment = os.environ | {"GIT_CEILING_DIRECTORIES": str(folder.parent)}
+            command = ["git", "apply", "-C1", "-"]
+            subprocess.run(command, cwd=folder, input=text, text=True, env=environment, check=True)
+
+
+def run_tests_in_copy(what: str, options: list[str]) -> int:
+    """Apply one recipe in a copy of what git tracks, and run all tests there; pytest's exit code."""
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "copy"
+        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+        for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
+            if name and (ROOT / name).exists():
+                (folder / name).parent.mkdir(parents=True, exist_ok=True)
+                shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+        apply(what, folder)
+        environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "harness"), str(folder)])}
+        left_out = [f"--deselect={test}" for test in APPLY_RECIPES]
+        command = [sys.executable, "-m", "pytest", "-q", "-m", "not browser", *left_out, *options]
+        return subprocess.run(command, cwd=folder, env=environment, check=False).returncode
+
+
+def main(arguments: list[str]) -> int:
+    """Test the recipes that are named, or all; 0 where all tests pass in every copy."""
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    named, options = arguments[:end] or list(recipes()), arguments[end + 1 :]
+    if unknown := set(named) - set(recipes()):
+        typer.echo(f"no recipe for {', '.join(sorted(unknown))}: choose among {', '.join(recipes())}", err=True)
+        return 2
+    codes = {}
+    for what in named:
+        typer.echo(f"recipe for: {what}")
+        start = time.monotonic()
+        codes[what] = run_tests_in_copy(what, options)
+        typer.echo(f"recipe for: {what}: exit code {codes[what]} after {time.monotonic() - start:.0f} s")
+    typer.echo(", ".join(f"{what}: {'FAILED' if code else 'passed'}" for what, code in codes.items()))
+    return int(any(codes.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
