@@ -59,8 +59,8 @@ if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--h
     arguments += ["--set", "head_dim=8", "--set", "num_threads=1"]  # threads that wait for one another take the longest
     if arguments[0] in {"run", "compare"}:
         arguments += ["--budget", "1"]
-    if arguments[0] == "compare":
-        arguments += ["--set", "direction=inference"]
+        for axis, value in (("direction", "inference"), ("dtype", "float32")):  # else all of a sweep's are checked
+            arguments += [] if f"{axis}=" in given else ["--set", f"{axis}={value}"]
 if arguments and arguments[0] in {"run", "compare"}:  # half of their time would go into pictures; `report` draws them
     from matplotlib.figure import Figure
 
