@@ -71,8 +71,11 @@ def assert_same(found: list[dict], expected: list[dict], keys: tuple[str, ...]) 
             assert ours[name].fillna("").tolist() == theirs[name].fillna("").tolist(), name
 
 
+FULL = pytest.param("full", marks=pytest.mark.long)
+
+
 @pytest.mark.parametrize(
-    "name", ["quick", "full", "compiled", "one_process", "two_processes", "stored_base", "stored_candidate"]
+    "name", ["quick", FULL, "compiled", "one_process", "two_processes", "stored_base", "stored_candidate"]
 )
 def test_cells_are_what_they_were(name, tmp_path):
     expected = golden(name)["cells"]

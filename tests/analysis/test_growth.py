@@ -234,6 +234,7 @@ def test_an_outcome_that_was_not_tried_refutes_nothing():
     assert not Outcome(length=8, predicted_bytes=1.0, fits=True).is_wrong
 
 
+@pytest.mark.long
 def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_path):
     workload = Workload(seq_len=1024, direction="inference", num_threads=1)
     peaks, faults = {}, {}
@@ -254,6 +255,7 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
     assert faults["system"] > 4 * faults["retain"] + 16
 
 
+@pytest.mark.long
 def test_a_real_call_fits_below_its_limit_and_runs_out_of_memory_above_it(tmp_path: Path):
     workload = Workload(seq_len=1024, direction="forward", num_threads=1)
     peak = int(textbook(1024))

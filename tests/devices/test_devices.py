@@ -221,6 +221,7 @@ def copied(tmp_path) -> Path:
     return tmp_path
 
 
+@pytest.mark.long
 def test_a_device_that_is_added_by_one_file_is_measured_and_shown(copied):
     def attnbench(*arguments: str) -> str:
         done = subprocess.run(

@@ -162,6 +162,7 @@ def start(folder: Path, planned: Plan) -> None:
         journal.append(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit="", plan=planned))
 
 
+@pytest.mark.long
 def test_a_run_killed_again_and_again_loses_no_finished_work_and_ends(tmp_path):
     planned = plan(
         implementations=("fused", "sdpa", "einsum"),
