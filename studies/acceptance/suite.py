@@ -153,8 +153,9 @@ def conclude(tests: list[str], made: dict[str, list[Piece]], *, short: bool) -> 
 
 def _made(pieces: list[Piece]) -> str:
     """When the last of them was made, and of which commits; a plus says that files had changed since."""
-    commits = sorted({each.commit[:7] + "+" * each.commit.endswith("+") for each in pieces})
-    return f"{max((each.made for each in pieces), default='')}, {' and '.join(commits)}"
+    commits = sorted({each.commit[:7] + "+" * each.commit.endswith("+") for each in pieces if each.commit})
+    made = max((each.made for each in pieces), default="")
+    return f"{made}, {' and '.join(commits)}" if commits else made
 
 
 def outcome(test: str, made: dict[str, list[Piece]], *, short: bool) -> Outcome:
