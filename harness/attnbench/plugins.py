@@ -39,11 +39,15 @@ def stems(package: str) -> list[str]:
 def plugs(package: str, constant: str) -> dict[str, Any]:
     """The value `constant` of every module of `package` with a line that begins with this word, by the module's stem.
 
-    Only these modules are imported.
+    A dict stands for several, each by its own name. Only these modules are imported.
     """
     line = re.compile(rf"^{constant}\b", re.MULTILINE)
-    stems = sorted(file.stem for file in _files(package) if line.search(file.read_text(encoding="utf-8")))
-    return {stem: getattr(importlib.import_module(f"{package}.{stem}"), constant) for stem in stems}
+    found: dict[str, Any] = {}
+    for file in _files(package):
+        if line.search(file.read_text(encoding="utf-8")):
+            value = getattr(importlib.import_module(f"{package}.{file.stem}"), constant)
+            found |= value if isinstance(value, dict) else {file.stem: value}
+    return dict(sorted(found.items()))
 
 
 def _files(package: str) -> list[Path]:

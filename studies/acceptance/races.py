@@ -8,13 +8,12 @@ from unittest.mock import patch
 import numpy as np
 
 from attnbench.analysis.results import Results
-from attnbench.processes import timing_stage
+from attnbench.processes import execution
 from attnbench.statistics import evidence
 from attnbench.statistics.verdicts import FALSE_SHARE
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Key, Verdict
-from attnbench.timing.schedule import Race, visit_seed
-from attnbench.timing.state import State
+from attnbench.timing.schedule import Race, State, visit_seed
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient
 
@@ -50,5 +49,5 @@ class Uniform(Race):
 
 def whole_run(asked: Plan, client: SimulatedClient, race: type[Race] = Race) -> Results:
     """The run, in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder, patch.object(timing_stage, "Race", race):
+    with tempfile.TemporaryDirectory() as folder, patch.object(execution, "Race", race):
         return virtual.execute(asked, Path(folder) / "run", client)

@@ -16,8 +16,7 @@ from attnbench.statistics.intervals import Pairs, paired_ratio, pairs
 from attnbench.statistics.verdicts import FALSE_SHARE, detectable, judge
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Comparison, Verdict
-from attnbench.timing.schedule import Race, visit_seed
-from attnbench.timing.state import State
+from attnbench.timing.schedule import Race, State, visit_seed
 from attnbench.workloads.workload import Workload
 from studies.acceptance.outcome import LABELS, Outcome
 from studies.acceptance.races import Uniform, Witness, whole_run

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.processes.checkout import current_commit
+from attnbench.processes.sides import current_commit
 from attnbench.storage.events import ALLOCATORS
 from studies.acceptance.outcome import LABELS, Outcome, Row, Stored, restored
 from studies.acceptance.plan import ON_CUDA, WHOLE, Size, missing, sizes

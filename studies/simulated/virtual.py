@@ -1,7 +1,7 @@
 """A simulated worker client: it answers on a simulated machine, whose clock is bent by a world.
 
 The truth is known, a run of minutes takes a second, and the same seed gives the same samples. All else is the real
-code: timing/blocks.py takes the visits, processes/session.py keeps the journal.
+code: timing/blocks.py takes the visits, processes/execution.py keeps the journal.
 """
 
 import gc
@@ -29,9 +29,8 @@ from attnbench.processes.messages import (
     Trace,
     Work,
 )
-from attnbench.processes.paired_client import PairedClient
+from attnbench.processes.worker_client import PairedClient
 from attnbench.storage.events import (
-    ArmSamples,
     CeilingsMeasured,
     CellChecked,
     CellMeasured,
@@ -58,8 +57,7 @@ from attnbench.storage.records import (
     TensorError,
 )
 from attnbench.timing import blocks
-from attnbench.timing.schedule import visit_seed
-from attnbench.timing.state import State
+from attnbench.timing.schedule import State, visit_seed
 from attnbench.workloads.workload import Workload
 from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.worlds import World
@@ -184,11 +182,7 @@ class SimulatedClient:
         self.machine.begin_visit(len(calls))
         at = blocks.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
         taken = blocks.visit(calls, self.clock, at, self._conditions(is_cold=request.cache == "cold"))
-        sampled = tuple(ArmSamples(arm=arm, samples=samples) for arm, samples in taken.items())
-        called_s = self.clock.now() - start_s
-        return VisitFinished(
-            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=sampled, called_s=called_s
-        )
+        return request.finished(taken, self.clock.now() - start_s)
 
     def _conditions(self, *, is_cold: bool) -> blocks.Conditions:
         def flush() -> None:

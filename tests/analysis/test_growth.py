@@ -13,7 +13,7 @@ from attnbench.analysis.attempts import SETTINGS, Asking, Followed
 from attnbench.analysis.growth import Growth, Outcome, fit, growths
 from attnbench.analysis.results import read
 from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, SampleBlocks
-from attnbench.processes.worker_client import ProcessClient, WorkerLostError
+from attnbench.processes.worker_client import ProcessClient
 from attnbench.reports import growth as told
 from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.memory_events import MemoryEvent, Timeline
@@ -133,7 +133,7 @@ class MadeUp:
         assert isinstance(request, Attempt)
         self.asked.append(request)
         if self.dies and request.limit_bytes:
-            raise WorkerLostError(Status.crashed, 0, "the process was killed by SIGKILL")
+            return Failed(status=Status.crashed, message="the process was killed by SIGKILL")
         peak = int(self.lie * textbook(request.workload.seq_len))
         if request.limit_bytes and peak > request.limit_bytes:
             return Failed(status=Status.out_of_memory, message="no")

@@ -6,13 +6,12 @@ import pytest
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.processes import timing_stage
+from attnbench.processes import execution
 from attnbench.statistics.effects import Effect
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Key
-from attnbench.timing.schedule import Race
-from attnbench.timing.state import State
+from attnbench.timing.schedule import Race, State
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
@@ -53,7 +52,7 @@ def heard(monkeypatch):
                 if key in self.judged and key not in self.closed
             }
 
-    monkeypatch.setattr(timing_stage, "Race", Listening)
+    monkeypatch.setattr(execution, "Race", Listening)
     return found
 
 

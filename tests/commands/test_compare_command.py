@@ -115,8 +115,7 @@ def prepared(repo, monkeypatch, base, candidate, *implementations, build=""):
     monkeypatch.chdir(repo)
     selection = Selection(sweep="tiny.toml", implementations=implementations)
     folder = execution.new_folder(Path("results"), "compare")
-    asked = sides.SidesSelection(base=base, candidate=candidate, selection=selection, build=build)
-    planned, _ = sides.plan(asked, folder)
+    planned, _ = sides.plan(base, candidate, selection, folder, build=build)
     return folder, planned
 
 

@@ -6,8 +6,7 @@ import torch
 from attnbench.analysis.table import table
 from attnbench.devices import cpu, device
 from attnbench.devices.loads import FEWEST_ROUNDS, LARGEST_COPY, MIN_SAMPLE_S, MOST_ROUNDS, SLOW_S, Load, take
-from attnbench.processes.messages import MeasureCeilings
-from attnbench.processes.worker_client import WorkerLostError
+from attnbench.processes.messages import Failed, MeasureCeilings
 from attnbench.storage import journal
 from attnbench.storage.events import CeilingsMeasured
 from attnbench.storage.records import COPY, MATMUL, Ceilings, CeilingSample, Status
@@ -116,7 +115,7 @@ class Broken(SimulatedClient):
     def ask(self, request):
         if isinstance(request, MeasureCeilings):
             self.stop()
-            raise WorkerLostError(Status.crashed, 0, "the process was killed by SIGKILL")
+            return Failed(status=Status.crashed, message="the process was killed by SIGKILL")
         return super().ask(request)
 
 

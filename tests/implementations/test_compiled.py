@@ -16,9 +16,9 @@ from attnbench.contract.compiled import NotOneGraphError, compile_whole, settle
 from attnbench.contract.loading import implementation
 from attnbench.contract.requirements import missing_compiler
 from attnbench.processes.failure import describe
+from attnbench.processes.worker import attempts
 from attnbench.reports import style
 from attnbench.storage.records import Status
-from attnbench.timing import prediction
 from attnbench.workloads.workload import Workload
 
 counters = torch._dynamo.utils.counters
@@ -163,8 +163,8 @@ def test_a_variant_of_what_cannot_take_a_workload_cannot_either():
 
 def test_few_lengths_are_tried_of_what_compiles():
     point = Workload(seq_len=8192)
-    assert [step.seq_len for step in prediction.staircase(point)] == [16, 64, 256, 1024, 4096]
-    assert [step.seq_len for step in prediction.staircase(point, compiles=True)] == [256, 4096]
+    assert [step.seq_len for step in attempts.staircase(point)] == [16, 64, 256, 1024, 4096]
+    assert [step.seq_len for step in attempts.staircase(point, compiles=True)] == [256, 4096]
 
 
 def test_an_option_is_part_of_the_name(tmp_path):

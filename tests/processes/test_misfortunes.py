@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from attnbench.analysis.results import read
+from attnbench.processes.execution import DECIDED, NOTHING, SPENT
 from attnbench.processes.messages import Check, Envelope, Failed, Heartbeat, Observe, SampleBlocks
-from attnbench.processes.timing_stage import DECIDED, NOTHING, SPENT
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.statistics.interference import InterferenceGauge
@@ -157,10 +157,9 @@ def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_
     reply = worker.answer(request)
     assert worker.is_broken is ends
     with ProcessClient(tmp_path / "log", 5.0) as client:
-        client._process = subprocess.Popen(
-            [sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE, stdout=subprocess.PIPE
-        )
-        client._answers.put(msgspec.json.encode(Envelope(reply=reply, ends=worker.is_broken)))
+        line = msgspec.json.encode(Envelope(reply=reply, ends=worker.is_broken)).decode()
+        code = f"import sys; print({line!r}, flush=True); sys.stdin.read()"
+        client._process = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
         assert client.ask(request) == reply
         assert client.is_running is not ends
 

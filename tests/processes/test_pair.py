@@ -8,8 +8,7 @@ import pytest
 
 from attnbench.processes.execution import client_for
 from attnbench.processes.messages import Check, Failed, SampleBlocks, Started
-from attnbench.processes.paired_client import PairedClient
-from attnbench.processes.worker_client import WorkerLostError
+from attnbench.processes.worker_client import PairedClient
 from attnbench.storage.events import ArmSamples, Side, Sides, VisitFinished
 from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
@@ -19,8 +18,8 @@ from studies.simulated import virtual
 class Scripted:
     """Answers each visit with a sample of its own for every arm, and keeps what it was asked."""
 
-    def __init__(self, value=1.0, failing=None, losing=None):
-        self.value, self.failing, self.losing = value, failing, losing
+    def __init__(self, value=1.0, failing=None):
+        self.value, self.failing = value, failing
         self.asked, self.layouts = [], []
 
     def start(self, layout=0):
@@ -34,8 +33,6 @@ class Scripted:
         arms = [arm for arm, _ in request.arms]
         if self.failing in arms:
             return Failed(arm=self.failing, status=Status.error, message="no")
-        if self.losing in arms:
-            raise WorkerLostError(Status.crashed, arms.index(self.losing), "gone")
         taken = [Sample(self.value, slot=0, visit=3)] * request.num_blocks
         placed = (tuple(msgspec.structs.replace(each, slot=slot) for each in taken) for slot in range(len(arms)))
         samples = (ArmSamples(arm=arm, samples=own) for arm, own in zip(arms, placed, strict=True))
@@ -99,12 +96,10 @@ def test_requests_go_to_the_worker_whose_side_it_is():
 def test_a_failure_of_either_worker_is_laid_at_the_door_of_the_arm_that_was_asked_for():
     failed = PairedClient(Scripted(), Scripted(failing=Y.as_control()), 0).ask(VISIT)
     assert failed.arm == Y
-    with pytest.raises(WorkerLostError) as lost:
-        PairedClient(Scripted(losing=Y_BASE.as_control()), Scripted(), 0).ask(VISIT)
-    assert ARMS[lost.value.arm][0] == Y_BASE.as_control()
-    with pytest.raises(WorkerLostError) as lost:
-        PairedClient(Scripted(), Scripted(losing=X.as_control()), 0).ask(VISIT)
-    assert ARMS[lost.value.arm][0] == X
+    failed = PairedClient(Scripted(failing=Y_BASE.as_control()), Scripted(), 0).ask(VISIT)
+    assert failed.arm == Y_BASE.as_control()
+    failed = PairedClient(Scripted(), Scripted(failing=X.as_control()), 0).ask(VISIT)
+    assert failed.arm == X
 
 
 def test_memory_layouts_are_dealt_to_the_sides_at_random():

@@ -4,10 +4,10 @@ import msgspec
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.processes import execution, timing_stage, worker_client
+from attnbench.processes import execution, worker_client
+from attnbench.processes.execution import Session, TimingStage
+from attnbench.processes.messages import Failed
 from attnbench.processes.planning import Selection, plan
-from attnbench.processes.session import Session
-from attnbench.processes.worker_client import WorkerLostError
 from attnbench.storage.events import ALLOCATORS, CellChecked, Plan, WorkerStarted
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import Arm, Environment, Status
@@ -81,7 +81,7 @@ class LostClient:
     is_running = True
 
     def ask(self, request):
-        raise WorkerLostError(Status.crashed, 2**32 - 1, "the process was killed by SIGKILL")
+        return Failed(status=Status.crashed, message="the process was killed by SIGKILL")
 
 
 def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
@@ -92,7 +92,7 @@ def test_a_worker_that_dies_in_the_harness_is_laid_at_nobodys_door(tmp_path):
         arms = [Arm(implementation=name) for name in ("fused", "sdpa")]
         for arm in arms:
             one.record(CellChecked(workload=workload.id, implementation=arm.implementation, status=Status.ok))
-        timing_stage.TimingStage(one).visit(workload, arms)
+        TimingStage(one).visit(workload, arms)
     assert one.state.live(workload.id, arms) == []
     assert "while the harness prepared" in (tmp_path / "run" / JOURNAL).read_text()
     assert {status: number for status, number in one.state.counts.items() if number} == {Status.crashed: 2}

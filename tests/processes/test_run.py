@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.processes import execution
-from attnbench.processes.session import now
+from attnbench.processes.execution import now
 from attnbench.storage.events import (
     SCHEMA,
     CellChecked,
@@ -25,7 +25,7 @@ from attnbench.storage.events import (
 )
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import Arm, Status
-from attnbench.timing.state import State
+from attnbench.timing.schedule import State
 from attnbench.workloads.workload import Workload
 
 pytestmark = pytest.mark.usefixtures("forked_workers")

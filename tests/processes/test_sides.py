@@ -7,10 +7,9 @@ from pathlib import Path
 import pytest
 
 from attnbench import plugins
-from attnbench.processes import checkout, sides
-from attnbench.processes.isolation import is_self_contained
+from attnbench.processes import sides
 from attnbench.processes.planning import Selection
-from attnbench.processes.sides import SidesSelection
+from attnbench.processes.sides import is_self_contained
 from attnbench.storage.events import Side, Sides
 from attnbench.storage.records import BASE, CANDIDATE
 from tests.repositories import PLAIN, SLOW, commit, git, repository
@@ -43,13 +42,13 @@ def repo(tmp_path, monkeypatch):
     return folder
 
 
-def asked(base: str, candidate: str, *implementations: str, allocator=None, **more) -> SidesSelection:
+def planned(base: str, candidate: str, *implementations: str, folder: str = "out/run", allocator=None, **more):
     selection = Selection(sweep="sides", settings=TINY, implementations=implementations, allocator=allocator)
-    return SidesSelection(base=base, candidate=candidate, selection=selection, **more)
+    return sides.plan(base, candidate, selection, Path(folder), **more)
 
 
 def made(base: str, candidate: str, *implementations: str, **more):
-    found, _ = sides.plan(asked(base, candidate, *implementations, **more), Path("out/run"))
+    found, _ = planned(base, candidate, *implementations, **more)
     assert found is not None
     return found
 
@@ -75,8 +74,8 @@ def tree(folder: Path) -> dict[str, str]:
 def test_a_revision_is_checked_out_whole_and_the_repository_is_left_as_it_was(repo, tmp_path):
     (repo / "mine.py").write_text("half done\n")
     before, status = tree(repo), git(repo, "status", "--porcelain")
-    checkout.check_out(checkout.resolve("one"), tmp_path / "out" / "one")
-    checkout.check_out(checkout.resolve("three~1"), tmp_path / "out" / "two")
+    sides.export(sides.resolve("one"), tmp_path / "out" / "one")
+    sides.export(sides.resolve("three~1"), tmp_path / "out" / "two")
     assert (tmp_path / "out" / "one" / "mine.py").read_text() == PLAIN
     assert set(tree(tmp_path / "out" / "one")) == {"mine.py", "helped.py", "sub/other.py"}
     assert (tmp_path / "out" / "two" / "mine.py").read_text() == SLOW
@@ -106,7 +105,7 @@ def test_what_cannot_be_compared_is_refused_in_words_and_leaves_nothing(repo, ba
     if not implementations and said == "said below":
         candidate, said = "rev:one", "neither side has implementations/*.py"
     with pytest.raises(ValueError, match=said.replace("*", r"\*")):
-        sides.plan(asked(base, candidate, *implementations), Path("out/run"))
+        planned(base, candidate, *implementations)
     assert not Path("out/run").exists()
 
 
@@ -127,14 +126,14 @@ def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp
     monkeypatch.setenv("PATH", f"{stub.parent}{os.pathsep}{os.environ['PATH']}")
     said = "detected dubious ownership in repository at '/theirs' To add an exception for this directory, call:"
     with pytest.raises(ValueError, match=said) as refused:
-        checkout.repository_root()
+        sides.repository_root()
     assert "lies in no git repository" not in str(refused.value)
 
 
 def test_a_repository_that_was_moved_away_is_told_in_the_words_of_git(tmp_path):
     (tmp_path / ".git").write_text("gitdir: /nowhere/at/all\n")
     with pytest.raises(ValueError, match=r"git cannot read the repository at .*: fatal: .*/nowhere/at/all"):
-        checkout.repository_root(tmp_path)
+        sides.repository_root(tmp_path)
 
 
 def test_a_plan_has_each_implementation_from_both_sides(repo):
@@ -142,7 +141,7 @@ def test_a_plan_has_each_implementation_from_both_sides(repo):
     assert names(found) == ["mine (base)", "mine"]
     base, candidate = (plugins.split(spec)[0].read_text() for spec in specs(found))
     assert (base, candidate) == (PLAIN, SLOW)
-    assert found.sides.base.commit == checkout.resolve("one")
+    assert found.sides.base.commit == sides.resolve("one")
     assert not found.sides.is_apart
     assert len(found.workloads) == 1
 
@@ -165,10 +164,11 @@ def test_what_is_on_one_side_only_is_lost_or_new(repo):
 
 
 def test_what_is_the_same_on_both_sides_is_left_out_unless_it_is_named(repo):
-    found, same = sides.plan(asked("rev:two", "rev:three"), Path("out/run"))
+    found, same = planned("rev:two", "rev:three")
     assert same == ["same"]
     assert "same" not in names(found)
-    assert sides.plan(asked("rev:two", "rev:two"), Path("out/other"))[0] is None
+    assert planned("rev:two", "rev:two", folder="out/other")[0] is None
+    assert not Path("out/other").exists()
     assert names(made("rev:two", "rev:two", "same")) == ["same (base)", "same"]
 
 

@@ -12,7 +12,7 @@ from attnbench.statistics.interference import FEWEST, LARGEST_CALM, Interference
 from attnbench.statistics.intervals import pairs
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample
-from attnbench.timing.state import State
+from attnbench.timing.schedule import State
 
 
 def probes(values: list[float], *, epoch: int = 0, visit: int = 0) -> list[Sample]:

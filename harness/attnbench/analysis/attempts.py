@@ -9,7 +9,7 @@ import msgspec
 from attnbench.analysis.growth import Growth, Outcome
 from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Failed
-from attnbench.processes.worker_client import WorkerClient, WorkerLostError
+from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.memory_events import Timeline
 from attnbench.storage.records import Arm, Status
 from attnbench.units import duration
@@ -98,14 +98,11 @@ class Asking:
     def _ask(self, growth: Growth, length: int, *, limit_bytes: int = 0, snapshot: str = "") -> Attempted | Failed:
         self.say(f"{growth.implementation}: one call at {growth.panel.axis} {length}")
         arm, spec = Arm(implementation=growth.implementation), self.specs[growth.implementation]
-        try:
-            workload = growth.workload(length)
-            if not self.client.is_running:
-                self.client.start()
-            reply = self.client.ask(
-                Attempt(workload=workload, arm=arm, spec=spec, limit_bytes=limit_bytes, snapshot=snapshot)
-            )
-        except WorkerLostError as lost:
-            return Failed(status=lost.status, message=str(lost))
+        workload = growth.workload(length)
+        if not self.client.is_running:
+            self.client.start()
+        reply = self.client.ask(
+            Attempt(workload=workload, arm=arm, spec=spec, limit_bytes=limit_bytes, snapshot=snapshot)
+        )
         assert isinstance(reply, Attempted | Failed)
         return reply

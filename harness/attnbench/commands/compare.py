@@ -67,14 +67,12 @@ def compare(
         selection = options.selection()
         sides.remove_abandoned(results)
         folder = execution.new_folder(results, "compare")
-        asked = sides.SidesSelection(base=base, candidate=candidate, selection=selection, is_apart=apart, build=build)
-        planned, same = sides.plan(asked, folder)
+        planned, same = sides.plan(base, candidate, selection, folder, is_apart=apart, build=build)
         if same:
             typer.echo(
                 f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)", err=True
             )
     if planned is None:
-        sides.remove_checkouts(folder)
         typer.echo("nothing to compare: every implementation is the same on both sides")
         raise typer.Exit(ExitCode.passed)
     assert planned.sides is not None

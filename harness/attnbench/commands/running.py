@@ -16,7 +16,7 @@ from attnbench import plugins
 from attnbench.analysis.results import Results, read
 from attnbench.commands import ExitCode
 from attnbench.processes import execution
-from attnbench.processes.session import Progress, Watch
+from attnbench.processes.execution import Progress, Watch
 from attnbench.storage.events import DamagedError, Plan
 from attnbench.storage.journal import find_run
 

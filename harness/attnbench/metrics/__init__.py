@@ -1,22 +1,15 @@
-"""One file for each metric: a file here that holds METRIC is the plug, and its stem is the metric's name."""
+"""Metrics: a file here that holds METRIC is the plug, and its stem is the metric's name; or METRIC names several."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from attnbench.devices import device
-
 if TYPE_CHECKING:  # a metric can be listed where torch is missing
     from collections.abc import Callable
 
     from attnbench.checking.case import Case
     from attnbench.workloads.workload import Workload
-
-
-def has_caching_allocator(workload: Workload) -> bool:
-    """Where torch keeps memory that it has taken from the device, as CUDA's allocator does."""
-    return device(workload.device).has_caching_allocator
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -1,30 +1,185 @@
-"""Execute a plan: open its journal and its worker, go through the stages, and close both."""
+"""Execute a plan: a session with its journal and its worker, which goes through the stages of a run.
+
+Every step is an event on disk before the next begins, so that a run can be killed at any moment and resumed. Each stage
+works on the session, and passes over what the journal already holds.
+"""
 
 import os
+import random
 import secrets
 import time
-from collections.abc import Callable, Collection
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
+import msgspec
+
+from attnbench import plugins
 from attnbench.devices import counters
-from attnbench.processes.checkout import current_commit
-from attnbench.processes.isolation import SIDES_FOLDER, harness_folder, side_folders
-from attnbench.processes.paired_client import PairedClient
-from attnbench.processes.session import Session, Watch, now
-from attnbench.processes.stages import check_cells, measure_ceilings, observe_cells, trace_cells
-from attnbench.processes.timing_stage import TimingStage
-from attnbench.processes.worker_client import ProcessClient, WorkerClient
-from attnbench.storage.events import ALLOCATORS, SCHEMA, Plan, RunFinished, RunStarted, Side
+from attnbench.processes.messages import (
+    Check,
+    Failed,
+    MeasureCeilings,
+    Observe,
+    Profile,
+    Reply,
+    SampleBlocks,
+    Trace,
+    Work,
+)
+from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
+from attnbench.processes.worker_client import PairedClient, ProcessClient, WorkerClient
+from attnbench.storage.events import (
+    ALLOCATORS,
+    SCHEMA,
+    CeilingsMeasured,
+    CellChecked,
+    CellFailed,
+    CellMeasured,
+    CellProfiled,
+    Event,
+    Plan,
+    RunFinished,
+    RunStarted,
+    Side,
+    VisitFinished,
+    WorkerStarted,
+)
 from attnbench.storage.journal import JOURNAL, Journal, events
-from attnbench.storage.records import LATENCY, Counters
-from attnbench.timing.state import State
+from attnbench.storage.records import LATENCY, PROBE, Arm, Ceilings, Counters
+from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
+from attnbench.tracing import folders
+from attnbench.workloads.workload import Workload
 
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is a stage of its own kind."""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Where two workers take turns: threads that wait for work spin for a millisecond at most, as between the operators of
 a call, and then sleep, so that they take none of the other's cores."""
+CEILINGS_SHARE = 0.05
+CEILINGS_S = 1.0
+"""What the ceilings of one place may cost beyond their fewest rounds: this, or their part of that share of the budget
+where it is less."""
+EPOCH_S = 15.0
+EPOCH_SHARE = 0.1
+"""The race goes on in a fresh process after 15 s, or a tenth of the time so far where that is more: what a memory
+layout does to a ratio must not last, and a fresh process costs seconds."""
+VERIFY_EVERY = 4
+"""Of two sides each epoch is a fresh process, in which the right answers cost as much as the times: they are verified
+in the first rounds, and then in one visit of so many."""
+DECIDED = "every comparison is decided"
+NOTHING = "there is nothing to compare"
+SPENT = "the budget is spent"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Progress:
+    """How far a run is, for whoever watches it."""
+
+    stage: str  # check, observe, ceilings, time or trace
+    cell: str
+    done: float  # of `total`, in the stage
+    total: float
+    counts: dict[str, int]  # cells by status
+    left_s: float | None
+
+
+Watch = Callable[[Progress], None]
+
+
+@dataclass
+class Session:
+    """One run in progress. What it has done so far is in `state`, which follows from the journal alone."""
+
+    plan: Plan
+    journal: Journal
+    client: WorkerClient
+    watch: Watch
+    clock: Callable[[], float] = time.monotonic
+    read_counters: Callable[[], Counters | None] = counters.read
+    state: State = field(default_factory=State)
+
+    def __post_init__(self) -> None:
+        """Begin now; `earlier_s` is what the run had spent before it was resumed, as far as its journal says."""
+        self.specs: dict[Arm, str] = self.plan.specs
+        self.earlier_s = self.state.spent_s
+        self._start = self._stage_start = self.clock()
+        self._stage = ""
+
+    @property
+    def elapsed_s(self) -> float:
+        """Seconds that the run has taken so far."""
+        return self.earlier_s + self.clock() - self._start
+
+    @property
+    def cells(self) -> list[tuple[Workload, Arm]]:
+        """Every cell of the plan, workload by workload."""
+        return [(workload, arm) for workload in self.plan.workloads for arm in self.specs]
+
+    @property
+    def live_cells(self) -> list[tuple[Workload, Arm]]:
+        """Those that have passed so far."""
+        return [(workload, arm) for workload, arm in self.cells if self.state.live(workload.id, [arm])]
+
+    def record(self, event: Event) -> None:
+        """Write an event to the journal, and apply it to the state."""
+        self.journal.append(event)
+        self.state.apply(event)
+
+    def start_worker(self) -> None:
+        """Start a fresh worker process, with the code and in the environment that the run began with.
+
+        Raises:
+            ValueError: it cannot start, or the code or the environment is no longer the same.
+        """
+        for spec, digest in self.plan.digests.items():
+            if plugins.digest(spec) != digest:
+                raise ValueError(
+                    f"{spec} has changed since the run began, so that its check no longer holds: start a new run"
+                )
+        before = self.read_counters()
+        reply = self.client.start(self.state.num_workers)
+        started = WorkerStarted(
+            time=now(), environment=reply.environment, base=reply.base, before=before, counters=self.read_counters()
+        )
+        began = self.state.began or started
+        for first, here in ((began.environment, started.environment), (began.base, started.base)):
+            if first is not None and here is not None and first.fingerprint != here.fingerprint:
+                there = f"fingerprint {first.fingerprint}, and here it is {here.fingerprint}"
+                raise ValueError(f"the run began in another environment ({there}): start a new run")
+        self.record(started)
+
+    def require_worker(self) -> None:
+        """Start a worker where none is running."""
+        if not self.client.is_running:
+            self.start_worker()
+
+    def ask(self, request: Work) -> Reply:
+        """The answer of the worker, which is started where none is running."""
+        self.require_worker()
+        return self.client.ask(request)
+
+    def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
+        """What a request about one cell says of it."""
+        return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
+
+    def record_failure(self, workload: Workload, arm: Arm, failed: Failed) -> None:
+        """End a cell which had passed its check."""
+        names = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+        self.record(CellFailed(**names, status=failed.status, message=failed.message))
+
+    def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
+        """Call the watcher. The time left is what the stage's pace says, or the rest of the budget if that is more."""
+        spent_s = self.clock() - self._stage_start if self._stage == stage else 0.0
+        if self._stage != stage:
+            self._stage, self._stage_start = stage, self.clock()
+        pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
+        left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
+        counts = {str(status): number for status, number in self.state.counts.items() if number}
+        self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s))
 
 
 def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
@@ -89,3 +244,219 @@ def new_folder(results: Path, sweep: str) -> Path:
     """A new run's folder below `results`; its name begins with the time, so that names sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return results / "runs" / f"{moment}-{sweep}-{secrets.token_hex(2)}"
+
+
+def now() -> str:
+    """This moment in UTC, to the second, in ISO 8601."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
+def check_cells(session: Session) -> None:
+    """Bring every cell to a status."""
+    plan, cells = session.plan, session.cells
+    for number, (workload, arm) in enumerate(cells):
+        if (workload.id, arm) not in session.state.status:
+            session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
+            request = Check(
+                **session.request_of(workload, arm),
+                call_limit_s=plan.call_limit_s,
+                memory_limit_bytes=plan.memory_limit_bytes,
+                seed=plan.seed,
+            )
+            reply = session.ask(request)
+            if isinstance(reply, Failed):
+                reply = CellChecked(**request.names, status=reply.status, message=reply.message)
+            assert isinstance(reply, CellChecked)
+            session.record(reply)
+    session.show_progress("check", "", len(cells), len(cells))
+
+
+def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: bool) -> None:
+    """See which operators run in each live cell, and read each metric that has a pass of its own, cell by cell.
+
+    One after the other of the same cell, since both are read from one recorded call where the device allows it.
+    """
+    known = plugins.plugs("attnbench.metrics", "METRIC")
+    cells = session.live_cells
+    for number, (workload, arm) in enumerate(cells):
+        requests: dict[str, Profile | Observe] = {}
+        if with_operators and (workload.id, arm) not in session.state.profiled:
+            requests["operators"] = Profile(**session.request_of(workload, arm))
+        for metric in metrics:
+            if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
+                requests[metric] = Observe(**session.request_of(workload, arm), metric=metric)
+        for what, request in requests.items():
+            if session.state.live(workload.id, [arm]):
+                session.show_progress("observe", f"{what} of {arm} on {workload.id}", number, len(cells))
+                reply = session.ask(request)
+                assert isinstance(reply, CellProfiled | CellMeasured | Failed)
+                if isinstance(reply, Failed):
+                    session.record_failure(workload, arm, reply)
+                else:
+                    session.record(reply)
+
+
+def measure_ceilings(session: Session) -> None:
+    """Measure each device, dtype and number of threads that is going to be timed.
+
+    What cannot be measured is recorded with its reason, and times stand alone.
+    """
+    live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
+    places = {workload.place: workload for workload in reversed(live)}
+    for number, (place, workload) in enumerate(places.items()):
+        if place in session.state.ceilings:
+            continue
+        device, dtype, num_threads = place
+        session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
+        session.require_worker()
+        start_s = session.clock()
+        limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
+        reply = session.ask(MeasureCeilings(workload=workload, limit_s=limit_s))
+        if isinstance(reply, Failed):
+            none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
+            reply = CeilingsMeasured(ceilings=none)
+        assert isinstance(reply, CeilingsMeasured)
+        session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
+
+
+def trace_cells(session: Session, folder: Path) -> None:
+    """Trace each live cell into its file below `folder` (tracing/folders.py).
+
+    A trace shares no pass with any timing, and no folder with any run: tracing slows a call down.
+    """
+    cells = session.live_cells
+    for number, (workload, arm) in enumerate(cells):
+        session.show_progress("trace", f"{arm} on {workload.id}", number, len(cells))
+        file = folders.trace_file(folder, workload.id, arm.implementation)
+        reply = session.ask(Trace(**session.request_of(workload, arm), file=str(file.resolve())))
+        if isinstance(reply, Failed):
+            session.record_failure(workload, arm, reply)
+    session.show_progress("trace", "", len(cells), len(cells))
+
+
+class TimingStage:
+    """Visits workloads until every comparison is decided, or the budget is spent."""
+
+    def __init__(self, session: Session) -> None:
+        """Every cell that has passed so far takes part."""
+        self.session = session
+        self.state, self.plan = session.state, session.plan
+        alive = (w for w in self.plan.workloads if self.state.live(w.id, session.specs))
+        self.workloads = {workload.id: workload for workload in alive}
+        self.places = {workload: number for number, workload in enumerate(self.workloads)}
+        self.race = Race(self.plan)
+
+    def run(self) -> str:
+        """Visit every workload in the first rounds, and then where it helps; return why timing ended."""
+        load_libraries()
+        num_rounds, num_epochs = self.plan.num_rounds, self.plan.num_epochs
+        for number, order in enumerate(rounds(list(self.workloads), self.plan.seed, num_rounds)):
+            todo = [workload for workload in order if self.state.num_visits[workload] <= number]
+            begins = number * num_epochs // num_rounds > (number - 1) * num_epochs // num_rounds
+            if todo and number and (begins or self.race.has_sides):
+                self.session.start_worker()
+            for workload in todo:
+                self._show_progress(f"round {number + 1} of {num_rounds}, {workload}")
+                self.visit(self.workloads[workload], self.state.live(workload, self.session.specs))
+        is_decided = self._epoch_by_epoch() if self.race.has_sides else self._visit_by_visit()
+        if is_decided:
+            return DECIDED if self.race.judged else NOTHING
+        return SPENT if self.workloads else ""
+
+    def _visit_by_visit(self) -> bool:
+        """Each visit goes where it promises most. Returns whether nothing is open any more."""
+        began_s = self.session.elapsed_s  # the epoch
+        while self.session.elapsed_s < self.plan.budget_s:
+            chosen = self.race.next(self.state, self._comparable())
+            if chosen is None:
+                return True
+            if self.session.elapsed_s > began_s + max(EPOCH_S, EPOCH_SHARE * began_s):
+                self.session.start_worker()
+                began_s = self.session.elapsed_s
+            workload, arms = chosen
+            self._show_progress(f"{workload}, {len(self.race.judged) - len(self.race.closed)} open")
+            self._visit_with_references(workload, arms)
+        return False
+
+    def _epoch_by_epoch(self) -> bool:
+        """Of two sides, a fresh process is the unit of evidence: one visit in each for all that is open.
+
+        Returns whether nothing is open any more.
+        """
+        draws = random.Random(f"{self.plan.seed}/{self.state.num_workers}")
+        longest_s = 0.0
+        while self.session.elapsed_s + longest_s < self.plan.budget_s:
+            start_s, comparable = self.session.elapsed_s, self._comparable()
+            self.race.refresh(self.state, comparable)
+            todo = self.race.still_open(comparable)
+            if not todo:
+                return True
+            self.session.start_worker()
+            for workload in draws.sample(list(todo), len(todo)):
+                self._show_progress(f"{workload}, {sum(map(len, todo.values()))} open")
+                self._visit_with_references(workload, todo[workload])
+            longest_s = max(longest_s, self.session.elapsed_s - start_s)
+        return False
+
+    def _visit_with_references(self, workload: str, arms: Sequence[Arm]) -> None:
+        """One visit of these arms and of what they are compared with."""
+        self.visit(self.workloads[workload], dict.fromkeys([*map(self.plan.reference, arms), *arms]))
+
+    def _comparable(self) -> dict[str, list[Arm]]:
+        """By workload, the live arms whose reference is live."""
+        live = {workload: self.state.live(workload, self.session.specs) for workload in self.workloads}
+        return {workload: [arm for arm in arms if self.plan.reference(arm) in arms] for workload, arms in live.items()}
+
+    def _show_progress(self, cell: str) -> None:
+        visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.workloads)
+        share = min(
+            visits / (self.plan.num_rounds * len(self.workloads)),
+            self.session.elapsed_s / max(self.plan.budget_s, 1e-9),
+        )
+        self.session.show_progress("time", cell, share, 1.0)
+
+    def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
+        """One visit; an arm that fails is dropped, and the visit taken again without it.
+
+        It has the arms, A/A controls and the interference probe, in a random order.
+        """
+        arms = list(arms)
+        while live := self.state.live(workload.id, arms):
+            if self.plan.sides is not None:  # those that are live on both
+                sides = Counter(map(self.plan.reference, live))
+                live = [arm for arm in live if sides[self.plan.reference(arm)] > 1]
+                if not live:
+                    return
+            self.session.require_worker()  # first, since the request names the epoch
+            number = self.state.num_visits[workload.id]
+            is_due = (number + self.places[workload.id]) % VERIFY_EVERY == 0  # not all in one process
+            seed = visit_seed(self.plan.seed, workload.id, number)
+            taken = [(arm, self.session.specs[arm]) for arm in live]
+            taken += [(arm.as_control(), self.session.specs[arm]) for arm in live if self.plan.is_reference(arm)]
+            taken.append((PROBE, ""))
+            random.Random(seed).shuffle(taken)
+            request = SampleBlocks(
+                workload=workload,
+                arms=tuple(taken),
+                epoch=self.state.num_workers - 1,
+                visit=number,
+                num_blocks=self.plan.num_blocks,
+                seed=seed,
+                cache=self.plan.cache,
+                verifies=self.plan.sides is None or number < self.plan.num_rounds or is_due,
+            )
+            reply = self.session.ask(request)
+            if isinstance(reply, VisitFinished):
+                elapsed_s = round(self.session.elapsed_s, 3)
+                self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
+                return
+            assert isinstance(reply, Failed)
+            if reply.arm != PROBE:
+                self.session.record_failure(workload, reply.arm, reply)
+                continue
+            # The harness itself failed: no arm is to blame, none can be measured, and the workload ends for all.
+            message = f"while the harness prepared or read the workload: {reply.message}"
+            failed = msgspec.structs.replace(reply, message=message)
+            for arm in self.state.live(workload.id, self.session.specs):
+                self.session.record_failure(workload, arm, failed)
+            return

@@ -8,12 +8,20 @@ import torch
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract.compiled import NotOneGraphError
 from attnbench.storage.records import Status
-from attnbench.timing.prediction import OutOfReachError
 
 LONGEST_MESSAGE = 300
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS = Path(__file__).parents[1]
 INSTALLED = Path(torch.__file__).parents[1]
+
+
+class OutOfReachError(Exception):
+    """A cell is predicted not to fit; carries the status and the reason."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        """Keep both."""
+        super().__init__(reason)
+        self.status = status
 
 
 def describe(error: BaseException) -> tuple[Status, str]:
@@ -34,10 +42,3 @@ def describe(error: BaseException) -> tuple[Status, str]:
     if is_memory or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)):
         return Status.out_of_memory, message
     return Status.error, message
-
-
-def report(error: Exception) -> tuple[Status, str]:
-    """Status and message of an exception; the whole traceback goes to standard error, which is the run's log."""
-    if not isinstance(error, OutOfReachError):
-        traceback.print_exc()
-    return describe(error)

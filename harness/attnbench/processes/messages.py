@@ -7,14 +7,22 @@ import mmap
 import os
 import struct
 import tempfile
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
+from attnbench.storage.events import (
+    ArmSamples,
+    CeilingsMeasured,
+    CellChecked,
+    CellMeasured,
+    CellProfiled,
+    VisitFinished,
+)
 from attnbench.storage.memory_events import Timeline
-from attnbench.storage.records import PROBE, Arm, Environment, Status
+from attnbench.storage.records import PROBE, Arm, Environment, Sample, Status
 from attnbench.workloads.workload import Workload
 
 
@@ -94,6 +102,16 @@ class SampleBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
     cache: str = "warm"
     verifies: bool = True  # check afterwards that every arm still computes
     settles: bool = False  # answer only when no thread spins any more: another process is next
+
+    def finished(self, samples: Mapping[Arm, Sequence[Sample]], called_s: float) -> VisitFinished:
+        """The answer: each arm's samples in time order, and the seconds inside their calls."""
+        return VisitFinished(
+            workload=self.workload.id,
+            epoch=self.epoch,
+            visit=self.visit,
+            arms=tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items()),
+            called_s=called_s,
+        )
 
 
 Work = Check | Profile | Observe | MeasureCeilings | SampleBlocks | Trace | Attempt

@@ -55,7 +55,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         specs.append(selection.baseline)
     plugins.check_specs(specs)
     metrics = tuple(chosen.metrics if selection.metrics is None else selection.metrics)
-    known = plugins.stems("attnbench.metrics")
+    known = plugins.plugs("attnbench.metrics", "METRIC")
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))

@@ -1,15 +1,21 @@
 """Two states of the code as one run: a revision, folder, file or environment against another (docs/adr/0020).
 
 Each implementation takes part twice, from the base's files and from the candidate's; the harness that checks and times
-both is this one.
+both is this one. What git holds of a revision is written to a folder of its own. The repository itself is only read: no
+worktree is registered, and files come through an index of their own, so that a kill leaves nothing in `.git`.
+Source: https://git-scm.com/docs/git-checkout-index, "Using git checkout-index to export an entire tree".
 """
 
+import ast
 import contextlib
 import os
+import shlex
 import shutil
-from collections.abc import Iterator, Sequence
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,9 +23,9 @@ import msgspec
 import psutil
 
 from attnbench import plugins
-from attnbench.processes import checkout, planning
-from attnbench.processes.isolation import SIDES_FOLDER, is_self_contained
+from attnbench.processes import planning
 from attnbench.processes.planning import Selection
+from attnbench.processes.worker_client import ROOT
 from attnbench.statistics.effects import FEWEST_EPOCHS
 from attnbench.storage.events import Plan, Side, Sides
 
@@ -28,17 +34,23 @@ WORKTREE = "WORKTREE"
 IMPLEMENTATION = "IMPLEMENTATION"
 OWNER = "pid"
 FORMS = "rev:REVISION, rev:WORKTREE, a folder, the path of a python, or FILE.py:NAME"
-
-
-@dataclass(frozen=True, kw_only=True)
-class SidesSelection:
-    """What was typed: the two sides, and the rest of the selection."""
-
-    base: str
-    candidate: str
-    selection: Selection
-    is_apart: bool = False
-    build: str = ""
+SIDES_FOLDER = "sides"
+"""Below a run's folder, as long as the run is in progress: what was checked out, and links to what workers import."""
+PACKAGE = "attnbench"
+"""Always this harness, whatever the side holds."""
+SHARED = ("torch.library", "cpp_extension", "importlib", "__import__")
+"""Whoever uses these registers something for the whole process, or imports what cannot be predicted."""
+RESERVED = sys.stdlib_module_names | {"torch"}
+"""Never a side's own, whatever lies in its folders."""
+REQUIRED = frozenset({
+    "filelock", "fsspec", "jinja2", "msgspec", "networkx", "numpy", "psutil", "sympy", "triton", "typing_extensions",
+})  # fmt: skip
+"""What torch and a worker import: a package of such a name is a side's own, a single file lies there by chance."""
+SUFFIXES = {".py", ".pyc", ".so"}
+NO_REPOSITORY = "not a git repository (or any"
+"""What git prints where there is none in a folder and none above it."""
+ENGLISH = {"LC_ALL": "C"}
+"""The text that is looked for must not be translated."""
 
 
 class OneSided(NamedTuple):
@@ -52,83 +64,81 @@ Pair = tuple[OneSided, OneSided]
 """An implementation on the base's side and on the candidate's."""
 
 
-def plan(asked: SidesSelection, folder: Path) -> tuple[Plan | None, list[str]]:
+def plan(  # noqa: PLR0913 - the sides, and what is done with them
+    base_text: str, candidate_text: str, selection: Selection, folder: Path, *, is_apart: bool = False, build: str = ""
+) -> tuple[Plan | None, list[str]]:
     """The plan of a run in `folder`, with the sides checked out below it, and the names that need no comparison.
 
-    No plan where every implementation is the same on both sides.
+    No plan, and nothing below the folder, where every implementation is the same on both sides.
 
     Raises:
         ValueError: whatever was given that is not possible; the message says what is allowed. Nothing is left behind.
     """
-    try:
-        claim(folder)
-        return _plan(asked, folder)
-    except BaseException:
-        remove_checkouts(folder)
-        raise
-
-
-def _plan(asked: SidesSelection, folder: Path) -> tuple[Plan | None, list[str]]:
-    given, selection = (asked.base, asked.candidate), asked.selection
-    if asked.build and not any(text.startswith(REVISION) and text != REVISION + WORKTREE for text in given):
+    given = base_text, candidate_text
+    if build and not any(text.startswith(REVISION) and text != REVISION + WORKTREE for text in given):
         raise ValueError("--build is for revisions: what else a side can be is measured as it lies there")
     same: list[str] = []
-    if any(plugins.split(text)[0] is not None for text in given):  # two files, under the name of the second
-        if selection.implementations:
-            raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
-        for text in given:
-            if plugins.split(text)[0] is None:
-                raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
-        plugins.check_specs([f"base={asked.base}", f"candidate={asked.candidate}"])
-        base, candidate = (Side(given=text) for text in given)
-        kept: dict[str, Pair] = {
-            plugins.name_of(asked.candidate): (OneSided(asked.base, ""), OneSided(asked.candidate, ""))
-        }
-    else:
-        below = folder / SIDES_FOLDER
-        base, candidate = _side(asked.base, below / "base"), _side(asked.candidate, below / "candidate")
-        check_out(Sides(base=base, candidate=candidate, build=asked.build))
-        pairs = _pairs(selection.implementations, base, candidate)
-        if not selection.implementations and not asked.build:  # what was built may come in by ways no text shows
-            same = [name for name, pair in pairs.items() if _are_same(pair, base, candidate)]
-        pairs = {name: pair for name, pair in pairs.items() if name not in same}
-        kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
-        if gone := [pair[1].missing for name, pair in pairs.items() if name not in kept]:
-            raise ValueError(f"on neither side: {gone[0]}")
-    if not kept:
-        return None, same
-    own = [{name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)]
-    compared = Sides(
-        base=msgspec.structs.replace(base, implementations=own[0]),
-        candidate=msgspec.structs.replace(candidate, implementations=own[1]),
-        # One process cannot hold two interpreters, nor files that import others of their side.
-        is_apart=asked.is_apart
-        or bool(asked.build)
-        or base.python != candidate.python
-        or not all(_is_self_contained(spec, base, candidate) for specs in own for spec in specs.values()),
-        build=asked.build,
-        lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
-        new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
-    )
-    allocator = selection.allocator or ("retain" if compared.is_apart else "system")
-    usual = planning.plan(replace(selection, implementations=(), allocator=allocator), with_baseline=False)
-    planned = msgspec.structs.replace(
-        usual,
-        implementations=(),
-        baseline="",
-        digests={spec: plugins.digest(spec) for specs in own for spec in specs.values()},
-        sides=compared,
-        num_epochs=max(usual.num_epochs, FEWEST_EPOCHS),  # with fewer there is no verdict on the whole
-    )
-    return planned, same
+    with contextlib.ExitStack() as undo:
+        undo.callback(remove_checkouts, folder)
+        claim(folder)
+        if any(plugins.split(text)[0] is not None for text in given):  # two files, under the name of the second
+            if selection.implementations:
+                raise ValueError("--implementation is not allowed with FILE.py:NAME, which says what is compared")
+            for text in given:
+                if plugins.split(text)[0] is None:
+                    raise ValueError(f"{text} cannot be compared with a file: give FILE.py:NAME for both")
+            plugins.check_specs([f"base={base_text}", f"candidate={candidate_text}"])
+            base, candidate = (Side(given=text) for text in given)
+            kept: dict[str, Pair] = {
+                plugins.name_of(candidate_text): (OneSided(base_text, ""), OneSided(candidate_text, ""))
+            }
+        else:
+            below = folder / SIDES_FOLDER
+            base, candidate = _side(base_text, below / "base"), _side(candidate_text, below / "candidate")
+            check_out(Sides(base=base, candidate=candidate, build=build))
+            pairs = _pairs(selection.implementations, base, candidate)
+            if not selection.implementations and not build:  # what was built may come in by ways no text shows
+                same = [name for name, pair in pairs.items() if _are_same(pair, base, candidate)]
+            pairs = {name: pair for name, pair in pairs.items() if name not in same}
+            kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
+            if gone := [pair[1].missing for name, pair in pairs.items() if name not in kept]:
+                raise ValueError(f"on neither side: {gone[0]}")
+        if not kept:
+            return None, same
+        own = [{name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)]
+        specs = [spec for specs in own for spec in specs.values()]
+        compared = Sides(
+            base=msgspec.structs.replace(base, implementations=own[0]),
+            candidate=msgspec.structs.replace(candidate, implementations=own[1]),
+            # One process cannot hold two interpreters, nor files that import others of their side.
+            is_apart=is_apart
+            or bool(build)
+            or base.python != candidate.python
+            or not all(_is_self_contained(spec, base, candidate) for spec in specs),
+            build=build,
+            lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
+            new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
+        )
+        allocator = selection.allocator or ("retain" if compared.is_apart else "system")
+        usual = planning.plan(replace(selection, implementations=(), allocator=allocator), with_baseline=False)
+        planned = msgspec.structs.replace(
+            usual,
+            implementations=(),
+            baseline="",
+            digests={spec: plugins.digest(spec) for spec in specs},
+            sides=compared,
+            num_epochs=max(usual.num_epochs, FEWEST_EPOCHS),  # with fewer there is no verdict on the whole
+        )
+        undo.pop_all()
+        return planned, same
 
 
 def _side(text: str, target: Path) -> Side:
     """The side that a text stands for; a revision's files are to lie at `target`."""
     if text == REVISION + WORKTREE:
-        return Side(given=text, root=os.path.relpath(checkout.repository_root()))
+        return Side(given=text, root=os.path.relpath(repository_root()))
     if text.startswith(REVISION):
-        return Side(given=text, root=str(target), commit=checkout.resolve(text.removeprefix(REVISION)))
+        return Side(given=text, root=str(target), commit=resolve(text.removeprefix(REVISION)))
     path = Path(text)
     if path.is_dir():
         return Side(given=text, root=text)
@@ -168,7 +178,7 @@ def _on_side(spec: str, side: Side) -> OneSided:
             path, attribute = Path(plugins.IMPLEMENTATIONS) / f"{attribute}.py", IMPLEMENTATION
         is_revision = side.given.startswith(REVISION)
         if is_revision or path.is_absolute():
-            top = checkout.repository_root() if is_revision else Path(side.root).resolve()
+            top = repository_root() if is_revision else Path(side.root).resolve()
             try:
                 path = path.resolve().relative_to(top.resolve())
             except ValueError:
@@ -197,14 +207,25 @@ def _are_same(pair: Pair, *sides: Side) -> bool:
 def check_out(sides: Sides) -> None:
     """Check out each side that is a revision and is not there yet, and build it.
 
+    The command that builds it runs in its folder, without a shell; what it prints goes to standard error.
+
     Raises:
         ValueError: that fails.
     """
     for side in (sides.base, sides.candidate):
-        if side.commit and not Path(side.root).exists():
-            checkout.check_out(side.commit, Path(side.root))
-            if sides.build:
-                checkout.build(sides.build, Path(side.root), side.given)
+        if not side.commit or Path(side.root).exists():
+            continue
+        export(side.commit, Path(side.root))
+        if not sides.build:
+            continue
+        try:
+            words = shlex.split(sides.build)
+            code = subprocess.run(words, cwd=side.root, stdin=subprocess.DEVNULL, stdout=2, check=False).returncode  # noqa: S603
+        except (OSError, ValueError) as error:
+            raise ValueError(f"{side.given} cannot be built by {sides.build}: {error}") from None
+        if code:
+            message = f"{sides.build} ended with exit code {code}; what it printed stands above"
+            raise ValueError(f"{side.given} cannot be built: {message}")
 
 
 def claim(folder: Path) -> None:
@@ -247,3 +268,163 @@ def checked_out(planned: Plan, folder: Path) -> Iterator[None]:
         yield
     finally:
         remove_checkouts(folder)
+
+
+def is_self_contained(path: Path, roots: Sequence[Path]) -> bool:
+    """Whether the file imports nothing that may belong to a side with one of `roots`, and registers nothing.
+
+    Then two states of it can live in one process without meeting.
+
+    Raises:
+        ValueError: it is not Python that can be read.
+    """
+    text = path.read_text(encoding="utf-8")
+    if any(word in text for word in SHARED):
+        return False
+    folders = [path.parent, *(place for root in roots for place in _places(path, root))]
+    names: set[str] = set()  # the first part of each that is imported, anywhere in the file
+    for node in ast.walk(ast.parse(text, filename=str(path))):
+        if isinstance(node, ast.Import):
+            names |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            if node.level:
+                return False
+            names.add((node.module or "").split(".")[0])
+    names -= RESERVED | {PACKAGE}
+    held = [folder / f"{name}.py" for folder in folders for name in names - REQUIRED]
+    return not any(file.exists() for file in held) and not any((f / name).is_dir() for f in folders for name in names)
+
+
+def side_folders(side: Side, links: Path) -> list[Path]:
+    """Where a process looks for its side's own packages, before those that are installed.
+
+    A folder that is a package is left out: what lies in it is imported by the package's name. In place of a folder that
+    holds what would hide Python's own modules or torch, there is one below `links` with links to the rest.
+    """
+    files = [file for spec in side.implementations.values() if (file := plugins.split(spec)[0]) is not None]
+    if not side.root or not files:
+        return []
+    top = Path(side.root).resolve()
+    places = dict.fromkeys(place for file in files for place in _places(file, top))
+    kept = [
+        place
+        for place in sorted(places, key=lambda place: len(place.parts))
+        if place.is_dir() and (place in {top, top / "src"} or not (place / "__init__.py").exists())
+    ]
+    for number, place in enumerate(kept):
+        entries = sorted(place.iterdir())
+        if any(map(_hides, entries)):
+            kept[number] = links / str(number)
+            kept[number].mkdir(parents=True, exist_ok=True)
+            for entry in entries:
+                link = kept[number] / entry.name
+                if not _hides(entry) and not link.is_symlink():
+                    link.symlink_to(entry)
+            kept[number] = kept[number].resolve()
+    return kept
+
+
+def harness_folder(folder: Path) -> Path:
+    """Link this harness, and nothing else, into `folder`: where it is installed there are other packages, too."""
+    folder.mkdir(parents=True, exist_ok=True)
+    link = folder / PACKAGE
+    if not link.is_symlink():
+        link.symlink_to(ROOT / PACKAGE, target_is_directory=True)
+    return folder.resolve()
+
+
+def _places(path: Path, root: Path) -> list[Path]:
+    """Where packages of a file's side may lie: each folder from its root down to the file's own, and the src in each.
+
+    The outermost comes first. A package lies above the files that import it: so none of what lies beside such a file, a
+    `bench/foo.py` for example, takes the place of the package `foo`. And all files of a side share a process: what is
+    nearest to one of them is near another by chance.
+    """
+    top, own = root.resolve(), path.parent.resolve()
+    inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(top)] or [top]
+    return list(dict.fromkeys(place for folder in reversed(inside) for place in (folder, folder / "src")))
+
+
+def _hides(entry: Path) -> bool:
+    """Whether an entry of a folder would be imported in place of Python's own modules, torch or what torch imports."""
+    name = entry.name.partition(".")[0]
+    if entry.is_dir():
+        return name in RESERVED and (entry / "__init__.py").exists()
+    return entry.suffix in SUFFIXES and name in RESERVED | REQUIRED
+
+
+def repository_root(folder: Path = Path()) -> Path:
+    """The root folder of the repository that `folder` lies in.
+
+    Raises:
+        ValueError: it lies in none, git refuses it, or there is no git.
+    """
+    try:
+        return Path(_git("rev-parse", "--show-toplevel", folder=folder, variables=ENGLISH).rstrip("\n"))
+    except subprocess.CalledProcessError as error:
+        where, message = folder.resolve(), " ".join(error.stderr.split())
+        if NO_REPOSITORY in message:
+            raise ValueError(f"{where} lies in no git repository: go to one, or give two folders or files") from None
+        raise ValueError(f"git cannot read the repository at {where}: {message}") from None
+
+
+def resolve(revision: str) -> str:
+    """The commit that a branch, tag, digest or any other name of a revision stands for.
+
+    Raises:
+        ValueError: there is no such revision here, or no repository.
+    """
+    repository_root()
+    try:
+        return _git("rev-parse", "--verify", "--quiet", "--end-of-options", f"{revision}^{{commit}}").strip()
+    except subprocess.CalledProcessError:
+        raise ValueError(
+            f"there is no revision {revision} in this repository: see git branch --all; in a shallow clone fetch it "
+            "first (actions/checkout: fetch-depth: 0)"
+        ) from None
+
+
+def export(commit: str, target: Path) -> None:
+    """Write every file of a commit below `target`, which then is there whole or not at all. Submodules stay empty.
+
+    Raises:
+        ValueError: the commit is gone, or the folder cannot be written.
+    """
+    index, draft = (target.with_suffix(suffix).resolve() for suffix in (".index", ".draft"))
+    shutil.rmtree(draft, ignore_errors=True)
+    try:
+        draft.mkdir(parents=True)
+        root, own = repository_root(), {"GIT_INDEX_FILE": str(index)}
+        _git("read-tree", commit, folder=root, variables=own)
+        _git("checkout-index", "--all", "--quiet", f"--prefix={draft}/", folder=root, variables=own)
+        draft.rename(target)
+    except subprocess.CalledProcessError as error:
+        raise ValueError(f"{commit[:12]} cannot be checked out: {error.stderr.strip()}") from None
+    except OSError as error:
+        raise ValueError(f"cannot write to {target}: {error.strerror}; choose another folder with --results") from None
+    finally:
+        index.unlink(missing_ok=True)
+
+
+def current_commit() -> str:
+    """The commit checked out here, with + after it where files have changed since; empty outside a repository."""
+    try:
+        head = _git("rev-parse", "HEAD").strip()
+        return head + ("+" if _git("status", "--porcelain", "--untracked-files=no").strip() else "")
+    except (OSError, ValueError, subprocess.CalledProcessError):
+        return ""
+
+
+def _git(*arguments: str, folder: Path = Path(), variables: Mapping[str, str] | None = None) -> str:
+    environment = {**os.environ, **(variables or {})}
+    try:
+        return subprocess.run(  # noqa: S603 - no shell; a revision stands behind --end-of-options
+            ["git", *arguments],  # noqa: S607 - the user's own git
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+    except FileNotFoundError:
+        raise ValueError("there is no git on this machine: install it, or give two folders or files") from None

@@ -1,39 +1,42 @@
-"""The coordinator's side of a worker: ask, wait, and say whose fault it was when no answer comes.
+"""The coordinator's side of workers: ask, wait, and say whose fault it was when no answer comes.
 
 Knows nothing of torch. A worker that crashes or hangs costs the request that it was working on; whoever asks next
 starts a fresh one.
 """
 
-import contextlib
 import os
 import random
 import signal
 import subprocess
 import sys
-import threading
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, suppress
+from multiprocessing.connection import wait
+from operator import attrgetter
 from pathlib import Path
-from queue import Empty, SimpleQueue
 from typing import Protocol, Self
 
 import msgspec
 
-from attnbench.processes.messages import Envelope, Heartbeat, Reply, Request, Start, Started, Work
-from attnbench.storage.records import Status
+from attnbench.processes.messages import (
+    Envelope,
+    Failed,
+    Heartbeat,
+    MeasureCeilings,
+    Reply,
+    Request,
+    SampleBlocks,
+    Start,
+    Started,
+    Work,
+)
+from attnbench.storage.events import VisitFinished
+from attnbench.storage.records import BASE, PROBE, Arm, Role, Sample, Status
 
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
 ROOT = Path(__file__).parents[2]
-
-
-class WorkerLostError(Exception):
-    """The worker ended or was ended without an answer, while it tried the arm with this index."""
-
-    def __init__(self, status: Status, arm: int, message: str) -> None:
-        """Keep all three."""
-        super().__init__(message)
-        self.status = status
-        self.arm = arm
 
 
 class WorkerClient(Protocol):
@@ -56,8 +59,8 @@ class WorkerClient(Protocol):
     def ask(self, request: Work) -> Reply:
         """The worker's answer.
 
-        Raises:
-            WorkerLostError: the worker crashed, or one of its steps lasted longer than the timeout; it is gone now.
+        Where the worker crashed, or one of its steps lasted longer than the timeout, it is gone now, and the answer is
+        Failed at the arm that it was trying.
         """
 
     def stop(self) -> None:
@@ -94,7 +97,6 @@ class ProcessClient(WorkerClient):
         self.python, self.folders = python or sys.executable, folders
         self.timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._answers: SimpleQueue[bytes] = SimpleQueue()
         self._decoder = msgspec.json.Decoder(Envelope)
         self._heartbeat = Heartbeat()
 
@@ -120,69 +122,57 @@ class ProcessClient(WorkerClient):
         environment = {**os.environ, **self.settings, "PYTHONPATH": path, "ATTNBENCH_LAYOUT": "x" * shift}
         pipe = subprocess.PIPE
         with self.log.open("ab") as log:
-            process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
+            self._process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
                 command, env=environment, stdin=pipe, stdout=pipe, stderr=log
             )
-        self._process, self._answers = process, SimpleQueue()
-        answers = self._answers
-
-        def listen() -> None:
-            assert process.stdout is not None
-            with contextlib.suppress(ValueError):  # closed by stop
-                for line in process.stdout:
-                    answers.put(line)
-            answers.put(b"")
-
-        threading.Thread(target=listen, daemon=True).start()
-        try:
-            started = self._exchange(Start(layout=layout), START_TIMEOUT_S)
-        except WorkerLostError as lost:
+        reply = self._exchange(Start(layout=layout), START_TIMEOUT_S)
+        if isinstance(reply, Failed):
             printed = self.log.read_text(errors="replace").strip().splitlines()
             last = printed[-1] if printed else "it printed nothing"
-            raise ValueError(f"the worker process cannot start ({lost}): {last}") from None
-        assert isinstance(started, Started)
-        return started
+            message = f"the worker process cannot start ({reply.message}): {last}"
+            raise ValueError(message)  # noqa: TRY004 - the reply is of another type, and nobody's argument
+        assert isinstance(reply, Started)
+        return reply
 
     def ask(self, request: Work) -> Reply:
-        """The worker's answer; WorkerLostError where there is none."""
+        """The worker's answer; Failed where there is none."""
         return self._exchange(request, self.timeout_s)
 
     def _exchange(self, request: Request, timeout_s: float) -> Reply:
-        assert self._process is not None
-        assert self._process.stdin is not None
+        process = self._process
+        assert process is not None
+        assert process.stdin is not None
+        assert process.stdout is not None
         self._heartbeat.beat(Heartbeat.HARNESS)
-        with contextlib.suppress(BrokenPipeError):  # a dead worker is noticed below
-            self._process.stdin.write(msgspec.json.encode(request) + b"\n")
-            self._process.stdin.flush()
-        line = self._next_line(timeout_s)
-        if line:
+        with suppress(BrokenPipeError):  # a dead worker is noticed below
+            process.stdin.write(msgspec.json.encode(request) + b"\n")
+            process.stdin.flush()
+        step, waited_s = self._heartbeat.read()[0], 0.0
+        while not wait([process.stdout.fileno()], POLL_S):
+            waited_s += POLL_S
+            count, _ = self._heartbeat.read()
+            if count != step:
+                step, waited_s = count, 0.0
+            elif waited_s >= timeout_s:
+                return self._lost(request, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
+        if line := process.stdout.readline():  # a whole one: a worker answers one request at a time
             answer = self._decoder.decode(line)
             if answer.ends:
                 self.stop()
             return answer.reply
-        code = self._process.wait()
-        _, arm = self._heartbeat.read()
-        self.stop()
+        code = process.wait()
         how = f"exited with code {code}"
         if code < 0:
             name = signal.Signals(-code).name
             how = f"was killed by {name}{', perhaps by the system because memory ran out' * (name == 'SIGKILL')}"
-        raise WorkerLostError(Status.crashed, arm, f"the process {how}")
+        return self._lost(request, Status.crashed, f"the process {how}")
 
-    def _next_line(self, timeout_s: float) -> bytes:
-        """The next line from the worker, b"" once it has ended; a step without progress for too long ends it."""
-        step, waited_s = self._heartbeat.read()[0], 0.0
-        while True:
-            try:
-                return self._answers.get(timeout=POLL_S)
-            except Empty:
-                waited_s += POLL_S
-            count, arm = self._heartbeat.read()
-            if count != step:
-                step, waited_s = count, 0.0
-            elif waited_s >= timeout_s:
-                self.stop()
-                raise WorkerLostError(Status.timeout, arm, f"no end in sight after {timeout_s:g} s: killed") from None
+    def _lost(self, request: Request, status: Status, message: str) -> Failed:
+        """End the worker; the arm that it was trying has failed."""
+        _, index = self._heartbeat.read()
+        self.stop()
+        arms = request.arms if isinstance(request, SampleBlocks) else ()
+        return Failed(arm=arms[index][0] if index < len(arms) else PROBE, status=status, message=message)
 
     def stop(self) -> None:
         """End the worker, at once."""
@@ -192,7 +182,7 @@ class ProcessClient(WorkerClient):
         self._process.wait()
         for pipe in (self._process.stdin, self._process.stdout):
             if pipe is not None:
-                with contextlib.suppress(BrokenPipeError):
+                with suppress(BrokenPipeError):
                     pipe.close()
         self._process = None
 
@@ -200,3 +190,96 @@ class ProcessClient(WorkerClient):
         """Stop the worker and let go of the heartbeat."""
         self.stop()
         self._heartbeat.close()
+
+
+class PairedClient(WorkerClient):
+    """Two workers that look like one: each side of a comparison in processes of its own, their blocks interleaved.
+
+    Every block is taken by both processes, one right after the other in a random order, while the other's threads
+    sleep. Both have the same arms, down to A/A control and interference probe: identical code is measured alike. A
+    process has a bias of its own, which its blocks share: what counts is one number for each pair of processes
+    (docs/adr/0020).
+    """
+
+    def __init__(self, base: WorkerClient, candidate: WorkerClient, seed: int) -> None:
+        """Nothing is started yet."""
+        self.base, self.candidate, self.seed = base, candidate, seed
+        self.both = base, candidate
+        self._exits = ExitStack()
+
+    @property
+    def is_running(self) -> bool:
+        """Whether both are there to be asked."""
+        return all(client.is_running for client in self.both)
+
+    def start(self, layout: int = 0) -> Started:
+        """Start two fresh workers at the same time; which of two memory layouts is whose is drawn at random.
+
+        Raises:
+            ValueError: one cannot start.
+        """
+        layouts = [2 * layout, 2 * layout + 1]
+        random.Random(f"{self.seed}/{layout}").shuffle(layouts)
+        with ThreadPoolExecutor(len(self.both)) as pool:
+            base, candidate = pool.map(lambda client, number: client.start(number), self.both, layouts)
+        return Started(environment=candidate.environment, base=base.environment)
+
+    def ask(self, request: Work) -> Reply:
+        """The answer of the worker that an implementation belongs to; blocks are asked of both, in turn."""
+        if isinstance(request, SampleBlocks):
+            return self._sample_blocks(request)
+        is_base = not isinstance(request, MeasureCeilings) and request.arm.side == BASE
+        return (self.base if is_base else self.candidate).ask(request)
+
+    def _sample_blocks(self, request: SampleBlocks) -> Reply:
+        draws = random.Random(request.seed)
+        base = [(arm, spec) for arm, spec in request.arms if arm.side == BASE]
+        candidate = [(arm, spec) for arm, spec in request.arms if arm.side != BASE and arm.role is Role.measured]
+        candidate += [(arm.as_control(), spec) for arm, spec in candidate]  # as the base has them
+        halves = [(self.base, (*base, (PROBE, ""))), (self.candidate, (*candidate, (PROBE, "")))]
+        arms = [arm for arm, _ in request.arms]
+        samples: dict[Arm, list[Sample]] = {arm: [] for arm in dict.fromkeys([*arms, *[arm for arm, _ in candidate]])}
+        called_s = 0.0
+
+        def as_requested(arm: Arm) -> Arm:  # the request knows nothing of the candidate's A/A control
+            return arm if arm in arms else arm.as_measured()
+
+        # What is not sampling is no part of a block, since its two halves would lie far apart: both make ready first,
+        # and verify their answers in the end.
+        ready = msgspec.structs.replace(request, num_blocks=0, verifies=False, settles=True)
+        steps = [ready, *request.num_blocks * [msgspec.structs.replace(ready, num_blocks=1)]]
+        steps += [msgspec.structs.replace(ready, verifies=True)] if request.verifies else []
+        for step in steps:
+            taken: dict[Arm, Sample] = {}  # slots are counted through; of the interference probes the slower counts
+            num_before = 0
+            for client, half in draws.sample(halves, len(halves)):
+                reply = client.ask(msgspec.structs.replace(step, arms=half, seed=draws.getrandbits(53)))
+                if isinstance(reply, Failed):
+                    return msgspec.structs.replace(reply, arm=as_requested(reply.arm))
+                assert isinstance(reply, VisitFinished)
+                called_s += reply.called_s
+                for each in reply.arms if step.num_blocks else ():
+                    (sample,) = each.samples
+                    placed = msgspec.structs.replace(
+                        sample, block=len(samples[each.arm]), slot=num_before + sample.slot
+                    )
+                    taken[each.arm] = max(placed, taken.get(each.arm, placed), key=attrgetter("value"))
+                num_before += len(reply.arms)
+            for arm, sample in taken.items():
+                samples[arm].append(sample)
+        return request.finished(samples, called_s)
+
+    def stop(self) -> None:
+        """End both, at once."""
+        for client in self.both:
+            client.stop()
+
+    def __enter__(self) -> Self:
+        """Itself."""
+        for client in self.both:
+            self._exits.enter_context(client)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Stop both and clean up."""
+        self._exits.close()

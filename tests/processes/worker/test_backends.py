@@ -14,7 +14,7 @@ from attnbench.analysis.breakdown import ran
 from attnbench.contract import Attention, BoundMask, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
-from attnbench.processes.worker import backend, operators
+from attnbench.processes.worker import operators
 from attnbench.processes.worker.bench import Bench
 from attnbench.storage.operator_kinds import BACKENDS, compiled, observed
 from attnbench.storage.records import Operators
@@ -28,10 +28,12 @@ def draw(*sizes: int) -> Tensor:
     return torch.randn(*(sizes or (B, H, T, K)), generator=torch.Generator().manual_seed(0))
 
 
-def seen(call: Callable[[], object]) -> tuple[str, backend.Answer]:
+def seen(call: Callable[[], object]) -> tuple[str, operators.Asking]:
     """What ran, and what PyTorch said of the same call beforehand, flash being wanted."""
-    answer = backend.ask(call, "flash")
-    return observed(operators.operators_in(device("cpu").record(call))), answer
+    asked = operators.Asking("flash")
+    with asked:
+        call()
+    return observed(operators.operators_in(device("cpu").record(call))), asked
 
 
 def flagged(call: Callable[[], object]) -> Callable[[], object]:
@@ -62,14 +64,15 @@ FALLBACKS = {
 @pytest.mark.parametrize("name", FALLBACKS)
 def test_a_silent_fallback_is_seen_foretold_and_explained(name: str) -> None:
     call, words = FALLBACKS[name]
-    ran_backend, answer = seen(call)
-    assert ran_backend == answer.predicted == "math"
-    assert words in answer.reason
+    ran_backend, asked = seen(call)
+    assert [ran_backend] == list(asked.predicted) == ["math"]
+    assert words in "; ".join(asked.reasons)
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.ones(T, T, dtype=torch.bool)}])
 def test_ordinary_calls_run_flash_and_were_foretold_to(options: dict[str, object]) -> None:
-    assert seen(attend(**options)) == ("flash", backend.Answer(predicted="flash"))
+    ran_backend, asked = seen(attend(**options))
+    assert (ran_backend, list(asked.predicted), list(asked.reasons)) == ("flash", ["flash"], [])
 
 
 def test_priority_is_ignored_on_the_cpu() -> None:
@@ -78,9 +81,9 @@ def test_priority_is_ignored_on_the_cpu() -> None:
 
 def test_two_backends_in_one_call_are_both_told() -> None:
     both = [attend(), attend(dropout_p=0.5)]
-    ran_backend, answer = seen(lambda: [one() for one in both])
+    ran_backend, asked = seen(lambda: [one() for one in both])
     assert ran_backend == "flash+math"
-    assert set(answer.predicted.split("+")) == {"flash", "math"}
+    assert set(asked.predicted) == {"flash", "math"}
 
 
 def test_asking_changes_no_answer_and_warns_of_nothing() -> None:
@@ -89,7 +92,8 @@ def test_asking_changes_no_answer_and_warns_of_nothing() -> None:
     kept = []
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        backend.ask(lambda: kept.append(call()), "math")
+        with operators.Asking("math"):
+            kept.append(call())
     assert torch.equal(kept[0], expected)  # type: ignore[arg-type]
 
 
@@ -132,7 +136,7 @@ def test_what_asks_for_nothing_cannot_fall_back() -> None:
 @pytest.mark.filterwarnings("ignore:Flash attention kernel not used", "ignore:Please use the following attn mask")
 def test_a_backend_that_refuses_is_explained() -> None:
     made = Implementation(build=Held, source="", backend="flash")
-    with pytest.raises(RuntimeError, match=backend.NO_KERNEL) as caught:
+    with pytest.raises(RuntimeError, match=operators.NO_KERNEL) as caught:
         observe(made)
     told = operators.refusal(SMALL, made, caught.value)
     assert told.startswith("the flash backend was asked for and cannot run: ")
@@ -156,8 +160,8 @@ def test_an_implementation_may_only_promise_a_backend_that_there_is() -> None:
 
 
 def test_every_backend_of_torch_has_a_name() -> None:
-    assert set(backend._BACKENDS) == set(BACKENDS)
-    assert set(backend._BACKENDS.values()) == set(SDPBackend.__members__.values()) - {SDPBackend.ERROR}
+    assert set(operators._BACKENDS) == set(BACKENDS)
+    assert set(operators._BACKENDS.values()) == set(SDPBackend.__members__.values()) - {SDPBackend.ERROR}
 
 
 @pytest.mark.filterwarnings("ignore:.*script_method:DeprecationWarning")  # of torch's, while it imports its compiler

@@ -13,7 +13,7 @@ from attnbench.processes.worker import operators
 from attnbench.storage.events import CellChecked, CellProfiled, Plan, RunStarted, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.records import Arm, Operator, Operators, Status
-from attnbench.timing.state import State
+from attnbench.timing.schedule import State
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual, worlds
 

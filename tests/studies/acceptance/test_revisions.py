@@ -8,7 +8,7 @@ import torch
 
 from attnbench.commands import terminal
 from attnbench.commands.compare import summary
-from attnbench.processes.isolation import is_self_contained
+from attnbench.processes.sides import is_self_contained
 from attnbench.workloads import sweep
 from studies.acceptance import plan, revisions, suite
 from studies.simulated import virtual

@@ -19,8 +19,7 @@ from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm, Sample, Verdict
 from attnbench.timing import blocks
 from attnbench.timing.functions import FunctionComparison
-from attnbench.timing.schedule import Race
-from attnbench.timing.state import State
+from attnbench.timing.schedule import Race, State
 from studies.simulated import virtual
 from studies.simulated.machine import Machine, VirtualClock
 from studies.simulated.virtual import PROBE_S, SimulatedClient, plan, session, workloads

@@ -8,6 +8,7 @@ import math
 import os
 import random
 import time
+import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
@@ -22,7 +23,7 @@ from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import device, environment, loads
 from attnbench.metrics import Metric
-from attnbench.processes.failure import report
+from attnbench.processes.failure import OutOfReachError, describe
 from attnbench.processes.messages import (
     Attempt,
     Attempted,
@@ -43,17 +44,9 @@ from attnbench.processes.messages import (
 )
 from attnbench.processes.worker import attempts, operators
 from attnbench.processes.worker.bench import Bench, Guard
-from attnbench.storage.events import (
-    ArmSamples,
-    CeilingsMeasured,
-    CellChecked,
-    CellMeasured,
-    CellProfiled,
-    VisitFinished,
-)
+from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Measurement, Sample, Status
 from attnbench.timing import blocks
-from attnbench.timing.prediction import OutOfReachError
 from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import Workload
 
@@ -116,10 +109,12 @@ class Worker:
             if not isinstance(reply, Failed):
                 self.guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as said above
-            status, message = report(error)
+            is_predicted = isinstance(error, OutOfReachError)
+            if not is_predicted:
+                traceback.print_exc()  # to standard error, which is the run's log
+            status, message = describe(error)
             reply = Failed(arm=self.turn, status=status, message=message)
             if isinstance(request, Check):
-                is_predicted = isinstance(error, OutOfReachError)
                 reply = CellChecked(**request.names, status=status, message=message, is_predicted=is_predicted)
         finally:
             self.guard.restore()
@@ -243,7 +238,4 @@ class Worker:
             if arm != PROBE and (wrong := bench.verify(arm)):
                 return Failed(arm=arm, status=Status.disagrees, message=wrong)
         called_s += time.perf_counter() - start
-        sampled = tuple(ArmSamples(arm=arm, samples=own) for arm, own in samples.items())
-        return VisitFinished(
-            workload=request.workload.id, epoch=request.epoch, visit=request.visit, arms=sampled, called_s=called_s
-        )
+        return request.finished(samples, called_s)

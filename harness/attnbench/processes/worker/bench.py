@@ -1,5 +1,8 @@
 """A workload made ready to be timed: its inputs and mask, the arms built on them, and whether they still compute."""
 
+from collections.abc import Callable
+from typing import Any
+
 import msgspec
 import torch
 
@@ -13,6 +16,13 @@ from attnbench.timing.blocks import TimedCall
 from attnbench.workloads.workload import Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
+SHARED_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the precision of float32 matmuls": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+}
+"""Settings of the process that every arm shares, and that none may change: how each is read, and how it is set."""
 
 
 class Bench:
@@ -52,11 +62,11 @@ class SharedStateError(Exception):
 
 
 class Guard:
-    """Watches settings of the process that every arm shares, and that none may change."""
+    """Watches the shared settings of the process."""
 
     def __init__(self) -> None:
         """Remember how they are."""
-        self._kept = _settings()
+        self._kept = {name: read() for name, (read, _) in SHARED_SETTINGS.items()}
 
     def require_unchanged(self) -> None:
         """Put all of them back as they were.
@@ -69,21 +79,10 @@ class Guard:
 
     def restore(self) -> list[str]:
         """Put all of them back; return what was changed, in words."""
-        now = _settings()
-        changes = [f"{name} from {value} to {now[name]}" for name, value in self._kept.items() if value != now[name]]
-        if not changes:
-            return []
-        torch.set_num_threads(int(self._kept["the number of threads"]))
-        torch.set_default_dtype(getattr(torch, self._kept["the default dtype"].removeprefix("torch.")))
-        torch.set_float32_matmul_precision(self._kept["the precision of float32 matmuls"])
-        torch.use_deterministic_algorithms(self._kept["deterministic algorithms"] == "True")
+        changes: list[str] = []
+        for name, (read, write) in SHARED_SETTINGS.items():
+            kept, now = self._kept[name], read()
+            if now != kept:
+                changes.append(f"{name} from {kept} to {now}")
+                write(kept)
         return changes
-
-
-def _settings() -> dict[str, str]:
-    return {
-        "the number of threads": str(torch.get_num_threads()),
-        "the default dtype": str(torch.get_default_dtype()),
-        "the precision of float32 matmuls": torch.get_float32_matmul_precision(),
-        "deterministic algorithms": str(torch.are_deterministic_algorithms_enabled()),
-    }

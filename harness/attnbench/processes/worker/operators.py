@@ -1,25 +1,36 @@
 """See what really runs in one call of a case: operators by torch.profiler, page faults, and the backend that ran.
 
 Nothing here is timed for a record: a profiled call is slower than a plain one, and only its shares are kept.
+
+Which backend PyTorch will take for `scaled_dot_product_attention`, and why not another, it is asked where the call is
+made, with the very tensors, by a mode that sees each call of the function: what decides (strides, a mask that needs a
+gradient, the backends that are switched on) is all there, on the CPU as on CUDA.
+Source: https://docs.pytorch.org/docs/stable/notes/extending.html#extending-all-torch-api-with-modes
 """
 
 import mmap
+import re
 import resource
 import statistics
 import time
-from collections.abc import Callable
+import warnings
+from collections.abc import Callable, Iterable
+from contextlib import nullcontext, suppress
 from functools import cache
+from typing import Any
 
 import msgspec
 import torch
 from torch._C._autograd import DeviceType
+from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.functional import scaled_dot_product_attention
+from torch.overrides import TorchFunctionMode
 
 from attnbench.checking.case import Case, build, place
 from attnbench.checking.inputs import draw_normal
 from attnbench.contract import Implementation
 from attnbench.devices.recording import MEMORY, Recording
-from attnbench.processes.worker import backend
-from attnbench.storage.operator_kinds import Span, compiled, fold, observed
+from attnbench.storage.operator_kinds import BACKENDS, Span, compiled, fold, observed
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
 
@@ -27,6 +38,19 @@ SHORT_S = 0.1
 """The page faults of a call shorter than this are read from NUM_CALLS of them."""
 NUM_CALLS = 3
 NUM_PAGES, NUM_PAIRS = 2**14, 5
+_BACKENDS = {
+    "math": SDPBackend.MATH,
+    "flash": SDPBackend.FLASH_ATTENTION,
+    "efficient": SDPBackend.EFFICIENT_ATTENTION,
+    "cudnn": SDPBackend.CUDNN_ATTENTION,
+    "overrideable": SDPBackend.OVERRIDEABLE,
+}
+_NAMES = {value: name for name, value in _BACKENDS.items()}
+assert set(_BACKENDS) == set(BACKENDS)
+NO_KERNEL = "No available kernel"
+"""What PyTorch raises where no backend that is switched on can run."""
+_TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
+_HEADLINE = re.compile(r"not used because:?$")
 
 
 def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operators:
@@ -44,7 +68,10 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
             on_step()
             forward = operators_in(case.device.record(case.output))
         on_step()
-        asked = backend.Answer() if compiled(forward) else backend.ask(case.output, requested)
+        asked = Asking(requested)
+        if not compiled(forward):
+            with asked:
+                case.output()
         on_step()
         is_host = case.device.is_host
         num_faults = 0.0
@@ -57,9 +84,9 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
     return Operators(
         calls=calls,
         requested=requested,
-        predicted=asked.predicted,
+        predicted="+".join(asked.predicted),
         observed=seen,
-        reason=asked.reason if requested not in {"", seen} else "",
+        reason="; ".join(asked.reasons) if requested not in {"", seen} else "",
         num_faults=num_faults,
         fault_s=fault_seconds(torch.get_num_threads()) if is_host else 0.0,
     )
@@ -67,12 +94,13 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
 
 def refusal(workload: Workload, made: Implementation, error: RuntimeError) -> str:
     """In words, that the requested backend cannot run, and why, where `error` says so; empty for any other error."""
-    if not made.backend or backend.NO_KERNEL not in str(error):
+    if not made.backend or NO_KERNEL not in str(error):
         return ""
-    case = build(workload, made, place(draw_normal(workload, 0), workload))
-    with case.grad_mode():
-        reason = backend.refusal(case.output, made.backend)
-    return f"the {made.backend} backend was asked for and cannot run: {reason or 'PyTorch gives no reason'}"
+    case, asked = build(workload, made, place(draw_normal(workload, 0), workload)), Asking(made.backend)
+    with case.grad_mode(), suppress(RuntimeError), asked:
+        case.output()
+    reason = "; ".join(asked.reasons) or "PyTorch gives no reason"
+    return f"the {made.backend} backend was asked for and cannot run: {reason}"
 
 
 def operators_in(recording: Recording) -> tuple[Operator, ...]:
@@ -115,3 +143,59 @@ def fault_seconds(num_threads: int) -> float:  # noqa: ARG001 - another number i
 
 def _faults() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+
+
+class Asking(TorchFunctionMode):
+    """Within: asks PyTorch at every call of scaled_dot_product_attention which backend it takes.
+
+    `predicted` are the backends that it says it takes, each once, and `reasons` why it does not take the `wanted` one.
+    """
+
+    def __init__(self, wanted: str = "") -> None:
+        """Nothing is asked yet; where no backend is wanted, no reasons are asked for."""
+        super().__init__()
+        self.wanted = wanted
+        self.predicted: dict[str, None] = {}
+        self.reasons: dict[str, None] = {}
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401 - whatever torch returns
+        """Ask, and then make the call."""
+        if func is scaled_dot_product_attention:
+            taken, _ = _choice(args, kwargs or {})
+            if taken:
+                self.predicted[taken] = None
+            if self.wanted and taken != self.wanted:
+                self.reasons |= dict.fromkeys(_reasons(args, kwargs or {}, self.wanted))
+        return func(*args, **(kwargs or {}))
+
+
+def _reasons(args: tuple[Any, ...], kwargs: dict[str, Any], wanted: str) -> list[str]:
+    """PyTorch's reasons against `wanted`; it gives none where the mask needs a gradient, so it is asked without one."""
+    taken, reasons = _choice(args, kwargs, only=wanted)
+    if taken == wanted:
+        return ["it could run, and the call prefers or allows only another"]
+    named = dict(zip(("query", "key", "value", "attn_mask", "dropout_p", "is_causal"), args, strict=False)) | kwargs
+    mask = named.get("attn_mask")
+    if reasons or mask is None or not mask.requires_grad:
+        return reasons
+    taken, _ = _choice((), named | {"attn_mask": mask.detach()}, only=wanted)
+    return ["the mask requires a gradient, and without that it would run"] if taken == wanted else []
+
+
+def _choice(args: tuple[Any, ...], kwargs: dict[str, Any], only: str = "") -> tuple[str, list[str]]:
+    """The backend that would be taken for these arguments, and PyTorch's warnings, with `only` one to choose from."""
+    choices = sdpa_kernel(_BACKENDS[only]) if only else nullcontext()
+    with warnings.catch_warnings(record=True) as caught, choices:
+        warnings.simplefilter("always")
+        try:
+            taken = SDPBackend(torch._fused_sdp_choice(*args, **kwargs))  # noqa: SLF001 - what the function itself asks
+        except RuntimeError:
+            taken = SDPBackend.ERROR
+    lines = [_TRIGGERED.sub("", str(warning.message)).strip() for warning in caught]
+    return _NAMES.get(taken, ""), [line.rstrip(".") for line in lines if line and not _HEADLINE.search(line)]

@@ -2,15 +2,9 @@
 
 import pytest
 
+from attnbench.processes.failure import OutOfReachError
+from attnbench.processes.worker.attempts import FIRST_LEN, CallCost, require_within, staircase
 from attnbench.storage.records import Status
-from attnbench.timing.prediction import (
-    FIRST_LEN,
-    CallCost,
-    Limits,
-    OutOfReachError,
-    require_within,
-    staircase,
-)
 from attnbench.workloads.workload import Workload
 
 PLENTY = 2**60
@@ -26,7 +20,7 @@ def climb(workload, cost, *, call_s=1.0, memory_bytes=PLENTY, peak=None):
         return CallCost(length=step.seq_len, call_s=cost(step.seq_len), peak_bytes=held)
 
     try:
-        require_within(Limits(call_s=call_s, memory_bytes=memory_bytes), workload, attempt)
+        require_within(call_s, memory_bytes, workload, attempt)
     except OutOfReachError as error:
         return tried, error
     return tried, None
