@@ -48,7 +48,7 @@ class AttentionBench:
         import torch
 
         from attnbench.plugins import unknown
-        from attnbench.processes.worker.bench import Bench
+        from attnbench.processes.worker.answers import Bench
         from attnbench.storage.records import Arm
         from attnbench.timing.functions import FunctionComparison, comparison
         from attnbench.workloads.workload import Workload

@@ -27,7 +27,7 @@ from studies.acceptance.plan import OVERHEAD, Size
 def interleave(number: int, size: Size) -> list[Row]:
     """Pairs of a visit and bare loops, as many samples by each."""
     rows: list[Row] = []
-    clock, draws, conditions = CpuClock(), random.Random(f"T15/{number}"), blocks.conditions_here()
+    clock, draws, conditions = CpuClock(), random.Random(f"T15/{number}"), blocks.Conditions()
     with workloads.ready(workloads.HUNDRED_US) as call:
         timed, bare = blocks.TimedCall(arm=Arm(implementation="a"), call=call), timeit.Timer(call)
         blocks.calibrate(timed, clock)

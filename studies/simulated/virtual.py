@@ -180,8 +180,7 @@ class SimulatedClient:
             if not timed.num_calls:
                 blocks.calibrate(timed, self.clock)
         self.machine.begin_visit(len(calls))
-        at = blocks.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
-        taken = blocks.visit(calls, self.clock, at, self._conditions(is_cold=request.cache == "cold"))
+        taken = blocks.visit(calls, self.clock, request, self._conditions(is_cold=request.cache == "cold"))
         return request.finished(taken, self.clock.now() - start_s)
 
     def _conditions(self, *, is_cold: bool) -> blocks.Conditions:
@@ -306,7 +305,7 @@ def session(client: SimulatedClient, rival: str, baseline: str, *, num_visits: i
             epoch += 1
             client.start(epoch)
         seed = visit_seed(client.seed, workload.id, number)
-        asked = SampleBlocks(workload=workload, arms=arms, epoch=epoch, visit=number, num_blocks=4, seed=seed)
+        asked = SampleBlocks(workload=workload, arms=arms, epoch=epoch, number=number, num_blocks=4, seed=seed)
         taken = client.ask(asked)
         assert isinstance(taken, VisitFinished)
         state.apply(taken)

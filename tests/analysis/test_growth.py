@@ -245,7 +245,7 @@ def test_the_peak_is_the_same_under_both_allocators_and_page_faults_are_not(tmp_
                 Observe(workload=workload, arm=Arm(implementation="fused"), spec="fused", metric="peak_memory")
             )
             arms = ((Arm(implementation="fused"), "fused"),)
-            seen = client.ask(SampleBlocks(workload=workload, arms=arms, epoch=0, visit=0, num_blocks=3, seed=0))
+            seen = client.ask(SampleBlocks(workload=workload, arms=arms, epoch=0, number=0, num_blocks=3, seed=0))
         assert isinstance(peak, CellMeasured)
         assert isinstance(seen, VisitFinished)
         peaks[allocator] = peak.measurement.samples[0].value

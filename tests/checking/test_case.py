@@ -8,7 +8,7 @@ from attnbench.checking.case import copied, fill, place
 from attnbench.checking.inputs import draw_normal
 from attnbench.checking.reference import error, observe, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
-from attnbench.processes.worker.bench import Bench
+from attnbench.processes.worker.answers import Bench
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import LAYOUTS, Workload
 

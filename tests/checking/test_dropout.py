@@ -12,7 +12,7 @@ from attnbench.checking import dropout
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against, set_dropout
 from attnbench.contract import Attention, Implementation, nn, repeat_heads
-from attnbench.processes.worker.bench import Bench
+from attnbench.processes.worker.answers import Bench
 from attnbench.storage.records import Arm
 from attnbench.workloads.workload import Workload
 

@@ -126,7 +126,7 @@ def test_each_side_computes_with_its_own_files_in_processes_of_its_own(repo, mon
     assert planned.sides.is_apart
     (base, base_spec), (candidate, candidate_spec) = planned.specs.items()
     arms = ((candidate, candidate_spec), (base, base_spec), (base.as_control(), base_spec), (PROBE, ""))
-    asked = SampleBlocks(workload=planned.workloads[0], arms=arms, epoch=0, visit=0, num_blocks=2, seed=1)
+    asked = SampleBlocks(workload=planned.workloads[0], arms=arms, epoch=0, number=0, num_blocks=2, seed=1)
     with sides.checked_out(planned, folder), client_for(planned, folder) as client:
         ready = client.start(0)
         taken = client.ask(asked)

@@ -97,7 +97,7 @@ def test_inputs_that_find_no_room_are_the_harness_own_failure(tmp_path, monkeypa
 
     monkeypatch.setattr(worker, "bench", bench)
     arms = ((FUSED, "fused"), (PROBE, ""), (Arm(implementation="sdpa"), "sdpa"))
-    failed = worker.answer(SampleBlocks(workload=SMALL, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
+    failed = worker.answer(SampleBlocks(workload=SMALL, arms=arms, epoch=0, number=0, num_blocks=1, seed=0))
     assert (failed.arm, failed.status) == (PROBE, Status.out_of_memory)
 
 
@@ -106,7 +106,7 @@ def test_a_worker_whose_turn_ends_lets_its_threads_sleep_whatever_came_of_it(tmp
     worker, turns = Worker(Heartbeat()), []
     monkeypatch.setattr(blocks, "settle", lambda: turns.append(spec))
     asked = SampleBlocks(
-        workload=SMALL, arms=((Arm(implementation="x"), spec), (PROBE, "")), epoch=0, visit=0, num_blocks=1, seed=0
+        workload=SMALL, arms=((Arm(implementation="x"), spec), (PROBE, "")), epoch=0, number=0, num_blocks=1, seed=0
     )
     worker.answer(asked)
     assert turns == []
@@ -133,7 +133,7 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
         SampleBlocks: {
             "arms": ((Arm(implementation="rude"), spec),),
             "epoch": 0,
-            "visit": 0,
+            "number": 0,
             "num_blocks": 1,
             "seed": 0,
         },

@@ -39,7 +39,7 @@ class Scripted:
         return VisitFinished(
             workload=request.workload.id,
             epoch=request.epoch,
-            visit=request.visit,
+            visit=request.number,
             arms=tuple(samples),
             called_s=1.0,
         )
@@ -48,7 +48,7 @@ class Scripted:
 X, Y = (Arm(implementation=name, side=CANDIDATE) for name in ("x", "y"))
 Y_BASE = Arm(implementation="y", side=BASE)
 ARMS = ((X, "x.py:f"), (Y_BASE.as_control(), "old/y.py:f"), (PROBE, ""), (Y_BASE, "old/y.py:f"), (Y, "y.py:f"))
-VISIT = SampleBlocks(workload=Workload(), arms=ARMS, epoch=1, visit=3, num_blocks=4, seed=6)
+VISIT = SampleBlocks(workload=Workload(), arms=ARMS, epoch=1, number=3, num_blocks=4, seed=6)
 
 
 def test_two_workers_take_each_block_in_turn_with_arms_that_mirror_one_another():

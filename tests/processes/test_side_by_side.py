@@ -141,7 +141,7 @@ class Asked(SimulatedPair):
     """Keeps which visits were to be verified."""
 
     def _sample_blocks(self, request):
-        self.verified = [*getattr(self, "verified", []), (request.visit, request.verifies)]
+        self.verified = [*getattr(self, "verified", []), (request.number, request.verifies)]
         return super()._sample_blocks(request)
 
 
@@ -213,7 +213,7 @@ def test_a_base_that_fails_while_it_is_timed_ends_its_cell_and_no_other(tmp_path
 
     class Failing(SimulatedClient):
         def _sample_blocks(self, request):
-            if request.visit == 1 and any(arm == base for arm, _ in request.arms):
+            if request.number == 1 and any(arm == base for arm, _ in request.arms):
                 return Failed(arm=base.as_control(), status=Status.error, message="no more")
             return super()._sample_blocks(request)
 

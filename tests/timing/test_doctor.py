@@ -10,7 +10,7 @@ import pytest
 
 from attnbench.devices import device, environment
 from attnbench.timing import doctor
-from attnbench.timing.blocks import WARM
+from attnbench.timing.blocks import SIMULATED
 from attnbench.timing.functions import FunctionComparison
 from studies.simulated.machine import VirtualClock
 from studies.simulated.virtual import ENVIRONMENT, PROBE_S
@@ -103,7 +103,9 @@ def test_a_system_that_does_not_tell_of_stolen_time_is_not_asked(monkeypatch):
 def compared_with_itself(warp):
     clock = VirtualClock(warp)
     work = {"one": lambda: clock.spend(2e-3)}
-    compared = FunctionComparison(work, "one", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=WARM)
+    compared = FunctionComparison(
+        work, "one", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=SIMULATED
+    )
     compared.run(10.0, stops=False)
     return doctor.judge_noise(compared)
 

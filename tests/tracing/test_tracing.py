@@ -15,7 +15,7 @@ from attnbench import plugins
 from attnbench.analysis.results import read
 from attnbench.contract.loading import implementation
 from attnbench.processes import execution
-from attnbench.processes.worker.bench import Bench
+from attnbench.processes.worker.answers import Bench
 from attnbench.storage.events import Plan, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Status

@@ -19,36 +19,13 @@ import msgspec
 
 from attnbench import plugins
 from attnbench.devices import counters
-from attnbench.processes.messages import (
-    Check,
-    Failed,
-    MeasureCeilings,
-    Observe,
-    Profile,
-    Reply,
-    SampleBlocks,
-    Trace,
-    Work,
-)
+from attnbench.processes import messages
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.worker_client import PairedClient, ProcessClient, WorkerClient
-from attnbench.storage.events import (
-    ALLOCATORS,
-    SCHEMA,
-    CeilingsMeasured,
-    CellChecked,
-    CellFailed,
-    CellMeasured,
-    CellProfiled,
-    Event,
-    Plan,
-    RunFinished,
-    RunStarted,
-    Side,
-    VisitFinished,
-    WorkerStarted,
-)
-from attnbench.storage.journal import JOURNAL, Journal, events
+from attnbench.storage import events
+from attnbench.storage.events import ALLOCATORS, SCHEMA, Plan
+from attnbench.storage.journal import JOURNAL, Journal
+from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import LATENCY, PROBE, Arm, Ceilings, Counters
 from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
 from attnbench.tracing import folders
@@ -115,16 +92,11 @@ class Session:
         return self.earlier_s + self.clock() - self._start
 
     @property
-    def cells(self) -> list[tuple[Workload, Arm]]:
-        """Every cell of the plan, workload by workload."""
-        return [(workload, arm) for workload in self.plan.workloads for arm in self.specs]
-
-    @property
     def live_cells(self) -> list[tuple[Workload, Arm]]:
-        """Those that have passed so far."""
-        return [(workload, arm) for workload, arm in self.cells if self.state.live(workload.id, [arm])]
+        """The cells that have passed so far, workload by workload."""
+        return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
 
-    def record(self, event: Event) -> None:
+    def record(self, event: events.Event) -> None:
         """Write an event to the journal, and apply it to the state."""
         self.journal.append(event)
         self.state.apply(event)
@@ -142,7 +114,7 @@ class Session:
                 )
         before = self.read_counters()
         reply = self.client.start(self.state.num_workers)
-        started = WorkerStarted(
+        started = events.WorkerStarted(
             time=now(), environment=reply.environment, base=reply.base, before=before, counters=self.read_counters()
         )
         began = self.state.began or started
@@ -157,7 +129,7 @@ class Session:
         if not self.client.is_running:
             self.start_worker()
 
-    def ask(self, request: Work) -> Reply:
+    def ask(self, request: messages.Work) -> messages.Reply:
         """The answer of the worker, which is started where none is running."""
         self.require_worker()
         return self.client.ask(request)
@@ -166,10 +138,10 @@ class Session:
         """What a request about one cell says of it."""
         return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
 
-    def record_failure(self, workload: Workload, arm: Arm, failed: Failed) -> None:
+    def record_failure(self, workload: Workload, arm: Arm, failed: messages.Failed) -> None:
         """End a cell which had passed its check."""
         names = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
-        self.record(CellFailed(**names, status=failed.status, message=failed.message))
+        self.record(events.CellFailed(**names, status=failed.status, message=failed.message))
 
     def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
         """Call the watcher. The time left is what the stage's pace says, or the rest of the budget if that is more."""
@@ -201,13 +173,15 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         ValueError: the folder cannot be written, its journal is damaged, or no worker can start.
     """
     state, path = State(), folder / JOURNAL
-    earlier = list(events(path)) if path.exists() else []
+    earlier = list(read_events(path)) if path.exists() else []
     for event in earlier:
         state.apply(event)
     with Journal(folder) as journal, client or client_for(plan, folder) as worker:
         session = Session(plan, journal, worker, watch, clock, read_counters, state)
         if not earlier:
-            session.record(RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan))
+            session.record(
+                events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
+            )
         session.start_worker()
         if "check" in stages:
             check_cells(session)
@@ -219,7 +193,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         if "trace" in stages:
             trace_cells(session, folder)
         reason = TimingStage(session).run() if "time" in stages and LATENCY in plan.metrics else ""
-        finished = RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
+        finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
 
 
@@ -232,7 +206,7 @@ def client_for(plan: Plan, folder: Path) -> WorkerClient:
     below = folder / SIDES_FOLDER
     ours = harness_folder(below / "modules")
 
-    def client(side: Side, name: str) -> ProcessClient:
+    def client(side: events.Side, name: str) -> ProcessClient:
         own = side_folders(side, below / f"{name}_modules")
         log = folder / f"{name}.log"
         return ProcessClient(log, plan.timeout_s, {**spin, **settings}, python=side.python, folders=[ours, *own])
@@ -253,20 +227,21 @@ def now() -> str:
 
 def check_cells(session: Session) -> None:
     """Bring every cell to a status."""
-    plan, cells = session.plan, session.cells
+    plan = session.plan
+    cells = [(workload, arm) for workload in plan.workloads for arm in session.specs]
     for number, (workload, arm) in enumerate(cells):
         if (workload.id, arm) not in session.state.status:
             session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
-            request = Check(
+            request = messages.Check(
                 **session.request_of(workload, arm),
                 call_limit_s=plan.call_limit_s,
                 memory_limit_bytes=plan.memory_limit_bytes,
                 seed=plan.seed,
             )
             reply = session.ask(request)
-            if isinstance(reply, Failed):
-                reply = CellChecked(**request.names, status=reply.status, message=reply.message)
-            assert isinstance(reply, CellChecked)
+            if isinstance(reply, messages.Failed):
+                reply = events.CellChecked(**request.names, status=reply.status, message=reply.message)
+            assert isinstance(reply, events.CellChecked)
             session.record(reply)
     session.show_progress("check", "", len(cells), len(cells))
 
@@ -279,18 +254,18 @@ def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: b
     known = plugins.plugs("attnbench.metrics", "METRIC")
     cells = session.live_cells
     for number, (workload, arm) in enumerate(cells):
-        requests: dict[str, Profile | Observe] = {}
+        requests: dict[str, messages.Profile | messages.Observe] = {}
         if with_operators and (workload.id, arm) not in session.state.profiled:
-            requests["operators"] = Profile(**session.request_of(workload, arm))
+            requests["operators"] = messages.Profile(**session.request_of(workload, arm))
         for metric in metrics:
             if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
-                requests[metric] = Observe(**session.request_of(workload, arm), metric=metric)
+                requests[metric] = messages.Observe(**session.request_of(workload, arm), metric=metric)
         for what, request in requests.items():
             if session.state.live(workload.id, [arm]):
                 session.show_progress("observe", f"{what} of {arm} on {workload.id}", number, len(cells))
                 reply = session.ask(request)
-                assert isinstance(reply, CellProfiled | CellMeasured | Failed)
-                if isinstance(reply, Failed):
+                assert isinstance(reply, events.CellProfiled | events.CellMeasured | messages.Failed)
+                if isinstance(reply, messages.Failed):
                     session.record_failure(workload, arm, reply)
                 else:
                     session.record(reply)
@@ -311,11 +286,11 @@ def measure_ceilings(session: Session) -> None:
         session.require_worker()
         start_s = session.clock()
         limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
-        reply = session.ask(MeasureCeilings(workload=workload, limit_s=limit_s))
-        if isinstance(reply, Failed):
+        reply = session.ask(messages.MeasureCeilings(workload=workload, limit_s=limit_s))
+        if isinstance(reply, messages.Failed):
             none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
-            reply = CeilingsMeasured(ceilings=none)
-        assert isinstance(reply, CeilingsMeasured)
+            reply = events.CeilingsMeasured(ceilings=none)
+        assert isinstance(reply, events.CeilingsMeasured)
         session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
 
 
@@ -328,8 +303,8 @@ def trace_cells(session: Session, folder: Path) -> None:
     for number, (workload, arm) in enumerate(cells):
         session.show_progress("trace", f"{arm} on {workload.id}", number, len(cells))
         file = folders.trace_file(folder, workload.id, arm.implementation)
-        reply = session.ask(Trace(**session.request_of(workload, arm), file=str(file.resolve())))
-        if isinstance(reply, Failed):
+        reply = session.ask(messages.Trace(**session.request_of(workload, arm), file=str(file.resolve())))
+        if isinstance(reply, messages.Failed):
             session.record_failure(workload, arm, reply)
     session.show_progress("trace", "", len(cells), len(cells))
 
@@ -353,12 +328,12 @@ class TimingStage:
         for number, order in enumerate(rounds(list(self.workloads), self.plan.seed, num_rounds)):
             todo = [workload for workload in order if self.state.num_visits[workload] <= number]
             begins = number * num_epochs // num_rounds > (number - 1) * num_epochs // num_rounds
-            if todo and number and (begins or self.race.has_sides):
+            if todo and number and (begins or self.plan.sides):
                 self.session.start_worker()
             for workload in todo:
                 self._show_progress(f"round {number + 1} of {num_rounds}, {workload}")
                 self.visit(self.workloads[workload], self.state.live(workload, self.session.specs))
-        is_decided = self._epoch_by_epoch() if self.race.has_sides else self._visit_by_visit()
+        is_decided = self._epoch_by_epoch() if self.plan.sides else self._visit_by_visit()
         if is_decided:
             return DECIDED if self.race.judged else NOTHING
         return SPENT if self.workloads else ""
@@ -435,22 +410,22 @@ class TimingStage:
             taken += [(arm.as_control(), self.session.specs[arm]) for arm in live if self.plan.is_reference(arm)]
             taken.append((PROBE, ""))
             random.Random(seed).shuffle(taken)
-            request = SampleBlocks(
+            request = messages.SampleBlocks(
                 workload=workload,
                 arms=tuple(taken),
                 epoch=self.state.num_workers - 1,
-                visit=number,
+                number=number,
                 num_blocks=self.plan.num_blocks,
                 seed=seed,
                 cache=self.plan.cache,
                 verifies=self.plan.sides is None or number < self.plan.num_rounds or is_due,
             )
             reply = self.session.ask(request)
-            if isinstance(reply, VisitFinished):
+            if isinstance(reply, events.VisitFinished):
                 elapsed_s = round(self.session.elapsed_s, 3)
                 self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
                 return
-            assert isinstance(reply, Failed)
+            assert isinstance(reply, messages.Failed)
             if reply.arm != PROBE:
                 self.session.record_failure(workload, reply.arm, reply)
                 continue

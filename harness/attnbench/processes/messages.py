@@ -23,6 +23,7 @@ from attnbench.storage.events import (
 )
 from attnbench.storage.memory_events import Timeline
 from attnbench.storage.records import PROBE, Arm, Environment, Sample, Status
+from attnbench.timing.blocks import Visit
 from attnbench.workloads.workload import Workload
 
 
@@ -90,15 +91,11 @@ class MeasureCeilings(msgspec.Struct, frozen=True, kw_only=True, tag="ceilings")
     limit_s: float
 
 
-class SampleBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
+class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
     """Sample the blocks of a visit. `arms` pairs arms with their specs. Answered by VisitFinished, or Failed."""
 
     workload: Workload
     arms: tuple[tuple[Arm, str], ...]
-    epoch: int
-    visit: int
-    num_blocks: int
-    seed: int
     cache: str = "warm"
     verifies: bool = True  # check afterwards that every arm still computes
     settles: bool = False  # answer only when no thread spins any more: another process is next
@@ -108,7 +105,7 @@ class SampleBlocks(msgspec.Struct, frozen=True, kw_only=True, tag="visit"):
         return VisitFinished(
             workload=self.workload.id,
             epoch=self.epoch,
-            visit=self.visit,
+            visit=self.number,
             arms=tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items()),
             called_s=called_s,
         )
@@ -127,9 +124,7 @@ class Started(msgspec.Struct, frozen=True, kw_only=True, tag="started"):
 
 
 class Traced(msgspec.Struct, frozen=True, kw_only=True, tag="traced"):
-    """The trace is written, and has this many bytes."""
-
-    num_bytes: int
+    """The trace is written."""
 
 
 class Attempted(msgspec.Struct, frozen=True, kw_only=True, tag="attempted"):

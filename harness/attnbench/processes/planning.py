@@ -32,11 +32,6 @@ class Selection:
     metrics: Sequence[str] | None = None
 
 
-def devices() -> tuple[str, ...]:
-    """What the device `all` stands for: those that seem to be here, as far as can be seen without torch."""
-    return tuple(name for name in names() if device(name).seems_present())
-
-
 def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     """The plan of a run. The baseline takes part even where it was not named, since ratios need it.
 
@@ -45,7 +40,8 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     """
     chosen = sweep.load(selection.sweep)
     settings = sweep.parse_settings(selection.settings)
-    workloads = sweep.workloads(chosen, settings, devices())
+    present = tuple(name for name in names() if device(name).seems_present())  # what the device `all` stands for
+    workloads = sweep.workloads(chosen, settings, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
         device(named)  # raises where there is no such device
     plugins.check_specs(chosen.leave_out)

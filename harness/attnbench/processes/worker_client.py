@@ -19,18 +19,7 @@ from typing import Protocol, Self
 
 import msgspec
 
-from attnbench.processes.messages import (
-    Envelope,
-    Failed,
-    Heartbeat,
-    MeasureCeilings,
-    Reply,
-    Request,
-    SampleBlocks,
-    Start,
-    Started,
-    Work,
-)
+from attnbench.processes import messages
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import BASE, PROBE, Arm, Role, Sample, Status
 
@@ -49,14 +38,14 @@ class WorkerClient(Protocol):
     def is_running(self) -> bool:
         """Whether a worker is there to be asked."""
 
-    def start(self, layout: int = 0) -> Started:
+    def start(self, layout: int = 0) -> messages.Started:
         """Start a fresh worker in place of the one that is there, with another memory layout for each number.
 
         Raises:
             ValueError: it cannot start.
         """
 
-    def ask(self, request: Work) -> Reply:
+    def ask(self, request: messages.Work) -> messages.Reply:
         """The worker's answer.
 
         Where the worker crashed, or one of its steps lasted longer than the timeout, it is gone now, and the answer is
@@ -97,15 +86,15 @@ class ProcessClient(WorkerClient):
         self.python, self.folders = python or sys.executable, folders
         self.timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._decoder = msgspec.json.Decoder(Envelope)
-        self._heartbeat = Heartbeat()
+        self._decoder = msgspec.json.Decoder(messages.Envelope)
+        self._heartbeat = messages.Heartbeat()
 
     @property
     def is_running(self) -> bool:
         """Whether a worker is there to be asked."""
         return self._process is not None
 
-    def start(self, layout: int = 0) -> Started:
+    def start(self, layout: int = 0) -> messages.Started:
         """Start a fresh worker, with another memory layout for each number, and return where it runs.
 
         Source: Mytkowicz et al., Producing Wrong Data Without Doing Anything Obviously Wrong, 2009,
@@ -125,25 +114,25 @@ class ProcessClient(WorkerClient):
             self._process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
                 command, env=environment, stdin=pipe, stdout=pipe, stderr=log
             )
-        reply = self._exchange(Start(layout=layout), START_TIMEOUT_S)
-        if isinstance(reply, Failed):
+        reply = self._exchange(messages.Start(layout=layout), START_TIMEOUT_S)
+        if isinstance(reply, messages.Failed):
             printed = self.log.read_text(errors="replace").strip().splitlines()
             last = printed[-1] if printed else "it printed nothing"
             message = f"the worker process cannot start ({reply.message}): {last}"
             raise ValueError(message)  # noqa: TRY004 - the reply is of another type, and nobody's argument
-        assert isinstance(reply, Started)
+        assert isinstance(reply, messages.Started)
         return reply
 
-    def ask(self, request: Work) -> Reply:
+    def ask(self, request: messages.Work) -> messages.Reply:
         """The worker's answer; Failed where there is none."""
         return self._exchange(request, self.timeout_s)
 
-    def _exchange(self, request: Request, timeout_s: float) -> Reply:
+    def _exchange(self, request: messages.Request, timeout_s: float) -> messages.Reply:
         process = self._process
         assert process is not None
         assert process.stdin is not None
         assert process.stdout is not None
-        self._heartbeat.beat(Heartbeat.HARNESS)
+        self._heartbeat.beat(messages.Heartbeat.HARNESS)
         with suppress(BrokenPipeError):  # a dead worker is noticed below
             process.stdin.write(msgspec.json.encode(request) + b"\n")
             process.stdin.flush()
@@ -167,12 +156,12 @@ class ProcessClient(WorkerClient):
             how = f"was killed by {name}{', perhaps by the system because memory ran out' * (name == 'SIGKILL')}"
         return self._lost(request, Status.crashed, f"the process {how}")
 
-    def _lost(self, request: Request, status: Status, message: str) -> Failed:
+    def _lost(self, request: messages.Request, status: Status, message: str) -> messages.Failed:
         """End the worker; the arm that it was trying has failed."""
         _, index = self._heartbeat.read()
         self.stop()
-        arms = request.arms if isinstance(request, SampleBlocks) else ()
-        return Failed(arm=arms[index][0] if index < len(arms) else PROBE, status=status, message=message)
+        arms = request.arms if isinstance(request, messages.SampleBlocks) else ()
+        return messages.Failed(arm=arms[index][0] if index < len(arms) else PROBE, status=status, message=message)
 
     def stop(self) -> None:
         """End the worker, at once."""
@@ -212,7 +201,7 @@ class PairedClient(WorkerClient):
         """Whether both are there to be asked."""
         return all(client.is_running for client in self.both)
 
-    def start(self, layout: int = 0) -> Started:
+    def start(self, layout: int = 0) -> messages.Started:
         """Start two fresh workers at the same time; which of two memory layouts is whose is drawn at random.
 
         Raises:
@@ -222,16 +211,16 @@ class PairedClient(WorkerClient):
         random.Random(f"{self.seed}/{layout}").shuffle(layouts)
         with ThreadPoolExecutor(len(self.both)) as pool:
             base, candidate = pool.map(lambda client, number: client.start(number), self.both, layouts)
-        return Started(environment=candidate.environment, base=base.environment)
+        return messages.Started(environment=candidate.environment, base=base.environment)
 
-    def ask(self, request: Work) -> Reply:
+    def ask(self, request: messages.Work) -> messages.Reply:
         """The answer of the worker that an implementation belongs to; blocks are asked of both, in turn."""
-        if isinstance(request, SampleBlocks):
+        if isinstance(request, messages.SampleBlocks):
             return self._sample_blocks(request)
-        is_base = not isinstance(request, MeasureCeilings) and request.arm.side == BASE
+        is_base = not isinstance(request, messages.MeasureCeilings) and request.arm.side == BASE
         return (self.base if is_base else self.candidate).ask(request)
 
-    def _sample_blocks(self, request: SampleBlocks) -> Reply:
+    def _sample_blocks(self, request: messages.SampleBlocks) -> messages.Reply:
         draws = random.Random(request.seed)
         base = [(arm, spec) for arm, spec in request.arms if arm.side == BASE]
         candidate = [(arm, spec) for arm, spec in request.arms if arm.side != BASE and arm.role is Role.measured]
@@ -254,7 +243,7 @@ class PairedClient(WorkerClient):
             num_before = 0
             for client, half in draws.sample(halves, len(halves)):
                 reply = client.ask(msgspec.structs.replace(step, arms=half, seed=draws.getrandbits(53)))
-                if isinstance(reply, Failed):
+                if isinstance(reply, messages.Failed):
                     return msgspec.structs.replace(reply, arm=as_requested(reply.arm))
                 assert isinstance(reply, VisitFinished)
                 called_s += reply.called_s

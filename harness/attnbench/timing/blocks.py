@@ -14,6 +14,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
+import msgspec
+
 from attnbench.devices import Clock
 from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import PROBE, Arm, Sample
@@ -45,8 +47,7 @@ class TimedCall:
     is_touched: bool = True  # an untimed call comes first, where calls are short
 
 
-@dataclass(frozen=True, kw_only=True)
-class Visit:
+class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """A few blocks of one workload: epoch and number, and the seed of their orders."""
 
     epoch: int
@@ -60,29 +61,19 @@ class Conditions:
     """What is done and read around every sample.
 
     `on_turn` is called with each arm before its calls, so that a crash can be blamed on the right one. `count_faults`
-    reads the process's count of minor page faults, and `read_load` the number of processes that want to run, both of
-    the machine that the clock belongs to. `flush`, where given, empties the caches before every call.
+    reads the process's count of minor page faults, and `read_load` the number of processes that want to run: of this
+    process and this machine, unless the clock belongs to another. `flush`, where given, empties the caches before
+    every call.
     """
 
     on_turn: Callable[[Arm], object] = lambda _: None
-    count_faults: Callable[[], int] = lambda: 0
-    read_load: Callable[[], float] = lambda: 0.0
+    count_faults: Callable[[], int] = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
+    read_load: Callable[[], float] = (lambda: os.getloadavg()[0]) if hasattr(os, "getloadavg") else lambda: 0.0
     flush: Callable[[], object] | None = None
 
 
-WARM = Conditions()
-
-
-def conditions_here(
-    on_turn: Callable[[Arm], object] = lambda _: None, flush: Callable[[], object] | None = None
-) -> Conditions:
-    """Conditions that read the load of this machine, and the page faults of this process."""
-    return Conditions(
-        on_turn=on_turn,
-        count_faults=lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt,
-        read_load=(lambda: os.getloadavg()[0]) if hasattr(os, "getloadavg") else lambda: 0.0,
-        flush=flush,
-    )
+SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0)
+"""Where the clock is simulated, nothing is read of this machine."""
 
 
 def probe_call(call: Callable[[], object]) -> TimedCall:
@@ -137,7 +128,7 @@ def turns(calls: Sequence[TimedCall], *, is_cold: bool) -> list[Turn]:
 
 
 def visit(
-    calls: Sequence[TimedCall], clock: Clock, at: Visit, conditions: Conditions = WARM
+    calls: Sequence[TimedCall], clock: Clock, at: Visit, conditions: Conditions = SIMULATED
 ) -> dict[Arm, tuple[Sample, ...]]:
     """Take the visit's blocks; return each arm's samples in time order. The garbage collector is off meanwhile."""
     draws = random.Random(at.seed)

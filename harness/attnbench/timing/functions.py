@@ -55,7 +55,7 @@ class FunctionComparison:
         self.calls.append(blocks.probe_call(gauge_work or device("cpu").interference_probe()))
         self.smallest_effect, self.num_blocks, self.seed = smallest_effect, num_blocks, seed
         self.clock = clock or device("cpu").clock
-        self.conditions = conditions or blocks.conditions_here()
+        self.conditions = conditions or blocks.Conditions()
         self.samples: dict[Arm, list[Sample]] = {}
         self.judgements: dict[str, Judgement] = {}
         self.settled_s: dict[str, float] = {}  # after how many seconds each verdict was settled

@@ -21,20 +21,8 @@ from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, paired_ratio, pairs_with_baseline, t_quantile
 from attnbench.statistics.verdicts import Policy, judge, needed, share_of_cells, visits_to_go
-from attnbench.storage.events import (
-    BaselineAccepted,
-    CeilingsMeasured,
-    CellChecked,
-    CellFailed,
-    CellMeasured,
-    CellProfiled,
-    Event,
-    Plan,
-    RunFinished,
-    RunStarted,
-    VisitFinished,
-    WorkerStarted,
-)
+from attnbench.storage import events
+from attnbench.storage.events import Plan
 from attnbench.storage.records import PROBE, Arm, Key, Place, Sample, Status, Verdict
 from attnbench.timing.blocks import settle
 
@@ -79,7 +67,7 @@ class State:
     ceilings: set[Place] = field(default_factory=set)
     num_visits: Counter[str] = field(default_factory=Counter)
     num_workers: int = 0
-    began: WorkerStarted | None = None  # the first of them
+    began: events.WorkerStarted | None = None  # the first of them
     spent_s: float = 0.0  # of the run: until its last visit, and inside checks and ceilings after it
     samples: dict[str, dict[Arm, list[Sample]]] = field(default_factory=dict)  # by workload and arm
     gauge: InterferenceGauge = field(default_factory=InterferenceGauge)
@@ -92,34 +80,34 @@ class State:
         self.status[cell] = status
         self.counts[status] += 1
 
-    def apply(self, event: Event) -> None:
+    def apply(self, event: events.Event) -> None:
         """Add one event."""
         match event:
-            case CellChecked():
+            case events.CellChecked():
                 self.conclude(event.key, event.status)
                 self.spent_s += event.check_s
-            case CellFailed():
+            case events.CellFailed():
                 self.conclude(event.key, event.status)
-            case CellProfiled():
+            case events.CellProfiled():
                 self.profiled.add(event.key)
                 if event.operators.fallback:
                     self.conclude(event.key, Status.fallback)
-            case CellMeasured():
+            case events.CellMeasured():
                 self.observed.add((event.key, event.measurement.metric))
-            case CeilingsMeasured():
+            case events.CeilingsMeasured():
                 self.ceilings.add(event.ceilings.key)
                 self.spent_s += event.spent_s
-            case VisitFinished():
+            case events.VisitFinished():
                 self.num_visits[event.workload] += 1
                 self.spent_s = max(self.spent_s + event.called_s, event.elapsed_s)
                 arms = self.samples.setdefault(event.workload, {})
                 for taken in event.arms:
                     arms.setdefault(taken.arm, []).extend(taken.samples)
                 self.gauge.add(event.workload, event.samples(PROBE))
-            case WorkerStarted():
+            case events.WorkerStarted():
                 self.num_workers += 1
                 self.began = self.began or event
-            case RunStarted() | RunFinished() | BaselineAccepted():
+            case events.RunStarted() | events.RunFinished() | events.BaselineAccepted():
                 pass
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:
@@ -145,15 +133,10 @@ class Race:
         if not grown:
             return
         alive = [key for key in self.judged if key[1] in live.get(key[0], ())]
-        cautious = Policy(false_share=CAUTION * share_of_cells(has_whole=self.has_sides))
+        cautious = Policy(false_share=CAUTION * share_of_cells(has_whole=self.plan.sides is not None))
         for key, judgement in zip(alive, judge([self.judged[key] for key in alive], cautious), strict=True):
             if judgement.verdict is not Verdict.undecided:
                 self.closed[key] = judgement.verdict
-
-    @property
-    def has_sides(self) -> bool:
-        """Whether two states of the code are compared, each implementation with itself."""
-        return self.plan.sides is not None
 
     def _judge(self, workload: str, state: State, arms: Sequence[Arm]) -> None:
         taken, discarded = state.samples.get(workload, {}), state.gauge.discarded.get(workload, set())
@@ -163,9 +146,9 @@ class Race:
                 continue
             own, baseline = taken.get(arm, []), taken.get(reference, [])
             control = taken.get(reference.as_control(), [])
-            own_control = taken.get(arm.as_control(), []) if self.has_sides else None
+            own_control = taken.get(arm.as_control(), []) if self.plan.sides else None
             compared, controls = pairs_with_baseline(own, baseline, control, discarded, own_control)
-            compared, floor = compared.by_epoch() if self.has_sides else compared, paired_ratio(controls)
+            compared, floor = compared.by_epoch() if self.plan.sides else compared, paired_ratio(controls)
             effect = paired_effect(compared, floor, self.plan.smallest_effect)
             if effect is not None:
                 self.judged[workload, arm] = effect

@@ -15,7 +15,7 @@ from attnbench.contract import Attention, BoundMask, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes.worker import operators
-from attnbench.processes.worker.bench import Bench
+from attnbench.processes.worker.answers import Bench
 from attnbench.storage.operator_kinds import BACKENDS, compiled, observed
 from attnbench.storage.records import Operators
 from attnbench.workloads.workload import Workload

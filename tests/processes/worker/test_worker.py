@@ -54,7 +54,7 @@ def test_the_precision_of_float32_products_is_the_workloads_and_is_put_back(prec
     assert set(asked) == {precision}  # the yardsticks' products, too
     assert torch.get_float32_matmul_precision() == "highest"
     arms = ((Arm(implementation="f"), spec),)
-    visited = worker.answer(SampleBlocks(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0))
+    visited = worker.answer(SampleBlocks(workload=point, arms=arms, epoch=0, number=0, num_blocks=1, seed=0))
     assert isinstance(visited, VisitFinished)
     seen = worker.loaded[spec].build.attend.__closure__
     function = next(cell.cell_contents for cell in seen if callable(cell.cell_contents))
@@ -68,7 +68,7 @@ def test_what_is_profiled_traced_or_counted_is_never_what_is_timed(tmp_path, mon
     worker = Worker(Heartbeat())
     point = Workload(seq_len=8, num_heads=2, head_dim=4, direction="forward_backward")
     arms = tuple((Arm(implementation=name), name) for name in ("fused", "sdpa"))
-    visit = SampleBlocks(workload=point, arms=arms, epoch=0, visit=0, num_blocks=1, seed=0)
+    visit = SampleBlocks(workload=point, arms=arms, epoch=0, number=0, num_blocks=1, seed=0)
     worker.answer(visit)
     (bench,) = worker.benches.values()
     cases, calls = dict(bench.cases), {arm: timed.call for arm, timed in bench.calls.items()}

@@ -282,7 +282,7 @@ def test_a_comparison_of_functions_finds_what_was_planted(world):
     clock = clock_in(world, 5)
     calls = {name: (lambda s=2e-3 * ratio: clock.spend(s)) for name, ratio in RATIO.items()}
     found = FunctionComparison(
-        calls, "baseline", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.WARM
+        calls, "baseline", clock=clock, gauge_work=lambda: clock.spend(PROBE_S), conditions=blocks.SIMULATED
     )
     found.run(300.0)
     assert {name: judged.verdict for name, judged in found.judgements.items()} == TOLD
@@ -301,7 +301,7 @@ def test_a_comparison_of_functions_goes_on_where_two_are_equivalent_within_a_hig
         clock=clock,
         smallest_effect=0.01,
         gauge_work=lambda: clock.spend(PROBE_S),
-        conditions=blocks.WARM,
+        conditions=blocks.SIMULATED,
     )
     found.run(60.0)
     assert found.judgements["b"].verdict is Verdict.slower

@@ -7,7 +7,6 @@ come on standard input, answers leave on what was standard output; what an imple
 import os
 import sys
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -19,33 +18,25 @@ from attnbench.processes.messages import Envelope, Heartbeat, Request
 from attnbench.processes.worker.answers import Worker
 
 
-def serve(read: Callable[[], bytes], write: Callable[[bytes], object], heartbeat: Heartbeat) -> None:
-    """Answer every request until there are no more."""
-    decoder = msgspec.json.Decoder(Request)
-    worker = Worker(heartbeat)
-    while line := read():
-        reply = worker.answer(decoder.decode(line))
-        write(msgspec.json.encode(Envelope(reply=reply, ends=worker.is_broken)) + b"\n")
-
-
 def main() -> None:
-    """Take over standard output, follow standard input, and leave at once when it ends."""
+    """Take over standard output, answer each line of standard input, and leave at once when it ends."""
     answers = os.fdopen(os.dup(1), "wb", buffering=0)
     os.dup2(2, 1)
     lines: SimpleQueue[bytes] = SimpleQueue()
 
     def listen() -> None:
-        rest = b""
-        while chunk := os.read(0, 65536):  # sys.stdin would hold a lock that the interpreter wants when it ends
-            *whole, rest = (rest + chunk).split(b"\n")
-            for line in whole:
-                lines.put(line)
+        for line in os.fdopen(os.dup(0), "rb"):  # sys.stdin would hold a lock that the interpreter wants when it ends
+            lines.put(line)
         os._exit(0)  # the coordinator is gone: nobody waits for what is under way
 
     threading.Thread(target=listen, daemon=True).start()
     if all(each.is_host or each.missing() for each in map(device, names())):
         limit_memory()  # a driver of another device maps far more than it uses
-    serve(lines.get, answers.write, Heartbeat(Path(sys.argv[1])))
+    decoder = msgspec.json.Decoder(Request)
+    worker = Worker(Heartbeat(Path(sys.argv[1])))
+    while True:
+        reply = worker.answer(decoder.decode(lines.get()))
+        answers.write(msgspec.json.encode(Envelope(reply=reply, ends=worker.is_broken)) + b"\n")
 
 
 if __name__ == "__main__":

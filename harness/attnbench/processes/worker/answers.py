@@ -12,49 +12,106 @@ import traceback
 from collections import OrderedDict
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
 
 from attnbench import plugins
 from attnbench.checking import agreement
-from attnbench.checking.case import Case, reason_against
+from attnbench.checking.case import Case, bind, build, place, reason_against
+from attnbench.checking.inputs import draw_normal
+from attnbench.checking.reference import Reference, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.devices import device, environment, loads
 from attnbench.metrics import Metric
+from attnbench.processes import messages
 from attnbench.processes.failure import OutOfReachError, describe
-from attnbench.processes.messages import (
-    Attempt,
-    Attempted,
-    Check,
-    Failed,
-    Heartbeat,
-    MeasureCeilings,
-    Observe,
-    Profile,
-    Reply,
-    Request,
-    SampleBlocks,
-    Start,
-    Started,
-    Trace,
-    Traced,
-    Work,
-)
 from attnbench.processes.worker import attempts, operators
-from attnbench.processes.worker.bench import Bench, Guard
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Measurement, Sample, Status
 from attnbench.timing import blocks
 from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import Workload
 
+VERIFY_PROBE, VERIFY_SEED = "needles", 1
+SHARED_SETTINGS: dict[str, tuple[Callable[[], Any], Callable[[Any], object]]] = {
+    "the number of threads": (torch.get_num_threads, torch.set_num_threads),
+    "the default dtype": (torch.get_default_dtype, torch.set_default_dtype),
+    "the precision of float32 matmuls": (torch.get_float32_matmul_precision, torch.set_float32_matmul_precision),
+    "deterministic algorithms": (torch.are_deterministic_algorithms_enabled, torch.use_deterministic_algorithms),
+}
+"""Settings of the process that every arm shares, and that none may change: how each is read, and how it is set."""
+
+
+class Bench:
+    """One workload, made ready to be measured."""
+
+    def __init__(self, workload: Workload) -> None:
+        """Draw the inputs and bind the mask, which all arms share."""
+        self.workload = workload
+        self.inputs = place(draw_normal(workload, 0), workload)
+        self.mask = bind(workload)
+        self.cases: dict[Arm, Case] = {}
+        self.calls: dict[Arm, blocks.TimedCall] = {}
+        self._reference: Reference | None = None
+
+    def case(self, implementation: Implementation) -> Case:
+        """A new case on the bench's inputs."""
+        return build(self.workload, implementation, self.inputs, self.mask)
+
+    def timed(self, arm: Arm, implementation: Implementation) -> blocks.TimedCall:
+        """What the arm calls, built at first use."""
+        if arm not in self.calls:
+            self.cases[arm] = self.case(implementation)
+            with self.cases[arm].grad_mode():
+                self.calls[arm] = blocks.TimedCall(arm=arm, call=self.cases[arm].call())
+        return self.calls[arm]
+
+    def verify(self, arm: Arm) -> str:
+        """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or ""."""
+        if self._reference is None:
+            forward = msgspec.structs.replace(self.workload, direction="inference")
+            self._reference = reference_for_probe(forward, VERIFY_PROBE, VERIFY_SEED)
+        return agreement.verify(self.cases[arm], self._reference)
+
+
+class SharedStateError(Exception):
+    """An implementation changed settings of the whole process."""
+
+
+class Guard:
+    """Watches the shared settings of the process."""
+
+    def __init__(self) -> None:
+        """Remember how they are."""
+        self._kept = {name: read() for name, (read, _) in SHARED_SETTINGS.items()}
+
+    def require_unchanged(self) -> None:
+        """Put all of them back as they were.
+
+        Raises:
+            SharedStateError: any was changed; the message says which.
+        """
+        if changes := self.restore():
+            raise SharedStateError(f"it changed {', '.join(changes)} for everybody in the process")
+
+    def restore(self) -> list[str]:
+        """Put all of them back; return what was changed, in words."""
+        changes: list[str] = []
+        for name, (read, write) in SHARED_SETTINGS.items():
+            kept, now = self._kept[name], read()
+            if now != kept:
+                changes.append(f"{name} from {kept} to {now}")
+                write(kept)
+        return changes
+
 
 class Worker:
     """Answers requests; keeps what is costly to make between them."""
 
-    def __init__(self, heartbeat: Heartbeat) -> None:
+    def __init__(self, heartbeat: messages.Heartbeat) -> None:
         """Keep nothing yet."""
         self.heartbeat = heartbeat
         self.loaded: dict[str, Implementation] = {}
@@ -70,61 +127,75 @@ class Worker:
         self.num_threads = torch.get_num_threads() if is_set else environment.physical_cores()
         torch.set_num_threads(self.num_threads)
 
-    def answer(self, request: Request) -> Reply:
+    def answer(self, request: messages.Request) -> messages.Reply:
         """The answer to any request."""
-        if isinstance(request, Start):
+        if isinstance(request, messages.Start):
             draws = random.Random(request.layout)
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
-            return Started(environment=environment.collect())
+            return messages.Started(environment=environment.collect())
         torch.set_num_threads(request.workload.num_threads or self.num_threads)
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
         try:
             reply = self.serve(request)
-            is_error = isinstance(reply, CellChecked | Failed) and reply.status is Status.error
+            is_error = isinstance(reply, CellChecked | messages.Failed) and reply.status is Status.error
             self.is_broken = is_error and device(request.workload.device).is_broken()
             return reply
         finally:
             torch.set_float32_matmul_precision(usual)
 
-    def serve(self, request: Work) -> Reply:
+    def serve(self, request: messages.Work) -> messages.Reply:
         """The answer to a request about a workload, under whose settings the process is.
 
         Whatever somebody's implementation raises, or changes for the whole process, costs its own cell only.
         """
-        if not isinstance(request, Profile | Observe):
+        if not isinstance(request, messages.Profile | messages.Observe):
             self.observed = None
-        answers: dict[type[Work], Callable[..., Reply]] = {
-            Check: self.check,
-            Profile: self.profile,
-            Observe: self.observe,
-            MeasureCeilings: self.measure_ceilings,
-            SampleBlocks: self.sample_blocks,
-            Trace: self.trace,
-            Attempt: self.attempt,
-        }
         self.turn, self.guard, start = PROBE, Guard(), time.perf_counter()
         try:
-            reply = answers[type(request)](request)
-            if not isinstance(reply, Failed):
+            reply = self._reply(request)
+            if not isinstance(reply, messages.Failed):
                 self.guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as said above
             is_predicted = isinstance(error, OutOfReachError)
             if not is_predicted:
                 traceback.print_exc()  # to standard error, which is the run's log
             status, message = describe(error)
-            reply = Failed(arm=self.turn, status=status, message=message)
-            if isinstance(request, Check):
+            reply = messages.Failed(arm=self.turn, status=status, message=message)
+            if isinstance(request, messages.Check):
                 reply = CellChecked(**request.names, status=status, message=message, is_predicted=is_predicted)
         finally:
             self.guard.restore()
-            if isinstance(request, SampleBlocks) and request.settles:
+            if isinstance(request, messages.SampleBlocks) and request.settles:
                 blocks.settle()
-        if isinstance(reply, Failed) and isinstance(request, SampleBlocks):
+        if isinstance(reply, messages.Failed) and isinstance(request, messages.SampleBlocks):
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
             reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
         return reply
+
+    def _reply(self, request: messages.Work) -> messages.Reply:
+        match request:
+            case messages.Check():
+                return self.check(request)
+            case messages.Profile():
+                case, backend = self.case(request), self.implementation(request.spec).backend
+                seen = operators.observe(case, backend, on_step=self.heartbeat.beat)
+                return CellProfiled(**request.names, operators=seen)
+            case messages.Observe():
+                return self.observe(request)
+            case messages.MeasureCeilings():
+                reached = loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat)
+                return CeilingsMeasured(ceilings=reached)
+            case messages.SampleBlocks():
+                return self.sample_blocks(request)
+            case messages.Trace():
+                trace(self.case(request), Path(request.file), self.heartbeat.beat)
+                return messages.Traced()
+            case messages.Attempt():
+                self.benches.clear()  # nothing else is in the way of a call that may not fit
+                self.references = None
+                return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
 
     def implementation(self, spec: str) -> Implementation:
         """The implementation, imported at first use."""
@@ -132,7 +203,7 @@ class Worker:
             self.loaded[spec] = implementation(spec)
         return self.loaded[spec]
 
-    def check(self, request: Check) -> CellChecked:
+    def check(self, request: messages.Check) -> CellChecked:
         """Check whether the implementation supports the workload, stays within the limits, and is right."""
         self.heartbeat.beat()
         made = self.implementation(request.spec)
@@ -168,27 +239,18 @@ class Worker:
         self.benches.move_to_end(workload.id)
         return self.benches[workload.id]
 
-    def observe(self, request: Observe) -> CellMeasured | Failed:
+    def observe(self, request: messages.Observe) -> CellMeasured | messages.Failed:
         """Read a metric apart from timing."""
         self.metrics = self.metrics or plugins.plugs("attnbench.metrics", "METRIC")
         metric = self.metrics[request.metric]
         assert metric.measure is not None
         value = metric.measure(self.case(request))
         if not math.isfinite(value):
-            return Failed(status=Status.invalid, message=f"the metric {request.metric} is {value}")
+            return messages.Failed(status=Status.invalid, message=f"the metric {request.metric} is {value}")
         measurement = Measurement(metric=request.metric, unit=metric.unit, samples=(Sample(value=value),))
         return CellMeasured(**request.names, measurement=measurement)
 
-    def profile(self, request: Profile) -> CellProfiled:
-        """See which operators run."""
-        case, backend = self.case(request), self.implementation(request.spec).backend
-        return CellProfiled(**request.names, operators=operators.observe(case, backend, on_step=self.heartbeat.beat))
-
-    def trace(self, request: Trace) -> Traced:
-        """Trace some steps, untimed."""
-        return Traced(num_bytes=trace(self.case(request), Path(request.file), self.heartbeat.beat))
-
-    def case(self, request: Observe | Profile | Trace) -> Case:
+    def case(self, request: messages.Observe | messages.Profile | messages.Trace) -> Case:
         """A case that no timing shares, kept until another is asked for."""
         self.heartbeat.beat()
         cell = (request.workload.id, request.spec)
@@ -197,17 +259,7 @@ class Worker:
             self.observed = (cell, self.bench(request.workload).case(self.implementation(request.spec)))
         return self.observed[1]
 
-    def measure_ceilings(self, request: MeasureCeilings) -> CeilingsMeasured:
-        """Measure what matrix products and copies reach where the workload runs."""
-        return CeilingsMeasured(ceilings=loads.ceilings(request.workload, request.limit_s, self.heartbeat.beat))
-
-    def attempt(self, request: Attempt) -> Attempted:
-        """Make a call that may not fit, with nothing else in the way."""
-        self.benches.clear()
-        self.references = None
-        return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
-
-    def sample_blocks(self, request: SampleBlocks) -> VisitFinished | Failed:
+    def sample_blocks(self, request: messages.SampleBlocks) -> VisitFinished | messages.Failed:
         """Sample the blocks of a visit, then verify that every arm still computes."""
         arms = [arm for arm, _ in request.arms]
 
@@ -227,15 +279,14 @@ class Worker:
                 self.probes[name] = blocks.probe_call(here.interference_probe())
             calls.append(self.probes[name])
         called_s = -sum(timed.called_s for timed in calls)
-        at = blocks.Visit(epoch=request.epoch, number=request.visit, num_blocks=request.num_blocks, seed=request.seed)
-        conditions = blocks.conditions_here(on_turn, here.flush if request.cache == "cold" else None)
+        conditions = blocks.Conditions(on_turn=on_turn, flush=here.flush if request.cache == "cold" else None)
         with torch.set_grad_enabled(request.workload.direction != "inference"):
-            samples = blocks.visit(calls, here.clock, at, conditions)
+            samples = blocks.visit(calls, here.clock, request, conditions)
         called_s += sum(timed.called_s for timed in calls)
         start = time.perf_counter()
         for arm in arms if request.verifies else ():
             on_turn(arm)
             if arm != PROBE and (wrong := bench.verify(arm)):
-                return Failed(arm=arm, status=Status.disagrees, message=wrong)
+                return messages.Failed(arm=arm, status=Status.disagrees, message=wrong)
         called_s += time.perf_counter() - start
         return request.finished(samples, called_s)
