@@ -62,7 +62,7 @@ class Epoch:
         self.a, self.b = both()
         arms = ((A, self.a), (A.as_control(), self.a), (B, self.b))
         self.calls = [blocks.TimedCall(arm=arm, call=call) for arm, call in arms]
-        self.calls.append(blocks.probe_call(device("cpu").interference_probe()))
+        self.calls.append(blocks.TimedCall(arm=PROBE, call=device("cpu").interference_probe()))
         self.clock, self.gauge = CpuClock(), InterferenceGauge()
 
     def visit_for(self, seconds: float) -> list[Row]:

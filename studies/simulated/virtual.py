@@ -208,7 +208,7 @@ class SimulatedClient:
             def call() -> None:
                 self._call(cost_s, num_faults)
 
-            self._calls[key] = blocks.probe_call(call) if arm == PROBE else blocks.TimedCall(arm=arm, call=call)
+            self._calls[key] = blocks.TimedCall(arm=arm, call=call)
         return self._calls[key]
 
     def _call(self, cost_s: float, num_faults: int) -> None:

@@ -3,20 +3,20 @@
 import subprocess
 import sys
 
-from attnbench.devices import counters
+from attnbench.devices import read_counters
 
 WORK = "import time\nwhile time.process_time() < 0.5: pass"
 
 
 def test_own_time_includes_processes_that_ended_and_those_at_work():
-    before = counters.read()
+    before = read_counters()
     subprocess.run([sys.executable, "-c", WORK], check=True)
-    between = counters.read()
+    between = read_counters()
     waits = f"{WORK}\nprint('done', flush=True)\ninput()"
     with subprocess.Popen([sys.executable, "-c", waits], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as child:
         assert child.stdout is not None
         child.stdout.readline()
-        after = counters.read()
+        after = read_counters()
         child.communicate(b"\n")
     assert between.own_s - before.own_s >= 0.45
     assert after.own_s - between.own_s >= 0.45

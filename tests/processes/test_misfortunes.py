@@ -149,7 +149,7 @@ def test_who_changes_the_process_and_then_fails_leaves_it_as_it_was(tmp_path, as
 def test_a_worker_whose_device_is_broken_is_dismissed(tmp_path, monkeypatch, is_broken, status, ends):
     """The device is made up: what a broken context answers is CUDA's documented behaviour."""
     worker = Worker(Heartbeat())
-    monkeypatch.setattr(worker, "serve", lambda _: Failed(arm=FUSED, status=Status(status), message="illegal access"))
+    monkeypatch.setattr(worker, "_reply", lambda _: Failed(arm=FUSED, status=Status(status), message="illegal access"))
     monkeypatch.setattr("attnbench.devices.cuda.Cuda.is_broken", lambda _: is_broken)
     request = Observe(
         workload=msgspec.structs.replace(SMALL, device="cuda"), arm=FUSED, spec="fused", metric="peak_memory"

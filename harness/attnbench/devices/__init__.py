@@ -8,13 +8,15 @@ be listed, and asked for what needs no torch, where torch is missing. The other 
 from __future__ import annotations
 
 import importlib
+import os
 import re
 import time
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from attnbench.plugins import unknown
 
@@ -24,7 +26,7 @@ if TYPE_CHECKING:  # some import this module
 
     from attnbench.devices.loads import Load
     from attnbench.devices.recording import Recording
-    from attnbench.storage.records import Environment
+    from attnbench.storage.records import Counters, Environment
     from attnbench.workloads.workload import Workload
 
 NOT_NATIVE = "has no hardware here and may run reference loops"
@@ -151,3 +153,26 @@ def device(text: str) -> Device:
         raise ValueError(unknown("device", name, names()))
     found: Device = importlib.import_module(f"{__name__}.{name}").DEVICE(text)
     return found
+
+
+def read_counters() -> Counters:
+    """Who uses the processors: the system's counters at this moment, and those of this process and all it started."""
+    import psutil
+
+    from attnbench.storage.records import Counters
+
+    spent: Any = psutil.cpu_times()  # its fields differ from system to system
+    counted_twice = getattr(spent, "guest", 0.0) + getattr(spent, "guest_nice", 0.0)  # they are in user and nice, too
+    this = psutil.Process()
+    own_s = sum(os.times()[:4])  # with those that it started and that have ended
+    for child in this.children(recursive=True):
+        with suppress(psutil.Error):  # it has just ended
+            own_s += sum(child.cpu_times()[:4])
+    return Counters(
+        began_s=this.create_time(),
+        total_s=sum(spent) - counted_twice,
+        idle_s=spent.idle + getattr(spent, "iowait", 0.0),
+        stolen_s=getattr(spent, "steal", 0.0),
+        own_s=own_s,
+        free_bytes=psutil.virtual_memory().available,
+    )

@@ -9,7 +9,7 @@ import random
 import secrets
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 
 from attnbench import plugins
-from attnbench.devices import counters
+from attnbench.devices import read_counters
 from attnbench.processes import messages
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
 from attnbench.processes.worker_client import PairedClient, ProcessClient, WorkerClient
@@ -60,7 +60,7 @@ class Progress:
     cell: str
     done: float  # of `total`, in the stage
     total: float
-    counts: dict[str, int]  # cells by status
+    counts: Mapping[str, int]  # cells by status
     left_s: float | None
 
 
@@ -76,7 +76,7 @@ class Session:
     client: WorkerClient
     watch: Watch
     clock: Callable[[], float] = time.monotonic
-    read_counters: Callable[[], Counters | None] = counters.read
+    read_counters: Callable[[], Counters | None] = read_counters
     state: State = field(default_factory=State)
 
     def __post_init__(self) -> None:
@@ -150,7 +150,7 @@ class Session:
             self._stage, self._stage_start = stage, self.clock()
         pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
         left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
-        counts = {str(status): number for status, number in self.state.counts.items() if number}
+        counts = Counter(map(str, self.state.status.values()))
         self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s))
 
 
@@ -162,7 +162,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     *,
     client: WorkerClient | None = None,
     clock: Callable[[], float] = time.monotonic,
-    read_counters: Callable[[], Counters | None] = counters.read,
+    read_counters: Callable[[], Counters | None] = read_counters,
 ) -> None:
     """Start a run in `folder`, or go on with the one that is there, to its end.
 

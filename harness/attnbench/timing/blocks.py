@@ -43,8 +43,11 @@ class TimedCall:
     num_calls: int = 0  # 0: not calibrated yet
     call_s: float = 0.0
     called_s: float = 0.0  # inside all calls so far, untimed ones included
-    sample_s: float = MIN_SAMPLE_S  # at least this long
-    is_touched: bool = True  # an untimed call comes first, where calls are short
+
+    @property
+    def sample_s(self) -> float:
+        """A sample is at least this long; the interference probe's, which is not compared with others, is short."""
+        return PROBE_SAMPLE_S if self.arm == PROBE else MIN_SAMPLE_S
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
@@ -76,11 +79,6 @@ SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0)
 """Where the clock is simulated, nothing is read of this machine."""
 
 
-def probe_call(call: Callable[[], object]) -> TimedCall:
-    """An interference probe, which is not compared with others: short, and without an untimed call."""
-    return TimedCall(arm=PROBE, call=call, sample_s=PROBE_SAMPLE_S, is_touched=False)
-
-
 def calibrate(timed: TimedCall, clock: Clock) -> None:
     """Double the number of calls until they fill a sample: at least `sample_s`, and 1000 ticks of the clock.
 
@@ -106,7 +104,7 @@ class Turn(NamedTuple):
 
     timed: TimedCall
     num_calls: int
-    is_touched: bool
+    is_touched: bool  # an untimed call comes first
 
 
 def turns(calls: Sequence[TimedCall], *, is_cold: bool) -> list[Turn]:
@@ -123,7 +121,7 @@ def turns(calls: Sequence[TimedCall], *, is_cold: bool) -> list[Turn]:
         num_calls = min(max(timed.num_calls for timed in group), MOST_COLD_CALLS if is_cold else sys.maxsize)
         is_short = any(timed.call_s < TOUCH_BELOW_S for timed in group)
         for timed in group:
-            made[timed.arm] = Turn(timed, num_calls, is_touched=timed.is_touched and is_short and not is_cold)
+            made[timed.arm] = Turn(timed, num_calls, is_touched=timed.arm != PROBE and is_short and not is_cold)
     return [made[timed.arm] for timed in calls]
 
 

@@ -52,7 +52,7 @@ class FunctionComparison:
         self.rivals = [name for name in calls if name != baseline]
         self.calls = [blocks.TimedCall(arm=Arm(implementation=name), call=call) for name, call in calls.items()]
         self.calls.append(blocks.TimedCall(arm=self.control, call=calls[baseline]))
-        self.calls.append(blocks.probe_call(gauge_work or device("cpu").interference_probe()))
+        self.calls.append(blocks.TimedCall(arm=PROBE, call=gauge_work or device("cpu").interference_probe()))
         self.smallest_effect, self.num_blocks, self.seed = smallest_effect, num_blocks, seed
         self.clock = clock or device("cpu").clock
         self.conditions = conditions or blocks.Conditions()

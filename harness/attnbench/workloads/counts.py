@@ -116,13 +116,13 @@ def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) ->
     width = (
         workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
     )  # of an output
-    read = _input_numbers(workload, queries, keys)
+    read = input_numbers(workload, queries, keys)
     if is_backward:
-        return read + queries * width + _input_numbers(workload, all_queries, all_keys)
+        return read + queries * width + input_numbers(workload, all_queries, all_keys)
     return read + all_queries * width
 
 
-def _input_numbers(workload: Workload, queries: int, keys: int) -> int:
+def input_numbers(workload: Workload, queries: int, keys: int) -> int:
     """Numbers in so many tokens of the inputs, and in the weights of scope `module`."""
     heads, groups = workload.num_heads, workload.num_kv_heads
     widths = workload.head_dim + workload.value_dim

@@ -128,29 +128,19 @@ class Worker:
         torch.set_num_threads(self.num_threads)
 
     def answer(self, request: messages.Request) -> messages.Reply:
-        """The answer to any request."""
+        """The answer to any request; about a workload, the process has its settings meanwhile.
+
+        Whatever somebody's implementation raises, or changes for the whole process, costs its own cell only.
+        """
         if isinstance(request, messages.Start):
             draws = random.Random(request.layout)
             self.pads = [bytearray(draws.randrange(1, 2**16)) for _ in range(64)]  # shift what is allocated next
             return messages.Started(environment=environment.collect())
+        if not isinstance(request, messages.Profile | messages.Observe):
+            self.observed = None
         torch.set_num_threads(request.workload.num_threads or self.num_threads)
         usual = torch.get_float32_matmul_precision()
         torch.set_float32_matmul_precision(request.workload.float32_matmul_precision)
-        try:
-            reply = self.serve(request)
-            is_error = isinstance(reply, CellChecked | messages.Failed) and reply.status is Status.error
-            self.is_broken = is_error and device(request.workload.device).is_broken()
-            return reply
-        finally:
-            torch.set_float32_matmul_precision(usual)
-
-    def serve(self, request: messages.Work) -> messages.Reply:
-        """The answer to a request about a workload, under whose settings the process is.
-
-        Whatever somebody's implementation raises, or changes for the whole process, costs its own cell only.
-        """
-        if not isinstance(request, messages.Profile | messages.Observe):
-            self.observed = None
         self.turn, self.guard, start = PROBE, Guard(), time.perf_counter()
         try:
             reply = self._reply(request)
@@ -166,12 +156,15 @@ class Worker:
                 reply = CellChecked(**request.names, status=status, message=message, is_predicted=is_predicted)
         finally:
             self.guard.restore()
+            torch.set_float32_matmul_precision(usual)
             if isinstance(request, messages.SampleBlocks) and request.settles:
                 blocks.settle()
         if isinstance(reply, messages.Failed) and isinstance(request, messages.SampleBlocks):
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
             reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
+        is_error = isinstance(reply, CellChecked | messages.Failed) and reply.status is Status.error
+        self.is_broken = is_error and device(request.workload.device).is_broken()
         return reply
 
     def _reply(self, request: messages.Work) -> messages.Reply:
@@ -276,7 +269,7 @@ class Worker:
                 calls.append(bench.timed(arm, self.implementation(spec)))
                 continue
             if (name := request.workload.device) not in self.probes:  # one on the processor for all thread numbers
-                self.probes[name] = blocks.probe_call(here.interference_probe())
+                self.probes[name] = blocks.TimedCall(arm=PROBE, call=here.interference_probe())
             calls.append(self.probes[name])
         called_s = -sum(timed.called_s for timed in calls)
         conditions = blocks.Conditions(on_turn=on_turn, flush=here.flush if request.cache == "cold" else None)

@@ -21,7 +21,7 @@ from attnbench.processes.messages import Attempt, Attempted, Check
 from attnbench.storage.memory_events import timeline
 from attnbench.storage.records import Status
 from attnbench.units import show
-from attnbench.workloads.counts import score_matrix_bytes
+from attnbench.workloads.counts import input_numbers, score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
 SHARE_OF_FREE_MEMORY = 0.75
@@ -56,7 +56,8 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
         raise OutOfReachError(Status.unsupported, reason)
     here = device(workload.device)
     free_bytes = here.free_bytes()
-    if (needed := limit_bytes + DRAWING * FLOAT64_BYTES * num_inputs(workload)) > free_bytes:
+    tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
+    if (needed := limit_bytes + DRAWING * FLOAT64_BYTES * input_numbers(workload, *tokens)) > free_bytes:
         message = f"the limit and the inputs need {show(needed, 'bytes')}, and {show(free_bytes, 'bytes')} are free"
         raise OutOfReachError(Status.unsupported, message)
 
@@ -119,16 +120,6 @@ def require_within_limits(request: Check, made: Implementation, on_step: Callabl
         return CallCost(length=step.seq_len, call_s=call_s, peak_bytes=peak)
 
     require_within(request.call_limit_s, limit_bytes, request.workload, call_cost, compiles=made.compiles)
-
-
-def num_inputs(workload: Workload) -> int:
-    """Numbers in the inputs of a call, its parameters not counted."""
-    if workload.scope == "module":
-        lengths = workload.seq_len + (workload.kv_len if workload.kv_len != workload.seq_len else 0)
-        return workload.batch_size * lengths * workload.embed_dim
-    queries = workload.num_heads * workload.seq_len * workload.head_dim
-    keys = workload.num_kv_heads * workload.kv_len * (workload.head_dim + workload.value_dim)
-    return workload.batch_size * (queries + keys)
 
 
 @dataclass(frozen=True, kw_only=True)
