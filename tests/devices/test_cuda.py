@@ -10,7 +10,7 @@ from attnbench.checking.case import reason_against
 from attnbench.contract.loading import implementation
 from attnbench.devices import device
 from attnbench.processes import execution
-from attnbench.processes.failure import describe
+from attnbench.processes.worker.attempts import describe
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload

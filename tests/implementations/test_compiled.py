@@ -15,7 +15,6 @@ from attnbench.contract import Attention
 from attnbench.contract.compiled import NotOneGraphError, compile_whole, settle
 from attnbench.contract.loading import implementation
 from attnbench.contract.requirements import missing_compiler
-from attnbench.processes.failure import describe
 from attnbench.processes.worker import attempts
 from attnbench.reports import style
 from attnbench.storage.records import Status
@@ -131,7 +130,7 @@ def test_what_is_not_one_graph_is_unsupported_with_the_reason(tmp_path):
     file.write_text("def f(query, key, value):\n    return value * (1 if query.sum() > 0 else 2)\n")
     with torch.no_grad(), pytest.raises(NotOneGraphError, match="as one graph: Data-dependent") as raised:
         case_of(f"{file}:f+compile").output()
-    assert describe(raised.value)[0] is Status.unsupported
+    assert attempts.describe(raised.value)[0] is Status.unsupported
 
 
 def test_sizes_beyond_pytorchs_own_limit_are_compiled_too():

@@ -19,7 +19,7 @@ from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.inputs import Inputs
 from attnbench.contract import Attention, BoundMask, Implementation, loading
 from attnbench.inspection.results import Comparison, OracleDiff, Outcome, shape_of
-from attnbench.processes.failure import describe
+from attnbench.processes.worker.attempts import describe
 from attnbench.units import plain
 from attnbench.workloads.sweep import make
 from attnbench.workloads.workload import Workload

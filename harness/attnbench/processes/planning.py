@@ -9,8 +9,6 @@ from attnbench.devices import device, names
 from attnbench.storage.events import Plan
 from attnbench.workloads import sweep
 
-DEFAULT_BASELINE = "sdpa"
-
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
@@ -19,7 +17,7 @@ class Selection:
     sweep: str
     settings: Sequence[str] = ()
     implementations: Sequence[str] = ()
-    baseline: str = DEFAULT_BASELINE
+    baseline: str = "sdpa"
     budget_s: float | None = None
     call_limit_s: float | None = None
     timeout_s: float = 60.0

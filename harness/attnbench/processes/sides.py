@@ -77,7 +77,7 @@ def plan(  # noqa: PLR0913 - the sides, and what is done with them
     given = base_text, candidate_text
     if build and not any(text.startswith(REVISION) and text != REVISION + WORKTREE for text in given):
         raise ValueError("--build is for revisions: what else a side can be is measured as it lies there")
-    same: list[str] = []
+    same, roots = list[str](), list[Path]()
     with contextlib.ExitStack() as undo:
         undo.callback(remove_checkouts, folder)
         claim(folder)
@@ -96,9 +96,10 @@ def plan(  # noqa: PLR0913 - the sides, and what is done with them
             below = folder / SIDES_FOLDER
             base, candidate = _side(base_text, below / "base"), _side(candidate_text, below / "candidate")
             check_out(Sides(base=base, candidate=candidate, build=build))
+            roots = [Path(side.root) for side in (base, candidate) if side.root]
             pairs = _pairs(selection.implementations, base, candidate)
             if not selection.implementations and not build:  # what was built may come in by ways no text shows
-                same = [name for name, pair in pairs.items() if _are_same(pair, base, candidate)]
+                same = [name for name, pair in pairs.items() if _are_same(pair, roots)]
             pairs = {name: pair for name, pair in pairs.items() if name not in same}
             kept = {name: pair for name, pair in pairs.items() if not all(each.missing for each in pair)}
             if gone := [pair[1].missing for name, pair in pairs.items() if name not in kept]:
@@ -107,6 +108,7 @@ def plan(  # noqa: PLR0913 - the sides, and what is done with them
             return None, same
         own = [{name: pair[place].spec for name, pair in kept.items() if not pair[place].missing} for place in (0, 1)]
         specs = [spec for specs in own for spec in specs.values()]
+        files = [file for spec in specs if (file := plugins.split(spec)[0]) is not None]
         compared = Sides(
             base=msgspec.structs.replace(base, implementations=own[0]),
             candidate=msgspec.structs.replace(candidate, implementations=own[1]),
@@ -114,7 +116,7 @@ def plan(  # noqa: PLR0913 - the sides, and what is done with them
             is_apart=is_apart
             or bool(build)
             or base.python != candidate.python
-            or not all(_is_self_contained(spec, base, candidate) for spec in specs),
+            or not all(is_self_contained(file, roots) for file in files),
             build=build,
             lost={name: pair[1].missing for name, pair in kept.items() if pair[1].missing},
             new={name: pair[0].missing for name, pair in kept.items() if pair[0].missing},
@@ -192,15 +194,10 @@ def _on_side(spec: str, side: Side) -> OneSided:
     return OneSided(here, "")
 
 
-def _is_self_contained(spec: str, *sides: Side) -> bool:
-    path, _ = plugins.split(spec)
-    return path is None or is_self_contained(path, [Path(side.root) for side in sides if side.root])
-
-
-def _are_same(pair: Pair, *sides: Side) -> bool:
+def _are_same(pair: Pair, roots: Sequence[Path]) -> bool:
     """Whether both run the very same code: the same bytes, which import no file of their side."""
-    files = [plugins.split(each.spec)[0] for each in pair if not each.missing and _is_self_contained(each.spec, *sides)]
-    contents = [file.read_bytes() for file in files if file is not None]
+    files = [plugins.split(each.spec)[0] for each in pair if not each.missing]
+    contents = [file.read_bytes() for file in files if file is not None and is_self_contained(file, roots)]
     return len(contents) == len(pair) and len(set(contents)) == 1
 
 

@@ -86,7 +86,6 @@ class ProcessClient(WorkerClient):
         self.python, self.folders = python or sys.executable, folders
         self.timeout_s = timeout_s
         self._process: subprocess.Popen[bytes] | None = None
-        self._decoder = msgspec.json.Decoder(messages.Envelope)
         self._heartbeat = messages.Heartbeat()
 
     @property
@@ -145,7 +144,7 @@ class ProcessClient(WorkerClient):
             elif waited_s >= timeout_s:
                 return self._lost(request, Status.timeout, f"no end in sight after {timeout_s:g} s: killed")
         if line := process.stdout.readline():  # a whole one: a worker answers one request at a time
-            answer = self._decoder.decode(line)
+            answer = msgspec.json.decode(line, type=messages.Envelope)
             if answer.ends:
                 self.stop()
             return answer.reply

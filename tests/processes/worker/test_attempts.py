@@ -2,8 +2,7 @@
 
 import pytest
 
-from attnbench.processes.failure import OutOfReachError
-from attnbench.processes.worker.attempts import FIRST_LEN, CallCost, require_within, staircase
+from attnbench.processes.worker.attempts import FIRST_LEN, CallCost, OutOfReachError, require_within, staircase
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 

@@ -11,6 +11,7 @@ import time
 import traceback
 from collections import OrderedDict
 from collections.abc import Callable
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,6 @@ from attnbench.contract.loading import implementation
 from attnbench.devices import device, environment, loads
 from attnbench.metrics import Metric
 from attnbench.processes import messages
-from attnbench.processes.failure import OutOfReachError, describe
 from attnbench.processes.worker import attempts, operators
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Measurement, Sample, Status
@@ -114,11 +114,11 @@ class Worker:
     def __init__(self, heartbeat: messages.Heartbeat) -> None:
         """Keep nothing yet."""
         self.heartbeat = heartbeat
-        self.loaded: dict[str, Implementation] = {}
+        self.implementation = cache(implementation)  # by spec: imported at first use
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: agreement.References | None = None
         self.probes: dict[str, blocks.TimedCall] = {}
-        self.metrics: dict[str, Metric] = {}
+        self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
         self.pads: list[bytearray] = []
         self.turn, self.guard = PROBE, Guard()  # whose fault a failure is, and what must not change meanwhile
@@ -147,10 +147,10 @@ class Worker:
             if not isinstance(reply, messages.Failed):
                 self.guard.require_unchanged()
         except Exception as error:  # noqa: BLE001 - as said above
-            is_predicted = isinstance(error, OutOfReachError)
+            is_predicted = isinstance(error, attempts.OutOfReachError)
             if not is_predicted:
                 traceback.print_exc()  # to standard error, which is the run's log
-            status, message = describe(error)
+            status, message = attempts.describe(error)
             reply = messages.Failed(arm=self.turn, status=status, message=message)
             if isinstance(request, messages.Check):
                 reply = CellChecked(**request.names, status=status, message=message, is_predicted=is_predicted)
@@ -190,12 +190,6 @@ class Worker:
                 self.references = None
                 return attempts.attempt(request, self.implementation(request.spec), self.heartbeat.beat)
 
-    def implementation(self, spec: str) -> Implementation:
-        """The implementation, imported at first use."""
-        if spec not in self.loaded:
-            self.loaded[spec] = implementation(spec)
-        return self.loaded[spec]
-
     def check(self, request: messages.Check) -> CellChecked:
         """Check whether the implementation supports the workload, stays within the limits, and is right."""
         self.heartbeat.beat()
@@ -234,7 +228,6 @@ class Worker:
 
     def observe(self, request: messages.Observe) -> CellMeasured | messages.Failed:
         """Read a metric apart from timing."""
-        self.metrics = self.metrics or plugins.plugs("attnbench.metrics", "METRIC")
         metric = self.metrics[request.metric]
         assert metric.measure is not None
         value = metric.measure(self.case(request))

@@ -1,4 +1,4 @@
-"""Calls made to predict what a cell will cost before it is tried, or to test a prediction under a memory limit.
+"""Calls that may fail: made to predict what a cell will cost, or to test a prediction; and what to say of a failure.
 
 The staircase: one call each at lengths that grow fourfold, as long as the next step should fit. The last two steps give
 the exponent of growth, and with it the prediction of the time of a call and of its peak memory. A cell that is wrongly
@@ -7,16 +7,20 @@ docs/adr/0005.
 """
 
 import math
+import traceback
 from collections.abc import Callable, Iterator
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import torch
+
 from attnbench.checking.case import build, place, reason_against
 from attnbench.checking.inputs import draw_normal
+from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation
+from attnbench.contract.compiled import NotOneGraphError
 from attnbench.devices import device
-from attnbench.processes.failure import OutOfReachError
 from attnbench.processes.messages import Attempt, Attempted, Check
 from attnbench.storage.memory_events import timeline
 from attnbench.storage.records import Status
@@ -41,6 +45,39 @@ attention keeps more copies of it."""
 MOST_RETRIES = 3
 CLEARLY_OVER = 4.0
 """A prediction of more than this many times the limit is not tried again, once it was made twice."""
+LONGEST_MESSAGE = 300
+MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
+OURS, INSTALLED = Path(__file__).parents[2], Path(torch.__file__).parents[1]
+"""Where no frame of a traceback is the user's."""
+
+
+class OutOfReachError(Exception):
+    """A cell is predicted not to fit; carries the status and the reason."""
+
+    def __init__(self, status: Status, reason: str) -> None:
+        """Keep both."""
+        super().__init__(reason)
+        self.status = status
+
+
+def describe(error: BaseException) -> tuple[Status, str]:
+    """The status of a cell that raised `error`, and a message that names the line in the implementation's own file."""
+    if isinstance(error, OutOfReachError):
+        return error.status, str(error)
+    if isinstance(error, UncheckableError | NotOneGraphError):
+        return Status.unsupported, str(error)
+    lines = str(error).strip().splitlines()
+    first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
+    message = f"{type(error).__name__}: {first}"
+    for frame in reversed(traceback.extract_tb(error.__traceback__)):
+        path = Path(frame.filename)
+        if path.exists() and OURS not in path.parents and INSTALLED not in path.parents:
+            message += f" ({path.name}, line {frame.lineno})"
+            break
+    is_memory = isinstance(error, MemoryError | torch.OutOfMemoryError)
+    if is_memory or (isinstance(error, RuntimeError) and any(sign in str(error) for sign in MEMORY_SIGNS)):
+        return Status.out_of_memory, message
+    return Status.error, message
 
 
 def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object]) -> Attempted:

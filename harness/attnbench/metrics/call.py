@@ -1,6 +1,6 @@
-"""The memory of one call, beyond its inputs and mask: exact on the CPU, from the profiler's memory events.
+"""The time of one call, and its memory beyond inputs and mask: exact on the CPU, from the profiler's memory events.
 
-All of them are read from one recorded call (devices/recording.py).
+All of the memory is read from one recorded call (devices/recording.py).
 """
 
 from attnbench.devices import device
@@ -14,6 +14,8 @@ def has_caching_allocator(workload: Workload) -> bool:
 
 
 METRIC = {
+    # Sampled in randomised interleaved blocks (timing/blocks.py).
+    "latency": Metric(unit="s", summary="time of one call, from interleaved blocks", measure=None),
     # All that one call asks for, one allocation after the other. Where it is far more than the peak, memory is taken
     # and given back again and again.
     "allocated_memory": Metric(
