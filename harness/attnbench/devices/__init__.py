@@ -151,8 +151,8 @@ def device(text: str) -> Device:
     name = text.partition(":")[0]
     if name not in names():
         raise ValueError(unknown("device", name, names()))
-    found: Device = importlib.import_module(f"{__name__}.{name}").DEVICE(text)
-    return found
+    made: Device = importlib.import_module(f"{__name__}.{name}").DEVICE(text)
+    return made
 
 
 def read_counters() -> Counters:

@@ -90,9 +90,9 @@ class Cuda(Device):
 
         accelerator, versions = "", {}
         if torch.cuda.is_available():
-            found = torch.cuda.get_device_properties(0)
-            capability = f"compute capability {found.major}.{found.minor}"
-            accelerator = f"{found.name}, {found.total_memory} bytes, {capability}"
+            properties = torch.cuda.get_device_properties(0)
+            capability = f"compute capability {properties.major}.{properties.minor}"
+            accelerator = f"{properties.name}, {properties.total_memory} bytes, {capability}"
         if torch.version.cuda:
             versions = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
         return Facts(

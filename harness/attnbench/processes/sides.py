@@ -333,8 +333,8 @@ def harness_folder(folder: Path) -> Path:
 def _places(path: Path, root: Path) -> list[Path]:
     """Where packages of a file's side may lie: each folder from its root down to the file's own, and the src in each.
 
-    The outermost comes first. A package lies above the files that import it: so none of what lies beside such a file, a
-    `bench/foo.py` for example, takes the place of the package `foo`. And all files of a side share a process: what is
+    The outermost comes first. A package lies above the files that import it: so nothing next to such a file, such as a
+    `bench/foo.py`, takes the place of the package `foo`. And all files of a side share a process: what is
     nearest to one of them is near another by chance.
     """
     top, own = root.resolve(), path.parent.resolve()

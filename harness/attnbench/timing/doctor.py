@@ -31,10 +31,10 @@ class Finding:
 def examine() -> list[Finding]:
     """Every finding, in order. Takes about fifteen seconds."""
     here = environment.collect()
-    found: list[Finding] = []
+    findings: list[Finding] = []
 
     def add(name: str, value: str, advice: str = "") -> None:
-        found.append(Finding(name=name, value=value, advice=advice))
+        findings.append(Finding(name=name, value=value, advice=advice))
 
     add("processor", f"{here.cpu}, {here.cpu_capability}, {here.num_physical_cores} cores")
     add("accelerator", here.accelerator or "none")
@@ -73,7 +73,7 @@ def examine() -> list[Finding]:
         stolen = psutil.cpu_times_percent(interval=1.0).steal
         advice = "the host takes time away: measure elsewhere, or take more visits" if stolen > STEAL_PERCENT else ""
         add("stolen by the host", f"{stolen:.1f} % of the time", advice)
-    return [*found, noise_floor()]
+    return [*findings, noise_floor()]
 
 
 def noise_floor(budget_s: float = AA_S) -> Finding:
