@@ -334,8 +334,8 @@ def _places(path: Path, root: Path) -> list[Path]:
     """Where packages of a file's side may lie: each folder from its root down to the file's own, and the src in each.
 
     The outermost comes first. A package lies above the files that import it: so nothing next to such a file, such as a
-    `bench/foo.py`, takes the place of the package `foo`. And all files of a side share a process: what is
-    nearest to one of them is near another by chance.
+    `bench/foo.py`, takes the place of the package `foo`. And all files of a side share a process: what is nearest to
+    one of them is near another by chance.
     """
     top, own = root.resolve(), path.parent.resolve()
     inside = [folder for folder in (own, *own.parents) if folder.is_relative_to(top)] or [top]
