@@ -7,7 +7,7 @@ import msgspec
 import torch
 
 from attnbench.checking import dropout, oracle, rules
-from attnbench.checking.case import Case, fill, set_dropout
+from attnbench.checking.case import Case, set_dropout
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import (
@@ -76,10 +76,7 @@ def check(references: References, implementation: Implementation) -> Agreement:
     agreement = _compare(references, implementation)
     if agreement.agrees:
         return agreement
-    diagnosis = explain(implementation, references.by_probe, agreement, references.seed, references.on_step)
-    return msgspec.structs.replace(
-        agreement, diagnosis=diagnosis.words, mistakes=diagnosis.mistakes, step=diagnosis.step
-    )
+    return explain(implementation, references.by_probe, agreement, references.seed, references.on_step)
 
 
 def _compare(references: References, implementation: Implementation) -> Agreement:
@@ -118,25 +115,20 @@ def _try_rules(references: References, implementation: Implementation) -> tuple[
 def verify(case: Case, reference: Reference) -> str:
     """Whether a case that is being timed still computes: what is wrong in words, or "".
 
-    Other values are put into the very tensors that are timed, and taken out again, so that an answer from memory shows.
+    Meanwhile the tensors that are timed hold other values, so that an answer from memory shows.
     Under dropout the answer is compared with dropout at 0, and what is dropped is checked apart.
     """
     share = case.workload.dropout
-    timed = {name: tensor.detach().clone() for name, tensor in case.tensors.items()}
     try:
-        for name, tensor in case.tensors.items():
-            fill(tensor, reference.inputs.tensors[name])
-        with torch.no_grad():
+        with case.holding(reference.inputs.tensors), torch.no_grad():
             if share > 0:
                 set_dropout(case.module, 0.0)
             output = case.output()
-        rows = output.index_select(output.dim() - 2, reference.rows.to(output.device))
-        compared = error("output", rows, reference)
+            rows = output.index_select(output.dim() - 2, reference.rows.to(output.device))
+            compared = error("output", rows, reference)
     finally:
         if share > 0:
             set_dropout(case.module, share)
-        for name, tensor in case.tensors.items():
-            fill(tensor, timed[name])
     if compared.agrees:
         trouble = dropout.still_drops(case) if share > 0 else ""
     else:

@@ -5,11 +5,12 @@ A probe is a function of a workload and a seed that draws one kind of input; ano
 
 import math
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 from torch import Generator, Tensor
 
-from attnbench.checking.inputs import Inputs, draw_normal, generator
+from attnbench.checking.case import Inputs, draw_normal, generator
 from attnbench.checking.oracle import row_mask
 from attnbench.contract import repeat_heads
 from attnbench.workloads.workload import Workload
@@ -43,10 +44,7 @@ def draw_needles(workload: Workload, seed: int) -> Inputs:
     targets = needle_targets(workload, draws)  # (T,)
     aligned = repeat_heads(inputs.tensors["key"], workload.num_heads)[:, :, targets]  # (B,G,S,K) -> (B,H,T,K)
     query = 2.0 * aligned + 0.1 * inputs.tensors["query"]
-    return Inputs(
-        tensors=inputs.tensors | {"query": query, "value": marked(inputs.tensors["value"], draws)},
-        weights=inputs.weights,
-    )
+    return replace(inputs, tensors=inputs.tensors | {"query": query, "value": marked(inputs.tensors["value"], draws)})
 
 
 def needle_targets(workload: Workload, draws: Generator) -> Tensor:
@@ -124,7 +122,7 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
     spread = repeat_heads(key, workload.num_heads)
     query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (POINTED * size / root)
     query[..., 0] = (1 - POINTED) * size * (torch.randint(2, query.shape[:-1], generator=draws) * 2 - 1)
-    return Inputs(tensors=inputs.tensors | {"query": query, "key": key}, weights=inputs.weights)
+    return replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
 
 
 def draw_equal(workload: Workload, seed: int) -> Inputs:
@@ -137,13 +135,11 @@ def draw_equal(workload: Workload, seed: int) -> Inputs:
         raise VacuousError("where all tokens are alike, so are all values")
     inputs = draw_normal(workload, seed)
     query, key = (inputs.tensors[name][:, :, :1].expand_as(inputs.tensors[name]) for name in ("query", "key"))
-    tensors = inputs.tensors | {"query": query.contiguous(), "key": key.contiguous()}
-    return Inputs(tensors=tensors, weights=inputs.weights)
+    return replace(inputs, tensors=inputs.tensors | {"query": query.contiguous(), "key": key.contiguous()})
 
 
 def _times(inputs: Inputs, factor: float) -> Inputs:
-    tensors = {name: factor * tensor for name, tensor in inputs.tensors.items()}
-    return Inputs(tensors=tensors, weights=inputs.weights)
+    return replace(inputs, tensors={name: factor * tensor for name, tensor in inputs.tensors.items()})
 
 
 PROBES: dict[str, Callable[[Workload, int], Inputs]] = {

@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.case import TORCH_DTYPES, Case, build, copied, output_shape, place
-from attnbench.checking.inputs import Inputs, generator, laid_out
+from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, generator, laid_out, output_shape, place
 from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.contract import Implementation
 from attnbench.devices import device

@@ -18,8 +18,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnbench import reports
-from attnbench.inspection import text
-from attnbench.inspection.results import Comparison, Inspection, Numbers, OracleDiff, Outcome, Walkthrough
+from attnbench.inspection import Inspection, text
+from attnbench.inspection.oracle_diff import Comparison, OracleDiff, Outcome
+from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.html import inlined
 from attnbench.units import plain
@@ -179,18 +180,18 @@ def _scaling(inspection: Inspection) -> Picture:
         ("query @ key", growth.without, "#D55E00", "s", "--"),
         ("query @ key / sqrt(K)", growth.with_scale, "#0072B2", "o", "-"),
     ):
-        axes.fill_between(growth.widths, values[:, 0], values[:, 2], color=colour, alpha=0.18, linewidth=0)
-        axes.plot(growth.widths, values[:, 1], color=colour, marker=marker, linestyle=line, label=name)
-    axes.axhline(1 / growth.num_keys, color=style.INK, linewidth=1, linestyle=":")
-    note = f"all {growth.num_keys} keys alike"
-    axes.annotate(note, (growth.widths[-1], 1 / growth.num_keys), (0, 4), textcoords="offset points", ha="right")
+        axes.fill_between(WIDTHS, values[:, 0], values[:, 2], color=colour, alpha=0.18, linewidth=0)
+        axes.plot(WIDTHS, values[:, 1], color=colour, marker=marker, linestyle=line, label=name)
+    axes.axhline(1 / NUM_KEYS, color=style.INK, linewidth=1, linestyle=":")
+    note = f"all {NUM_KEYS} keys alike"
+    axes.annotate(note, (WIDTHS[-1], 1 / NUM_KEYS), (0, 4), textcoords="offset points", ha="right")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(growth.widths))
+    axes.xaxis.set_major_locator(FixedLocator(WIDTHS))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("head width K")
-    axes.set_ylabel(f"largest of {growth.num_keys} weights")
+    axes.set_ylabel(f"largest of {NUM_KEYS} weights")
     axes.legend(title="softmax of")
     caption = "Standard normal query and keys; line: median, band: the middle half of the draws."
     return _with_texts(figure, "Why scores are divided by sqrt(K)", "", f"{text.growth_sentence(growth)} {caption}")

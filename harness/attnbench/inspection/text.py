@@ -10,17 +10,9 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
-from attnbench.inspection.results import (
-    TOLERANCE,
-    Comparison,
-    Growth,
-    Inspection,
-    Numbers,
-    OracleDiff,
-    Outcome,
-    Step,
-    Walkthrough,
-)
+from attnbench.inspection import Inspection
+from attnbench.inspection.oracle_diff import TOLERANCE, Comparison, OracleDiff, Outcome
+from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Growth, Numbers, Step, Walkthrough
 from attnbench.units import MISSING, plain, significant
 
 SMALLEST_PLAIN = 1e-3
@@ -162,7 +154,7 @@ def example_table(inspection: Inspection) -> Table:
 def growth_sentence(growth: Growth) -> str:
     """The largest weight at the largest K."""
     with_scale, without = brief(growth.with_scale[-1, 1]), brief(growth.without[-1, 1])
-    setup = f"A random query over {growth.num_keys} random keys of width K={growth.widths[-1]}"
+    setup = f"A random query over {NUM_KEYS} random keys of width K={WIDTHS[-1]}"
     return f"{setup}: the largest weight is {with_scale} with the division and {without} without (medians)."
 
 

@@ -1,7 +1,7 @@
 """A known mistake, and the decorator that makes one of a function."""
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -9,27 +9,15 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.inputs import Inputs
+from attnbench.checking.case import Inputs
 from attnbench.checking.oracle import RowMask, row_mask
 from attnbench.checking.steps import Changes
-from attnbench.contract import Attention, BoundMask, Implementation, Weights
+from attnbench.contract import BoundMask, CanonicalAttention, Implementation, Weights
 from attnbench.workloads.workload import Workload
 
 BLOCK_SCORES = 2**24
-"""A planted mistake holds about this many scores at a time, where it can compute the queries in blocks."""
-
-
+"""A mistake as an implementation holds about this many scores at a time, where it can compute queries in blocks."""
 Condition = Callable[[Workload], bool]
-
-
-def at(**axes: object) -> Condition:
-    """Whether these axes have these values, as in `at(scope="module")`: where the projections take part."""
-    return lambda workload: all(getattr(workload, axis) == value for axis, value in axes.items())
-
-
-def has_gradients(workload: Workload) -> bool:
-    """Whether the backward pass is asked for."""
-    return workload.direction != "inference"
 
 
 def has_several(*axes: str) -> Condition:
@@ -47,64 +35,43 @@ class Mistake:
     """A known way to get attention wrong: the textbook form with one step replaced, or several.
 
     `words` complete the sentence "It looks as if ...". Where there is a free choice, such as the tile that is lost,
-    `choices` lists what is possible at a workload, `words` has a place for {choice}, and `replacement` takes `choice`.
+    `choices` maps what is possible at a workload from its name to a value: `words` has a place for the name, {choice},
+    and the replacement takes the value as `choice`.
     """
 
     name: str
     step: str  # the first that differs
     words: str
-    replacement: Callable[..., Any] = field(repr=False)  # of that step
-    also: Changes = field(default_factory=dict, repr=False)  # replacements of later steps
+    changes: Changes = field(repr=False)  # replacements of that step, and of later ones
     fits: Sequence[Condition] = field(default=(), repr=False)  # it can be made where all of them hold
-    choices: Callable[[Workload], Iterable[Any]] | None = field(default=None, repr=False)
+    choices: Callable[[Workload], Mapping[str, Any]] | None = field(default=None, repr=False)
     needs_all_rows: bool = False  # a query's answer depends on the other queries
     is_random: bool = False  # two calls differ: recognised by its weights, not by its output
     is_rounding: bool = False  # recognised by the size of its error, not by the error itself
     is_gradient: bool = False  # the output is right
     is_memory: bool = False  # shows in how tensors lie in memory, or in what earlier calls left there
 
-    def planted(self, workload: Workload) -> Iterator["Planted"]:
-        """The mistake at a workload: one for each choice, none where it does not fit."""
-        if not all(holds(workload) for holds in self.fits):
+    def planted(self, workload: Workload) -> Iterator["Mistake"]:
+        """The mistake at a workload: one for each choice, none where it does not fit.
+
+        Mistakes of the projections can be made in scope `module` only; those of memory in scope `attention`, where no
+        projection makes new tensors.
+        """
+        is_module = workload.scope == "module"
+        if (self.step in {"projection", "output"} and not is_module) or (self.is_memory and is_module):
             return
-        for choice in [None] if self.choices is None else self.choices(workload):
-            replacement = self.replacement if self.choices is None else partial(self.replacement, choice=choice)
-            words = self.words.format(choice=choice)
-            yield Planted(mistake=self, words=words, changes={self.step: replacement, **self.also})
-
-
-def mistake(step: str, *fits: Condition, **details: Any) -> Callable[[Callable[..., Any]], Mistake]:  # noqa: ANN401
-    """Make a Mistake of the decorated function, which replaces `step`, for workloads at which all of `fits` hold.
-
-    `details` are other fields of Mistake. Its name is the function's, its words are the docstring with a small first
-    letter and without the full stop.
-    """
-
-    def decorate(function: Callable[..., Any]) -> Mistake:
-        assert function.__doc__
-        words = " ".join(function.__doc__.split()).removesuffix(".")
-        words = words[0].lower() + words[1:]
-        return Mistake(name=function.__name__, step=step, words=words, replacement=function, fits=fits, **details)
-
-    return decorate
-
-
-@dataclass(frozen=True, kw_only=True)
-class Planted:
-    """A mistake at one workload."""
-
-    mistake: Mistake
-    words: str
-    changes: Changes = field(repr=False)
-
-    @property
-    def name(self) -> str:
-        """The mistake's name."""
-        return self.mistake.name
+        if (self.is_gradient and workload.direction == "inference") or not all(fits(workload) for fits in self.fits):
+            return
+        if self.choices is None:
+            yield self
+            return
+        for name, choice in self.choices(workload).items():
+            changes: Changes = {**self.changes, self.step: partial(self.changes[self.step], choice=choice)}
+            yield replace(self, words=self.words.format(choice=name), changes=changes)
 
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
         """A function of inputs that returns the wrong output at those query rows (B, H, R, V) or (B, R, D)."""
-        chosen = torch.arange(workload.seq_len) if self.mistake.needs_all_rows else rows
+        chosen = torch.arange(workload.seq_len) if self.needs_all_rows else rows
         mask = row_mask(workload, chosen)
 
         def ask(inputs: Inputs) -> Tensor:
@@ -115,15 +82,15 @@ class Planted:
             else:
                 x, context = tensors["x"], tensors.get("context", tensors["x"])
                 made = steps.attend_tokens(x[:, chosen], context, inputs.weights, mask, self.changes)["output"]
-            return made.index_select(made.dim() - 2, rows) if self.mistake.needs_all_rows else made
+            return made.index_select(made.dim() - 2, rows) if self.needs_all_rows else made
 
         return ask
 
     def implementation(self) -> Implementation:
         """The textbook form with the mistake, as an implementation that the check can be tried on."""
-        changes, needs_all_rows = self.changes, self.mistake.needs_all_rows
+        changes, needs_all_rows = self.changes, self.needs_all_rows
 
-        class Mistaken(Attention):
+        class Mistaken(CanonicalAttention):
             def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
                 num_scores = query.shape[0] * query.shape[1] * key.shape[2]
                 block = query.shape[2] if needs_all_rows else max(1, BLOCK_SCORES // num_scores)
@@ -135,26 +102,36 @@ class Planted:
                 return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
 
             def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
+                named = {name.replace(".", "_"): parameter for name, parameter in self.named_parameters()}
+                weights = Weights(**{name.removesuffix("_weight"): parameter for name, parameter in named.items()})
                 rows = at_rows(mask, torch.arange(x.shape[1], device=x.device))
-                made = steps.attend_tokens(x, x if context is None else context, canonical(self), rows, changes)
-                return made["output"]
+                return steps.attend_tokens(x, x if context is None else context, weights, rows, changes)["output"]
 
         return Implementation(build=Mistaken, source=f"attnbench.checking.mistakes: {self.name}")
+
+
+def mistake(
+    step: str,
+    *fits: Condition,
+    also: Changes | None = None,
+    **details: Any,  # noqa: ANN401
+) -> Callable[[Callable[..., Any]], Mistake]:
+    """Make a Mistake of the decorated function, which replaces `step`, for workloads at which all of `fits` hold.
+
+    `also` holds replacements of later steps, `details` other fields of Mistake. Its name is the function's, its words
+    are the docstring with a small first letter and without the full stop.
+    """
+
+    def decorate(function: Callable[..., Any]) -> Mistake:
+        assert function.__doc__
+        words = " ".join(function.__doc__.split()).removesuffix(".")
+        words = words[0].lower() + words[1:]
+        changes = {step: function, **(also or {})}
+        return Mistake(name=function.__name__, step=step, words=words, changes=changes, fits=fits, **details)
+
+    return decorate
 
 
 def at_rows(mask: BoundMask, rows: Tensor) -> RowMask:
     """The mask of a call at some of its query rows."""
     return RowMask(rule=mask.rule, sizes=mask.sizes, num_heads=mask.num_heads, rows=rows, device=rows.device)
-
-
-def canonical(module: Attention) -> Weights:
-    """The canonical weights of a module that has the layers of `Attention` itself."""
-    named: dict[str, Tensor] = {}
-    for name, heads in (("query", module.num_heads), ("key", module.num_kv_heads), ("value", module.num_kv_heads)):
-        layer = getattr(module, name)
-        named[name] = layer.weight.unflatten(0, (heads, -1))
-        if module.has_bias:
-            named[f"{name}_bias"] = layer.bias.unflatten(0, (heads, -1))
-    if module.out is None:
-        return Weights(**named)
-    return Weights(**named, out=module.out.weight, out_bias=module.out.bias)

@@ -3,13 +3,13 @@
 Mistakes of the projection can be made in scope `module` only.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from itertools import permutations
 
 import torch
 from torch import Tensor
 
-from attnbench.checking.mistakes.mistake import at, has_several, mistake
+from attnbench.checking.mistakes.mistake import has_several, mistake
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import project
 from attnbench.contract import Weights, repeat_heads
@@ -37,20 +37,20 @@ def project_regrouped(
     return project(x, context, Weights(**named))
 
 
-@mistake("projection", at(scope="module"))
+@mistake("projection")
 def no_input_biases(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """The biases of the input projections are dropped."""
     return project(x, context, Weights(query=weights.query, key=weights.key, value=weights.value))
 
 
-@mistake("projection", at(scope="module"), has_several("num_heads", "seq_len"), needs_all_rows=True)
+@mistake("projection", has_several("num_heads", "seq_len"), needs_all_rows=True)
 def projected_without_transpose(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Heads are split by a view or reshape without a transpose: (B, T, H*K) read as (B, H, T, K)."""
     query, key, value = (made.transpose(1, 2).reshape(made.shape) for made in project(x, context, weights))
     return query, key, value
 
 
-@mistake("projection", at(scope="module"), has_several("num_heads", "head_dim"))
+@mistake("projection", has_several("num_heads", "head_dim"))
 def split_feature_by_feature(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Heads are split in the wrong order: (K, H) instead of (H, K)."""
 
@@ -60,23 +60,21 @@ def split_feature_by_feature(x: Tensor, context: Tensor, weights: Weights) -> Tr
     return project_regrouped(x, context, weights, regroup)
 
 
-def wrong_orders(workload: Workload) -> Iterator[str]:
-    """Every wrong order in which each part is given weights of its own shape, as in "key, query and value"."""
+def wrong_orders(workload: Workload) -> dict[str, tuple[int, ...]]:
+    """Every wrong order in which each part has weights of its own shape, as in "key, query and value": (1, 0, 2)."""
     groups, width, value = workload.num_kv_heads, workload.head_dim, workload.value_dim
-    shapes = {"query": (workload.num_heads, width), "key": (groups, width), "value": (groups, value)}
-    for order in permutations(PARTS):
-        if order != PARTS and all(shapes[part] == shapes[taken] for part, taken in zip(PARTS, order, strict=True)):
-            yield "{}, {} and {}".format(*order)
+    shapes = [(workload.num_heads, width), (groups, width), (groups, value)]
+    orders = [order for order in permutations(range(3)) if [shapes[place] for place in order] == shapes]
+    return {"{}, {} and {}".format(*(PARTS[place] for place in order)): order for order in orders[1:]}
 
 
-@mistake("projection", at(scope="module"), choices=wrong_orders)
-def projections_in_wrong_order(x: Tensor, context: Tensor, weights: Weights, choice: str) -> Triple:
+@mistake("projection", choices=wrong_orders)
+def projections_in_wrong_order(x: Tensor, context: Tensor, weights: Weights, choice: tuple[int, ...]) -> Triple:
     """Query, key and value are projected with the weights of {choice}, in that order."""
-    order = [PARTS.index(part) for part in choice.replace(" and", ",").split(", ")]
-    return project_regrouped(x, context, weights, lambda parts: [parts[place] for place in order])
+    return project_regrouped(x, context, weights, lambda parts: [parts[place] for place in choice])
 
 
-@mistake("projection", at(scope="module"), has_several("num_heads"), packs_equal_heads)
+@mistake("projection", has_several("num_heads"), packs_equal_heads)
 def packed_read_head_by_head(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Weights packed as all queries, all keys, all values are read head by head."""
 
@@ -88,7 +86,7 @@ def packed_read_head_by_head(x: Tensor, context: Tensor, weights: Weights) -> Tr
     return project_regrouped(x, context, weights, regroup)
 
 
-@mistake("projection", at(scope="module"), has_several("num_heads"), packs_equal_heads)
+@mistake("projection", has_several("num_heads"), packs_equal_heads)
 def packed_read_in_thirds(x: Tensor, context: Tensor, weights: Weights) -> Triple:
     """Weights packed head by head are read as all queries, all keys, all values."""
 

@@ -3,14 +3,14 @@
 import functools
 import math
 import operator
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnbench.checking.mistakes.mistake import Condition, has_gradients, has_several, is_square, mistake
+from attnbench.checking.mistakes.mistake import Condition, has_several, is_square, mistake
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import hide, product
 from attnbench.workloads.masks import (
@@ -231,7 +231,7 @@ def softcap_clamped(scores: Tensor, mask: RowMask) -> Tensor:
     return changing(scores, mask, (Softcap,), lambda scores, part: scores.clamp(-part.arguments[0], part.arguments[0]))
 
 
-@mistake("masked scores", has(Softcap), has_gradients, is_gradient=True)
+@mistake("masked scores", has(Softcap), is_gradient=True)
 def softcap_without_derivative(scores: Tensor, mask: RowMask) -> Tensor:
     """The gradient through the softcap lacks its derivative, 1 - tanh^2."""
     return changing(scores, mask, (Softcap,), lambda scores, part: scores + (part.transform(scores) - scores).detach())
@@ -256,10 +256,10 @@ def padding_ignored(scores: Tensor, mask: RowMask) -> Tensor:
     return showing(scores, mask, lambda _: torch.ones_like(mask.seen), Padding)
 
 
-def parts_to_ignore(workload: Workload) -> Iterable[str]:
+def parts_to_ignore(workload: Workload) -> dict[str, str]:
     """The parts of which one alone may be forgotten, but for padding, which has a mistake of its own."""
     parts = [part for part in workload.mask_rule.parts if part.hides]
-    return [str(part) for part in parts if type(part) is not Padding] if len(parts) > 1 else []
+    return {str(part): str(part) for part in parts if type(part) is not Padding and len(parts) > 1}
 
 
 @mistake("masked scores", choices=parts_to_ignore)

@@ -4,8 +4,7 @@ from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 
-from attnbench.checking.case import build, place, reason_against
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.contract import Implementation
 from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Check

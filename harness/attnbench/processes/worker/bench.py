@@ -4,8 +4,7 @@ import msgspec
 import torch
 
 from attnbench.checking import agreement
-from attnbench.checking.case import Case, bind, build, place
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import Case, bind, build, draw_normal, place
 from attnbench.checking.reference import Reference, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.storage.records import Arm

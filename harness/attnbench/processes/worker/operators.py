@@ -14,8 +14,7 @@ import msgspec
 import torch
 from torch._C._autograd import DeviceType
 
-from attnbench.checking.case import Case, build, place
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
 from attnbench.devices.recording import MEMORY, Recording
 from attnbench.processes.worker import backend
