@@ -14,6 +14,7 @@ from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import Reference, answers, largest
 from attnbench.workloads.workload import Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
+from studies.detection.planted import implementation
 
 INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
 """What is tried: what many benchmarks draw, and our probes."""
@@ -174,7 +175,7 @@ def _judged(planted: Mistake, workload: Workload) -> Iterator[Cell]:
             yield cell(inputs, rule, is_caught=not is_right)
             caught |= rule == OURS and inputs in PROBES and not is_right
     if planted.is_memory:
-        found = agreement.check(agreement.ask_oracle(workload, 0), planted.implementation())
+        found = agreement.check(agreement.ask_oracle(workload, 0), implementation(planted))
         caught |= not found.agrees
         yield cell(RULES, OURS, is_caught=not found.agrees)
     yield cell(EVERYTHING, OURS, is_caught=caught)

@@ -10,18 +10,18 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.agreement import References, ask_oracle, check
+from attnbench.checking.agreement import LAYOUTS, References, ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, bind, generator, reason_against
 from attnbench.checking.mistakes import ALL, Mistake, catalogue
 from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
 from attnbench.checking.reference import answers, largest, reference_for_probe, scales_of
-from attnbench.checking.rules import LAYOUTS
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload
+from studies.detection.planted import implementation as mistaken
 
 TEXTBOOK = Mistake(name="none", step="scores", words="all is well", changes={})
-HONEST = {"textbook": TEXTBOOK.implementation()}
+HONEST = {"textbook": mistaken(TEXTBOOK)}
 HONEST |= {name: implementation(name) for name in ("fused", "chunked", "sdpa")}
 CLEARLY = 1e-3
 NOTHING_TO_CHECK = "constant|overflows|alike"
@@ -140,7 +140,7 @@ def test_a_mistake_that_makes_a_clear_difference_is_rejected(point, data):
     planted = data.draw(st.sampled_from([planted for planted in every if planted.name == name]))
     judge = references(point)
     assume("normal" in judge.by_probe and differs_clearly(point, planted))
-    found = check(judge, planted.implementation())
+    found = check(judge, mistaken(planted))
     assert not found.agrees
     assert found.diagnosis
 

@@ -10,6 +10,7 @@ from attnbench.checking.mistakes import ALL, catalogue
 from attnbench.checking.reference import answers, largest
 from attnbench.workloads.workload import DTYPES, Workload
 from studies.detection import power
+from studies.detection.planted import implementation
 
 LENGTH = 11
 
@@ -77,7 +78,7 @@ def makes_a_difference(point, planted):
 
 @pytest.mark.parametrize(("point", "planted"), CASES)
 def test_it_is_caught_and_named(point, planted):
-    found = check(references(point), planted.implementation())
+    found = check(references(point), implementation(planted))
     if found.agrees:
         assert not makes_a_difference(point, planted)
         return

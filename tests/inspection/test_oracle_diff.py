@@ -12,10 +12,10 @@ from rich.console import Console
 from attnbench.checking import steps
 from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.mistakes import catalogue
-from attnbench.checking.mistakes.mistake import at_rows
 from attnbench.contract import Attention, Implementation
 from attnbench.inspection import look, oracle_diff, page, text, walkthrough
 from attnbench.inspection.oracle_diff import Outcome
+from studies.detection.planted import at_rows
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
 GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")

@@ -143,13 +143,8 @@ def load(spec: str) -> Implementation | str:
     Raises:
         ValueError: the value is none of the forms that can take part.
     """
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            return loading.implementation(spec)
-    except ValueError:
-        raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's module may raise anything
-        return f"it cannot be loaded: {describe(error)[1]}"
+    loaded: Implementation | str = _asked(lambda: loading.implementation(spec), "it cannot be loaded:", ValueError)
+    return loaded
 
 
 def compare(
@@ -157,7 +152,7 @@ def compare(
 ) -> OracleDiff:
     """Compare the implementation with the oracle on one sentence; a text says why there is no implementation."""
     if isinstance(implementation, str):
-        return OracleDiff(words=words, comparisons=(_output(workload, inputs, _Trouble(implementation)),))
+        return OracleDiff(words=words, comparisons=(_output(workload, inputs, implementation),))
     if reason := reason_against(implementation, workload):
         unmasked = make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
@@ -224,10 +219,15 @@ def _output(workload: Workload, inputs: Inputs, given: object) -> Comparison:
     return Comparison("output", oracle.answer(workload, inputs, torch.arange(workload.seq_len)), given)
 
 
-def _asked(call: Callable[[], Any], what: str = "it raised") -> Any:  # noqa: ANN401 - whatever somebody's code gives
-    """What `call` gives, or what it raises, in words. No graph is recorded, and what is printed goes to stderr."""
+def _asked(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
+    """What `call` gives, or what it raises, in words; `passing` are raised as they are.
+
+    No graph is recorded, and what is printed goes to stderr.
+    """
     try:
         with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
             return call()
+    except passing:
+        raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's module may raise anything
         return _Trouble(f"{what} {describe(error)[1]}")

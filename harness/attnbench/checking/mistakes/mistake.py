@@ -10,19 +10,16 @@ from torch import Tensor
 
 from attnbench.checking import steps
 from attnbench.checking.case import Inputs
-from attnbench.checking.oracle import RowMask, row_mask
+from attnbench.checking.oracle import row_mask
 from attnbench.checking.steps import Changes
-from attnbench.contract import BoundMask, CanonicalAttention, Implementation, Weights
 from attnbench.workloads.workload import Workload
 
-BLOCK_SCORES = 2**24
-"""A mistake as an implementation holds about this many scores at a time, where it can compute queries in blocks."""
 Condition = Callable[[Workload], bool]
 
 
-def has_several(*axes: str) -> Condition:
-    """Whether each of these axes is above 1, so that there is something to mix up."""
-    return lambda workload: all(getattr(workload, axis) > 1 for axis in axes)
+def has_several(*axes: str, least: int = 2) -> Condition:
+    """Whether each of these axes is 2 at least, or `least`, so that there is something to mix up."""
+    return lambda workload: all(getattr(workload, axis) >= least for axis in axes)
 
 
 def is_square(workload: Workload) -> bool:
@@ -86,29 +83,6 @@ class Mistake:
 
         return ask
 
-    def implementation(self) -> Implementation:
-        """The textbook form with the mistake, as an implementation that the check can be tried on."""
-        changes, needs_all_rows = self.changes, self.needs_all_rows
-
-        class Mistaken(CanonicalAttention):
-            def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
-                num_scores = query.shape[0] * query.shape[1] * key.shape[2]
-                block = query.shape[2] if needs_all_rows else max(1, BLOCK_SCORES // num_scores)
-                parts = []
-                for rows in torch.arange(query.shape[2], device=query.device).split(block):
-                    is_whole = len(rows) == query.shape[2]
-                    block_query = query if is_whole else query[:, :, rows]
-                    parts.append(steps.attend(block_query, key, value, at_rows(mask, rows), changes)["context"])
-                return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
-
-            def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
-                named = {name.replace(".", "_"): parameter for name, parameter in self.named_parameters()}
-                weights = Weights(**{name.removesuffix("_weight"): parameter for name, parameter in named.items()})
-                rows = at_rows(mask, torch.arange(x.shape[1], device=x.device))
-                return steps.attend_tokens(x, x if context is None else context, weights, rows, changes)["output"]
-
-        return Implementation(build=Mistaken, source=f"attnbench.checking.mistakes: {self.name}")
-
 
 def mistake(
     step: str,
@@ -130,8 +104,3 @@ def mistake(
         return Mistake(name=function.__name__, step=step, words=words, changes=changes, fits=fits, **details)
 
     return decorate
-
-
-def at_rows(mask: BoundMask, rows: Tensor) -> RowMask:
-    """The mask of a call at some of its query rows."""
-    return RowMask(rule=mask.rule, sizes=mask.sizes, num_heads=mask.num_heads, rows=rows, device=rows.device)

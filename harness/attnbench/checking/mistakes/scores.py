@@ -149,11 +149,7 @@ def bias_heads_reversed(scores: Tensor, mask: RowMask) -> Tensor:
     return adding(scores, mask, lambda bias, _: bias.flip(0))
 
 
-@mistake(
-    "masked scores",
-    has(*BIASES),
-    lambda workload: workload.num_heads > 2,  # noqa: PLR2004 - two: reversed
-)
+@mistake("masked scores", has_several("num_heads", least=3), has(*BIASES))  # of two: reversed
 def bias_of_next_head(scores: Tensor, mask: RowMask) -> Tensor:
     """Each head has the bias of the next one, and the last that of head 0."""
     return adding(scores, mask, lambda bias, _: bias.roll(-1, 0))

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.mistake import has_several, mistake
+from attnbench.checking.mistakes.mistake import has_several, is_square, mistake
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import hide, product
 from attnbench.contract import Weights
@@ -172,7 +172,7 @@ def first_heads_weights_for_all(masked: Tensor, mask: RowMask) -> Tensor:
     return steps.weights(masked, mask)[:, :1].expand_as(masked)
 
 
-@mistake("weights", lambda workload: 1 < workload.seq_len == workload.kv_len, needs_all_rows=True)
+@mistake("weights", is_square, has_several("seq_len"), needs_all_rows=True)
 def weights_transposed(masked: Tensor, mask: RowMask) -> Tensor:
     """The weights are transposed: rows and columns have changed places."""
     return steps.weights(masked, mask).transpose(-2, -1)
