@@ -1,8 +1,8 @@
 """Is an implementation right? Probes and rules first; where it is wrong, what is wrong with it, in words.
 
 A rule is what any attention obeys whatever its inputs, about hidden keys, memory, layouts and repeated calls: a
-function of a `Candidate` that returns in words how the rule is broken, or "". Rules are tried at a short length, forward
-only. What PyTorch's own kernels break is only noted (docs/adr/0007).
+function of a `Candidate` that returns in words how the rule is broken, or "". Rules are tried at a short length,
+forward only. What PyTorch's own kernels break is only noted (docs/adr/0007).
 """
 
 import math
@@ -17,10 +17,11 @@ from torch import Tensor
 from attnbench.checking import dropout, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, set_dropout
 from attnbench.checking.diagnosis import describe, explain
-from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import (
+    PROBES,
     ChangedInputError,
     Reference,
+    VacuousError,
     error,
     errors,
     observe,

@@ -96,7 +96,7 @@ def _weights(walks: Sequence[Walkthrough]) -> Picture:
         rows.append((titles, weights, walk.labels, walk.mask.seen if walk.mask.is_chosen else None))
     caption = "Each row is a query and adds up to 1; dark is little, bright is much."
     caption += " Grey: hidden by the mask." if walks[0].mask.is_chosen else ""
-    return _heads(rows, "Attention weights of each head over the words", _about(walks[0]), caption)
+    return _heads(rows, ("Attention weights of each head over the words", _about(walks[0]), caption))
 
 
 def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
@@ -106,7 +106,7 @@ def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
     rows, edges = [(titles, values, walk.labels, None)], np.cumsum(lengths)[:-1].tolist()
     caption = "All sentences in one row, where every word sees every other; the white lines separate the sentences."
     title = "Attention weights between the sentences"
-    return _heads(rows, title, _about(walk), caption, most=float(values.max()), edges=edges)
+    return _heads(rows, (title, _about(walk), caption), most=float(values.max()), edges=edges)
 
 
 def _mask(walk: Walkthrough) -> Picture:
@@ -123,7 +123,7 @@ def _mask(walk: Walkthrough) -> Picture:
         f"{effect.mask}: {effect.summary}. Grey: hidden. A hidden key has weight 0, and the others in its row more."
     )
     caption += f" Heads 0 to {len(shown) - 1} of {heads}." if len(shown) < heads else ""
-    return _heads(rows, "What a mask changes", f"'{_sentence(walk)}', {_about(walk)}", caption)
+    return _heads(rows, ("What a mask changes", f"'{_sentence(walk)}', {_about(walk)}", caption))
 
 
 def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, actual: Numbers) -> Picture:
@@ -205,16 +205,15 @@ def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]
 
 def _heads(
     rows: Sequence[tuple[Sequence[str], Numbers, Sequence[str], Any]],
-    title: str,
-    about: str,
-    caption: str,
+    texts: tuple[str, str, str],
     *,
     most: float = 1.0,
     edges: Sequence[int] = (),
 ) -> Picture:
     """A picture with a row for each of `rows`: titles, weights (H, T, S), words and which pairs are seen, or None.
 
-    One colour bar is for all panels; white lines are drawn before the words that begin at `edges`.
+    `texts` are its title, what it is about and its caption. One colour bar is for all panels; white lines are drawn
+    before the words that begin at `edges`.
     """
     num_heads = len(rows[0][1])
     figure, grid = _grid([len(words) for _, _, words, _ in rows], num_heads)
@@ -229,7 +228,7 @@ def _heads(
             axes.remove()
     shrink = _bar_share(figure.get_figheight())
     figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=shrink, **BAR_LAYOUT)
-    return _with_texts(figure, title, about, caption)
+    return _with_texts(figure, *texts)
 
 
 def _side(num_words: int) -> float:

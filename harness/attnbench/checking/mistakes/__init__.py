@@ -7,7 +7,7 @@ decorated with `@mistake`, into the module of the step: the function's name and 
 from collections.abc import Iterator
 
 from attnbench.checking.mistakes import gradients, projection, scores, weights
-from attnbench.checking.mistakes.mistake import Mistake
+from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
 
 __all__ = ["Mistake", "catalogue"]

@@ -6,9 +6,8 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.mistake import has_several, mistake
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import product
+from attnbench.checking.steps import has_several, mistake, product
 
 Pair = tuple[Tensor, Tensor]
 STALE: dict[tuple[torch.Size, torch.dtype], Tensor] = {}

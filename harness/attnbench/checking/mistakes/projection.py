@@ -9,9 +9,8 @@ from itertools import permutations
 import torch
 from torch import Tensor
 
-from attnbench.checking.mistakes.mistake import has_several, mistake
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import project
+from attnbench.checking.steps import has_several, mistake, project
 from attnbench.contract import Weights, repeat_heads
 from attnbench.workloads.workload import Workload
 

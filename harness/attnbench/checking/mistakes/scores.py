@@ -10,9 +10,8 @@ import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnbench.checking.mistakes.mistake import Condition, has_several, is_square, mistake
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import hide, product
+from attnbench.checking.steps import Condition, has_several, hide, is_square, mistake, product
 from attnbench.workloads.masks import (
     Additive,
     Alibi,

@@ -11,9 +11,8 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.mistake import has_several, is_square, mistake
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import hide, product
+from attnbench.checking.steps import has_several, hide, is_square, mistake, product
 from attnbench.contract import Weights
 from attnbench.workloads.workload import Workload
 
