@@ -3,12 +3,8 @@
 `walkthrough` and `oracle_diff` compute, `text` and `page` show what they computed.
 """
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from pathlib import Path
-
-from rich.console import Console
 
 from attnbench import plugins
 from attnbench.inspection import oracle_diff, walkthrough
@@ -87,28 +83,3 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
         examples=walkthrough.examples(),
         growth=walkthrough.growth(seed),
     )
-
-
-def inspect(  # noqa: PLR0913 - what can be typed
-    spec: str, sentences: Sequence[str], settings: Sequence[str], seed: int, folder: Path | None, *, as_json: bool
-) -> tuple[Inspection, Path]:
-    """Look, write the page and the pictures into `folder`, and print; returns the results and the page's path.
-
-    Raises:
-        ValueError: an implementation, a sentence, a setting or a folder that cannot be.
-    """
-    from attnbench.inspection import page, text
-
-    inspection = look(spec, sentences, settings, seed)
-    target = folder or Path("results") / "inspect" / inspection.implementation
-    page.prepare(target)
-    console = Console()
-    if not as_json:
-        text.write(inspection, console)  # pictures take seconds: there is something to read meanwhile
-    files = page.write(inspection, target)
-    if as_json:
-        summary = inspection.json(text.first_difference(inspection), [str(file) for file in files])
-        print(json.dumps(summary, indent=2))  # noqa: T201 - asked for
-    else:
-        console.print(f"\nPage and pictures: {target}", markup=False, highlight=False, soft_wrap=True)
-    return inspection, files[0]
