@@ -1,4 +1,4 @@
-"""Attention in the textbook form, step by step, so that each step can be shown, or replaced: that is a mistake.
+"""Attention in the textbook form, step by step, so that each step can be shown, or replaced to make a `Mistake`.
 
 The steps in order, and what each computes: `projection` query, key and value; `heads` a key/value head for every query
 head; `scores`; `masked scores`; `weights`; `context` (B, H, R, V); `output` (B, R, D) in scope `module`.
