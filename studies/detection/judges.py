@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.inputs import Inputs, draw_normal, generator
+from attnbench.checking.case import Inputs, draw_normal, generator
 from attnbench.checking.reference import Reference, answers, error, largest
 from attnbench.workloads.workload import Workload
 

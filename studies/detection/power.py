@@ -8,12 +8,12 @@ import msgspec
 import torch
 
 from attnbench.checking import agreement
-from attnbench.checking.inputs import Inputs
-from attnbench.checking.mistakes import ALL, Mistake, Planted, catalogue
-from attnbench.checking.probes import PROBES, VacuousError
-from attnbench.checking.reference import Reference, answers, largest
+from attnbench.checking.case import Inputs
+from attnbench.checking.mistakes import ALL, Mistake, catalogue
+from attnbench.checking.reference import PROBES, Reference, VacuousError, answers, largest
 from attnbench.workloads.workload import Workload
 from studies.detection.judges import OURS, Bar, bar, draw_uniform, verdicts
+from studies.detection.planted import implementation
 
 INPUTS: dict[str, Callable[[Workload, int], Inputs]] = {"uniform": draw_uniform, **PROBES}
 """What is tried: what many benchmarks draw, and our probes."""
@@ -91,9 +91,9 @@ FAMILIES = (
 """Each mistake is tried at the first of these where it can be made and makes a difference."""
 
 
-def planted_in(mistake: Mistake, workload: Workload) -> Planted | None:
+def planted_in(mistake: Mistake, workload: Workload) -> Mistake | None:
     """The mistake at a workload, where it can be made there; of several forms the one in the middle."""
-    forms = [each for each in catalogue(workload) if each.mistake is mistake]
+    forms = [each for each in catalogue(workload) if each.name == mistake.name]
     return forms[len(forms) // 2] if forms else None
 
 
@@ -126,7 +126,7 @@ def _bar(inputs: str, workload: Workload) -> Bar | None:
         return None
 
 
-def _made(planted: Planted, against: Bar, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def _made(planted: Mistake, against: Bar, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     reference = against.reference
     inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
     ask = planted.answer(reference.workload, reference.rows)
@@ -151,11 +151,11 @@ def _tried(mistake: Mistake, length: int, dtype: str) -> Iterator[Cell | Absent]
     yield Absent(mistake=mistake.name, dtype=dtype, length=length)
 
 
-def _judged(planted: Planted, workload: Workload) -> Iterator[Cell]:
+def _judged(planted: Mistake, workload: Workload) -> Iterator[Cell]:
     def cell(inputs: str, rule: str, *, is_caught: bool) -> Cell:
         return Cell(
             mistake=planted.name,
-            step=planted.mistake.step,
+            step=planted.step,
             dtype=workload.dtype,
             length=workload.seq_len,
             workload=workload.id,
@@ -173,8 +173,8 @@ def _judged(planted: Planted, workload: Workload) -> Iterator[Cell]:
         for rule, is_right in verdicts(made, against):
             yield cell(inputs, rule, is_caught=not is_right)
             caught |= rule == OURS and inputs in PROBES and not is_right
-    if planted.mistake.is_memory:
-        found = agreement.check(agreement.ask_oracle(workload, 0), planted.implementation())
+    if planted.is_memory:
+        found = agreement.check(agreement.ask_oracle(workload, 0), implementation(planted))
         caught |= not found.agrees
         yield cell(RULES, OURS, is_caught=not found.agrees)
     yield cell(EVERYTHING, OURS, is_caught=caught)

@@ -10,9 +10,8 @@ import torch
 
 from attnbench.checking import oracle
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import TORCH_DTYPES
-from attnbench.checking.inputs import draw_normal, generator
-from attnbench.checking.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
+from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator
+from attnbench.checking.reference import PROBES, draw_equal, draw_large, draw_needles, needle_targets
 from attnbench.contract import Attention, Implementation
 from attnbench.workloads.workload import Workload
 

@@ -9,21 +9,29 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from attnbench.checking import oracle, steps
-from attnbench.checking.agreement import References, ask_oracle, check
-from attnbench.checking.case import TORCH_DTYPES, bind, reason_against
-from attnbench.checking.inputs import generator
-from attnbench.checking.mistakes import Mistake, Planted, catalogue, names
-from attnbench.checking.probes import PROBES, TILE_LENS, VacuousError, draw_large, draw_needles, needle_targets
-from attnbench.checking.reference import answers, largest, reference_for_probe, scales_of
-from attnbench.checking.rules import LAYOUTS
+from attnbench.checking import oracle
+from attnbench.checking.agreement import LAYOUTS, References, ask_oracle, check
+from attnbench.checking.case import TORCH_DTYPES, bind, generator, reason_against
+from attnbench.checking.mistakes import ALL, Mistake, catalogue
+from attnbench.checking.reference import (
+    PROBES,
+    TILE_LENS,
+    VacuousError,
+    answers,
+    draw_large,
+    draw_needles,
+    largest,
+    needle_targets,
+    reference_for_probe,
+    scales_of,
+)
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, Workload
+from studies.detection.planted import implementation as mistaken
 
-NO_MISTAKE = Mistake(name="none", step="scores", words="all is well", replacement=steps.scores)
-TEXTBOOK = Planted(mistake=NO_MISTAKE, words="all is well", changes={})
-HONEST = {"textbook": TEXTBOOK.implementation()}
+TEXTBOOK = Mistake(name="none", step="scores", words="all is well", changes={})
+HONEST = {"textbook": mistaken(TEXTBOOK)}
 HONEST |= {name: implementation(name) for name in ("fused", "chunked", "sdpa")}
 CLEARLY = 1e-3
 NOTHING_TO_CHECK = "constant|overflows|alike"
@@ -124,7 +132,7 @@ def test_an_honest_form_is_never_rejected(point, layout):
         assert found.diagnosis == ""
 
 
-def differs_clearly(point: Workload, planted: Planted) -> bool:
+def differs_clearly(point: Workload, planted: Mistake) -> bool:
     """Whether the mistake's exact answer to the normal probe is far from the right one, in some tensor."""
     reference = reference_for_probe(point, "normal", 0)
     made = answers(point, reference.drawn, reference.grad_rows.double(), planted.answer(point, reference.rows))
@@ -137,12 +145,12 @@ def differs_clearly(point: Workload, planted: Planted) -> bool:
 @profile(30)
 @given(point=points(), data=st.data())
 def test_a_mistake_that_makes_a_clear_difference_is_rejected(point, data):
-    every = [planted for planted in catalogue(point) if not planted.mistake.is_memory]
+    every = [planted for planted in catalogue(point) if not planted.is_memory]
     name = data.draw(st.sampled_from(sorted({planted.name for planted in every})))
     planted = data.draw(st.sampled_from([planted for planted in every if planted.name == name]))
     judge = references(point)
     assume("normal" in judge.by_probe and differs_clearly(point, planted))
-    found = check(judge, planted.implementation())
+    found = check(judge, mistaken(planted))
     assert not found.agrees
     assert found.diagnosis
 
@@ -251,4 +259,4 @@ def test_garbage_is_rejected_with_its_tensor_its_place_and_the_probes(point, kin
     assert all(part < size for part, size in zip(index, shape, strict=True))
     finders = found.diagnosis.rpartition("; found by: ")[2]
     assert all(name in finders for name in judge.by_probe)
-    assert set(found.mistakes) <= set(names())
+    assert set(found.mistakes) <= {mistake.name for mistake in ALL}

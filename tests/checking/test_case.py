@@ -4,8 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from attnbench.checking.case import copied, fill, place
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import copied, draw_normal, fill, place
 from attnbench.checking.reference import error, observe, reference_for_probe
 from attnbench.contract import Attention, Implementation, repeat_heads
 from attnbench.processes.worker.answers import Bench

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from attnbench.checking import oracle
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import draw_normal
 from attnbench.workloads.workload import Workload
 
 MASKS = ["causal", "padding_to_nothing", "boolean(40)", "additive", "causal+alibi", "softcap(1)"]

@@ -6,7 +6,7 @@ import math
 import pytest
 import torch
 
-from attnbench.checking import rules
+from attnbench.checking import agreement
 from attnbench.checking.reference import reference_for_probe
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
@@ -79,13 +79,13 @@ def trial(module, **axes):
     sizes = {"batch_size": 2, "seq_len": 20, "num_heads": 2, "head_dim": 8, "mask": "causal", "direction": "inference"}
     workload = Workload(**(sizes | axes))
     made = Implementation(build=module, source="a test")
-    return rules.Candidate(
+    return agreement.Candidate(
         made, reference_for_probe(workload, "normal", 0), reference_for_probe(workload, "needles", 0)
     )
 
 
 def broken(module, **axes):
-    return {result.rule for result in rules.examine(trial(module, **axes)) if not result.holds}
+    return {result.rule for result in agreement.try_rules(trial(module, **axes)) if not result.holds}
 
 
 @pytest.mark.parametrize("dtype", ["float64", "float32", "bfloat16", "float16"])
@@ -114,29 +114,29 @@ def test_each_rule_finds_who_breaks_it(module, rule):
 
 
 def test_what_a_hidden_nan_reaches_is_noted_and_decides_nothing():
-    found = {result.rule: result for result in rules.examine(trial(Honest))}
+    found = {result.rule: result for result in agreement.try_rules(trial(Honest))}
     assert not found["hidden NaN"].holds
     assert found["hidden NaN"].is_noted
     assert "NaN in the value" in found["hidden NaN"].found
     assert "key" not in found["hidden NaN"].found.replace("hidden", "")
-    assert {name for name in found if found[name].is_noted} == set(rules.NOTED)
+    assert {name for name in found if found[name].is_noted} == set(agreement.NOTED)
 
 
 def test_to_refuse_a_layout_is_noted_and_decides_nothing():
-    found = {result.rule: result for result in rules.examine(trial(NeedsContiguous))}
+    found = {result.rule: result for result in agreement.try_rules(trial(NeedsContiguous))}
     assert "view" in found["layouts"].found
     assert found["layouts"].is_noted
-    assert not rules.examine(trial(ReadsFromTheStart))[2].is_noted
+    assert not agreement.try_rules(trial(ReadsFromTheStart))[2].is_noted
 
 
 @pytest.mark.parametrize("wrong", [LosesNan, Random, HidesByALittle])
 def test_what_is_known_of_nan_is_noted_with_its_reason_and_nothing_else_is(wrong):
     found = trial(wrong)
-    known = dict.fromkeys(rules.DECIDING, "a reason")
-    excused = rules.Candidate(
+    known = dict.fromkeys(agreement.DECIDING, "a reason")
+    excused = agreement.Candidate(
         dataclasses.replace(found.implementation, known_failures=known), found.normal, found.other
     )
-    before, after = ({each.rule: each for each in rules.examine(one)} for one in (found, excused))
+    before, after = ({each.rule: each for each in agreement.try_rules(one)} for one in (found, excused))
     told = [{name: (each.holds, each.is_noted) for name, each in one.items()} for one in (before, after)]
     changed = {name for name in before if told[0][name] != told[1][name]}  # the size of what is random differs
     assert changed == {name for name, each in before.items() if name == "visible NaN"}
@@ -146,4 +146,4 @@ def test_what_is_known_of_nan_is_noted_with_its_reason_and_nothing_else_is(wrong
 
 def test_each_rule_is_a_step():
     steps = []
-    assert len(rules.examine(trial(Honest), lambda: steps.append(1))) == len(steps)
+    assert len(agreement.try_rules(trial(Honest), lambda: steps.append(1))) == len(steps)

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import reason_against
-from attnbench.checking.inputs import draw_weights
+from attnbench.checking.case import draw_weights, reason_against
 from attnbench.contract import loading, repeat_heads
 from attnbench.contract.adapters import Layout, adapt, head_list, packed, per_head, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload

@@ -8,7 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from attnbench.checking.inputs import draw_weights
+from attnbench.checking.case import draw_weights
 from attnbench.contract.adapters import head_list, packed, per_head, sizes_of, split, stacked, transposed
 from attnbench.workloads.workload import BIASES, Workload
 

@@ -4,8 +4,7 @@ import msgspec
 import pytest
 import torch
 
-from attnbench.checking.case import Case, bind, build, place
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import Case, bind, build, draw_normal, place
 from attnbench.contract.loading import from_value
 from attnbench.devices import cuda, device
 from attnbench.devices.recording import Footprint

@@ -9,8 +9,7 @@ from torch.nn.attention.flex_attention import flex_attention
 
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import bind, build, place
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.contract import Attention
 from attnbench.contract.compiled import NotOneGraphError, compile_whole, settle
 from attnbench.contract.loading import implementation

@@ -6,8 +6,7 @@ B=1, T=S, G=H, no mask, float32 (4 bytes). Letters are bytes: SCORES is one (B, 
 
 import pytest
 
-from attnbench.checking.case import bind, build, place
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs, stems
 from attnbench.workloads.workload import Workload

@@ -12,10 +12,10 @@ from rich.console import Console
 from attnbench.checking import steps
 from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.mistakes import catalogue
-from attnbench.checking.mistakes.mistake import at_rows
 from attnbench.contract import Attention, Implementation
 from attnbench.inspection import look, oracle_diff, page, text, walkthrough
-from attnbench.inspection.results import Outcome
+from attnbench.inspection.oracle_diff import Outcome
+from studies.detection.planted import at_rows
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
 GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")
@@ -72,15 +72,14 @@ def test_a_planted_mistake_is_seen_at_its_own_step(settings):
     given = walkthrough.inputs(words, point)
     seen = set()
     for each in catalogue(point):
-        kind = each.mistake
-        if kind.is_random or kind.is_rounding or kind.is_gradient or kind.is_memory:
+        if each.is_random or each.is_rounding or each.is_gradient or each.is_memory:
             continue
         found = oracle_diff.compare(planted(each.changes), words, point, given)
         last = found.comparisons[-1]
         if last.outcome is Outcome.agrees:  # these words cannot tell: that is what the check's probes are for
             continue
         assert found.first is not None
-        assert found.first.step in SEEN_AT[kind.step], each.words
+        assert found.first.step in SEEN_AT[each.step], each.words
         seen.add(each.name)
     assert {"no_scale", "scaled_by_width", "softmax_over_queries", "not_normalised"} <= seen
     if not settings:

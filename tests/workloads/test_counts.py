@@ -7,8 +7,7 @@ import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
-from attnbench.checking.case import build, output_shape, place, reason_against
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import build, draw_normal, output_shape, place, reason_against
 from attnbench.contract.loading import implementation
 from attnbench.workloads import counts
 from attnbench.workloads.masks import masks

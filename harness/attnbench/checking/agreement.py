@@ -1,22 +1,32 @@
-"""Is an implementation right? Probes and rules first; where it is wrong, what is wrong with it, in words."""
+"""Is an implementation right? Probes and rules first; where it is wrong, what is wrong with it, in words.
 
+A rule is what any attention obeys whatever its inputs, about hidden keys, memory, layouts and repeated calls: a
+function of a `Candidate` that returns in words how the rule is broken, or "". Rules are tried at a short length,
+forward only. What PyTorch's own kernels break is only noted (docs/adr/0007).
+"""
+
+import math
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import msgspec
 import torch
+from torch import Tensor
 
-from attnbench.checking import dropout, oracle, rules
-from attnbench.checking.case import Case, fill, set_dropout
+from attnbench.checking import dropout, oracle
+from attnbench.checking.case import TORCH_DTYPES, Case, build, set_dropout
 from attnbench.checking.diagnosis import describe, explain
-from attnbench.checking.probes import PROBES, VacuousError
 from attnbench.checking.reference import (
+    PROBES,
     ChangedInputError,
     Reference,
+    VacuousError,
     error,
     errors,
     observe,
     reference_for_probe,
+    require_form,
 )
 from attnbench.contract import Implementation
 from attnbench.storage.records import Agreement, ProbeResult, RuleResult
@@ -76,10 +86,7 @@ def check(references: References, implementation: Implementation) -> Agreement:
     agreement = _compare(references, implementation)
     if agreement.agrees:
         return agreement
-    diagnosis = explain(implementation, references.by_probe, agreement, references.seed, references.on_step)
-    return msgspec.structs.replace(
-        agreement, diagnosis=diagnosis.words, mistakes=diagnosis.mistakes, step=diagnosis.step
-    )
+    return explain(implementation, references.by_probe, agreement, references.seed, references.on_step)
 
 
 def _compare(references: References, implementation: Implementation) -> Agreement:
@@ -93,7 +100,7 @@ def _compare(references: References, implementation: Implementation) -> Agreemen
     except ChangedInputError as changed:
         broken = RuleResult(rule="inputs kept", holds=False, found=str(changed))
         return Agreement(oracle=oracle.NAME, probes=(), rules=(broken,))
-    rule_results = _try_rules(references, implementation)
+    rule_results = _rule_results(references, implementation)
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
     if agreement.agrees and references.workload.dropout > 0:
         references.on_step()
@@ -102,44 +109,232 @@ def _compare(references: References, implementation: Implementation) -> Agreemen
     return agreement
 
 
-def _try_rules(references: References, implementation: Implementation) -> tuple[RuleResult, ...]:
+def _rule_results(references: References, implementation: Implementation) -> tuple[RuleResult, ...]:
     """The rules at the short length or, for a candidate that does not support it, at the workload's own."""
     for short in (references.for_rules, None):
         by_probe = short or _references_for_rules(references.workload, references.seed)
         if by_probe:
             try:
-                candidate = rules.Candidate(implementation, *by_probe.values())
+                candidate = Candidate(implementation, *by_probe.values())
             except Exception:  # noqa: BLE001, S112 - it does not take this length
                 continue
-            return rules.examine(candidate, references.on_step)
+            return try_rules(candidate, references.on_step)
     return ()
 
 
 def verify(case: Case, reference: Reference) -> str:
     """Whether a case that is being timed still computes: what is wrong in words, or "".
 
-    Other values are put into the very tensors that are timed, and taken out again, so that an answer from memory shows.
+    Meanwhile the tensors that are timed hold other values, so that an answer from memory shows.
     Under dropout the answer is compared with dropout at 0, and what is dropped is checked apart.
     """
     share = case.workload.dropout
-    timed = {name: tensor.detach().clone() for name, tensor in case.tensors.items()}
     try:
-        for name, tensor in case.tensors.items():
-            fill(tensor, reference.inputs.tensors[name])
-        with torch.no_grad():
+        with case.holding(reference.inputs.tensors), torch.no_grad():
             if share > 0:
                 set_dropout(case.module, 0.0)
             output = case.output()
-        rows = output.index_select(output.dim() - 2, reference.rows.to(output.device))
-        compared = error("output", rows, reference)
+            rows = output.index_select(output.dim() - 2, reference.rows.to(output.device))
+            compared = error("output", rows, reference)
     finally:
         if share > 0:
             set_dropout(case.module, share)
-        for name, tensor in case.tensors.items():
-            fill(tensor, timed[name])
     if compared.agrees:
         trouble = dropout.still_drops(case) if share > 0 else ""
     else:
         wrong = Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe="changed", tensors=(compared,)),))
         trouble = describe(wrong)
     return f"while it was timed: {trouble}" if trouble else ""
+
+
+class Candidate:
+    """An implementation at one workload, with its references for two kinds of input."""
+
+    def __init__(self, implementation: Implementation, normal: Reference, other: Reference) -> None:
+        """Call the implementation on the normal inputs; what it raises passes through."""
+        self.implementation, self.normal, self.other = implementation, normal, other
+        self.output = self.call()  # on the normal inputs
+        self.tolerance = 2 * normal.tolerance("output")  # how far two honest answers on them may be apart
+        self.sources = [name for name in ("key", "value", "context") if name in normal.inputs.tensors]  # rows of keys
+        self.seen = oracle.row_mask(normal.workload, torch.arange(normal.workload.seq_len)).seen[:, 0]  # (B, T, S)
+        hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
+        self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
+
+    def case(self) -> Case:
+        """A case on fresh copies of the normal inputs."""
+        return build(self.normal.workload, self.implementation, self.normal.inputs.map(lambda tensor: tensor.clone()))
+
+    def call(self, **changed: Tensor) -> Tensor:
+        """The output on the normal inputs, some of them replaced."""
+        case = self.case()
+        case.tensors.update(changed)
+        with case.grad_mode():
+            output = case.output()
+        require_form(self.normal.workload, output)
+        return output.detach()
+
+    def with_key(self, name: str, key: int, change: Callable[[Tensor], Tensor]) -> tuple[Tensor, Tensor]:
+        """The output with one key's row of the tensor `name` changed, split as by `split`."""
+        tensor = self.normal.inputs.tensors[name].clone()
+        tensor[..., key, :] = change(tensor[..., key, :])
+        return self.split(self.call(**{name: tensor}), key)
+
+    def split(self, output: Tensor, key: int) -> tuple[Tensor, Tensor]:
+        """The rows of an output whose query does not see that key, and those whose query does; each (n, ...)."""
+        rows = output.transpose(1, 2) if output.dim() == 4 else output  # noqa: PLR2004 - (B,H,T,V) -> (B,T,H,V)
+        sees = self.seen[:, :, key].to(output.device)
+        return rows[~sees], rows[sees]
+
+
+def outputs_apart(candidate: Candidate) -> str:
+    """A later call leaves an earlier call's output alone, and answers from what its tensors hold now."""
+    case = candidate.case()
+    with case.grad_mode():
+        first = case.output()
+        kept = first.detach().clone()
+        for name, tensor in case.tensors.items():
+            tensor.data.copy_(candidate.other.inputs.tensors[name])
+        second = case.output()
+    if not torch.equal(kept.nan_to_num(), first.nan_to_num()):
+        return "a later call overwrote the output of an earlier one: they share memory"
+    rows = second.index_select(second.dim() - 2, candidate.other.rows.to(second.device))
+    if error("output", rows, candidate.other).agrees:
+        return ""
+    anew = observe(candidate.implementation, candidate.other)["output"]
+    if not error("output", anew, candidate.other).agrees:
+        return ""
+    return "a second call on other values in the same tensors is wrong: something is kept from the first"
+
+
+def inputs_kept(candidate: Candidate) -> str:
+    """A call leaves its inputs as they are."""
+    case = candidate.case()
+    with case.grad_mode():
+        case.output()
+    given = candidate.normal.inputs.tensors
+    changed = [name for name, tensor in case.tensors.items() if not torch.equal(tensor, given[name])]
+    return f"the call changed its input {', '.join(changed)}" if changed else ""
+
+
+def layouts(candidate: Candidate) -> str:
+    """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps."""
+    for name, change in LAYOUTS.items():
+        changed = {key: change(tensor) for key, tensor in candidate.normal.inputs.tensors.items()}
+        apart = _apart(candidate.call(**changed), candidate.output)
+        if not apart <= candidate.tolerance:
+            return (
+                f"inputs that are {name} give another answer: off by {apart:.3g} (tolerance {candidate.tolerance:.3g})"
+            )
+    return ""
+
+
+def expanded(candidate: Candidate) -> str:
+    """A batch that is one row expanded, with stride 0, gives what its copy in memory gives."""
+    shared = {name: tensor[:1].expand_as(tensor) for name, tensor in candidate.normal.inputs.tensors.items()}
+    copied = {name: tensor.contiguous() for name, tensor in shared.items()}
+    apart = _apart(candidate.call(**shared), candidate.call(**copied))
+    return "" if apart <= candidate.tolerance else f"inputs that are expanded give another answer: off by {apart:.3g}"
+
+
+def hidden_keys(candidate: Candidate) -> str:
+    """What a hidden key and its value hold, as long as it and its scores are finite, moves nothing."""
+    poison = math.sqrt(torch.finfo(TORCH_DTYPES[candidate.normal.workload.dtype]).max)
+    if (key := candidate.hidden_key) is None:
+        return ""
+    for name in candidate.sources:
+        hidden, _ = candidate.with_key(name, key, lambda row: poison * row)
+        apart = _apart(hidden, candidate.split(candidate.output, key)[0])
+        if not apart <= candidate.tolerance:
+            return f"the {name} of key {key} moves queries that do not see it by {apart:.3g}"
+    return ""
+
+
+def visible_nan(candidate: Candidate) -> str:
+    """NaN in a key or value reaches every query that sees it: it must not be lost.
+
+    A key that is alone has weight 1 whatever its score.
+    """
+    for name in candidate.sources if candidate.normal.workload.kv_len > 1 else ():
+        key = candidate.normal.workload.kv_len // 2
+        _, seeing = candidate.with_key(name, key, lambda row: row * math.nan)
+        if seeing.numel() and seeing.flatten(1).isfinite().all(dim=1).any():
+            return f"NaN in the {name} of a visible key is lost"
+    return ""
+
+
+def hidden_nan(candidate: Candidate) -> str:
+    """NaN or Inf in a hidden key or value stays there."""
+    if (key := candidate.hidden_key) is None:
+        return ""
+    leaks = []
+    for name in candidate.sources:
+        for word, bad in (("NaN", math.nan), ("Inf", math.inf)):
+            hidden, _ = candidate.with_key(name, key, partial(torch.full_like, fill_value=bad))
+            if not hidden.isfinite().all():
+                leaks.append(f"{word} in the {name}")
+    return f"queries are reached by a hidden {', '.join(leaks)}" if leaks else ""
+
+
+def repeatable(candidate: Candidate) -> str:
+    """The same inputs give the same answer, to the last bit."""
+    apart = _apart(candidate.call(), candidate.output)
+    return "" if apart == 0 else f"two calls differ by {apart:.3g}"
+
+
+def _apart(one: Tensor, other: Tensor) -> float:
+    """The largest difference; infinite where one is finite and the other is not; none where both are not finite."""
+    one, other = one.double().cpu(), other.double().cpu()
+    if not torch.equal(one.isfinite(), other.isfinite()):
+        return math.inf
+    return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
+
+
+def _offset(tensor: Tensor) -> Tensor:
+    """The same values, one element after the start of a buffer."""
+    buffer = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
+    return buffer[1:].view(tensor.shape).copy_(tensor)
+
+
+def _gapped(tensor: Tensor) -> Tensor:
+    """The same values, with tokens before heads and unused numbers between the rows."""
+    moved = tensor.transpose(1, -2)
+    wide = torch.full((*moved.shape[:-1], moved.shape[-1] + 3), math.nan, dtype=tensor.dtype, device=tensor.device)
+    wide[..., : moved.shape[-1]] = moved
+    return wide[..., : moved.shape[-1]].transpose(1, -2)
+
+
+LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
+    "transposed": lambda tensor: tensor.mT.contiguous().mT,  # tokens innermost but one, as a projection leaves them
+    "at an offset": _offset,
+    "spread out in memory": _gapped,
+}
+DECIDING: dict[str, Callable[[Candidate], str]] = {
+    "inputs kept": inputs_kept,
+    "outputs apart": outputs_apart,
+    "layouts": layouts,
+    "expanded": expanded,
+    "hidden keys": hidden_keys,
+    "visible NaN": visible_nan,
+}
+MAY_REFUSE = {"layouts", "expanded"}
+"""An error about a layout is no wrong answer: it is noted."""
+MAY_BE_KNOWN = {"visible NaN"}
+"""Rules about values that are not finite: an implementation may excuse a kernel that is known to break them."""
+NOTED: dict[str, Callable[[Candidate], str]] = {"hidden NaN": hidden_nan, "repeatable": repeatable}
+
+
+def try_rules(candidate: Candidate, on_step: Callable[[], object] = lambda: None) -> tuple[RuleResult, ...]:
+    """Try every rule; what the candidate raises breaks a rule. `on_step` is called before each."""
+    results = []
+    for name, rule in (DECIDING | NOTED).items():
+        on_step()
+        known = candidate.implementation.known_failures.get(name, "") if name in MAY_BE_KNOWN else ""
+        is_noted = name in NOTED or bool(known)
+        try:
+            broken = rule(candidate)
+        except Exception as error:  # noqa: BLE001 - whatever the candidate raises
+            broken = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+            is_noted = name in NOTED or name in MAY_REFUSE  # what is known excuses an answer, not an error
+        broken = f"{broken} (known: {known})" if broken and known and is_noted else broken
+        results.append(RuleResult(rule=name, holds=not broken, found=broken, is_noted=is_noted))
+    return tuple(results)

@@ -9,7 +9,6 @@ import contextlib
 import math
 import operator
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import msgspec
 import numpy as np
@@ -18,7 +17,7 @@ from torch import Tensor
 
 from attnbench.checking import oracle
 from attnbench.checking.case import build
-from attnbench.checking.mistakes import Planted, catalogue
+from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.reference import (
     Reference,
     answers,
@@ -51,15 +50,6 @@ WEIGHT_ROUNDINGS = 16
 """Weights that are off by no more than this many roundings are right."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Diagnosis:
-    """The words, the names of the mistakes that it could be, the first step that differs ("" where unknown)."""
-
-    words: str
-    mistakes: tuple[str, ...] = ()
-    step: str = ""
-
-
 class Evidence:
     """What a candidate answered to one probe."""
 
@@ -86,15 +76,19 @@ def explain(
     wrong: Agreement,
     seed: int,
     on_step: Callable[[], object] = lambda: None,
-) -> Diagnosis:
-    """The diagnosis of a candidate that disagrees; what it raises while it is called again passes through.
+) -> Agreement:
+    """The agreement of a candidate that disagrees with its diagnosis; what it raises when called again passes through.
 
     `on_step` is called before each known mistake is tried: all of them together may take long.
     """
+
+    def diagnosed(words: str, mistakes: tuple[str, ...] = (), step: str = "") -> Agreement:
+        return msgspec.structs.replace(wrong, diagnosis=words, mistakes=mistakes, step=step)
+
     if wrong.broken_rules and all(tensor.agrees for _, tensor in wrong.tensors()):
         rule = wrong.broken_rules[0]
         known = RULE_MISTAKES.get(rule.rule)
-        return Diagnosis(words=f"{rule.found} (rule: {rule.rule})", mistakes=(known,) if known else ())
+        return diagnosed(f"{rule.found} (rule: {rule.rule})", (known,) if known else ())
     place = describe(wrong)
     evidence = gather(implementation, references, seed)
     matches = match(evidence, on_step)
@@ -103,27 +97,27 @@ def explain(
         words = f"It looks as if {first.words}."
         also = dict.fromkeys(each.words for each in others if each.name != first.name)
         words += f" On this workload that cannot be distinguished from: {'; '.join(also)}." if also else ""
-        step = first.mistake.step
-        where = f"the backward pass of {step}" if first.mistake.is_gradient else step
+        step = first.step
+        where = f"the backward pass of {step}" if first.is_gradient else step
         names = tuple(dict.fromkeys(each.name for each in matches))
-        return Diagnosis(words=f"{words} First step that differs: {where}. {place}", mistakes=names, step=step)
+        return diagnosed(f"{words} First step that differs: {where}. {place}", names, step)
     factor = _factor(evidence)
     if factor is not None:
-        return Diagnosis(words=f"The output is {factor:.6g} times what it should be. {place}", step="output")
-    guess, reference = Diagnosis(words=UNKNOWN), evidence[0].reference
+        return diagnosed(f"The output is {factor:.6g} times what it should be. {place}", step="output")
+    words, names, step = UNKNOWN, (), ""
+    reference = evidence[0].reference
     if not any(each.is_wrong("output") for each in evidence):
-        words = "No known mistake explains it; the output is right, the backward pass is not."
-        guess = Diagnosis(words=words, step="backward pass")
+        words, step = "No known mistake explains it; the output is right, the backward pass is not.", "backward pass"
     elif reference.workload.scope == "attention" and len(reference.rows) == reference.workload.seq_len:
         forward = msgspec.structs.replace(reference.workload, direction="inference")
         with contextlib.suppress(Exception):  # a candidate may fail on unit vectors
-            guess = describe_weights(implementation, reference_for_probe(forward, "normal", 0))
+            words, names, step = describe_weights(implementation, reference_for_probe(forward, "normal", 0))
     random = next((rule for rule in wrong.notes if rule.rule == "repeatable"), None)
-    if random is not None and not guess.mistakes:
+    if random is not None and not names:
         words = f"Is dropout, or something else random, active in evaluation? On equal inputs {random.found}."
         names = ("dropout_in_evaluation", "dropout_without_rescaling")
-        return Diagnosis(words=f"{words} {place}", mistakes=names, step="weights")
-    return Diagnosis(words=f"{guess.words} {place}", mistakes=guess.mistakes, step=guess.step)
+        step = "weights"
+    return diagnosed(f"{words} {place}", names, step)
 
 
 def gather(implementation: Implementation, references: dict[str, Reference], seed: int) -> list[Evidence]:
@@ -141,27 +135,27 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
     return at_short if any(each.is_wrong(name) for each in at_short for name in each.names) else given
 
 
-def match(evidence: list[Evidence], on_step: Callable[[], object] = lambda: None) -> list[Planted]:
+def match(evidence: list[Evidence], on_step: Callable[[], object] = lambda: None) -> list[Mistake]:
     """The mistakes that explain everything, the best first; those that are no worse than it by much are as likely."""
     workload = evidence[0].reference.workload
     has_all_rows = len(evidence[0].reference.rows) == workload.seq_len
-    all_planted = [
+    known = [
         each
         for each in catalogue(workload)
-        if not (each.mistake.is_random or each.mistake.is_memory) and (has_all_rows or not each.mistake.needs_all_rows)
+        if not (each.is_random or each.is_memory) and (has_all_rows or not each.needs_all_rows)
     ]
     is_output_wrong = any(each.is_wrong("output") for each in evidence)
-    possible = [each for each in all_planted if each.mistake.is_gradient is not is_output_wrong]
+    possible = [each for each in known if each.is_gradient is not is_output_wrong]
     near = sorted(possible, key=lambda each: _distance(each, evidence, on_step, is_output_only=True))[: 2 * SHORTLIST]
     near = sorted(near, key=lambda each: _distance(each, evidence, on_step, is_output_only=False))[:SHORTLIST]
     ratios = sorted(((_error_ratio(each, evidence), each) for each in near), key=operator.itemgetter(0))
     limit = min(MATCH, max(1.0, 2 * ratios[0][0])) if ratios else MATCH
     matches = [each for ratio, each in ratios if ratio <= limit]
-    return matches if matches or _factor(evidence) is not None else _by_rounding(all_planted, evidence)
+    return matches if matches or _factor(evidence) is not None else _by_rounding(known, evidence)
 
 
 def _distance(
-    planted: Planted, evidence: list[Evidence], on_step: Callable[[], object], *, is_output_only: bool
+    mistake: Mistake, evidence: list[Evidence], on_step: Callable[[], object], *, is_output_only: bool
 ) -> tuple[float, float]:
     """How far the candidate is from the mistake beyond the tolerance, as a share of the tensors' size: the worst.
 
@@ -170,7 +164,7 @@ def _distance(
     on_step()
     worst, total = 0.0, 0.0
     for each in evidence:
-        made = _answers(planted, each.reference, each.dtype, with_gradients=not is_output_only)
+        made = _answers(mistake, each.reference, each.dtype, with_gradients=not is_output_only)
         compared = ["output"] if is_output_only else [name for name in each.names if name in made]
         scales = scales_of({name: made[name].nan_to_num() for name in compared})
         for name in compared:
@@ -180,15 +174,15 @@ def _distance(
     return worst, total
 
 
-def _error_ratio(planted: Planted, evidence: list[Evidence]) -> float:
+def _error_ratio(mistake: Mistake, evidence: list[Evidence]) -> float:
     """The largest error against the mistake's answers, as a share of the tolerance for them.
 
     A mistake that changes nothing here explains nothing.
     """
     worst, is_idle = 0.0, True
     for each in evidence:
-        exact = _answers(planted, each.reference, each.dtype)
-        own = _answers(planted, each.reference, each.own_dtype)
+        exact = _answers(mistake, each.reference, each.dtype)
+        own = _answers(mistake, each.reference, each.own_dtype)
         scales = scales_of({name: tensor.nan_to_num() for name, tensor in exact.items()})
         for name in each.names:
             tolerance = each.reference.tolerance(name)
@@ -201,11 +195,11 @@ def _error_ratio(planted: Planted, evidence: list[Evidence]) -> float:
 
 
 def _answers(
-    planted: Planted, reference: Reference, dtype: torch.dtype, *, with_gradients: bool = True
+    mistake: Mistake, reference: Reference, dtype: torch.dtype, *, with_gradients: bool = True
 ) -> dict[str, Tensor]:
     """What the mistake answers in that dtype, in float64."""
     inputs = reference.drawn.map(lambda tensor: tensor.to(dtype))
-    ask = planted.answer(reference.workload, reference.rows)
+    ask = mistake.answer(reference.workload, reference.rows)
     if not with_gradients:
         with torch.no_grad():
             return {"output": ask(inputs).double()}
@@ -223,20 +217,20 @@ def _apart(candidate: Tensor, mistaken: Tensor) -> float:
     return math.inf if distance.isnan().any() else float(distance.max())
 
 
-def _by_rounding(all_planted: Iterable[Planted], evidence: list[Evidence]) -> list[Planted]:
+def _by_rounding(known: Iterable[Mistake], evidence: list[Evidence]) -> list[Mistake]:
     """The mistakes of rounding whose error of the output is as large as the candidate's on every probe, if any."""
     matches = []
-    for planted in all_planted:
+    for mistake in known:
         ratios = []
-        for each in evidence if planted.mistake.is_rounding else ():
+        for each in evidence if mistake.is_rounding else ():
             if each.is_wrong("output"):
                 expected = each.reference.expected["output"]
-                mistaken = _answers(planted, each.reference, each.own_dtype)["output"]
+                mistaken = _answers(mistake, each.reference, each.own_dtype)["output"]
                 error, error_of_mistake = largest(each.observed["output"], expected), largest(mistaken, expected)
                 ratios.append(error / error_of_mistake if error_of_mistake and error < math.inf else math.inf)
         if ratios and all(1 / ROUNDING_SPAN <= ratio <= ROUNDING_SPAN for ratio in ratios):
-            matches.append((max(*ratios, 1 / min(ratios)), planted))
-    return [planted for _, planted in sorted(matches, key=operator.itemgetter(0))]
+            matches.append((max(*ratios, 1 / min(ratios)), mistake))
+    return [mistake for _, mistake in sorted(matches, key=operator.itemgetter(0))]
 
 
 def _factor(evidence: list[Evidence]) -> float | None:
@@ -270,8 +264,11 @@ def recover_weights(attend: Callable[[Tensor], Tensor], like: Tensor) -> Tensor:
     return torch.cat(columns, dim=-1)
 
 
-def describe_weights(implementation: Implementation, reference: Reference) -> Diagnosis:
-    """What the candidate's weights (B, H, T, S) show; `reference` has scope `attention` and all query rows."""
+def describe_weights(implementation: Implementation, reference: Reference) -> tuple[str, tuple[str, ...], str]:
+    """What the candidate's weights (B, H, T, S) show, which mistakes that could be, and the first step that differs.
+
+    `reference` has scope `attention` and all query rows.
+    """
     workload, inputs = reference.workload, reference.inputs
 
     def attend(value: Tensor) -> Tensor:
@@ -293,11 +290,10 @@ def describe_weights(implementation: Implementation, reference: Reference) -> Di
         name = "dropout_in_evaluation" if is_rescaled else "dropout_without_rescaling"
         also = f"the others multiplied by {factor:.2f}" if is_rescaled else "the others as they were, without rescaling"
         words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, {also}."
-        return Diagnosis(words=f"{words} First step that differs: weights.", mistakes=(name,), step="weights")
+        return f"{words} First step that differs: weights.", (name,), "weights"
     differences = (actual - right).abs()
     if float(differences.max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
-        words = "No known mistake explains it; its weights, seen from outside, are right."
-        return Diagnosis(words=words, step="context")
+        return "No known mistake explains it; its weights, seen from outside, are right.", (), "context"
     place = tuple(int(i) for i in np.unravel_index(int(differences.nan_to_num(torch.inf).argmax()), actual.shape))
     batch, head, query, key = place
     worst, expected = float(actual[place]), float(right[place])
@@ -311,7 +307,7 @@ def describe_weights(implementation: Implementation, reference: Reference) -> Di
     leaked = float(actual.where(~mask.seen, 0.0).abs().max())
     if leaked > SMALL_WEIGHT:
         facts.append(f"hidden keys get up to {leaked:.3g}")
-    return Diagnosis(words=f"{UNKNOWN} Its weights, seen from outside: {'; '.join(facts)}.", step="weights")
+    return f"{UNKNOWN} Its weights, seen from outside: {'; '.join(facts)}.", (), "weights"
 
 
 def describe(agreement: Agreement) -> str:

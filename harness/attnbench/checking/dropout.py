@@ -25,8 +25,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.case import TORCH_DTYPES, Case, build, copied, fill, place
-from attnbench.checking.inputs import Inputs, draw_normal
+from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, place
 from attnbench.checking.reference import Reference, errors, gradients
 from attnbench.contract import Implementation, repeat_heads
 from attnbench.devices import device
@@ -93,7 +92,7 @@ def merged_inputs(workload: Workload, seed: int) -> Inputs:
         return drawn
     bias = None if given.out_bias is None else torch.zeros_like(given.out_bias)
     out = torch.eye(len(given.out), dtype=given.out.dtype)
-    return Inputs(tensors=drawn.tensors, weights=replace(given, out=out, out_bias=bias))
+    return replace(drawn, weights=replace(given, out=out, out_bias=bias))
 
 
 def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) -> Inputs:
@@ -104,7 +103,7 @@ def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) ->
         values = torch.zeros_like(drawn.tensors["value"])
         values[:, :, keys, columns] = 1.0
         changed = {"query": 0.5 * drawn.tensors["query"], "value": values}  # weights that are not far apart
-        return Inputs(tensors=drawn.tensors | changed, weights=drawn.weights)
+        return replace(drawn, tensors=drawn.tensors | changed)
     source = "context" if "context" in drawn.tensors else "x"
     tokens = drawn.tensors[source].clone()
     tokens[..., keys] = torch.eye(workload.kv_len, dtype=tokens.dtype)  # each token is a unit vector of its position
@@ -327,22 +326,15 @@ def still_drops(case: Case) -> str:
     Where it can be done, in scope `attention`, all values become 1 for two calls: a row's output is then the sum of its
     weights, whose mean over n independent rows is 1 within Hoeffding's bound, at any length.
     """
-    workload = case.workload
-    kept = case.tensors["value"].detach().clone() if workload.scope == "attention" else None
-    try:
-        if kept is not None:
-            fill(case.tensors["value"], torch.ones_like(kept))
-        with torch.no_grad():
-            one, other = case.output(), case.output()
-    finally:
-        if kept is not None:
-            fill(case.tensors["value"], kept)
-    p = workload.dropout
+    workload, p = case.workload, case.workload.dropout
+    ones = {"value": torch.ones_like(case.tensors["value"])} if workload.scope == "attention" else {}
+    with case.holding(ones), torch.no_grad():
+        one, other = case.output(), case.output()
     empty = case.mask.empty
     num_rows = workload.num_heads * (workload.batch_size * workload.seq_len if empty is None else int((~empty).sum()))
     if torch.equal(one, other) and num_rows * math.log(p**2 + (1 - p) ** 2) < math.log(FALSE_ALARM):
         return "two calls drop the same, or nothing"
-    if kept is None:
+    if not ones:
         return ""
     rows = one.double()[..., 0]  # (B,H,T,V) -> (B,H,T)
     average = float(rows.sum()) / num_rows  # a row that sees no key adds 0

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from attnbench.checking.inputs import Inputs
+from attnbench.checking.case import Inputs
 from attnbench.contract import Weights
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload

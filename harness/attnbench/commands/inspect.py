@@ -1,5 +1,6 @@
 """`attnbench inspect`: one sentence, step by step."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
@@ -22,11 +23,24 @@ def inspect(
     as_json: AsJson = False,
 ) -> None:
     """Walk a sentence step by step, with pictures of the weights, and compare an implementation with the oracle."""
-    from attnbench import inspection
+    from rich.console import Console
 
-    results, page = inspection.inspect(name, sentence or (), settings or (), seed, to, as_json=as_json)
+    from attnbench.inspection import look, page, text
+
+    results = look(name, sentence or (), settings or (), seed)
+    folder = to or Path("results") / "inspect" / results.implementation
+    page.prepare(folder)
+    console = Console()
+    if not as_json:
+        text.write(results, console)  # pictures take seconds: there is something to read meanwhile
+    files = page.write(results, folder)
+    if as_json:
+        summary = results.json(text.first_difference(results), [str(file) for file in files])
+        typer.echo(json.dumps(summary, indent=2))
+    else:
+        console.print(f"\nPage and pictures: {folder}", markup=False, highlight=False, soft_wrap=True)
     if open_page:
-        typer.launch(str(page.resolve()))
+        typer.launch(str(files[0].resolve()))
     if not results.is_checked:
         raise typer.Exit(ExitCode.inconclusive)
     raise typer.Exit(ExitCode.finding if results.differs else ExitCode.passed)

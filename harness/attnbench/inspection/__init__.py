@@ -1,28 +1,68 @@
 """Attention looked at instead of measured: one small workload over the words of a sentence, step by step.
 
-`walkthrough` and `oracle_diff` compute, `results` holds what they computed, `text` and `page` show it.
+`walkthrough` and `oracle_diff` compute, `text` and `page` show what they computed.
 """
 
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING
+from dataclasses import dataclass
 
-if TYPE_CHECKING:
-    from attnbench.inspection.results import Inspection
+from attnbench import plugins
+from attnbench.inspection import oracle_diff, walkthrough
+from attnbench.inspection.oracle_diff import OracleDiff
+from attnbench.inspection.walkthrough import Example, Growth, Json, Walkthrough, listed
 
 MOST_JOINED_WORDS = 48
 
 
-def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed: int = 0) -> "Inspection":
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """All results: for each sentence a walkthrough, and the implementation compared with the oracle."""
+
+    spec: str  # as it was given
+    implementation: str
+    walks: tuple[Walkthrough, ...]
+    diffs: tuple[OracleDiff, ...]
+    joined: Walkthrough | None  # the sentences in one row without a mask, where there are several
+    examples: tuple[Example, ...]
+    growth: Growth
+
+    @property
+    def differs(self) -> bool:
+        """Whether the implementation differs from the oracle in some sentence."""
+        return any(diff.first is not None for diff in self.diffs)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether anything of it was compared."""
+        return any(diff.comparisons for diff in self.diffs)
+
+    def json(self, first_difference: list[str], files: list[str]) -> Json:
+        """Everything as JSON can hold it: a number that is not finite is the text "-inf", "inf" or "nan"."""
+        return {
+            "implementation": self.implementation,
+            "differs": self.differs,
+            "first_difference": first_difference,
+            "sentences": [
+                {**walk.json(), "unseen": diff.unseen, "compared": [each.json(diff.words) for each in diff.comparisons]}
+                for walk, diff in zip(self.walks, self.diffs, strict=True)
+            ],
+            "examples": [{"scores": each.scores, "weights": each.weights} for each in self.examples],
+            "growth": {
+                "head_dim": walkthrough.WIDTHS,
+                "num_keys": walkthrough.NUM_KEYS,
+                "largest_weight_with_scale": listed(self.growth.with_scale[:, 1]),
+                "largest_weight_without": listed(self.growth.without[:, 1]),
+            },
+            "files": files,
+        }
+
+
+def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed: int = 0) -> Inspection:
     """Inspect the implementation `name` (or path/to/file.py:Name) on these sentences.
 
     Raises:
         ValueError: an implementation that cannot be found, a sentence without words, or settings that cannot be.
     """
-    from attnbench import plugins
-    from attnbench.inspection import oracle_diff, walkthrough
-    from attnbench.inspection.results import Inspection
-
     plugins.check_specs([name])
     parted = walkthrough.split(sentences or [walkthrough.DEFAULT])
     points = [walkthrough.workload(len(words), settings, seed) for words in parted]
@@ -43,32 +83,3 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
         examples=walkthrough.examples(),
         growth=walkthrough.growth(seed),
     )
-
-
-def inspect(  # noqa: PLR0913 - what can be typed
-    spec: str, sentences: Sequence[str], settings: Sequence[str], seed: int, folder: Path | None, *, as_json: bool
-) -> tuple["Inspection", Path]:
-    """Look, write the page and the pictures into `folder`, and print; returns the results and the page's path.
-
-    Raises:
-        ValueError: an implementation, a sentence, a setting or a folder that cannot be.
-    """
-    import json
-
-    from rich.console import Console
-
-    from attnbench.inspection import page, text
-
-    inspection = look(spec, sentences, settings, seed)
-    target = folder or Path("results") / "inspect" / inspection.implementation
-    page.prepare(target)
-    console = Console()
-    if not as_json:
-        text.write(inspection, console)  # pictures take seconds: there is something to read meanwhile
-    files = page.write(inspection, target)
-    if as_json:
-        summary = inspection.json(text.first_difference(inspection), [str(file) for file in files])
-        print(json.dumps(summary, indent=2))  # noqa: T201 - asked for
-    else:
-        console.print(f"\nPage and pictures: {target}", markup=False, highlight=False, soft_wrap=True)
-    return inspection, files[0]

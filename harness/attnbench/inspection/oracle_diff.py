@@ -6,25 +6,29 @@ linear in its values. Shapes as in the contract, with B=1 and S=T.
 """
 
 import contextlib
+import enum
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.case import bind, build, place, reason_against
+from attnbench.checking.case import Inputs, bind, build, place, reason_against
 from attnbench.checking.diagnosis import recover_weights
-from attnbench.checking.inputs import Inputs
 from attnbench.contract import Attention, BoundMask, Implementation, loading
-from attnbench.inspection.results import Comparison, OracleDiff, Outcome, shape_of
+from attnbench.inspection.walkthrough import LETTERS, WORD_LEN, Json, Numbers, listed, shape_of
 from attnbench.processes.worker.attempts import describe
 from attnbench.units import plain
 from attnbench.workloads.sweep import make
 from attnbench.workloads.workload import Workload
 
-PROJECTED = {"query": "BHTK", "key": "BGSK", "value": "BGSV"}
+PROJECTED = ("query", "key", "value")
+TOLERANCE = 1e-5
+"""How far float32 may differ from float64 here, as a share of the largest value: some hundred roundings."""
 
 
 class _Trouble(str):
@@ -33,19 +37,114 @@ class _Trouble(str):
     __slots__ = ()
 
 
+class Outcome(enum.StrEnum):
+    """How a step of an implementation compares with the oracle's."""
+
+    agrees = "agrees"
+    differs = "DIFFERS"
+    its_own = "its own way"  # unlike the contract's, while the output is right
+
+
+class Comparison:
+    """What an implementation computed in one step, and what the oracle did."""
+
+    def __init__(self, name: str, oracle: Tensor, given: object, *, is_private: bool = False) -> None:
+        """Compare what somebody's code gave, which may be anything, with the oracle's tensor.
+
+        `is_private` says that the output is right, and this is how it gets there.
+        """
+        self.name, self.step, self.letters = name, "projection" if name in PROJECTED else name, LETTERS[name]
+        self.oracle: Numbers = oracle.numpy()
+        self.actual: Numbers | None = None
+        self.trouble = ""  # what happened where there is nothing to compare
+        expected = shape_of(self.letters, self.oracle.shape)
+        if isinstance(given, _Trouble):
+            self.trouble = plain(given)
+        elif not isinstance(given, Tensor):
+            self.trouble = f"it gave a {type(given).__name__}, no tensor; it should be {expected}"
+        elif given.shape == oracle.shape and given.is_floating_point():
+            self.actual = given.detach().double().cpu().numpy()
+        else:
+            shape = tuple(given.shape)
+            text = shape_of(self.letters, shape) if len(shape) == len(self.letters) else str(shape)
+            dtype = "" if given.is_floating_point() else f" of {str(given.dtype).removeprefix('torch.')}"
+            self.trouble = f"its shape is {text}{dtype}; it should be {expected}"
+        largest = float(np.abs(self.oracle).max(initial=0.0))
+        self.tolerance = TOLERANCE * largest  # a difference up to this counts as none
+        self.differences: Numbers | None = None  # absolute; infinite where a value is not finite
+        self.largest = np.inf
+        self.place: tuple[int, ...] | None = None  # of the largest difference: the first of several
+        if self.actual is not None:
+            is_finite = np.isfinite(self.actual)
+            self.differences = np.where(is_finite, np.abs(np.where(is_finite, self.actual, 0.0) - self.oracle), np.inf)
+            self.largest = float(self.differences.max(initial=0.0))
+            if self.differences.size:
+                place = np.unravel_index(self.differences.argmax(), self.differences.shape)
+                self.place = tuple(int(index) for index in place)
+        self.outcome = Outcome.its_own if is_private else Outcome.differs
+        if not self.trouble and self.largest <= self.tolerance:
+            self.outcome = Outcome.agrees
+
+    def where(self, words: tuple[str, ...]) -> str:
+        """The place of the largest difference: "head 1, query 'flies', key 'time'"."""
+        if self.place is None:
+            return ""
+        shape = dict(zip(self.letters, self.oracle.shape, strict=True))
+        at = dict(zip(self.letters, self.place, strict=True))
+        parts = [f"{name} {at[letter]}" for letter, name in (("H", "head"), ("G", "key/value head")) if letter in at]
+        names = {"T": "query" if self.step in {"weights", "context"} else "word"}
+        names["S"] = "key" if self.letters.endswith("S") else "word"
+        for letter in (each for each in names if each in at):
+            word = words[at[letter]]
+            number = "" if words.count(word) == 1 else f" (word {at[letter] + 1})"
+            parts.append(f"{names[letter]} '{plain(word, limit=WORD_LEN)}'{number}")
+        parts += [f"column {at[letter]}" for letter in "KVD" if letter in at and shape[letter] > 1]
+        return ", ".join(parts)
+
+    def values_there(self) -> tuple[float, float] | None:
+        """The implementation's and the oracle's value at that place."""
+        if self.actual is None or self.place is None:
+            return None
+        return float(self.actual[self.place]), float(self.oracle[self.place])
+
+    def json(self, words: tuple[str, ...]) -> Json:
+        """The comparison as JSON can hold it."""
+        return {
+            "name": self.name,
+            "step": self.step,
+            "outcome": str(self.outcome).lower(),
+            "trouble": self.trouble,
+            "largest_difference": listed(np.asarray(self.largest)),
+            "allowed": self.tolerance,
+            "place": self.place,
+            "where": self.where(words),
+            "values": None if self.actual is None else listed(self.actual),
+            "oracle": listed(self.oracle),
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class OracleDiff:
+    """The comparisons of an implementation with the oracle on one sentence."""
+
+    words: tuple[str, ...]
+    comparisons: tuple[Comparison, ...] = ()
+    unseen: str = ""  # why its steps cannot be seen, or why it cannot be tried at all
+
+    @property
+    def first(self) -> Comparison | None:
+        """The first step that differs."""
+        return next((each for each in self.comparisons if each.outcome is Outcome.differs), None)
+
+
 def load(spec: str) -> Implementation | str:
     """The implementation that a spec names, or why it cannot be loaded.
 
     Raises:
         ValueError: the value is none of the forms that can take part.
     """
-    try:
-        with contextlib.redirect_stdout(sys.stderr):
-            return loading.implementation(spec)
-    except ValueError:
-        raise
-    except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's module may raise anything
-        return f"it cannot be loaded: {describe(error)[1]}"
+    loaded: Implementation | str = _asked(lambda: loading.implementation(spec), "it cannot be loaded:", ValueError)
+    return loaded
 
 
 def compare(
@@ -53,7 +152,7 @@ def compare(
 ) -> OracleDiff:
     """Compare the implementation with the oracle on one sentence; a text says why there is no implementation."""
     if isinstance(implementation, str):
-        return OracleDiff(words=words, comparisons=(_output(workload, inputs, _Trouble(implementation)),))
+        return OracleDiff(words=words, comparisons=(_output(workload, inputs, implementation),))
     if reason := reason_against(implementation, workload):
         unmasked = make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
@@ -93,10 +192,7 @@ def _projections(module: Attention, inputs: Inputs, x: Tensor, *, is_right: bool
     else:
         parts = [_Trouble("project must give query, key and value")] * len(PROJECTED)
     right = oracle.project(inputs.tensors["x"], inputs.tensors["x"], inputs.weights)
-    return [
-        _compared(name, "projection", letters, *each, is_private=is_right)
-        for (name, letters), each in zip(PROJECTED.items(), zip(right, parts, strict=True), strict=True)
-    ]
+    return [Comparison(name, *each, is_private=is_right) for name, *each in zip(PROJECTED, right, parts, strict=True)]
 
 
 def _weights_and_context(module: Any, workload: Workload, inputs: Inputs, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
@@ -111,49 +207,27 @@ def _weights_and_context(module: Any, workload: Workload, inputs: Inputs, mask: 
     def actual(values: Tensor) -> Any:  # noqa: ANN401 - whatever it gives
         return module.attend(query.clone(), key.clone(), values.clone(), mask)
 
-    context = _compared("context", "context", "BHTV", right(value.double()), _asked(lambda: actual(value)))
+    context = Comparison("context", right(value.double()), _asked(lambda: actual(value)))
     if context.trouble:  # it hides the weights too
         return [context]
     expected, weights = recover_weights(right, value.double()), _asked(lambda: recover_weights(actual, value))
-    return [_compared("weights", "weights", "BHTS", expected, weights), context]
+    return [Comparison("weights", expected, weights), context]
 
 
 def _output(workload: Workload, inputs: Inputs, given: object) -> Comparison:
     """The module's output (B, T, D)."""
-    return _compared("output", "output", "BTD", oracle.answer(workload, inputs, torch.arange(workload.seq_len)), given)
+    return Comparison("output", oracle.answer(workload, inputs, torch.arange(workload.seq_len)), given)
 
 
-def _compared(  # noqa: PLR0913
-    name: str, step: str, letters: str, right: Tensor, given: object, *, is_private: bool = False
-) -> Comparison:
-    """What somebody's code gave, compared with the oracle's."""
-    actual, trouble = None, ""
-    if isinstance(given, _Trouble):
-        trouble = plain(given)
-    elif isinstance(given, Tensor) and given.shape == right.shape and given.is_floating_point():
-        actual = given.detach().double().cpu().numpy()
-    elif isinstance(given, Tensor):
-        shape = tuple(given.shape)
-        text = shape_of(letters, shape) if len(shape) == len(letters) else str(shape)
-        dtype = "" if given.is_floating_point() else f" of {str(given.dtype).removeprefix('torch.')}"
-        trouble = f"its shape is {text}{dtype}; it should be {shape_of(letters, tuple(right.shape))}"
-    else:
-        trouble = f"it gave a {type(given).__name__}, no tensor; it should be {shape_of(letters, tuple(right.shape))}"
-    return Comparison(
-        name,
-        step=step,
-        letters=letters,
-        oracle=right.numpy(),
-        actual=actual,
-        trouble=trouble,
-        is_private=is_private,
-    )
+def _asked(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401
+    """What `call` gives, or what it raises, in words; `passing` are raised as they are.
 
-
-def _asked(call: Callable[[], Any], what: str = "it raised") -> Any:  # noqa: ANN401 - whatever somebody's code gives
-    """What `call` gives, or what it raises, in words. No graph is recorded, and what is printed goes to stderr."""
+    No graph is recorded, and what is printed goes to stderr.
+    """
     try:
         with torch.no_grad(), contextlib.redirect_stdout(sys.stderr):
             return call()
+    except passing:
+        raise
     except (Exception, SystemExit) as error:  # noqa: BLE001 - somebody's module may raise anything
         return _Trouble(f"{what} {describe(error)[1]}")

@@ -18,8 +18,9 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
 
 from attnbench import reports
-from attnbench.inspection import text
-from attnbench.inspection.results import Comparison, Inspection, Numbers, OracleDiff, Outcome, Walkthrough
+from attnbench.inspection import Inspection, text
+from attnbench.inspection.oracle_diff import Comparison, OracleDiff, Outcome
+from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.html import inlined
 from attnbench.units import plain
@@ -93,23 +94,19 @@ def _weights(walks: Sequence[Walkthrough]) -> Picture:
         title = textwrap.fill(f"'{_sentence(walk)}', head 0", int(_side(len(walk.words)) * LETTERS_AN_INCH))
         titles = [title, *(f"head {head}" for head in range(1, len(weights)))]
         rows.append((titles, weights, walk.labels, walk.mask.seen if walk.mask.is_chosen else None))
-    figure, image, _ = _heads(rows)
     caption = "Each row is a query and adds up to 1; dark is little, bright is much."
     caption += " Grey: hidden by the mask." if walks[0].mask.is_chosen else ""
-    return _with_bar(figure, image, "Attention weights of each head over the words", _about(walks[0]), caption)
+    return _heads(rows, ("Attention weights of each head over the words", _about(walks[0]), caption))
 
 
 def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
     """All sentences in one row: what the words of one weigh in the other."""
     values = walk.step("weights").values[0]
     titles = [f"head {head}" for head in range(len(values))]
-    figure, image, panels = _heads([(titles, values, walk.labels, None)], most=float(values.max()))
-    for axes in panels:
-        for edge in np.cumsum(lengths)[:-1]:
-            axes.axhline(edge - 0.5, color="white", linewidth=2.5)
-            axes.axvline(edge - 0.5, color="white", linewidth=2.5)
+    rows, edges = [(titles, values, walk.labels, None)], np.cumsum(lengths)[:-1].tolist()
     caption = "All sentences in one row, where every word sees every other; the white lines separate the sentences."
-    return _with_bar(figure, image, "Attention weights between the sentences", _about(walk), caption)
+    title = "Attention weights between the sentences"
+    return _heads(rows, (title, _about(walk), caption), most=float(values.max()), edges=edges)
 
 
 def _mask(walk: Walkthrough) -> Picture:
@@ -118,17 +115,15 @@ def _mask(walk: Walkthrough) -> Picture:
     heads = walk.workload.num_heads
     shown = range(min(heads, MOST_PANEL_COLUMNS))
     kinds = (("without a mask", effect.without, None), (f"under {effect.mask}", effect.under, effect.seen))
-    figure, image, _ = _heads(
-        [
-            ([f"{name}, head {head}" for head in shown], weights[: len(shown)], walk.labels, seen)
-            for name, weights, seen in kinds
-        ]
-    )
+    rows = [
+        ([f"{name}, head {head}" for head in shown], weights[: len(shown)], walk.labels, seen)
+        for name, weights, seen in kinds
+    ]
     caption = (
         f"{effect.mask}: {effect.summary}. Grey: hidden. A hidden key has weight 0, and the others in its row more."
     )
     caption += f" Heads 0 to {len(shown) - 1} of {heads}." if len(shown) < heads else ""
-    return _with_bar(figure, image, "What a mask changes", f"'{_sentence(walk)}', {_about(walk)}", caption)
+    return _heads(rows, ("What a mask changes", f"'{_sentence(walk)}', {_about(walk)}", caption))
 
 
 def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, actual: Numbers) -> Picture:
@@ -179,18 +174,18 @@ def _scaling(inspection: Inspection) -> Picture:
         ("query @ key", growth.without, "#D55E00", "s", "--"),
         ("query @ key / sqrt(K)", growth.with_scale, "#0072B2", "o", "-"),
     ):
-        axes.fill_between(growth.widths, values[:, 0], values[:, 2], color=colour, alpha=0.18, linewidth=0)
-        axes.plot(growth.widths, values[:, 1], color=colour, marker=marker, linestyle=line, label=name)
-    axes.axhline(1 / growth.num_keys, color=style.INK, linewidth=1, linestyle=":")
-    note = f"all {growth.num_keys} keys alike"
-    axes.annotate(note, (growth.widths[-1], 1 / growth.num_keys), (0, 4), textcoords="offset points", ha="right")
+        axes.fill_between(WIDTHS, values[:, 0], values[:, 2], color=colour, alpha=0.18, linewidth=0)
+        axes.plot(WIDTHS, values[:, 1], color=colour, marker=marker, linestyle=line, label=name)
+    axes.axhline(1 / NUM_KEYS, color=style.INK, linewidth=1, linestyle=":")
+    note = f"all {NUM_KEYS} keys alike"
+    axes.annotate(note, (WIDTHS[-1], 1 / NUM_KEYS), (0, 4), textcoords="offset points", ha="right")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(growth.widths))
+    axes.xaxis.set_major_locator(FixedLocator(WIDTHS))
     axes.xaxis.set_minor_locator(NullLocator())
     axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("head width K")
-    axes.set_ylabel(f"largest of {growth.num_keys} weights")
+    axes.set_ylabel(f"largest of {NUM_KEYS} weights")
     axes.legend(title="softmax of")
     caption = "Standard normal query and keys; line: median, band: the middle half of the draws."
     return _with_texts(figure, "Why scores are divided by sqrt(K)", "", f"{text.growth_sentence(growth)} {caption}")
@@ -209,23 +204,31 @@ def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]
 
 
 def _heads(
-    rows: Sequence[tuple[Sequence[str], Numbers, Sequence[str], Any]], most: float = 1.0
-) -> tuple[Figure, AxesImage, list[Axes]]:
-    """A figure with a row for each of `rows`: titles, weights (H, T, S), words and which pairs are seen, or None.
+    rows: Sequence[tuple[Sequence[str], Numbers, Sequence[str], Any]],
+    texts: tuple[str, str, str],
+    *,
+    most: float = 1.0,
+    edges: Sequence[int] = (),
+) -> Picture:
+    """A picture with a row for each of `rows`: titles, weights (H, T, S), words and which pairs are seen, or None.
 
-    Returns the figure, the last image and the panels.
+    `texts` are its title, what it is about and its caption. One colour bar is for all panels; white lines are drawn
+    before the words that begin at `edges`.
     """
     num_heads = len(rows[0][1])
     figure, grid = _grid([len(words) for _, _, words, _ in rows], num_heads)
-    panels = []
     for own, (titles, values, words, seen) in zip(np.split(np.array(grid), len(rows)), rows, strict=True):
-        for axes, title, weights in zip(own, titles, values, strict=False):
+        for axes, name, weights in zip(own, titles, values, strict=False):
             image = _heat_map(axes, weights, words, seen, most)
-            axes.set_title(title, loc="left")
-            panels.append(axes)
+            axes.set_title(name, loc="left")
+            for edge in edges:
+                axes.axhline(edge - 0.5, color="white", linewidth=2.5)
+                axes.axvline(edge - 0.5, color="white", linewidth=2.5)
         for axes in own[num_heads:]:
             axes.remove()
-    return figure, image, panels
+    shrink = _bar_share(figure.get_figheight())
+    figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=shrink, **BAR_LAYOUT)
+    return _with_texts(figure, *texts)
 
 
 def _side(num_words: int) -> float:
@@ -259,13 +262,6 @@ def _heat_map(
                 colour = "white" if is_finite and value < 0.55 * most else "black"
                 axes.text(column, row, number, ha="center", va="center", fontsize=7.5, color=colour)
     return image
-
-
-def _with_bar(figure: Figure, image: AxesImage, title: str, about: str, caption: str) -> Picture:
-    """The picture with one colour bar for all panels."""
-    shrink = _bar_share(figure.get_figheight())
-    figure.colorbar(image, ax=figure.axes, label="attention weight", shrink=shrink, **BAR_LAYOUT)
-    return _with_texts(figure, title, about, caption)
 
 
 def _bar_share(length: float) -> float:

@@ -10,17 +10,9 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
-from attnbench.inspection.results import (
-    TOLERANCE,
-    Comparison,
-    Growth,
-    Inspection,
-    Numbers,
-    OracleDiff,
-    Outcome,
-    Step,
-    Walkthrough,
-)
+from attnbench.inspection import Inspection
+from attnbench.inspection.oracle_diff import TOLERANCE, Comparison, OracleDiff, Outcome
+from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Growth, Numbers, Step, Walkthrough
 from attnbench.units import MISSING, plain, significant
 
 SMALLEST_PLAIN = 1e-3
@@ -44,34 +36,34 @@ class Table:
     """Texts with headings; `marked` is the cell (row, column) that matters most."""
 
     title: str
-    corner: str
-    columns: tuple[str, ...]
-    rows: tuple[tuple[str, ...], ...]  # each begins with its heading
+    headings: Sequence[str]  # of the rows' headings first
+    rows: Sequence[Sequence[str]]  # each begins with its heading
     marked: tuple[int, int] | None = None
     is_prose: bool = False  # words rather than numbers: aligned to the left
 
     def cut(self, most: int) -> "Table":
         """The first columns alone, and how many there are."""
-        if len(self.columns) <= most:
+        number = len(self.headings) - 1
+        if number <= most:
             return self
-        title = f"{self.title} (columns 1 to {most} of {len(self.columns)})"
-        rows = tuple(row[: most + 1] for row in self.rows)
-        return replace(self, title=title, columns=self.columns[:most], rows=rows)
+        title = f"{self.title} (columns 1 to {most} of {number})"
+        rows = [row[: most + 1] for row in self.rows]
+        return replace(self, title=title, headings=self.headings[: most + 1], rows=rows)
 
     def lines(self) -> list[str]:
         """The table as aligned lines; the marked cell stands in brackets."""
-        lines = [[self.corner, *(f" {column} " for column in self.columns)]]
-        for number, (heading, *texts) in enumerate(self.rows):
-            at = self.marked[1] if self.marked is not None and self.marked[0] == number else None
-            cells = [f"[{text}]" if place == at else f" {text} " for place, text in enumerate(texts)]
-            lines.append([heading, *cells])
-        aligned = [""] * len(lines)
-        for place, column in enumerate(zip(*lines, strict=True)):
-            width = max(map(cell_len, column))
-            for number, text in enumerate(column):
-                space = " " * (width - cell_len(text))
-                aligned[number] += text + space if self.is_prose or place == 0 else space + text
-        return [self.title, *aligned] if self.title else aligned
+        texts = [[row[0], *(f" {text} " for text in row[1:])] for row in (self.headings, *self.rows)]
+        if self.marked is not None:
+            row, column = self.marked
+            texts[row + 1][column + 1] = f"[{self.rows[row][column + 1]}]"
+        columns = []
+        for place, column_texts in enumerate(zip(*texts, strict=True)):
+            width = max(map(cell_len, column_texts))
+            spaces = [" " * (width - cell_len(text)) for text in column_texts]
+            is_left = self.is_prose or place == 0
+            pairs = zip(column_texts, spaces, strict=True)
+            columns.append([text + space if is_left else space + text for text, space in pairs])
+        return [*filter(None, [self.title]), *map("".join, zip(*columns, strict=True))]
 
 
 def formatted(values: Numbers) -> list[list[str]]:
@@ -101,9 +93,9 @@ def value_table(
 ) -> Table:
     """Values (T or S, S or a width) of an array with those letters: words head the rows, and columns that are keys."""
     is_of_keys = letters.endswith("S")
-    columns = tuple(labels) if is_of_keys else tuple(map(str, range(values.shape[1])))
-    rows = tuple((label, *texts) for label, texts in zip(labels, formatted(values), strict=True))
-    return Table(title=title, corner="query" if is_of_keys else "word", columns=columns, rows=rows, marked=marked)
+    headings = ["query", *labels] if is_of_keys else ["word", *map(str, range(values.shape[1]))]
+    rows = [[label, *texts] for label, texts in zip(labels, formatted(values), strict=True)]
+    return Table(title=title, headings=headings, rows=rows, marked=marked)
 
 
 def step_tables(walk: Walkthrough, step: Step) -> list[Table]:
@@ -139,30 +131,30 @@ def comparison_table(diff: OracleDiff) -> Table:
         place = each.where(diff.words) if each.outcome is not Outcome.agrees else ""
         where = each.trouble or place or MISSING
         rows.append((step, str(each.outcome), largest, f"{each.tolerance:.1e}", *values, where))
-    columns = ("result", "largest difference", "tolerance", "here", "oracle", "where")
-    return Table(title="", corner="step", columns=columns, rows=tuple(rows), is_prose=True)
+    headings = ("step", "result", "largest difference", "tolerance", "here", "oracle", "where")
+    return Table(title="", headings=headings, rows=rows, is_prose=True)
 
 
 def softness_table(walk: Walkthrough) -> Table:
     """How sharp the softmax of a sentence's scores is."""
     most = significant(math.log2(len(walk.words)), 3) if len(walk.words) > 1 else "0"
-    rows = tuple((each.name, brief(each.largest), f"{brief(each.entropy)} of {most}") for each in walk.scaling)
-    return Table(title="", corner="softmax of", columns=("largest weight", "entropy in bits"), rows=rows)
+    rows = [(each.name, brief(each.largest), f"{brief(each.entropy)} of {most}") for each in walk.scaling]
+    return Table(title="", headings=("softmax of", "largest weight", "entropy in bits"), rows=rows)
 
 
 def example_table(inspection: Inspection) -> Table:
     """The softmax of a few vectors."""
-    rows = tuple(
+    rows = [
         (each.name, *("  ".join(map(brief, numbers)) for numbers in (each.scores, each.weights)))
         for each in inspection.examples
-    )
-    return Table(title="", corner="softmax of", columns=("scores", "weights"), rows=rows, is_prose=True)
+    ]
+    return Table(title="", headings=("softmax of", "scores", "weights"), rows=rows, is_prose=True)
 
 
 def growth_sentence(growth: Growth) -> str:
     """The largest weight at the largest K."""
     with_scale, without = brief(growth.with_scale[-1, 1]), brief(growth.without[-1, 1])
-    setup = f"A random query over {growth.num_keys} random keys of width K={growth.widths[-1]}"
+    setup = f"A random query over {NUM_KEYS} random keys of width K={WIDTHS[-1]}"
     return f"{setup}: the largest weight is {with_scale} with the division and {without} without (medians)."
 
 
@@ -275,7 +267,7 @@ def side_by_side(tables: Sequence[Table], width: int) -> Iterator[str]:
     room = 0
     for table in tables:
         block = table.lines()
-        for most in range(len(table.columns) - 1, 0, -1):
+        for most in range(len(table.headings) - 2, 0, -1):
             if max(map(cell_len, block)) <= width:
                 break
             block = table.cut(most).lines()

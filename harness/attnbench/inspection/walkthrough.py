@@ -10,17 +10,35 @@ sqrt(K), and a softmax of large scores is all but 0 or 1, where its gradient is 
 import hashlib
 import math
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
+import numpy as np
+import numpy.typing as npt
 import torch
 from torch import Tensor
 
 from attnbench.checking import oracle, steps
-from attnbench.checking.inputs import Inputs, draw_weights, generator
-from attnbench.inspection.results import Example, Growth, MaskEffect, Softness, Step, Walkthrough
+from attnbench.checking.case import Inputs, draw_weights, generator
+from attnbench.units import plain
 from attnbench.workloads import sweep
 from attnbench.workloads.masks import Causal, Mask
 from attnbench.workloads.workload import Workload
 
+Numbers = npt.NDArray[np.float64]
+Json = dict[str, object]
+LETTERS = {
+    "x": "BTD",
+    "query": "BHTK",
+    "key": "BGSK",
+    "value": "BGSV",
+    "scores": "BHTS",
+    "masked scores": "BHTS",
+    "weights": "BHTS",
+    "context": "BHTV",
+    "output": "BTD",
+}
+"""The shape of each step's result, in order; every walkthrough has B=1 and T=S, the number of words."""
+WORD_LEN = 14
 DEFAULT = "time flies like an arrow"
 DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
 AXES = ("num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "mask")
@@ -31,6 +49,120 @@ FACTOR = 100
 WIDTHS = tuple(2**power for power in range(11))
 NUM_KEYS = 16
 NUM_DRAWS = 400
+
+
+def shape_of(letters: str, shape: tuple[int, ...]) -> str:
+    """A shape with its letters: "(B=1, H=2, T=5, K=4)"."""
+    return f"({', '.join(f'{letter}={size}' for letter, size in zip(letters, shape, strict=True))})"
+
+
+def listed(values: Numbers) -> object:
+    """An array as JSON can hold it: nested lists, where what is not finite is the text "-inf", "inf" or "nan"."""
+    if values.ndim:
+        return [listed(part) for part in values]
+    return float(values) if np.isfinite(values) else str(float(values))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """The result of one step of the textbook form, in float64."""
+
+    name: str
+    values: Numbers
+    description: str  # what the step does, in a sentence
+
+    @property
+    def letters(self) -> str:
+        """The letters of its axes: "BHTS"."""
+        return LETTERS[self.name]
+
+    @property
+    def shape(self) -> str:
+        """The shape with its letters."""
+        return shape_of(self.letters, self.values.shape)
+
+    @property
+    def tables(self) -> list[Numbers]:
+        """A table for each head; one alone where there are no heads."""
+        return list(self.values.reshape(-1, *self.values.shape[-2:]))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MaskEffect:
+    """What a mask changes: the weights (H, T, S) without a mask and under it."""
+
+    mask: str
+    summary: str
+    is_chosen: bool  # False: the workload has no mask, and this one is an example
+    seen: npt.NDArray[np.bool_]  # (T, S)
+    without: Numbers
+    under: Numbers
+
+    @property
+    def has_effect(self) -> bool:
+        """Whether the mask changes any weight."""
+        return bool((self.without != self.under).any())
+
+
+@dataclass(frozen=True, kw_only=True)
+class Softness:
+    """How far a softmax spreads: from equal weights to a single key."""
+
+    name: str
+    largest: float  # the largest weight, a mean over all queries
+    entropy: float  # in bits, a mean over all queries: log2(S) for equal weights, 0 where one key has all
+
+
+@dataclass(frozen=True, kw_only=True)
+class Walkthrough:
+    """One sentence through every step."""
+
+    words: tuple[str, ...]
+    workload: Workload
+    steps: tuple[Step, ...]
+    mask: MaskEffect
+    scaling: tuple[Softness, ...]  # of this sentence's scores, unmasked
+
+    @property
+    def labels(self) -> list[str]:
+        """The words as headings: one short line each, without control characters."""
+        return [plain(word, limit=WORD_LEN) or "?" for word in self.words]
+
+    def step(self, name: str) -> Step:
+        """The step of that name."""
+        return next(step for step in self.steps if step.name == name)
+
+    def json(self) -> Json:
+        """The walkthrough as JSON can hold it."""
+        return {
+            "words": self.words,
+            "workload": self.workload.axes(),
+            "steps": [{"name": step.name, "shape": step.shape, "values": listed(step.values)} for step in self.steps],
+            "mask": self.mask.mask,
+            "weights_without_mask": listed(self.mask.without),
+            "weights_under_mask": listed(self.mask.under),
+            "softness": [
+                {"softmax_of": each.name, "largest": each.largest, "entropy_bits": each.entropy}
+                for each in self.scaling
+            ],
+        }
+
+
+@dataclass(frozen=True, kw_only=True)
+class Example:
+    """The softmax of a few numbers."""
+
+    name: str
+    scores: tuple[float, ...]
+    weights: tuple[float, ...]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Growth:
+    """The largest weight against the head width K, for random query and keys: quartiles (len(WIDTHS), 3)."""
+
+    with_scale: Numbers
+    without: Numbers
 
 
 def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
@@ -100,8 +232,8 @@ def walk(words: tuple[str, ...], point: Workload, given: Inputs) -> Walkthrough:
         words=words,
         workload=point,
         steps=tuple(
-            Step(name=name, letters=letters, values=made[name].numpy(), description=description)
-            for name, (letters, description) in _descriptions(point).items()
+            Step(name=name, values=made[name].numpy(), description=description)
+            for name, description in _descriptions(point).items()
         ),
         mask=_mask_effect(point, made["scores"], mask),
         scaling=(
@@ -112,25 +244,22 @@ def walk(words: tuple[str, ...], point: Workload, given: Inputs) -> Walkthrough:
     )
 
 
-def _descriptions(point: Workload) -> dict[str, tuple[str, str]]:
-    """Each step with the letters of its shape and what it does."""
+def _descriptions(point: Workload) -> dict[str, str]:
+    """What each step does."""
     rule = point.mask_rule
     groups = point.num_kv_heads
     shared = "" if groups == point.num_heads else f"; {point.num_heads // groups} query heads read each"
     first = "Scores are changed where the mask says so. " if rule.changes_scores else ""
     return {
-        "x": ("BTD", f"Each word is a vector of D={point.embed_dim} numbers, drawn from the seed and the word."),
-        "query": ("BHTK", "What each word looks for: x times the head's query weights, plus a bias."),
-        "key": ("BGSK", f"What each word offers to be found by: x times the head's key weights{shared}."),
-        "value": ("BGSV", f"What each word hands on where it is found: x times the head's value weights{shared}."),
-        "scores": ("BHTS", f"Each query (row) times each key (column), divided by sqrt(K) = sqrt({point.head_dim})."),
-        "masked scores": ("BHTS", f"{first}Keys that a query may not see get -inf. Mask {rule}: {rule.summary}."),
-        "weights": ("BHTS", "Softmax along each row: no weight is negative, and those of a query add up to 1."),
-        "context": ("BHTV", "For each query, the mean of the values by its weights."),
-        "output": (
-            "BTD",
-            "The heads side by side, times the output weights, plus a bias: a vector for each word again.",
-        ),
+        "x": f"Each word is a vector of D={point.embed_dim} numbers, drawn from the seed and the word.",
+        "query": "What each word looks for: x times the head's query weights, plus a bias.",
+        "key": f"What each word offers to be found by: x times the head's key weights{shared}.",
+        "value": f"What each word hands on where it is found: x times the head's value weights{shared}.",
+        "scores": f"Each query (row) times each key (column), divided by sqrt(K) = sqrt({point.head_dim}).",
+        "masked scores": f"{first}Keys that a query may not see get -inf. Mask {rule}: {rule.summary}.",
+        "weights": "Softmax along each row: no weight is negative, and those of a query add up to 1.",
+        "context": "For each query, the mean of the values by its weights.",
+        "output": "The heads side by side, times the output weights, plus a bias: a vector for each word again.",
     }
 
 
@@ -183,9 +312,4 @@ def growth(seed: int) -> Growth:
         scores = (query @ key.transpose(-2, -1))[:, 0]  # (draws, S)
         with_scale.append((scores / math.sqrt(width)).softmax(dim=-1).amax(dim=-1).quantile(quarters))
         without.append(scores.softmax(dim=-1).amax(dim=-1).quantile(quarters))
-    return Growth(
-        num_keys=NUM_KEYS,
-        widths=WIDTHS,
-        with_scale=torch.stack(with_scale).numpy(),
-        without=torch.stack(without).numpy(),
-    )
+    return Growth(with_scale=torch.stack(with_scale).numpy(), without=torch.stack(without).numpy())

@@ -56,35 +56,30 @@ ABSOLUTE = re.compile(r"(?<![\w./:>-])(?:/[^\s/:;,'\"()<>]+)+/([^\s/:;,'\"()<>]+
 
 
 class Forward(nn.Module):
-    """One forward call of a case."""
+    """One forward call of a case, as a module without submodules: the case's own is none of ours."""
 
-    def __init__(self, case: Case) -> None:
-        """Keep the case; its module is none of ours, so that it is no submodule either."""
+    def __init__(self, call: Callable[..., Any]) -> None:
+        """Keep what is called."""
         super().__init__()
-        self.case = case
+        self.call = call
 
-    def forward(self) -> Tensor:
-        """Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
-        return self.case.output()
+    def forward(self, *operands: Tensor) -> Any:  # noqa: ANN401 - a tensor, or a gradient for each leaf
+        """Make the call."""
+        return self.call(*operands)
 
 
-class Backward(nn.Module):
-    """The gradients of a case's output with respect to its leaves."""
-
-    def __init__(self, case: Case) -> None:
-        """Keep the leaves."""
-        super().__init__()
-        self.leaves = list(case.leaves.values())
-        self.keeps_graph = case.workload.direction == "backward"
-
-    def forward(self, output: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
-        """A gradient for each leaf, None for those that `output` does not depend on."""
-        return torch.autograd.grad(output, self.leaves, grad_output, retain_graph=self.keeps_graph, allow_unused=True)
+class Backward(Forward):
+    """The gradients of a case's output with respect to its leaves, given the output and its gradient."""
 
 
 def stepper(case: Case) -> Callable[[], object]:
     """What a step calls: the phases that the workload's direction names."""
-    forward, backward = Forward(case), Backward(case)
+    leaves, keeps_graph = list(case.leaves.values()), case.workload.direction == "backward"
+
+    def gradients(output: Tensor, grad_output: Tensor) -> tuple[Tensor | None, ...]:
+        return torch.autograd.grad(output, leaves, grad_output, retain_graph=keeps_graph, allow_unused=True)
+
+    forward, backward = Forward(case.output), Backward(gradients)
     if case.workload.direction in {"inference", "forward"}:
         return forward
     output = forward()

@@ -6,23 +6,18 @@ decorated with `@mistake`, into the module of the step: the function's name and 
 
 from collections.abc import Iterator
 
-from attnbench.checking.mistakes import gradients, projection, scores, weights
-from attnbench.checking.mistakes.mistake import Mistake, Planted
+from attnbench.checking.mistakes import gradients, scores, weights
+from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
 
-__all__ = ["Mistake", "Planted", "catalogue", "names"]
+__all__ = ["Mistake", "catalogue"]
 
-MODULES = (projection, scores, weights, gradients)
+MODULES = (scores, weights, gradients)
 ALL = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Mistake))
 """Every mistake, in the order of the steps."""
 
 
-def names() -> list[str]:
-    """The name of every mistake, in the order of the steps."""
-    return [mistake.name for mistake in ALL]
-
-
-def catalogue(workload: Workload) -> Iterator[Planted]:
+def catalogue(workload: Workload) -> Iterator[Mistake]:
     """Every mistake that can be made at this workload; one with a free choice, such as a tile, once for each choice."""
     for mistake in ALL:
         yield from mistake.planted(workload)

@@ -1,40 +1,138 @@
-"""Mistakes in the scores: the product and its scale, what a mask adds or caps, and which keys it hides."""
+"""Mistakes before the softmax: projections, heads, the scores and their scale, what a mask adds, caps and hides."""
 
 import functools
 import math
 import operator
 from collections.abc import Callable, Iterable
+from itertools import permutations
 
 import numpy as np
 import numpy.typing as npt
 import torch
 from torch import Tensor
 
-from attnbench.checking.mistakes.mistake import Condition, has_gradients, has_several, is_square, mistake
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import hide, product
-from attnbench.workloads.masks import (
-    Additive,
-    Alibi,
-    AlibiBottomRight,
-    Boolean,
-    Causal,
-    CausalBottomRight,
-    Mask,
-    Padding,
-    PaddingToNothing,
-    SlidingWindow,
-    SlidingWindowBottomRight,
-    Softcap,
-)
+from attnbench.checking.steps import Condition, has_several, hide, is_square, mistake, product, project
+from attnbench.contract import Weights, repeat_heads
+from attnbench.workloads import masks
+from attnbench.workloads.masks import Mask, Padding, Softcap
 from attnbench.workloads.workload import Workload
 
-ALIBI = (Alibi, AlibiBottomRight)
-BIASES = (*ALIBI, Additive)
-WINDOWS = (SlidingWindow, SlidingWindowBottomRight)
-AT_THE_END: dict[type[Mask], type[Mask]] = {Causal: CausalBottomRight, SlidingWindow: SlidingWindowBottomRight}
+Pair = tuple[Tensor, Tensor]
+Triple = tuple[Tensor, Tensor, Tensor]
+PARTS = ("query", "key", "value")
+ALIBI = (masks.Alibi, masks.AlibiBottomRight)
+BIASES = (*ALIBI, masks.Additive)
+WINDOWS = (masks.SlidingWindow, masks.SlidingWindowBottomRight)
+AT_THE_END: dict[type[Mask], type[Mask]] = {
+    masks.Causal: masks.CausalBottomRight,
+    masks.SlidingWindow: masks.SlidingWindowBottomRight,
+}
 AT_THE_START = {end: start for start, end in AT_THE_END.items()}
 Kinds = tuple[type[Mask], ...]
+
+
+def packs_equal_heads(workload: Workload) -> bool:
+    """Whether query, key and value have as many heads, of the same width."""
+    return workload.num_heads == workload.num_kv_heads and workload.head_dim == workload.value_dim
+
+
+def project_regrouped(
+    x: Tensor, context: Tensor, weights: Weights, regroup: Callable[[list[Tensor]], Iterable[Tensor]]
+) -> Triple:
+    """Project with the rows (H, K, ...) of query, key and value regrouped: those of the weights and of the biases."""
+    given = weights.tensors()
+    named: dict[str, Tensor] = {}
+    for kind in ("", "_bias") if weights.has_bias else ("",):
+        names = [f"{part}{kind}" for part in PARTS]
+        named |= dict(zip(names, regroup([given[name] for name in names]), strict=True))
+    return project(x, context, Weights(**named))
+
+
+@mistake("projection")
+def no_input_biases(x: Tensor, context: Tensor, weights: Weights) -> Triple:
+    """The biases of the input projections are dropped."""
+    return project(x, context, Weights(query=weights.query, key=weights.key, value=weights.value))
+
+
+@mistake("projection", has_several("num_heads", "seq_len"), needs_all_rows=True)
+def projected_without_transpose(x: Tensor, context: Tensor, weights: Weights) -> Triple:
+    """Heads are split by a view or reshape without a transpose: (B, T, H*K) read as (B, H, T, K)."""
+    query, key, value = (made.transpose(1, 2).reshape(made.shape) for made in project(x, context, weights))
+    return query, key, value
+
+
+@mistake("projection", has_several("num_heads", "head_dim"))
+def split_feature_by_feature(x: Tensor, context: Tensor, weights: Weights) -> Triple:
+    """Heads are split in the wrong order: (K, H) instead of (H, K)."""
+
+    def regroup(parts: list[Tensor]) -> Iterable[Tensor]:  # (H*K,) read as (K,H)
+        return (part.flatten(0, 1).unflatten(0, (part.shape[1], part.shape[0])).transpose(0, 1) for part in parts)
+
+    return project_regrouped(x, context, weights, regroup)
+
+
+def wrong_orders(workload: Workload) -> dict[str, tuple[int, ...]]:
+    """Every wrong order in which each part has weights of its own shape, as in "key, query and value": (1, 0, 2)."""
+    groups, width, value = workload.num_kv_heads, workload.head_dim, workload.value_dim
+    shapes = [(workload.num_heads, width), (groups, width), (groups, value)]
+    orders = [order for order in permutations(range(3)) if [shapes[place] for place in order] == shapes]
+    return {"{}, {} and {}".format(*(PARTS[place] for place in order)): order for order in orders[1:]}
+
+
+@mistake("projection", choices=wrong_orders)
+def projections_in_wrong_order(x: Tensor, context: Tensor, weights: Weights, choice: tuple[int, ...]) -> Triple:
+    """Query, key and value are projected with the weights of {choice}, in that order."""
+    return project_regrouped(x, context, weights, lambda parts: [parts[place] for place in choice])
+
+
+@mistake("projection", has_several("num_heads"), packs_equal_heads)
+def packed_read_head_by_head(x: Tensor, context: Tensor, weights: Weights) -> Triple:
+    """Weights packed as all queries, all keys, all values are read head by head."""
+
+    def regroup(parts: list[Tensor]) -> Iterable[Tensor]:
+        num_heads, head_dim = parts[0].shape[:2]
+        read = torch.cat([part.flatten(0, 1) for part in parts]).unflatten(0, (num_heads, 3, head_dim))
+        return read[:, 0], read[:, 1], read[:, 2]
+
+    return project_regrouped(x, context, weights, regroup)
+
+
+@mistake("projection", has_several("num_heads"), packs_equal_heads)
+def packed_read_in_thirds(x: Tensor, context: Tensor, weights: Weights) -> Triple:
+    """Weights packed head by head are read as all queries, all keys, all values."""
+
+    def regroup(parts: list[Tensor]) -> Iterable[Tensor]:
+        packed = torch.stack(parts, dim=1).flatten(0, 2)  # (H,3,K,...) -> (H*3*K,...)
+        return (part.unflatten(0, parts[0].shape[:2]) for part in packed.chunk(3))
+
+    return project_regrouped(x, context, weights, regroup)
+
+
+@mistake("heads", lambda workload: 1 < workload.num_kv_heads < workload.num_heads)
+def kv_heads_interleaved(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
+    """Query head h reads key/value head h % G instead of h // (H / G): repeat instead of repeat_interleave."""
+    times = query.shape[1] // key.shape[1]
+    return key.repeat(1, times, 1, 1), value.repeat(1, times, 1, 1)
+
+
+@mistake("heads", has_several("num_kv_heads"))
+def first_kv_head_for_all(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
+    """Every query head reads key/value head 0."""
+    shape = (-1, query.shape[1], -1, -1)
+    return key[:, :1].expand(shape), value[:, :1].expand(shape)
+
+
+@mistake("heads", has_several("num_kv_heads"))
+def first_value_head_for_all(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
+    """Every head mixes the values of head 0."""
+    return repeat_heads(key, query.shape[1]), value[:, :1].expand(-1, query.shape[1], -1, -1)
+
+
+@mistake("heads", has_several("kv_len"))
+def value_of_next_key(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
+    """Each key is answered with the value of the key after it."""
+    return repeat_heads(key, query.shape[1]), repeat_heads(value.roll(-1, dims=2), query.shape[1])
 
 
 def divided_by(divisor: float, query: Tensor, key: Tensor) -> Tensor:
@@ -149,17 +247,13 @@ def bias_heads_reversed(scores: Tensor, mask: RowMask) -> Tensor:
     return adding(scores, mask, lambda bias, _: bias.flip(0))
 
 
-@mistake(
-    "masked scores",
-    has(*BIASES),
-    lambda workload: workload.num_heads > 2,  # noqa: PLR2004 - two: reversed
-)
+@mistake("masked scores", has_several("num_heads", least=3), has(*BIASES))  # of two: reversed
 def bias_of_next_head(scores: Tensor, mask: RowMask) -> Tensor:
     """Each head has the bias of the next one, and the last that of head 0."""
     return adding(scores, mask, lambda bias, _: bias.roll(-1, 0))
 
 
-@mistake("masked scores", has(Additive, square=True))
+@mistake("masked scores", has(masks.Additive, square=True))
 def bias_transposed(scores: Tensor, mask: RowMask) -> Tensor:
     """Query and key have changed places in the bias."""
 
@@ -168,7 +262,7 @@ def bias_transposed(scores: Tensor, mask: RowMask) -> Tensor:
         swapped: Tensor = part.bias(per_head, mask.keys, mask.queries, 0)
         return swapped
 
-    return adding(scores, mask, bias, (Additive,))
+    return adding(scores, mask, bias, (masks.Additive,))
 
 
 def with_slopes(scores: Tensor, mask: RowMask, slopes: npt.NDArray[np.float64]) -> Tensor:
@@ -192,16 +286,16 @@ def alibi_slopes_not_filled_up(scores: Tensor, mask: RowMask) -> Tensor:
     return with_slopes(scores, mask, np.exp2(-8 * np.arange(1, mask.num_heads + 1) / mask.num_heads))
 
 
-@mistake("masked scores", has(Alibi, square=False))
+@mistake("masked scores", has(masks.Alibi, square=False))
 def alibi_aligned_at_end(scores: Tensor, mask: RowMask) -> Tensor:
     """The distances of ALiBi are counted from the end (bottom-right) instead of the start (top-left)."""
-    return adding(scores, mask, lambda *_: mask.bias(AlibiBottomRight()), (Alibi,))
+    return adding(scores, mask, lambda *_: mask.bias(masks.AlibiBottomRight()), (masks.Alibi,))
 
 
-@mistake("masked scores", has(AlibiBottomRight, square=False))
+@mistake("masked scores", has(masks.AlibiBottomRight, square=False))
 def alibi_aligned_at_start(scores: Tensor, mask: RowMask) -> Tensor:
     """The distances of ALiBi are counted from the start (top-left) instead of the end (bottom-right)."""
-    return adding(scores, mask, lambda *_: mask.bias(Alibi()), (AlibiBottomRight,))
+    return adding(scores, mask, lambda *_: mask.bias(masks.Alibi()), (masks.AlibiBottomRight,))
 
 
 @mistake("masked scores", has(Softcap))
@@ -231,7 +325,7 @@ def softcap_clamped(scores: Tensor, mask: RowMask) -> Tensor:
     return changing(scores, mask, (Softcap,), lambda scores, part: scores.clamp(-part.arguments[0], part.arguments[0]))
 
 
-@mistake("masked scores", has(Softcap), has_gradients, is_gradient=True)
+@mistake("masked scores", has(Softcap), is_gradient=True)
 def softcap_without_derivative(scores: Tensor, mask: RowMask) -> Tensor:
     """The gradient through the softcap lacks its derivative, 1 - tanh^2."""
     return changing(scores, mask, (Softcap,), lambda scores, part: scores + (part.transform(scores) - scores).detach())
@@ -256,10 +350,10 @@ def padding_ignored(scores: Tensor, mask: RowMask) -> Tensor:
     return showing(scores, mask, lambda _: torch.ones_like(mask.seen), Padding)
 
 
-def parts_to_ignore(workload: Workload) -> Iterable[str]:
+def parts_to_ignore(workload: Workload) -> dict[str, str]:
     """The parts of which one alone may be forgotten, but for padding, which has a mistake of its own."""
     parts = [part for part in workload.mask_rule.parts if part.hides]
-    return [str(part) for part in parts if type(part) is not Padding] if len(parts) > 1 else []
+    return {str(part): str(part) for part in parts if type(part) is not Padding and len(parts) > 1}
 
 
 @mistake("masked scores", choices=parts_to_ignore)
@@ -304,22 +398,22 @@ def mask_too_weak(scores: Tensor, mask: RowMask) -> Tensor:
     return mask.changed(scores).masked_fill(~mask.seen, -10.0)
 
 
-@mistake("masked scores", has(Causal, CausalBottomRight, *WINDOWS, square=True))
+@mistake("masked scores", has(masks.Causal, masks.CausalBottomRight, *WINDOWS, square=True))
 def causal_flipped(scores: Tensor, mask: RowMask) -> Tensor:
     """The causal triangle is flipped: a query sees itself and what comes after it."""
-    return showing(scores, mask, lambda _: mask.keys >= mask.queries, Causal, CausalBottomRight, *WINDOWS)
+    return showing(scores, mask, lambda _: mask.keys >= mask.queries, masks.Causal, masks.CausalBottomRight, *WINDOWS)
 
 
-@mistake("masked scores", has(Causal))
+@mistake("masked scores", has(masks.Causal))
 def causal_sees_next(scores: Tensor, mask: RowMask) -> Tensor:
     """The causal mask is off by one: a query sees the key after its own as well."""
-    return showing(scores, mask, lambda _: mask.keys <= mask.queries + 1, Causal)
+    return showing(scores, mask, lambda _: mask.keys <= mask.queries + 1, masks.Causal)
 
 
-@mistake("masked scores", has(Causal))
+@mistake("masked scores", has(masks.Causal))
 def causal_misses_own(scores: Tensor, mask: RowMask) -> Tensor:
     """The causal mask is off by one: a query does not see its own key."""
-    return showing(scores, mask, lambda _: mask.keys < mask.queries, Causal)
+    return showing(scores, mask, lambda _: mask.keys < mask.queries, masks.Causal)
 
 
 @mistake("masked scores", has(*AT_THE_END, square=False))
@@ -374,7 +468,7 @@ def padding_of_queries(scores: Tensor, mask: RowMask) -> Tensor:
     return showing(scores, mask, lambda part: mask.queries < row_lengths(part, mask), Padding)
 
 
-@mistake("masked scores", has_several("batch_size"), has(Padding, PaddingToNothing, Boolean))
+@mistake("masked scores", has_several("batch_size"), has(Padding, masks.PaddingToNothing, masks.Boolean))
 def first_rows_mask_for_all(scores: Tensor, mask: RowMask) -> Tensor:
     """The mask of batch row 0 is used for every row."""
     return hide(mask.changed(scores), mask.seen[:1])

@@ -5,15 +5,14 @@ Mistakes of the output projection can be made in scope `module` only.
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.mistakes.mistake import at, has_several, mistake
 from attnbench.checking.oracle import RowMask
-from attnbench.checking.steps import hide, product
+from attnbench.checking.steps import has_several, hide, is_square, mistake, product
 from attnbench.contract import Weights
 from attnbench.workloads.workload import Workload
 
@@ -23,69 +22,65 @@ DROPPED = 0.5
 LONG = 1024
 
 
-@dataclass(frozen=True)
-class Keys:
-    """The keys of one tile."""
-
-    first: int
-    last: int
-
-    def __str__(self) -> str:
-        """As in "key 7" or "the 16 keys 0 to 15"."""
-        if self.first == self.last:
-            return f"key {self.first}"
-        return f"the {self.last - self.first + 1} keys {self.first} to {self.last}"
-
-    def among(self, keys: Tensor) -> Tensor:
-        """Which of these indices (S,) are of the tile."""
-        return (self.first <= keys) & (keys <= self.last)
+def named(tiles: Iterable[range]) -> dict[str, range]:
+    """The keys of each tile by a name, as in "key 7" or "the 16 keys 0 to 15"."""
+    return {
+        f"key {keys[0]}" if len(keys) == 1 else f"the {len(keys)} keys {keys[0]} to {keys[-1]}": keys for keys in tiles
+    }
 
 
-def partial_tiles(workload: Workload) -> Iterator[Keys]:
+def partial_tiles(workload: Workload) -> dict[str, range]:
     """What is left over past the last whole tile, for each tile length: each such set of keys once."""
     length = workload.kv_len
     starts = {length // tile * tile for tile in TILE_LENS if tile < length and length % tile}
-    yield from (Keys(start, length - 1) for start in sorted(starts))
+    return named(range(start, length) for start in sorted(starts))
 
 
-def whole_tiles(workload: Workload) -> Iterator[Keys]:
+def whole_tiles(workload: Workload) -> dict[str, range]:
     """Every whole tile of a usual length; where these are too many, tiles at both ends and in the middle."""
-    length = workload.kv_len
+    tiles: list[range] = []
     for tile in TILE_LENS:
-        number = length // tile
+        number = workload.kv_len // tile
         chosen: Iterable[int] = range(number)
         if number * 2 > MOST_TILES or (tile == 1 and number > MOST_TILES // 4):
             chosen = sorted({0, 1, number // 2, number - 2, number - 1})
-        if tile < length:
-            yield from (Keys(start * tile, start * tile + tile - 1) for start in chosen)
+        if tile < workload.kv_len:
+            tiles += (range(start * tile, (start + 1) * tile) for start in chosen)
+    return named(tiles)
 
 
-def tile_lens(workload: Workload) -> list[int]:
+def tile_lens(workload: Workload) -> dict[str, int]:
     """The usual tile lengths of which there are several; very short ones at short lengths only."""
-    return [tile for tile in TILE_LENS if tile < workload.kv_len and (tile >= 16 or workload.kv_len <= 32)]  # noqa: PLR2004
+    length = workload.kv_len
+    return {str(tile): tile for tile in TILE_LENS if tile < length and (tile >= 16 or length <= 32)}  # noqa: PLR2004
 
 
-def without(scores: Tensor, mask: RowMask, keys: Keys) -> Tensor:
+def among(keys: range, mask: RowMask) -> Tensor:
+    """Which of the mask's keys (S,) are of a tile."""
+    return (keys.start <= mask.keys) & (mask.keys < keys.stop)
+
+
+def without(scores: Tensor, mask: RowMask, keys: range) -> Tensor:
     """The masked scores with those keys hidden."""
-    return hide(mask.changed(scores), mask.seen & ~keys.among(mask.keys))
+    return hide(mask.changed(scores), mask.seen & ~among(keys, mask))
 
 
 @mistake("masked scores", choices=partial_tiles)
-def last_partial_tile_dropped(scores: Tensor, mask: RowMask, choice: Keys) -> Tensor:
+def last_partial_tile_dropped(scores: Tensor, mask: RowMask, choice: range) -> Tensor:
     """What lies past the last whole tile is left out: {choice}."""
     return without(scores, mask, choice)
 
 
 @mistake("masked scores", choices=whole_tiles)
-def tile_dropped(scores: Tensor, mask: RowMask, choice: Keys) -> Tensor:
+def tile_dropped(scores: Tensor, mask: RowMask, choice: range) -> Tensor:
     """A tile is left out: {choice}."""
     return without(scores, mask, choice)
 
 
 @mistake("masked scores", choices=whole_tiles)
-def tile_counted_twice(scores: Tensor, mask: RowMask, choice: Keys) -> Tensor:
+def tile_counted_twice(scores: Tensor, mask: RowMask, choice: range) -> Tensor:
     """A tile is counted twice: {choice}."""
-    twice = math.log(2) * choice.among(mask.keys).to(scores.dtype)
+    twice = math.log(2) * among(choice, mask).to(scores.dtype)
     return hide(mask.changed(scores) + twice, mask.seen)
 
 
@@ -107,11 +102,9 @@ def maximum_not_rescaled(masked: Tensor, mask: RowMask, choice: int) -> Tensor:
 @mistake("weights", choices=tile_lens)
 def output_not_rescaled(masked: Tensor, mask: RowMask, choice: int) -> Tensor:
     """An online softmax over tiles of {choice} keys does not rescale its output when the maximum grows."""
-    total = masked.logsumexp(dim=-1, keepdim=True)
-    powers = []
-    for scores, maximum in running_maximum(masked, choice):
-        powers.append((scores - maximum).exp())
-    return torch.cat(powers, dim=-1) * (maximum - total).exp().nan_to_num(0.0)
+    tiles = list(running_maximum(masked, choice))
+    powers = torch.cat([(scores - maximum).exp() for scores, maximum in tiles], dim=-1)
+    return powers * (tiles[-1][1] - masked.logsumexp(dim=-1, keepdim=True)).exp().nan_to_num(0.0)
 
 
 @mistake("weights", choices=tile_lens)
@@ -178,7 +171,7 @@ def first_heads_weights_for_all(masked: Tensor, mask: RowMask) -> Tensor:
     return steps.weights(masked, mask)[:, :1].expand_as(masked)
 
 
-@mistake("weights", lambda workload: 1 < workload.seq_len == workload.kv_len, needs_all_rows=True)
+@mistake("weights", is_square, has_several("seq_len"), needs_all_rows=True)
 def weights_transposed(masked: Tensor, mask: RowMask) -> Tensor:
     """The weights are transposed: rows and columns have changed places."""
     return steps.weights(masked, mask).transpose(-2, -1)
@@ -264,38 +257,38 @@ def output_viewed_not_transposed(weights: Tensor, value: Tensor, mask: RowMask) 
     return made.transpose(1, 2).reshape(made.shape)  # (B,H,T,V) -> (B,T,H,V), read as (B,H,T,V)
 
 
-@mistake("output", at(scope="module"), has_several("num_heads", "seq_len"), needs_all_rows=True)
+@mistake("output", has_several("num_heads", "seq_len"), needs_all_rows=True)
 def merged_without_transpose(context: Tensor, weights: Weights) -> Tensor:
     """Heads are merged by a view without a transpose: tokens and heads are mixed up."""
     batch_size, _, num_rows, _ = context.shape
     return steps.output(context.reshape(batch_size, 1, num_rows, -1), weights)  # (B,H,R,V) read as (B,R,H*V)
 
 
-@mistake("output", at(scope="module"), has_several("num_heads", "value_dim"))
+@mistake("output", has_several("num_heads", "value_dim"))
 def merged_feature_by_feature(context: Tensor, weights: Weights) -> Tensor:
     """Heads are merged in the wrong order: feature by feature instead of head by head."""
     return steps.output(context.transpose(1, 3), weights)  # (B,H,R,V) -> (B,V,R,H)
 
 
-@mistake("output", at(scope="module"), has_several("num_heads"))
+@mistake("output", has_several("num_heads"))
 def merged_in_reverse(context: Tensor, weights: Weights) -> Tensor:
     """Heads are merged in the wrong order: the last head first."""
     return steps.output(context.flip(1), weights)
 
 
-@mistake("output", at(scope="module"), has_square_projection)
+@mistake("output", has_square_projection)
 def no_output_projection(context: Tensor, weights: Weights) -> Tensor:
     """The output projection is left out."""
     return steps.output(context, replace(weights, out=None))
 
 
-@mistake("output", at(scope="module"))
+@mistake("output")
 def no_output_bias(context: Tensor, weights: Weights) -> Tensor:
     """The output projection's bias is dropped."""
     return steps.output(context, replace(weights, out_bias=None))
 
 
-@mistake("output", at(scope="module"), has_square_projection)
+@mistake("output", has_square_projection)
 def output_projection_transposed(context: Tensor, weights: Weights) -> Tensor:
     """The output projection's matrix is transposed."""
     assert weights.out is not None

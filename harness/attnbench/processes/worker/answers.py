@@ -20,8 +20,7 @@ import torch
 
 from attnbench import plugins
 from attnbench.checking import agreement
-from attnbench.checking.case import Case, bind, build, place, reason_against
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import Case, bind, build, draw_normal, place, reason_against
 from attnbench.checking.reference import Reference, reference_for_probe
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation

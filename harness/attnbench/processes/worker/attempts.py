@@ -15,8 +15,7 @@ from pathlib import Path
 
 import torch
 
-from attnbench.checking.case import build, place, reason_against
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation
 from attnbench.contract.compiled import NotOneGraphError

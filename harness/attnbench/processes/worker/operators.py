@@ -26,8 +26,7 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
-from attnbench.checking.case import Case, build, place
-from attnbench.checking.inputs import draw_normal
+from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
 from attnbench.devices.recording import MEMORY, Recording
 from attnbench.storage.operator_kinds import BACKENDS, Span, compiled, fold, observed

@@ -1,0 +1,40 @@
+"""A known mistake as an implementation, on which the check can be tried."""
+
+import torch
+from torch import Tensor
+
+from attnbench.checking import steps
+from attnbench.checking.mistakes import Mistake
+from attnbench.checking.oracle import RowMask
+from attnbench.contract import BoundMask, CanonicalAttention, Implementation, Weights
+
+BLOCK_SCORES = 2**24
+"""About this many scores are held at a time, where the queries can be computed in blocks."""
+
+
+def implementation(mistake: Mistake) -> Implementation:
+    """The textbook form with the mistake."""
+
+    class Mistaken(CanonicalAttention):
+        def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+            num_scores = query.shape[0] * query.shape[1] * key.shape[2]
+            block = query.shape[2] if mistake.needs_all_rows else max(1, BLOCK_SCORES // num_scores)
+            parts = []
+            for rows in torch.arange(query.shape[2], device=query.device).split(block):
+                is_whole = len(rows) == query.shape[2]
+                block_query = query if is_whole else query[:, :, rows]
+                parts.append(steps.attend(block_query, key, value, at_rows(mask, rows), mistake.changes)["context"])
+            return parts[0] if len(parts) == 1 else torch.cat(parts, dim=2)
+
+        def forward(self, x: Tensor, context: Tensor | None = None, *, mask: BoundMask) -> Tensor:
+            named = {name.replace(".", "_"): parameter for name, parameter in self.named_parameters()}
+            weights = Weights(**{name.removesuffix("_weight"): parameter for name, parameter in named.items()})
+            rows = at_rows(mask, torch.arange(x.shape[1], device=x.device))
+            return steps.attend_tokens(x, x if context is None else context, weights, rows, mistake.changes)["output"]
+
+    return Implementation(build=Mistaken, source=f"attnbench.checking.mistakes: {mistake.name}")
+
+
+def at_rows(mask: BoundMask, rows: Tensor) -> RowMask:
+    """The mask of a call at some of its query rows."""
+    return RowMask(rule=mask.rule, sizes=mask.sizes, num_heads=mask.num_heads, rows=rows, device=rows.device)
