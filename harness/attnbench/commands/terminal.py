@@ -13,7 +13,7 @@ from rich.table import Table
 from attnbench.analysis.overall import losses
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import LENGTHS, MetricColumn, Row, metric_columns, rows, table
-from attnbench.reports import cells, sides, story, words
+from attnbench.reports import cells, sides, story
 from attnbench.storage.records import Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
 from attnbench.workloads.workload import Workload
@@ -59,12 +59,12 @@ def print_results(results: Results) -> None:
 
 def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Console) -> Table:
     """Time and ratio by length; then each metric at the greatest length that has it, as long as there is room."""
-    lengths = list(dict.fromkeys(words.length(row) for row in members))
+    lengths = list(dict.fromkeys(cells.length(row) for row in members))
     by_name: dict[str, dict[str, Row]] = {}
     for row in sorted(members, key=lambda row: tuple(row[axis] for axis in LENGTHS), reverse=True):
         found = by_name.setdefault(cells.arm(row), {})
-        assert words.length(row) not in found, f"two cells in one place: {row['workload']}"
-        found[words.length(row)] = row
+        assert cells.length(row) not in found, f"two cells in one place: {row['workload']}"
+        found[cells.length(row)] = row
 
     def speed(name: str) -> tuple[float, ...]:  # at the greatest length; what has no time there goes by the one before
         times = [by_name[name].get(length, {}).get("latency_s") for length in reversed(lengths)]
@@ -84,7 +84,7 @@ def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Con
         for length in lengths
     }
     for metric in metrics:
-        at = next((words.length(row) for row in reversed(members) if row[metric.name] is not None), None)
+        at = next((cells.length(row) for row in reversed(members) if row[metric.name] is not None), None)
         if at is not None:
             texts = {
                 name: cells.metric(found[at], metric) if at in found else MISSING for name, found in by_name.items()

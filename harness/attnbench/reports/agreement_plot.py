@@ -3,13 +3,12 @@
 from collections.abc import Iterable
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import table
-from attnbench.reports import Picture, style, words
-from attnbench.reports.cells import absent
+from attnbench.reports import Picture, style
+from attnbench.reports.cells import absent, shared
 from attnbench.storage.records import Arm, Record
 from attnbench.workloads.workload import DTYPES
 
@@ -30,24 +29,23 @@ def pictures(results: Results) -> list[Picture]:
         return []
     left_out, cells = absent(results), table(results)
     names = list(dict.fromkeys(one.arm for one in results.records if one.implementation not in left_out))
-    size = 2.6 + 4.2 * len(dtypes), 1.6 + 0.3 * len(names)
-
-    def fill(figure: Figure) -> None:
-        for axes, dtype in zip(style.grid(figure, len(dtypes), len(dtypes), sharey=True), dtypes, strict=True):
-            _draw_panel(axes, dtype, names, [record for record in checked if record.workload.dtype == dtype])
-
+    shown = cells[cells["workload"].isin({record.workload.id for record in checked})]
     return [
         style.sheet(
-            fill,
-            size,
+            dtypes,
+            lambda axes, dtype: _draw_panel(axes, dtype, names, checked),
+            (2.6 + 4.2 * len(dtypes), 1.6 + 0.3 * len(names)),
             title=TITLE,
-            subtitle=words.shared(cells[cells["workload"].isin({record.workload.id for record in checked})]),
+            subtitle=shared(shown),
             note=" ".join([HOW, *_unchecked(results.records, names)]),
+            num_columns=len(dtypes),
+            sharey=True,
         )
     ]
 
 
-def _draw_panel(axes: Axes, dtype: str, names: list[Arm], checked: list[Record]) -> None:
+def _draw_panel(axes: Axes, dtype: str, names: list[Arm], compared: list[Record]) -> None:
+    checked = [record for record in compared if record.workload.dtype == dtype]
     axes.set_xscale("log")
     shares = [share for record in checked for share in _shares(record)]
     inside = [min(max(share, FLOOR), CEILING) for share in shares if share is not None]
@@ -62,9 +60,7 @@ def _draw_panel(axes: Axes, dtype: str, names: list[Arm], checked: list[Record])
             axes.text(low * 1.2, place, "not compared", va="center", fontsize=8, color="#777777", style="italic")
     axes.set_yticks(range(len(names)), [style.label(name) for name in names])
     axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,), numticks=9))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    style.ticks(axes.xaxis, LogLocator(subs=(1.0,), numticks=9))
     axes.set_xlabel("error / tolerance (shaded: wrong)")
     axes.set_title(dtype, loc="left")
 
@@ -83,17 +79,15 @@ def _draw_dots(axes: Axes, place: int, name: Arm, shares: list[float | None]) ->
 
 
 def _shares(record: Record) -> list[float | None]:
-    """Each tensor's error / tolerance; None where the error is not finite."""
-    if record.agreement is None:
-        return []
-    compared = [tensor for _, tensor in record.agreement.tensors()]
-    return [None if tensor.error is None else _share(tensor.error, tensor.allowed) for tensor in compared]
-
-
-def _share(error: float, allowed: float) -> float:
-    if allowed > 0:
-        return min(max(error / allowed, FLOOR), CEILING)
-    return CEILING if error > 0 else FLOOR
+    """Each tensor's error / tolerance, inside of what is drawn; None where the error is not finite."""
+    shares: list[float | None] = []
+    for _, tensor in record.agreement.tensors() if record.agreement is not None else ():
+        if tensor.error is None:
+            shares.append(None)
+            continue
+        share = tensor.error / tensor.allowed if tensor.allowed > 0 else CEILING * (tensor.error > 0)
+        shares.append(min(max(share, FLOOR), CEILING))
+    return shares
 
 
 def _unchecked(records: Iterable[Record], names: list[Arm]) -> list[str]:

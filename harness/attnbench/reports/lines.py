@@ -13,18 +13,14 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, Row, panels, rows, varying
-from attnbench.reports import Picture, style, words
-from attnbench.reports.cells import arm, shown, status
+from attnbench.reports import Picture, cells, style
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.storage.records import Arm
-from attnbench.units import plain, show
+from attnbench.units import plain
 
 Series = dict[Arm, list[list["Point"]]]
 """For each implementation and side its points in each panel."""
@@ -38,7 +34,6 @@ SPREAD = 0.3
 """How far apart, as a share of the gap between two lengths, points of one length are drawn where that misleads nobody:
 a steep line must stay where it is, a flat one or a lone column of points may move sideways."""
 MANY_LENGTHS = 7
-FEW_DECADES = 2.5
 TITLE_LEN = 48
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 
@@ -52,23 +47,6 @@ class Point:
     low: float | None = None
     high: float | None = None
     is_hollow: bool = False
-
-
-def log_ticks(axis: Axis, unit: str) -> None:
-    """Ticks at 1, 2, 5 of each decade, or at decades where there are many, with units: "500 us"."""
-    low, high = axis.get_view_interval()
-    few = math.log10(high / low) <= FEW_DECADES
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value, unit, digits=1)))
-    axis.set_minor_locator(NullLocator())
-
-
-def byte_ticks(axes: Axes) -> None:
-    """Powers of 4 bytes on a vertical axis."""
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_locator(LogLocator(base=4, numticks=12))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value, "bytes", digits=1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -128,14 +106,14 @@ def page_of(found: Sequence[Panel]) -> Page:
     letters = string.ascii_lowercase[: len(found)] if len(found) > 1 else [""]
     titles = []
     for letter, panel in zip(letters, found, strict=True):
-        title = " · ".join(part for part in (words.apart(panel.cells, axes), panel.other) if part)
+        title = " · ".join(part for part in (cells.apart(panel.cells, axes), panel.other) if part)
         titles.append(f"({letter}) {title}" if letter else title)
     return Page(panels=found, letters=letters, titles=titles)
 
 
 def draw(results: Results, plot: Plot) -> list[Picture]:
     """The pictures of a run, at most six panels each; none where no row has a value."""
-    found = panels(shown(results))
+    found = panels(cells.shown(results))
     full = [panel for panel in found if series_of(plot, [panel])]
     empty = [str(panel.cells["title"].iloc[0]) for panel in found if panel not in full]
     pages = style.pages(full, PANELS_A_PAGE)
@@ -145,23 +123,31 @@ def draw(results: Results, plot: Plot) -> list[Picture]:
 def _picture(plot: Plot, page: Page, empty: Iterable[str]) -> Picture:
     series, number = series_of(plot, page.panels), len(page.panels)
     num_columns = min(number, 3 if number != 4 else 2)  # noqa: PLR2004 - four panels make a square
-    note = " ".join([notes(plot, page, series), *(f"No panel, as there is no value: {group}." for group in empty)])
+    limits = reach(series)
 
-    def fill(figure: Figure) -> None:
-        grid = style.grid(figure, number, num_columns, sharey=number > 1)
-        for place, (axes, panel, title) in enumerate(zip(grid, page.panels, page.titles, strict=True)):
-            _draw_panel(axes, plot, panel, {name: lines[place] for name, lines in series.items()})
-            axes.set_ylabel("" if place % num_columns else plot.y_label)
-            axes.set_title("\n".join(textwrap.wrap(title, TITLE_LEN)), loc="left")
-        limits = reach(series)
+    def fill(axes: Axes, place: int) -> None:
+        _draw_panel(axes, plot, page.panels[place], {name: lines[place] for name, lines in series.items()})
+        axes.set_ylabel("" if place % num_columns else plot.y_label)
+        axes.set_title("\n".join(textwrap.wrap(page.titles[place], TITLE_LEN)), loc="left")
         if limits is not None:
-            grid[0].set_ylim(*limits)
-        for axes, panel in zip(grid, page.panels, strict=True):  # once all values are in: panels share their scale
-            plot.finish(axes, panel)
-        _legend(figure, plot, page, series)
+            axes.set_ylim(*limits)
 
-    size = 1.2 + 3.9 * num_columns + 2.4, 1.0 + 3.2 * math.ceil(number / num_columns)
-    return style.sheet(fill, size, title=plot.title, subtitle=words.shared(page.cells), note=note)
+    handles = []
+    for name, lines in series.items():
+        power = growth(lines) if plot.is_steep else ""
+        handles.append(style.handle(name, more=f"  ~{page.letter}^{power}" if power else ""))
+    return style.sheet(
+        range(number),
+        fill,
+        (1.2 + 3.9 * num_columns + 2.4, 1.0 + 3.2 * math.ceil(number / num_columns)),
+        title=plot.title,
+        subtitle=cells.shared(page.cells),
+        note=" ".join([notes(plot, page, series), *(f"No panel, as there is no value: {group}." for group in empty)]),
+        num_columns=num_columns,
+        finish=lambda axes, place: plot.finish(axes, page.panels[place]),
+        legend={"handles": handles},
+        sharey=number > 1,
+    )
 
 
 def _draw_panel(axes: Axes, plot: Plot, panel: Panel, series: dict[Arm, list[Point]]) -> None:
@@ -173,9 +159,7 @@ def _draw_panel(axes: Axes, plot: Plot, panel: Panel, series: dict[Arm, list[Poi
     for place, (name, points) in enumerate(series.items()):
         if points:
             _draw_line(axes, name, points, math.exp(spread * ((place + 0.5) / len(series) - 0.5)))
-    axes.xaxis.set_major_locator(FixedLocator(lengths))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    style.ticks(axes.xaxis, FixedLocator(lengths), "{:.0f}".format)
     axes.tick_params(axis="x", labelrotation=45 if len(lengths) > MANY_LENGTHS else 0)
     axes.tick_params(axis="y", labelleft=True)
     edge = math.exp(0.25 * gap)
@@ -195,17 +179,6 @@ def _draw_line(axes: Axes, name: Arm, points: list[Point], shift: float) -> None
         face, edge = ("white", seen.colour) if point.is_hollow else (seen.colour, "white")
         dot: dict[str, Any] = {"ms": seen.size, "mfc": face, "mec": edge, "mew": 1.3 if point.is_hollow else 0.6}
         axes.plot(place, point.value, marker=seen.marker, zorder=order + 2, **dot)
-
-
-def _legend(figure: Figure, plot: Plot, page: Page, series: Series) -> None:
-    handles = []
-    for name, lines in series.items():
-        power = growth(lines) if plot.is_steep else ""
-        handles.append(style.handle(name, more=f"  ~{page.letter}^{power}" if power else ""))
-    drawn: dict[str, Line2D] = {}
-    for axes in figure.axes:
-        drawn |= {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
-    style.legend(figure, [*handles, *drawn.values()])
 
 
 def series_of(plot: Plot, found: Sequence[Panel]) -> Series:
@@ -273,7 +246,7 @@ def absences(page: Page, is_shown: Callable[[Panel, Row], bool], absent: str) ->
     reasons: dict[tuple[str, str], set[str]] = {}
     for letter, panel, row in page.rows():
         if not is_shown(panel, row):
-            key = plain(arm(row), limit=24), status(row)
+            key = plain(cells.arm(row), limit=24), cells.status(row)
             places.setdefault(key, {}).setdefault(letter, []).append(row[panel.axis])
             reason = absent if row["status"] == "ok" else (row["message"] or "").partition(";")[0]
             reasons.setdefault(key, set()).add(plain(reason, limit=REASON_LEN))
