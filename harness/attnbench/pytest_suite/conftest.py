@@ -94,10 +94,11 @@ def measured(request: pytest.FixtureRequest) -> "Results":
     )
     folder = new_folder(request.config.getoption("--attnbench-results"), f"{planned.sweep}-pytest")
     capture: Any = request.config.pluginmanager.getplugin("capturemanager")
-    with capture.global_and_fixture_disabled(), watching() as watch:
-        execute(asked, folder, watch)
-    results = read(folder)
-    write_reports(results, folder)
+    with capture.global_and_fixture_disabled():
+        with watching() as watch:
+            execute(asked, folder, watch)
+        results = read(folder)
+        write_reports(results, folder)
     return results
 
 

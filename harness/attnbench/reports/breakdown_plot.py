@@ -46,7 +46,7 @@ def _picture(page: Page) -> Picture:
         max(map(len, drawn[first : first + num_columns])) * BAR_INCHES + 1.0
         for first in range(0, len(drawn), num_columns)
     ]
-    missing = absences(page, lambda _, row: bool(shares(row)), "what ran was not seen")
+    missing = absences(page, lambda row: bool(shares(row)), "what ran was not seen")
 
     present = {kind for members in drawn for row in members for kind in shares(row)}
     handles = [Patch(label=_label(kind), **_fill(kind)) for kind in style.KINDS if kind in present]

@@ -237,10 +237,14 @@ def verdict(row: Row) -> str:
 
 def error(row: Row) -> str:
     """The largest error / tolerance."""
-    found: float | None = row["error_ratio"]
-    if found is None:
+    if row["error_ratio"] is None:
         return "not finite" if row["num_tensors"] else MISSING
-    return significant(found, 2) if found < HUGE else f"{found:.0e}"
+    return multiple(row["error_ratio"])
+
+
+def multiple(value: float) -> str:
+    """An error as a multiple of its tolerance: "0.12", and from a thousand on "3e+04"."""
+    return significant(value, 2) if value < HUGE else f"{value:.0e}"
 
 
 def notes(row: Row) -> str:

@@ -35,32 +35,9 @@ from attnbench.storage.records import BASE, Arm
 from attnbench.units import plain, show
 
 T = TypeVar("T")
-INK = "#222222"
-FAINT = "#d9d9d9"
+SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
+INK = SETTINGS["text.color"]
 FEW_DECADES = 2.5
-SETTINGS: Any = {  # any: the names that matplotlib knows differ between its versions
-    "svg.hashsalt": "attnbench",
-    "svg.fonttype": "path",
-    "text.parse_math": False,
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.labelsize": 9.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#888888",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
 
 
 Marker = str | tuple[int, int, int]
