@@ -1,13 +1,11 @@
 """Every compared tensor's error as a multiple of its tolerance, by dtype and implementation; above 1 it is wrong."""
 
-from collections.abc import Iterable
-
 from matplotlib.axes import Axes
 from matplotlib.ticker import LogLocator
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import table
-from attnbench.reports import Picture, style
+from attnbench.reports import Picture, grouped, style
 from attnbench.reports.cells import absent, shared
 from attnbench.storage.records import Arm, Record
 from attnbench.workloads.workload import DTYPES
@@ -28,38 +26,39 @@ def pictures(results: Results) -> list[Picture]:
     if not dtypes:
         return []
     left_out, cells = absent(results), table(results)
-    names = list(dict.fromkeys(one.arm for one in results.records if one.implementation not in left_out))
+    by_arm = grouped((one for one in results.records if one.implementation not in left_out), lambda one: one.arm)
     shown = cells[cells["workload"].isin({record.workload.id for record in checked})]
     return [
         style.sheet(
             dtypes,
-            lambda axes, dtype: _draw_panel(axes, dtype, names, checked),
-            (2.6 + 4.2 * len(dtypes), 1.6 + 0.3 * len(names)),
+            lambda axes, dtype: _draw_panel(axes, dtype, by_arm),
+            (2.6 + 4.2 * len(dtypes), 1.6 + 0.3 * len(by_arm)),
             title=TITLE,
             subtitle=shared(shown),
-            note=" ".join([HOW, *_unchecked(results.records, names)]),
+            note=" ".join([HOW, *_unchecked(by_arm)]),
             num_columns=len(dtypes),
             sharey=True,
         )
     ]
 
 
-def _draw_panel(axes: Axes, dtype: str, names: list[Arm], compared: list[Record]) -> None:
-    checked = [record for record in compared if record.workload.dtype == dtype]
+def _draw_panel(axes: Axes, dtype: str, by_arm: dict[Arm, list[Record]]) -> None:
     axes.set_xscale("log")
-    shares = [share for record in checked for share in _shares(record)]
-    inside = [min(max(share, FLOOR), CEILING) for share in shares if share is not None]
+    shares = {
+        arm: [share for record in records if record.workload.dtype == dtype for share in _shares(record)]
+        for arm, records in by_arm.items()
+    }
+    inside = [share for mine in shares.values() for share in mine if share is not None]
     low, high = min([*inside, 0.1]) / 2, max([*inside, 5.0]) * 3
     axes.set_xlim(low, high)
     axes.axvspan(1.0, high, color="#f6dcd3", alpha=0.6, lw=0, zorder=0)
     axes.axvline(1.0, color=style.INK, linewidth=1.2, zorder=2)
-    for place, name in enumerate(names):
-        mine = [share for record in checked if record.arm == name for share in _shares(record)]
-        _draw_dots(axes, place, name, mine)
+    for place, (arm, mine) in enumerate(shares.items()):
+        _draw_dots(axes, place, arm, mine)
         if not mine:
             axes.text(low * 1.2, place, "not compared", va="center", fontsize=8, color="#777777", style="italic")
-    axes.set_yticks(range(len(names)), [style.label(name) for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
+    axes.set_yticks(range(len(shares)), [style.label(arm) for arm in shares])
+    axes.set_ylim(len(shares) - 0.5, -0.5)
     style.ticks(axes.xaxis, LogLocator(subs=(1.0,), numticks=9))
     axes.set_xlabel("error / tolerance (shaded: wrong)")
     axes.set_title(dtype, loc="left")
@@ -90,15 +89,15 @@ def _shares(record: Record) -> list[float | None]:
     return shares
 
 
-def _unchecked(records: Iterable[Record], names: list[Arm]) -> list[str]:
+def _unchecked(by_arm: dict[Arm, list[Record]]) -> list[str]:
     """Which implementations were not compared at some workloads, with the statuses that say why."""
     parts = []
-    for name in names:
-        missing = [record for record in records if record.arm == name and record.agreement is None]
+    for arm, records in by_arm.items():
+        missing = [record for record in records if record.agreement is None]
         if missing:
             statuses = ", ".join(dict.fromkeys(str(record.status) for record in missing))
             plural = "s" * (len(missing) > 1)
-            parts.append(f"{style.label(name)} at {len(missing)} workload{plural} ({statuses})")
+            parts.append(f"{style.label(arm)} at {len(missing)} workload{plural} ({statuses})")
     return [f"Not compared: {'; '.join(parts)}."] if parts else []
 
 

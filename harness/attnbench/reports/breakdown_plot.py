@@ -47,7 +47,6 @@ def _picture(page: Page) -> Picture:
         for first in range(0, len(drawn), num_columns)
     ]
     missing = absences(page, lambda row: bool(shares(row)), "what ran was not seen")
-
     present = {kind for members in drawn for row in members for kind in shares(row)}
     handles = [Patch(label=_label(kind), **_fill(kind)) for kind in style.KINDS if kind in present]
     return style.sheet(

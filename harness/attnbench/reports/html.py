@@ -5,10 +5,8 @@ import re
 from markupsafe import Markup, escape
 
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import LENGTHS, Row
 from attnbench.plugins import plugs
 from attnbench.reports import Picture, cells, story, text_report
-from attnbench.storage.records import Status
 
 
 def page(results: Results) -> str:
@@ -25,7 +23,6 @@ def page(results: Results) -> str:
         figures=[inlined(picture, number) for number, picture in enumerate(drawn, start=1)],
         groups=cells.groups(results),
         columns=cells.columns(results),
-        row_classes=_row_classes,
     )
 
 
@@ -35,14 +32,6 @@ def inlined(picture: Picture, number: int) -> Markup:
     svg = re.sub(r'(href="#|url\(#)', rf"\1picture{number}-", svg)
     named = f'<svg role="img" aria-label="{escape(picture.caption)}" '
     return Markup(svg.replace("<svg ", named, 1))  # noqa: S704 - drawn by us; text in it is outlines
-
-
-def _row_classes(row: Row, previous: Row | None) -> str:
-    """How a row looks: what went wrong, and whether a new length begins."""
-    kind = "predicted" if row["is_predicted"] else row["status"]
-    failed = "" if row["status"] in {Status.ok, Status.unsupported} or row["is_predicted"] else "failed"
-    begins = previous is not None and any(previous[axis] != row[axis] for axis in LENGTHS)
-    return " ".join(name for name in (kind, failed, "first" if begins else "") if name)
 
 
 REPORT = text_report("report.html", "one page with pictures and tables, complete in itself", page)

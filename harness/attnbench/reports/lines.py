@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, Row, panels, rows, varying
-from attnbench.reports import Picture, cells, style
+from attnbench.reports import Picture, cells, grouped, style
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.units import plain
 
@@ -75,12 +75,6 @@ class Page:
         """Of the length that the panels are drawn over."""
         return "S" if all(panel.letter == "S" for panel in self.panels) else "T"
 
-    def rows(self) -> Iterable[tuple[str, Panel, Row]]:
-        """Every cell with its panel and the panel's letter."""
-        for letter, panel in zip(self.letters, self.panels, strict=True):
-            for row in rows(panel.cells):
-                yield letter, panel, row
-
 
 def page_of(found: Sequence[Panel]) -> Page:
     """Panels with letters and titles; a single one needs no letter."""
@@ -115,8 +109,8 @@ def _picture(plot: Plot, page: Page, empty: Iterable[str]) -> Picture:
             axes.set_ylim(*limits)
 
     handles = []
-    for arm, line in points.groupby("arm", sort=False):
-        power = growth(line) if plot.is_steep else ""
+    for arm in dict.fromkeys(points["arm"]):
+        power = growth(points[points["arm"] == arm]) if plot.is_steep else ""
         handles.append(style.handle(arm, more=f"  ~{page.letter}^{power}" if power else ""))
     return style.sheet(
         range(number),
@@ -138,10 +132,11 @@ def _draw_panel(axes: Axes, plot: Plot, panel: Panel, points: pd.DataFrame) -> N
     lengths = panel.lengths
     gap = min((math.log(b / a) for a, b in pairwise(lengths)), default=2.0)
     spread = gap * SPREAD * (not plot.is_steep or len(lengths) == 1)
-    for place, (arm, line) in enumerate(arms := points.groupby("arm", sort=False)):
-        if line["is_here"].any():
-            shift = math.exp(spread * ((place + 0.5) / arms.ngroups - 0.5))
-            _draw_line(axes, style.look(arm), line[line["is_here"]], shift)
+    arms = dict.fromkeys(points["arm"])
+    for place, arm in enumerate(arms):
+        line = points[(points["arm"] == arm) & points["is_here"]]
+        if not line.empty:
+            _draw_line(axes, style.look(arm), line, math.exp(spread * ((place + 0.5) / len(arms) - 0.5)))
     style.ticks(axes.xaxis, FixedLocator(lengths), "{:.0f}".format)
     axes.tick_params(axis="x", labelrotation=45 if len(lengths) > MANY_LENGTHS else 0)
     axes.tick_params(axis="y", labelleft=True)
@@ -227,30 +222,30 @@ def notes(plot: Plot, page: Page, points: pd.DataFrame) -> str:
 
 def absences(page: Page, is_shown: Callable[[Row], bool], absent: str) -> str:
     """Each implementation that misses points: where, and why where there is one reason for all of them."""
-    places: dict[tuple[str, str], dict[str, list[int]]] = {}
-    reasons: dict[tuple[str, str], set[str]] = {}
-    for letter, panel, row in page.rows():
-        if not is_shown(row):
-            key = plain(cells.arm(row), limit=24), cells.status(row)
-            places.setdefault(key, {}).setdefault(letter, []).append(row[panel.axis])
-            reason = absent if row["status"] == "ok" else (row["message"] or "").partition(";")[0]
-            reasons.setdefault(key, set()).add(plain(reason, limit=REASON_LEN))
+    missing = [
+        (letter, panel, row)
+        for letter, panel in zip(page.letters, page.panels, strict=True)
+        for row in rows(panel.cells)
+        if not is_shown(row)
+    ]
+    alike = grouped(missing, lambda cell: (plain(cells.arm(cell[2]), limit=24), cells.status(cell[2])))
     parts = []
-    for (name, ended), where in places.items():
-        found = reasons[name, ended]
-        one = next(iter(found)) if len(found) == 1 else ""
-        why = one if one and ended == "ok" else f"{ended}, {one}" if one else ended
-        parts.append(f"{name}{_where(where, page)}: {why}")
+    for (name, ended), found in alike.items():
+        messages = [absent if row["status"] == "ok" else (row["message"] or "") for _, _, row in found]
+        reasons = {plain(message.partition(";")[0], limit=REASON_LEN) for message in messages}
+        reason = reasons.pop() if len(reasons) == 1 else ""
+        why = reason if reason and ended == "ok" else f"{ended}, {reason}" if reason else ended
+        parts.append(f"{name}{_where(found, len(page.panels))}: {why}")
     return f"Not shown: {'; '.join(parts).removesuffix('.')}." if parts else ""
 
 
-def _where(places: dict[str, list[int]], page: Page) -> str:
+def _where(found: Sequence[tuple[str, Panel, Row]], num_panels: int) -> str:
     """The lengths and the panels by their letters: " at 2048 in a, b and in c"; nothing where it is all of them."""
-    every = {letter: panel.lengths for letter, panel in zip(page.letters, page.panels, strict=True)}
-    shared: dict[str, list[str]] = {}
-    for letter, lengths in places.items():
-        at = "" if sorted(lengths) == every[letter] else f" at {', '.join(map(str, lengths))}"
-        shared.setdefault(at, []).append(letter)
-    if len(shared) == 1 and len(places) == len(every):
+    at = {}
+    for letter, members in grouped(found, lambda cell: cell[0]).items():
+        lengths, panel = [row[panel.axis] for _, panel, row in members], members[0][1]
+        at[letter] = "" if sorted(lengths) == panel.lengths else f" at {', '.join(map(str, lengths))}"
+    shared = grouped(at, lambda letter: at[letter])
+    if len(shared) == 1 and len(at) == num_panels:
         return next(iter(shared))
-    return " and".join(f"{at} in {', '.join(letters)}" for at, letters in shared.items())
+    return " and".join(f"{text} in {', '.join(letters)}" for text, letters in shared.items())

@@ -36,10 +36,10 @@ Ratios = list[tuple[Row, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """The cells of a run that were timed, in the order of the tables; the column operators has what ran."""
+    """The cells of a run that were timed, in the order of the tables."""
 
     cells: "pd.DataFrame"
-    rows: dict[tuple[str, str], Row]  # by workload id and implementation
+    rows: dict[tuple[str, str], Row]  # by workload id and implementation, with the Operators under "operators"
 
     def others(self, row: Row, is_like: Callable[[Row, Row], bool]) -> list[Row]:
         """The first other cell of the workload that is like this one, the baseline before all; empty for none."""
@@ -64,11 +64,12 @@ def findings(results: Results) -> dict[str, str]:
     if results.plan.sides is not None:
         return {}
     shown = cells.shown(results)
+    timed = Timed(cells=shown[shown["latency_s"].notna()], rows={})
     operators = {(record.workload.id, record.implementation): record.operators for record in results.records}
-    keys = zip(shown["workload"], shown["implementation"], strict=True)
-    timed_cells = shown.assign(operators=[operators[key] for key in keys])[shown["latency_s"].notna()]
-    members = {(row["workload"], row["implementation"]): row for row in rows(timed_cells)}
-    texts = {name: look(Timed(cells=timed_cells, rows=members)) for name, look in LOOKS.items()}
+    for row in rows(timed.cells):
+        key = row["workload"], row["implementation"]
+        timed.rows[key] = row | {"operators": operators[key]}
+    texts = {name: look(timed) for name, look in LOOKS.items()}
     return {name: plain(text) for name, text in texts.items() if text}
 
 
