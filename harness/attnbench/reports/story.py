@@ -253,7 +253,7 @@ def _floor(results: Results) -> str:
 
 
 def _where(results: Results, workload: Workload) -> str:
-    """The workload in cells."""
+    """The workload in words."""
     return f"{cells.titles(results)[workload.id]}, length {cells.length(workload.axes())}"
 
 
