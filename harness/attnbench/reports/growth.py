@@ -123,15 +123,12 @@ def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
 
 def _metrics(members: Sequence[Growth], metrics: Sequence[MetricColumn]) -> list[dict[str, str]]:
     """Every metric of each implementation at its longest length; one that nobody has is left out."""
-    longest = []
-    for growth in members:
-        at = growth.panel.cells[growth.panel.axis] == growth.points[-1][0]
-        own = growth.panel.cells["implementation"] == growth.implementation
-        longest += rows(growth.panel.cells[at & own])
     texts = [
         {"implementation": cells.arm(row), "length": cells.length(row)}
         | {metric.heading: cells.metric(row, metric) for metric in metrics}
-        for row in longest
+        for growth in members
+        for row in rows(growth.panel.cells)
+        if row["implementation"] == growth.implementation and row[growth.panel.axis] == growth.points[-1][0]
     ]
     shown = [column for column in texts[0] if any(text[column] != MISSING for text in texts)]
     return [{column: text[column] for column in shown} for text in texts]
