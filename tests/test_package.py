@@ -41,7 +41,7 @@ def installed(tmp_path_factory) -> Path:
 def test_it_holds_the_package_and_nothing_else(installed):
     assert {path.name.partition("-")[0] for path in installed.iterdir()} == {"attnbench"}
     source = ROOT / "harness" / "attnbench"
-    kept = {".py", ".toml", ".jinja", ".html", ".js", ".typed"}
+    kept = {".py", ".toml", ".jinja", ".mplstyle", ".js", ".typed"}
     expected = {path.relative_to(source) for path in source.rglob("*.*") if path.suffix in kept}
     expected |= {Path("implementations") / path.name for path in (ROOT / "implementations").glob("*.*")}
     found = {path.relative_to(installed / "attnbench") for path in (installed / "attnbench").rglob("*.*")}

@@ -14,8 +14,7 @@ import pytest
 
 import attnbench
 from attnbench.pytest_plugin import AttentionBench, _contenders
-from attnbench.pytest_suite.conftest import chosen
-from attnbench.pytest_suite.replay import Cell, ReplayClock
+from attnbench.pytest_suite.conftest import Cell, ReplayClock, chosen
 from attnbench.workloads.workload import Workload
 from tests import forks
 

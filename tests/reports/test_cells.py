@@ -12,7 +12,7 @@ import pytest
 from attnbench.analysis.cell_warnings import warnings_of
 from attnbench.analysis.results import Results
 from attnbench.analysis.system_load import SystemLoad
-from attnbench.reports import cells, latency_plot, markdown, story, words
+from attnbench.reports import cells, latency_plot, markdown, story
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import Measurement, Operators, Record, Sample, Status
 from attnbench.units import escaped, percent, plain, span
@@ -62,7 +62,7 @@ def test_groups_are_titled_in_words(results: Results) -> None:
 def test_unusual_axes_are_told() -> None:
     axes = {"num_kv_heads": 2, "dropout": 0.1, "device": "cuda:1", "num_threads": 1, "seed": 3, "value_dim": 32}
     axes |= {"layout": "transposed", "float32_matmul_precision": "high"}
-    told = words.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes).axes())
+    told = cells.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes).axes())
     sizes = "B=1 H=8 G=2 K=64 V=32"
     how = "transposed in memory, high precision of float32 products"
     head = "attention only, inference, float32, sliding window(8)"

@@ -1,8 +1,10 @@
 """Pictures: whole, the same for every name everywhere, and with a word on what they do not show."""
 
+import math
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
+import pandas as pd
 import pytest
 
 from attnbench.analysis.results import Results
@@ -118,14 +120,15 @@ def test_a_group_without_any_value_is_named(tmp_path: Path) -> None:
 
 
 def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Picture]]) -> None:
-    def series(*highs: float) -> lines.Series:
-        return {A: [[lines.Point(length=8 * n, value=2.0, low=1.0, high=high) for n, high in enumerate(highs, 1)]]}
+    def points(*highs: float) -> pd.DataFrame:
+        value = {"panel": 0, "arm": A, "value": 2.0, "low": 1.0, "is_hollow": False}
+        return pd.DataFrame([{**value, "length": 8 * n, "high": high} for n, high in enumerate(highs, 1)])
 
-    assert lines.reach(series(3.0, 7.9)) is None
-    assert lines.reach(series(3.0, 800.0)) == (1.0, 2.0 * lines.LONG)
-    assert lines.reach({A: [[lines.Point(length=8, value=2.0)]]}) is None
+    assert lines.reach(points(3.0, 7.9)) is None
+    assert lines.reach(points(3.0, 800.0)) == (1.0, 2.0 * lines.LONG)
+    assert lines.reach(points(3.0).assign(low=math.nan, high=math.nan)) is None
     assert not any("goes on" in picture.caption for found in pictures.values() for picture in found)
-    told = lines.notes(latency_plot.PLOT, lines.Page(panels=(), letters=(), titles=()), series(3.0, 800.0))
+    told = lines.notes(latency_plot.PLOT, lines.Page(panels=(), letters=(), titles=()), points(3.0, 800.0))
     assert "A bar that leaves the picture goes on." in told
 
 

@@ -12,16 +12,14 @@ from rich.table import Table
 
 from attnbench.analysis.overall import losses
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import LENGTHS, MetricColumn, Row, metric_columns, rows, table
-from attnbench.reports import cells, sides, story, words
+from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
+from attnbench.reports import cells, grouped, sides, story
 from attnbench.storage.records import Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
 from attnbench.workloads.workload import Workload
 
 LONGEST_UNBROKEN = 40
 MANY, DENSE_WIDTH = 12, 120
-FAR = 1e4
-"""From here on an error is shown by its power of ten."""
 UNDECIDED = "?: undecided, the times may as well be equal; more time may decide it."
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
@@ -30,9 +28,9 @@ SUMMARY_KEYS = (
 )
 
 
-def say(console: Console, text: str, style: str = "") -> None:
+def say(text: str, style: str = "") -> None:
     """Print a line without control characters, on a terminal broken between words; elsewhere it stays one line."""
-    indent = " " * (len(text) - len(text.lstrip(" ")))
+    console, indent = Console(), " " * (len(text) - len(text.lstrip(" ")))
     console.print(
         indent + plain(text), style=style or None, markup=False, highlight=False, soft_wrap=not console.is_terminal
     )
@@ -42,54 +40,48 @@ def print_results(results: Results) -> None:
     """A table for each group of workloads, with a row for each implementation and a column for each length."""
     console = Console()
     for line in story.troubles(results):
-        say(console, line, "bold yellow")
+        say(line, "bold yellow")
     metrics = metric_columns(results)
     for title, members in cells.groups(results).items():
-        say(console, title, "bold")
+        say(title, "bold")
         console.print(_table(members, metrics, console))
         if any(row["verdict"] == Verdict.undecided for row in members):
-            say(console, UNDECIDED, "dim")
+            say(UNDECIDED, "dim")
         console.print()
     text = f"Median time of a call; x: times the time of {results.plan.baseline} in the same blocks."
-    say(console, f"{text} Intervals, every metric and errors are in summary.md.", "dim")
+    say(f"{text} Intervals, every metric and errors are in summary.md.", "dim")
     for line in (story.decided(results), story.interference(results)):
-        say(console, line)
-    print_findings(results, console)
+        say(line)
+    print_findings(results)
 
 
 def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Console) -> Table:
     """Time and ratio by length; then each metric at the greatest length that has it, as long as there is room."""
-    lengths = list(dict.fromkeys(words.length(row) for row in members))
-    by_name: dict[str, dict[str, Row]] = {}
-    for row in sorted(members, key=lambda row: tuple(row[axis] for axis in LENGTHS), reverse=True):
-        found = by_name.setdefault(cells.arm(row), {})
-        assert words.length(row) not in found, f"two cells in one place: {row['workload']}"
-        found[words.length(row)] = row
+    at = {(cells.arm(row), cells.length(row)): row for row in members}
+    assert len(at) == len(members), "two cells in one place"
+    lengths = list(dict.fromkeys(length for _, length in at))
 
     def speed(name: str) -> tuple[float, ...]:  # at the greatest length; what has no time there goes by the one before
-        times = [by_name[name].get(length, {}).get("latency_s") for length in reversed(lengths)]
+        times = [at.get((name, length), {}).get("latency_s") for length in reversed(lengths)]
         return tuple(float("inf") if time is None else time for time in times)
 
-    def made(columns: Mapping[str, Mapping[str, str]]) -> Table:
+    def made(columns: Mapping[str, Sequence[str]]) -> Table:
         shown = Table(show_edge=False, pad_edge=False)
         shown.add_column("implementation", no_wrap=True)
         for heading in columns:
             shown.add_column(escape(heading), justify="right", no_wrap=True)
-        for name in sorted(by_name, key=speed):
-            shown.add_row(escape(name), *(texts[name] for texts in columns.values()))
+        for name, *texts in zip(names, *columns.values(), strict=True):
+            shown.add_row(escape(name), *texts)
         return shown
 
-    columns = {
-        f"T={length}": {name: _cell(found.get(length), metrics) for name, found in by_name.items()}
-        for length in lengths
-    }
+    names = sorted(dict.fromkeys(name for name, _ in at), key=speed)
+    columns = {f"T={length}": [_cell(at.get((name, length)), metrics) for name in names] for length in lengths}
     for metric in metrics:
-        at = next((words.length(row) for row in reversed(members) if row[metric.name] is not None), None)
-        if at is not None:
-            texts = {
-                name: cells.metric(found[at], metric) if at in found else MISSING for name, found in by_name.items()
-            }
-            wider = columns | {f"{metric.heading}\nT={at}": texts}
+        longest = next((cells.length(row) for row in reversed(members) if row[metric.name] is not None), None)
+        if longest is not None:
+            found = [at.get((name, longest)) for name in names]
+            texts = [MISSING if row is None else cells.metric(row, metric) for row in found]
+            wider = columns | {f"{metric.heading}\nT={longest}": texts}
             width = Measurement.get(console, console.options.update(max_width=1000), made(wider))
             columns = wider if width.maximum <= console.width else columns
     return made(columns)
@@ -113,94 +105,89 @@ def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
 def print_check(results: Results) -> None:
     """A row for each implementation: how its cells ended, and how near its errors came to the tolerance."""
     shown = []
-    groups: dict[tuple[str, ...], list[Record]] = {}  # of findings: one implementation that is wrong in one way
-    noted: dict[str, str] = {}  # what decides nothing, for each implementation and rule
-    for record in results.records:
-        agreement = record.agreement
-        if record.is_finding:
-            ways = () if agreement is None else agreement.mistakes
-            key = (record.implementation, record.status, *(ways or (record.message.split(". ", 1)[0],)))
-            groups.setdefault(key, []).append(record)
-        for note in () if agreement is None else agreement.notes:
-            noted.setdefault(f"{record.implementation}, {note.rule}", note.found)
-    for name in dict.fromkeys(record.implementation for record in results.records):
-        own = [record for record in results.records if record.implementation == name]
+    for name, own in grouped(results.records, lambda record: record.implementation).items():
         counts = ", ".join(f"{number} {status}" for status, number in Counter(r.status for r in own).items())
         ratios = [r.agreement.error_ratio for r in own if r.agreement is not None]
         finite = [ratio for ratio in ratios if ratio is not None]
-        largest = max(finite, default=0.0)
-        far = f"{largest:.0e}" if largest >= FAR else significant(largest, 2)
-        worst = "not finite" if None in ratios else far if finite else MISSING
+        worst = "not finite" if None in ratios else cells.multiple(max(finite)) if finite else MISSING
         verdict = "WRONG" if any(r.is_finding for r in own) else "right" if ratios else "not checked"
         shown.append((name, verdict, counts, worst))
     print_table(("implementation", "verdict", "cells", "worst error / tolerance"), shown)
-    console = Console()
-    for group in groups.values():
+    for group in grouped((record for record in results.records if record.is_finding), _mistake).values():
         first, *others = sorted(group, key=lambda record: (_num_scores(record.workload), record.workload.id))
-        console.print()
-        say(console, f"{first.implementation}: {first.status} on {first.workload.id}", "bold red")
+        say("")
+        say(f"{first.implementation}: {first.status} on {first.workload.id}", "bold red")
         for line in first.message.replace("; found by:", ".\nFound by:").replace(". ", ".\n").splitlines():
-            say(console, f"  {line}")
+            say(f"  {line}")
         if others:
             plural = "s" if len(others) > 1 else ""
             more = f"The same on {len(others)} other workload{plural}, such as {others[-1].workload.id}."
-            say(console, f"  {more}", "dim")
+            say(f"  {more}", "dim")
+    noted: dict[str, str] = {}  # what decides nothing, for each implementation and rule
+    for record in results.records:
+        for note in () if record.agreement is None else record.agreement.notes:
+            noted.setdefault(f"{record.implementation}, {note.rule}", note.found)
     if noted:
-        console.print("\nNoted, and no reason to reject:", markup=False)
+        say("")
+        say("Noted, and no reason to reject:")
     for name, note_found in noted.items():
-        say(console, f"  {name}: {note_found}", "dim")
-    _print_not_tried(results, console)
+        say(f"  {name}: {note_found}", "dim")
+    _print_not_tried(results)
+
+
+def _mistake(record: Record) -> tuple[str, ...]:
+    """What cells have in common in which one implementation is wrong in one way."""
+    mistakes = () if record.agreement is None else record.agreement.mistakes
+    return record.implementation, record.status, *(mistakes or (record.message.split(". ", 1)[0],))
 
 
 def _num_scores(workload: Workload) -> int:
     return workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
 
 
-def print_findings(results: Results, console: Console) -> None:
+def print_findings(results: Results) -> None:
     """Each cell that went wrong, with its reason, and how many were not tried and why."""
     for record in results.records:
         if record.is_finding:
-            say(console, f"{record.status}: {record.arm} on {record.workload.id}: {record.message}", "red")
-    _print_not_tried(results, console)
+            say(f"{record.status}: {record.arm} on {record.workload.id}: {record.message}", "red")
+    _print_not_tried(results)
 
 
-def _print_not_tried(results: Results, console: Console) -> None:
-    reasons: dict[str, int] = {}
-    for record in results.records:
-        if record.status is not Status.ok and not record.is_finding:
-            text = "predicted over a limit" if record.is_predicted else record.message
-            line = f"{record.arm}: {text}"
-            reasons[line] = reasons.get(line, 0) + 1
+def _print_not_tried(results: Results) -> None:
+    reasons = Counter(
+        f"{record.arm}: {'predicted over a limit' if record.is_predicted else record.message}"
+        for record in results.records
+        if record.status is not Status.ok and not record.is_finding
+    )
     if reasons:
-        console.print("\nNot tried:", markup=False)
+        say("")
+        say("Not tried:")
     for line, number in reasons.items():
-        say(console, f"  {line} ({number} cell{'s' if number > 1 else ''})", "dim")
+        say(f"  {line} ({number} cell{'s' if number > 1 else ''})", "dim")
 
 
 def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
     """A table for each workload with the size of each trace; then what went wrong."""
-    console = Console()
     for workload in results.plan.workloads:
-        say(console, workload.id, "bold")
+        say(workload.id, "bold")
         traced = []
         for record in (each for each in results.records if each.workload.id == workload.id):
             file = files.get(record.key)
             size = MISSING if file is None else show(file.stat().st_size, "bytes")
             traced.append((plain(record.implementation), str(record.status), size))
         print_table(("implementation", "status", "trace"), traced)
-    print_findings(results, console)
+    print_findings(results)
 
 
 def print_entries(entries: Sequence[dict[str, str]], notes: Sequence[str] = ()) -> None:
     """A list of things, all with the same columns; notes and sources, which are long, stand below."""
     columns = [column for column in entries[0] if column not in {"source", "why"}]
     print_table(columns, [[entry[column] for column in columns] for entry in entries], dense=len(columns) > MANY)
-    console = Console()
     for note in notes:
-        say(console, note)
+        say(note)
     for name, source in ((entry[columns[0]], entry.get("source")) for entry in entries):
         if source:
-            say(console, f"{name}: {source}", "dim")
+            say(f"{name}: {source}", "dim")
 
 
 def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, dense: bool = False) -> None:
@@ -237,17 +224,16 @@ def summary(found: Results) -> dict[str, object]:
 
 def print_sides(results: Results) -> None:
     """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
-    console = Console()
     for line in story.troubles(results):
-        say(console, line, "bold yellow")
+        say(line, "bold yellow")
     for title, members in sides.rows(results).items():
-        say(console, title, "bold")
+        say(title, "bold")
         columns = ("implementation", "length", "base", "candidate", "ratio", "verdict")
         shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
         print_table(columns, shown)
-        console.print()
+        say("")
     for name, text in sides.facts(results).items():
-        say(console, f"{name}: {text}", "dim")
+        say(f"{name}: {text}", "dim")
     for line in losses(results):
-        say(console, line, "red")
-    say(console, sides.headline(results), "bold")
+        say(line, "red")
+    say(sides.headline(results), "bold")

@@ -1,14 +1,54 @@
-"""Cells and the run of the suite."""
+"""The cells of the suite, its run, and a clock that plays the samples of a cell again."""
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
+import msgspec
 import pytest
 
-from attnbench.pytest_suite.replay import Cell, Measured
+from attnbench.plugins import name_of
+from attnbench.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from attnbench.analysis.results import Results
+    from attnbench.storage.events import Plan
 
 
-def _plan(config: pytest.Config) -> Any:  # noqa: ANN401 - attnbench.storage.events.Plan, imported late
+@dataclass(frozen=True)
+class Cell:
+    """A workload and the implementation that a test is about."""
+
+    workload: Workload
+    spec: str
+
+    def __str__(self) -> str:
+        """What stands between the brackets of the test's name."""
+        return f"{name_of(self.spec)}-{self.workload.id}"
+
+
+class ReplayClock:
+    """A timer whose time passes only when a sample is played: pytest-benchmark then finds the sample's value."""
+
+    def __init__(self) -> None:
+        """Nothing to play yet."""
+        self._now_s = 0.0
+        self._samples: Iterator[float] = iter(())
+
+    def load(self, samples: Sequence[float]) -> None:
+        """Seconds per call, to be played in this order."""
+        self._samples = iter(samples)
+
+    def play(self) -> None:
+        """Let as much time pass as the next sample took; none after the last."""
+        self._now_s += next(self._samples, 0.0)
+
+    def __call__(self) -> float:
+        """Seconds since the clock was made."""
+        return self._now_s
+
+
+def _plan(config: pytest.Config) -> "Plan":
     from attnbench.processes.planning import Selection, plan
 
     return plan(
@@ -39,12 +79,27 @@ def chosen(items: Sequence[Any]) -> list[Cell]:
 
 
 @pytest.fixture(scope="session")
-def measured(request: pytest.FixtureRequest) -> Measured:
-    """The run over the cells whose tests were chosen."""
-    cells = chosen(request.session.items)
+def measured(request: pytest.FixtureRequest) -> "Results":
+    """The run over the cells whose tests were chosen, and the baseline on their workloads; its reports are written."""
+    from attnbench.analysis.results import read
+    from attnbench.commands.running import watching, write_reports
+    from attnbench.processes.execution import execute, new_folder
+
+    planned, cells = _plan(request.config), chosen(request.session.items)
+    specs = {cell.spec for cell in cells}
+    asked = msgspec.structs.replace(
+        planned,
+        workloads=tuple(dict.fromkeys(cell.workload for cell in cells)),
+        implementations=tuple(s for s in planned.implementations if s in specs or name_of(s) == planned.baseline),
+    )
+    folder = new_folder(request.config.getoption("--attnbench-results"), f"{planned.sweep}-pytest")
     capture: Any = request.config.pluginmanager.getplugin("capturemanager")
     with capture.global_and_fixture_disabled():
-        return Measured(_plan(request.config), cells, request.config.getoption("--attnbench-results"))
+        with watching() as watch:
+            execute(asked, folder, watch)
+        results = read(folder)
+        write_reports(results, folder)
+    return results
 
 
 @pytest.hookimpl(optionalhook=True)

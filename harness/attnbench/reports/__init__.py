@@ -3,11 +3,15 @@
 Idea of showing as a small open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 from attnbench.analysis.results import Results
+
+K = TypeVar("K", bound=Hashable)
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -31,3 +35,24 @@ class Report:
     summary: str
     write: Callable[[Results, Path], list[Path]]
     draw: Callable[[Results], list[Picture]] | None = None
+
+
+def text_report(file: str, summary: str, text: Callable[[Results], str]) -> Report:
+    """The report that is a single file of text; none is written where the text is empty."""
+
+    def write(results: Results, folder: Path) -> list[Path]:
+        content, path = text(results), folder / file
+        if not content:
+            return []
+        path.write_text(content, encoding="utf-8", newline="\n")
+        return [path]
+
+    return Report(summary=summary, write=write)
+
+
+def grouped(items: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The items that have the same key together, in the order in which keys and items come."""
+    groups: dict[K, list[T]] = {}
+    for item in items:
+        groups.setdefault(key(item), []).append(item)
+    return groups

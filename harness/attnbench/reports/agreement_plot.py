@@ -1,15 +1,12 @@
 """Every compared tensor's error as a multiple of its tolerance, by dtype and implementation; above 1 it is wrong."""
 
-from collections.abc import Iterable
-
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import table
-from attnbench.reports import Picture, style, words
-from attnbench.reports.cells import absent
+from attnbench.reports import Picture, grouped, style
+from attnbench.reports.cells import absent, shared
 from attnbench.storage.records import Arm, Record
 from attnbench.workloads.workload import DTYPES
 
@@ -29,42 +26,40 @@ def pictures(results: Results) -> list[Picture]:
     if not dtypes:
         return []
     left_out, cells = absent(results), table(results)
-    names = list(dict.fromkeys(one.arm for one in results.records if one.implementation not in left_out))
-    size = 2.6 + 4.2 * len(dtypes), 1.6 + 0.3 * len(names)
-
-    def fill(figure: Figure) -> None:
-        for axes, dtype in zip(style.grid(figure, len(dtypes), len(dtypes), sharey=True), dtypes, strict=True):
-            _draw_panel(axes, dtype, names, [record for record in checked if record.workload.dtype == dtype])
-
+    by_arm = grouped((one for one in results.records if one.implementation not in left_out), lambda one: one.arm)
+    shown = cells[cells["workload"].isin({record.workload.id for record in checked})]
     return [
         style.sheet(
-            fill,
-            size,
+            dtypes,
+            lambda axes, dtype: _draw_panel(axes, dtype, by_arm),
+            (2.6 + 4.2 * len(dtypes), 1.6 + 0.3 * len(by_arm)),
             title=TITLE,
-            subtitle=words.shared(cells[cells["workload"].isin({record.workload.id for record in checked})]),
-            note=" ".join([HOW, *_unchecked(results.records, names)]),
+            subtitle=shared(shown),
+            note=" ".join([HOW, *_unchecked(by_arm)]),
+            num_columns=len(dtypes),
+            sharey=True,
         )
     ]
 
 
-def _draw_panel(axes: Axes, dtype: str, names: list[Arm], checked: list[Record]) -> None:
+def _draw_panel(axes: Axes, dtype: str, by_arm: dict[Arm, list[Record]]) -> None:
     axes.set_xscale("log")
-    shares = [share for record in checked for share in _shares(record)]
-    inside = [min(max(share, FLOOR), CEILING) for share in shares if share is not None]
+    shares = {
+        arm: [share for record in records if record.workload.dtype == dtype for share in _shares(record)]
+        for arm, records in by_arm.items()
+    }
+    inside = [share for mine in shares.values() for share in mine if share is not None]
     low, high = min([*inside, 0.1]) / 2, max([*inside, 5.0]) * 3
     axes.set_xlim(low, high)
     axes.axvspan(1.0, high, color="#f6dcd3", alpha=0.6, lw=0, zorder=0)
     axes.axvline(1.0, color=style.INK, linewidth=1.2, zorder=2)
-    for place, name in enumerate(names):
-        mine = [share for record in checked if record.arm == name for share in _shares(record)]
-        _draw_dots(axes, place, name, mine)
+    for place, (arm, mine) in enumerate(shares.items()):
+        _draw_dots(axes, place, arm, mine)
         if not mine:
             axes.text(low * 1.2, place, "not compared", va="center", fontsize=8, color="#777777", style="italic")
-    axes.set_yticks(range(len(names)), [style.label(name) for name in names])
-    axes.set_ylim(len(names) - 0.5, -0.5)
-    axes.xaxis.set_major_locator(LogLocator(subs=(1.0,), numticks=9))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.set_yticks(range(len(shares)), [style.label(arm) for arm in shares])
+    axes.set_ylim(len(shares) - 0.5, -0.5)
+    style.ticks(axes.xaxis, LogLocator(subs=(1.0,), numticks=9))
     axes.set_xlabel("error / tolerance (shaded: wrong)")
     axes.set_title(dtype, loc="left")
 
@@ -83,28 +78,26 @@ def _draw_dots(axes: Axes, place: int, name: Arm, shares: list[float | None]) ->
 
 
 def _shares(record: Record) -> list[float | None]:
-    """Each tensor's error / tolerance; None where the error is not finite."""
-    if record.agreement is None:
-        return []
-    compared = [tensor for _, tensor in record.agreement.tensors()]
-    return [None if tensor.error is None else _share(tensor.error, tensor.allowed) for tensor in compared]
+    """Each tensor's error / tolerance, inside of what is drawn; None where the error is not finite."""
+    shares: list[float | None] = []
+    for _, tensor in record.agreement.tensors() if record.agreement is not None else ():
+        if tensor.error is None:
+            shares.append(None)
+            continue
+        share = tensor.error / tensor.allowed if tensor.allowed > 0 else CEILING * (tensor.error > 0)
+        shares.append(min(max(share, FLOOR), CEILING))
+    return shares
 
 
-def _share(error: float, allowed: float) -> float:
-    if allowed > 0:
-        return min(max(error / allowed, FLOOR), CEILING)
-    return CEILING if error > 0 else FLOOR
-
-
-def _unchecked(records: Iterable[Record], names: list[Arm]) -> list[str]:
+def _unchecked(by_arm: dict[Arm, list[Record]]) -> list[str]:
     """Which implementations were not compared at some workloads, with the statuses that say why."""
     parts = []
-    for name in names:
-        missing = [record for record in records if record.arm == name and record.agreement is None]
+    for arm, records in by_arm.items():
+        missing = [record for record in records if record.agreement is None]
         if missing:
             statuses = ", ".join(dict.fromkeys(str(record.status) for record in missing))
             plural = "s" * (len(missing) > 1)
-            parts.append(f"{style.label(name)} at {len(missing)} workload{plural} ({statuses})")
+            parts.append(f"{style.label(arm)} at {len(missing)} workload{plural} ({statuses})")
     return [f"Not compared: {'; '.join(parts)}."] if parts else []
 
 

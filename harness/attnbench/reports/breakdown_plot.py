@@ -4,14 +4,12 @@ import textwrap
 from typing import Any
 
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import KIND_SHARES, Panel, Row, arm_of, rows
-from attnbench.reports import Picture, style, words
-from attnbench.reports.cells import shown
+from attnbench.reports import Picture, cells, style
 from attnbench.reports.lines import TITLE_LEN, Page, absences, page_of
 from attnbench.storage.operator_kinds import PAGE_FAULTS
 from attnbench.units import plain, show, significant
@@ -34,9 +32,9 @@ def shares(row: Row) -> dict[str, float]:
 def pictures(results: Results) -> list[Picture]:
     """One panel for each workload that has a bar, at most eight on a picture."""
     panels = [
-        Panel(axis="seq_len", other=f"length {words.length(rows(cells.iloc[:1])[0])}", cells=cells)
-        for _, cells in shown(results).groupby("workload", sort=False)
-        if any(shares(row) for row in rows(cells))
+        Panel(axis="seq_len", other=f"length {cells.length(rows(found.iloc[:1])[0])}", cells=found)
+        for _, found in cells.shown(results).groupby("workload", sort=False)
+        if any(shares(row) for row in rows(found))
     ]
     return [_picture(page_of(page)) for page in style.pages(panels, PANELS_A_PAGE)]
 
@@ -48,22 +46,24 @@ def _picture(page: Page) -> Picture:
         max(map(len, drawn[first : first + num_columns])) * BAR_INCHES + 1.0
         for first in range(0, len(drawn), num_columns)
     ]
-    missing = absences(page, lambda _, row: bool(shares(row)), "what ran was not seen")
+    missing = absences(page, lambda row: bool(shares(row)), "what ran was not seen")
+    present = {kind for members in drawn for row in members for kind in shares(row)}
+    handles = [Patch(label=_label(kind), **_fill(kind)) for kind in style.KINDS if kind in present]
+    return style.sheet(
+        list(zip(drawn, page.titles, strict=True)),
+        _draw_panel,
+        (1.6 + 5.4 * num_columns, 0.7 + sum(heights)),
+        title=TITLE,
+        subtitle=cells.shared(page.cells),
+        note=f"{NOTE} {missing}".rstrip(),
+        num_columns=num_columns,
+        legend={"handles": handles, "title": "kind of operator", "alignment": "left", "handlelength": 2.0},
+        height_ratios=heights,
+    )
 
-    def fill(figure: Figure) -> None:
-        grid = style.grid(figure, len(drawn), num_columns, height_ratios=heights)
-        for axes, members, title in zip(grid, drawn, page.titles, strict=True):
-            _draw_panel(axes, members, title)
-        present = {kind for members in drawn for row in members for kind in shares(row)}
-        handles = [Patch(label=_label(kind), **_fill(kind)) for kind in style.KINDS if kind in present]
-        style.legend(figure, handles, title="kind of operator", alignment="left", handlelength=2.0)
 
-    size = 1.6 + 5.4 * num_columns, 0.7 + sum(heights)
-    note = f"{NOTE} {missing}".rstrip()
-    return style.sheet(fill, size, title=TITLE, subtitle=words.shared(page.cells), note=note)
-
-
-def _draw_panel(axes: Axes, drawn: list[Row], title: str) -> None:
+def _draw_panel(axes: Axes, panel: tuple[list[Row], str]) -> None:
+    drawn, title = panel
     fastest = min((row["paired_latency_s"] for row in drawn if row["latency_s"] is not None), default=0.0)
     for place, row in enumerate(drawn):
         left = 0.0

@@ -1,19 +1,73 @@
-"""The table of cells as people read it: which rows are shown, in which order, and each column as text."""
+"""The table of cells as people read it: which rows are shown, in which order, under which titles, each column as text.
 
-from collections.abc import Callable
+Titles are derived from the axes of workloads, so that a new axis is shown, too.
+"""
+
+from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from itertools import groupby
+from typing import TYPE_CHECKING, Any
+
+import msgspec
 
 from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import GROUP_AXES, LENGTHS, MetricColumn, Row, arm_of, metric_columns, rows, table
-from attnbench.reports import words
+from attnbench.analysis.table import (
+    GROUP_AXES,
+    LENGTHS,
+    MetricColumn,
+    Row,
+    arm_of,
+    metric_columns,
+    rows,
+    table,
+    varying,
+)
+from attnbench.storage.events import Plan
 from attnbench.storage.records import Status, Verdict
 from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
+from attnbench.workloads.workload import Workload
 
 if TYPE_CHECKING:
     import pandas as pd
 
+Axes = Mapping[str, Any]
+"""The value of every axis: a row of the table, or `Workload.axes()`."""
+SIZES = {
+    "batch_size": "B",
+    "num_heads": "H",
+    "num_kv_heads": "G",
+    "head_dim": "K",
+    "value_dim": "V",
+    "embed_dim": "D",
+}
+SCOPES = {"attention": "attention only", "module": "whole module"}
+BIASES = {
+    "all": "all biases",
+    "qkv": "biases of query, key and value alone",
+    "out": "a bias of the output alone",
+    "none": "no biases",
+}
+WORDS: dict[str, Callable[[Any], str]] = {
+    "scope": lambda scope: SCOPES.get(scope, scope),
+    "direction": lambda direction: str(direction).replace("_", " and "),
+    "dtype": str,
+    "mask": lambda mask: "no mask" if mask == "none" else str(mask).replace("_", " "),
+    **{axis: f"{letter}={{}}".format for axis, letter in SIZES.items()},
+    "bias": lambda bias: BIASES.get(bias, bias),
+    "dropout": lambda dropout: f"dropout {dropout:g}" if dropout else "no dropout",
+    "device": lambda device: f"on {device}",
+    "num_threads": lambda number: f"{number} thread{'s' * (number > 1)}" if number else "a thread for each core",
+    "seed": lambda seed: f"seed {seed}",
+    "layout": lambda layout: f"{layout} in memory",
+    "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
+}
+"""The value of an axis in a title, in the order of titles."""
+ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "head_dim"}
+"""Axes that every title names."""
+OTHERS = tuple(axis for axis in GROUP_AXES if axis not in WORDS)
+"""Axes without words of their own: shown as axis=value."""
+DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
 LARGEST_EFFECT = 1.0
 """Where even a factor of two would be missed, the smallest detectable difference is no number to read."""
 HUGE = 1000.0
@@ -63,7 +117,7 @@ def shown(results: Results) -> "pd.DataFrame":
     cells = table(results)
     kept = cells[~cells["implementation"].isin(list(absent(results)))]
     kept = kept.assign(
-        title=kept["workload"].map(words.titles(results)),
+        title=kept["workload"].map(titles(results)),
         group=kept.groupby(list(GROUP_AXES), sort=False).ngroup(),
     )
     assert kept["title"].nunique() == kept["group"].nunique(), "two groups of workloads have one title"
@@ -74,6 +128,72 @@ def shown(results: Results) -> "pd.DataFrame":
 def groups(results: Results) -> dict[str, list[Row]]:
     """What is shown by its group's title, titles in the order of the plan."""
     return {str(title): rows(cells) for title, cells in shown(results).groupby("title", sort=False)}
+
+
+def title(axes: Axes, varying: Collection[str] = ()) -> str:
+    """A workload less its lengths: "attention only, forward, float32, causal, B=1 H=8 K=64".
+
+    Left out are axes that follow from others or hold their default. One without words of its own is also shown where
+    it is among `varying`.
+    """
+    return _joined((axis for axis in (*WORDS, *OTHERS) if _is_shown(axis, axes, varying)), axes)
+
+
+@once
+def titles(results: Results) -> dict[str, str]:
+    """By id, the title of each workload of a run: two that differ in more than length have two titles."""
+    axes = {workload.id: workload.axes() for workload in results.plan.workloads}
+    differ = {axis for axis in OTHERS if len({each[axis] for each in axes.values()}) > 1}
+    return {workload: title(each, differ) for workload, each in axes.items()}
+
+
+def length(axes: Axes) -> str:
+    """The query length, and the key length where it differs: "512" or "1 x 512"."""
+    same = axes["kv_len"] == axes["seq_len"]
+    return str(axes["seq_len"]) if same else f"{axes['seq_len']} x {axes['kv_len']}"
+
+
+def shared(cells: "pd.DataFrame") -> str:
+    """What all the cells have in common, in words."""
+    first, differ = rows(cells.iloc[:1])[0], varying(cells)
+    return _joined((axis for axis in (*WORDS, *OTHERS) if axis not in differ and _is_shown(axis, first)), first)
+
+
+def apart(cells: "pd.DataFrame", differ: Collection[str]) -> str:
+    """What sets one panel apart from others that differ in those axes: "causal · H=8"."""
+    first = rows(cells.iloc[:1])[0]
+    return " · ".join(_word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ)
+
+
+def base(plan: Plan) -> str:
+    """What the ratios of a run are to."""
+    return plain(plan.baseline) if plan.sides is None else "the base"
+
+
+def _word(axis: str, axes: Axes) -> str:
+    value = axes[axis]
+    if axis in WORDS:
+        return WORDS[axis](value)
+    return f"{axis}={f'{value:g}' if isinstance(value, float) else value}"
+
+
+def _is_shown(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
+    if axis in ALWAYS or (axis in OTHERS and axis in varying):
+        return True
+    follows = {
+        "num_kv_heads": axes["num_heads"],
+        "value_dim": axes["head_dim"],
+        "embed_dim": axes["num_heads"] * axes["head_dim"],
+    }
+    return bool(axes[axis] != follows.get(axis, DEFAULTS[axis]))
+
+
+def _joined(names: Iterable[str], axes: Axes) -> str:
+    """The words of some axes, with nothing but a space between sizes."""
+    return ", ".join(
+        (" " if are_sizes else ", ").join(_word(axis, axes) for axis in group)
+        for are_sizes, group in groupby(names, lambda axis: axis in SIZES)
+    )
 
 
 def arm(row: Row) -> str:
@@ -117,10 +237,14 @@ def verdict(row: Row) -> str:
 
 def error(row: Row) -> str:
     """The largest error / tolerance."""
-    found: float | None = row["error_ratio"]
-    if found is None:
+    if row["error_ratio"] is None:
         return "not finite" if row["num_tensors"] else MISSING
-    return significant(found, 2) if found < HUGE else f"{found:.0e}"
+    return multiple(row["error_ratio"])
+
+
+def multiple(value: float) -> str:
+    """An error as a multiple of its tolerance: "0.12", and from a thousand on "3e+04"."""
+    return significant(value, 2) if value < HUGE else f"{value:.0e}"
 
 
 def notes(row: Row) -> str:
@@ -140,20 +264,16 @@ def metric(row: Row, column: MetricColumn) -> str:
 
 def _metric(found: MetricColumn) -> Column:
     """A metric in its unit, sizes also as multiples of the score matrix: "17.0 MiB (2.1 S)"."""
-    is_size = found.unit == "bytes"
-    multiples = ", in brackets as multiples of the textbook's score matrix S" if is_size else ""
-    return Column(
-        heading=found.heading,
-        text=lambda row: (
-            metric(row, found)
-            + (
-                f" ({significant(row[found.name] / row['score_matrix_bytes'], 2)} S)"
-                if is_size and row[found.name]
-                else ""
-            )
-        ),
-        explanation=f"{found.explanation or 'a metric that is not installed here'}{multiples}",
-    )
+    explanation = found.explanation or "a metric that is not installed here"
+    if found.unit == "bytes":
+        explanation += ", in brackets as multiples of the textbook's score matrix S"
+
+    def text(row: Row) -> str:
+        is_multiple = found.unit == "bytes" and row[found.name]
+        multiple = f" ({significant(row[found.name] / row['score_matrix_bytes'], 2)} S)" if is_multiple else ""
+        return metric(row, found) + multiple
+
+    return Column(heading=found.heading, text=text, explanation=explanation)
 
 
 def _rate(row: Row, column: str, unit: str, share: str) -> str:
@@ -174,7 +294,7 @@ def _intensity(row: Row) -> str:
 
 
 FIRST = (
-    Column(heading="length", text=words.length),
+    Column(heading="length", text=length),
     Column(heading="implementation", text=arm),
     Column(heading="status", text=status),
     Column(heading="time per call", text=time, explanation="the median, with its 95 % interval in brackets"),

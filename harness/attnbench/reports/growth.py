@@ -7,16 +7,14 @@ from typing import Any
 import msgspec
 import numpy as np
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, MaxNLocator, NullLocator
+from matplotlib.ticker import FuncFormatter, MaxNLocator
 
 from attnbench.analysis.attempts import Followed
 from attnbench.analysis.growth import Fit, Growth, Outcome
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, metric_columns, rows
-from attnbench.reports import Picture, cells, style, words
-from attnbench.reports.lines import X_LABELS, byte_ticks
+from attnbench.reports import Picture, cells, grouped, style
+from attnbench.reports.lines import X_LABELS
 from attnbench.storage.memory_events import held, largest
 from attnbench.storage.records import Arm, Status
 from attnbench.units import MISSING, escaped, markdown_table, plain, scale_of, show
@@ -93,15 +91,12 @@ def number(value: float) -> str:
 def heading(growth: Growth) -> str:
     """What the panel is of."""
     first = rows(growth.panel.cells.iloc[:1])[0]
-    return " ".join(part for part in (words.title(first), growth.panel.other) if part)
+    return f"{cells.title(first)} {growth.panel.other}".rstrip()
 
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
     """The implementations of each panel, by its heading."""
-    found: dict[str, list[Growth]] = {}
-    for growth in growths:
-        found.setdefault(heading(growth), []).append(growth)
-    return found
+    return grouped(growths, heading)
 
 
 def markdown(growths: Sequence[Growth], results: Results, pictures: Sequence[str], notes: Sequence[str]) -> str:
@@ -128,15 +123,12 @@ def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
 
 def _metrics(members: Sequence[Growth], metrics: Sequence[MetricColumn]) -> list[dict[str, str]]:
     """Every metric of each implementation at its longest length; one that nobody has is left out."""
-    longest = []
-    for growth in members:
-        at = growth.panel.cells[growth.panel.axis] == growth.points[-1][0]
-        own = growth.panel.cells["implementation"] == growth.implementation
-        longest += rows(growth.panel.cells[at & own])
     texts = [
-        {"implementation": cells.arm(row), "length": words.length(row)}
+        {"implementation": cells.arm(row), "length": cells.length(row)}
         | {metric.heading: cells.metric(row, metric) for metric in metrics}
-        for row in longest
+        for growth in members
+        for row in rows(growth.panel.cells)
+        if row["implementation"] == growth.implementation and row[growth.panel.axis] == growth.points[-1][0]
     ]
     shown = [column for column in texts[0] if any(text[column] != MISSING for text in texts)]
     return [{column: text[column] for column in shown} for text in texts]
@@ -171,27 +163,24 @@ def curves(growths: Sequence[Growth]) -> list[Picture]:
 
 
 def _curves(title: str, members: Sequence[Growth]) -> Picture:
-    def fill(figure: Figure) -> None:
-        axes = figure.subplots()
-        axes.set_xscale("log", base=2)
-        byte_ticks(axes)
-        for growth in members:
-            _curve(axes, growth)
-        powers = ["" if growth.fit is None else f"  ~T^{growth.fit.exponent:.2f}" for growth in members]
-        handles = [
-            style.handle(Arm(implementation=growth.implementation), more)
-            for growth, more in zip(members, powers, strict=True)
-        ]
-        if limit := max((growth.limit_bytes for growth in members), default=0.0):
-            axes.axhline(limit, color=LIMIT_COLOUR, linewidth=1.2, zorder=1)
-            handles.append(Line2D([], [], color=LIMIT_COLOUR, linewidth=1.2, label=f"limit: {show(limit, 'bytes')}"))
-        axes.set_xlabel(X_LABELS[members[0].panel.axis])
-        axes.set_ylabel("peak memory")
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: number(value)))
-        axes.xaxis.set_minor_locator(NullLocator())
-        style.legend(figure, handles)
+    handles = []
+    for growth in members:
+        power = "" if growth.fit is None else f"  ~T^{growth.fit.exponent:.2f}"
+        handles.append(style.handle(Arm(implementation=growth.implementation), power))
+    legend = {"handles": handles}
+    return style.sheet([members], _panel, (9.2, 4.9), title=CURVES, subtitle=title, note=CURVES_NOTE, legend=legend)
 
-    return style.sheet(fill, (9.2, 4.9), title=CURVES, subtitle=title, note=CURVES_NOTE)
+
+def _panel(axes: Axes, members: Sequence[Growth]) -> None:
+    axes.set_xscale("log", base=2)
+    style.byte_ticks(axes)
+    for growth in members:
+        _curve(axes, growth)
+    if limit := max(growth.limit_bytes for growth in members):
+        axes.axhline(limit, color=LIMIT_COLOUR, linewidth=1.2, zorder=1, label=f"limit: {show(limit, 'bytes')}")
+    axes.set_xlabel(X_LABELS[members[0].panel.axis])
+    axes.set_ylabel("peak memory")
+    style.ticks(axes.xaxis, axes.xaxis.get_major_locator(), number)
 
 
 def _curve(axes: Axes, growth: Growth) -> None:
@@ -216,19 +205,12 @@ def _curve(axes: Axes, growth: Growth) -> None:
 
 def timelines(followed: Sequence[Followed]) -> list[Picture]:
     """What single calls hold, with the operators behind their largest steps; those of one workload together."""
-    titles: dict[str, list[Followed]] = {}
-    for each in followed:
-        titles.setdefault(f"{heading(each.growth)}, {each.growth.panel.letter}={each.length}", []).append(each)
-    return [_timeline(title, page) for title, members in titles.items() for page in style.pages(members, PANELS_A_PAGE)]
-
-
-def _timeline(title: str, members: Sequence[Followed]) -> Picture:
-    def fill(figure: Figure) -> None:
-        for axes, each in zip(style.grid(figure, len(members), 1), members, strict=True):
-            _steps(axes, each)
-
-    size = 10.0, 0.8 + 2.3 * len(members)
-    return style.sheet(fill, size, title=TIMELINE, subtitle=title, note=TIMELINE_NOTE)
+    titles = grouped(followed, lambda each: f"{heading(each.growth)}, {each.growth.panel.letter}={each.length}")
+    return [
+        style.sheet(page, _steps, (10.0, 0.8 + 2.3 * len(page)), title=TIMELINE, subtitle=title, note=TIMELINE_NOTE)
+        for title, members in titles.items()
+        for page in style.pages(members, PANELS_A_PAGE)
+    ]
 
 
 def _steps(axes: Axes, each: Followed) -> None:

@@ -9,13 +9,11 @@ from collections.abc import Iterable, Sequence
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter
 
 from attnbench.analysis.history import FEWEST, RATIO, Change, Point, Series
-from attnbench.reports import Picture, style
-from attnbench.reports.lines import log_ticks
-from attnbench.reports.words import length, title
+from attnbench.reports import Picture, grouped, style
+from attnbench.reports.cells import length, title
 from attnbench.storage.records import LATENCY
 from attnbench.units import escaped, guarded, markdown_table, plain, show
 
@@ -60,19 +58,16 @@ def row(series: Series) -> dict[str, str]:
 
 def machines(series: Iterable[Series]) -> dict[str, list[Series]]:
     """By fingerprint."""
-    found: dict[str, list[Series]] = {}
-    for each in series:
-        found.setdefault(each.fingerprint, []).append(each)
-    return found
+    return grouped(series, lambda each: each.fingerprint)
 
 
 def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
     """By machine and workload, in words; workloads on which something changed come first."""
-    found: dict[str, list[Series]] = {}
-    for rows in machines(series).values():
-        for each in sorted(rows, key=lambda row: not row.changes):
-            found.setdefault(f"{_where(each)}, on {_machine(rows)}", []).append(each)
-    return found
+    return {
+        f"{_where(members[0])}, on {_machine(rows)}": members
+        for rows in machines(series).values()
+        for members in grouped(sorted(rows, key=lambda each: not each.changes), _where).values()
+    }
 
 
 def markdown(series: Sequence[Series], notes: Sequence[str]) -> str:
@@ -109,43 +104,40 @@ def csv(series: Sequence[Series]) -> str:
 
 def pictures(series: Sequence[Series]) -> list[Picture]:
     """At most six panels each; those of one machine together."""
-    found = []
-    for rows in machines(series).values():
-        panels: dict[str, list[Series]] = {}
-        for each in rows:
-            panels.setdefault(each.workload.id, []).append(each)
-        found += [_picture(page) for page in style.pages(list(panels.values()), PANELS_A_PAGE)]
-    return found
+    return [
+        _picture(page)
+        for rows in machines(series).values()
+        for page in style.pages(list(grouped(rows, lambda each: each.workload.id).values()), PANELS_A_PAGE)
+    ]
 
 
 def _picture(panels: Sequence[list[Series]]) -> Picture:
     first = panels[0][0]
     name = NAMES.get(first.metric, first.metric.replace("_", " "))
     num_columns = min(2, len(panels))
-
-    def fill(figure: Figure) -> None:
-        for axes, members in zip(style.grid(figure, len(panels), num_columns), panels, strict=True):
-            _panel(axes, members, name)
-        names = dict.fromkeys(each.arm for members in panels for each in members)
-        style.legend(figure, [style.handle(each) for each in names])
-
-    size = 2.6 + 4.6 * num_columns, 1.2 + 3.0 * math.ceil(len(panels) / num_columns)
-    heading = f"{name[0].upper()}{name[1:]}, run by run"
-    return style.sheet(fill, size, title=heading, subtitle=_machine(panels[0]), note=NOTE)
+    names = dict.fromkeys(each.arm for members in panels for each in members)
+    return style.sheet(
+        panels,
+        lambda axes, members: _panel(axes, members, name),
+        (2.6 + 4.6 * num_columns, 1.2 + 3.0 * math.ceil(len(panels) / num_columns)),
+        title=f"{name[0].upper()}{name[1:]}, run by run",
+        subtitle=_machine(panels[0]),
+        note=NOTE,
+        num_columns=num_columns,
+        legend={"handles": [style.handle(each) for each in names]},
+    )
 
 
 def _panel(axes: Axes, members: list[Series], name: str) -> None:
-    found: dict[tuple[str, str], list[Point]] = {}
-    for point in (point for each in members for point in each.points):
-        found.setdefault((point.time, point.run), []).append(point)
-    runs = sorted(found.items())
+    points = [point for each in members for point in each.points]
+    runs = sorted(grouped(points, lambda point: (point.time, point.run)).items())
     place = {run: number for number, ((_, run), _) in enumerate(runs)}
     for each in members:
         _line(axes, each, [place[point.run] for point in each.points])
-    values = [point.value for each in members for point in each.points]
+    values = [point.value for point in points]
     if 0 < min(values) < max(values) / WIDE:
         axes.set_yscale("log")
-        log_ticks(axes.yaxis, members[0].unit)
+        style.log_ticks(axes.yaxis, members[0].unit)
     else:
         middle, half = (max(values) + min(values)) / 2, (max(values) - min(values)) / 2
         half = max(1.15 * half, 0.1 * middle)  # so that what hardly moves is not blown up

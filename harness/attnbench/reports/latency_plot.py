@@ -1,7 +1,7 @@
 """Time of one call against length, with intervals, on two logarithmic axes."""
 
 from attnbench.reports import style
-from attnbench.reports.lines import Plot, draw, log_ticks
+from attnbench.reports.lines import Plot, draw
 
 PLOT = Plot(
     title="Time per call against length (median; lower is faster)",
@@ -12,7 +12,7 @@ PLOT = Plot(
     is_hollow=lambda row: row["latency_low_s"] is None,
     hollow="too few visits for an interval",
     absent="agrees, not timed",
-    finish=lambda axes, _: log_ticks(axes.yaxis, "s"),
+    finish=lambda axes, _: style.log_ticks(axes.yaxis, "s"),
 )
 
 REPORT = style.report(

@@ -13,21 +13,14 @@ from typing import Any
 
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.axis import Axis
-from matplotlib.figure import Figure
-from matplotlib.lines import Line2D
-from matplotlib.ticker import FixedLocator, FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, Row, panels, rows, varying
-from attnbench.reports import Picture, style, words
-from attnbench.reports.cells import arm, shown, status
+from attnbench.reports import Picture, cells, grouped, style
 from attnbench.statistics.intervals import growth_exponent
-from attnbench.storage.records import Arm
-from attnbench.units import plain, show
+from attnbench.units import plain
 
-Series = dict[Arm, list[list["Point"]]]
-"""For each implementation and side its points in each panel."""
 PANELS_A_PAGE = 6
 FEWEST_LENGTHS = 3
 """Two lengths always lie on a line: their slope says nothing of how time or memory grows."""
@@ -38,37 +31,8 @@ SPREAD = 0.3
 """How far apart, as a share of the gap between two lengths, points of one length are drawn where that misleads nobody:
 a steep line must stay where it is, a flat one or a lone column of points may move sideways."""
 MANY_LENGTHS = 7
-FEW_DECADES = 2.5
 TITLE_LEN = 48
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One value over one length with its interval; hollow where it is less than it seems."""
-
-    length: int
-    value: float
-    low: float | None = None
-    high: float | None = None
-    is_hollow: bool = False
-
-
-def log_ticks(axis: Axis, unit: str) -> None:
-    """Ticks at 1, 2, 5 of each decade, or at decades where there are many, with units: "500 us"."""
-    low, high = axis.get_view_interval()
-    few = math.log10(high / low) <= FEW_DECADES
-    axis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12))
-    axis.set_major_formatter(FuncFormatter(lambda value, _: show(value, unit, digits=1)))
-    axis.set_minor_locator(NullLocator())
-
-
-def byte_ticks(axes: Axes) -> None:
-    """Powers of 4 bytes on a vertical axis."""
-    axes.set_yscale("log", base=2)
-    axes.yaxis.set_major_locator(LogLocator(base=4, numticks=12))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: show(value, "bytes", digits=1)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -88,13 +52,9 @@ class Plot:
     is_steep: bool = True  # values grow with length: lines stay in place, and the legend has their growth
     finish: Callable[[Axes, Panel], None]  # ticks and extra lines, once all values are in
 
-    def point(self, row: Row, length: int) -> Point | None:
-        """The point of a cell."""
-        value = row.get(self.column)
-        if value is None or value <= 0 or not self.is_drawn(row):
-            return None
-        low, high = (row[column] if column else None for column in (self.low, self.high))
-        return Point(length=length, value=value, low=low, high=high, is_hollow=self.is_hollow(row))
+    def has_point(self, row: Row) -> bool:
+        """Whether a cell has a point."""
+        return (row.get(self.column) or 0) > 0 and self.is_drawn(row)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -115,12 +75,6 @@ class Page:
         """Of the length that the panels are drawn over."""
         return "S" if all(panel.letter == "S" for panel in self.panels) else "T"
 
-    def rows(self) -> Iterable[tuple[str, Panel, Row]]:
-        """Every cell with its panel and the panel's letter."""
-        for letter, panel in zip(self.letters, self.panels, strict=True):
-            for row in rows(panel.cells):
-                yield letter, panel, row
-
 
 def page_of(found: Sequence[Panel]) -> Page:
     """Panels with letters and titles; a single one needs no letter."""
@@ -128,54 +82,62 @@ def page_of(found: Sequence[Panel]) -> Page:
     letters = string.ascii_lowercase[: len(found)] if len(found) > 1 else [""]
     titles = []
     for letter, panel in zip(letters, found, strict=True):
-        title = " · ".join(part for part in (words.apart(panel.cells, axes), panel.other) if part)
+        title = " · ".join(part for part in (cells.apart(panel.cells, axes), panel.other) if part)
         titles.append(f"({letter}) {title}" if letter else title)
     return Page(panels=found, letters=letters, titles=titles)
 
 
 def draw(results: Results, plot: Plot) -> list[Picture]:
     """The pictures of a run, at most six panels each; none where no row has a value."""
-    found = panels(shown(results))
-    full = [panel for panel in found if series_of(plot, [panel])]
+    found = panels(cells.shown(results))
+    full = [panel for panel in found if any(map(plot.has_point, rows(panel.cells)))]
     empty = [str(panel.cells["title"].iloc[0]) for panel in found if panel not in full]
     pages = style.pages(full, PANELS_A_PAGE)
     return [_picture(plot, page_of(page), empty if page is pages[-1] else ()) for page in pages]
 
 
 def _picture(plot: Plot, page: Page, empty: Iterable[str]) -> Picture:
-    series, number = series_of(plot, page.panels), len(page.panels)
+    points, number = points_of(plot, page.panels), len(page.panels)
     num_columns = min(number, 3 if number != 4 else 2)  # noqa: PLR2004 - four panels make a square
-    note = " ".join([notes(plot, page, series), *(f"No panel, as there is no value: {group}." for group in empty)])
+    limits = reach(points)
 
-    def fill(figure: Figure) -> None:
-        grid = style.grid(figure, number, num_columns, sharey=number > 1)
-        for place, (axes, panel, title) in enumerate(zip(grid, page.panels, page.titles, strict=True)):
-            _draw_panel(axes, plot, panel, {name: lines[place] for name, lines in series.items()})
-            axes.set_ylabel("" if place % num_columns else plot.y_label)
-            axes.set_title("\n".join(textwrap.wrap(title, TITLE_LEN)), loc="left")
-        limits = reach(series)
+    def fill(axes: Axes, place: int) -> None:
+        _draw_panel(axes, plot, page.panels[place], points.assign(is_here=points["panel"] == place))
+        axes.set_ylabel("" if place % num_columns else plot.y_label)
+        axes.set_title("\n".join(textwrap.wrap(page.titles[place], TITLE_LEN)), loc="left")
         if limits is not None:
-            grid[0].set_ylim(*limits)
-        for axes, panel in zip(grid, page.panels, strict=True):  # once all values are in: panels share their scale
-            plot.finish(axes, panel)
-        _legend(figure, plot, page, series)
+            axes.set_ylim(*limits)
 
-    size = 1.2 + 3.9 * num_columns + 2.4, 1.0 + 3.2 * math.ceil(number / num_columns)
-    return style.sheet(fill, size, title=plot.title, subtitle=words.shared(page.cells), note=note)
+    handles = []
+    for arm in dict.fromkeys(points["arm"]):
+        power = growth(points[points["arm"] == arm]) if plot.is_steep else ""
+        handles.append(style.handle(arm, more=f"  ~{page.letter}^{power}" if power else ""))
+    return style.sheet(
+        range(number),
+        fill,
+        (1.2 + 3.9 * num_columns + 2.4, 1.0 + 3.2 * math.ceil(number / num_columns)),
+        title=plot.title,
+        subtitle=cells.shared(page.cells),
+        note=" ".join([notes(plot, page, points), *(f"No panel, as there is no value: {group}." for group in empty)]),
+        num_columns=num_columns,
+        finish=lambda axes, place: plot.finish(axes, page.panels[place]),
+        legend={"handles": handles},
+        sharey=number > 1,
+    )
 
 
-def _draw_panel(axes: Axes, plot: Plot, panel: Panel, series: dict[Arm, list[Point]]) -> None:
+def _draw_panel(axes: Axes, plot: Plot, panel: Panel, points: pd.DataFrame) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
     lengths = panel.lengths
     gap = min((math.log(b / a) for a, b in pairwise(lengths)), default=2.0)
     spread = gap * SPREAD * (not plot.is_steep or len(lengths) == 1)
-    for place, (name, points) in enumerate(series.items()):
-        if points:
-            _draw_line(axes, name, points, math.exp(spread * ((place + 0.5) / len(series) - 0.5)))
-    axes.xaxis.set_major_locator(FixedLocator(lengths))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    arms = dict.fromkeys(points["arm"])
+    for place, arm in enumerate(arms):
+        line = points[(points["arm"] == arm) & points["is_here"]]
+        if not line.empty:
+            _draw_line(axes, style.look(arm), line, math.exp(spread * ((place + 0.5) / len(arms) - 0.5)))
+    style.ticks(axes.xaxis, FixedLocator(lengths), "{:.0f}".format)
     axes.tick_params(axis="x", labelrotation=45 if len(lengths) > MANY_LENGTHS else 0)
     axes.tick_params(axis="y", labelleft=True)
     edge = math.exp(0.25 * gap)
@@ -183,116 +145,107 @@ def _draw_panel(axes: Axes, plot: Plot, panel: Panel, series: dict[Arm, list[Poi
     axes.set_xlabel(X_LABELS[panel.axis])
 
 
-def _draw_line(axes: Axes, name: Arm, points: list[Point], shift: float) -> None:
-    seen = style.look(name)
-    x, y = [point.length * shift for point in points], [point.value for point in points]
-    down = [0.0 if point.low is None else point.value - point.low for point in points]
-    up = [0.0 if point.high is None else point.high - point.value for point in points]
+def _draw_line(axes: Axes, seen: style.Look, points: pd.DataFrame, shift: float) -> None:
+    x, y = points["length"] * shift, points["value"]
+    down, up = (y - points["low"]).fillna(0.0), (points["high"] - y).fillna(0.0)
     order = 4 - seen.width / 5
     axes.plot(x, y, color=seen.colour, linestyle=seen.line, linewidth=seen.width, alpha=0.8, zorder=order)
     axes.errorbar(x, y, yerr=[down, up], fmt="none", ecolor=seen.colour, elinewidth=1.1, capsize=2.2, zorder=order + 1)
-    for point, place in zip(points, x, strict=True):
-        face, edge = ("white", seen.colour) if point.is_hollow else (seen.colour, "white")
-        dot: dict[str, Any] = {"ms": seen.size, "mfc": face, "mec": edge, "mew": 1.3 if point.is_hollow else 0.6}
-        axes.plot(place, point.value, marker=seen.marker, zorder=order + 2, **dot)
+    for place, value, is_hollow in zip(x, y, points["is_hollow"], strict=True):
+        face, edge = ("white", seen.colour) if is_hollow else (seen.colour, "white")
+        dot: dict[str, Any] = {"ms": seen.size, "mfc": face, "mec": edge, "mew": 1.3 if is_hollow else 0.6}
+        axes.plot(place, value, marker=seen.marker, zorder=order + 2, **dot)
 
 
-def _legend(figure: Figure, plot: Plot, page: Page, series: Series) -> None:
-    handles = []
-    for name, lines in series.items():
-        power = growth(lines) if plot.is_steep else ""
-        handles.append(style.handle(name, more=f"  ~{page.letter}^{power}" if power else ""))
-    drawn: dict[str, Line2D] = {}
-    for axes in figure.axes:
-        drawn |= {str(line.get_label()): line for line in axes.lines if not str(line.get_label()).startswith("_")}
-    style.legend(figure, [*handles, *drawn.values()])
+def points_of(plot: Plot, found: Sequence[Panel]) -> pd.DataFrame:
+    """Every point with `panel` (its place), `arm`, `length`, `value`, `low`, `high` and `is_hollow`.
+
+    Points of one arm stand together, in the order of panels and lengths; the arms with the largest last values first.
+    """
+    made = [
+        {
+            "panel": place,
+            "arm": arm,
+            "length": row[panel.axis],
+            "value": row[plot.column],
+            "low": row.get(plot.low),
+            "high": row.get(plot.high),
+            "is_hollow": plot.is_hollow(row),
+        }
+        for place, panel in enumerate(found)
+        for arm, line in panel.lines.items()
+        for row in rows(line)
+        if plot.has_point(row)
+    ]
+    points = pd.DataFrame(made).astype({"low": float, "high": float})
+    last = points.groupby(["arm", "panel"], sort=False)["value"].last().groupby("arm", sort=False).max()
+    order = {arm: place for place, arm in enumerate(last.sort_values(ascending=False, kind="stable").index)}
+    return points.sort_values("arm", key=lambda arms: arms.map(order), kind="stable")
 
 
-def series_of(plot: Plot, found: Sequence[Panel]) -> Series:
-    """The points of each implementation that has any; the largest last values first."""
-    drawn = [{name: _points(plot, panel, line) for name, line in panel.lines.items()} for panel in found]
-    names = dict.fromkeys(name for points in drawn for name in points)
-    lines = {name: [points.get(name, []) for points in drawn] for name in names}
-    last = {name: max((line[-1].value for line in lines[name] if line), default=0.0) for name in names}
-    return {name: lines[name] for name in sorted(names, key=lambda name: -last[name]) if any(lines[name])}
-
-
-def _points(plot: Plot, panel: Panel, line: pd.DataFrame) -> list[Point]:
-    points = [plot.point(row, row[panel.axis]) for row in rows(line)]
-    return [point for point in points if point is not None]
-
-
-def growth(lines: Sequence[Sequence[Point]]) -> str:
+def growth(points: pd.DataFrame) -> str:
     """The growth exponent over three lengths or more, as a range where panels differ: "1.6 to 1.8"; "" without any."""
-    long = [line for line in lines if len({point.length for point in line}) >= FEWEST_LENGTHS]
-    found = [growth_exponent([point.length for point in line], [point.value for point in line]) for line in long]
+    long = [line for _, line in points.groupby("panel") if line["length"].nunique() >= FEWEST_LENGTHS]
+    found = [growth_exponent(line["length"].tolist(), line["value"].tolist()) for line in long]
     parts = sorted({f"{exponent:.1f}" for exponent in found if exponent is not None}, key=float)
     return " to ".join(dict.fromkeys((parts[0], parts[-1]))) if parts else ""
 
 
-def reach(series: Series) -> tuple[float, float] | None:
+def reach(points: pd.DataFrame) -> tuple[float, float] | None:
     """From where to where the vertical axis goes where a bar is so long that it would dwarf all points; else None.
 
     A bar is cut where it goes beyond LONG times the greatest value, or below the least divided by LONG.
     """
-    points = [point for lines in series.values() for line in lines for point in line]
-    ends = [end for point in points for end in (point.low, point.high) if end is not None]
-    if not ends:
+    low, high = points["value"].min() / LONG, points["value"].max() * LONG
+    ends = pd.concat([points["low"], points["high"]]).dropna()
+    if ends.empty or (ends.min() >= low and ends.max() <= high):
         return None
-    low, high = min(point.value for point in points), max(point.value for point in points)
-    if min(ends) >= low / LONG and max(ends) <= high * LONG:
-        return None
-    return max(min(ends), low / LONG), min(max(ends), high * LONG)
+    return max(ends.min(), low), min(ends.max(), high)
 
 
-def notes(plot: Plot, page: Page, series: Series) -> str:
+def notes(plot: Plot, page: Page, points: pd.DataFrame) -> str:
     """What the picture does not show and why, and how to read what it does."""
-    points = [point for lines in series.values() for line in lines for point in line]
-    absent = absences(
-        page,
-        lambda panel, row: plot.point(row, row[panel.axis]) is not None or not plot.is_absence_listed(row),
-        plot.absent,
-    )
+    absent = absences(page, lambda row: plot.has_point(row) or not plot.is_absence_listed(row), plot.absent)
     said = [absent] if absent else []
-    if any(point.low is not None for point in points):
+    if points["low"].notna().any():
         said.append("Bars are 95 % intervals over visits.")
-    if reach(series) is not None:
+    if reach(points) is not None:
         said.append("A bar that leaves the picture goes on.")
-    if any(point.is_hollow for point in points):
+    if points["is_hollow"].any():
         said.append(f"Hollow: {plot.hollow}.")
-    if len(series) > 1 and (not plot.is_steep or any(len(panel.lengths) == 1 for panel in page.panels)):
+    if len(set(points["arm"])) > 1 and (not plot.is_steep or any(len(panel.lengths) == 1 for panel in page.panels)):
         said.append("Points of one length are set side by side so that none hides another.")
-    if plot.is_steep and any(growth(lines) for lines in series.values()):
+    if plot.is_steep and any(growth(line) for _, line in points.groupby("arm", sort=False)):
         said.append(f"~{page.letter}^x: growth with length, a least-squares slope.")
     return " ".join(said)
 
 
-def absences(page: Page, is_shown: Callable[[Panel, Row], bool], absent: str) -> str:
+def absences(page: Page, is_shown: Callable[[Row], bool], absent: str) -> str:
     """Each implementation that misses points: where, and why where there is one reason for all of them."""
-    places: dict[tuple[str, str], dict[str, list[int]]] = {}
-    reasons: dict[tuple[str, str], set[str]] = {}
-    for letter, panel, row in page.rows():
-        if not is_shown(panel, row):
-            key = plain(arm(row), limit=24), status(row)
-            places.setdefault(key, {}).setdefault(letter, []).append(row[panel.axis])
-            reason = absent if row["status"] == "ok" else (row["message"] or "").partition(";")[0]
-            reasons.setdefault(key, set()).add(plain(reason, limit=REASON_LEN))
+    missing = [
+        (letter, panel, row)
+        for letter, panel in zip(page.letters, page.panels, strict=True)
+        for row in rows(panel.cells)
+        if not is_shown(row)
+    ]
+    alike = grouped(missing, lambda cell: (plain(cells.arm(cell[2]), limit=24), cells.status(cell[2])))
     parts = []
-    for (name, ended), where in places.items():
-        found = reasons[name, ended]
-        one = next(iter(found)) if len(found) == 1 else ""
-        why = one if one and ended == "ok" else f"{ended}, {one}" if one else ended
-        parts.append(f"{name}{_where(where, page)}: {why}")
+    for (name, ended), found in alike.items():
+        messages = [absent if row["status"] == "ok" else (row["message"] or "") for _, _, row in found]
+        reasons = {plain(message.partition(";")[0], limit=REASON_LEN) for message in messages}
+        reason = reasons.pop() if len(reasons) == 1 else ""
+        why = reason if reason and ended == "ok" else f"{ended}, {reason}" if reason else ended
+        parts.append(f"{name}{_where(found, len(page.panels))}: {why}")
     return f"Not shown: {'; '.join(parts).removesuffix('.')}." if parts else ""
 
 
-def _where(places: dict[str, list[int]], page: Page) -> str:
+def _where(found: Sequence[tuple[str, Panel, Row]], num_panels: int) -> str:
     """The lengths and the panels by their letters: " at 2048 in a, b and in c"; nothing where it is all of them."""
-    every = {letter: panel.lengths for letter, panel in zip(page.letters, page.panels, strict=True)}
-    shared: dict[str, list[str]] = {}
-    for letter, lengths in places.items():
-        at = "" if sorted(lengths) == every[letter] else f" at {', '.join(map(str, lengths))}"
-        shared.setdefault(at, []).append(letter)
-    if len(shared) == 1 and len(places) == len(every):
+    at = {}
+    for letter, members in grouped(found, lambda cell: cell[0]).items():
+        lengths, panel = [row[panel.axis] for _, panel, row in members], members[0][1]
+        at[letter] = "" if sorted(lengths) == panel.lengths else f" at {', '.join(map(str, lengths))}"
+    shared = grouped(at, lambda letter: at[letter])
+    if len(shared) == 1 and len(at) == num_panels:
         return next(iter(shared))
-    return " and".join(f"{at} in {', '.join(letters)}" for at, letters in shared.items())
+    return " and".join(f"{text} in {', '.join(letters)}" for text, letters in shared.items())

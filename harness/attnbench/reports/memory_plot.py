@@ -7,7 +7,7 @@ from matplotlib.axes import Axes
 
 from attnbench.analysis.table import Panel, rows
 from attnbench.reports import style
-from attnbench.reports.lines import Plot, byte_ticks, draw
+from attnbench.reports.lines import Plot, draw
 from attnbench.workloads.workload import DTYPE_BYTES
 
 
@@ -24,7 +24,7 @@ def _theory(axes: Axes, panel: Panel) -> None:
     axes.plot(x, 2 * heads * queries * keys, linestyle="--", label="2 x score matrix", **faint)
     axes.plot(x, heads * queries * keys, linestyle="-.", label="score matrix (B H T S)", **faint)
     axes.plot(x, heads * queries * cell["value_dim"], linestyle=":", label="output (B H T V), linear", **faint)
-    byte_ticks(axes)
+    style.byte_ticks(axes)
 
 
 PLOT = Plot(

@@ -12,11 +12,10 @@ from typing import TYPE_CHECKING
 from attnbench import plugins
 from attnbench.analysis.breakdown import NEAR
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import AXES, LENGTHS, Row, arm_of, panels, rows
+from attnbench.analysis.table import AXES, LENGTHS, Row, panels, rows
 from attnbench.devices import NOT_NATIVE
-from attnbench.reports import words
-from attnbench.reports.cells import shown
-from attnbench.storage.records import Key, Operator, Verdict
+from attnbench.reports import cells, grouped
+from attnbench.storage.records import Verdict
 from attnbench.units import percent, plain, show, significant
 
 if TYPE_CHECKING:
@@ -37,31 +36,15 @@ Ratios = list[tuple[Row, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """The cells of a run that were timed, in the order of the tables, and the operators that ran in them."""
+    """The cells of a run that were timed, in the order of the tables."""
 
     cells: "pd.DataFrame"
-    rows: dict[tuple[str, str], Row]  # by workload id and implementation
-    operators: dict[Key, tuple[Operator, ...]]
-    backends: dict[Key, str]  # the backend of PyTorch's SDPA that ran; empty: none
+    rows: dict[tuple[str, str], Row]  # by workload id and implementation, with the Operators under "operators"
 
-    def operators_of(self, row: Row, kinds: Iterable[str]) -> frozenset[str]:
-        """The names of the operators of some kinds that ran in a cell."""
-        calls = self.operators.get((row["workload"], arm_of(row)), ())
-        return frozenset(one.name for one in calls if one.kind in kinds)
-
-    def num_linear(self, row: Row) -> int:
-        """How many linear layers ran in a cell."""
-        calls = self.operators.get((row["workload"], arm_of(row)), ())
-        return sum(one.num_calls for one in calls if one.name == LINEAR)
-
-    def backend(self, row: Row) -> str | None:
-        """The backend that ran in a cell; empty for none of PyTorch's, None where it is not known."""
-        return self.backends.get((row["workload"], arm_of(row)))
-
-    def others(self, row: Row, is_like: Callable[["Timed", Row, Row], bool]) -> list[Row]:
+    def others(self, row: Row, is_like: Callable[[Row, Row], bool]) -> list[Row]:
         """The first other cell of the workload that is like this one, the baseline before all; empty for none."""
-        cells = [other for (workload, _), other in self.rows.items() if workload == row["workload"]]
-        same = [other for other in cells if is_like(self, row, other)]
+        members = [other for (workload, _), other in self.rows.items() if workload == row["workload"]]
+        same = [other for other in members if is_like(row, other)]
         return sorted(same, key=lambda other: (not other["is_baseline"], other["implementation"]))[:1]
 
     def ratios(self, name: str, other: str, workloads: Iterable[str]) -> Ratios:
@@ -80,17 +63,31 @@ def findings(results: Results) -> dict[str, str]:
     """By its name, each notable finding of this run in one or two sentences; none of two states of the code."""
     if results.plan.sides is not None:
         return {}
-    cells = shown(results)
-    cells = cells[cells["latency_s"].notna()]
-    seen = {record.key: record.operators for record in results.records if record.operators is not None}
-    timed = Timed(
-        cells=cells,
-        rows={(row["workload"], row["implementation"]): row for row in rows(cells)},
-        operators={key: operators.calls for key, operators in seen.items()},
-        backends={key: operators.observed for key, operators in seen.items()},
-    )
+    shown = cells.shown(results)
+    timed = Timed(cells=shown[shown["latency_s"].notna()], rows={})
+    operators = {(record.workload.id, record.implementation): record.operators for record in results.records}
+    for row in rows(timed.cells):
+        key = row["workload"], row["implementation"]
+        timed.rows[key] = row | {"operators": operators[key]}
     texts = {name: look(timed) for name, look in LOOKS.items()}
     return {name: plain(text) for name, text in texts.items() if text}
+
+
+def _operators(row: Row, kinds: Iterable[str]) -> frozenset[str]:
+    """The names of the operators of some kinds that ran in a cell."""
+    calls = row["operators"].calls if row["operators"] else ()
+    return frozenset(one.name for one in calls if one.kind in kinds)
+
+
+def _num_linear(row: Row) -> int:
+    """How many linear layers ran in a cell."""
+    calls = row["operators"].calls if row["operators"] else ()
+    return sum(one.num_calls for one in calls if one.name == LINEAR)
+
+
+def _backend(row: Row) -> str | None:
+    """The backend of PyTorch's SDPA that ran in a cell; empty for none, None where it is not known."""
+    return row["operators"].observed if row["operators"] else None
 
 
 def _page_faults(timed: Timed) -> str:
@@ -102,7 +99,7 @@ def _page_faults(timed: Timed) -> str:
     names = ", ".join(dict.fromkeys(found["implementation"] for _, found in cliffs))
     return (
         f"{after['implementation']} spends {percent(before['fault_share'])} of a call on fresh pages at length "
-        f"{words.length(before)} and {percent(after['fault_share'])} at {words.length(after)} "
+        f"{cells.length(before)} and {percent(after['fault_share'])} at {cells.length(after)} "
         f"({after['title']}), where its largest block is {show(after['largest_block_bytes'], 'bytes')}: so large a "
         "block goes back to the system when it is freed, and the next call takes each of its pages again. An estimate, "
         "from the number of faults; --allocator retain shows the same code without them. "
@@ -143,17 +140,15 @@ def _half_precision(timed: Timed) -> str:
 
 def _compiled(timed: Timed) -> str:
     """Textbook code in whose place the compiler put a fused kernel."""
-    cells: dict[str, list[Row]] = {}
-    for row in timed.rows.values():
-        cells.setdefault(row["implementation"], []).append(row)
+    by_name = grouped(timed.rows.values(), lambda row: str(row["implementation"]))
     parts = []
-    for name, mine in cells.items():
+    for name, mine in by_name.items():
         source, option = plugins.variant(name)
-        written = {timed.backend(row) for row in cells.get(source, ())} - {None}
-        became = [row for row in mine if timed.backend(row)]
+        written = {_backend(row) for row in by_name.get(source, ())} - {None}
+        became = [row for row in mine if _backend(row)]
         if not option or not became or written != {""}:
             continue
-        backends = ", ".join(dict.fromkeys(str(timed.backend(row)) for row in became))
+        backends = ", ".join(dict.fromkeys(str(_backend(row)) for row in became))
         known = {row["mask"] for row in became}
         others = {row["mask"] for row in mine} - known
         is_clear = others and not any(row["mask"] in known for row in mine if row not in became)
@@ -170,7 +165,7 @@ def _explicit_mask(timed: Timed) -> str:
     """A mask as a tensor, where others run the same kernel without any operator on a mask."""
     pairs: dict[tuple[str, str, str], list[str]] = {}
     for row in timed.rows.values():
-        if row["mask"] != "none" and timed.backend(row) and timed.operators_of(row, {"mask"}):
+        if row["mask"] != "none" and _backend(row) and _operators(row, {"mask"}):
             for other in timed.others(row, _has_same_kernel_without_mask):
                 key = row["implementation"], other["implementation"], row["mask"]
                 pairs.setdefault(key, []).append(row["workload"])
@@ -184,8 +179,8 @@ def _explicit_mask(timed: Timed) -> str:
     return f"{'; '.join(parts)}: a tensor must be read, and its kernel cannot skip what it hides." if parts else ""
 
 
-def _has_same_kernel_without_mask(timed: Timed, row: Row, other: Row) -> bool:
-    return other["ran"] == row["ran"] and not timed.operators_of(other, {"mask"})
+def _has_same_kernel_without_mask(row: Row, other: Row) -> bool:
+    return other["ran"] == row["ran"] and not _operators(other, {"mask"})
 
 
 def _layer_for_each_head(timed: Timed) -> str:
@@ -193,12 +188,12 @@ def _layer_for_each_head(timed: Timed) -> str:
     lengths: dict[tuple[str, str], dict[int, list[str]]] = {}
     layers: dict[str, int] = {}
     for row in (row for row in timed.rows.values() if row["scope"] == "module"):
-        if timed.num_linear(row) <= row["num_heads"]:
+        if _num_linear(row) <= row["num_heads"]:
             continue
         for other in timed.others(row, _has_same_products_with_fewer_layers):
             pair = row["implementation"], other["implementation"]
             lengths.setdefault(pair, {}).setdefault(row["seq_len"], []).append(row["workload"])
-            layers |= {pair[0]: timed.num_linear(row), pair[1]: timed.num_linear(other)}
+            layers |= {pair[0]: _num_linear(row), pair[1]: _num_linear(other)}
     parts = []
     for (name, fewer), workloads in lengths.items():
         ratios = {length: timed.ratios(name, fewer, workloads[length]) for length in sorted(workloads)}
@@ -211,18 +206,16 @@ def _layer_for_each_head(timed: Timed) -> str:
     return "; ".join(parts) + "." if parts else ""
 
 
-def _has_same_products_with_fewer_layers(timed: Timed, row: Row, other: Row) -> bool:
-    is_same = timed.operators_of(other, PRODUCTS) == timed.operators_of(row, PRODUCTS)
-    return is_same and timed.num_linear(other) < row["num_heads"]
+def _has_same_products_with_fewer_layers(row: Row, other: Row) -> bool:
+    is_same = _operators(other, PRODUCTS) == _operators(row, PRODUCTS)
+    return is_same and _num_linear(other) < row["num_heads"]
 
 
 def _baseline_beaten(timed: Timed) -> str:
     """Who is faster than the baseline, by verdict."""
     baseline = next((row["implementation"] for row in timed.rows.values() if row["is_baseline"]), "")
-    faster: dict[str, Ratios] = {}
-    for row in timed.rows.values():
-        if row["verdict"] == Verdict.faster:
-            faster.setdefault(row["implementation"], []).append((row, 1 / row["ratio"]))
+    won = [(row, 1 / row["ratio"]) for row in timed.rows.values() if row["verdict"] == Verdict.faster]
+    faster = grouped(won, lambda one: str(one[0]["implementation"]))
     if not faster:
         return ""
     most = sorted(faster.items(), key=lambda item: -len(item[1]))
@@ -250,7 +243,7 @@ def _times(ratios: Ratios) -> str:
 def _where(ratios: Ratios) -> str:
     """The row with the largest ratio, and that."""
     row, most = max(ratios, key=lambda one: one[1])
-    return f"{row['implementation']}, {row['title']}, length {words.length(row)}: {significant(most, 2)} times"
+    return f"{row['implementation']}, {row['title']}, length {cells.length(row)}: {significant(most, 2)} times"
 
 
 def _why(ratios: Ratios) -> str:

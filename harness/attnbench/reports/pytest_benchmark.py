@@ -6,13 +6,12 @@ name is left out of machine_info. What has no time has no place in that format a
 
 import json
 import statistics
-from pathlib import Path
 from typing import Any
 
 from pytest_benchmark.stats import Stats
 
 from attnbench.analysis.results import Results
-from attnbench.reports import Report
+from attnbench.reports import text_report
 from attnbench.storage.records import LATENCY, Measurement, Record
 from attnbench.units import plain
 
@@ -26,7 +25,16 @@ def document(results: Results) -> dict[str, Any]:
         "machine_info": _machine(results),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},
         "benchmarks": [_benchmark(record, found) for record, found in timed if found is not None and found.samples],
-        "not_measured": [_absent(record) for record, found in timed if found is None or not found.samples],
+        "not_measured": [
+            {
+                "implementation": plain(str(record.arm)),
+                "workload": record.workload.id,
+                "status": str(record.status),
+                "message": plain(record.message),
+            }
+            for record, found in timed
+            if found is None or not found.samples
+        ],
         "datetime": results.started.time,
         "version": VERSION,
     }
@@ -42,7 +50,11 @@ def _machine(results: Results) -> dict[str, Any]:
 
 
 def _benchmark(record: Record, latency: Measurement) -> dict[str, Any]:
-    name = plain(str(record.arm))
+    """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
+    name, stats = plain(str(record.arm)), Stats()
+    for sample in latency.samples:
+        stats.update(sample.value)
+    iterations = statistics.median_low(sample.num_calls for sample in latency.samples)
     return {
         "group": record.workload.id,
         "name": f"{name}[{record.workload.id}]",
@@ -51,29 +63,12 @@ def _benchmark(record: Record, latency: Measurement) -> dict[str, Any]:
         "param": record.workload.id,
         "extra_info": {"status": str(record.status), "run": record.run, "commit": record.commit or "unknown"},
         "options": {"timer": "perf_counter", "warmup": True},
-        "stats": _stats(latency),
+        "stats": {**stats.as_dict(), "data": stats.data, "iterations": iterations},
     }
 
 
-def _absent(record: Record) -> dict[str, str]:
-    cell = {"implementation": plain(str(record.arm)), "workload": record.workload.id}
-    return {**cell, "status": str(record.status), "message": plain(record.message)}
-
-
-def _stats(latency: Measurement) -> dict[str, Any]:
-    """Its statistics over the samples, each of which is the time of one call, as pytest-benchmark computes them."""
-    found = Stats()
-    for sample in latency.samples:
-        found.update(sample.value)
-    iterations = statistics.median_low(sample.num_calls for sample in latency.samples)
-    return {**found.as_dict(), "data": found.data, "iterations": iterations}
-
-
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write benchmark.json."""
-    path = folder / "benchmark.json"
-    path.write_text(json.dumps(document(results), indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    return [path]
-
-
-REPORT = Report(summary="times in the format of pytest-benchmark", write=write)
+REPORT = text_report(
+    "benchmark.json",
+    "times in the format of pytest-benchmark",
+    lambda results: json.dumps(document(results), indent=1, allow_nan=False) + "\n",
+)

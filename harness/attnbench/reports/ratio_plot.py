@@ -3,12 +3,12 @@
 import math
 
 from matplotlib.axes import Axes
-from matplotlib.ticker import FuncFormatter, LogLocator, MaxNLocator, NullLocator
+from matplotlib.ticker import LogLocator, MaxNLocator
 
 from attnbench.analysis.comparisons import noise_floors
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel
-from attnbench.reports import Picture, style, words
+from attnbench.reports import Picture, cells, style
 from attnbench.reports.lines import Plot, draw
 from attnbench.statistics.effects import margin
 from attnbench.storage.records import Verdict
@@ -16,7 +16,7 @@ from attnbench.storage.records import Verdict
 
 def pictures(results: Results) -> list[Picture]:
     """One panel for each combination of the other axes that vary."""
-    least, base = results.plan.smallest_effect, style.label(words.base(results.plan))
+    least, base = results.plan.smallest_effect, style.label(cells.base(results.plan))
     margins = {workload: margin(floor, least) for workload, floor in noise_floors(results).items()}
 
     def finish(axes: Axes, panel: Panel) -> None:
@@ -54,9 +54,7 @@ def _ratio_ticks(axes: Axes) -> None:
     axes.set_yscale("log", base=2)
     axes.set_ylim(low, high)
     is_narrow = math.log2(high / low) < 1.5  # noqa: PLR2004 - powers of 2 alone would leave one tick
-    axes.yaxis.set_major_locator(MaxNLocator(6, steps=[1, 2, 5, 10]) if is_narrow else LogLocator(base=2, numticks=10))
-    axes.yaxis.set_minor_locator(NullLocator())
-    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    style.ticks(axes.yaxis, MaxNLocator(6, steps=[1, 2, 5, 10]) if is_narrow else LogLocator(base=2, numticks=10))
 
 
 REPORT = style.report("ratio_plot", "ratio to the baseline with intervals, as SVG and PNG", pictures)

@@ -10,15 +10,13 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
-from matplotlib.ticker import FuncFormatter, LogLocator, NullLocator
+from matplotlib.ticker import LogLocator
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import arm_of, rows
-from attnbench.reports import Picture, style, words
-from attnbench.reports.cells import shown
-from attnbench.reports.lines import log_ticks
+from attnbench.reports import Picture, style
+from attnbench.reports.cells import WORDS, shown
 from attnbench.storage.records import Ceilings, Place
 from attnbench.units import show
 
@@ -56,20 +54,16 @@ def pictures(results: Results) -> list[Picture]:
 def _picture(panels: Sequence[tuple[Ceilings, pd.DataFrame]]) -> Picture:
     num_columns = min(2, len(panels))
     is_above = any((cells["flops_per_s"] > _matmul(ceilings)).any() for ceilings, cells in panels)
-
-    def fill(figure: Figure) -> None:
-        for axes, (ceilings, cells) in zip(style.grid(figure, len(panels), num_columns), panels, strict=True):
-            _draw_panel(axes, ceilings, cells)
-        arms = dict.fromkeys(arm_of(row) for _, cells in panels for row in rows(cells))
-        dots = [Line2D([], [], label=style.label(arm), **_dot(style.look(arm))) for arm in arms]
-        roofs = [Line2D([], [], color=style.INK, linestyle=line, linewidth=1.3, label=name) for name, line, _ in ROOFS]
-        style.legend(figure, [*dots, *roofs], handlelength=2.6)
-
+    arms = dict.fromkeys(arm_of(row) for _, cells in panels for row in rows(cells))
+    dots = [Line2D([], [], label=style.label(arm), **_dot(style.look(arm))) for arm in arms]
     return style.sheet(
-        fill,
+        panels,
+        _draw_panel,
         (3.6 + 4.8 * num_columns, 1.2 + 3.6 * math.ceil(len(panels) / num_columns)),
         title=TITLE,
         note=NOTE + ABOVE * is_above,
+        num_columns=num_columns,
+        legend={"handles": dots, "handlelength": 2.6},
         described="; ".join(f"{_title(ceilings.key)}: {_described(ceilings)}" for ceilings, _ in panels),
     )
 
@@ -80,7 +74,8 @@ def _matmul(found: Ceilings) -> float:
     return found.matmul.rate
 
 
-def _draw_panel(axes: Axes, found: Ceilings, cells: pd.DataFrame) -> None:
+def _draw_panel(axes: Axes, panel: tuple[Ceilings, pd.DataFrame]) -> None:
+    found, cells = panel
     highest = _matmul(found)
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
@@ -88,21 +83,19 @@ def _draw_panel(axes: Axes, found: Ceilings, cells: pd.DataFrame) -> None:
     main = found.copy(math.inf)
     ridge = intensities.min() if main is None else highest / main.rate  # left of it, memory decides
     x = np.geomspace(min(intensities.min(), ridge / 2) / 2, max(intensities.max(), ridge) * 2, 65)
-    for _, line, num_bytes in ROOFS:
+    for name, line, num_bytes in ROOFS:
         copy = found.copy(num_bytes)
         if copy is not None:
             roof = np.minimum(highest, copy.rate * x)
-            axes.plot(x, roof, color=style.INK, linestyle=line, linewidth=1.3, zorder=1.5)
+            axes.plot(x, roof, color=style.INK, linestyle=line, linewidth=1.3, zorder=1.5, label=name)
     axes.text(x[-1], highest * 1.06, show(highest, "flops/s"), ha="right", va="bottom", fontsize=8)
     for row in rows(cells):
         seen = style.look(arm_of(row))
         axes.plot(row["arithmetic_intensity"], row["flops_per_s"], zorder=4 - seen.width / 5, **_dot(seen))
     axes.set_xlim(x[0], x[-1])
     axes.set_ylim(top=max(highest * 2.2, 1.5 * cells["flops_per_s"].max()))
-    axes.xaxis.set_major_locator(LogLocator(base=2, numticks=9))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
-    log_ticks(axes.yaxis, "flops/s")
+    style.ticks(axes.xaxis, LogLocator(base=2, numticks=9))
+    style.log_ticks(axes.yaxis, "flops/s")
     axes.set_xlabel("arithmetic intensity (useful FLOP for each compulsory byte)")
     axes.set_ylabel("useful FLOP/s")
     axes.set_title(_title(found.key), loc="left")
@@ -110,7 +103,7 @@ def _draw_panel(axes: Axes, found: Ceilings, cells: pd.DataFrame) -> None:
 
 def _title(key: Place) -> str:
     device, dtype, num_threads = key
-    return f"{dtype} on {device}, {words.TRAILING['num_threads'](num_threads)}"
+    return f"{dtype} on {device}, {WORDS['num_threads'](num_threads)}"
 
 
 def _described(found: Ceilings) -> str:

@@ -1,11 +1,9 @@
 """Two states of the code side by side, as sides.md: the verdict on the whole, what went wrong, a row for each cell."""
 
-from pathlib import Path
-
-from attnbench.analysis.overall import Suite, by_side, losses, suite
+from attnbench.analysis.overall import by_side, losses, suite
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, metric_columns
-from attnbench.reports import Report, cells, story, words
+from attnbench.reports import cells, story, text_report
 from attnbench.storage.events import Side
 from attnbench.units import MISSING, escaped, markdown_list, markdown_table, percent, plain, span
 
@@ -17,14 +15,12 @@ def headline(results: Results) -> str:
         return "nothing can be said of the whole: fewer than three processes, or no cell on both sides"
     seen = span(found.ratio.point, found.ratio.low, found.ratio.high)
     over = f"over {found.num_cells} cell{'s' * (found.num_cells > 1)}"
-    return f"{found.verdict}: the candidate takes {seen} times as long as the base {over}; {_reach(found)}"
-
-
-def _reach(found: Suite) -> str:
-    """How small a slowdown would have shown."""
     effect = found.minimum_detectable_effect
-    seen = "so few processes could have shown none" if effect is None else f"one of {percent(effect)} would have shown"
-    return f"of slowdowns {seen}, none below {percent(found.margin)} counts"
+    least = "so few processes could have shown none" if effect is None else f"one of {percent(effect)} would have shown"
+    return (
+        f"{found.verdict}: the candidate takes {seen} times as long as the base {over}; "
+        f"of slowdowns {least}, none below {percent(found.margin)} counts"
+    )
 
 
 def facts(results: Results) -> dict[str, str]:
@@ -74,7 +70,7 @@ def rows(results: Results) -> dict[str, list[dict[str, str]]]:
             other = base.get((row["workload"], row["implementation"]))
             texts = {
                 "implementation": cells.arm(row),
-                "length": words.length(row),
+                "length": cells.length(row),
                 "base": "new" if other is None else _time(other),
                 "candidate": _time(row),
                 "ratio": cells.ratio(row),
@@ -93,7 +89,9 @@ def _time(row: Row) -> str:
 
 
 def document(results: Results) -> str:
-    """The whole text."""
+    """The whole text; empty for a run without two sides."""
+    if results.plan.sides is None:
+        return ""
     found = losses(results) or ["none: no cell was lost, disagreed or failed"]
     parts = [
         f"# Side by side: {escaped(plain(headline(results)))}",
@@ -106,13 +104,4 @@ def document(results: Results) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def write(results: Results, folder: Path) -> list[Path]:
-    """Write sides.md, for a run that has two sides."""
-    if results.plan.sides is None:
-        return []
-    path = folder / "sides.md"
-    path.write_text(document(results), encoding="utf-8")
-    return [path]
-
-
-REPORT = Report(summary="two states of the code side by side, with one verdict for the whole", write=write)
+REPORT = text_report("sides.md", "two states of the code side by side, with one verdict for the whole", document)

@@ -2,27 +2,53 @@
 
 import math
 from collections import Counter
+from pathlib import Path
+
+import jinja2
 
 from attnbench.analysis.comparisons import comparisons, noise_floors, winners
 from attnbench.analysis.overall import by_implementation, by_side
 from attnbench.analysis.results import Results
-from attnbench.reports import words
-from attnbench.reports.cells import absent
+from attnbench.reports import cells, grouped, notable
 from attnbench.statistics.effects import margin
 from attnbench.statistics.interference import MANY
 from attnbench.storage.records import Environment, Verdict
-from attnbench.units import MISSING, duration, percent, plain, show, span
+from attnbench.units import MISSING, duration, escaped, markdown_list, percent, plain, show, span
 from attnbench.workloads.workload import Workload
 
+TEMPLATES = Path(__file__).parent
 OVERDRAWN = 1.1
 """A run that took more than so many times its budget says why."""
 CONTENTION = 0.1
 """Of the time of all processors, what others and the host may take before it is said above all results."""
 
 
+def rendered(template: str, results: Results, **more: object) -> str:
+    """A template of this folder with what summary and page both say, and more; where it is HTML, texts are escaped."""
+    templates = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(TEMPLATES),
+        autoescape=jinja2.select_autoescape(["html.jinja"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+    )
+    templates.filters |= {"escaped": escaped, "listed": markdown_list}
+    return templates.get_template(template).render(
+        facts=facts(results),
+        findings=findings(results),
+        troubles=troubles(results),
+        notable=notable.findings(results),
+        conclusions=conclusions(results),
+        legend=cells.legend(results),
+        has_moved=has_moved(results),
+        environments=[described(environment) for environment in environments(results).values()],
+        **more,
+    )
+
+
 def facts(results: Results) -> dict[str, str]:
     """What was asked and how it went, each under its name."""
-    plan, records = results.plan, results.records
+    plan, records, load = results.plan, results.records, results.system_load
+    called_s = results.check_s + results.called_s
     counts = Counter(str(record.status) for record in records)
     asked = len(plan.workloads) * len(plan.implementations)
     visits = sum(results.num_visits.values())
@@ -34,15 +60,15 @@ def facts(results: Results) -> dict[str, str]:
         "commit": plain(results.started.commit) or MISSING,
         "took": _took(results),
         "sweep": plain(plan.sweep) or MISSING,
-        "baseline": words.base(plan),
+        "baseline": cells.base(plan),
         "cells": f"{len(records)} of {asked}: " + ", ".join(f"{count} {status}" for status, count in counts.items()),
         "not available here": _absences(results) or "nothing that was asked for",
         "checks": f"{show(results.check_s, 's')}{_share(results, results.check_s)}",
-        "inside calls": _called(results),
+        "inside calls": f"{show(called_s, 's')} inside calls that are checked or timed{_share(results, called_s)}",
         "samples": f"{visits} visits of {plan.num_blocks} blocks, {counted}, caches {plan.cache}",
-        "verdicts": f"{decided(results)}" + (f" ({results.reason})" if results.reason else ""),
+        "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
-        "free memory": _free(results),
+        "free memory": MISSING if load is None else f"{show(load.free_bytes, 'bytes')} as processes began",
         "noise floor": _floor(results),
         "ceilings": _ceilings(results),
     }
@@ -99,23 +125,23 @@ def troubles(results: Results) -> list[str]:
 
 def findings(results: Results) -> list[str]:
     """What went wrong: one line for each implementation, group of workloads and reason, with the lengths."""
-    titles = words.titles(results)
-    lengths: dict[tuple[str, str, str, str], list[str]] = {}
-    for record in (record for record in results.records if record.is_finding):
-        reason = record.message or "no reason was recorded"
-        key = (str(record.arm), str(record.status), titles[record.workload.id], reason)
-        lengths.setdefault(key, []).append(words.length(record.workload.axes()))
-    return [
-        plain(f"{name}: {status} at length {', '.join(found)} ({group}): {reason}")
-        for (name, status, group, reason), found in lengths.items()
-    ]
+    titles = cells.titles(results)
+    alike = grouped(
+        (record for record in results.records if record.is_finding),
+        lambda record: (record.arm, record.status, titles[record.workload.id], record.message),
+    )
+    lines = []
+    for (arm, status, title, reason), records in alike.items():
+        lengths = ", ".join(cells.length(record.workload.axes()) for record in records)
+        lines.append(plain(f"{arm}: {status} at length {lengths} ({title}): {reason or 'no reason was recorded'}"))
+    return lines
 
 
 def conclusions(results: Results) -> dict[str, list[str]]:
     """What all comparisons say together, each kind under a heading that explains it; empty where there is nothing."""
     found = {
         "Fastest (chosen by one half of the visits, its ratio read from the other)": fastest(results),
-        f"Geometric mean of the ratios to {words.base(results.plan)}": means(results),
+        f"Geometric mean of the ratios to {cells.base(results.plan)}": means(results),
     }
     return {heading: lines for heading, lines in found.items() if lines}
 
@@ -182,10 +208,9 @@ def interference(results: Results) -> str:
 
 def _absences(results: Results) -> str:
     """Implementations that this run lacks, with their reasons, those of one reason together."""
-    by_reason: dict[str, list[str]] = {}
-    for name, reason in absent(results).items():
-        by_reason.setdefault(reason, []).append(name)
-    return plain("; ".join(f"{', '.join(names)} ({reason})" for reason, names in by_reason.items()))
+    reasons = cells.absent(results)
+    alike = grouped(reasons, lambda name: reasons[name])
+    return plain("; ".join(f"{', '.join(names)} ({reason})" for reason, names in alike.items()))
 
 
 def _took(results: Results) -> str:
@@ -214,12 +239,6 @@ def _ceilings(results: Results) -> str:
     return "; ".join(parts) or "not measured"
 
 
-def _free(results: Results) -> str:
-    """The least memory that was free when a process took up the work."""
-    load = results.system_load
-    return MISSING if load is None else f"{show(load.free_bytes, 'bytes')} as processes began"
-
-
 def _floor(results: Results) -> str:
     """What the baseline against itself showed: the difference that this run would find between equals."""
     floors = {workload: floor for workload, floor in noise_floors(results).items() if floor.low is not None}
@@ -235,18 +254,12 @@ def _floor(results: Results) -> str:
 
 def _where(results: Results, workload: Workload) -> str:
     """The workload in words."""
-    return f"{words.titles(results)[workload.id]}, length {words.length(workload.axes())}"
+    return f"{cells.titles(results)[workload.id]}, length {cells.length(workload.axes())}"
 
 
 def _share(results: Results, seconds: float) -> str:
     """A part of the run, where it came to its end."""
     return f", {percent(seconds / results.elapsed_s)} of the run" if results.elapsed_s else ""
-
-
-def _called(results: Results) -> str:
-    """What was spent inside calls that were timed or checked."""
-    called_s = results.check_s + results.called_s
-    return f"{show(called_s, 's')} inside calls that are checked or timed{_share(results, called_s)}"
 
 
 def _pairs(text: dict[str, str]) -> str:

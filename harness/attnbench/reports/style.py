@@ -12,52 +12,32 @@ import re
 import textwrap
 import tomllib
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from importlib.resources import files
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeVar
 
 import matplotlib as mpl
-from matplotlib.artist import Artist
 from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
+from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
 
 from attnbench import plugins
 from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report
 from attnbench.storage.records import BASE, Arm
-from attnbench.units import plain
+from attnbench.units import plain, show
 
 T = TypeVar("T")
-INK = "#222222"
-FAINT = "#d9d9d9"
-SETTINGS: Any = {  # any: the names that matplotlib knows differ between its versions
-    "svg.hashsalt": "attnbench",
-    "svg.fonttype": "path",
-    "text.parse_math": False,
-    "font.family": "DejaVu Sans",
-    "font.size": 9.5,
-    "axes.titlesize": 10.5,
-    "axes.labelsize": 9.5,
-    "text.color": INK,
-    "axes.labelcolor": INK,
-    "axes.edgecolor": "#888888",
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
-    "grid.color": FAINT,
-    "grid.linewidth": 0.6,
-    "legend.frameon": False,
-    "figure.facecolor": "white",
-    "savefig.facecolor": "white",
-}
+SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
+INK = SETTINGS["text.color"]
+FEW_DECADES = 2.5
 
 
 Marker = str | tuple[int, int, int]
@@ -144,9 +124,25 @@ def handle(arm: Arm, more: str = "") -> Line2D:
     return Line2D([], [], label=label(arm) + more, mec="white", mew=0.6, **look(arm).options)
 
 
-def legend(figure: Figure, handles: Sequence[Artist], **options: Any) -> None:  # noqa: ANN401 - what matplotlib takes
-    """A legend next to the panels."""
-    figure.legend(handles=list(handles), loc="outside right upper", **{"handlelength": 3.2, **options})
+def ticks(axis: Axis, locator: Locator, text: Callable[[float], str] = "{:g}".format) -> None:
+    """Ticks where `locator` puts them, each with its text, and none between them."""
+    axis.set_major_locator(locator)
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(FuncFormatter(lambda value, _: text(value)))
+
+
+def log_ticks(axis: Axis, unit: str) -> None:
+    """Ticks at 1, 2, 5 of each decade, or at decades where there are many, with units: "500 us"."""
+    low, high = axis.get_view_interval()
+    few = math.log10(high / low) <= FEW_DECADES
+    locator = LogLocator(subs=(1.0, 2.0, 5.0) if few else (1.0,), numticks=12)
+    ticks(axis, locator, lambda value: show(value, unit, digits=1))
+
+
+def byte_ticks(axes: Axes) -> None:
+    """Powers of 4 bytes on a vertical axis."""
+    axes.set_yscale("log", base=2)
+    ticks(axes.yaxis, LogLocator(base=4, numticks=12), lambda value: show(value, "bytes", digits=1))
 
 
 def pages(items: Sequence[T], size: int) -> list[Sequence[T]]:
@@ -154,32 +150,41 @@ def pages(items: Sequence[T], size: int) -> list[Sequence[T]]:
     return [items[start : start + size] for start in range(0, len(items), size)]
 
 
-def grid(figure: Figure, number: int, num_columns: int, **options: Any) -> list[Axes]:  # noqa: ANN401 - likewise
-    """So many panels, in rows."""
-    found = list(figure.subplots(math.ceil(number / num_columns), num_columns, squeeze=False, **options).ravel())
-    for axes in found[number:]:
-        axes.remove()
-    return found[:number]
-
-
 def sheet(  # noqa: PLR0913 - one parameter for each text
-    fill: Callable[[Figure], None],
+    panels: Sequence[T],
+    draw: Callable[[Axes, T], None],
     size: tuple[float, float],
     *,
     title: str,
     subtitle: str = "",
     note: str = "",
     described: str = "",
+    num_columns: int = 1,
+    finish: Callable[[Axes, T], None] = lambda *_: None,
+    legend: Mapping[str, Any] = MappingProxyType({}),
+    **options: Any,  # noqa: ANN401 - what subplots takes
 ) -> Picture:
-    """A figure that `fill` draws on, with a title, a line below that, and a note at its foot.
+    """A figure of panels in rows, each as `draw` draws it, with a title, a line below that, and a note at its foot.
 
     `size` is in inches without the note; `described` stands for the subtitle where the figure is described in words.
+    `finish` comes when all panels are drawn, since they may share a scale. The legend next to the panels has the
+    handles of `legend`, if it has any, and each line that was drawn with a label.
     """
     width, height = size
     wrapped = textwrap.wrap(note, int(width * 16.5))
     with mpl.rc_context(SETTINGS):
         figure = Figure(figsize=(width, height + 0.17 * len(wrapped)), layout="constrained")
-        fill(figure)
+        num_rows = math.ceil(len(panels) / num_columns)
+        grid = list(figure.subplots(num_rows, num_columns, squeeze=False, **options).ravel())
+        for axes in grid[len(panels) :]:
+            axes.remove()
+        for each in (draw, finish):
+            for axes, panel in zip(grid, panels, strict=False):
+                each(axes, panel)
+        drawn = {str(line.get_label()): line for axes in figure.axes for line in axes.lines}
+        handles = [*legend.get("handles", ()), *(line for text, line in drawn.items() if not text.startswith("_"))]
+        if handles:
+            figure.legend(**{"loc": "outside right upper", "handlelength": 3.2, **legend, "handles": handles})
         figure.suptitle(f"{title}\n{subtitle}".rstrip(), x=0.01, ha="left", fontsize=11.5)
         figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
     return picture(figure, title, f"{title}: {described or subtitle}. {note}".rstrip())
