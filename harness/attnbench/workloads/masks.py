@@ -19,19 +19,20 @@ import numpy.typing as npt
 LARGEST = 2**31
 COUNTED_AT_ONCE = 2**24
 
-Span = tuple[npt.ArrayLike, npt.ArrayLike]
-"""The first key that each query sees and the one after its last, both broadcastable to (B, T)."""
 Array = Any
 """The operand of a rule: a numpy array or a torch tensor, by the operators that both have."""
 Table = Any
-"""What `sees` looks up: whole numbers as a numpy array or a torch tensor, one number, None, or a tuple of these."""
+"""What a rule looks up: whole numbers as a numpy array or a torch tensor, one number, None, or a tuple of these."""
+Span = tuple[Array | None, Array | None]
+"""The first and the last key that a query sees; None: no limit on that side."""
 
 
 class Mask:
     """Every key is visible and keeps its score: the mask `none`, and the base of all others.
 
-    A mask that hides keys overrides `sees`; one that changes scores sets `changes_scores` and overrides `bias`, or
-    `transform` with its `derivative`.
+    A mask that hides keys overrides `span`, which returns None where a query's keys are not neighbours: `sees` is then
+    overridden too. One that changes scores sets `changes_scores` and overrides `bias`, or `transform` with its
+    `derivative`.
     Sizes are B (batch), T (query length) and S (key length) throughout.
     """
 
@@ -65,8 +66,8 @@ class Mask:
 
     @property
     def hides(self) -> bool:
-        """Whether it may hide a key: so does every mask with a `sees` of its own."""
-        return type(self).sees is not Mask.sees
+        """Whether it may hide a key: so does every mask with a `span` of its own."""
+        return type(self).span is not Mask.span
 
     @property
     def changes(self) -> "tuple[Mask, ...]":
@@ -77,12 +78,23 @@ class Mask:
         """Raise ValueError where the arguments do not fit the sizes."""
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
-        """What `sees` looks up."""
+        """What `span` and `sees` look up."""
         return None
 
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span | None:
+        """The first and the last key that `query` sees in that batch row, elementwise; `offset` is S - T.
+
+        None where it does not see all keys between: they are counted one by one, by `sees`.
+        """
+        return None, None
+
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Whether `query` sees `key` in that batch row, elementwise; `offset` is S - T."""
-        return key <= key + 1
+        """Whether `query` sees `key` in that batch row, elementwise: whether its `span` holds it."""
+        span = self.span(batch, query, table, offset)
+        assert span is not None
+        first, last = span
+        seen = key <= (key if last is None else last)
+        return seen if first is None else seen & (first <= key)
 
     def per_head(self, num_heads: int) -> npt.NDArray[Any]:
         """A number for each head (H,) that `bias` is given: here the head's own index."""
@@ -103,21 +115,18 @@ class Mask:
         """The derivative of `transform` at that score, elementwise."""
         return 1.0
 
-    def span(self, batch_size: int, query_len: int, key_len: int) -> Span | None:
-        """Where the keys of each query lie if they are all neighbours, for a quick count; None: count one by one."""
-        return None if self.hides else (0, key_len)
-
     def num_seen(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
         """How many keys each query sees, exactly (B, T)."""
         sizes = (batch_size, query_len, key_len)
-        span = self.span(*sizes)
+        rows, queries = np.arange(batch_size)[:, None], np.arange(query_len)
+        span = self.span(rows, queries, self.table(*sizes), key_len - query_len)
         if span is not None:
-            found = np.minimum(span[1], key_len) - np.maximum(span[0], 0)
-            return np.broadcast_to(np.maximum(found, 0), (batch_size, query_len)).astype(np.int64)
+            first, last = (default if end is None else end for end, default in zip(span, (0, key_len - 1), strict=True))
+            number = np.minimum(last, key_len - 1) - np.maximum(first, 0) + 1
+            return np.broadcast_to(np.maximum(number, 0), (batch_size, query_len)).astype(np.int64)
         block = max(1, COUNTED_AT_ONCE // (batch_size * key_len))
-        starts = range(0, query_len, block)
-        rows = (np.arange(start, min(start + block, query_len)) for start in starts)
-        return np.concatenate([self.dense(*sizes, rows=part).sum(axis=-1, dtype=np.int64) for part in rows], axis=1)
+        parts = (queries[start : start + block] for start in range(0, query_len, block))
+        return np.concatenate([self.dense(*sizes, rows=part).sum(axis=-1, dtype=np.int64) for part in parts], axis=1)
 
     def num_visible(self, batch_size: int, query_len: int, key_len: int) -> int:
         """How many (batch, query, key) triples are visible, exactly, for one head."""
@@ -151,13 +160,9 @@ class Causal(Mask):
     summary = "query i sees keys 0..i, aligned at the start (top-left)"
     usage = "causal"
 
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
         """Up to its own position."""
-        return key <= query
-
-    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
-        """From the first key."""
-        return 0, np.arange(query_len) + 1
+        return None, query
 
 
 class CausalBottomRight(Mask):
@@ -167,13 +172,9 @@ class CausalBottomRight(Mask):
     summary = "query i sees keys 0..i+S-T, aligned at the end (bottom-right)"
     usage = "causal_bottom_right"
 
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Up to its own position counted from the end."""
-        return key <= query + offset
-
-    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
-        """From the first key; the first T - S queries see nothing."""
-        return 0, np.arange(query_len) + key_len - query_len + 1
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
+        """Up to its own position counted from the end; the first T - S queries see nothing."""
+        return None, query + offset
 
 
 class SlidingWindow(Mask):
@@ -185,14 +186,9 @@ class SlidingWindow(Mask):
     num_arguments = (1, 1)
     argument_range = (1, LARGEST)
 
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """The last n positions up to its own."""
-        return (key <= query) & (query - self.arguments[0] < key)
-
-    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
-        """Queries more than a window past the last key see nothing."""
-        own = np.arange(query_len)
-        return own + 1 - self.arguments[0], own + 1
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
+        """The last n positions up to its own; queries more than a window past the last key see nothing."""
+        return query - self.arguments[0] + 1, query
 
 
 class SlidingWindowBottomRight(SlidingWindow):
@@ -202,14 +198,9 @@ class SlidingWindowBottomRight(SlidingWindow):
     summary = "query i sees keys i+S-T-n+1..i+S-T, aligned at the end (bottom-right)"
     usage = "sliding_window_bottom_right(n), n at least 1"
 
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """The last n positions up to its own counted from the end."""
-        return super().sees(batch, query + offset, key, table, offset)
-
-    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
-        """The first T - S queries see nothing."""
-        own = np.arange(query_len) + key_len - query_len
-        return own + 1 - self.arguments[0], own + 1
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
+        """The last n positions up to its own counted from the end; the first T - S queries see nothing."""
+        return super().span(batch, query + offset, table, offset)
 
 
 class Prefix(Mask):
@@ -220,13 +211,10 @@ class Prefix(Mask):
     usage = "prefix(n)"
     num_arguments = (1, 1)
 
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """The prefix, or up to its own position."""
-        return (key < self.arguments[0]) | (key <= query)
-
-    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
-        """Row i has max(n, i + 1) keys."""
-        return 0, np.maximum(self.arguments[0], np.arange(query_len) + 1)
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
+        """The prefix, or up to its own position: row i has max(n, i + 1) keys."""
+        rest = self.arguments[0] - 1 - query  # of the prefix, after its own position
+        return None, query + rest * (rest > 0)
 
 
 class Padding(Mask):
@@ -248,13 +236,9 @@ class Padding(Mask):
         spread = [key_len - (row + 1) * key_len // (2 * batch_size) for row in range(batch_size)]
         return np.asarray(self.arguments or spread, dtype=np.int64)
 
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
         """True keys only."""
-        return key < table[batch]
-
-    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
-        """The row's length, for each of its queries."""
-        return 0, self.table(batch_size, query_len, key_len)[:, None]
+        return None, table[batch] - 1
 
     def at_other_length(self) -> Mask:
         """Lengths as fractions of the new one."""
@@ -290,19 +274,15 @@ class Document(Mask):
             given = f"mask={self} with seq_len={query_len} and kv_len={key_len}"
             raise ValueError(f"{given} is not allowed: write it as {self.usage}")
 
-    def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
-        """The document of each position (S,)."""
-        lengths = self.arguments or (key_len - key_len // 2, key_len // 2)
-        return np.repeat(np.arange(len(lengths)), lengths)
+    def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
+        """The first and the last position of the document of each position, both (S,)."""
+        lengths = np.asarray(self.arguments or (key_len - key_len // 2, key_len // 2))
+        ends = np.cumsum(lengths)
+        return np.repeat(ends - lengths, lengths), np.repeat(ends - 1, lengths)
 
-    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
-        """Same document."""
-        return table[query] == table[key]
-
-    def span(self, batch_size: int, query_len: int, key_len: int) -> Span:
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
         """From the first key of the query's document to its last."""
-        document = self.table(batch_size, query_len, key_len)
-        return np.searchsorted(document, document), np.searchsorted(document, document, side="right")
+        return table[0][query], table[1][query]
 
     def at_other_length(self) -> Mask:
         """Two halves of the new one."""
@@ -346,6 +326,9 @@ class Boolean(Mask):
     def table(self, batch_size: int, query_len: int, key_len: int) -> int:
         """S, which `sees` takes a query's own place from."""
         return key_len
+
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
+        """None: keys between are hidden."""
 
     def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
         """As it was drawn, or its own place."""
@@ -489,17 +472,20 @@ class Combined(Mask):
         """What every part that hides shows."""
         parts = [(part, own) for part, own in zip(self._parts, table, strict=True) if part.hides]
         if not parts:
-            return super().sees(batch, query, key, None, offset)
+            return super().sees(batch, query, key, table, offset)
         return functools.reduce(operator.and_, (part.sees(batch, query, key, own, offset) for part, own in parts))
 
-    def span(self, batch_size: int, query_len: int, key_len: int) -> Span | None:
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span | None:
         """The overlap of spans is a span."""
-        spans = [part.span(batch_size, query_len, key_len) for part in self._parts]
+        spans = [part.span(batch, query, own, offset) for part, own in zip(self._parts, table, strict=True)]
         known = [span for span in spans if span is not None]
         if len(known) < len(spans):
             return None
-        firsts, ends = zip(*known, strict=True)
-        return functools.reduce(np.maximum, firsts), functools.reduce(np.minimum, ends)
+        firsts, lasts = ([end for end in ends if end is not None] for ends in zip(*known, strict=True))
+        return (
+            functools.reduce(np.maximum, firsts) if firsts else None,
+            functools.reduce(np.minimum, lasts) if lasts else None,
+        )
 
     def at_other_length(self) -> Mask:
         """Each part's."""
