@@ -149,7 +149,7 @@ def test_a_wrong_implementation_is_a_finding(theirs):
         (["run", "--sweep", "nothing"], "choose among"),
         (["run", "--results", "file/below", "-i", "sdpa"], "choose another folder with --results"),
         (["run", "--resume", "nothing"], "there is no run nothing"),
-        (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out budget, settings"),
+        (["run", "--resume", "nothing", "--set", "seq_len=3", "--budget", "3"], "leave out --budget, --set"),
         (["run", "--budget", "inf"], "budget_s=inf is not allowed"),
         (["run", "--smallest-effect", "2"], "as in 0.02 for 2 %"),
         (["run", "--smallest-effect", "0"], "as in 0.02 for 2 %"),

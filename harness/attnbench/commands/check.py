@@ -13,7 +13,7 @@ OPTIONS = SelectionOptions(sweep="check")
 
 
 def check(
-    implementations: Annotated[
+    names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME|FILE.py:NAME]...", help="What to check. Default: all.")
     ] = None,
     *,
@@ -26,7 +26,7 @@ def check(
     from attnbench.commands import running, terminal
     from attnbench.processes.planning import plan
 
-    named = [*(implementations or ()), *(options.implementation or ())]
+    named = [*(names or ()), *(options.implementations or ())]
     planned = plan(options.selection(implementations=named, metrics=()), with_baseline=False)
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
         checked = running.execute(planned, Path(folder), stages=("check",))

@@ -14,8 +14,8 @@ if TYPE_CHECKING:
     from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides")
-OF_STORED = {"base", "candidate", "thresholds", "to", "results", "as_json"}
-"""The parameters that two stored runs allow."""
+OF_STORED = {"base", "candidate", "--thresholds", "--to", "--results", "--json"}
+"""The arguments and options that two stored runs allow."""
 SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, FILE.py:NAME, or a stored run."
 
 

@@ -10,11 +10,11 @@ from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
 
 CALL_LIMIT_S = 20.0
-OPTIONS = SelectionOptions(sweep="growth", call_limit=CALL_LIMIT_S)
+OPTIONS = SelectionOptions(sweep="growth", call_limit_s=CALL_LIMIT_S)
 
 
 def growth(
-    implementations: Annotated[
+    names: Annotated[
         list[str] | None, typer.Argument(metavar="[NAME|FILE.py:NAME]...", help="Which to look at. Default: all.")
     ] = None,
     *,
@@ -40,18 +40,18 @@ def growth(
     from attnbench.reports.style import save
 
     limit_bytes = options.memory_limit_bytes
-    named = [*(implementations or ()), *(options.implementation or ())]
+    named = [*(names or ()), *(options.implementations or ())]
     planned = plan(options.selection(implementations=named), with_baseline=False)
     folder = new_folder(results, planned.sweep)
     target = to or folder
     measured = running.execute(planned, folder, stages=("check", "metrics"))
     series_of_lengths = growths(measured, limit_bytes)
     notes: list[str] = []
-    with ProcessClient(folder / "worker.log", options.timeout, attempts.SETTINGS) as client:
+    with ProcessClient(folder / "worker.log", options.timeout_s, attempts.SETTINGS) as client:
         asking = attempts.Asking(
             client=client,
             specs={plugins.name_of(spec): spec for spec in planned.implementations},
-            call_limit_s=CALL_LIMIT_S if options.call_limit is None else options.call_limit,
+            call_limit_s=CALL_LIMIT_S if options.call_limit_s is None else options.call_limit_s,
             say=lambda line: typer.echo(line, err=True),
         )
         grown = asking.limited(series_of_lengths, limit_bytes, tries=is_tried)

@@ -37,14 +37,14 @@ GateFolder = Annotated[
 
 @dataclass(frozen=True, kw_only=True)
 class SelectionOptions:
-    """What a command works on, and within which limits."""
+    """What a command works on, and within which limits: the fields of a Selection, as options."""
 
     sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")]
     settings: Annotated[
         list[str] | None,
         typer.Option("--set", metavar="AXIS=V,V", help="Values of an axis, in place of the sweep's. May be repeated."),
     ] = None
-    implementation: Annotated[
+    implementations: Annotated[
         list[str] | None,
         typer.Option(
             "--implementation",
@@ -54,18 +54,22 @@ class SelectionOptions:
             "name. Default: those of the sweep, or all; of two sides, each file of implementations/ that differs.",
         ),
     ] = None
-    call_limit: Annotated[
+    call_limit_s: Annotated[
         float | None,
         typer.Option(
-            min=0.0, help="Seconds: a cell whose call is predicted to last longer is not tried. Default: the sweep's."
+            "--call-limit",
+            min=0.0,
+            help="Seconds: a cell whose call is predicted to last longer is not tried. Default: the sweep's.",
         ),
     ] = None
     memory_limit: Annotated[
         float, typer.Option(min=0.0, help="GiB a call may need; 0: three quarters of what is free.")
     ] = 0.0
-    timeout: Annotated[
+    timeout_s: Annotated[
         float,
-        typer.Option(min=1.0, help="Seconds: a step (a probe, a sample, a metric) that lasts longer is killed."),
+        typer.Option(
+            "--timeout", min=1.0, help="Seconds: a step (a probe, a sample, a metric) that lasts longer is killed."
+        ),
     ] = 60.0
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs that are checked and of all orders.")] = 0
 
@@ -88,27 +92,18 @@ class SelectionOptions:
         """
         from attnbench.processes.planning import Selection
 
-        return Selection(
-            **{
-                "sweep": self.sweep,
-                "settings": self.settings or (),
-                "implementations": self.implementation or (),
-                "call_limit_s": self.call_limit,
-                "memory_limit_bytes": self.memory_limit_bytes,
-                "timeout_s": self.timeout,
-                "seed": self.seed,
-                **more,
-            }
-        )
+        given = {name: value for name, value in vars(self).items() if value is not None and name != "memory_limit"}
+        return Selection(**(given | {"memory_limit_bytes": self.memory_limit_bytes} | more))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TimingOptions(SelectionOptions):
     """And how it is timed."""
 
-    budget: Annotated[
+    budget_s: Annotated[
         float | None,
         typer.Option(
+            "--budget",
             min=0.0,
             metavar="SECONDS",
             help="Wall time of the run, spent where a verdict is open. It ends earlier when all is decided, and later "
@@ -123,10 +118,12 @@ class TimingOptions(SelectionOptions):
             "Default: the sweep's, 0.02.",
         ),
     ] = None
-    rounds: Annotated[
+    num_rounds: Annotated[
         int | None,
         typer.Option(
-            min=3, help="Visits that every cell gets, decided or not; 3 are usual, 12 for runs that a gate is to judge."
+            "--rounds",
+            min=3,
+            help="Visits that every cell gets, decided or not; 3 are usual, 12 for runs that a gate is to judge.",
         ),
     ] = None
     cache: Annotated[
@@ -139,21 +136,6 @@ class TimingOptions(SelectionOptions):
             "Default: system; of two sides that are apart, retain."
         ),
     ] = None
-
-    def selection(self, **more: Any) -> "Selection":  # noqa: ANN401 - as above
-        """The selection that a plan is made from.
-
-        Raises:
-            ValueError: a limit is not finite.
-        """
-        timing = {
-            "budget_s": self.budget,
-            "smallest_effect": self.smallest_effect,
-            "num_rounds": self.rounds,
-            "cache": self.cache,
-            "allocator": self.allocator,
-        }
-        return super().selection(**timing, **more)
 
 
 def flattened(function: Callable[..., None]) -> Callable[..., None]:

@@ -116,16 +116,17 @@ def to_resume(context: typer.Context, resume: str, results: Path) -> tuple[Path,
     Raises:
         ValueError: there is no such run, or an option would change it.
     """
-    if more := sorted(given(context) - {"resume", "results", "as_json", "build"}):
+    if more := sorted(given(context) - {"--resume", "--results", "--json", "--build"}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
     return folder, read(folder).plan
 
 
 def given(context: typer.Context) -> set[str]:
-    """The parameters that stood on the command line."""
+    """The options that stood on the command line, by their long names, and the arguments, by the names in the code."""
+    long_names = {each.name: max(each.opts, key=len) for each in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {name for name, source in sources.items() if source is not None and source.name == "COMMANDLINE"}
+    return {long_names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def read_stored(path: Path) -> Results:
