@@ -3,11 +3,11 @@
 Names are listed without importing anything, so that listing stays quick and a broken plug does not affect the others.
 """
 
-import ast
 import hashlib
 import importlib
 import importlib.util
 import re
+import symtable
 import sys
 from collections.abc import Iterable
 from difflib import get_close_matches
@@ -134,22 +134,15 @@ def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
 
 def _check_file(path: Path, attribute: str) -> None:
     try:
-        tree = ast.parse(path.read_text(encoding="utf-8"), filename=str(path))
+        text = path.read_text(encoding="utf-8")
+        symbols = symtable.symtable(text, str(path), "exec").get_symbols()
     except OSError as error:
         raise ValueError(f"cannot read {path}: {error.strerror}") from None
     except (SyntaxError, UnicodeDecodeError, ValueError) as error:
         raise ValueError(f"{path} is not Python that can be read: {error}") from None
-    defined: set[str] = set()
-    inside = [node for node in tree.body if isinstance(node, ast.If | ast.Try | ast.With)]
-    for node in [*tree.body, *(below for block in inside for below in ast.walk(block))]:
-        if isinstance(node, ast.FunctionDef | ast.ClassDef):
-            defined.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            defined |= {(alias.asname or alias.name).split(".")[0] for alias in node.names}
-        elif isinstance(node, ast.Assign | ast.AnnAssign):
-            defined |= {below.id for below in ast.walk(node) if isinstance(below, ast.Name)}
-    if attribute not in defined and "*" not in defined:
-        raise ValueError(unknown("name", attribute, sorted(defined), f" in {path}"))
+    defined = sorted(each.get_name() for each in symbols if each.is_assigned() or each.is_imported())
+    if attribute not in defined and re.search(r"^\s*from .+ import \*", text, re.MULTILINE) is None:
+        raise ValueError(unknown("name", attribute, defined, f" in {path}"))
 
 
 def digest(spec: str) -> str:

@@ -34,7 +34,7 @@ class AttentionBench:
         *,
         budget_s: float = 5.0,
         seed: int = 0,
-        **axes: Any,  # noqa: ANN401 - Workload checks them
+        **axes: Any,  # noqa: ANN401 - the workload checks them
     ) -> "Comparison":
         """The ratio of the candidate's time to the baseline's, its interval, and the verdict.
 
@@ -47,16 +47,12 @@ class AttentionBench:
         """
         import torch
 
-        from attnbench.plugins import unknown
         from attnbench.processes.worker.answers import Bench
         from attnbench.storage.records import Arm
         from attnbench.timing.functions import FunctionComparison, comparison
-        from attnbench.workloads.workload import Workload
+        from attnbench.workloads import sweep
 
-        for axis in axes:
-            if axis not in Workload.__struct_fields__:
-                raise ValueError(unknown("axis", axis, Workload.__struct_fields__))
-        workload = Workload(**{"direction": "inference", **axes})
+        workload = sweep.make({"direction": "inference", **axes})
         contenders = _contenders(candidate, baseline)
         before = torch.get_num_threads()
         torch.set_num_threads(workload.num_threads or before)

@@ -17,7 +17,7 @@ import torch
 from attnbench import devices
 from attnbench.analysis.results import read
 from attnbench.commands import catalog
-from attnbench.contract.requirements import is_on, only_on
+from attnbench.contract import is_on, only_on
 from attnbench.devices import cpu, device
 from attnbench.processes.planning import Selection, plan
 from attnbench.storage.records import Status

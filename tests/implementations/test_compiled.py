@@ -10,10 +10,8 @@ from torch.nn.attention.flex_attention import flex_attention
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import bind, build, draw_normal, place
-from attnbench.contract import Attention
-from attnbench.contract.compiled import NotOneGraphError, compile_whole, settle
+from attnbench.contract import Attention, NotOneGraphError, compile_whole, missing_compiler, settle
 from attnbench.contract.loading import implementation
-from attnbench.contract.requirements import missing_compiler
 from attnbench.processes.worker import attempts
 from attnbench.reports import style
 from attnbench.storage.records import Status

@@ -38,7 +38,7 @@ def _no_package(monkeypatch):
     for module in PACKAGES.values():
         monkeypatch.delitem(sys.modules, module, raising=False)
     found_none = SimpleNamespace(util=SimpleNamespace(find_spec=lambda name: None))
-    monkeypatch.setattr("attnbench.contract.requirements.importlib", found_none)
+    monkeypatch.setattr("attnbench.contract.importlib", found_none)
 
 
 @pytest.mark.parametrize(("name", "package"), PACKAGES.items())
@@ -51,7 +51,7 @@ def test_a_missing_package_is_named(name, package):
 
 def test_nothing_is_imported_to_find_out():
     names = ", ".join(f"'{name}'" for name in sorted(set(PACKAGES.values())))
-    code = f"import sys; from attnbench.contract.requirements import missing_package as m; [m(n) for n in [{names}]]; "
+    code = f"import sys; from attnbench.contract import missing_package as m; [m(n) for n in [{names}]]; "
     code += f"assert not {{n.split('.')[0] for n in [{names}]}} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
 

@@ -6,7 +6,7 @@ from attnbench import plugins
 from attnbench.devices import names
 from attnbench.workloads import sweep
 from attnbench.workloads.masks import Combined, Mask, masks
-from attnbench.workloads.workload import BIASES, DIRECTIONS, DTYPES, LAYOUTS, MATMUL_PRECISIONS, SCOPES, Workload
+from attnbench.workloads.workload import CHOICES, Workload
 
 QUESTIONS: dict[str, dict[str, object]] = {
     "attend": {},
@@ -46,17 +46,13 @@ FOLLOWS = {
     "num_threads": "physical cores",
 }
 """What an axis is where it is not given, or given as 0."""
-ALLOWED = {
-    "dtype": ", ".join(DTYPES),
-    "direction": ", ".join(DIRECTIONS),
-    "scope": ", ".join(SCOPES),
-    "bias": ", ".join(BIASES),
+ALLOWED = {axis: ", ".join(choices) for axis, choices in CHOICES.items()} | {
     "device": f"{', '.join(names())}; NAME:N for one of several; or all",
     "mask": "see `attnbench list masks`",
     "dropout": "a probability below 1; not in inference",
-    "layout": f"{', '.join(LAYOUTS)}; scope attention alone",
-    "float32_matmul_precision": f"{', '.join(MATMUL_PRECISIONS)}; dtype float32 alone; TF32 on CUDA",
 }
+ALLOWED["layout"] += "; scope attention alone"
+ALLOWED["float32_matmul_precision"] += "; dtype float32 alone; TF32 on CUDA"
 
 
 def entries(what: str) -> list[dict[str, str]]:

@@ -40,13 +40,16 @@ def compare(
     Of stored runs it says what got worse, and what could have been detected, and passes whatever that is: `attnbench
     gate` does not.
     """
-    from attnbench.commands import running, terminal
+    from attnbench.analysis.gate import decision
+    from attnbench.analysis.gate import thresholds as allowed
+    from attnbench.commands import gate, running, terminal
     from attnbench.processes import execution, sides
 
     if resume is None and (stored := _stored_runs((base, candidate), results)):
         if more := running.given(context) - OF_STORED:
             raise ValueError(f"two stored runs are compared as they are: leave out {', '.join(sorted(more))}")
-        _compare_stored(stored, thresholds, as_json=as_json, to=to)
+        before, after = stored
+        gate.show(decision.judge(before, after, allowed.load(thresholds)), after, as_json=as_json, to=to)
         return
     if thresholds is not None or to is not None:
         raise ValueError(
@@ -101,15 +104,6 @@ def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
     except ValueError:
         return []
     return [read_stored(path) for path in paths]
-
-
-def _compare_stored(runs: "list[Results]", thresholds: Path | None, *, as_json: bool, to: Path | None) -> None:
-    from attnbench.analysis.gate.decision import judge
-    from attnbench.analysis.gate.thresholds import load
-    from attnbench.commands.gate import show
-
-    before, after = runs
-    show(judge(before, after, load(thresholds)), after, as_json=as_json, to=to)
 
 
 def summary(results: "Results") -> dict[str, object]:

@@ -2,17 +2,23 @@
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width, D embedding
 width. Query head h reads key/value head h // (H / G), as in grouped-query attention (https://arxiv.org/abs/2305.13245).
+
+At the end: what an implementation may need that is not there everywhere (a device, a package, a compiler), and
+torch.compile as this project uses it.
 """
 
+import importlib.util
+import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
+from importlib.machinery import PathFinder
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
-from attnbench.contract.compiled import compile_whole
-from attnbench.contract.requirements import is_on, missing_compiler, missing_package, only_on
+from attnbench.devices import device
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.counts import dense_flops, product_flops
 from attnbench.workloads.masks import (
@@ -240,3 +246,73 @@ class Implementation:
         """Check the backend."""
         if self.backend not in {"", *BACKENDS}:
             raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")
+
+
+def is_on(kind: str, workload: Workload) -> bool:
+    """Whether torch computes the workload on that kind of device, such as "cuda"."""
+    return device(workload.device).torch_device.partition(":")[0] == kind
+
+
+def only_on(kind: str, workload: Workload, what: str) -> str | None:
+    """Why `what`, which has kernels for that kind of device alone, cannot run the workload, in words, or None."""
+    return None if is_on(kind, workload) else f"{what} runs on {kind.upper()} alone"
+
+
+def missing_package(module: str, distribution: str = "") -> str | None:
+    """Why `module` cannot be imported, in words, or None; `distribution` is its name for pip where that differs.
+
+    Nothing is imported: a package that is there but broken is an error of the cell that needs it, and of no other.
+    """
+    if module in sys.modules:
+        return None
+    package, _, rest = module.partition(".")
+    found = importlib.util.find_spec(package) if package not in sys.modules else sys.modules[package].__spec__
+    if found is not None and rest:
+        found = PathFinder.find_spec(module, found.submodule_search_locations)
+    return f"{distribution or package} is not installed" if found is None else None
+
+
+def missing_compiler(name: str) -> str | None:
+    """Why torch.compile can make no kernels for a device, named as a workload names it; in words, or None."""
+    return device(name).missing_compiler()
+
+
+class NotOneGraphError(Exception):
+    """A function cannot be captured as one graph; says where it breaks."""
+
+    def __init__(self, reason: object) -> None:
+        """Keep the first line of what torch.compile says."""
+        first = (str(reason).strip().splitlines() or ["no reason given"])[0]
+        super().__init__(f"torch.compile cannot take it as one graph: {first}")
+
+
+def compile_whole(function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` compiled at its first call, and again for other sizes, strides, dtypes and gradient modes.
+
+    Whole graphs at fixed sizes, or an error; never a silent way back to eager.
+
+    Raises, when called:
+        torch._dynamo.exc.Unsupported: it cannot be captured as one graph.
+    """
+    settle()
+    compiled: Callable[..., Any] = torch.compile(function, dynamic=False, fullgraph=True)
+    return compiled
+
+
+def settle() -> None:
+    """Set what torch.compile does in this process; to be called before anything is compiled.
+
+    PyTorch gives up on a function after `recompile_limit` compilations and runs it eagerly from then on, with no more
+    than a warning: a run meets more sizes than that, so the limit is lifted, and reaching it is an error.
+
+    Source: https://docs.pytorch.org/docs/stable/generated/torch.compile.html, on recompilation:
+    https://docs.pytorch.org/docs/stable/compile/programming_model.recompilation.html
+    """
+    import torch._dynamo.config as dynamo
+    import torch._functorch.config as functorch
+    import torch._inductor.config as inductor
+
+    dynamo.recompile_limit = dynamo.accumulated_recompile_limit = 10_000
+    dynamo.fail_on_recompile_limit_hit = True
+    functorch.donated_buffer = False  # direction `backward` calls the backward pass of one graph again and again
+    inductor.cpp.enable_kernel_profile = True  # generated kernels have names of their own in profiles

@@ -1,6 +1,6 @@
 """A mask bound to the sizes of a workload, as tensors on a device. Shapes as in the contract."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -41,11 +41,9 @@ class BoundMask:
         self.is_padding = isinstance(rule, Padding)  # it depends on batch row and key alone
         self._table = on_device(rule.table(*sizes), self.device)
         self.per_head = [on_device(part.per_head(num_heads), self.device) for part in rule.changes]
-        self._biases: dict[torch.dtype, Tensor] = {}
-        self._additions: dict[tuple[int, torch.dtype], Tensor] = {}
-        self._forms: dict[str, Any] = {}
+        self._forms: dict[Hashable, Any] = {}
 
-    def keep(self, name: str, make: Callable[[], Kept]) -> Kept:
+    def keep(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
         """The result of `make`, called at the first use of this name: a form of the mask that few kernels need."""
         if name not in self._forms:
             self._forms[name] = make()
@@ -91,12 +89,14 @@ class BoundMask:
         """
         if self.is_none or not self.rule.is_additive:
             return None
-        if dtype not in self._biases:
+
+        def make() -> Tensor:
             added = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.device)
             for number in range(len(self.rule.changes)):
                 added = added + self._added(number, dtype, (ALL, ALL, ALL))
-            self._biases[dtype] = added if self.hidden is None else torch.where(self.hidden, -torch.inf, added)
-        return self._biases[dtype]
+            return added if self.hidden is None else torch.where(self.hidden, -torch.inf, added)
+
+        return self.keep(dtype, make)
 
     def explicit(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as one tensor, for a call that takes either: boolean, True where visible, or the `bias`; or None."""
@@ -134,9 +134,8 @@ class BoundMask:
         heads, queries, keys = places
         if any(isinstance(index, slice) and index != ALL for index in (queries, keys)):
             return self._added(number, dtype, places)
-        if (number, dtype) not in self._additions:
-            self._additions[number, dtype] = self._added(number, dtype, (ALL, ALL, ALL))
-        return self._additions[number, dtype][heads, queries, keys]
+        whole = self.keep((number, dtype), lambda: self._added(number, dtype, (ALL, ALL, ALL)))
+        return whole[heads, queries, keys]
 
     def _added(self, number: int, dtype: torch.dtype, places: tuple[Index, Index, Index]) -> Tensor:
         """The same from the rule, in float64 and rounded once."""

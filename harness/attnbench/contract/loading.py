@@ -15,8 +15,16 @@ import torch
 from torch import Tensor, nn
 
 from attnbench import plugins
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, missing_compiler, repeat_heads
-from attnbench.contract.compiled import NotOneGraphError, compile_whole
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    NotOneGraphError,
+    Weights,
+    compile_whole,
+    missing_compiler,
+    repeat_heads,
+)
 from attnbench.workloads.workload import Workload
 
 ADAPTED = (
