@@ -11,7 +11,7 @@ B H T S + 3 B T D numbers; where a graph is recorded, the projections twice, and
 import torch
 from torch import Tensor
 
-from attnbench.contract import BoundMask, Implementation, Weights, Workload, nn
+from attnbench.contract import BoundMask, Implementation, Weights, Workload, nn, without_attend
 
 
 class TorchMha(nn.Module):
@@ -86,7 +86,7 @@ class TorchMha(nn.Module):
 def unsupported(workload: Workload) -> str | None:
     """What the module has no argument for."""
     if workload.scope == "attention":
-        return "nn.MultiheadAttention can be called as a whole only: use scope module"
+        return without_attend("nn.MultiheadAttention")
     if workload.num_kv_heads != workload.num_heads:
         return "nn.MultiheadAttention needs num_kv_heads == num_heads"
     if workload.num_heads * workload.head_dim != workload.embed_dim or workload.value_dim != workload.head_dim:

@@ -99,7 +99,7 @@ def test_what_is_given_a_boolean_mask_takes_no_mask_that_changes_scores(forms, n
 
 def test_a_module_without_attend_takes_part_in_scope_module_only(forms):
     found = loading.implementation(f"{forms}:Foreign")
-    assert "scope module only" in str(reason_against(found, Workload()))
+    assert "choose scope=module" in str(reason_against(found, Workload()))
 
 
 @pytest.mark.parametrize(("name", "said"), [("number", "is a int"), ("Nothing", "it needs one of them")])

@@ -220,7 +220,7 @@ def test_a_bias_that_no_axis_has_is_told():
 def test_what_an_adapter_cannot_is_told_with_its_reason():
     unmasked = adapt(Packed, packed("qkv", out="proj"))
     assert "passes on no mask causal, but none" in str(reason_against(unmasked, POINT))
-    assert "use scope module" in str(reason_against(unmasked, Workload()))
+    assert "choose scope=module" in str(reason_against(unmasked, Workload()))
     for axes in ({"value_dim": 6}, {"embed_dim": 20}, {"num_kv_heads": 1}):
         reason = reason_against(RIGHT["split"], Workload(**(POINT.axes() | axes)))
         assert next(iter(axes)) in str(reason)

@@ -55,6 +55,7 @@ __all__ = [
     "only_on",
     "product_flops",
     "repeat_heads",
+    "without_attend",
 ]
 
 
@@ -270,6 +271,11 @@ def missing_package(module: str, distribution: str = "") -> str | None:
     if found is not None and rest:
         found = PathFinder.find_spec(module, found.submodule_search_locations)
     return f"{distribution or package} is not installed" if found is None else None
+
+
+def without_attend(what: str) -> str:
+    """Why `what`, a module that can only be called with its projections, cannot take part in scope `attention`."""
+    return f"{what} has no attend, which is attention without the projections: choose scope=module"
 
 
 def missing_compiler(name: str) -> str | None:

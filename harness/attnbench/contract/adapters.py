@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract import BoundMask, Implementation, Weights, supports_everything
+from attnbench.contract import BoundMask, Implementation, Weights, supports_everything, without_attend
 from attnbench.plugins import unknown
 from attnbench.workloads.workload import BIASES, Workload
 
@@ -217,7 +217,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
 
     def reason(workload: Workload) -> str | None:
         if workload.scope == "attention":
-            return "an adapted module can be called as a whole only: use scope module"
+            return without_attend("an adapted module")
         for axis, value in workload.usual().items():
             if axis not in axes and getattr(workload, axis) != value:
                 return f"{axis} must be {FOLLOWS[axis]}: the adapter does not list {axis} among its axes"

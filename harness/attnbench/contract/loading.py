@@ -24,6 +24,7 @@ from attnbench.contract import (
     compile_whole,
     missing_compiler,
     repeat_heads,
+    without_attend,
 )
 from attnbench.workloads.workload import Workload
 
@@ -63,7 +64,7 @@ def from_value(value: object, spec: str) -> Implementation:
 
             def unsupported(workload: Workload) -> str | None:
                 if workload.scope == "attention" and missing:
-                    return f"{missing} has no attend: it takes part in scope module only"
+                    return without_attend(missing)
                 return None
 
             return Implementation(build=value.from_weights, source=spec, unsupported=unsupported)
