@@ -6,7 +6,7 @@ from attnbench import plugins
 from attnbench.devices import names
 from attnbench.workloads import sweep
 from attnbench.workloads.masks import Combined, Mask, masks
-from attnbench.workloads.workload import CHOICES, Workload
+from attnbench.workloads.workload import CHOICES, FOLLOWS, Workload
 
 QUESTIONS: dict[str, dict[str, object]] = {
     "attend": {},
@@ -37,15 +37,11 @@ MASKS = ("none", "causal")
 """Where a question names no mask, one of these is enough: an implementation may have no other."""
 NOT_HERE = ("is not installed", "is not found")
 """How reasons end that another machine may not have."""
-FOLLOWS = {
-    "kv_len": "as seq_len",
-    "num_kv_heads": "as num_heads",
+DEFAULTS = {axis: rule if "*" in rule else f"as {rule}" for axis, rule in FOLLOWS.items()} | {
     "head_dim": "embed_dim / num_heads, or 64",
-    "value_dim": "as head_dim",
-    "embed_dim": "num_heads * head_dim",
     "num_threads": "physical cores",
 }
-"""What an axis is where it is not given, or given as 0."""
+"""What an axis is where it is not given, or given as 0, if that is no plain number."""
 ALLOWED = {axis: ", ".join(choices) for axis, choices in CHOICES.items()} | {
     "device": f"{', '.join(names())}; NAME:N for one of several; or all",
     "mask": "see `attnbench list masks`",
@@ -70,7 +66,7 @@ def entries(what: str) -> list[dict[str, str]]:
             return [
                 {
                     "axis": name,
-                    "default": str(FOLLOWS.get(name, getattr(Workload(), name))),
+                    "default": str(DEFAULTS.get(name, getattr(Workload(), name))),
                     "allowed": ALLOWED.get(name, kinds.get(axis.type, "a word")),
                 }
                 for name, axis in sweep.AXES.items()

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attnbench.contract import BoundMask, Implementation, Weights, supports_everything, without_attend
 from attnbench.plugins import unknown
-from attnbench.workloads.workload import BIASES, Workload
+from attnbench.workloads.workload import BIASES, FOLLOWS, Workload
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
@@ -151,15 +151,6 @@ def _check_letters(order: str) -> None:
         raise ValueError(f"order={order} is not allowed: it names q, k and v once each, as in qkv or kqv")
 
 
-FOLLOWS = {
-    "kv_len": "seq_len",
-    "num_kv_heads": "num_heads",
-    "value_dim": "head_dim",
-    "embed_dim": "num_heads * head_dim",
-}
-"""The axes that a module must be made for, and their values where it is not."""
-
-
 @dataclass(frozen=True, kw_only=True)
 class Sizes:
     """The sizes that a module is made for: D, H, G, K and V, and which projections have biases."""
@@ -218,7 +209,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
     def reason(workload: Workload) -> str | None:
         if workload.scope == "attention":
             return without_attend("an adapted module")
-        for axis, value in workload.usual().items():
+        for axis, value in workload.usual().items():  # those that a module must be made for
             if axis not in axes and getattr(workload, axis) != value:
                 return f"{axis} must be {FOLLOWS[axis]}: the adapter does not list {axis} among its axes"
         rule = workload.mask_rule

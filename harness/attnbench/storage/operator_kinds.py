@@ -12,9 +12,6 @@ from typing import NamedTuple
 
 from attnbench.storage.records import Operator
 
-BACKENDS = ("flash", "math", "efficient", "cudnn", "overrideable")
-"""The backends of `scaled_dot_product_attention`, as torch.nn.attention.SDPBackend has them."""
-
 PAGE_FAULTS = "page faults"
 KINDS = ("attention", "matmul", "softmax", "mask", "compiled", "copy", "allocation", "other")
 """In the order in which pictures stack them. `attention` is a kernel that does products and softmax in one, `compiled`
@@ -33,19 +30,19 @@ _WORDS = {  # a name has the first kind whose pattern it contains
     "allocation": r"\b(empty\w*|new_empty\w*|resize|zeros\w*|new_zeros|ones\w*|new_ones|full\w*|zero|fill"
     r"|set|free)\b",
 }
-_KINDS = {kind: re.compile(pattern, re.IGNORECASE) for kind, pattern in _WORDS.items()}
-
-_BACKENDS = {
-    "math": re.compile(r"_scaled_dot_product_attention_math"),
-    "flash": re.compile(r"_scaled_dot_product_flash_attention|\b_flash_attention_forward"),
-    "efficient": re.compile(r"_scaled_dot_product_efficient_attention|\b_efficient_attention_forward"),
-    "cudnn": re.compile(r"_scaled_dot_product_cudnn_attention|\b_cudnn_attention_forward"),
-    "overrideable": re.compile(r"_scaled_dot_product_fused_attention_overrideable"),
+BACKENDS = {
+    "flash": r"_scaled_dot_product_flash_attention|\b_flash_attention_forward",
+    "math": r"_scaled_dot_product_attention_math",
+    "efficient": r"_scaled_dot_product_efficient_attention|\b_efficient_attention_forward",
+    "cudnn": r"_scaled_dot_product_cudnn_attention|\b_cudnn_attention_forward",
+    "overrideable": r"_scaled_dot_product_fused_attention_overrideable",
 }
+"""The backends of `scaled_dot_product_attention`, as torch.nn.attention.SDPBackend has them: how their operators are
+called."""
 _NUMBERED = (
-    (re.compile(r"^## Call (\w+) \w+ ##$"), r"\1"),
-    (re.compile(r"^(Torch-Compiled Region): .*$"), r"\1"),
-    (re.compile(r"^(graph)_\d+(_kernel)$"), r"\1\2"),  # a template's, such as flex_attention's on the CPU
+    (r"^## Call (\w+) \w+ ##$", r"\1"),
+    (r"^(Torch-Compiled Region): .*$", r"\1"),
+    (r"^(graph)_\d+(_kernel)$", r"\1\2"),  # a template's, such as flex_attention's on the CPU
 )
 COMPILED = "CompiledFxGraph"
 """A graph that torch.compile made."""
@@ -58,7 +55,7 @@ MANY_NAMES = 4096
 def plain_name(name: str) -> str:
     """The profiler's name without what differs from process to process: digests and numbers of compiled graphs."""
     for pattern, kept in _NUMBERED:
-        name = pattern.sub(kept, name)
+        name = re.sub(pattern, kept, name)
     return name
 
 
@@ -66,12 +63,12 @@ def plain_name(name: str) -> str:
 def kind_of(name: str) -> str:
     """One of KINDS; what is not known is `other`."""
     bare = name.removeprefix("aten::").removesuffix("_")  # addmv_ is addmv, in place
-    return next((kind for kind, pattern in _KINDS.items() if pattern.search(bare)), "other")
+    return next((kind for kind, pattern in _WORDS.items() if re.search(pattern, bare, re.IGNORECASE)), "other")
 
 
 def backend_of(name: str) -> str:
     """One of BACKENDS, or "" for an operator that is none."""
-    return next((backend for backend, pattern in _BACKENDS.items() if pattern.search(name)), "")
+    return next((backend for backend, pattern in BACKENDS.items() if re.search(pattern, name)), "")
 
 
 class Span(NamedTuple):

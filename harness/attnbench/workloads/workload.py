@@ -1,6 +1,7 @@
 """A workload: one point of a sweep, with every axis checked. Knows nothing of torch."""
 
 import hashlib
+import math
 import re
 from functools import partial
 
@@ -27,6 +28,13 @@ FROM_1 = ("batch_size", "seq_len", "num_heads")
 FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed")
 """Axes of whole numbers up to LARGEST."""
 DEFAULT_HEAD_DIM = 64
+FOLLOWS = {
+    "kv_len": "seq_len",
+    "num_kv_heads": "num_heads",
+    "value_dim": "head_dim",
+    "embed_dim": "num_heads * head_dim",
+}
+"""Axes that, given as 0, follow from others alone, and their values then."""
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
 """Axes that every id names."""
 SHORT_NAMES = {
@@ -107,12 +115,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
     def usual(self) -> dict[str, int]:
         """The values that axes given as 0 take, for those that follow from others alone."""
-        return {
-            "kv_len": self.seq_len,
-            "num_kv_heads": self.num_heads,
-            "value_dim": self.head_dim,
-            "embed_dim": self.num_heads * self.head_dim,
-        }
+        return {axis: math.prod(getattr(self, each) for each in rule.split(" * ")) for axis, rule in FOLLOWS.items()}
 
     @property
     def id(self) -> str:
