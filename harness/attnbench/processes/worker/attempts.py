@@ -17,8 +17,7 @@ import torch
 
 from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
-from attnbench.contract import Implementation
-from attnbench.contract import NotOneGraphError
+from attnbench.contract import Implementation, NotOneGraphError
 from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Check
 from attnbench.storage.memory_events import timeline
