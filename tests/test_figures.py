@@ -12,9 +12,8 @@ from PIL import Image
 
 from attnbench.analysis.results import read
 from attnbench.statistics import evidence
-from attnbench.statistics.effects import Effect
 from attnbench.statistics.intervals import Estimate
-from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, detectable, share_of_cells
+from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, Effect, detectable, share_of_cells
 
 ROOT = Path(__file__).parents[1]
 

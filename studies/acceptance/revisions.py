@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from attnbench.analysis import results
-from attnbench.analysis.overall import suite
+from attnbench.analysis.comparisons import suite
 from attnbench.analysis.results import Results
 from attnbench.processes.worker_client import ROOT
 from attnbench.statistics.intervals import median

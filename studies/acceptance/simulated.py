@@ -11,9 +11,8 @@ import numpy as np
 
 from attnbench.analysis import comparisons as compare
 from attnbench.statistics import evidence
-from attnbench.statistics.effects import Effect, paired_effect
 from attnbench.statistics.intervals import Pairs, paired_ratio, pairs
-from attnbench.statistics.verdicts import FALSE_SHARE, detectable, judge
+from attnbench.statistics.verdicts import FALSE_SHARE, Effect, detectable, judge, paired_effect
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Arm, Comparison, Verdict
 from attnbench.timing.schedule import Race, State, visit_seed

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.comparisons import comparisons, noise_floors, winners
-from attnbench.analysis.overall import by_implementation
+from attnbench.analysis.comparisons import by_implementation, comparisons, noise_floors, winners
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Comparison, Verdict
 from tests import journals
@@ -90,7 +89,7 @@ def test_the_winner_of_equals_owes_nothing_to_luck(tmp_path: Path) -> None:
 
 
 def test_the_mean_over_workloads_is_geometric(results: Results) -> None:
-    found = by_implementation(results)["fused"].ratio
+    found = by_implementation(results)["fused"].effect.ratio
     logs = [math.log(each.ratio) for each in named(results, "fused")]
     assert math.log(found.point) == pytest.approx(sum(logs) / len(logs))
     assert found.low is not None
@@ -100,8 +99,8 @@ def test_the_mean_over_workloads_is_geometric(results: Results) -> None:
 def test_with_too_few_processes_there_is_a_mean_and_nothing_that_says_how_sure_it_is(tmp_path: Path) -> None:
     points = journals.workloads(seq_len=(128, 2048))
     found = by_implementation(journals.write(tmp_path, points, ("sdpa", "fused"), num_epochs=1, num_visits=4))
-    assert found["fused"].num_cells == len(points)
-    assert found["fused"].ratio.low is None
+    assert found["fused"].effect.num_cells == len(points)
+    assert found["fused"].effect.ratio.low is None
     assert found["fused"].verdict is Verdict.undecided
 
 

@@ -9,8 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.attempts import SETTINGS, Asking, Followed
-from attnbench.analysis.growth import Growth, Outcome, fit, growths
+from attnbench.analysis.growth import SETTINGS, Asking, Followed, Growth, Outcome, fit, growths
 from attnbench.analysis.results import read
 from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, SampleBlocks
 from attnbench.processes.worker_client import ProcessClient
@@ -143,7 +142,7 @@ class MadeUp:
 
 def asked(growth: Growth, client: ProcessClient, limit: float = 0.25 * GIB, *, tries: bool = True) -> Growth:
     asking = Asking(client=client, specs={"fused": "fused", "sdpa": "sdpa"}, call_limit_s=20.0, say=lambda _: None)
-    return asking.limited([growth], limit, tries=tries)[0]
+    return asking.limited(growth, limit, tries=tries)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ import pytest
 from typer.testing import CliRunner
 
 from attnbench.analysis.gate.outputs import series
-from attnbench.analysis.history import FEWEST, Choice, Point, alike, among_neighbours, changes, follow, gather
+from attnbench.analysis.history import FEWEST, Point, alike, among_neighbours, changes, follow, gather
 from attnbench.analysis.table import table
 from attnbench.cli import app
 from attnbench.reports import history as told
@@ -94,7 +94,7 @@ def stored(tmp_path_factory):
 
 
 def test_each_cell_is_a_series_in_the_order_of_time_and_the_slowdown_is_found(stored):
-    series = follow(gather([stored]).runs, Choice())
+    series = follow(gather([stored])[0])
     assert {(each.workload.id, str(each.arm)) for each in series} == {
         (point.id, name) for point in POINTS for name in NAMES[1:]
     }
@@ -106,24 +106,24 @@ def test_each_cell_is_a_series_in_the_order_of_time_and_the_slowdown_is_found(st
 
 
 def test_memory_did_not_change_and_other_metrics_can_be_followed(stored):
-    runs = gather([stored]).runs
+    runs = gather([stored])[0]
     for metric, unit in (("peak_memory", "bytes"), ("latency", "s"), ("error_ratio", "")):
-        series = follow(runs, Choice(metric=metric, implementations=("fused",), workload="*-t512-*"))
+        series = follow(runs, metric, implementations=("fused",), workload="*-t512-*")
         (each,) = series
         assert each.unit == unit
         assert len(each.points) == len(SLOWDOWNS)
-    assert follow(runs, Choice(metric="peak_memory"))[0].changes == ()
+    assert follow(runs, "peak_memory")[0].changes == ()
 
 
 def test_a_metric_that_is_not_there_is_told_with_those_that_are(stored):
     with pytest.raises(ValueError, match=r"metric=nothing.*error_ratio.*latency.*peak_memory.*ratio"):
-        follow(gather([stored]).runs, Choice(metric="nothing"))
+        follow(gather([stored])[0], "nothing")
 
 
 def test_machines_are_kept_apart(stored, tmp_path):
     other = msgspec.structs.replace(journals.ENVIRONMENT, cpu="Another CPU")
     journals.write(tmp_path / "runs" / "other", POINTS, NAMES, num_visits=1, environment=other)
-    series = follow(gather([stored, tmp_path]).runs, Choice())
+    series = follow(gather([stored, tmp_path])[0])
     machines = told.machines(series)
     assert {len(rows[0].points) for rows in machines.values()} == {1, len(SLOWDOWNS)}
     assert told.row(machines[other.fingerprint][0])["changes of level"] == "- (fewer than 6 runs)"
@@ -132,16 +132,16 @@ def test_machines_are_kept_apart(stored, tmp_path):
 def test_a_copy_counts_once_and_a_longer_journal_wins(stored, tmp_path):
     first = min((stored / "runs").iterdir())
     shutil.copytree(first, tmp_path / "runs" / first.name)
-    gathered = gather([stored, tmp_path])
-    assert len(gathered.runs) == len(SLOWDOWNS)
-    assert gathered.notes == (f"{first.name} is there twice: counted once",)
+    runs, notes = gather([stored, tmp_path])
+    assert len(runs) == len(SLOWDOWNS)
+    assert notes == [f"{first.name} is there twice: counted once"]
     journal = tmp_path / "runs" / first.name / "journal.jsonl"
     lines = journal.read_bytes().splitlines(keepends=True)
     journal.write_bytes(b"".join(lines[:-1]))
     for paths in ([stored, tmp_path], [tmp_path, stored]):
-        gathered = gather(paths)
-        assert "the longer journal counts" in gathered.notes[0]
-        assert all(results.elapsed_s is not None for results in gathered.runs)
+        runs, notes = gather(paths)
+        assert "the longer journal counts" in notes[0]
+        assert all(results.elapsed_s is not None for results in runs)
 
 
 def test_two_runs_of_one_name_are_refused(stored, tmp_path):
@@ -178,7 +178,7 @@ def test_wrong_use_is_told(stored, given):
 
 
 def test_pictures_are_whole(stored):
-    (picture,) = told.pictures(follow(gather([stored]).runs, Choice()))
+    (picture,) = told.pictures(follow(gather([stored])[0]))
     assert picture.svg.startswith("<svg")
     assert picture.png().startswith(b"\x89PNG")
 
@@ -191,7 +191,7 @@ def with_plan(results, **changes):
 
 
 def test_only_ratios_to_the_same_thing_make_a_series(stored):
-    runs = gather([stored]).runs
+    runs = gather([stored])[0]
     sided, other, cold = (
         with_plan(runs[0], sides=Sides(base=Side(given="rev:main"), candidate=Side(given="rev:HEAD"))),
         with_plan(runs[1], baseline="fused"),
@@ -199,10 +199,10 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored):
     )
     mixed = [sided, other, cold, *runs[3:]]
     kept, notes = alike(mixed, "ratio")
-    assert kept == list(runs[3:])
+    assert kept == runs[3:]
     assert [note.rpartition(": ")[2] for note in notes] == ["1", "2"]
     assert alike(mixed, "latency")[0] == [sided, other, *runs[3:]]
-    assert alike(runs, "ratio") == (list(runs), ())
+    assert alike(runs, "ratio") == (runs, [])
     assert alike([sided], "ratio")[0] == []
 
 
@@ -210,7 +210,7 @@ def test_text_from_a_journal_stays_on_its_line_and_is_no_formula(stored):
     point = Point(run="r", time="x\n# heading", commit="\x1b[2Jab\n# c", value=1.0)
     assert "\n" not in told.commit(point) + told.day(point)
     assert "\x1b" not in told.commit(point)
-    (series, *_) = follow(gather([stored]).runs, Choice())
+    (series, *_) = follow(gather([stored])[0])
     evil = dataclasses.replace(series, unit="=cmd|' /c calc'!A0", metric="=1+1")
     assert "'=cmd" in told.csv([evil])
     assert "'=1+1" in told.csv([evil])
@@ -256,14 +256,14 @@ def test_where_only_sessions_of_two_sides_are_stored_it_is_told_why_and_what_to_
     assert said in str(done.exception)
     assert CliRunner().invoke(app, ["history", str(tmp_path), "--metric", "latency", "--json"]).exit_code == 0
     with pytest.raises(ValueError, match=r"metrics that there are: error_ratio, latency, peak_memory$"):
-        follow(gather([tmp_path]).runs, Choice())
+        follow(gather([tmp_path])[0])
 
 
 @pytest.mark.parametrize(("candidate", "known"), [(NEW, "cccccccccc"), ("", "unknown")])
 def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, known):
     session(tmp_path / "runs" / "one", candidate=candidate)
-    (results,) = gather([tmp_path]).runs
-    found = {str(each.arm): each.points[0] for each in follow([results], Choice(metric="latency"))}
+    (results,) = gather([tmp_path])[0]
+    found = {str(each.arm): each.points[0] for each in follow([results], "latency")}
     assert {name: told.commit(point) for name, point in found.items()} == {
         "fused (base)": "bbbbbbbbbb",
         "fused": known,

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnbench.analysis.overall import by_implementation
+from attnbench.analysis.comparisons import by_implementation
 from attnbench.reports import story
 from attnbench.storage.records import Verdict
 from studies.simulated import virtual
@@ -31,9 +31,9 @@ def test_what_holds_for_every_workload_holds_on_the_whole(world, tmp_path):
     }
     assert list(found) == ["fast", "same", "slow"], "in the order of their ratios"
     for name, each in found.items():
-        assert each.num_cells == 4
-        assert each.ratio.low is not None
-        assert each.ratio.low / 1.005 <= TRUTH[name] <= each.ratio.high * 1.005
+        assert each.effect.num_cells == 4
+        assert each.effect.ratio.low is not None
+        assert each.effect.ratio.low / 1.005 <= TRUTH[name] <= each.effect.ratio.high * 1.005
     told = story.means(results)
     assert told[0].startswith("fast: 0.")
     assert told[0].endswith(" over 4 workloads, faster on the whole")

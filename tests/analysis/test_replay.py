@@ -7,7 +7,7 @@ import pytest
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.processes import execution
-from attnbench.statistics.effects import Effect
+from attnbench.statistics.verdicts import Effect
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Key

@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnbench.analysis.system_load import SystemLoad, system_load
+from attnbench.analysis.sanity import SystemLoad, system_load
 from attnbench.storage.events import RunFinished, WorkerStarted
 from attnbench.storage.records import Counters
 from tests import journals

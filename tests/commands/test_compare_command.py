@@ -13,7 +13,7 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from attnbench.analysis.overall import by_side, losses
+from attnbench.analysis.comparisons import by_side, losses
 from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.commands.compare import conclude

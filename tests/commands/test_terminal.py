@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from attnbench.analysis.results import Results
-from attnbench.analysis.system_load import SystemLoad
+from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import terminal
 from attnbench.storage.records import Measurement, Sample
 from tests import journals

@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 import typer
 
-from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.overall import by_side, losses, suite
+from attnbench.analysis.comparisons import by_side, comparisons, losses, suite
 from attnbench.analysis.results import read
 from attnbench.analysis.table import panels, rows, table
 from attnbench.commands.compare import conclude
@@ -19,9 +18,8 @@ from attnbench.reports.cells import arm
 from attnbench.reports.lines import points_of
 from attnbench.reports.markdown import summary
 from attnbench.reports.sides import document, headline
-from attnbench.statistics.effects import mean_over_cells, midmeans
 from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio, pairs_with_baseline
-from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, share_of_cells
+from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, mean_over_cells, midmeans, share_of_cells
 from attnbench.storage import journal
 from attnbench.storage.events import CellChecked, CellFailed, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal
@@ -64,9 +62,9 @@ def test_a_session_finds_what_was_planted(tmp_path, is_apart, slowdown, verdict,
     assert verdicts(results) <= ({verdict} if slowdown else {verdict, "undecided"})
     found = suite(results)
     assert found.verdict == verdict
-    assert found.ratio.point == pytest.approx(1 + slowdown, rel=0.02)
-    assert found.num_cells == 2
-    seen = found.minimum_detectable_effect
+    assert found.effect.ratio.point == pytest.approx(1 + slowdown, rel=0.02)
+    assert found.effect.num_cells == 2
+    seen = found.detectable
     if slowdown:
         assert seen < 0.08
     else:  # nothing was open any more after some ten processes: fewer bets than 11 find nothing

@@ -9,9 +9,8 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.cell_warnings import warnings_of
 from attnbench.analysis.results import Results
-from attnbench.analysis.system_load import SystemLoad
+from attnbench.analysis.sanity import SystemLoad, warnings_of
 from attnbench.reports import cells, latency_plot, markdown, story
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import Measurement, Operators, Record, Sample, Status

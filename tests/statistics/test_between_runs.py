@@ -7,9 +7,18 @@ import numpy as np
 import pytest
 from scipy import stats as reference
 
-from attnbench.statistics.effects import Effect, Relative, effect_between_runs, mean_between_runs, p_value
 from attnbench.statistics.intervals import Estimate
-from attnbench.statistics.verdicts import FALSE_SHARE, Policy, Reason, judge
+from attnbench.statistics.verdicts import (
+    FALSE_SHARE,
+    Effect,
+    Policy,
+    Reason,
+    Relative,
+    effect_between_runs,
+    judge,
+    mean_between_runs,
+    p_value,
+)
 from attnbench.storage.records import Verdict
 
 POLICY = Policy(is_paired=False, fewest_processes=3, detectable=1.0)

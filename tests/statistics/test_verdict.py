@@ -5,10 +5,19 @@ import math
 import numpy as np
 import pytest
 
-from attnbench.statistics.effects import Effect, margin, paired_effect
 from attnbench.statistics.intervals import Estimate, Pairs
 from attnbench.statistics.verdicts import ALONE as JUDGED_ALONE
-from attnbench.statistics.verdicts import Judgement, Needed, detectable, judge, needed, visits_to_go
+from attnbench.statistics.verdicts import (
+    Effect,
+    Judgement,
+    Needed,
+    detectable,
+    judge,
+    margin,
+    needed,
+    paired_effect,
+    visits_to_go,
+)
 from attnbench.storage.records import LARGEST_EQUIVALENCE, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 

@@ -62,16 +62,13 @@ def times(operators: Operators, call_s: float) -> dict[str, float]:
     faults_s = min(operators.num_faults * operators.fault_s, 0.9 * call_s)
     if not faults_s:
         return found
-    taken = _spread(faults_s, found, {kind: _bytes(members) for kind, members in _kinds(operators).items()})
+    asked = {kind: float(sum(one.allocated_bytes for one in members)) for kind, members in _kinds(operators).items()}
+    taken = _spread(faults_s, found, asked)
     return {PAGE_FAULTS: faults_s} | {kind: found[kind] - taken[kind] for kind in found}
 
 
 def _kinds(operators: Operators) -> dict[str, list[Operator]]:
     return {kind: found for kind in KINDS if (found := [one for one in operators.calls if one.kind == kind])}
-
-
-def _bytes(members: Iterable[Operator]) -> float:
-    return float(sum(one.allocated_bytes for one in members))
 
 
 def _spread(amount: float, room: dict[str, float], weights: dict[str, float]) -> dict[str, float]:
@@ -102,21 +99,20 @@ def reasons(cell: Timed, fastest: Timed, workload: Workload) -> list[str]:
         return []
     largest = sorted(extra, key=lambda kind: -extra[kind])[:2]
     shares = {kind: extra[kind] / total for kind in largest if extra[kind] >= SMALL_SHARE * total}
-    return [f"{share:.0%}".replace("%", " %") + f" {_told(kind, cell, workload)}" for kind, share in shares.items()]
+    return [
+        f"{share:.0%}".replace("%", " %") + f" {_described(kind, cell, workload)}" for kind, share in shares.items()
+    ]
 
 
-def _told(kind: str, cell: Timed, workload: Workload) -> str:
+def _described(kind: str, cell: Timed, workload: Workload) -> str:
     """A kind with what stands behind it in this cell."""
     if kind == PAGE_FAULTS:
         largest = max(one.largest_bytes for one in cell.operators.calls)
         if not largest:
             return kind
         size = show(largest, "bytes")
-        return (
-            f"{kind} on the {size} score matrix"
-            if largest == score_matrix_bytes(workload)
-            else (f"{kind} on blocks of up to {size}")
-        )
+        blocks = f"the {size} score matrix" if largest == score_matrix_bytes(workload) else f"blocks of up to {size}"
+        return f"{kind} on {blocks}"
     main = max((one for one in cell.operators.calls if one.kind == kind), key=lambda one: one.self_s)
     name = short(main.name)
     return kind if kind in name else f"{kind} ({name})"
@@ -147,23 +143,19 @@ def why_slower(records: Iterable[Record], times_s: dict[Key, float]) -> dict[Key
 
     `times_s` is what `paired_times` says. Cells that were not timed, or whose operators were not seen, have none.
     """
-    workloads: dict[str, dict[Key, Timed]] = {}
-    members = {record.key: record for record in records}
-    for key, record in members.items():
-        if record.operators is not None and times_s.get(key):
-            seen = timed(record.operators, record.measurement(LATENCY))
-            workloads.setdefault(record.workload.id, {})[key] = Timed(operators=seen, call_s=times_s[key])
+    workloads: dict[Workload, dict[Key, Timed]] = {}
+    for record in records:
+        if record.operators is not None and times_s.get(record.key):
+            cell = Timed(operators=timed(record.operators, record.measurement(LATENCY)), call_s=times_s[record.key])
+            workloads.setdefault(record.workload, {})[record.key] = cell
     found = {}
-    for cells in workloads.values():
+    for workload, cells in workloads.items():
         fastest = min(cells.values(), key=lambda cell: cell.call_s)
         for key, cell in cells.items():
-            found[key] = _why(cell, fastest, members[key].workload)
+            if cell is fastest:
+                found[key] = FASTEST
+            elif cell.call_s < ALIKE * fastest.call_s:
+                found[key] = NEAR
+            else:
+                found[key] = "; ".join(reasons(cell, fastest, workload)) or "no kind of operator takes longer"
     return found
-
-
-def _why(cell: Timed, fastest: Timed, workload: Workload) -> str:
-    if cell is fastest:
-        return FASTEST
-    if cell.call_s < ALIKE * fastest.call_s:
-        return NEAR
-    return "; ".join(reasons(cell, fastest, workload)) or "no kind of operator takes longer"

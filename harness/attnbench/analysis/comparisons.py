@@ -1,19 +1,37 @@
-"""Verdicts on one run: each implementation against the baseline of its workload, from pairs inside blocks."""
+"""Verdicts on one run: each implementation against the baseline of its workload, from pairs inside blocks.
+
+There is one for each cell, one for an implementation over all of its workloads, and one for a session with two sides.
+"""
 
 import math
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
 
-from attnbench.analysis.cached import once
+import numpy as np
+
 from attnbench.analysis.results import Results
-from attnbench.statistics.effects import Effect, paired_effect
-from attnbench.statistics.intervals import Block, Estimate, Pairs, paired_ratio, pairs, pairs_with_baseline
-from attnbench.statistics.verdicts import Policy, judge, share_of_cells, visits_to_go
+from attnbench.statistics import evidence
+from attnbench.statistics.intervals import Estimate, Pairs, mean_of, paired_ratio, pairs, pairs_with_baseline
+from attnbench.statistics.verdicts import (
+    WHOLE,
+    Effect,
+    Judgement,
+    Policy,
+    judge,
+    margin,
+    mean_over_cells,
+    midmeans,
+    paired_effect,
+    robust_spread,
+    share_of_cells,
+    visits_to_go,
+)
 from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import (
+    BASE,
     CONTROL_LATENCY,
     LATENCY,
-    Arm,
     Comparison,
     Key,
     Record,
@@ -22,6 +40,9 @@ from attnbench.storage.records import (
     Verdict,
 )
 from attnbench.workloads.workload import Workload
+
+FEWEST_CELLS = 2
+"""Fewer say nothing of an implementation that their own verdicts do not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -33,17 +54,72 @@ class Winner:
     ratio: Estimate | None  # None: there are no other visits
 
 
-@once
+@dataclass(frozen=True, kw_only=True)
+class Compared:
+    """A cell and its baseline: their pairs, of which there is one at least, and what these show."""
+
+    record: Record
+    baseline: Record
+    blocks: Pairs
+    counted: Pairs  # the same; of two sides each process counts as one pair
+    controls: Pairs  # of the baseline and its A/A control
+    ratio: Estimate
+    floor: Estimate | None  # the ratio of the controls
+    smallest_effect: float
+
+    @cached_property
+    def effect(self) -> Effect:
+        """The ratio with the evidence for and against a difference, which takes longer to compute."""
+        effect = paired_effect(self.counted, self.floor, self.smallest_effect)
+        assert effect is not None
+        return effect
+
+
+@lru_cache(maxsize=1)
+def compared(results: Results) -> list[Compared]:
+    """Each cell that has times and a baseline."""
+    plan, baselines = results.plan, _baselines(results)
+    found = []
+    for record in results.records:
+        baseline = baselines.get((record.workload.id, plan.reference(record.arm)))
+        if record.status is not Status.ok or baseline is None or record is baseline:
+            continue
+        blocks, controls = pairs_with_baseline(
+            _samples(record, LATENCY),
+            _samples(baseline, LATENCY),
+            _samples(baseline, CONTROL_LATENCY),
+            results.discarded.get(record.workload.id, frozenset()),
+            None if plan.sides is None else _samples(record, CONTROL_LATENCY),
+        )
+        counted = blocks if plan.sides is None else blocks.by_epoch()
+        ratio = paired_ratio(counted)
+        if ratio is not None:
+            found.append(
+                Compared(
+                    record=record,
+                    baseline=baseline,
+                    blocks=blocks,
+                    counted=counted,
+                    controls=controls,
+                    ratio=ratio,
+                    floor=paired_ratio(controls),
+                    smallest_effect=plan.smallest_effect,
+                )
+            )
+    return found
+
+
+@lru_cache(maxsize=1)
 def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
-    plan, baselines, cells = results.plan, _baselines(results), effects(results)
+    plan, cells = results.plan, compared(results)
     found = []
-    judged = judge([effect for _, effect in cells], policy(results))
-    for (record, effect), judgement in zip(cells, judged, strict=True):
-        baseline, more_s = baselines[record.workload.id, plan.reference(record.arm)], math.inf
+    judged = judge([cell.effect for cell in cells], policy(results))
+    for cell, judgement in zip(cells, judged, strict=True):
+        record, effect, more_s = cell.record, cell.effect, math.inf
         if judgement.verdict is Verdict.undecided:
             if plan.sides is None:  # a visit takes the arm once and the baseline twice in each block
-                block_s = 2 * _sample_s(_samples(baseline, LATENCY)) + _sample_s(_samples(record, LATENCY))
+                block_s = 2 * _sample_s(_samples(cell.baseline, LATENCY)) + _sample_s(_samples(record, LATENCY))
                 visit_s = plan.num_blocks * block_s
             else:  # each process counts as one visit
                 visit_s = (results.elapsed_s or math.inf) / effect.ratio.num_clusters
@@ -53,7 +129,7 @@ def comparisons(results: Results) -> list[Comparison]:
                 workload=record.workload,
                 implementation=record.implementation,
                 side=record.side,
-                baseline=baseline.implementation,
+                baseline=cell.baseline.implementation,
                 metric=LATENCY,
                 ratio=effect.ratio.point,
                 low=effect.ratio.low,
@@ -69,24 +145,12 @@ def comparisons(results: Results) -> list[Comparison]:
     return found
 
 
-@once
-def effects(results: Results) -> list[tuple[Record, Effect]]:
-    """Each cell that is compared, and what its pairs show; of two sides, each process counts as one pair."""
-    cells = []
-    for record, blocks, controls in paired(results):
-        counted = blocks if results.plan.sides is None else blocks.by_epoch()
-        effect = paired_effect(counted, paired_ratio(controls), results.plan.smallest_effect)
-        if effect is not None:
-            cells.append((record, effect))
-    return cells
-
-
 def policy(results: Results) -> Policy:
     """How the cells of a run are judged: of two sides, the whole has a part of the false verdicts to itself."""
     return Policy(false_share=share_of_cells(has_whole=results.plan.sides is not None))
 
 
-@once
+@lru_cache(maxsize=1)
 def noise_floors(results: Results) -> dict[str, Estimate]:
     """By workload id: the ratio of the baseline's A/A control to the baseline, identical code, which ought to be 1.
 
@@ -94,29 +158,27 @@ def noise_floors(results: Results) -> dict[str, Estimate]:
     """
     floors: dict[str, Estimate] = {}
     for (workload, _), record in _baselines(results).items():
-        discarded: Collection[Block] = results.discarded.get(workload, ())
+        discarded = results.discarded.get(workload, frozenset())
         floor = paired_ratio(pairs(_samples(record, CONTROL_LATENCY), _samples(record, LATENCY), discarded))
         if floor is not None and (floor.largest_log or 0.0) >= (floors.get(workload, floor).largest_log or 0.0):
             floors[workload] = floor
     return floors
 
 
-@once
+@lru_cache(maxsize=1)
 def winners(results: Results) -> list[Winner]:
     """The fastest implementation of each workload that has several.
 
     None where two states of the code are compared. Whatever seems fastest owes part of that to luck: the ratio from the
     visits that chose it would flatter it.
     """
+    if results.plan.sides is not None:
+        return []
     by_workload: dict[str, list[tuple[Record, Pairs]]] = {}
-    baselines = {} if results.plan.sides else _baselines(results)
-    for record in results.records:
-        baseline = baselines.get((record.workload.id, Arm(implementation=results.plan.baseline)))
-        if record.status is Status.ok and baseline is not None:
-            discarded: Collection[Block] = results.discarded.get(record.workload.id, ())
-            controls = () if record is baseline else _samples(baseline, CONTROL_LATENCY)
-            own = pairs(_samples(record, LATENCY), _samples(baseline, LATENCY), discarded, controls)
-            by_workload.setdefault(record.workload.id, []).append((record, own))
+    for cell in compared(results):
+        workload, reference = cell.record.workload.id, _samples(cell.baseline, LATENCY)
+        itself = cell.baseline, pairs(reference, reference, results.discarded.get(workload, frozenset()))
+        by_workload.setdefault(workload, [itself]).append((cell.record, cell.blocks))
     found = []
     for rows in by_workload.values():
         chosen_by = [(paired_ratio(own.of_visits(0)), record, own) for record, own in rows]
@@ -128,17 +190,83 @@ def winners(results: Results) -> list[Winner]:
     return found
 
 
-def paired(results: Results) -> Iterator[tuple[Record, Pairs, Pairs]]:
-    """Each cell that has a baseline: its pairs with that, and those of the baseline and its A/A control."""
-    baselines = _baselines(results)
-    for record in results.records:
-        baseline = baselines.get((record.workload.id, results.plan.reference(record.arm)))
-        if record.status is Status.ok and baseline is not None and record is not baseline:
-            discarded: Collection[Block] = results.discarded.get(record.workload.id, ())
-            own, reference = _samples(record, LATENCY), _samples(baseline, LATENCY)
-            own_control = None if results.plan.sides is None else _samples(record, CONTROL_LATENCY)
-            control = _samples(baseline, CONTROL_LATENCY)
-            yield record, *pairs_with_baseline(own, reference, control, discarded, own_control)
+def suite(results: Results) -> Judgement | None:
+    """The verdict on all cells of a session with two sides; None where no cell has enough visits for an interval."""
+    effect = whole_effect(results)
+    return None if effect is None else judge([effect], WHOLE)[0]
+
+
+def whole_effect(results: Results) -> Effect | None:
+    """What all cells of a session with two sides show together; None without any interval.
+
+    A bet is made for each process, on all of its blocks: nothing need be found in any cell.
+    """
+    cells = _with_interval(results)
+    logs = midmeans([cell.blocks for cell in cells])
+    effect = _mean_effect(cells, evidence.last(evidence.e_values(logs))) if cells else None
+    if effect is None or effect.ratio.standard_error is None:
+        return None
+    return replace(effect, ratio=replace(effect.ratio, num_samples=len(logs)), spread=robust_spread(logs))
+
+
+@lru_cache(maxsize=1)
+def by_implementation(results: Results) -> dict[str, Judgement]:
+    """What each implementation's workloads say together, where it has two at least; in the order of the ratios.
+
+    The e-value against "the same code on every workload" is the mean of the workloads' own, which is an e-value
+    whatever they share. Verdicts hold among all implementations of a session, apart from those on single cells. With
+    fewer than three processes there is a mean without an interval.
+    """
+    cells: dict[str, list[Compared]] = {}
+    for cell in _with_interval(results):
+        cells.setdefault(cell.record.implementation, []).append(cell)
+    together = {
+        name: _mean_effect(members, float(np.mean([cell.effect.e_same for cell in members])))
+        for name, members in cells.items()
+        if len(members) >= FEWEST_CELLS
+    }
+    judged = zip(together, judge(list(together.values())), strict=True)
+    return dict(sorted(judged, key=lambda item: item[1].effect.ratio.point))
+
+
+def _with_interval(results: Results) -> list[Compared]:
+    """The compared cells with enough visits for an interval, of two sides with enough processes."""
+    return [cell for cell in compared(results) if cell.ratio.standard_error is not None]
+
+
+def _mean_effect(cells: Sequence[Compared], e_same: float) -> Effect:
+    """What cells show together; equivalent asks only that the interval lies within the margin."""
+    mean, smallest = mean_over_cells([cell.counted for cell in cells]), cells[0].smallest_effect
+    return Effect(
+        ratio=mean or replace(mean_of([cell.ratio for cell in cells]), standard_error=None),
+        margin=margin(mean_over_cells([cell.controls for cell in cells]), smallest),
+        smallest=smallest,
+        e_same=e_same,
+        e_apart=math.inf,
+        num_cells=len(cells),
+    )
+
+
+def by_side(results: Results) -> tuple[list[Record], list[Record]]:
+    """The base's records and the candidate's. A cell that only one side has is in that side's list alone."""
+    base = [record for record in results.records if record.side == BASE]
+    return base, [record for record in results.records if record.side != BASE]
+
+
+def losses(results: Results) -> list[str]:
+    """What the candidate did worse than is allowed whatever its speed: who is gone, wrong or failed, a line each."""
+    sides = results.plan.sides
+    assert sides is not None
+    base, candidate = by_side(results)
+    before = {(record.workload.id, record.implementation): record.status for record in base}
+    lines = [f"lost: {name}: {reason}" for name, reason in sides.lost.items()]
+    for record in candidate:
+        was = before.get((record.workload.id, record.implementation))
+        if record.is_finding or (was is Status.ok and record.status is not Status.ok):
+            before_it = "" if was is None else f" (the base: {was})"
+            where = f"{record.implementation} on {record.workload.id}"
+            lines.append(f"{record.status}: {where}{before_it}: {record.message}")
+    return lines
 
 
 def _sample_s(samples: tuple[Sample, ...]) -> float:

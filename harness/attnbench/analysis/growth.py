@@ -1,21 +1,27 @@
 """How memory grows with length: an exponent with its interval, a curve, and the length at which a limit is reached.
 
 Memory is a count, not a sample: the same call takes the same bytes. What is not known is how it goes on, so that all
-intervals here come from how well a simple law fits the lengths that were measured.
+intervals here come from how well a simple law fits the lengths that were measured. `Asking` checks a prediction by
+calls of a worker, one near either side of the limit, none that lasts too long.
 """
 
 import math
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import msgspec
 import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, panels, rows, table, workload_of
+from attnbench.devices import device
+from attnbench.processes.messages import Attempt, Attempted, Failed
+from attnbench.processes.worker_client import WorkerClient
 from attnbench.statistics.intervals import growth_exponent, t_quantile
-from attnbench.storage.memory_events import SLACK_BYTES
-from attnbench.storage.records import Status
+from attnbench.storage.memory_events import SLACK_BYTES, Timeline
+from attnbench.storage.records import Arm, Status
+from attnbench.units import duration
 from attnbench.workloads.workload import Workload
 
 PEAK = "peak_memory_bytes"
@@ -35,6 +41,11 @@ CLOSE = 0.05
 GRAIN, FINE_GRAIN = 64, 8
 """Lengths that are tried are multiples of it; of the finer one below the first number of grains."""
 FEW_GRAINS = 32
+SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
+"""Of the worker: large blocks come from the system and go back to it, so that the limit is on what is in use
+(mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
+SHARE_OF_FREE = 0.75
+"""What is tried where no limit is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -71,12 +82,12 @@ class Fit:
     @property
     def misfit(self) -> float:
         """The largest relative distance of the curve from what was measured."""
-        found = (abs(at(self.parts, x) / y - 1) for x, y in zip(self.lengths, self.values, strict=True))
-        return max(found)
+        return max(abs(self.predict(x) / y - 1) for x, y in zip(self.lengths, self.values, strict=True))
 
     def predict(self, length: float) -> float:
         """Bytes at a length."""
-        return at(self.parts, length)
+        a, b, c = self.parts
+        return a + b * length + c * length**2
 
     def slope(self, length: float) -> float:
         """The exponent of the curve at a length."""
@@ -85,22 +96,28 @@ class Fit:
 
     def reach(self, limit: float) -> Reach | None:
         """Where `limit` bytes are reached; None where they never are."""
-        curves = (self.parts, *self.others)
         off = self.misfit if self.misfit > EXACT else 0.0
-        lows = [length for parts in curves if (length := solve(parts, limit / (1 + off))) is not None]
-        highs = [length for parts in curves if (length := solve(parts, limit * (1 + off))) is not None]
-        point = solve(self.parts, limit)
-        return None if point is None else Reach(point=point, low=min(lows), high=max(highs))
+        ends = [
+            solve(parts, limit * factor) for parts in (self.parts, *self.others) for factor in (1 / (1 + off), 1 + off)
+        ]
+        known, point = [length for length in ends if length is not None], solve(self.parts, limit)
+        return None if point is None else Reach(point=point, low=min(known), high=max(known))
 
 
 def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
-    """The growth over (length, bytes); None with fewer than three lengths, or where nothing is taken."""
+    """The growth over (length, bytes); None with fewer than three lengths, or where nothing is taken.
+
+    The exponent is the least-squares slope on log scales, its interval Student's t over the distances from the line.
+    """
     every = sorted((length, value) for length, value in points if length > 0 and value > 0)
     if len({length for length, _ in every}) < FEWEST_LENGTHS:
         return None
     used = every[-max(FEWEST_FITTED, math.ceil(len(every) / 2)) :]
     lengths, values = tuple(x for x, _ in used), tuple(y for _, y in used)
-    exponent, half = _slope(lengths, values)
+    from scipy.stats import linregress  # here, because it takes longer to import than --help may take
+
+    line = linregress(np.log(lengths), np.log(values))
+    exponent, half = float(line.slope), t_quantile(0.975, len(lengths) - 2) * float(line.stderr)
     end = growth_exponent(lengths[-2:], values[-2:])
     assert end is not None
     left_out = [used[:place] + used[place + 1 :] for place in range(len(used))] if len(used) > FEWEST_LENGTHS else []
@@ -114,14 +131,6 @@ def fit(points: Iterable[tuple[int, float]]) -> Fit | None:
         parts=curve(used),
         others=tuple(curve(rest) for rest in left_out),
     )
-
-
-def _slope(lengths: Sequence[float], values: Sequence[float]) -> tuple[float, float]:
-    """The least-squares slope on log scales, and half its 95 % interval by Student's t over the distances from it."""
-    from scipy.stats import linregress  # here, because it takes longer to import than --help may take
-
-    found = linregress(np.log(lengths), np.log(values))
-    return float(found.slope), t_quantile(0.975, len(lengths) - 2) * float(found.stderr)
 
 
 def curve(points: Sequence[tuple[int, float]]) -> Parts:
@@ -138,12 +147,6 @@ def curve(points: Sequence[tuple[int, float]]) -> Parts:
     found[found < EXACT] = 0.0  # of the longest length's bytes: what rounding leaves must not grow into a limit
     a, b, c = (float(part * y[-1] / x[-1] ** power) for power, part in enumerate(found))
     return a, b, c
-
-
-def at(parts: Parts, length: float) -> float:
-    """Bytes on a curve."""
-    a, b, c = parts
-    return a + b * length + c * length**2
 
 
 def solve(parts: Parts, limit: float) -> float | None:
@@ -229,23 +232,101 @@ def rounded(length: float, how: Callable[[float], int]) -> int:
 
 def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
     """Each implementation with a peak above its inputs, panel by panel in the order of the plan."""
-    cells, found = table(results), []
+    cells = table(results)
     if PEAK not in cells:
         return []
-    for panel in panels(cells):
-        for arm, line in panel.lines.items():
-            measured = line[line[PEAK] > 0]
-            points = tuple(
-                (int(length), float(peak)) for length, peak in zip(measured[panel.axis], measured[PEAK], strict=True)
-            )
-            if points:
-                found.append(
-                    Growth(
-                        panel=panel,
-                        implementation=arm.implementation,
-                        points=points,
-                        fit=fit(points),
-                        limit_bytes=limit_bytes,
-                    )
-                )
-    return found
+    lines = [
+        (panel, arm.implementation, line.loc[line[PEAK] > 0, [panel.axis, PEAK]])
+        for panel in panels(cells)
+        for arm, line in panel.lines.items()
+    ]
+    points = [tuple((int(length), float(peak)) for length, peak in line.to_numpy()) for _, _, line in lines]
+    return [
+        Growth(panel=panel, implementation=name, points=own, fit=fit(own), limit_bytes=limit_bytes)
+        for (panel, name, _), own in zip(lines, points, strict=True)
+        if own
+    ]
+
+
+@dataclass(frozen=True, kw_only=True)
+class Followed:
+    """One call of an implementation at one length, event by event."""
+
+    growth: Growth
+    length: int
+    timeline: Timeline
+
+
+@dataclass(frozen=True, kw_only=True)
+class Asking:
+    """Asks for calls; `specs` say where each implementation comes from, `say` receives what is under way."""
+
+    client: WorkerClient
+    specs: dict[str, str]
+    call_limit_s: float
+    say: Callable[[str], object]
+
+    def limited(self, growth: Growth, limit_bytes: float, *, tries: bool) -> Growth:
+        """The same with the limit, and the outcomes of calls near it; without a limit, most of what is free is it."""
+        if growth.fit is None:
+            return growth
+        longest = growth.fit.lengths[-1]
+        base = self._ask(growth, longest) if tries or not limit_bytes else None
+        if isinstance(base, Attempted):
+            limit_bytes = limit_bytes or SHARE_OF_FREE * base.free_bytes
+        found = replace(growth, limit_bytes=limit_bytes)
+        if not tries:
+            return found
+        outcomes = [self._try(found, outcome, base, longest) for outcome in found.tries()]
+        return replace(found, outcomes=tuple(outcomes))
+
+    def _try(self, growth: Growth, outcome: Outcome, base: Attempted | Failed | None, longest: int) -> Outcome:
+        """A call, unless it is predicted to last too long: twice the length is four times the work, at the most."""
+        if not isinstance(base, Attempted):
+            text = "" if base is None else f"not even T={longest} could be called again: {base.message}"
+            return msgspec.structs.replace(outcome, message=text)
+        call_s = base.call_s * (outcome.length / longest) ** 2
+        if call_s > self.call_limit_s:
+            text = f"one call is predicted to last {duration(call_s)}, over the limit of {duration(self.call_limit_s)}"
+            return msgspec.structs.replace(outcome, message=text)
+        found = self._ask(growth, outcome.length, limit_bytes=int(growth.limit_bytes))
+        if isinstance(found, Attempted):
+            return msgspec.structs.replace(outcome, status=Status.ok, measured_bytes=float(found.peak_bytes))
+        status = None if found.status is Status.unsupported else found.status
+        return msgspec.structs.replace(outcome, status=status, message=found.message)
+
+    def followed(self, growths: Sequence[Growth], length: int) -> Iterator[Followed]:
+        """Each implementation's call at that length; one that fails, or is not on the host, is named and left out."""
+        for growth in growths:
+            found = self._ask(growth, length)
+            if isinstance(found, Attempted) and found.timeline is not None:
+                yield Followed(growth=growth, length=length, timeline=found.timeline)
+            else:
+                reason = found.message if isinstance(found, Failed) else "allocations are seen on the CPU alone"
+                self.say(f"no timeline of {growth.implementation}: {reason}")
+
+    def snapshots(self, growths: Sequence[Growth], folder: Path) -> Iterator[Path]:
+        """The memory snapshot of each implementation at its longest length."""
+        for growth in growths:
+            workload = growth.workload(growth.points[-1][0])
+            path = (folder / f"snapshot-{workload.id}-{growth.implementation}.pickle").absolute()
+            if not device(workload.device).has_caching_allocator:
+                self.say(f"no snapshot of {growth.implementation} on {workload.device}: no allocator keeps a history")
+                continue
+            found = self._ask(growth, growth.points[-1][0], snapshot=str(path))
+            if isinstance(found, Failed):
+                self.say(f"no snapshot of {growth.implementation}: {found.message}")
+            else:
+                yield path
+
+    def _ask(self, growth: Growth, length: int, *, limit_bytes: int = 0, snapshot: str = "") -> Attempted | Failed:
+        self.say(f"{growth.implementation}: one call at {growth.panel.axis} {length}")
+        arm, spec = Arm(implementation=growth.implementation), self.specs[growth.implementation]
+        workload = growth.workload(length)
+        if not self.client.is_running:
+            self.client.start()
+        reply = self.client.ask(
+            Attempt(workload=workload, arm=arm, spec=spec, limit_bytes=limit_bytes, snapshot=snapshot)
+        )
+        assert isinstance(reply, Attempted | Failed)
+        return reply

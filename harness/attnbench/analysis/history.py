@@ -23,7 +23,7 @@ from numpy.typing import NDArray
 
 from attnbench import plugins
 from attnbench.analysis.results import Results, read
-from attnbench.analysis.table import Row, arm_of, metric_columns, rows, runs_at, table
+from attnbench.analysis.table import Row, arm_of, metric_columns, rows, runs_at, table, workload_of
 from attnbench.statistics.intervals import NORMAL_MAD
 from attnbench.storage.journal import JOURNAL
 from attnbench.storage.records import LATENCY, Arm, Status
@@ -52,16 +52,10 @@ COLUMNS = {
 """The columns with the value and its interval of what can be followed besides metrics."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Gathered:
-    """Runs in the order of time, and what was noticed on the way."""
+def gather(paths: Iterable[Path]) -> tuple[list[Results], list[str]]:
+    """Every run at the paths in the order of time, and what was noticed on the way.
 
-    runs: tuple[Results, ...]
-    notes: tuple[str, ...]
-
-
-def gather(paths: Iterable[Path]) -> Gathered:
-    """Every run at the paths: run folders, journals, or folders of them.
+    The paths are run folders, journals, or folders of them.
 
     Raises:
         ValueError: nothing can be read, or two different runs have the same name.
@@ -76,11 +70,10 @@ def gather(paths: Iterable[Path]) -> Gathered:
             notes.append(_repeated(results, content, other))
         if other is None or len(content) > len(other[0]):
             kept[results.run] = content, results
-    runs = sorted((results for _, results in kept.values()), key=lambda results: (results.started.time, results.run))
-    return Gathered(runs=tuple(runs), notes=tuple(notes))
+    return sorted((each for _, each in kept.values()), key=lambda each: (each.started.time, each.run)), notes
 
 
-def alike(runs: Sequence[Results], metric: str) -> tuple[list[Results], tuple[str, ...]]:
+def alike(runs: Sequence[Results], metric: str) -> tuple[list[Results], list[str]]:
     """The runs whose values mean the same as the newest's, and what is said of the others.
 
     A ratio is to the baseline of its run, and to a state of the code where a run compared two; a time is of warm or of
@@ -89,14 +82,11 @@ def alike(runs: Sequence[Results], metric: str) -> tuple[list[Results], tuple[st
     kept = [run for run in runs if metric != RATIO or run.plan.sides is None]
     terms = [(run.plan.baseline if metric == RATIO else "", run.plan.cache) for run in kept]
     same = [run for run, its in zip(kept, terms, strict=True) if its == terms[-1]]
-    notes = []
-    if len(kept) < len(runs):
-        notes.append(f"runs left out, since their ratios are to another state of the code: {len(runs) - len(kept)}")
-    if len(same) < len(kept):
-        notes.append(
-            f"runs left out, since the newest has another baseline or other caches than they: {len(kept) - len(same)}"
-        )
-    return same, tuple(notes)
+    left_out = {
+        "their ratios are to another state of the code": len(runs) - len(kept),
+        "the newest has another baseline or other caches than they": len(kept) - len(same),
+    }
+    return same, [f"runs left out, since {reason}: {number}" for reason, number in left_out.items() if number]
 
 
 def _repeated(results: Results, content: bytes, other: tuple[bytes, Results]) -> str:
@@ -154,64 +144,50 @@ class Series:
     changes: tuple[Change, ...] = ()
 
 
-@dataclass(frozen=True, kw_only=True)
-class Choice:
-    """What to follow: a metric, the cells whose names match, and the smallest relative change that matters."""
+def follow(
+    runs: Sequence[Results],
+    metric: str = RATIO,
+    *,
+    implementations: Sequence[str] = (),
+    workload: str = "*",
+    smallest: float = SMALLEST,
+) -> list[Series]:
+    """The series of every cell that has the metric in some run, with its changes of more than `smallest`, relatively.
 
-    metric: str = RATIO
-    implementations: tuple[str, ...] = ()
-    workload: str = "*"
-    smallest: float = SMALLEST
-
-
-def follow(runs: Sequence[Results], choice: Choice) -> list[Series]:
-    """The series of every cell that has the metric in some run.
+    Without `implementations` all of them; `workload` is a pattern for ids.
 
     Raises:
         ValueError: no cell has it; the message lists what there is.
     """
-    names = {plugins.name_of(spec) for spec in choice.implementations}
-    found: dict[tuple[str, str, Arm], list[Point]] = {}
+    names = {plugins.name_of(spec) for spec in implementations}
+    found: dict[tuple[str, Workload, Arm], list[Point]] = {}
     for results in runs:
-        for row, point in _points(results, choice.metric):
+        for row, point in _points(results, metric):
             is_chosen = not names or row["implementation"] in names
-            if is_chosen and row["fingerprint"] and fnmatchcase(row["workload"], choice.workload):
-                key = row["fingerprint"], row["workload"], arm_of(row)
-                found.setdefault(key, []).append(point)
-    if not found:
-        raise ValueError(
-            f"no stored cell matches metric={choice.metric}, workload={choice.workload} and "
-            f"implementation={','.join(choice.implementations) or 'all'}: metrics that there are: "
-            f"{', '.join(_metrics(runs)) or 'none'}"
-        )
+            if is_chosen and row["fingerprint"] and fnmatchcase(row["workload"], workload):
+                found.setdefault((row["fingerprint"], workload_of(row), arm_of(row)), []).append(point)
     units = {each.metric: each.unit for results in runs for each in metric_columns(results)}
-    records = [record for results in runs for record in results.records]
-    machines = {each.environment.fingerprint: each.environment.cpu for each in records if each.environment is not None}
-    workloads = {record.workload.id: record.workload for record in records}
+    if not found:
+        known = sorted(name for name in {*COLUMNS, *units} if any(any(_points(results, name)) for results in runs))
+        raise ValueError(
+            f"no stored cell matches metric={metric}, workload={workload} and "
+            f"implementation={','.join(implementations) or 'all'}: metrics that there are: {', '.join(known) or 'none'}"
+        )
+    environments = [record.environment for results in runs for record in results.records]
+    machines = {each.fingerprint: each.cpu for each in environments if each is not None}
     return [
         Series(
             fingerprint=fingerprint,
             machine=machines[fingerprint],
-            workload=workloads[workload],
+            workload=followed,
             arm=arm,
-            metric=choice.metric,
-            unit=units.get(choice.metric, "s" if choice.metric == LATENCY else ""),
+            metric=metric,
+            unit=units.get(metric, "s" if metric == LATENCY else ""),
             points=tuple(points),
-            changes=_changes(points, choice.smallest),
+            changes=tuple(changes([point.value for point in points], smallest)),
         )
-        for (fingerprint, workload, arm), points in found.items()
+        for (fingerprint, followed, arm), points in found.items()
     ]
-
-
-def _changes(points: Sequence[Point], smallest: float) -> tuple[Change, ...]:
-    values = [point.value for point in points]
-    return tuple(changes(values, smallest)) if min(values) > 0 else ()
-
-
-def _metrics(runs: Sequence[Results]) -> list[str]:
-    """Those that can be followed in some of the runs."""
-    names = {*COLUMNS, *(each.metric for results in runs for each in metric_columns(results))}
-    return sorted(name for name in names if any(True for results in runs for _ in _points(results, name)))
 
 
 def _points(results: Results, metric: str) -> Iterator[tuple[Row, Point]]:
@@ -237,14 +213,15 @@ def noise(logs: Array) -> float:
 
 def among_neighbours(logs: Array) -> Array:
     """The same, with each value that stands alone replaced by the median of those around it."""
-    around = np.lib.stride_tricks.sliding_window_view(np.pad(logs, 2, mode="edge"), 5)
-    middle = np.median(around, axis=1)
+    from scipy.ndimage import median_filter  # here, because it takes longer to import than --help may take
+
+    middle = median_filter(logs, size=5, mode="nearest")
     return np.where(np.abs(logs - middle) > ALONE * noise(logs), middle, logs)
 
 
 def changes(values: Sequence[float], smallest: float) -> list[Change]:
-    """The changes of level of positive `values`, in order, that are relatively larger than `smallest`."""
-    if len(values) < FEWEST:
+    """The changes of level by more than the share `smallest`, in order; none where a value is not positive."""
+    if len(values) < FEWEST or min(values) <= 0:
         return []
     import ruptures  # here, because it takes seconds to import
 

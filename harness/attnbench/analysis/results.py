@@ -3,13 +3,13 @@
 The journal holds raw samples alone (storage/journal.py), so that old runs are judged by today's rules.
 """
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from attnbench.analysis.sanity import judged
-from attnbench.analysis.system_load import SystemLoad, system_load
+from attnbench.analysis.sanity import SystemLoad, judged, system_load
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.storage.events import (
@@ -33,12 +33,9 @@ from attnbench.storage.records import (
     CONTROL_LATENCY,
     LATENCY,
     PROBE,
-    Agreement,
     Ceilings,
-    Environment,
     Key,
     Measurement,
-    Operators,
     Place,
     Record,
     Role,
@@ -47,9 +44,12 @@ from attnbench.storage.records import (
 )
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True, eq=False)
 class Results:
-    """One run as read back: its plan, its records in the plan's order, and whether it came to its end."""
+    """One run as read back: its plan, its records in the plan's order, and whether it came to its end.
+
+    Two of them are never equal, so that `lru_cache` can keep what was made of one: nobody may change that.
+    """
 
     folder: Path
     started: RunStarted
@@ -124,16 +124,9 @@ def read(path: Path) -> Results:
 class _Cell:
     """What the events have said of one cell so far."""
 
-    status: Status | None = None
-    message: str = ""
-    is_predicted: bool = False
-    agreement: Agreement | None = None
-    executed_flops: int | None = None
-    operators: Operators | None = None
-    environment: Environment | None = None
-    time: str = ""
-    measured: dict[str, Measurement] = field(default_factory=dict)
+    fields: dict[str, Any] = field(default_factory=dict)  # of its record
     samples: dict[str, list[Sample]] = field(default_factory=dict)
+    measured: dict[str, Measurement] = field(default_factory=dict)
 
     def measurements(self) -> Iterator[Measurement]:
         """Times first, then each metric with a pass of its own."""
@@ -144,66 +137,51 @@ class _Cell:
 
 def folded(started: RunStarted, history: Iterable[Event]) -> Iterator[Record]:
     """One record for each cell that the events have concluded, in the plan's order."""
-    cells: dict[Key, _Cell] = {}
+    cells: defaultdict[Key, _Cell] = defaultdict(_Cell)
     worker: WorkerStarted | None = None
     for event in history:
         match event:
             case WorkerStarted():
                 worker = event
-            case CellChecked() | CellProfiled() | CellMeasured() | CellFailed():
-                _apply(event, cells.setdefault(event.key, _Cell()), worker)
-            case VisitFinished():
-                _distribute(event, cells)
+            case CellMeasured():
+                cells[event.key].measured[event.measurement.metric] = event.measurement
+            case CellProfiled():
+                fields = cells[event.key].fields
+                fields["operators"] = event.operators
+                if event.operators.fallback:
+                    fields |= {"status": Status.fallback, "message": event.operators.fallback}
+            case CellChecked() | CellFailed():
+                cells[event.key].fields |= _concluded(event, worker)
+            case VisitFinished():  # the samples of an A/A control go under a metric of their own
+                for taken in event.arms:
+                    if taken.arm.role is not Role.probe:
+                        metric = LATENCY if taken.arm.role is Role.measured else CONTROL_LATENCY
+                        samples = cells[event.workload, taken.arm.as_measured()].samples
+                        samples.setdefault(metric, []).extend(taken.samples)
             case RunStarted() | RunFinished() | CeilingsMeasured() | BaselineAccepted():
                 pass
     workloads = {workload.id: workload for workload in started.plan.workloads}
     order = {workload: place for place, workload in enumerate(workloads)}
     for (workload, arm), cell in sorted(cells.items(), key=lambda item: order.get(item[0][0], -1)):
-        if cell.status is None or workload not in workloads:
-            continue
-        yield Record(
-            run=started.run,
-            time=cell.time or started.time,
-            commit=started.commit_of(arm),
-            workload=workloads[workload],
-            implementation=arm.implementation,
-            side=arm.side,
-            environment=cell.environment,
-            status=cell.status,
-            message=cell.message,
-            is_predicted=cell.is_predicted,
-            agreement=cell.agreement,
-            executed_flops=cell.executed_flops,
-            operators=cell.operators,
-            measurements=tuple(cell.measurements()) if cell.status is Status.ok else (),
-        )
+        if "status" in cell.fields and workload in workloads:
+            known = {"environment": None, **cell.fields, "time": cell.fields.get("time") or started.time}
+            yield Record(
+                run=started.run,
+                commit=started.commit_of(arm),
+                workload=workloads[workload],
+                implementation=arm.implementation,
+                side=arm.side,
+                measurements=tuple(cell.measurements()) if known["status"] is Status.ok else (),
+                **known,
+            )
 
 
-def _apply(
-    event: CellChecked | CellProfiled | CellMeasured | CellFailed, cell: _Cell, worker: WorkerStarted | None
-) -> None:
-    if isinstance(event, CellMeasured):
-        cell.measured[event.measurement.metric] = event.measurement
-        return
-    if isinstance(event, CellProfiled):
-        cell.operators = event.operators
-        if event.operators.fallback:
-            cell.status, cell.message = Status.fallback, event.operators.fallback
-        return
-    cell.status, cell.message = event.status, event.message
+def _concluded(event: CellChecked | CellFailed, worker: WorkerStarted | None) -> dict[str, Any]:
+    """What a check or a failure says of a cell, with the environment in which it happened."""
+    fields: dict[str, Any] = {"status": event.status, "message": event.message}
     if isinstance(event, CellChecked):
-        cell.is_predicted, cell.agreement = event.is_predicted, event.agreement
-        cell.executed_flops = event.executed_flops
+        fields |= {name: getattr(event, name) for name in ("is_predicted", "agreement", "executed_flops")}
     if worker is not None:
         own = worker.base if event.side == BASE else None
-        cell.environment, cell.time = own or worker.environment, worker.time
-
-
-def _distribute(event: VisitFinished, cells: dict[Key, _Cell]) -> None:
-    """Give each arm's samples to its cell, those of an A/A control under a metric of their own."""
-    for taken in event.arms:
-        if taken.arm.role is Role.probe:
-            continue
-        metric = LATENCY if taken.arm.role is Role.measured else CONTROL_LATENCY
-        cell = cells.setdefault((event.workload, taken.arm.as_measured()), _Cell())
-        cell.samples.setdefault(metric, []).extend(taken.samples)
+        fields |= {"environment": own or worker.environment, "time": worker.time}
+    return fields

@@ -1,15 +1,22 @@
-"""Times that cannot be: `invalid` where arithmetic forbids them, a warning in words where they are only unlikely.
+"""What makes a run's numbers suspicious: other work on the machine, times that cannot be, and warnings by cell.
 
-Judged on read, from raw samples, so that old runs are judged by better rules. Why these rules: docs/adr/0014.
+A time is `invalid` where arithmetic forbids it, and has a warning in words where it is only unlikely. Judged on read,
+from raw samples, so that old runs are judged by better rules. Why these rules: docs/adr/0014.
 """
 
-from collections.abc import Iterator, Mapping, Sequence
+import math
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
 
 import msgspec
 
-from attnbench.statistics.intervals import median
-from attnbench.storage.records import Arm, Ceilings, Key, Place, Record, Status
-from attnbench.units import show, significant
+from attnbench.devices import device
+from attnbench.statistics.interference import MANY
+from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, median, place_of
+from attnbench.storage.events import Event, RunFinished, WorkerStarted
+from attnbench.storage.records import LATENCY, Arm, Ceilings, Counters, Key, Place, Record, Sample, Status
+from attnbench.units import plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 
@@ -22,48 +29,98 @@ READING = 1.5
 SAME = 1.1
 """Two times less than this apart are the same within noise."""
 FAR_LONGER = 4
+"""Lengths that are compared lie so many times apart, at least."""
 TELLING = 0.2
 """Where products that a longer workload adds must take this share of its time at least, its time has to show them."""
 FAR_FASTER = 2.0
 """A backward pass that is so many times faster than the forward pass is strange; with one inside it, impossible."""
 
-Cell = tuple[Workload, Arm]
 Warnings = dict[Key, tuple[str, ...]]
+
+FEW_SAMPLES = 10
+UNSTEADY = math.log(1.5)
+"""An interval that reaches so far either way, on the log scale, leaves even a factor of two between two rows open."""
+DRIFT = 0.1
+"""A time that moves by more than this on the log scale says more of the machine than of the code: trust the ratio."""
+ERROR_OF_A_MOVE = math.sqrt(6)
+"""The first third of the samples and the last differ by chance: each has an error sqrt(3) times that of the whole, and
+a difference of two sqrt(2) times theirs. A move inside so many half widths of the interval is noise, and the interval
+says it already: by size alone 38 of 135 cells of a quick sweep on a shared machine drifted, by this rule 2."""
+SPARE = 0.5
+"""Alone, as many threads as there are cores give a load somewhat below their number, and one busy neighbour adds one.
+But the load is a mean over a minute, which comes there late: it counts from half a process above the cores."""
+TAKEN = 0.1
+"""Of the time of all processors, what others and the host may take before each number carries a warning."""
+FAULT_S = 0.25e-6
+"""What one minor page fault costs at least: for runs that did not measure it."""
+TOLD_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
+"""Shares of the time: from where page faults are worth a word, from where they dominate, and the most that an estimate
+may say, as in analysis/breakdown.py."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SystemLoad:
+    """Shares of the time of all processors, and the least memory that was free when a process took up the work."""
+
+    stolen: float  # by the host
+    others: float
+    free_bytes: int
+
+
+def system_load(history: Iterable[Event]) -> SystemLoad | None:
+    """The load during a run; None without counters, as of a simulated machine.
+
+    Counted is the time between the start of a worker and its end, at which it is still there with all that it started.
+    """
+    spans = list(_spans(history))
+    total_s, idle_s, stolen_s, own_s = (
+        sum(getattr(after, name) - getattr(before, name) for before, after in spans)
+        for name in ("total_s", "idle_s", "stolen_s", "own_s")
+    )
+    if total_s <= 0:
+        return None
+    return SystemLoad(
+        stolen=max(0.0, stolen_s) / total_s,
+        others=max(0.0, total_s - stolen_s - idle_s - own_s) / total_s,
+        free_bytes=min(before.free_bytes for before, _ in spans),
+    )
+
+
+def _spans(history: Iterable[Event]) -> Iterator[tuple[Counters, Counters]]:
+    """The counters when each worker had started, and when it was to end; a run that was killed has no end."""
+    start: Counters | None = None
+    for event in history:
+        if not isinstance(event, WorkerStarted | RunFinished):
+            continue
+        end = event.before if isinstance(event, WorkerStarted) else event.counters
+        if start is not None and end is not None and start.began_s == end.began_s:
+            yield start, end
+        start = event.counters if isinstance(event, WorkerStarted) else None
 
 
 def judged(
     records: Sequence[Record], ceilings: Mapping[Place, Ceilings], *, is_cold: bool
 ) -> tuple[tuple[Record, ...], Warnings]:
     """The records, what is impossible made `invalid` and without its numbers; and warnings by cell."""
-    times = {(record.workload, record.arm): _time(record) for record in records}
-    known = {cell: time_s for cell, time_s in times.items() if time_s is not None}
-    by_arm: dict[Arm, dict[Cell, float]] = {}
-    for cell, time_s in known.items():
-        by_arm.setdefault(cell[1], {})[cell] = time_s
-    found: list[Record] = []
+    times: dict[Arm, dict[Workload, float]] = {}
+    for record in records:
+        latency = record.measurement(LATENCY)
+        if latency is not None and latency.samples:
+            times.setdefault(record.arm, {})[record.workload] = median(sample.value for sample in latency.samples)
+    found = {record.key: record for record in records}
     warnings: Warnings = {}
     for record in records:
-        cell = record.workload, record.arm
-        if cell not in known:
-            found.append(record)
+        workload, own, here = record.workload, times.get(record.arm, {}), ceilings.get(record.workload.place)
+        if workload not in own:
             continue
-        here = ceilings.get(record.workload.place)
-        own = by_arm[record.arm]
-        limits = list(_limits(record.workload, known[cell], here, is_cold=is_cold))
-        reasons = [limit for limit, is_certain in limits if is_certain] + list(_contradictions(cell, own))
+        limits = list(_limits(workload, own[workload], here, is_cold=is_cold))
+        reasons = [limit for limit, is_certain in limits if is_certain] + list(_contradictions(workload, own))
         if reasons:
-            found.append(msgspec.structs.replace(record, status=Status.invalid, message=reasons[0], measurements=()))
-            continue
-        found.append(record)
-        strange = [limit for limit, _ in limits] + list(_oddities(cell, own, here))
-        if strange:
+            invalid = {"status": Status.invalid, "message": reasons[0], "measurements": ()}
+            found[record.key] = msgspec.structs.replace(record, **invalid)
+        elif strange := [limit for limit, _ in limits] + list(_oddities(workload, own, here)):
             warnings[record.key] = tuple(strange)
-    return tuple(found), warnings
-
-
-def _time(record: Record) -> float | None:
-    latency = record.measurement("latency")
-    return median(s.value for s in latency.samples) if latency is not None and latency.samples else None
+    return tuple(found.values()), warnings
 
 
 def _limits(
@@ -92,17 +149,18 @@ def _limits(
             yield f"{least}, {above}: the machine was slower when that was measured, or the time is wrong", False
 
 
-def _contradictions(cell: Cell, times: Mapping[Cell, float]) -> Iterator[str]:
+def _contradictions(workload: Workload, times: Mapping[Workload, float]) -> Iterator[str]:
     """A forward and backward pass that is far faster than its forward pass alone."""
-    forward_s = times.get(_turned(cell, "forward"))
-    if cell[0].direction == "forward_backward" and forward_s is not None and FAR_FASTER * times[cell] < forward_s:
-        yield f"impossible: {show(times[cell], 's')} with the backward pass, {show(forward_s, 's')} without it"
+    time_s, forward_s = times[workload], times.get(msgspec.structs.replace(workload, direction="forward"))
+    if workload.direction == "forward_backward" and forward_s is not None and FAR_FASTER * time_s < forward_s:
+        yield f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it"
 
 
-def _oddities(cell: Cell, times: Mapping[Cell, float], ceilings: Ceilings | None) -> Iterator[str]:
+def _oddities(workload: Workload, times: Mapping[Workload, float], ceilings: Ceilings | None) -> Iterator[str]:
     """What makes one wonder."""
-    workload, time_s = cell[0], times[cell]
-    forward_s = times.get(_turned(cell, "forward")) or times.get(_turned(cell, "inference"))
+    time_s = times[workload]
+    forward, inference = (msgspec.structs.replace(workload, direction=name) for name in ("forward", "inference"))
+    forward_s = times.get(forward) or times.get(inference)
     if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
         yield f"its forward pass takes {significant(forward_s / time_s, 2)} times as long"
     if ceilings is None or ceilings.matmul is None:
@@ -112,22 +170,95 @@ def _oddities(cell: Cell, times: Mapping[Cell, float], ceilings: Ceilings | None
     if least <= work < counts.useful_flops(workload):
         yield "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again"
     for other, other_s in times.items():
-        if (
-            _is_far_longer(cell, other)
-            and least - counts.least_flops(other[0]) > TELLING * work
-            and time_s < SAME * other_s
-        ):
-            yield f"takes no longer than at length {other[0].seq_len}: is all of it computed?"
+        is_far_longer = (
+            workload.seq_len >= FAR_LONGER * other.seq_len
+            and workload.mask == other.mask  # another might not fit that length
+            and msgspec.structs.replace(workload, seq_len=other.seq_len, kv_len=other.kv_len) == other
+        )
+        if is_far_longer and least - counts.least_flops(other) > TELLING * work and time_s < SAME * other_s:
+            yield f"takes no longer than at length {other.seq_len}: is all of it computed?"
             return
 
 
-def _turned(cell: Cell, direction: str) -> Cell:
-    return msgspec.structs.replace(cell[0], direction=direction), cell[1]
+def warnings_of(
+    record: Record, time: Estimate | None, discarded: Collection[Block] = (), load: SystemLoad | None = None
+) -> Iterator[str]:
+    """Each warning about an ok cell; `discarded` are disturbed blocks of its workload, `load` is the run's."""
+    if record.status is not Status.ok:
+        return
+    if record.message:
+        yield plain(record.message)
+    latency = record.measurement(LATENCY)
+    if time is None or latency is None:
+        yield "agrees, not timed"
+        return
+    if time.num_clusters < FEWEST_CLUSTERS:
+        yield f"{time.num_clusters} visit{'s' * (time.num_clusters > 1)}: too few for an interval"
+    if time.num_samples < FEW_SAMPLES:
+        yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
+    yield from _faults(record, latency.samples, time)
+    yield from _other_work(record, latency.samples, discarded, load)
+    yield from _unsteady(time)
+    yield from _drift(latency.samples, time)
+    with suppress(ValueError):  # a run may come from elsewhere, with a device that this installation has no file for
+        yield from device(record.workload.device).notes(record.workload, record.environment)
+    for measurement in record.measurements:
+        yield from map(plain, measurement.warnings)
 
 
-def _is_far_longer(cell: Cell, other: Cell) -> bool:
-    """Whether `other` is the same at a quarter of the length or less."""
-    workload, shorter = cell[0], other[0]
-    if cell[1] != other[1] or workload.seq_len < FAR_LONGER * shorter.seq_len or workload.mask != shorter.mask:
-        return False
-    return msgspec.structs.replace(workload, seq_len=shorter.seq_len, kv_len=shorter.kv_len) == shorter
+def _faults(record: Record, samples: tuple[Sample, ...], time: Estimate) -> Iterator[str]:
+    """How many page faults a call has, and what share of its time they are by what this run saw one cost."""
+    num_faults = median(sample.num_faults / max(1, sample.num_calls) for sample in samples)
+    cost_s = (0.0 if record.operators is None else record.operators.fault_s) or FAULT_S
+    share = min(num_faults * cost_s / time.point, LARGEST_FAULTS)
+    if share <= TOLD_FAULTS:
+        return
+    retains = record.environment is not None and "MALLOC_MMAP_MAX_" in record.environment.settings
+    hint = "" if retains else ": --allocator retain"
+    part = f"about {_percent(share)} of the time"
+    if share >= MOST_FAULTS:
+        yield f"page faults dominate ({num_faults:,.0f} a call, {part}){hint}"
+    else:
+        yield f"{num_faults:,.0f} page faults a call ({part}){hint}"
+
+
+def _other_work(
+    record: Record, samples: tuple[Sample, ...], discarded: Collection[Block], system: SystemLoad | None
+) -> Iterator[str]:
+    """More work than cores while this was timed, many of its blocks discarded, or a busy machine all along."""
+    texts = []
+    cores = 0 if record.environment is None else record.environment.num_logical_cores
+    load = median(sample.load for sample in samples)
+    if cores and load > cores + SPARE:
+        texts.append(f"load {load:.1f} on {cores} core{'s' * (cores > 1)}")
+    blocks = set(map(place_of, samples))
+    num_discarded = len(blocks.intersection(discarded))
+    if num_discarded > MANY * len(blocks):
+        texts.append(f"{num_discarded} of {len(blocks)} blocks discarded")
+    if system is not None and system.others + system.stolen > TAKEN:
+        texts.append(f"{_percent(system.others + system.stolen)} of the processors' time during the run")
+    if texts:
+        yield f"other work on the machine: {', '.join(texts)}"
+
+
+def _unsteady(time: Estimate) -> Iterator[str]:
+    """An interval so wide that the number in the middle of it says little: "unsteady: 155 to 581 us"."""
+    if time.low is None or time.high is None or (time.half_width or 0.0) < UNSTEADY:
+        return
+    low, high = show(time.low, "s"), show(time.high, "s")
+    unit = high.rpartition(" ")[2]
+    yield f"unsteady: {low.removesuffix(f' {unit}')} to {high}"
+
+
+def _drift(samples: tuple[Sample, ...], time: Estimate) -> Iterator[str]:
+    """Times that moved between the first third and the last, by more than their noise explains."""
+    third = len(samples) // 3
+    if time.half_width is None or third < FEWEST_CLUSTERS:
+        return
+    first, last = (median(sample.value for sample in part) for part in (samples[:third], samples[-third:]))
+    if abs(math.log(last / first)) > max(DRIFT, ERROR_OF_A_MOVE * time.half_width):
+        yield f"drifted by {_percent(last / first - 1)} while it was timed"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.0f} %"

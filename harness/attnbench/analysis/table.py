@@ -10,15 +10,17 @@ nor comparing needs it.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import msgspec
+
 from attnbench import plugins
 from attnbench.analysis.breakdown import allocated_bytes, num_operators, paired_times, ran, timed, times, why_slower
-from attnbench.analysis.cached import once
-from attnbench.analysis.cell_warnings import warnings_of
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
+from attnbench.analysis.sanity import warnings_of
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.storage.journal import JOURNAL, find_runs
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
@@ -27,7 +29,6 @@ from attnbench.storage.records import (
     LATENCY,
     Arm,
     Comparison,
-    Key,
     Measurement,
     Record,
     Sample,
@@ -51,14 +52,16 @@ KIND_SHARES = {PAGE_FAULTS: "fault_share"} | {kind: f"{kind}_time_share" for kin
 """By kind of operator, the column with its share of the time of a call; that of page faults is an estimate."""
 
 IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", *AXES)
-STATUS = ("status", "message", "is_predicted", "is_baseline")
-TIMES = ("latency_s", "latency_low_s", "latency_high_s", "num_samples", "num_visits", "paired_latency_s")
-VERDICT = ("ratio", "ratio_low", "ratio_high", "verdict", "minimum_detectable_effect", "sameness", "more_s")
-RAN = ("ran", "num_operators", "allocated_bytes", "largest_block_bytes", *KIND_SHARES.values(), "why_slower")
-COUNTS = ("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes")
-RATES = ("flops_per_s", "bytes_per_s", "matmul_share", "copy_share")
-CHECKED = ("error_ratio", "num_tensors", "diagnosis")
-CELL_COLUMNS = (*IDENTITY, *STATUS, *TIMES, *VERDICT, *RAN, *COUNTS, *RATES, *CHECKED, "warnings", "fingerprint")
+CELL_COLUMNS = (
+    *IDENTITY,
+    *("status", "message", "is_predicted", "is_baseline"),
+    *("latency_s", "latency_low_s", "latency_high_s", "num_samples", "num_visits", "paired_latency_s"),
+    *("ratio", "ratio_low", "ratio_high", "verdict", "minimum_detectable_effect", "sameness", "more_s"),
+    *("ran", "num_operators", "allocated_bytes", "largest_block_bytes", *KIND_SHARES.values(), "why_slower"),
+    *("useful_flops", "executed_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
+    *("flops_per_s", "bytes_per_s", "matmul_share", "copy_share"),
+    *("error_ratio", "num_tensors", "diagnosis", "warnings", "fingerprint"),
+)
 """Columns that are always there; one for each metric that was measured follows them.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
@@ -72,8 +75,11 @@ TEXTS = (
     *("run", "commit", "time", "workload", "implementation", "side", "status", "message", "verdict", "ran"),
     *("why_slower", "diagnosis", "warnings", "fingerprint"),
 )
-NUMBERS = (*TIMES[:3], TIMES[-1], *VERDICT[:3], *VERDICT[4:], *RAN[1:-1], "executed_flops", *RATES, "error_ratio")
-"""Columns of numbers that may be missing."""
+NEVER_MISSING = (
+    *(*AXES, "is_predicted", "is_baseline", "num_samples", "num_visits", "num_tensors"),
+    *("useful_flops", "compulsory_bytes", "arithmetic_intensity", "score_matrix_bytes"),
+)
+"""All others but texts are floating point numbers."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,7 +119,7 @@ def samples(*paths: Path | str) -> "pd.DataFrame":
     return _frame([row for results in _results(paths) for row in _samples(results)], SAMPLE_COLUMNS)
 
 
-@once
+@lru_cache(maxsize=1)
 def table(results: Results) -> "pd.DataFrame":
     """The table of one run, made once and changed by nobody, in the order of the plan."""
     found = _frame(list(_cells(results)), CELL_COLUMNS)
@@ -227,7 +233,7 @@ def _frame(found: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
 
     others = (column for row in found for column in row)
     made = pd.DataFrame(found, columns=list(dict.fromkeys([*columns, *others])))
-    kinds = dict.fromkeys(TEXTS, "string") | dict.fromkeys(NUMBERS, "float64")
+    kinds = {name: "string" if name in TEXTS else "float64" for name in CELL_COLUMNS if name not in NEVER_MISSING}
     return made.astype({column: kind for column, kind in kinds.items() if column in made.columns})
 
 
@@ -247,11 +253,15 @@ def _cells(results: Results) -> Iterator[Row]:
             "message": record.message or None,
             "is_predicted": record.is_predicted,
             "is_baseline": is_baseline,
-            **_times(time, times_s.get(record.key)),
+            **_times(record, time, times_s.get(record.key), results),
             **_verdict(compared.get(record.key), own=1.0 if is_baseline and latency is not None else None),
-            **_ran(record, latency, time, reasons),
-            **_counts(record),
-            **_rates(record, time, results),
+            **_ran(record, latency, time),
+            "why_slower": reasons.get(record.key),
+            "useful_flops": counts.useful_flops(record.workload),
+            "executed_flops": record.executed_flops,
+            "compulsory_bytes": counts.compulsory_bytes(record.workload),
+            "arithmetic_intensity": counts.arithmetic_intensity(record.workload),
+            "score_matrix_bytes": counts.score_matrix_bytes(record.workload),
             "error_ratio": None if agreement is None else agreement.error_ratio,
             "num_tensors": 0 if agreement is None else len(list(agreement.tensors())),
             "diagnosis": (None if agreement is None else agreement.diagnosis) or None,
@@ -266,26 +276,40 @@ def _identity(record: Record) -> Row:
     return {**named, "implementation": record.implementation, "side": record.side or None, **record.workload.axes()}
 
 
-def _times(time: Estimate | None, paired_s: float | None) -> Row:
+def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
+    """The time, and what it means as work, beside the ceilings of the run; only counts where there is none."""
     if time is None:
-        return {**dict.fromkeys(TIMES), "num_samples": 0, "num_visits": 0}
-    found = time.point, time.low, time.high, time.num_samples, time.num_clusters, paired_s
-    return dict(zip(TIMES, found, strict=True))
+        return {"num_samples": 0, "num_visits": 0}
+    flops, num_bytes = counts.useful_flops(record.workload), counts.compulsory_bytes(record.workload)
+    ceilings = results.ceilings.get(record.workload.place)
+    matmul = None if ceilings is None else ceilings.matmul
+    copy = None if ceilings is None else ceilings.copy(num_bytes, is_cold=results.plan.cache == "cold")
+    return {
+        "latency_s": time.point,
+        "latency_low_s": time.low,
+        "latency_high_s": time.high,
+        "num_samples": time.num_samples,
+        "num_visits": time.num_clusters,
+        "paired_latency_s": paired_s,
+        "flops_per_s": flops / time.point,
+        "bytes_per_s": num_bytes / time.point,
+        "matmul_share": None if matmul is None else flops / time.point / matmul.rate,
+        "copy_share": None if copy is None else num_bytes / time.point / copy.rate,
+    }
 
 
 def _verdict(found: Comparison | None, own: float | None) -> Row:
     """`own` is the ratio of a cell that is not compared: 1 where others are compared with it."""
     if found is None:
-        return {**dict.fromkeys(VERDICT), "ratio": own}
-    effect = found.minimum_detectable_effect
-    values = found.ratio, found.low, found.high, str(found.verdict), effect, found.sameness, found.more_s
-    return dict(zip(VERDICT, values, strict=True))
+        return {"ratio": own}
+    same = {name: getattr(found, name) for name in ("ratio", "minimum_detectable_effect", "sameness", "more_s")}
+    return {**same, "ratio_low": found.low, "ratio_high": found.high, "verdict": str(found.verdict)}
 
 
-def _ran(record: Record, latency: Measurement | None, time: Estimate | None, reasons: dict[Key, str]) -> Row:
+def _ran(record: Record, latency: Measurement | None, time: Estimate | None) -> Row:
     """What ran, where it was seen; shares of the profiled call where none was timed."""
     if record.operators is None:
-        return dict.fromkeys(RAN)
+        return {}
     seen = timed(record.operators, latency)
     call_s = sum(one.self_s for one in seen.calls) if time is None else time.point
     spent = times(seen, call_s) if record.status is Status.ok else {}
@@ -294,35 +318,7 @@ def _ran(record: Record, latency: Measurement | None, time: Estimate | None, rea
         "num_operators": num_operators(seen),
         "allocated_bytes": allocated_bytes(seen),
         "largest_block_bytes": max((one.largest_bytes for one in seen.calls), default=0),
-        **{column: spent.get(kind, 0.0) / call_s if spent else None for kind, column in KIND_SHARES.items()},
-        "why_slower": reasons.get(record.key),
-    }
-
-
-def _counts(record: Record) -> Row:
-    workload = record.workload
-    return {
-        "useful_flops": counts.useful_flops(workload),
-        "executed_flops": record.executed_flops,
-        "compulsory_bytes": counts.compulsory_bytes(workload),
-        "arithmetic_intensity": counts.arithmetic_intensity(workload),
-        "score_matrix_bytes": counts.score_matrix_bytes(workload),
-    }
-
-
-def _rates(record: Record, time: Estimate | None, results: Results) -> Row:
-    """What the time means as work, beside the ceilings of the run."""
-    if time is None:
-        return dict.fromkeys(RATES)
-    flops, num_bytes = counts.useful_flops(record.workload), counts.compulsory_bytes(record.workload)
-    ceilings = results.ceilings.get(record.workload.place)
-    matmul = None if ceilings is None else ceilings.matmul
-    copy = None if ceilings is None else ceilings.copy(num_bytes, is_cold=results.plan.cache == "cold")
-    return {
-        "flops_per_s": flops / time.point,
-        "bytes_per_s": num_bytes / time.point,
-        "matmul_share": None if matmul is None else flops / time.point / matmul.rate,
-        "copy_share": None if copy is None else num_bytes / time.point / copy.rate,
+        **{column: spent.get(kind, 0.0) / call_s for kind, column in KIND_SHARES.items() if spent},
     }
 
 
@@ -343,4 +339,4 @@ def _samples(results: Results) -> Iterator[Row]:
         for measurement in record.measurements:
             named = {**identity, "metric": measurement.metric, "unit": measurement.unit}
             for sample in measurement.samples:
-                yield {**named, **{field: getattr(sample, field) for field in Sample.__struct_fields__}}
+                yield {**named, **msgspec.structs.asdict(sample)}

@@ -108,23 +108,22 @@ def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
 
 def summary(results: "Results") -> dict[str, object]:
     """What a program needs to know in addition to the cells."""
-    from attnbench.analysis.overall import losses, suite
+    from attnbench.analysis.comparisons import losses, suite
 
     whole = suite(results)
     verdict = whole and {
-        "ratio": whole.ratio.point,
-        "low": whole.ratio.low,
-        "high": whole.ratio.high,
+        "ratio": whole.effect.ratio.point,
+        "low": whole.effect.ratio.low,
+        "high": whole.effect.ratio.high,
         "verdict": str(whole.verdict),
-        "minimum_detectable_effect": whole.minimum_detectable_effect,
+        "minimum_detectable_effect": whole.detectable,
     }
     return {"findings": losses(results), "suite": verdict}
 
 
 def conclude(results: "Results", *, has_findings: bool = False) -> NoReturn:
     """Exit as the comparison deserves: a loss counts whatever the noise; a slowdown where the session is valid."""
-    from attnbench.analysis.comparisons import comparisons
-    from attnbench.analysis.overall import losses, suite
+    from attnbench.analysis.comparisons import comparisons, losses, suite
     from attnbench.statistics.interference import MANY
     from attnbench.storage.records import Verdict
 

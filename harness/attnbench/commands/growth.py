@@ -30,8 +30,7 @@ def growth(
 ) -> None:
     """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it."""
     from attnbench import plugins
-    from attnbench.analysis import attempts
-    from attnbench.analysis.growth import growths
+    from attnbench.analysis.growth import SETTINGS, Asking, growths
     from attnbench.commands import running
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan
@@ -47,14 +46,14 @@ def growth(
     measured = running.execute(planned, folder, stages=("check", "metrics"))
     series_of_lengths = growths(measured, limit_bytes)
     notes: list[str] = []
-    with ProcessClient(folder / "worker.log", options.timeout_s, attempts.SETTINGS) as client:
-        asking = attempts.Asking(
+    with ProcessClient(folder / "worker.log", options.timeout_s, SETTINGS) as client:
+        asking = Asking(
             client=client,
             specs={plugins.name_of(spec): spec for spec in planned.implementations},
             call_limit_s=CALL_LIMIT_S if options.call_limit_s is None else options.call_limit_s,
             say=lambda line: typer.echo(line, err=True),
         )
-        grown = asking.limited(series_of_lengths, limit_bytes, tries=is_tried)
+        grown = [asking.limited(each, limit_bytes, tries=is_tried) for each in series_of_lengths]
         followed = list(asking.followed(grown, timeline)) if timeline else []
         if snapshot:
             notes += [f"memory snapshot: {path.name}" for path in asking.snapshots(grown, target)]

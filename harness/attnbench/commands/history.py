@@ -32,24 +32,21 @@ def history(
     as_json: AsJson = False,
 ) -> None:
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
-    from attnbench.analysis.history import Choice, alike, follow, gather
+    from attnbench.analysis.history import alike, follow, gather
     from attnbench.commands import terminal
     from attnbench.commands.running import make_folder
     from attnbench.reports import history as report
     from attnbench.reports.style import save
     from attnbench.units import plain
 
-    gathered = gather(paths or [results])
-    chosen = Choice(
-        metric=metric, implementations=tuple(implementation or ()), workload=workload, smallest=smallest / 100
-    )
-    runs, left_out = alike(gathered.runs, metric)
+    gathered, noticed = gather(paths or [results])
+    runs, left_out = alike(gathered, metric)
     if not runs:
         raise ValueError(f"metric={metric} has nothing to follow: {'; '.join(left_out)}; give --metric latency")
-    notes = (*gathered.notes, *left_out)
+    notes = [*noticed, *left_out]
     for note in notes:
         typer.echo(f"note: {plain(note)}", err=True)
-    series = follow(runs, chosen)
+    series = follow(runs, metric, implementations=implementation or (), workload=workload, smallest=smallest / 100)
     if to is not None:
         make_folder(to)
         (to / "history.md").write_text(report.markdown(series, notes), encoding="utf-8")

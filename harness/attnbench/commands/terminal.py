@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.measure import Measurement
 from rich.table import Table
 
-from attnbench.analysis.overall import losses
+from attnbench.analysis.comparisons import losses
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
 from attnbench.reports import cells, grouped, sides, story

@@ -26,7 +26,7 @@ from attnbench import plugins
 from attnbench.processes import planning
 from attnbench.processes.planning import Selection
 from attnbench.processes.worker_client import ROOT
-from attnbench.statistics.effects import FEWEST_EPOCHS
+from attnbench.statistics.verdicts import FEWEST_EPOCHS
 from attnbench.storage.events import Plan, Side, Sides
 
 REVISION = "rev:"

@@ -5,12 +5,12 @@ Titles are derived from the axes of workloads, so that a new axis is shown, too.
 
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
     GROUP_AXES,
@@ -107,7 +107,7 @@ def absent(results: Results) -> dict[str, str]:
     return {str(name): str(reasons[name]) for name in is_absent.index[is_absent]}
 
 
-@once
+@lru_cache(maxsize=1)
 def shown(results: Results) -> "pd.DataFrame":
     """The cells of tables and pictures with their titles: all but those of implementations that this run lacks.
 
@@ -124,7 +124,7 @@ def shown(results: Results) -> "pd.DataFrame":
     return kept.sort_values(["group", *LENGTHS, "paired_latency_s", "latency_s"], kind="stable")
 
 
-@once
+@lru_cache(maxsize=1)
 def groups(results: Results) -> dict[str, list[Row]]:
     """What is shown by its group's title, titles in the order of the plan."""
     return {str(title): rows(cells) for title, cells in shown(results).groupby("title", sort=False)}
@@ -139,7 +139,7 @@ def title(axes: Axes, varying: Collection[str] = ()) -> str:
     return _joined((axis for axis in (*WORDS, *OTHERS) if _is_shown(axis, axes, varying)), axes)
 
 
-@once
+@lru_cache(maxsize=1)
 def titles(results: Results) -> dict[str, str]:
     """By id, the title of each workload of a run: two that differ in more than length have two titles."""
     axes = {workload.id: workload.axes() for workload in results.plan.workloads}

@@ -9,8 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from attnbench.analysis.attempts import Followed
-from attnbench.analysis.growth import Fit, Growth, Outcome
+from attnbench.analysis.growth import Fit, Followed, Growth, Outcome
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, metric_columns, rows
 from attnbench.reports import Picture, cells, grouped, style

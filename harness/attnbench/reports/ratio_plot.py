@@ -10,7 +10,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel
 from attnbench.reports import Picture, cells, style
 from attnbench.reports.lines import Plot, draw
-from attnbench.statistics.effects import margin
+from attnbench.statistics.verdicts import margin
 from attnbench.storage.records import Verdict
 
 

@@ -1,6 +1,6 @@
 """Two states of the code side by side, as sides.md: the verdict on the whole, what went wrong, a row for each cell."""
 
-from attnbench.analysis.overall import by_side, losses, suite
+from attnbench.analysis.comparisons import by_side, losses, suite
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Row, metric_columns
 from attnbench.reports import cells, story, text_report
@@ -13,13 +13,14 @@ def headline(results: Results) -> str:
     found = suite(results)
     if found is None:
         return "nothing can be said of the whole: fewer than three processes, or no cell on both sides"
-    seen = span(found.ratio.point, found.ratio.low, found.ratio.high)
-    over = f"over {found.num_cells} cell{'s' * (found.num_cells > 1)}"
-    effect = found.minimum_detectable_effect
-    least = "so few processes could have shown none" if effect is None else f"one of {percent(effect)} would have shown"
+    effect, least = found.effect, "so few processes could have shown none"
+    seen = span(effect.ratio.point, effect.ratio.low, effect.ratio.high)
+    over = f"over {effect.num_cells} cell{'s' * (effect.num_cells > 1)}"
+    if found.detectable is not None:
+        least = f"one of {percent(found.detectable)} would have shown"
     return (
         f"{found.verdict}: the candidate takes {seen} times as long as the base {over}; "
-        f"of slowdowns {least}, none below {percent(found.margin)} counts"
+        f"of slowdowns {least}, none below {percent(effect.margin)} counts"
     )
 
 

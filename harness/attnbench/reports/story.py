@@ -6,12 +6,11 @@ from pathlib import Path
 
 import jinja2
 
-from attnbench.analysis.comparisons import comparisons, noise_floors, winners
-from attnbench.analysis.overall import by_implementation, by_side
+from attnbench.analysis.comparisons import by_implementation, by_side, comparisons, noise_floors, winners
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, grouped, notable
-from attnbench.statistics.effects import margin
 from attnbench.statistics.interference import MANY
+from attnbench.statistics.verdicts import margin
 from attnbench.storage.records import Environment, Verdict
 from attnbench.units import MISSING, duration, escaped, markdown_list, percent, plain, show, span
 from attnbench.workloads.workload import Workload
@@ -164,9 +163,10 @@ def means(results: Results) -> list[str]:
     """Each implementation over all of its workloads: the geometric mean of its ratios, and the verdict on that."""
     lines = []
     for name, found in by_implementation(results).items():
-        line = f"{name}: {span(found.ratio.point, found.ratio.low, found.ratio.high)} over {found.num_cells} workloads"
+        effect, ratio = found.effect, found.effect.ratio
+        line = f"{name}: {span(ratio.point, ratio.low, ratio.high)} over {effect.num_cells} workloads"
         if results.plan.sides is None:  # else the whole session has one verdict, and no implementation has
-            within = f" within {percent(found.margin)}" if found.verdict is Verdict.equivalent else ""
+            within = f" within {percent(effect.margin)}" if found.verdict is Verdict.equivalent else ""
             line += f", {found.verdict} on the whole{within}"
         lines.append(plain(line))
     return lines

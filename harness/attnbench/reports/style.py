@@ -14,7 +14,7 @@ import tomllib
 import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, lru_cache
 from importlib.resources import files
 from pathlib import Path
 from types import MappingProxyType
@@ -28,7 +28,6 @@ from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
 
 from attnbench import plugins
-from attnbench.analysis.cached import once
 from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report
 from attnbench.storage.records import BASE, Arm
@@ -223,7 +222,7 @@ def _fit_for_a_page(svg: str) -> str:
 
 def report(stem: str, summary: str, draw: Callable[[Results], list[Picture]]) -> Report:
     """The report that draws pictures, once for its files and the page, and writes them as stem.svg and stem.png."""
-    drawn = once(draw)
+    drawn = lru_cache(maxsize=1)(draw)
     return Report(summary=summary, write=lambda results, folder: save(drawn(results), folder, stem), draw=drawn)
 
 

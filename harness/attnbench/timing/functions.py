@@ -6,10 +6,9 @@ Used by the doctor, the acceptance tests and the fixture `attention_bench`.
 from collections.abc import Callable, Mapping
 
 from attnbench.devices import Clock, device
-from attnbench.statistics.effects import Effect, paired_effect
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
-from attnbench.statistics.verdicts import Judgement, detectable, judge
+from attnbench.statistics.verdicts import Effect, Judgement, detectable, judge, paired_effect
 from attnbench.storage.records import PROBE, Arm, Comparison, Sample
 from attnbench.timing import blocks
 from attnbench.timing.schedule import GROWTH, load_libraries, visit_seed

@@ -16,11 +16,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from attnbench.statistics.effects import Effect, paired_effect
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, paired_ratio, pairs_with_baseline, t_quantile
-from attnbench.statistics.verdicts import Policy, judge, needed, share_of_cells, visits_to_go
+from attnbench.statistics.verdicts import Effect, Policy, judge, needed, paired_effect, share_of_cells, visits_to_go
 from attnbench.storage import events
 from attnbench.storage.events import Plan
 from attnbench.storage.records import PROBE, Arm, Key, Place, Sample, Status, Verdict

@@ -7,15 +7,13 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.comparisons import comparisons, effects, noise_floors, policy
-from attnbench.analysis.gate import times
-from attnbench.analysis.gate.cells import match
-from attnbench.analysis.gate.decision import conclude, judge_sides, side
+from attnbench.analysis.comparisons import compared, comparisons, noise_floors, policy
+from attnbench.analysis.gate.certain import match_records
+from attnbench.analysis.gate.decision import conclude, judge_sides, side, side_by_side, whole
 from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Ruling
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
-from attnbench.statistics.effects import Effect
 from attnbench.statistics.intervals import Estimate, t_quantile
-from attnbench.statistics.verdicts import ALONE, Reason
+from attnbench.statistics.verdicts import ALONE, Effect, Reason
 from attnbench.storage.records import BASE, Status
 from studies.simulated import virtual
 from studies.simulated.worlds import WORLDS
@@ -49,10 +47,11 @@ def session(folder: Path, ratio: float, asked: Thresholds | None = None, **chang
     ]
     candidate = [record for record in found.records if record.implementation == "fused"]
     candidate = [msgspec.structs.replace(record, operators=None, **changes) for record in candidate]
-    matches, asked = match(base, candidate), asked or Thresholds()
-    timed = times.side_by_side(effects(found), matches, asked, policy(found), noise_floors(found))
-    whole = times.whole(SLOWER_SUITE if ratio > 1.02 else SUITE, asked, [each.key for each in matches])
-    return conclude((side(found), side(found)), matches, (timed, whole), asked)
+    matches, asked = match_records(base, candidate), asked or Thresholds()
+    cells = [(each.record, each.effect) for each in compared(found)]
+    timed = side_by_side(cells, matches, asked, policy(found), noise_floors(found))
+    suite = whole(SLOWER_SUITE if ratio > 1.02 else SUITE, asked, [each.key for each in matches])
+    return conclude((side(found), side(found)), matches, (timed, suite), asked)
 
 
 def kinds(decision: Decision) -> set[Kind]:
@@ -109,8 +108,8 @@ def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(
 ) -> None:
     found = scripts.run(tmp_path / "run", names=NAMES, points=POINTS)
     records = [msgspec.structs.replace(record, status=status, message="no", agreement=None) for record in found.records]
-    matches, whole = match([] if is_new else records, records), times.whole(None, Thresholds(), [])
-    decision = conclude((side(found), side(found)), matches, ([], whole), Thresholds())
+    matches, suite = match_records([] if is_new else records, records), whole(None, Thresholds(), [])
+    decision = conclude((side(found), side(found)), matches, ([], suite), Thresholds())
     told = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
     assert (decision.outcome, decision.words) == told
 
@@ -132,12 +131,12 @@ def test_what_is_certain_counts(tmp_path: Path) -> None:
 
 
 def test_nothing_of_the_whole_is_inconclusive() -> None:
-    assert times.whole(None, Thresholds(), []).outcome is Outcome.inconclusive
+    assert whole(None, Thresholds(), []).outcome is Outcome.inconclusive
 
 
 def judged_whole(found: Effect, allowed: float | None) -> Ruling:
     rules = () if allowed is None else (Rule(metric="latency", allowed=allowed),)
-    return times.whole(found, Thresholds(rule=rules), [("w", "x")])
+    return whole(found, Thresholds(rule=rules), [("w", "x")])
 
 
 @pytest.mark.parametrize(
@@ -186,7 +185,9 @@ def judged(
     found = scripts.run(folder / "run", names=NAMES, points=POINTS)
     (record, *_) = [each for each in found.records if each.implementation == "fused"]
     floors = {} if floor is None else {record.workload.id: floor}
-    (ruling,) = times.side_by_side([(record, seen)], match([record], [record]), asked, ALONE, floors, is_apart=is_apart)
+    (ruling,) = side_by_side(
+        [(record, seen)], match_records([record], [record]), asked, ALONE, floors, is_apart=is_apart
+    )
     return ruling
 
 
@@ -289,9 +290,9 @@ def test_a_session_that_was_cut_short_is_invalid_whatever_is_missing_from_it(tmp
     """Killed after the base's check and before the candidate's, it seems to have lost the candidate."""
     asked = virtual.with_sides(virtual.plan(2, ("x",), budget_s=5.0, seed=1))
     client = virtual.SimulatedClient(WORLDS["calm"], lambda *_: 1e-3, seed=1)
-    whole = virtual.execute(asked, tmp_path / "run", client)
-    base = tuple(record for record in whole.records if record.side == BASE)
-    lost = dataclasses.replace(whole, records=base)
+    results = virtual.execute(asked, tmp_path / "run", client)
+    base = tuple(record for record in results.records if record.side == BASE)
+    lost = dataclasses.replace(results, records=base)
     assert judge_sides(lost, Thresholds()).outcome is Outcome.finding
     killed = judge_sides(dataclasses.replace(lost, elapsed_s=None), Thresholds())
     assert killed.outcome is Outcome.invalid

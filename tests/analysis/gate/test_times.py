@@ -6,8 +6,7 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.gate import times
-from attnbench.analysis.gate.decision import judge
+from attnbench.analysis.gate.decision import between_runs, judge, reach
 from attnbench.analysis.gate.rulings import Decision, Kind, Outcome
 from attnbench.analysis.gate.thresholds import Rule, Thresholds
 from studies.simulated import virtual
@@ -69,15 +68,15 @@ def test_thirty_percent_are_found_in_each_world(tmp_path):
 
 
 def test_what_would_show_is_told_in_percent_as_long_as_that_says_something():
-    assert times.reach(0.123) == "12 %"
-    assert times.reach(1e6) == "10 times the time"
+    assert reach(0.123) == "12 %"
+    assert reach(1e6) == "10 times the time"
 
 
 def test_a_suite_without_times_is_undecided(tmp_path):
     results = virtual.execute(
         plan(2, NAMES, budget_s=0.0), tmp_path / "run", virtual.SimulatedClient(WORLDS["calm"], lambda *_: 1e-3)
     )
-    rulings, found = times.between_runs(results, results, [], Thresholds())
+    rulings, found = between_runs(results, results, [], Thresholds())
     assert not rulings
     assert (found.kind, found.outcome) == (Kind.undecided, Outcome.inconclusive)
 

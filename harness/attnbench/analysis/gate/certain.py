@@ -1,11 +1,15 @@
-"""What has no noise and needs no statistics: status, check, errors, backend, operators, FLOPs and memory."""
+"""Which cell of one run is which of the other, and what is certain of it: status, check, backend, FLOPs and memory."""
 
 import math
 import re
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import partial
 
-from attnbench.analysis.gate.cells import Match
+import msgspec
+
+from attnbench.analysis.breakdown import num_operators
 from attnbench.analysis.gate.rulings import (
     BACKEND,
     ERROR_RATIO,
@@ -14,12 +18,15 @@ from attnbench.analysis.gate.rulings import (
     NUM_OPERATORS,
     OUTCOMES,
     STATUS,
+    Key,
     Kind,
     Outcome,
     Ruling,
     ruling,
 )
 from attnbench.analysis.gate.thresholds import Thresholds
+from attnbench.analysis.results import Results
+from attnbench.plugins import name_of
 from attnbench.statistics.intervals import median
 from attnbench.storage.records import Agreement, Record, Status
 from attnbench.units import SCALES, show, significant
@@ -37,6 +44,76 @@ _BEGINNING = 160
 _MOST_MISSING = 3
 
 
+@dataclass(frozen=True, kw_only=True)
+class Match:
+    """A cell as both runs have it; one of them may not."""
+
+    base: Record | None
+    candidate: Record | None
+
+    @property
+    def key(self) -> Key:
+        """Workload id and implementation: the candidate's names, where it has the cell."""
+        record = self.candidate or self.base
+        assert record is not None
+        return key_of(record)
+
+    @property
+    def renamed_from(self) -> str:
+        """The older names of the cell; empty where the names are the same."""
+        if self.base is None or self.candidate is None:
+            return ""
+        before = self.base.implementation, self.base.workload.id
+        after = self.candidate.implementation, self.candidate.workload.id
+        return ", ".join(old for old, new in zip(before, after, strict=True) if old != new)
+
+
+def key_of(record: Record) -> Key:
+    """The workload id and the implementation of a record, whatever its side."""
+    return record.workload.id, record.implementation
+
+
+def match_runs(base: Results, candidate: Results) -> list[Match]:
+    """Every cell of either run, the base's first, in the order of their plans."""
+
+    def digests(results: Results) -> dict[str, str]:
+        """The source of each implementation; empty where it has none."""
+        return {name_of(spec): results.plan.digests.get(spec, "") for spec in results.plan.implementations}
+
+    def work(results: Results) -> dict[str, str]:
+        """What each workload computes, by how many threads; the seed of its random numbers is left out."""
+        environments = (record.environment for record in results.records if record.environment is not None)
+        default = next((environment.num_threads for environment in environments), 0)  # what num_threads=0 stood for
+        return {
+            each.id: msgspec.structs.replace(each, seed=0, num_threads=each.num_threads or default).id
+            for each in results.plan.workloads
+        }
+
+    renamed = _renamed(digests(base), digests(candidate)) | _renamed(work(base), work(candidate))
+    return match_records(base.records, candidate.records, renamed)
+
+
+def match_records(
+    base: Iterable[Record], candidate: Iterable[Record], renamed: Mapping[str, str] | None = None
+) -> list[Match]:
+    """Every record of either side; `renamed` says what a workload or implementation of the base is called now."""
+    now, rest = renamed or {}, {key_of(record): record for record in candidate}
+    matches = []
+    for record in base:
+        workload, implementation = (now.get(name, name) for name in key_of(record))
+        matches.append(Match(base=record, candidate=rest.pop((workload, implementation), None)))
+    return [*matches, *(Match(base=None, candidate=record) for record in rest.values())]
+
+
+def _renamed(before: Mapping[str, str], after: Mapping[str, str]) -> dict[str, str]:
+    """Old names to new: one that is gone and one that is new, where each is the only one with the same content."""
+    gone = {name: content for name, content in before.items() if content and name not in after}
+    new = {name: content for name, content in after.items() if content and name not in before}
+    num_gone, num_new = Counter(gone.values()), Counter(new.values())
+    names = {content: name for name, content in new.items()}
+    return {name: names[content] for name, content in gone.items() if num_gone[content] == num_new[content] == 1}
+
+
 def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
     """Everything certain about one cell."""
     base, candidate = match.base, match.candidate
@@ -47,39 +124,41 @@ def rulings(match: Match, thresholds: Thresholds) -> Iterator[Ruling]:
     if match.renamed_from:
         words = f"was {match.renamed_from} before; judged as the same cell"
         yield ruling(match.key, "name", Kind.changed, words)
-    kind, outcome, words = _status(base, candidate)
-    before, after = None if base is None else str(base.status), str(candidate.status)
-    yield ruling(match.key, STATUS, kind, words, outcome=outcome or OUTCOMES[kind], base=before, candidate=after)
+    yield _status(base, candidate)
     if base is not None and base.status is candidate.status is Status.ok:
         yield from _check(base, candidate, thresholds)
         yield from _numbers(base, candidate, thresholds)
 
 
-def _status(base: Record | None, candidate: Record) -> tuple[Kind, Outcome | None, str]:
-    """How the cell ended, then and now; with an outcome where it is not the usual one of the kind."""
-    after, message = candidate.status, f": {candidate.message}" if candidate.message else ""
-    if base is None:
-        if candidate.is_finding:
-            return Kind.failed, None, f"new, and it failed; now {after}{message}"
-        return Kind.new, None, f"new: {after}, and nothing to compare it with"
-    before = base.status
-    kind, outcome, words = Kind.same, None, f"{after} as before"
-    if candidate.is_finding and not base.is_finding:
-        kind, words = Kind.failed, f"was {before}; now {after}{message}"
+def _status(base: Record | None, candidate: Record) -> Ruling:
+    """How the cell ended, then and now."""
+    before, after = None if base is None else base.status, candidate.status
+    now = f"now {after}: {candidate.message}" if candidate.message else f"now {after}"
+    outcome = None  # the usual one of the kind
+    if base is None and candidate.is_finding:
+        kind, words = Kind.failed, f"new, and it failed; {now}"
+    elif base is None:
+        kind, words = Kind.new, f"new: {after}, and nothing to compare it with"
+    elif candidate.is_finding and not base.is_finding:
+        kind, words = Kind.failed, f"was {before}; {now}"
     elif candidate.is_finding and before is after and _reason(base) == _reason(candidate):
         kind, outcome, words = Kind.failed, Outcome.passed, f"failed as before: {_described(candidate)}"
     elif candidate.is_finding:
         kind, words = Kind.changed, f"failed in another way: {_described(candidate)}; before it was {_described(base)}"
-    elif before is not after is Status.ok:
-        kind, outcome = (Kind.changed, Outcome.improved) if base.is_finding else (Kind.new, None)
-        words = f"was {before}, is ok"
+    elif before is after:
+        kind, words = Kind.same, f"{after} as before"
+    elif after is Status.ok and base.is_finding:
+        kind, outcome, words = Kind.changed, Outcome.improved, f"was {before}, is ok"
+    elif after is Status.ok:
+        kind, words = Kind.new, f"was {before}, is ok"
     elif before is Status.ok and after is Status.unsupported:
-        kind, words = Kind.lost, f"was ok; now {after}{message}"
-    elif before is not after and (before is Status.ok or base.is_finding):  # foreseen to be out of reach, or refused
-        kind, words = Kind.lost, f"was {before} and is no longer tried; now {after}{message}"
-    elif before is not after:
-        words = f"was {before}, not tried either; now {after}{message}"
-    return kind, outcome, words
+        kind, words = Kind.lost, f"was ok; {now}"
+    elif before is Status.ok or base.is_finding:  # foreseen to be out of reach, or refused
+        kind, words = Kind.lost, f"was {before} and is no longer tried; {now}"
+    else:
+        kind, words = Kind.same, f"was {before}, not tried either; {now}"
+    statuses = {"base": None if before is None else str(before), "candidate": str(after)}
+    return ruling(key_of(candidate), STATUS, kind, words, outcome=outcome or OUTCOMES[kind], **statuses)
 
 
 def _described(record: Record) -> str:
@@ -104,7 +183,7 @@ def tried(agreement: Agreement | None) -> set[str]:
 
 def _check(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
     """Whether the check is as complete as it was, whether errors have grown, and which backend ran."""
-    rule = partial(ruling, (candidate.workload.id, candidate.implementation))
+    rule = partial(ruling, key_of(candidate))
     was, now = base.agreement, candidate.agreement
     missing = sorted(tried(was) - tried(now))
     if missing:
@@ -112,11 +191,9 @@ def _check(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[
         yield rule(CHECK, Kind.lost, f"the check no longer tries {', '.join(missing[:_MOST_MISSING])}{more}")
     before, after = (None if each is None else each.error_ratio for each in (was, now))
     if before is not None and after is not None:
-        allowed = thresholds.allowed(candidate.workload.id, candidate.implementation, ERROR_RATIO)
-        kind, words = (
-            Kind.same,
-            f"the largest error / tolerance is {significant(after, 2)}, before {significant(before, 2)}",
-        )
+        allowed = thresholds.allowed(*key_of(candidate), ERROR_RATIO)
+        kind = Kind.same
+        words = f"the largest error / tolerance is {significant(after, 2)}, before {significant(before, 2)}"
         if after > before + allowed:
             kind, words = Kind.grown, f"{words}; it may grow by {significant(allowed, 2)}"
         yield rule(ERROR_RATIO, kind, words, base=before, candidate=after)
@@ -137,7 +214,7 @@ def numbers(record: Record) -> dict[str, tuple[float, str]]:
     """Each number without noise that a record has, and its unit; a new metric appears here by itself."""
     found: dict[str, tuple[float, str]] = {}
     if record.operators is not None:
-        found[NUM_OPERATORS] = sum(operator.num_calls for operator in record.operators.calls), ""
+        found[NUM_OPERATORS] = num_operators(record.operators), ""
     if record.executed_flops is not None:
         found[EXECUTED_FLOPS] = record.executed_flops, "flops"
     for each in record.measurements:
@@ -148,7 +225,7 @@ def numbers(record: Record) -> dict[str, tuple[float, str]]:
 
 def _numbers(base: Record, candidate: Record, thresholds: Thresholds) -> Iterator[Ruling]:
     """Whether a number has grown that may not, or is no longer known."""
-    key, now = (candidate.workload.id, candidate.implementation), numbers(candidate)
+    key, now = key_of(candidate), numbers(candidate)
     for metric, (before, unit) in numbers(base).items():
         if metric not in now:
             if metric != NUM_OPERATORS:  # the ruling on the backend says that these are lost

@@ -10,8 +10,8 @@ from xml.etree import ElementTree as ET
 
 import msgspec
 
+from attnbench.analysis.gate.decision import reach
 from attnbench.analysis.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling
-from attnbench.analysis.gate.times import reach
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import arm_of, metric_columns, rows, table
 from attnbench.units import MISSING, escaped, plain, show, significant

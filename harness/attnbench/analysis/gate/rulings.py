@@ -45,18 +45,12 @@ class Kind(enum.StrEnum):
     new = "new"
 
 
-OUTCOMES = {
+OUTCOMES = dict.fromkeys(Kind, Outcome.finding) | {
     Kind.same: Outcome.passed,
-    Kind.faster: Outcome.improved,
-    Kind.slower: Outcome.finding,
-    Kind.undecided: Outcome.inconclusive,
-    Kind.suspicious: Outcome.finding,
-    Kind.grown: Outcome.finding,
-    Kind.shrunk: Outcome.improved,
-    Kind.failed: Outcome.finding,
-    Kind.lost: Outcome.finding,
-    Kind.changed: Outcome.finding,
     Kind.new: Outcome.passed,
+    Kind.faster: Outcome.improved,
+    Kind.shrunk: Outcome.improved,
+    Kind.undecided: Outcome.inconclusive,
 }
 """What each kind comes to where nothing else is said."""
 

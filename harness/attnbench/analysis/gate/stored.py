@@ -9,8 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from attnbench.analysis.gate import certain, times
-from attnbench.analysis.gate.decision import fingerprints, invalid_reasons, judge
+from attnbench.analysis.gate import certain
+from attnbench.analysis.gate.decision import fingerprints, invalid_reasons, judge, processes, relatives
 from attnbench.analysis.gate.rulings import Kind, Outcome
 from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.results import Results, read
@@ -119,9 +119,9 @@ def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
     if not fingerprints(candidate):
         reasons.append("the run has no cells")
     fewest = thresholds.fewest_epochs
-    num_epochs = max((each.num_epochs for each in times.relatives(candidate).values()), default=fewest)
+    num_epochs = max((each.num_epochs for each in relatives(candidate).values()), default=fewest)
     if num_epochs < fewest:
-        problem = f"its times are of {times.processes(num_epochs)}, and a gate judges from {fewest} on"
+        problem = f"its times are of {processes(num_epochs)}, and a gate judges from {fewest} on"
         more = f"give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
         reasons.append(f"{problem}: {more}")
     if reasons:

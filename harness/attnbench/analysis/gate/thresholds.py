@@ -119,12 +119,8 @@ def parse(text: bytes) -> Thresholds:
     given = msgspec.toml.decode(text)
     gate = given.get("gate")
     rules = gate.get("rule") if isinstance(gate, dict) else None
-    levels: list[tuple[str, object, type[msgspec.Struct]]] = [
-        ("table", given, _File),
-        ("key of [gate]", gate, Thresholds),
-    ]
-    levels += [("key of [[gate.rule]]", rule, Rule) for rule in (rules if isinstance(rules, list) else ())]
-    for kind, level, struct in levels:
+    of_rules = [("key of [[gate.rule]]", rule, Rule) for rule in (rules if isinstance(rules, list) else ())]
+    for kind, level, struct in [("table", given, _File), ("key of [gate]", gate, Thresholds), *of_rules]:
         for key in level if isinstance(level, dict) else ():
             if key not in struct.__struct_fields__:  # a misspelt threshold would have no effect
                 raise ValueError(unknown(kind, key, struct.__struct_fields__))
