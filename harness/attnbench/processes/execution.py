@@ -150,7 +150,7 @@ class Session:
             self._stage, self._stage_start = stage, self.clock()
         pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
         left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
-        counts = Counter(map(str, self.state.status.values()))
+        counts = {str(status): number for status, number in self.state.counts.items() if number}
         self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s))
 
 

@@ -70,19 +70,27 @@ class State:
     spent_s: float = 0.0  # of the run: until its last visit, and inside checks and ceilings after it
     samples: dict[str, dict[Arm, list[Sample]]] = field(default_factory=dict)  # by workload and arm
     gauge: InterferenceGauge = field(default_factory=InterferenceGauge)
+    counts: Counter[str] = field(default_factory=Counter)  # cells by status, kept up: there may be 100,000 of them
+
+    def conclude(self, cell: Key, status: Status) -> None:
+        """Give a cell a status, in place of an earlier one."""
+        if cell in self.status:
+            self.counts[self.status[cell]] -= 1
+        self.status[cell] = status
+        self.counts[status] += 1
 
     def apply(self, event: events.Event) -> None:
         """Add one event."""
         match event:
             case events.CellChecked():
-                self.status[event.key] = event.status
+                self.conclude(event.key, event.status)
                 self.spent_s += event.check_s
             case events.CellFailed():
-                self.status[event.key] = event.status
+                self.conclude(event.key, event.status)
             case events.CellProfiled():
                 self.profiled.add(event.key)
                 if event.operators.fallback:
-                    self.status[event.key] = Status.fallback
+                    self.conclude(event.key, Status.fallback)
             case events.CellMeasured():
                 self.observed.add((event.key, event.measurement.metric))
             case events.CeilingsMeasured():
