@@ -114,7 +114,7 @@ def test_progress_counts_cells_by_status_without_a_pass_over_all_of_them(tmp_pat
         one.state.status = NeverPassedOver()
         for status in (Status.ok, Status.unsupported):
             one.record(CellChecked(workload=str(status), implementation="fused", status=status))
-        one.record(CellFailed(workload="ok", implementation="fused", status=Status.crashed))
+        one.record(CellFailed(workload="ok", implementation="fused", status=Status.crashed, message=""))
         one.show_progress("check", "", 2, 2)
     assert seen[0].counts == {"crashed": 1, "unsupported": 1}
 
