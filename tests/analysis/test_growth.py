@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.analysis.growth import SETTINGS, Asking, Followed, Growth, Outcome, fit, growths
+from attnbench.analysis.growth import SETTINGS, Asking, Growth, Outcome, fit, growths
 from attnbench.analysis.results import read
 from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, SampleBlocks
 from attnbench.processes.worker_client import ProcessClient
@@ -23,6 +23,7 @@ from tests import forks, journals
 ROOT = Path(__file__).parents[2]
 LENGTHS = (256, 512, 1024, 1536, 2048, 4096)
 GIB = 2**30
+SPECS = {Arm(implementation=name): name for name in ("fused", "sdpa")}
 
 
 def textbook(length: int) -> float:
@@ -141,8 +142,8 @@ class MadeUp:
 
 
 def asked(growth: Growth, client: ProcessClient, limit: float = 0.25 * GIB, *, tries: bool = True) -> Growth:
-    asking = Asking(client=client, specs={"fused": "fused", "sdpa": "sdpa"}, call_limit_s=20.0, say=lambda _: None)
-    return asking.limited(growth, limit, tries=tries)
+    asking = Asking(client=client, specs=SPECS, call_limit_s=20.0, say=lambda _: None)
+    return asking.limited(replace(growth, limit_bytes=limit), tries=tries)
 
 
 @pytest.fixture
@@ -213,18 +214,18 @@ def test_page_json_and_pictures_say_the_same(fused, found, measured):
 
 
 def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
-    asking = Asking(client=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, say=lambda _: None)
-    followed = list(asking.followed([fused], 1024))
-    assert followed[0].timeline.peak_bytes == textbook(1024)
-    assert followed == [Followed(growth=fused, length=1024, timeline=followed[0].timeline)]
-    (drawn,) = told.timelines(followed)
+    asking = Asking(client=MadeUp(), specs=SPECS, call_limit_s=20.0, say=lambda _: None)
+    ((growth, timeline),) = asking.timelines([fused], 1024)
+    assert growth == fused
+    assert timeline.peak_bytes == textbook(1024)
+    (drawn,) = told.timelines([(growth, timeline)], 1024)
     assert "T=1024" in drawn.caption
     assert drawn.svg.startswith("<svg ")
 
 
 def test_a_snapshot_is_made_of_cuda_alone_and_it_is_told(fused, tmp_path):
     heard = []
-    asking = Asking(client=MadeUp(), specs={"fused": "fused"}, call_limit_s=20.0, say=heard.append)
+    asking = Asking(client=MadeUp(), specs=SPECS, call_limit_s=20.0, say=heard.append)
     assert list(asking.snapshots([fused], tmp_path)) == []
     assert "no snapshot of fused on cpu" in heard[0]
 

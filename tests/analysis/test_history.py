@@ -2,6 +2,7 @@
 
 import csv
 import dataclasses
+import gzip
 import io
 import shutil
 
@@ -11,11 +12,12 @@ import pytest
 from typer.testing import CliRunner
 
 from attnbench.analysis.gate.outputs import series
-from attnbench.analysis.history import FEWEST, Point, alike, among_neighbours, changes, follow, gather
-from attnbench.analysis.table import table
+from attnbench.analysis.history import FEWEST, alike, among_neighbours, changes, follow, gather
+from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
 from attnbench.reports import history as told
 from attnbench.storage.events import CellEvent, RunStarted, Side, Sides, VisitFinished
+from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import BASE, CANDIDATE, Arm
 from tests import journals
 from tests.analysis.gate import scripts
@@ -95,11 +97,11 @@ def stored(tmp_path_factory):
 
 def test_each_cell_is_a_series_in_the_order_of_time_and_the_slowdown_is_found(stored):
     series = follow(gather([stored])[0])
-    assert {(each.workload.id, str(each.arm)) for each in series} == {
+    assert {(each.cell["workload"], str(arm_of(each.cell))) for each in series} == {
         (point.id, name) for point in POINTS for name in NAMES[1:]
     }
     for each in series:
-        assert [point.time for point in each.points] == sorted(point.time for point in each.points)
+        assert [point["time"] for point in each.points] == sorted(point["time"] for point in each.points)
         assert [change.place for change in each.changes] == [5]
         assert each.changes[0].effect == pytest.approx(0.1, abs=0.03)
         assert told.change(each, each.changes[0]).endswith("% from 5abcdef012 (2025-11-06) on, before: 4abcdef012")
@@ -124,9 +126,9 @@ def test_machines_are_kept_apart(stored, tmp_path):
     other = msgspec.structs.replace(journals.ENVIRONMENT, cpu="Another CPU")
     journals.write(tmp_path / "runs" / "other", POINTS, NAMES, num_visits=1, environment=other)
     series = follow(gather([stored, tmp_path])[0])
-    machines = told.machines(series)
-    assert {len(rows[0].points) for rows in machines.values()} == {1, len(SLOWDOWNS)}
-    assert told.row(machines[other.fingerprint][0])["changes of level"] == "- (fewer than 6 runs)"
+    assert {len(each.points) for each in series} == {1, len(SLOWDOWNS)}
+    few = {told.machine_of(each): told.row(each)["changes of level"] for each in series if len(each.points) == 1}
+    assert few == {f"Another CPU, fingerprint {other.fingerprint}": "- (fewer than 6 runs)"}
 
 
 def test_a_copy_counts_once_and_a_longer_journal_wins(stored, tmp_path):
@@ -142,6 +144,17 @@ def test_a_copy_counts_once_and_a_longer_journal_wins(stored, tmp_path):
         runs, notes = gather(paths)
         assert "the longer journal counts" in notes[0]
         assert all(results.elapsed_s is not None for results in runs)
+
+
+def test_a_packed_journal_is_a_copy_of_its_run_wherever_it_lies(stored, tmp_path):
+    first = min((stored / "runs").iterdir())
+    packed = tmp_path / "runs" / first.name / PACKED
+    packed.parent.mkdir(parents=True)
+    packed.write_bytes(gzip.compress((first / JOURNAL).read_bytes()))
+    for path in (tmp_path, packed.parent.parent, packed.parent, packed):
+        runs, notes = gather([stored, path])
+        assert len(runs) == len(SLOWDOWNS)
+        assert notes == [f"{first.name} is there twice: counted once"]
 
 
 def test_two_runs_of_one_name_are_refused(stored, tmp_path):
@@ -207,7 +220,7 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored):
 
 
 def test_text_from_a_journal_stays_on_its_line_and_is_no_formula(stored):
-    point = Point(run="r", time="x\n# heading", commit="\x1b[2Jab\n# c", value=1.0)
+    point = {"run": "r", "time": "x\n# heading", "commit": "\x1b[2Jab\n# c", "value": 1.0}
     assert "\n" not in told.commit(point) + told.day(point)
     assert "\x1b" not in told.commit(point)
     (series, *_) = follow(gather([stored])[0])
@@ -263,7 +276,7 @@ def test_where_only_sessions_of_two_sides_are_stored_it_is_told_why_and_what_to_
 def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, known):
     session(tmp_path / "runs" / "one", candidate=candidate)
     (results,) = gather([tmp_path])[0]
-    found = {str(each.arm): each.points[0] for each in follow([results], "latency")}
+    found = {str(arm_of(each.cell)): each.points[0] for each in follow([results], "latency")}
     assert {name: told.commit(point) for name, point in found.items()} == {
         "fused (base)": "bbbbbbbbbb",
         "fused": known,

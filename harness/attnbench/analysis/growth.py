@@ -19,7 +19,7 @@ from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Failed
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.statistics.intervals import growth_exponent, t_quantile
-from attnbench.storage.memory_events import SLACK_BYTES, Timeline
+from attnbench.storage.memory_events import SHARE_OF_FREE, SLACK_BYTES, Timeline
 from attnbench.storage.records import Arm, Status
 from attnbench.units import duration
 from attnbench.workloads.workload import Workload
@@ -44,8 +44,6 @@ FEW_GRAINS = 32
 SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
 """Of the worker: large blocks come from the system and go back to it, so that the limit is on what is in use
 (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
-SHARE_OF_FREE = 0.75
-"""What is tried where no limit is given."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -235,26 +233,12 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
     cells = table(results)
     if PEAK not in cells:
         return []
-    lines = [
-        (panel, arm.implementation, line.loc[line[PEAK] > 0, [panel.axis, PEAK]])
+    return [
+        Growth(panel=panel, implementation=arm.implementation, points=points, fit=fit(points), limit_bytes=limit_bytes)
         for panel in panels(cells)
         for arm, line in panel.lines.items()
+        if (points := tuple(line.loc[line[PEAK] > 0, [panel.axis, PEAK]].itertuples(index=False, name=None)))
     ]
-    points = [tuple((int(length), float(peak)) for length, peak in line.to_numpy()) for _, _, line in lines]
-    return [
-        Growth(panel=panel, implementation=name, points=own, fit=fit(own), limit_bytes=limit_bytes)
-        for (panel, name, _), own in zip(lines, points, strict=True)
-        if own
-    ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Followed:
-    """One call of an implementation at one length, event by event."""
-
-    growth: Growth
-    length: int
-    timeline: Timeline
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -262,28 +246,25 @@ class Asking:
     """Asks for calls; `specs` say where each implementation comes from, `say` receives what is under way."""
 
     client: WorkerClient
-    specs: dict[str, str]
+    specs: dict[Arm, str]
     call_limit_s: float
     say: Callable[[str], object]
 
-    def limited(self, growth: Growth, limit_bytes: float, *, tries: bool) -> Growth:
-        """The same with the limit, and the outcomes of calls near it; without a limit, most of what is free is it."""
-        if growth.fit is None:
+    def limited(self, growth: Growth, *, tries: bool) -> Growth:
+        """The same with a limit, most of what is free where it had none, and the outcomes of calls near the limit."""
+        if growth.fit is None or (growth.limit_bytes and not tries):
             return growth
         longest = growth.fit.lengths[-1]
-        base = self._ask(growth, longest) if tries or not limit_bytes else None
-        if isinstance(base, Attempted):
-            limit_bytes = limit_bytes or SHARE_OF_FREE * base.free_bytes
-        found = replace(growth, limit_bytes=limit_bytes)
-        if not tries:
-            return found
-        outcomes = [self._try(found, outcome, base, longest) for outcome in found.tries()]
-        return replace(found, outcomes=tuple(outcomes))
+        base = self._ask(growth, longest)
+        if isinstance(base, Attempted) and not growth.limit_bytes:
+            growth = replace(growth, limit_bytes=SHARE_OF_FREE * base.free_bytes)
+        outcomes = [self._try(growth, outcome, base, longest) for outcome in growth.tries()] if tries else []
+        return replace(growth, outcomes=tuple(outcomes))
 
-    def _try(self, growth: Growth, outcome: Outcome, base: Attempted | Failed | None, longest: int) -> Outcome:
+    def _try(self, growth: Growth, outcome: Outcome, base: Attempted | Failed, longest: int) -> Outcome:
         """A call, unless it is predicted to last too long: twice the length is four times the work, at the most."""
-        if not isinstance(base, Attempted):
-            text = "" if base is None else f"not even T={longest} could be called again: {base.message}"
+        if isinstance(base, Failed):
+            text = f"not even T={longest} could be called again: {base.message}"
             return msgspec.structs.replace(outcome, message=text)
         call_s = base.call_s * (outcome.length / longest) ** 2
         if call_s > self.call_limit_s:
@@ -295,12 +276,12 @@ class Asking:
         status = None if found.status is Status.unsupported else found.status
         return msgspec.structs.replace(outcome, status=status, message=found.message)
 
-    def followed(self, growths: Sequence[Growth], length: int) -> Iterator[Followed]:
+    def timelines(self, growths: Sequence[Growth], length: int) -> Iterator[tuple[Growth, Timeline]]:
         """Each implementation's call at that length; one that fails, or is not on the host, is named and left out."""
         for growth in growths:
             found = self._ask(growth, length)
             if isinstance(found, Attempted) and found.timeline is not None:
-                yield Followed(growth=growth, length=length, timeline=found.timeline)
+                yield growth, found.timeline
             else:
                 reason = found.message if isinstance(found, Failed) else "allocations are seen on the CPU alone"
                 self.say(f"no timeline of {growth.implementation}: {reason}")
@@ -321,12 +302,11 @@ class Asking:
 
     def _ask(self, growth: Growth, length: int, *, limit_bytes: int = 0, snapshot: str = "") -> Attempted | Failed:
         self.say(f"{growth.implementation}: one call at {growth.panel.axis} {length}")
-        arm, spec = Arm(implementation=growth.implementation), self.specs[growth.implementation]
-        workload = growth.workload(length)
+        arm, workload = Arm(implementation=growth.implementation), growth.workload(length)
         if not self.client.is_running:
             self.client.start()
         reply = self.client.ask(
-            Attempt(workload=workload, arm=arm, spec=spec, limit_bytes=limit_bytes, snapshot=snapshot)
+            Attempt(workload=workload, arm=arm, spec=self.specs[arm], limit_bytes=limit_bytes, snapshot=snapshot)
         )
         assert isinstance(reply, Attempted | Failed)
         return reply

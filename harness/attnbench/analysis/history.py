@@ -11,6 +11,7 @@ Sources: R. Killick, P. Fearnhead and I. A. Eckley, 2012, https://doi.org/10.108
 L. Oudre and N. Vayatis, 2020, https://doi.org/10.1016/j.sigpro.2019.107299; the filter: F. R. Hampel, 1974.
 """
 
+import gzip
 import math
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,7 @@ from attnbench import plugins
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import Row, arm_of, metric_columns, rows, runs_at, table, workload_of
 from attnbench.statistics.intervals import NORMAL_MAD
-from attnbench.storage.journal import JOURNAL
+from attnbench.storage.journal import journal_of
 from attnbench.storage.records import LATENCY, Arm, Status
 from attnbench.workloads.workload import Workload
 
@@ -63,11 +64,17 @@ def gather(paths: Iterable[Path]) -> tuple[list[Results], list[str]]:
     notes: list[str] = []
     kept: dict[str, tuple[bytes, Results]] = {}
     for folder in dict.fromkeys(run.resolve() for path in paths for run in runs_at(path)):
-        journal = folder if folder.is_file() else folder / JOURNAL
+        journal = journal_of(folder)
         results, content = read(journal), journal.read_bytes()
-        other = kept.get(results.run)
-        if other is not None:
-            notes.append(_repeated(results, content, other))
+        if journal.suffix == ".gz":
+            content = gzip.decompress(content)
+        if (other := kept.get(results.run)) is not None:
+            short, long = sorted((content, other[0]), key=len)
+            if not long.startswith(short):
+                where = f"{results.run}: {other[1].folder} and {results.folder}"
+                raise ValueError(f"two different runs are called {where}; rename or leave out one of them")
+            counts = ": counted once" if short == long else ", once cut short: the longer journal counts"
+            notes.append(f"{results.run} is there twice{counts}")
         if other is None or len(content) > len(other[0]):
             kept[results.run] = content, results
     return sorted((each for _, each in kept.values()), key=lambda each: (each.started.time, each.run)), notes
@@ -89,33 +96,6 @@ def alike(runs: Sequence[Results], metric: str) -> tuple[list[Results], list[str
     return same, [f"runs left out, since {reason}: {number}" for reason, number in left_out.items() if number]
 
 
-def _repeated(results: Results, content: bytes, other: tuple[bytes, Results]) -> str:
-    """What is said of a second journal of the same run.
-
-    Raises:
-        ValueError: neither is the beginning of the other.
-    """
-    short, long = sorted((content, other[0]), key=len)
-    if not long.startswith(short):
-        where = f"{other[1].folder} and {results.folder}"
-        raise ValueError(f"two different runs are called {results.run}: {where}; rename or leave out one of them")
-    if short == long:
-        return f"{results.run} is there twice: counted once"
-    return f"{results.run} is there twice, once cut short: the longer journal counts"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """One run's value, with a 95 % interval where it has one."""
-
-    run: str
-    time: str
-    commit: str
-    value: float
-    low: float | None = None
-    high: float | None = None
-
-
 @dataclass(frozen=True, kw_only=True)
 class Change:
     """A new level, from the value at `place` on."""
@@ -132,16 +112,22 @@ class Change:
 
 @dataclass(frozen=True, kw_only=True)
 class Series:
-    """A cell's values in the order of time, and where their level changed."""
+    """A cell's values in the order of time, and where their level changed.
 
-    fingerprint: str
+    Each point is a row of the table of its run, with `value` in the series' unit, and `low` and `high`, between which
+    its 95 % interval lies where it has one.
+    """
+
     machine: str
-    workload: Workload
-    arm: Arm
     metric: str
     unit: str
-    points: tuple[Point, ...]
+    points: tuple[Row, ...]
     changes: tuple[Change, ...] = ()
+
+    @property
+    def cell(self) -> Row:
+        """The first point: its axes, implementation, side and fingerprint are those of all."""
+        return self.points[0]
 
 
 def follow(
@@ -160,13 +146,12 @@ def follow(
         ValueError: no cell has it; the message lists what there is.
     """
     names = {plugins.name_of(spec) for spec in implementations}
-    found: dict[tuple[str, Workload, Arm], list[Point]] = {}
-    for results in runs:
-        for row, point in _points(results, metric):
-            is_chosen = not names or row["implementation"] in names
-            if is_chosen and row["fingerprint"] and fnmatchcase(row["workload"], workload):
-                found.setdefault((row["fingerprint"], workload_of(row), arm_of(row)), []).append(point)
-    units = {each.metric: each.unit for results in runs for each in metric_columns(results)}
+    found: dict[tuple[str, Workload, Arm], list[Row]] = {}
+    for point in (point for results in runs for point in _points(results, metric)):
+        is_chosen = not names or point["implementation"] in names
+        if is_chosen and point["fingerprint"] and fnmatchcase(point["workload"], workload):
+            found.setdefault((point["fingerprint"], workload_of(point), arm_of(point)), []).append(point)
+    units = {LATENCY: "s"} | {each.metric: each.unit for results in runs for each in metric_columns(results)}
     if not found:
         known = sorted(name for name in {*COLUMNS, *units} if any(any(_points(results, name)) for results in runs))
         raise ValueError(
@@ -177,31 +162,26 @@ def follow(
     machines = {each.fingerprint: each.cpu for each in environments if each is not None}
     return [
         Series(
-            fingerprint=fingerprint,
             machine=machines[fingerprint],
-            workload=followed,
-            arm=arm,
             metric=metric,
-            unit=units.get(metric, "s" if metric == LATENCY else ""),
+            unit=units.get(metric, ""),
             points=tuple(points),
-            changes=tuple(changes([point.value for point in points], smallest)),
+            changes=tuple(changes([point["value"] for point in points], smallest)),
         )
-        for (fingerprint, followed, arm), points in found.items()
+        for (fingerprint, *_), points in found.items()
     ]
 
 
-def _points(results: Results, metric: str) -> Iterator[tuple[Row, Point]]:
+def _points(results: Results, metric: str) -> Iterator[Row]:
     """Each cell of a run that has the metric, with its value; no ratios of two sides, each is to another state."""
     columns = COLUMNS | {each.metric: (each.name, "", "") for each in metric_columns(results)}
     if metric not in columns or (metric == RATIO and results.plan.sides is not None):
         return
-    value, *ends = columns[metric]
+    value, low, high = columns[metric]
     for row in rows(table(results)):
         is_compared = metric != RATIO or row["verdict"] is not None
         if row["status"] == Status.ok and row[value] is not None and is_compared:
-            low, high = (row[end] if end else None for end in ends)
-            at = {"run": results.run, "time": results.started.time, "commit": row["commit"]}
-            yield row, Point(**at, value=row[value], low=low, high=high)
+            yield row | {"value": row[value], "low": row.get(low), "high": row.get(high)}
 
 
 def noise(logs: Array) -> float:

@@ -22,7 +22,7 @@ from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import warnings_of
 from attnbench.statistics.intervals import Estimate, median, median_estimate
-from attnbench.storage.journal import JOURNAL, find_runs
+from attnbench.storage.journal import JOURNAL, find_runs, has_journal
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from attnbench.storage.records import (
     CONTROL_LATENCY,
@@ -214,9 +214,9 @@ def runs_at(path: Path) -> list[Path]:
     Raises:
         ValueError: there is no run.
     """
-    if path.is_file() or (path / JOURNAL).is_file():
+    if path.is_file() or has_journal(path):
         return [path]
-    found = find_runs(path) or sorted(journal.parent for journal in path.glob(f"*/{JOURNAL}"))
+    found = find_runs(path) or sorted(filter(has_journal, path.glob("*")))
     if not found:
         allowed = f"a run's folder, its {JOURNAL}, or a results folder that holds runs/"
         raise ValueError(f"{path} holds no run: give {allowed}")

@@ -9,8 +9,7 @@ import typer
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
 
-CALL_LIMIT_S = 20.0
-OPTIONS = SelectionOptions(sweep="growth", call_limit_s=CALL_LIMIT_S)
+OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 
 
 def growth(
@@ -29,7 +28,6 @@ def growth(
     as_json: AsJson = False,
 ) -> None:
     """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it."""
-    from attnbench import plugins
     from attnbench.analysis.growth import SETTINGS, Asking, growths
     from attnbench.commands import running
     from attnbench.processes.execution import new_folder
@@ -38,27 +36,24 @@ def growth(
     from attnbench.reports import growth as report
     from attnbench.reports.style import save
 
-    limit_bytes = options.memory_limit_bytes
     named = [*(names or ()), *(options.implementations or ())]
     planned = plan(options.selection(implementations=named), with_baseline=False)
     folder = new_folder(results, planned.sweep)
     target = to or folder
     measured = running.execute(planned, folder, stages=("check", "metrics"))
-    series_of_lengths = growths(measured, limit_bytes)
-    notes: list[str] = []
+    running.make_folder(target)
     with ProcessClient(folder / "worker.log", options.timeout_s, SETTINGS) as client:
         asking = Asking(
             client=client,
-            specs={plugins.name_of(spec): spec for spec in planned.implementations},
-            call_limit_s=CALL_LIMIT_S if options.call_limit_s is None else options.call_limit_s,
+            specs=planned.specs,
+            call_limit_s=planned.call_limit_s,
             say=lambda line: typer.echo(line, err=True),
         )
-        grown = [asking.limited(each, limit_bytes, tries=is_tried) for each in series_of_lengths]
-        followed = list(asking.followed(grown, timeline)) if timeline else []
-        if snapshot:
-            notes += [f"memory snapshot: {path.name}" for path in asking.snapshots(grown, target)]
-    running.make_folder(target)
-    drawn = [*save(report.curves(grown), target, "growth"), *save(report.timelines(followed), target, "timeline")]
+        grown = [asking.limited(each, tries=is_tried) for each in growths(measured, planned.memory_limit_bytes)]
+        timelines = list(asking.timelines(grown, timeline)) if timeline else []
+        notes = [f"memory snapshot: {path.name}" for path in asking.snapshots(grown, target)] if snapshot else []
+    drawn = save(report.curves(grown), target, "growth")
+    drawn += save(report.timelines(timelines, timeline), target, "timeline")
     pictures = [path.stem for path in drawn if path.suffix == ".png"]
     (target / "growth.md").write_text(report.markdown(grown, measured, pictures, notes), encoding="utf-8")
     text = json.dumps([report.facts(each) for each in grown], indent=2)

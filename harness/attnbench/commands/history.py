@@ -54,7 +54,7 @@ def history(
         save(report.pictures(series), to, "history")
     if as_json:
         entries = [
-            {"workload": each.workload.id, "fingerprint": each.fingerprint, "metric": each.metric, **report.row(each)}
+            {name: each.cell[name] for name in ("workload", "fingerprint")} | {"metric": metric, **report.row(each)}
             for each in series
         ]
         typer.echo(json.dumps(entries, indent=2))

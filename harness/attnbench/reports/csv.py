@@ -1,5 +1,7 @@
 """Every cell as one row of records.csv, safe to open in a spreadsheet."""
 
+import pandas as pd
+
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import table
 from attnbench.reports import text_report
@@ -8,11 +10,16 @@ from attnbench.units import guarded
 
 def text(results: Results) -> str:
     """The table of `attnbench.load`, with NA where a value is missing."""
-    cells = table(results).copy()
+    return spreadsheet(table(results), missing="NA")
+
+
+def spreadsheet(cells: pd.DataFrame, missing: str) -> str:
+    """A table as CSV whose texts are no formulas, with `missing` where there is no value."""
+    safe = cells.copy()
     for column in cells.columns:
         if cells[column].dtype.kind not in "iufb":
-            cells[column] = cells[column].map(guarded, na_action="ignore")
-    return str(cells.to_csv(index=False, na_rep="NA", lineterminator="\n"))
+            safe[column] = cells[column].map(guarded, na_action="ignore")
+    return str(safe.to_csv(index=False, na_rep=missing, lineterminator="\n"))
 
 
 REPORT = text_report("records.csv", "every cell as a row of a table, for spreadsheets and pandas", text)

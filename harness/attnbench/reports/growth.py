@@ -9,12 +9,12 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from attnbench.analysis.growth import Fit, Followed, Growth, Outcome
+from attnbench.analysis.growth import Fit, Growth, Outcome
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, metric_columns, rows
 from attnbench.reports import Picture, cells, grouped, style
 from attnbench.reports.lines import X_LABELS
-from attnbench.storage.memory_events import held, largest
+from attnbench.storage.memory_events import Timeline, held, largest
 from attnbench.storage.records import Arm, Status
 from attnbench.units import MISSING, escaped, markdown_table, plain, scale_of, show
 
@@ -35,7 +35,6 @@ TIMELINE_NOTE = (
     "allocations, with the operator that was running; what is held at the end is the result, and what the graph saved."
 )
 LONGEST_NAME = 44
-PANELS_A_PAGE = 6
 LIMIT_COLOUR = "#AA3377"
 
 
@@ -89,8 +88,7 @@ def number(value: float) -> str:
 
 def heading(growth: Growth) -> str:
     """What the panel is of."""
-    first = rows(growth.panel.cells.iloc[:1])[0]
-    return f"{cells.title(first)} {growth.panel.other}".rstrip()
+    return f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip()
 
 
 def by_panel(growths: Sequence[Growth]) -> dict[str, list[Growth]]:
@@ -202,35 +200,36 @@ def _curve(axes: Axes, growth: Growth) -> None:
             axes.plot(outcome.length, outcome.predicted_bytes, linestyle="", marker="x", zorder=5, **cross)
 
 
-def timelines(followed: Sequence[Followed]) -> list[Picture]:
-    """What single calls hold, with the operators behind their largest steps; those of one workload together."""
-    titles = grouped(followed, lambda each: f"{heading(each.growth)}, {each.growth.panel.letter}={each.length}")
+def timelines(found: Sequence[tuple[Growth, Timeline]], length: int) -> list[Picture]:
+    """What single calls at one length hold, with the operators behind their largest steps; by workload."""
+    titles = grouped(found, lambda each: f"{heading(each[0])}, {each[0].panel.letter}={length}")
     return [
         style.sheet(page, _steps, (10.0, 0.8 + 2.3 * len(page)), title=TIMELINE, subtitle=title, note=TIMELINE_NOTE)
         for title, members in titles.items()
-        for page in style.pages(members, PANELS_A_PAGE)
+        for page in style.pages(members)
     ]
 
 
-def _steps(axes: Axes, each: Followed) -> None:
-    events, look = each.timeline.events, style.look(each.growth.implementation)
+def _steps(axes: Axes, call: tuple[Growth, Timeline]) -> None:
+    name, timeline = call[0].implementation, call[1]
+    events, look = timeline.events, style.look(name)
     levels = [0, *held(events)]
     levels.append(levels[-1])  # so that the last one is seen
-    peak = each.timeline.peak_bytes
+    peak = timeline.peak_bytes
     axes.fill_between(range(len(levels)), levels, step="post", color=look.colour, alpha=0.25, linewidth=0)
     axes.step(range(len(levels)), levels, where="post", color=look.colour, linewidth=1.6)
     named = [place for place in largest(events, STEPS) if events[place].num_bytes >= WORTH_NAMING * peak]
     parts = []
     for mark, place in enumerate(named, start=1):
-        name = plain(events[place].operator.removeprefix("aten::"), limit=LONGEST_NAME) or "outside operators"
-        parts.append(f"{mark}  {name}  +{show(events[place].num_bytes, 'bytes')}")
+        operator = plain(events[place].operator.removeprefix("aten::"), limit=LONGEST_NAME) or "outside operators"
+        parts.append(f"{mark}  {operator}  +{show(events[place].num_bytes, 'bytes')}")
         axes.annotate(
             str(mark), (place + 1, levels[place + 1]), (0, 4), textcoords="offset points", ha="center", fontsize=8.5
         )
     axes.text(1.02, 1.0, "\n".join(parts), transform=axes.transAxes, va="top", fontsize=8.5, linespacing=1.5)
     axes.set_xlim(0, len(levels) - 1)
     axes.set_ylabel("held")
-    drawn = "" if len(events) == each.timeline.num_events else f": {each.timeline.num_events}, stretches drawn together"
+    drawn = "" if len(events) == timeline.num_events else f": {timeline.num_events}, stretches drawn together"
     axes.set_xlabel(f"allocations and releases{drawn}")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True, nbins=8))
     divisor, symbol = scale_of(max(peak, 1), "bytes")
@@ -239,4 +238,4 @@ def _steps(axes: Axes, each: Followed) -> None:
     )
     axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value / divisor:g} {symbol}"))
     axes.set_ylim(0, 1.18 * max(peak, 1))
-    axes.set_title(f"{style.label(each.growth.implementation)}: peak {show(peak, 'bytes')}", loc="left")
+    axes.set_title(f"{style.label(name)}: peak {show(peak, 'bytes')}", loc="left")

@@ -11,30 +11,36 @@ import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter
 
-from attnbench.analysis.history import FEWEST, RATIO, Change, Point, Series
+from attnbench.analysis.history import FEWEST, RATIO, Change, Series
+from attnbench.analysis.table import Row, arm_of
 from attnbench.reports import Picture, grouped, style
 from attnbench.reports.cells import length, title
+from attnbench.reports.csv import spreadsheet
 from attnbench.storage.records import LATENCY
-from attnbench.units import escaped, guarded, markdown_table, plain, show
+from attnbench.units import escaped, markdown_table, plain, show
 
 NAME_LEN = 24
 SHORT = 10
-PANELS_A_PAGE = 6
 MOST_TICKS = 6
 NAMES = {RATIO: "ratio to the baseline's time", LATENCY: "time per call"}
 WIDE = 5.0
 """Values further apart than this many times stand on a logarithmic axis."""
+COLUMNS = (
+    *("fingerprint", "workload", "implementation", "metric", "unit", "run", "time", "commit"),
+    *("value", "low", "high", "is_change"),
+)
+"""Of the CSV."""
 NOTE = "Each point is a run, with its 95 % interval where it has one. A ring is the first run at a new level."
 
 
-def commit(point: Point) -> str:
+def commit(point: Row) -> str:
     """The first digits of a commit, or that it is not known."""
-    return plain(point.commit)[:SHORT] or "unknown"
+    return plain(point["commit"])[:SHORT] or "unknown"
 
 
-def day(point: Point) -> str:
+def day(point: Row) -> str:
     """Of the run, in ISO 8601."""
-    return plain(point.time.partition("T")[0], limit=NAME_LEN)
+    return plain(point["time"].partition("T")[0], limit=NAME_LEN)
 
 
 def change(series: Series, found: Change) -> str:
@@ -48,25 +54,20 @@ def row(series: Series) -> dict[str, str]:
     changed = "; ".join(change(series, found) for found in series.changes)
     few = f"- (fewer than {FEWEST} runs)" if len(series.points) < FEWEST else "none"
     return {
-        "implementation": style.label(series.arm),
+        "implementation": style.label(arm_of(series.cell)),
         "runs": str(len(series.points)),
-        "first": show(series.points[0].value, series.unit),
-        "last": show(series.points[-1].value, series.unit),
+        "first": show(series.points[0]["value"], series.unit),
+        "last": show(series.points[-1]["value"], series.unit),
         "changes of level": changed or few,
     }
-
-
-def machines(series: Iterable[Series]) -> dict[str, list[Series]]:
-    """By fingerprint."""
-    return grouped(series, lambda each: each.fingerprint)
 
 
 def headings(series: Iterable[Series]) -> dict[str, list[Series]]:
     """By machine and workload, in words; workloads on which something changed come first."""
     return {
-        f"{_where(members[0])}, on {_machine(rows)}": members
-        for rows in machines(series).values()
-        for members in grouped(sorted(rows, key=lambda each: not each.changes), _where).values()
+        f"{where}, on {machine}": members
+        for machine, rows in grouped(series, machine_of).items()
+        for where, members in grouped(sorted(rows, key=lambda each: not each.changes), _where).items()
     }
 
 
@@ -81,33 +82,27 @@ def markdown(series: Sequence[Series], notes: Sequence[str]) -> str:
 
 def csv(series: Sequence[Series]) -> str:
     """Every point of every series as CSV, with whether a new level begins there."""
-    points = [
-        {
-            "fingerprint": each.fingerprint,
-            "workload": each.workload.id,
-            "implementation": guarded(str(each.arm)),
-            "metric": guarded(each.metric),
-            "unit": guarded(each.unit) or "ratio",
-            "run": guarded(point.run),
-            "time": guarded(point.time),
-            "commit": guarded(point.commit) or "unknown",
-            "value": point.value,
-            "low": point.low,
-            "high": point.high,
+    points = pd.DataFrame(
+        point
+        | {
+            "implementation": str(arm_of(point)),
+            "metric": each.metric,
+            "unit": each.unit or "ratio",
+            "commit": plain(point["commit"]) or "unknown",
             "is_change": any(found.place == place for found in each.changes),
         }
         for each in series
         for place, point in enumerate(each.points)
-    ]
-    return str(pd.DataFrame(points).to_csv(index=False, na_rep="none", lineterminator="\n"))
+    )
+    return spreadsheet(points[list(COLUMNS)], missing="none")
 
 
 def pictures(series: Sequence[Series]) -> list[Picture]:
     """At most six panels each; those of one machine together."""
     return [
         _picture(page)
-        for rows in machines(series).values()
-        for page in style.pages(list(grouped(rows, lambda each: each.workload.id).values()), PANELS_A_PAGE)
+        for rows in grouped(series, machine_of).values()
+        for page in style.pages(list(grouped(rows, lambda each: each.cell["workload"]).values()))
     ]
 
 
@@ -115,26 +110,26 @@ def _picture(panels: Sequence[list[Series]]) -> Picture:
     first = panels[0][0]
     name = NAMES.get(first.metric, first.metric.replace("_", " "))
     num_columns = min(2, len(panels))
-    names = dict.fromkeys(each.arm for members in panels for each in members)
+    arms = dict.fromkeys(arm_of(each.cell) for members in panels for each in members)
     return style.sheet(
         panels,
         lambda axes, members: _panel(axes, members, name),
         (2.6 + 4.6 * num_columns, 1.2 + 3.0 * math.ceil(len(panels) / num_columns)),
         title=f"{name[0].upper()}{name[1:]}, run by run",
-        subtitle=_machine(panels[0]),
+        subtitle=machine_of(first),
         note=NOTE,
         num_columns=num_columns,
-        legend={"handles": [style.handle(each) for each in names]},
+        legend={"handles": [style.handle(arm) for arm in arms]},
     )
 
 
 def _panel(axes: Axes, members: list[Series], name: str) -> None:
     points = [point for each in members for point in each.points]
-    runs = sorted(grouped(points, lambda point: (point.time, point.run)).items())
+    runs = sorted(grouped(points, lambda point: (point["time"], point["run"])).items())
     place = {run: number for number, ((_, run), _) in enumerate(runs)}
     for each in members:
-        _line(axes, each, [place[point.run] for point in each.points])
-    values = [point.value for point in points]
+        _line(axes, each, [place[point["run"]] for point in each.points])
+    values = [point["value"] for point in points]
     if 0 < min(values) < max(values) / WIDE:
         axes.set_yscale("log")
         style.log_ticks(axes.yaxis, members[0].unit)
@@ -151,16 +146,16 @@ def _panel(axes: Axes, members: list[Series], name: str) -> None:
     axes.set_title("\n".join(textwrap.wrap(_where(members[0]), 52)), loc="left")
 
 
-def _label(points: Sequence[Point]) -> str:
+def _label(points: Sequence[Row]) -> str:
     """The commit of a run, of each side where it compared two, and its day."""
     return "\n".join([*dict.fromkeys(commit(point)[:7] for point in points), day(points[0])[5:]])
 
 
 def _line(axes: Axes, series: Series, places: list[int]) -> None:
-    seen = style.look(series.arm)
-    values = [point.value for point in series.points]
-    down = [0.0 if p.low is None else p.value - p.low for p in series.points]
-    up = [0.0 if p.high is None else p.high - p.value for p in series.points]
+    seen = style.look(arm_of(series.cell))
+    points = pd.DataFrame(series.points, columns=["value", "low", "high"], dtype=float)
+    values = points["value"]
+    down, up = (values - points["low"]).fillna(0.0), (points["high"] - values).fillna(0.0)
     axes.plot(places, values, color=seen.colour, linestyle=seen.line, linewidth=min(seen.width, 2.0), alpha=0.7)
     axes.errorbar(places, values, yerr=[down, up], fmt="none", ecolor=seen.colour, elinewidth=1.0, capsize=2.0)
     axes.plot(places, values, linestyle="", marker=seen.marker, ms=5.5, mfc=seen.colour, mec="white", mew=0.5)
@@ -170,10 +165,9 @@ def _line(axes: Axes, series: Series, places: list[int]) -> None:
 
 def _where(series: Series) -> str:
     """The workload in words."""
-    axes = series.workload.axes()
-    return f"{title(axes)}, T={length(axes)}"
+    return f"{title(series.cell)}, T={length(series.cell)}"
 
 
-def _machine(rows: Sequence[Series]) -> str:
-    """Which machine the series are of."""
-    return f"{plain(rows[0].machine)}, fingerprint {rows[0].fingerprint}"
+def machine_of(series: Series) -> str:
+    """Which machine the series is of."""
+    return f"{plain(series.machine)}, fingerprint {series.cell['fingerprint']}"

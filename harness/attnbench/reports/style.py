@@ -144,7 +144,7 @@ def byte_ticks(axes: Axes) -> None:
     ticks(axes.yaxis, LogLocator(base=4, numticks=12), lambda value: show(value, "bytes", digits=1))
 
 
-def pages(items: Sequence[T], size: int) -> list[Sequence[T]]:
+def pages(items: Sequence[T], size: int = 6) -> list[Sequence[T]]:
     """At most so many on each page."""
     return [items[start : start + size] for start in range(0, len(items), size)]
 

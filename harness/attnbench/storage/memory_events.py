@@ -8,6 +8,8 @@ import msgspec
 
 SLACK_BYTES = 2**23
 """What a call may take beyond what is counted: buffers inside libraries, and leftovers of the heap."""
+SHARE_OF_FREE = 0.75
+"""What a call may take where no limit is given."""
 MOST_EVENTS = 2000
 """Of a timeline: no picture is wider."""
 

@@ -20,13 +20,12 @@ from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
 from attnbench.devices import device
 from attnbench.processes.messages import Attempt, Attempted, Check
-from attnbench.storage.memory_events import timeline
+from attnbench.storage.memory_events import SHARE_OF_FREE, timeline
 from attnbench.storage.records import Status
 from attnbench.units import show
 from attnbench.workloads.counts import input_numbers, score_matrix_bytes
 from attnbench.workloads.workload import Workload
 
-SHARE_OF_FREE_MEMORY = 0.75
 WARM_LEN = 512
 """The length of the first calls, which fit: libraries make their buffers, and threads start."""
 DRAWING = 3
@@ -132,7 +131,7 @@ def require_within_limits(request: Check, made: Implementation, on_step: Callabl
         OutOfReachError: the cell is predicted to take too long, or more memory than there is.
     """
     free_bytes = device(request.workload.device).free_bytes()
-    limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE_MEMORY * free_bytes)
+    limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE * free_bytes)
 
     def call_cost(step: Workload, with_memory: bool) -> CallCost | None:  # noqa: FBT001 - its signature
         on_step()
