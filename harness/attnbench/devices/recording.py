@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.storage.memory_events import MemoryEvent
+from attnbench.storage.operator_kinds import Span, nested
 
 if TYPE_CHECKING:  # as in devices/__init__.py
     from torch import Tensor
@@ -60,27 +61,27 @@ class Recording:
             allocated_bytes=sum(taken),
         )
 
+    def spans(self) -> Iterator[Span]:
+        """What the host did: operators, and among them what it took of the memory and gave back."""
+        from torch._C._autograd import DeviceType
+
+        for event in self.events:
+            name, thread, start_ns = event.name(), event.start_thread_id(), event.start_ns()
+            if name == MEMORY:
+                yield Span(name, thread, start_ns, start_ns, event.nbytes())
+            elif event.device_type() == DeviceType.CPU:
+                yield Span(name, thread, start_ns, event.end_ns())
+
     def memory_events(self) -> Iterator[MemoryEvent]:
         """The memory events in the order of time, each with the operator of its thread that was running.
 
         That is the innermost one that says more than that memory was taken.
         """
-        running: dict[int, list[tuple[int, str]]] = {}  # by thread: end and name of each operator, inner ones last
-
-        def order(event: Any) -> tuple[int, bool, int]:  # noqa: ANN401 - torch's type has no public name
-            is_memory = event.name() == MEMORY  # of what begins at one instant, outer operators first and these last
-            return event.start_ns(), is_memory, 0 if is_memory else -event.end_ns()
-
-        for event in sorted(self.events, key=order):
-            stack = running.setdefault(event.start_thread_id(), [])
-            while stack and stack[-1][0] < event.start_ns():
-                stack.pop()
-            if event.name() == MEMORY:
-                names = [name for _, name in reversed(stack)] or [""]
+        for span, running in nested(self.spans()):
+            if span.allocated_bytes is not None:
+                names = [each.name for each in reversed(running)] or [""]
                 operator = next((name for name in names if not name.startswith(BARE_ALLOCATIONS)), names[0])
-                yield MemoryEvent(event.nbytes(), operator)
-            else:
-                stack.append((event.end_ns(), event.name()))
+                yield MemoryEvent(span.allocated_bytes, operator)
 
 
 def record(

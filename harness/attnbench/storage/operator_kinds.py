@@ -5,8 +5,8 @@ kernels and what torch.compile makes have names of their own.
 """
 
 import re
-from collections.abc import Iterable
-from dataclasses import dataclass, field
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -72,7 +72,7 @@ def backend_of(name: str) -> str:
 
 
 class Span(NamedTuple):
-    """One event of a profile: an operator from start to end, or, where bytes are given, an allocation or a release."""
+    """One event of a profile: an operator from start to end, or, with bytes, an allocation or, below 0, a release."""
 
     name: str
     thread: int
@@ -81,14 +81,16 @@ class Span(NamedTuple):
     allocated_bytes: int | None = None
 
 
-@dataclass(slots=True)
-class _Call:
-    """One call of an operator."""
-
-    name: str
-    end_ns: int
-    self_ns: int  # without the operators that it called
-    blocks: list[int] = field(default_factory=list)  # the bytes of each
+def nested(spans: Iterable[Span]) -> Iterator[tuple[Span, list[Span]]]:
+    """Each span in the order of time, with the operators of its thread that were running, inner ones last."""
+    stacks: dict[int, list[Span]] = {}
+    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
+        stack = stacks.setdefault(span.thread, [])
+        while stack and stack[-1].end_ns <= span.start_ns and span.end_ns > stack[-1].end_ns:
+            stack.pop()
+        yield span, stack
+        if span.allocated_bytes is None:
+            stack.append(span)
 
 
 def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
@@ -96,32 +98,30 @@ def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
 
     What is allocated inside an allocating operator is counted for the one that called it, which will write there.
     """
-    calls: dict[str, list[_Call]] = {}
-    outside = _Call(OUTSIDE, 0, 0)
-    stacks: dict[int, list[_Call]] = {}
-    for span in sorted(spans, key=lambda span: (span.start_ns, -span.end_ns)):
-        stack = stacks.setdefault(span.thread, [])
-        while stack and stack[-1].end_ns <= span.start_ns and span.end_ns > stack[-1].end_ns:
-            stack.pop()
+    num_calls: Counter[str] = Counter()
+    self_ns: Counter[str] = Counter()  # without the operators that it called
+    blocks: defaultdict[str, list[int]] = defaultdict(list)  # the bytes of each
+    for span, running in nested(spans):
+        names = [plain_name(each.name) for each in running]
         if span.allocated_bytes is None:
-            duration_ns = span.end_ns - span.start_ns
-            if stack:
-                stack[-1].self_ns -= duration_ns
-            stack.append(_Call(plain_name(span.name), span.end_ns, duration_ns))
-            calls.setdefault(stack[-1].name, []).append(stack[-1])
-        elif span.allocated_bytes:
-            writers = (call for call in reversed(stack) if kind_of(call.name) != "allocation")
-            next(writers, stack[0] if stack else outside).blocks.append(span.allocated_bytes)
+            name, duration_ns = plain_name(span.name), span.end_ns - span.start_ns
+            num_calls[name] += 1
+            self_ns[name] += duration_ns
+            if names:
+                self_ns[names[-1]] -= duration_ns
+        elif span.allocated_bytes > 0:
+            writers = (name for name in reversed(names) if kind_of(name) != "allocation")
+            blocks[next(writers, names[0] if names else OUTSIDE)].append(span.allocated_bytes)
     operators = [
         Operator(
             name=name,
             kind="allocation" if name == OUTSIDE else kind_of(name),
-            num_calls=0 if name == OUTSIDE else len(members),
-            self_s=max(0, sum(call.self_ns for call in members)) / 1e9,
-            allocated_bytes=sum(sum(call.blocks) for call in members),
-            largest_bytes=max((block for call in members for block in call.blocks), default=0),
+            num_calls=num_calls[name],
+            self_s=max(0, self_ns[name]) / 1e9,
+            allocated_bytes=sum(blocks[name]),
+            largest_bytes=max(blocks[name], default=0),
         )
-        for name, members in (calls | ({OUTSIDE: [outside]} if outside.blocks else {})).items()
+        for name in dict.fromkeys([*num_calls, *blocks])
     ]
     return tuple(sorted(operators, key=lambda operator: (-operator.self_s, operator.name)))
 

@@ -21,15 +21,14 @@ from typing import Any
 
 import msgspec
 import torch
-from torch._C._autograd import DeviceType
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
 from torch.overrides import TorchFunctionMode
 
 from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
-from attnbench.devices.recording import MEMORY, Recording
-from attnbench.storage.operator_kinds import BACKENDS, Span, compiled, fold, observed
+from attnbench.devices.recording import Recording
+from attnbench.storage.operator_kinds import BACKENDS, compiled, fold, observed
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
 
@@ -104,15 +103,7 @@ def refusal(workload: Workload, made: Implementation, error: RuntimeError) -> st
 
 def operators_in(recording: Recording) -> tuple[Operator, ...]:
     """The operators of a call; where another device has computed them, their own time is that of their kernels."""
-    spans: list[Span] = []  # what the host did: operators, and the allocations among them
-    for event in recording.events:
-        name, start_ns = event.name(), event.start_ns()
-        if name == MEMORY:
-            if (taken := event.nbytes()) > 0:  # less: it was given back
-                spans.append(Span(name, event.start_thread_id(), start_ns, start_ns, taken))
-        elif event.device_type() == DeviceType.CPU:
-            spans.append(Span(name, event.start_thread_id(), start_ns, event.end_ns()))
-    operators = fold(spans)
+    operators = fold(recording.spans())
     if not any(recording.device_s.values()):
         return operators
     on_device = [msgspec.structs.replace(one, self_s=recording.device_s.get(one.name, 0.0)) for one in operators]
