@@ -156,15 +156,16 @@ def facts(growth: Growth) -> dict[str, object]:
 
 def curves(growths: Sequence[Growth]) -> list[Picture]:
     """One picture for each panel: what was measured, the curve that goes on, the limit, and the calls that checked."""
-    drawn = []
-    for title, members in by_panel(growths).items():
-        handles = []
-        for growth in members:
-            power = "" if growth.fit is None else f"  ~T^{growth.fit.exponent:.2f}"
-            handles.append(style.handle(Arm(implementation=growth.implementation), power))
-        texts = {"title": CURVES, "subtitle": title, "note": CURVES_NOTE}
-        drawn.append(style.sheet([members], _panel, (9.2, 4.9), **texts, legend={"handles": handles}))
-    return drawn
+    return [_curves(title, members) for title, members in by_panel(growths).items()]
+
+
+def _curves(title: str, members: Sequence[Growth]) -> Picture:
+    handles = []
+    for growth in members:
+        power = "" if growth.fit is None else f"  ~T^{growth.fit.exponent:.2f}"
+        handles.append(style.handle(Arm(implementation=growth.implementation), power))
+    legend = {"handles": handles}
+    return style.sheet([members], _panel, (9.2, 4.9), title=CURVES, subtitle=title, note=CURVES_NOTE, legend=legend)
 
 
 def _panel(axes: Axes, members: Sequence[Growth]) -> None:
