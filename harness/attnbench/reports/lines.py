@@ -21,6 +21,7 @@ from attnbench.reports import Picture, cells, grouped, style
 from attnbench.statistics.intervals import growth_exponent
 from attnbench.units import plain
 
+PANELS_A_PAGE = 6
 FEWEST_LENGTHS = 3
 """Two lengths always lie on a line: their slope says nothing of how time or memory grows."""
 REASON_LEN = 72
@@ -91,7 +92,7 @@ def draw(results: Results, plot: Plot) -> list[Picture]:
     found = panels(cells.shown(results))
     full = [panel for panel in found if any(map(plot.has_point, rows(panel.cells)))]
     empty = [str(panel.cells["title"].iloc[0]) for panel in found if panel not in full]
-    pages = style.pages(full)
+    pages = style.pages(full, PANELS_A_PAGE)
     return [_picture(plot, page_of(page), empty if page is pages[-1] else ()) for page in pages]
 
 
