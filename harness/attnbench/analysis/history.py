@@ -216,18 +216,14 @@ def changes(values: Sequence[float], smallest: float) -> list[Change]:
 def _merged(logs: Array, ends: list[int], spread: float, smallest: float) -> list[Change]:
     """The segments' borders less those across which too little happens, the smallest first."""
     while len(ends) > 2:  # noqa: PLR2004 - the beginning and the end
-        segments = [logs[start:end] for start, end in pairwise(ends)]
-        steps = [
-            abs(float(np.median(after) - np.median(before)))
-            / max(smallest, SURELY * spread * math.sqrt(1 / len(before) + 1 / len(after)))
-            for before, after in pairwise(segments)
-        ]
-        least = min(range(len(steps)), key=steps.__getitem__)
+        sizes, levels = np.diff(ends), np.array([np.median(logs[start:end]) for start, end in pairwise(ends)])
+        errors = spread * np.sqrt(1 / sizes[:-1] + 1 / sizes[1:])
+        steps = np.abs(np.diff(levels)) / np.maximum(smallest, SURELY * errors)
+        least = int(steps.argmin())
         if steps[least] >= 1:
-            levels = [math.exp(float(np.median(segment))) for segment in segments]
             return [
                 Change(place=place, before=before, after=after)
-                for place, (before, after) in zip(ends[1:-1], pairwise(levels), strict=True)
+                for place, (before, after) in zip(ends[1:-1], pairwise(np.exp(levels).tolist()), strict=True)
             ]
         del ends[least + 1]
     return []
