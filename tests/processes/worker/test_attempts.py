@@ -2,7 +2,7 @@
 
 import pytest
 
-from attnbench.processes.worker.attempts import FIRST_LEN, CallCost, OutOfReachError, require_within, staircase
+from attnbench.processes.worker.attempts import FIRST_LEN, OutOfReachError, require_within, staircase
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 
@@ -16,7 +16,7 @@ def climb(workload, cost, *, call_s=1.0, memory_bytes=PLENTY, peak=None):
     def attempt(step, with_memory):
         tried.append(step.seq_len)
         held = peak(step.seq_len) if peak is not None and with_memory else None
-        return CallCost(length=step.seq_len, call_s=cost(step.seq_len), peak_bytes=held)
+        return cost(step.seq_len), held
 
     try:
         require_within(call_s, memory_bytes, workload, attempt)

@@ -8,9 +8,8 @@ docs/adr/0005.
 
 import math
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import nullcontext
-from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
@@ -46,6 +45,10 @@ LONGEST_MESSAGE = 300
 MEMORY_SIGNS = ("can't allocate memory", "out of memory", "not enough memory")
 OURS, INSTALLED = Path(__file__).parents[2], Path(torch.__file__).parents[1]
 """Where no frame of a traceback is the user's."""
+
+
+Cost = tuple[float, float | None]
+"""Of one call: seconds, and the peak in bytes, or None where memory is not counted."""
 
 
 class OutOfReachError(Exception):
@@ -133,7 +136,7 @@ def require_within_limits(request: Check, made: Implementation, on_step: Callabl
     free_bytes = device(request.workload.device).free_bytes()
     limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE * free_bytes)
 
-    def call_cost(step: Workload, with_memory: bool) -> CallCost | None:  # noqa: FBT001 - its signature
+    def call_cost(step: Workload, with_memory: bool) -> Cost | None:  # noqa: FBT001 - its signature
         on_step()
         if reason_against(made, step) is not None:
             return None
@@ -151,18 +154,9 @@ def require_within_limits(request: Check, made: Implementation, on_step: Callabl
                 call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
             counts = with_memory and case.device.is_host
             peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
-        return CallCost(length=step.seq_len, call_s=call_s, peak_bytes=peak)
+        return call_s, peak
 
     require_within(request.call_limit_s, limit_bytes, request.workload, call_cost, compiles=made.compiles)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CallCost:
-    """What one call at one length cost."""
-
-    length: int
-    call_s: float
-    peak_bytes: float | None
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
@@ -180,7 +174,7 @@ def require_within(
     limit_s: float,
     limit_bytes: int,
     workload: Workload,
-    attempt: Callable[[Workload, bool], CallCost | None],
+    attempt: Callable[[Workload, bool], Cost | None],
     *,
     compiles: bool = False,
 ) -> None:
@@ -192,40 +186,41 @@ def require_within(
         OutOfReachError: the prediction is above a limit; the message gives it and what it follows from.
     """
     with_memory = SCORE_COPIES * score_matrix_bytes(workload) > limit_bytes
-    costs: list[CallCost] = []
+    times_s: dict[int, float] = {}  # by length
+    peaks: dict[int, float] = {}
     for step in staircase(workload, compiles=compiles):
-        if costs and _at(step.seq_len, costs, [cost.call_s for cost in costs], least=0.0) > limit_s:
+        if times_s and _at(step.seq_len, times_s, least=0.0) > limit_s:
             break
-        cost = attempt(step, with_memory)
-        if cost is not None:
-            costs.append(cost)
-    if not costs:
+        if (cost := attempt(step, with_memory)) is not None:
+            times_s[step.seq_len], peak = cost
+            if peak is not None:
+                peaks[step.seq_len] = peak
+    if not times_s:
         return
-    call_s = _at(workload.seq_len, costs, [cost.call_s for cost in costs])
+    last = max(times_s)
+    call_s = _at(workload.seq_len, times_s)
     for retry in range(MOST_RETRIES):  # one slow call must not cost a cell its place
         if limit_s < call_s and (retry == 0 or call_s <= CLEARLY_OVER * limit_s):
-            last = costs[-1]
-            again = attempt(workload.at_length(last.length), False)  # noqa: FBT003 - its signature
-            costs[-1] = replace(last, call_s=min(last.call_s, again.call_s if again else math.inf))
-            call_s = _at(workload.seq_len, costs, [cost.call_s for cost in costs])
+            again = attempt(workload.at_length(last), False)  # noqa: FBT003 - its signature
+            times_s[last] = min(times_s[last], again[0] if again else math.inf)
+            call_s = _at(workload.seq_len, times_s)
     if call_s > limit_s:
-        why = f"over the limit of {show(limit_s, 's')}; it takes {show(costs[-1].call_s, 's')}"
-        message = f"predicted {show(call_s, 's')} for one call, {why} at seq_len {costs[-1].length}"
+        why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')}"
+        message = f"predicted {show(call_s, 's')} for one call, {why} at seq_len {last}"
         raise OutOfReachError(Status.timeout, message)
-    peaks = [cost.peak_bytes for cost in costs if cost.peak_bytes is not None]
-    if peaks and (peak := _at(workload.seq_len, costs, peaks)) > limit_bytes:
-        why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[-1], 'bytes')}"
-        message = f"predicted a peak of {show(peak, 'bytes')}, {why} at seq_len {costs[-1].length}"
+    if peaks and (peak := _at(workload.seq_len, peaks)) > limit_bytes:
+        why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')}"
+        message = f"predicted a peak of {show(peak, 'bytes')}, {why} at seq_len {last}"
         raise OutOfReachError(Status.out_of_memory, message)
 
 
-def _at(length: int, costs: list[CallCost], values: list[float], least: float = 1.0) -> float:
-    """The value at `length`, by the growth between the last two costs, its exponent held between `least` and 2.
+def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
+    """The value at `length`, by the growth between the last two lengths, its exponent held between `least` and 2.
 
-    After one cost alone growth is taken as linear: at the first step it is mostly overhead.
+    After one length alone growth is taken as linear: at the first step it is mostly overhead.
     """
-    last = costs[-1].length
+    *_, (before, earlier), (last, value) = [(0, 0.0), *values.items()]
     exponent = 1.0
-    if len(values) > 1 and values[-2] > 0 and values[-1] > 0:
-        exponent = math.log(values[-1] / values[-2]) / math.log(last / costs[-2].length)
-    return values[-1] * math.pow(length / last, min(2.0, max(least, exponent)))
+    if earlier > 0 and value > 0:
+        exponent = math.log(value / earlier) / math.log(last / before)
+    return value * math.pow(length / last, min(2.0, max(least, exponent)))
