@@ -264,7 +264,7 @@ class Asking:
     def _try(self, growth: Growth, outcome: Outcome, base: Attempted | Failed, longest: int) -> Outcome:
         """A call, unless it is predicted to last too long: twice the length is four times the work, at the most."""
         if isinstance(base, Failed):
-            text = f"not even T={longest} could be called again: {base.message}"
+            text = f"not even {growth.panel.letter}={longest} could be called again: {base.message}"
             return msgspec.structs.replace(outcome, message=text)
         call_s = base.call_s * (outcome.length / longest) ** 2
         if call_s > self.call_limit_s:

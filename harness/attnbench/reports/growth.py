@@ -162,7 +162,7 @@ def curves(growths: Sequence[Growth]) -> list[Picture]:
 def _curves(title: str, members: Sequence[Growth]) -> Picture:
     handles = []
     for growth in members:
-        power = "" if growth.fit is None else f"  ~T^{growth.fit.exponent:.2f}"
+        power = "" if growth.fit is None else f"  ~{growth.panel.letter}^{growth.fit.exponent:.2f}"
         handles.append(style.handle(Arm(implementation=growth.implementation), power))
     legend = {"handles": handles}
     return style.sheet([members], _panel, (9.2, 4.9), title=CURVES, subtitle=title, note=CURVES_NOTE, legend=legend)
