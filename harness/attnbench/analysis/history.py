@@ -24,11 +24,10 @@ from numpy.typing import NDArray
 
 from attnbench import plugins
 from attnbench.analysis.results import Results, read
-from attnbench.analysis.table import Row, arm_of, metric_columns, rows, runs_at, table, workload_of
+from attnbench.analysis.table import CELL, Row, metric_columns, rows, runs_at, table
 from attnbench.statistics.intervals import NORMAL_MAD
 from attnbench.storage.journal import journal_of
-from attnbench.storage.records import LATENCY, Arm, Status
-from attnbench.workloads.workload import Workload
+from attnbench.storage.records import LATENCY, Status
 
 Array = NDArray[np.float64]
 
@@ -146,11 +145,11 @@ def follow(
         ValueError: no cell has it; the message lists what there is.
     """
     names = {plugins.name_of(spec) for spec in implementations}
-    found: dict[tuple[str, Workload, Arm], list[Row]] = {}
+    found: dict[tuple[object, ...], list[Row]] = {}
     for point in (point for results in runs for point in _points(results, metric)):
         is_chosen = not names or point["implementation"] in names
         if is_chosen and point["fingerprint"] and fnmatchcase(point["workload"], workload):
-            found.setdefault((point["fingerprint"], workload_of(point), arm_of(point)), []).append(point)
+            found.setdefault(tuple(point[name] for name in ("fingerprint", *CELL)), []).append(point)
     units = {LATENCY: "s"} | {each.metric: each.unit for results in runs for each in metric_columns(results)}
     if not found:
         known = sorted(name for name in {*COLUMNS, *units} if any(any(_points(results, name)) for results in runs))
@@ -162,13 +161,13 @@ def follow(
     machines = {each.fingerprint: each.cpu for each in environments if each is not None}
     return [
         Series(
-            machine=machines[fingerprint],
+            machine=machines[points[0]["fingerprint"]],
             metric=metric,
             unit=units.get(metric, ""),
             points=tuple(points),
             changes=tuple(changes([point["value"] for point in points], smallest)),
         )
-        for (fingerprint, *_), points in found.items()
+        for points in found.values()
     ]
 
 
