@@ -104,9 +104,8 @@ def judged(
     """The records, what is impossible made `invalid` and without its numbers; and warnings by cell."""
     times: dict[Arm, dict[Workload, float]] = {}
     for record in records:
-        latency = record.measurement(LATENCY)
-        if latency is not None and latency.samples:
-            times.setdefault(record.arm, {})[record.workload] = median(sample.value for sample in latency.samples)
+        if samples := record.samples(LATENCY):
+            times.setdefault(record.arm, {})[record.workload] = median(sample.value for sample in samples)
     found = {record.key: record for record in records}
     warnings: Warnings = {}
     for record in records:

@@ -41,7 +41,7 @@ def document(results: Results) -> dict[str, Any]:
 
 
 def _machine(results: Results) -> dict[str, Any]:
-    found = next((record.environment for record in results.records if record.environment is not None), None)
+    found = next(iter(results.environments.values()), None)
     if found is None:
         return {"cpu": {}}
     cpu = {"brand_raw": found.cpu, "count": found.num_logical_cores}

@@ -35,8 +35,9 @@ from attnbench.statistics.intervals import (
     t_quantile,
     total_error,
 )
-from attnbench.storage.records import LARGEST_EQUIVALENCE, Verdict
+from attnbench.storage.records import LARGEST_EQUIVALENCE, Arm, Comparison, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
+from attnbench.workloads.workload import Workload
 
 FALSE_SHARE = 0.05
 """Of what a session calls faster or slower, the expected share that is false is at most this; of what it calls
@@ -315,6 +316,25 @@ class Judgement:
         """Whether more visits are useless: within a noise floor two are equivalent only until it has fallen."""
         return self.verdict in {Verdict.faster, Verdict.slower} or (
             self.verdict is Verdict.equivalent and not self.effect.is_floor
+        )
+
+    def comparison(self, workload: Workload, arm: Arm, baseline: str, more_s: float | None = None) -> Comparison:
+        """The same of `arm` on a workload, as those who ask for comparisons get it."""
+        effect = self.effect
+        return Comparison(
+            workload=workload,
+            implementation=arm.implementation,
+            side=arm.side,
+            baseline=baseline,
+            ratio=effect.ratio.point,
+            low=effect.ratio.low,
+            high=effect.ratio.high,
+            minimum_detectable_effect=self.detectable,
+            verdict=self.verdict,
+            sameness=effect.sameness,
+            e_same=effect.e_same,
+            e_apart=effect.e_apart,
+            more_s=more_s,
         )
 
 

@@ -82,8 +82,7 @@ def match_runs(base: Results, candidate: Results) -> list[Match]:
 
     def work(results: Results) -> dict[str, str]:
         """What each workload computes, by how many threads; the seed of its random numbers is left out."""
-        environments = (record.environment for record in results.records if record.environment is not None)
-        default = next((environment.num_threads for environment in environments), 0)  # what num_threads=0 stood for
+        default = next((each.num_threads for each in results.environments.values()), 0)  # what num_threads=0 stood for
         return {
             each.id: msgspec.structs.replace(each, seed=0, num_threads=each.num_threads or default).id
             for each in results.plan.workloads

@@ -70,7 +70,7 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
             raise ValueError(f"{words}: give it alone, as in attnbench gate {results.run}")
     asked = thresholds or Thresholds()
     matches = match_runs(base, candidate)
-    is_elsewhere = fingerprints(base) != fingerprints(candidate)
+    is_elsewhere = list(base.environments) != list(candidate.environments)
     differ = [
         f"{name} ({getattr(base.plan, name)} and {getattr(candidate.plan, name)})"
         for name in ("baseline", "cache", "allocator")
@@ -195,14 +195,8 @@ def side(results: Results) -> Side:
         run=results.run,
         commit=results.started.commit,
         time=results.started.time,
-        fingerprint="+".join(fingerprints(results)),
+        fingerprint="+".join(results.environments),
     )
-
-
-def fingerprints(results: Results) -> list[str]:
-    """The environments that a run saw, in order; normally one."""
-    found = (record.environment.fingerprint for record in results.records if record.environment is not None)
-    return list(dict.fromkeys(found))
 
 
 def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iterator[str]:
@@ -211,8 +205,8 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
         sides = results.plan.sides
         how = f"run --resume {results.run}" if sides is None else f"compare --resume {results.run}{sides.build_option}"
         yield f"{name} did not come to its end: go on with attnbench {how}"
-    if len(fingerprints(results)) > 1:
-        yield f"{name} saw {len(fingerprints(results))} environments: the machine changed during the run"
+    if len(results.environments) > 1:
+        yield f"{name} saw {len(results.environments)} environments: the machine changed during the run"
     if results.num_discarded > thresholds.discarded_share * results.num_blocks:
         share = f"{results.num_discarded} of {results.num_blocks} blocks"
         yield f"in {name} {share} are discarded because of interference: other work disturbed the machine"
@@ -224,7 +218,7 @@ def _notes(base: Results, candidate: Results, thresholds: Thresholds, *, is_else
     if base.run == candidate.run:
         yield "both are the same run"
     if is_elsewhere:
-        both = " and ".join("+".join(fingerprints(results)) or "none" for results in (base, candidate))
+        both = " and ".join("+".join(results.environments) or "none" for results in (base, candidate))
         yield (
             f"the runs come from different machines or versions (fingerprints {both}): besides what is certain, only "
             f"ratios to {reference} are compared, and growth of up to {100 * thresholds.elsewhere:g} % is put down to "
@@ -377,12 +371,9 @@ def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
 
 def _medians(match: Match) -> dict[str, Any]:
     """Seconds of a call on both sides."""
-    found = {}
-    for name, record in (("base", match.base), ("candidate", match.candidate)):
-        latency = None if record is None else record.measurement(LATENCY)
-        if latency is not None and latency.samples:
-            found[name] = median_estimate(latency.samples).point
-    return {**found, "unit": "s"}
+    sides = {"base": match.base, "candidate": match.candidate}
+    samples = {name: () if record is None else record.samples(LATENCY) for name, record in sides.items()}
+    return {"unit": "s"} | {name: median_estimate(taken).point for name, taken in samples.items() if taken}
 
 
 def _ruling(key: Key, judged: Judgement, lead: str = "", **values: Any) -> Ruling:  # noqa: ANN401 - as Ruling has them
