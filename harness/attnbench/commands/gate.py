@@ -35,7 +35,7 @@ def gate(
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch."""
     from attnbench.analysis.gate import stored
     from attnbench.analysis.gate.decision import judge, judge_sides
-    from attnbench.analysis.gate.thresholds import load
+    from attnbench.analysis.gate.rulings import load
     from attnbench.commands.running import read_stored
     from attnbench.storage.journal import newest_run
 

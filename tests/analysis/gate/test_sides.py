@@ -10,8 +10,7 @@ import pytest
 from attnbench.analysis.comparisons import compared, comparisons, noise_floors, policy
 from attnbench.analysis.gate.certain import match_records
 from attnbench.analysis.gate.decision import conclude, judge_sides, side, side_by_side, whole
-from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Ruling
-from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Ruling, Thresholds
 from attnbench.statistics.intervals import Estimate, t_quantile
 from attnbench.statistics.verdicts import ALONE, Effect, Reason
 from attnbench.storage.records import BASE, Status

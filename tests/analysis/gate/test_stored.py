@@ -8,8 +8,7 @@ import pytest
 
 from attnbench.analysis.gate import stored
 from attnbench.analysis.gate.decision import judge
-from attnbench.analysis.gate.rulings import Outcome
-from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.rulings import Outcome, Rule, Thresholds
 from attnbench.analysis.results import read
 from attnbench.storage.events import SCHEMA, RunStarted
 from attnbench.storage.records import Status

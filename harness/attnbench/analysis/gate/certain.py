@@ -14,7 +14,6 @@ from attnbench.analysis.gate.rulings import (
     BACKEND,
     ERROR_RATIO,
     EXECUTED_FLOPS,
-    LATENCY,
     NUM_OPERATORS,
     OUTCOMES,
     STATUS,
@@ -22,13 +21,13 @@ from attnbench.analysis.gate.rulings import (
     Kind,
     Outcome,
     Ruling,
+    Thresholds,
     ruling,
 )
-from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.results import Results
 from attnbench.plugins import name_of
 from attnbench.statistics.intervals import median
-from attnbench.storage.records import Agreement, Record, Status
+from attnbench.storage.records import LATENCY, Agreement, Record, Status
 from attnbench.units import SCALES, show, significant
 
 CHECK = "check"

@@ -16,8 +16,8 @@ from attnbench.analysis.comparisons import by_side, compared, noise_floors, poli
 from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.certain import Match, key_of, match_records, match_runs, tried
 from attnbench.analysis.gate.rulings import (
+    ALLOWED,
     EVERY,
-    LATENCY,
     OUTCOMES,
     STATUS,
     Decision,
@@ -26,9 +26,9 @@ from attnbench.analysis.gate.rulings import (
     Outcome,
     Ruling,
     Side,
+    Thresholds,
     ruling,
 )
-from attnbench.analysis.gate.thresholds import ALLOWED, Thresholds
 from attnbench.analysis.results import Results
 from attnbench.plugins import name_of
 from attnbench.statistics import verdicts
@@ -44,7 +44,7 @@ from attnbench.statistics.verdicts import (
     margin,
     mean_between_runs,
 )
-from attnbench.storage.records import Record, Status, Verdict
+from attnbench.storage.records import LATENCY, Record, Status, Verdict
 from attnbench.units import percent
 
 REFUSED = (Reason.noise_floor, Reason.smallest_effect)

@@ -11,9 +11,10 @@ from xml.etree import ElementTree as ET
 import msgspec
 
 from attnbench.analysis.gate.decision import reach
-from attnbench.analysis.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling
+from attnbench.analysis.gate.rulings import EVERY, Decision, Kind, Outcome, Ruling
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import arm_of, metric_columns, rows, table
+from attnbench.storage.records import LATENCY
 from attnbench.units import MISSING, escaped, plain, show, significant
 
 URGENCY = (Outcome.finding, Outcome.invalid, Outcome.inconclusive, Outcome.improved, Outcome.passed)

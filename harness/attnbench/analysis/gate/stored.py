@@ -11,8 +11,7 @@ import msgspec
 
 from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.decision import invalid_reasons, judge, processes, relatives
-from attnbench.analysis.gate.rulings import Kind, Outcome
-from attnbench.analysis.gate.thresholds import Thresholds
+from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted
 from attnbench.storage.journal import events, find_run, journal_of
