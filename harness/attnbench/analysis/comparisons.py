@@ -18,6 +18,7 @@ from attnbench.statistics.verdicts import (
     Effect,
     Judgement,
     Policy,
+    Relative,
     judge,
     margin,
     mean_over_cells,
@@ -55,7 +56,7 @@ class Winner:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class Compared(Relative):
     """A cell and its baseline: their pairs, of which there is one at least, and what these show."""
 
     record: Record
@@ -63,8 +64,6 @@ class Compared:
     blocks: Pairs
     counted: Pairs  # the same; of two sides each process counts as one pair
     controls: Pairs  # of the baseline and its A/A control
-    ratio: Estimate
-    floor: Estimate | None  # the ratio of the controls
     smallest_effect: float
 
     @cached_property
@@ -103,6 +102,7 @@ def compared(results: Results) -> list[Compared]:
                     controls=controls,
                     ratio=ratio,
                     floor=paired_ratio(controls),
+                    num_epochs=len({epoch for epoch, _ in blocks.visits}),
                     smallest_effect=plan.smallest_effect,
                 )
             )

@@ -55,20 +55,13 @@ def gate(
 def show(decision: "Decision", candidate: "Results", *, as_json: bool, to: Path | None) -> None:
     """Print a decision, and write its files where that is wanted."""
     from attnbench.analysis.gate import outputs
-    from attnbench.analysis.gate.rulings import Outcome
-    from attnbench.units import plain
 
     if to is not None:
         outputs.write(decision, candidate, to)
     if as_json:
         typer.echo(outputs.as_json(decision), nl=False)
         return
-    for ruling in outputs.sorted_rulings(decision):
-        if ruling.outcome is not Outcome.passed:
-            typer.echo(outputs.line(ruling))
-    for line in (*decision.invalid, *decision.notes, f"suite: {decision.suite.words}", outputs.compared(decision)):
-        typer.echo(plain(line))
-    typer.echo(outputs.headline(decision))
+    typer.echo(outputs.terminal(decision))
     if to is not None:
         typer.echo(f"Files: {to}")
 

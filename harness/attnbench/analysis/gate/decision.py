@@ -39,7 +39,6 @@ from attnbench.statistics.verdicts import (
     Judgement,
     Policy,
     Reason,
-    Relative,
     effect_between_runs,
     margin,
     mean_between_runs,
@@ -70,20 +69,13 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
             raise ValueError(f"{words}: give it alone, as in attnbench gate {results.run}")
     asked = thresholds or Thresholds()
     matches = match_runs(base, candidate)
-    is_elsewhere = list(base.environments) != list(candidate.environments)
-    differ = [
-        f"{name} ({getattr(base.plan, name)} and {getattr(candidate.plan, name)})"
-        for name in ("baseline", "cache", "allocator")
-        if getattr(base.plan, name) != getattr(candidate.plan, name)
-    ]
-    obstacle = f"the runs differ in {', '.join(differ)}" if differ else ""
-    timed = between_runs(base, candidate, matches, asked, obstacle=obstacle, is_elsewhere=is_elsewhere)
+    timed = between_runs(base, candidate, matches, asked)
     return conclude(
         (side(base), side(candidate)),
         matches,
         timed,
         asked,
-        notes=list(_notes(base, candidate, asked, is_elsewhere=is_elsewhere)),
+        notes=list(_notes(base, candidate, asked)),
         invalid=[*invalid_reasons(base, asked, "the base"), *invalid_reasons(candidate, asked, "the candidate")],
         is_cut_short=candidate.elapsed_s is None or base.elapsed_s is None,
     )
@@ -212,12 +204,12 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
         yield f"in {name} {share} are discarded because of interference: other work disturbed the machine"
 
 
-def _notes(base: Results, candidate: Results, thresholds: Thresholds, *, is_elsewhere: bool) -> Iterator[str]:
+def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterator[str]:
     """What a reader has to know in addition to the rulings."""
     reference = candidate.plan.baseline
     if base.run == candidate.run:
         yield "both are the same run"
-    if is_elsewhere:
+    if list(base.environments) != list(candidate.environments):
         both = " and ".join("+".join(results.environments) or "none" for results in (base, candidate))
         yield (
             f"the runs come from different machines or versions (fingerprints {both}): besides what is certain, only "
@@ -231,31 +223,22 @@ def _notes(base: Results, candidate: Results, thresholds: Thresholds, *, is_else
         yield f"the source of the reference {reference} has changed: every ratio to it may move with it"
 
 
-def relatives(results: Results) -> dict[Key, Relative]:
-    """The time of every timed cell but the reference's own, relative to the reference of the run."""
-    return {
-        key_of(cell.record): Relative(
-            ratio=cell.ratio, floor=cell.floor, num_epochs=len({epoch for epoch, _ in cell.blocks.visits})
-        )
-        for cell in compared(results)
-    }
-
-
-def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
-    base: Results,
-    candidate: Results,
-    matches: Sequence[Match],
-    thresholds: Thresholds,
-    *,
-    obstacle: str = "",
-    is_elsewhere: bool = False,
+def between_runs(
+    base: Results, candidate: Results, matches: Sequence[Match], thresholds: Thresholds
 ) -> tuple[list[Ruling], Ruling]:
     """The rulings on the times of two separate runs, and the one on all of them together.
 
-    `obstacle` says why no times may be compared, if so; `is_elsewhere` that the runs are of different machines or
-    versions, whose ratios differ by more.
+    On different machines or with different versions, ratios differ by more. Runs that were asked for other things have
+    no times to compare.
     """
-    before, after = relatives(base), relatives(candidate)
+    is_elsewhere = list(base.environments) != list(candidate.environments)
+    differ = [
+        f"{name} ({getattr(base.plan, name)} and {getattr(candidate.plan, name)})"
+        for name in ("baseline", "cache", "allocator")
+        if getattr(base.plan, name) != getattr(candidate.plan, name)
+    ]
+    obstacle = f"the runs differ in {', '.join(differ)}" if differ else ""
+    before, after = ({key_of(cell.record): cell for cell in compared(results)} for results in (base, candidate))
     least_floor = thresholds.elsewhere if is_elsewhere else 0.0
     cells: list[Cell] = []
     others: list[Ruling] = []

@@ -75,14 +75,16 @@ def compared(decision: Decision) -> str:
     return plain(f"base {base}, candidate {candidate}")
 
 
-def sorted_rulings(decision: Decision) -> list[Ruling]:
-    """All rulings but the suite's, most urgent first, else as they were."""
-    return sorted(decision.rulings, key=lambda ruling: URGENCY.index(ruling.outcome))
-
-
-def line(ruling: Ruling) -> str:
-    """One ruling as a line for a terminal or a log."""
-    return plain(f"{ruling.outcome}: {ruling.cell}: {ruling.metric}: {ruling.words}")
+def terminal(decision: Decision) -> str:
+    """What did not pass, most urgent first, what else there is to know, and the outcome: a line each."""
+    rulings = sorted(decision.rulings, key=lambda ruling: URGENCY.index(ruling.outcome))
+    lines = [
+        f"{ruling.outcome}: {ruling.cell}: {ruling.metric}: {ruling.words}"
+        for ruling in rulings
+        if ruling.outcome is not Outcome.passed
+    ]
+    lines += [*decision.invalid, *decision.notes, f"suite: {decision.suite.words}", compared(decision)]
+    return "\n".join(map(plain, [*lines, headline(decision)]))
 
 
 def row(ruling: Ruling) -> tuple[str, ...]:

@@ -9,8 +9,9 @@ from pathlib import Path
 
 import msgspec
 
+from attnbench.analysis.comparisons import compared
 from attnbench.analysis.gate import certain
-from attnbench.analysis.gate.decision import invalid_reasons, judge, processes, relatives
+from attnbench.analysis.gate.decision import invalid_reasons, judge, processes
 from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted
@@ -118,7 +119,7 @@ def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
     if not candidate.environments:
         reasons.append("the run has no cells")
     fewest = thresholds.fewest_epochs
-    num_epochs = max((each.num_epochs for each in relatives(candidate).values()), default=fewest)
+    num_epochs = max((each.num_epochs for each in compared(candidate)), default=fewest)
     if num_epochs < fewest:
         problem = f"its times are of {processes(num_epochs)}, and a gate judges from {fewest} on"
         more = f"give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
