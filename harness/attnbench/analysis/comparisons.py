@@ -14,10 +14,11 @@ from attnbench.analysis.results import Results
 from attnbench.statistics import evidence
 from attnbench.statistics.intervals import Estimate, Pairs, mean_of, paired_ratio, pairs, pairs_with_baseline
 from attnbench.statistics.verdicts import (
+    ALONE,
+    CELLS,
     WHOLE,
     Effect,
     Judgement,
-    Policy,
     Relative,
     judge,
     margin,
@@ -25,7 +26,6 @@ from attnbench.statistics.verdicts import (
     midmeans,
     paired_effect,
     robust_spread,
-    share_of_cells,
     visits_to_go,
 )
 from attnbench.storage.events import TOUCH_BELOW_S
@@ -114,7 +114,7 @@ def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
     plan, cells = results.plan, compared(results)
     found = []
-    judged = judge([cell.effect for cell in cells], policy(results))
+    judged = judge([cell.effect for cell in cells], ALONE if plan.sides is None else CELLS)
     for cell, judgement in zip(cells, judged, strict=True):
         record, effect, more_s = cell.record, cell.effect, math.inf
         if judgement.verdict is Verdict.undecided:
@@ -127,11 +127,6 @@ def comparisons(results: Results) -> list[Comparison]:
         known_s = more_s if math.isfinite(more_s) else None
         found.append(judgement.comparison(record.workload, record.arm, cell.baseline.implementation, known_s))
     return found
-
-
-def policy(results: Results) -> Policy:
-    """How the cells of a run are judged: of two sides, the whole has a part of the false verdicts to itself."""
-    return Policy(false_share=share_of_cells(has_whole=results.plan.sides is not None))
 
 
 @lru_cache(maxsize=1)

@@ -173,7 +173,8 @@ def follow(
             f"no stored cell matches metric={metric}, workload={workload} and "
             f"implementation={','.join(implementations) or 'all'}: metrics that there are: {', '.join(known) or 'none'}"
         )
-    machines = {name: each.cpu for results in runs for name, each in results.environments.items()}
+    environments = [record.environment for results in runs for record in results.records]
+    machines = {each.fingerprint: each.cpu for each in environments if each is not None}
     return [
         Series(
             fingerprint=fingerprint,

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import by_side, compared, noise_floors, policy, whole_effect
+from attnbench.analysis.comparisons import by_side, compared, noise_floors, whole_effect
 from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.certain import Match, key_of, match_records, match_runs, tried
 from attnbench.analysis.gate.rulings import (
@@ -34,6 +34,7 @@ from attnbench.plugins import name_of
 from attnbench.statistics import verdicts
 from attnbench.statistics.intervals import Estimate, median_estimate
 from attnbench.statistics.verdicts import (
+    CELLS,
     WHOLE,
     Effect,
     Judgement,
@@ -89,7 +90,7 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
     sides = results.plan.sides
     assert sides is not None
     matches, cells = match_records(*by_side(results)), [(cell.record, cell.effect) for cell in compared(results)]
-    timed = side_by_side(cells, matches, thresholds, policy(results), noise_floors(results), is_apart=sides.is_apart)
+    timed = side_by_side(cells, matches, thresholds, CELLS, noise_floors(results), is_apart=sides.is_apart)
     judged = whole(whole_effect(results), thresholds, [key_of(record) for record, _ in cells])
     invalid = list(invalid_reasons(results, thresholds, "the session"))
     if sides.is_apart:  # two environments are what was asked for
