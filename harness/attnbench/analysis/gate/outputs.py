@@ -36,7 +36,7 @@ MOST_ROWS = 20
 """In each table of gate.md: a comment on GitHub holds 65536 characters. All rulings stand in gate.json."""
 
 
-def write(decision: Decision, candidate: Results, folder: Path) -> list[Path]:
+def write(decision: Decision, candidate: Results, folder: Path) -> None:
     """Write gate.md, gate.xml, gate.json and benchmarks.json.
 
     Raises:
@@ -54,7 +54,6 @@ def write(decision: Decision, candidate: Results, folder: Path) -> list[Path]:
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
-    return [folder / name for name in texts]
 
 
 def as_json(value: object) -> str:
