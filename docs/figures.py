@@ -20,7 +20,6 @@ from attnbench import plugins
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import Row, metric_columns
 from attnbench.commands import catalog
-from attnbench.reports import story
 from attnbench.reports.cells import error, groups, metric, ratio, time, verdict
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import Status
@@ -130,7 +129,7 @@ def _table(results: Results) -> Iterator[str]:
         for title, rows in groups(results).items()
         if (rows[0]["scope"], rows[0]["mask"], rows[0]["direction"]) == (SHOWN_SCOPE, SHOWN_MASK, "inference")
     )
-    environment = next(iter(story.environments(results).values()))
+    environment = next(iter(results.environments.values()))
     yield f"{escaped(title)}, T={SHOWN_LEN}, on {escaped(environment.cpu)} with {environment.num_threads} threads:"
     yield ""
     headings = (

@@ -13,7 +13,7 @@ from PIL import Image
 from attnbench.analysis.results import read
 from attnbench.statistics import evidence
 from attnbench.statistics.intervals import Estimate
-from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, Effect, detectable, share_of_cells
+from attnbench.statistics.verdicts import CELLS, FALSE_SHARE, WHOLE_SHARE, Effect, detectable
 
 ROOT = Path(__file__).parents[1]
 
@@ -127,7 +127,7 @@ def test_the_method_prints_its_example_of_a_detectable_effect_as_the_code_does()
 def test_as_many_processes_are_needed_as_the_documents_say():
     """Of two states of the code, each process gives one number; here all find the same difference."""
     slower, alike = (evidence.e_values(np.full(20, 0.1), upwards_only=upwards) for upwards in (False, True))
-    share = share_of_cells(has_whole=True)
+    share = CELLS.false_share
     together, alone = evidence.needed(16, 15, share), evidence.needed(16, 0, share)
     assert (together, alone, 1 / WHOLE_SHARE) == pytest.approx((40, 640, 40))
     assert [np.argmax(slower >= limit) + 1 for limit in (together, alone)] == [11, 15]

@@ -96,12 +96,12 @@ def test_two_functions_of_one_name_are_compared_and_the_candidate_is_called_so(m
 
     def compare(calls, baseline, **_):
         timed.update(names=list(calls), baseline=baseline)
-        return SimpleNamespace(run=lambda budget_s: None)
+        judged = SimpleNamespace(comparison=lambda _, arm, baseline: (arm.implementation, baseline))
+        return SimpleNamespace(run=lambda budget_s: None, judgements={"attention (candidate)": judged})
 
     monkeypatch.setattr("attnbench.timing.functions.FunctionComparison", compare)
-    monkeypatch.setattr("attnbench.timing.functions.comparison", lambda found, name, workload: name)
     told = AttentionBench()(new, old, seq_len=8, num_heads=1, head_dim=8, num_threads=1)
-    assert told == "attention (candidate)"
+    assert told == ("attention (candidate)", "attention")
     assert timed == {"names": ["attention", "attention (candidate)"], "baseline": "attention"}
 
 

@@ -49,7 +49,7 @@ class AttentionBench:
 
         from attnbench.processes.worker.answers import Bench
         from attnbench.storage.records import Arm
-        from attnbench.timing.functions import FunctionComparison, comparison
+        from attnbench.timing.functions import FunctionComparison
         from attnbench.workloads import sweep
 
         workload = sweep.make({"direction": "inference", **axes})
@@ -70,7 +70,7 @@ class AttentionBench:
                     raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")
         finally:
             torch.set_num_threads(before)
-        return comparison(compared, mine, workload)
+        return compared.judgements[mine].comparison(workload, Arm(implementation=mine), reference)
 
 
 def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:

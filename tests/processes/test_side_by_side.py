@@ -19,7 +19,7 @@ from attnbench.reports.lines import points_of
 from attnbench.reports.markdown import summary
 from attnbench.reports.sides import document, headline
 from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio, pairs_with_baseline
-from attnbench.statistics.verdicts import FALSE_SHARE, WHOLE_SHARE, mean_over_cells, midmeans, share_of_cells
+from attnbench.statistics.verdicts import ALONE, CELLS, FALSE_SHARE, WHOLE_SHARE, mean_over_cells, midmeans
 from attnbench.storage import journal
 from attnbench.storage.events import CellChecked, CellFailed, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal
@@ -153,7 +153,7 @@ def test_answers_are_verified_in_the_first_rounds_and_then_now_and_then(tmp_path
 
 def test_the_whole_has_a_part_of_the_false_verdicts_to_itself(tmp_path):
     """Eleven processes that agree make an e-value of 40; one family with 16 cells would ask for 340, and 14 of them."""
-    assert share_of_cells(has_whole=True) + WHOLE_SHARE == share_of_cells(has_whole=False) == FALSE_SHARE
+    assert CELLS.false_share + WHOLE_SHARE == ALONE.false_share == FALSE_SHARE
     results = session(tmp_path, 0.08, num_cells=4, is_apart=True)
     found = {}
     with Journal(tmp_path / "prefix") as prefix:

@@ -127,9 +127,7 @@ def paired_times(
     blocks, and so the better witness.
     """
     own_s = {
-        one.key: median(sample.value for sample in latency.samples)
-        for one in records
-        if (latency := one.measurement(LATENCY)) is not None and latency.samples
+        one.key: median(sample.value for sample in samples) for one in records if (samples := one.samples(LATENCY))
     }
     found = {}
     for (workload, arm), seconds in own_s.items():

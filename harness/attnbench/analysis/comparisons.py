@@ -14,17 +14,18 @@ from attnbench.analysis.results import Results
 from attnbench.statistics import evidence
 from attnbench.statistics.intervals import Estimate, Pairs, mean_of, paired_ratio, pairs, pairs_with_baseline
 from attnbench.statistics.verdicts import (
+    ALONE,
+    CELLS,
     WHOLE,
     Effect,
     Judgement,
-    Policy,
+    Relative,
     judge,
     margin,
     mean_over_cells,
     midmeans,
     paired_effect,
     robust_spread,
-    share_of_cells,
     visits_to_go,
 )
 from attnbench.storage.events import TOUCH_BELOW_S
@@ -55,7 +56,7 @@ class Winner:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Compared:
+class Compared(Relative):
     """A cell and its baseline: their pairs, of which there is one at least, and what these show."""
 
     record: Record
@@ -63,8 +64,6 @@ class Compared:
     blocks: Pairs
     counted: Pairs  # the same; of two sides each process counts as one pair
     controls: Pairs  # of the baseline and its A/A control
-    ratio: Estimate
-    floor: Estimate | None  # the ratio of the controls
     smallest_effect: float
 
     @cached_property
@@ -85,11 +84,11 @@ def compared(results: Results) -> list[Compared]:
         if record.status is not Status.ok or baseline is None or record is baseline:
             continue
         blocks, controls = pairs_with_baseline(
-            _samples(record, LATENCY),
-            _samples(baseline, LATENCY),
-            _samples(baseline, CONTROL_LATENCY),
+            record.samples(LATENCY),
+            baseline.samples(LATENCY),
+            baseline.samples(CONTROL_LATENCY),
             results.discarded.get(record.workload.id, frozenset()),
-            None if plan.sides is None else _samples(record, CONTROL_LATENCY),
+            None if plan.sides is None else record.samples(CONTROL_LATENCY),
         )
         counted = blocks if plan.sides is None else blocks.by_epoch()
         ratio = paired_ratio(counted)
@@ -103,6 +102,7 @@ def compared(results: Results) -> list[Compared]:
                     controls=controls,
                     ratio=ratio,
                     floor=paired_ratio(controls),
+                    num_epochs=len({epoch for epoch, _ in blocks.visits}),
                     smallest_effect=plan.smallest_effect,
                 )
             )
@@ -114,40 +114,19 @@ def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
     plan, cells = results.plan, compared(results)
     found = []
-    judged = judge([cell.effect for cell in cells], policy(results))
+    judged = judge([cell.effect for cell in cells], ALONE if plan.sides is None else CELLS)
     for cell, judgement in zip(cells, judged, strict=True):
         record, effect, more_s = cell.record, cell.effect, math.inf
         if judgement.verdict is Verdict.undecided:
             if plan.sides is None:  # a visit takes the arm once and the baseline twice in each block
-                block_s = 2 * _sample_s(_samples(cell.baseline, LATENCY)) + _sample_s(_samples(record, LATENCY))
+                block_s = 2 * _sample_s(cell.baseline.samples(LATENCY)) + _sample_s(record.samples(LATENCY))
                 visit_s = plan.num_blocks * block_s
             else:  # each process counts as one visit
                 visit_s = (results.elapsed_s or math.inf) / effect.ratio.num_clusters
             more_s = visits_to_go(effect, judgement.needed) * visit_s
-        found.append(
-            Comparison(
-                workload=record.workload,
-                implementation=record.implementation,
-                side=record.side,
-                baseline=cell.baseline.implementation,
-                metric=LATENCY,
-                ratio=effect.ratio.point,
-                low=effect.ratio.low,
-                high=effect.ratio.high,
-                minimum_detectable_effect=judgement.detectable,
-                verdict=judgement.verdict,
-                sameness=effect.sameness,
-                e_same=effect.e_same,
-                e_apart=effect.e_apart,
-                more_s=more_s if math.isfinite(more_s) else None,
-            )
-        )
+        known_s = more_s if math.isfinite(more_s) else None
+        found.append(judgement.comparison(record.workload, record.arm, cell.baseline.implementation, known_s))
     return found
-
-
-def policy(results: Results) -> Policy:
-    """How the cells of a run are judged: of two sides, the whole has a part of the false verdicts to itself."""
-    return Policy(false_share=share_of_cells(has_whole=results.plan.sides is not None))
 
 
 @lru_cache(maxsize=1)
@@ -159,7 +138,7 @@ def noise_floors(results: Results) -> dict[str, Estimate]:
     floors: dict[str, Estimate] = {}
     for (workload, _), record in _baselines(results).items():
         discarded = results.discarded.get(workload, frozenset())
-        floor = paired_ratio(pairs(_samples(record, CONTROL_LATENCY), _samples(record, LATENCY), discarded))
+        floor = paired_ratio(pairs(record.samples(CONTROL_LATENCY), record.samples(LATENCY), discarded))
         if floor is not None and (floor.largest_log or 0.0) >= (floors.get(workload, floor).largest_log or 0.0):
             floors[workload] = floor
     return floors
@@ -176,7 +155,7 @@ def winners(results: Results) -> list[Winner]:
         return []
     by_workload: dict[str, list[tuple[Record, Pairs]]] = {}
     for cell in compared(results):
-        workload, reference = cell.record.workload.id, _samples(cell.baseline, LATENCY)
+        workload, reference = cell.record.workload.id, cell.baseline.samples(LATENCY)
         itself = cell.baseline, pairs(reference, reference, results.discarded.get(workload, frozenset()))
         by_workload.setdefault(workload, [itself]).append((cell.record, cell.blocks))
     found = []
@@ -279,8 +258,3 @@ def _baselines(results: Results) -> dict[Key, Record]:
     """The ok cells that others are compared with."""
     references = (record for record in results.records if results.plan.is_reference(record.arm))
     return {record.key: record for record in references if record.status is Status.ok}
-
-
-def _samples(record: Record, metric: str) -> tuple[Sample, ...]:
-    found = record.measurement(metric)
-    return () if found is None else found.samples

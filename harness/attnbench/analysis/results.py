@@ -34,6 +34,7 @@ from attnbench.storage.records import (
     LATENCY,
     PROBE,
     Ceilings,
+    Environment,
     Key,
     Measurement,
     Place,
@@ -80,6 +81,12 @@ class Results:
     def num_discarded(self) -> int:
         """How many blocks are discarded because of interference."""
         return sum(map(len, self.discarded.values()))
+
+    @property
+    def environments(self) -> dict[str, Environment]:
+        """The environments of the records by fingerprint, in order; several where the machine changed."""
+        found = (record.environment for record in self.records if record.environment is not None)
+        return {environment.fingerprint: environment for environment in found}
 
 
 def read(path: Path) -> Results:

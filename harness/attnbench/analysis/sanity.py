@@ -53,7 +53,7 @@ TAKEN = 0.1
 """Of the time of all processors, what others and the host may take before each number carries a warning."""
 FAULT_S = 0.25e-6
 """What one minor page fault costs at least: for runs that did not measure it."""
-TOLD_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
+NOTED_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
 """Shares of the time: from where page faults are worth a word, from where they dominate, and the most that an estimate
 may say, as in analysis/breakdown.py."""
 
@@ -104,33 +104,25 @@ def judged(
     """The records, what is impossible made `invalid` and without its numbers; and warnings by cell."""
     times: dict[Arm, dict[Workload, float]] = {}
     for record in records:
-        latency = record.measurement(LATENCY)
-        if latency is not None and latency.samples:
-            times.setdefault(record.arm, {})[record.workload] = median(sample.value for sample in latency.samples)
+        if samples := record.samples(LATENCY):
+            times.setdefault(record.arm, {})[record.workload] = median(sample.value for sample in samples)
     found = {record.key: record for record in records}
     warnings: Warnings = {}
     for record in records:
         workload, own, here = record.workload, times.get(record.arm, {}), ceilings.get(record.workload.place)
         if workload not in own:
             continue
-        limits = list(_limits(workload, own[workload], here, is_cold=is_cold))
-        reasons = [limit for limit, is_certain in limits if is_certain] + list(_contradictions(workload, own))
-        if reasons:
+        doubts = list(_doubts(workload, own, here, is_cold=is_cold))
+        if reasons := [text for text, is_certain in doubts if is_certain]:
             invalid = {"status": Status.invalid, "message": reasons[0], "measurements": ()}
             found[record.key] = msgspec.structs.replace(record, **invalid)
-        elif strange := [limit for limit, _ in limits] + list(_oddities(workload, own, here)):
-            warnings[record.key] = tuple(strange)
+        elif doubts:
+            warnings[record.key] = tuple(text for text, _ in doubts)
     return tuple(found.values()), warnings
 
 
-def _limits(
-    workload: Workload, time_s: float, ceilings: Ceilings | None, *, is_cold: bool
-) -> Iterator[tuple[str, bool]]:
+def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: bool) -> Iterator[tuple[str, bool]]:
     """What is above a ceiling, and whether that is certain: beyond any copy, even one that stays in a cache."""
-    if time_s <= 0:
-        yield "impossible: no time passed", True
-    if ceilings is None or time_s <= 0:
-        return
     num_flops, num_bytes = counts.least_flops(workload), counts.least_bytes(workload)
     copy, any_copy = ceilings.copy(num_bytes, is_cold=is_cold), ceilings.copy(0)
     for what, like, unit, rate, ceiling, highest, slack in (
@@ -149,26 +141,30 @@ def _limits(
             yield f"{least}, {above}: the machine was slower when that was measured, or the time is wrong", False
 
 
-def _contradictions(workload: Workload, times: Mapping[Workload, float]) -> Iterator[str]:
-    """A forward and backward pass that is far faster than its forward pass alone."""
-    time_s, forward_s = times[workload], times.get(msgspec.structs.replace(workload, direction="forward"))
-    if workload.direction == "forward_backward" and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        yield f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it"
-
-
-def _oddities(workload: Workload, times: Mapping[Workload, float], ceilings: Ceilings | None) -> Iterator[str]:
-    """What makes one wonder."""
+def _doubts(
+    workload: Workload, times: Mapping[Workload, float], ceilings: Ceilings | None, *, is_cold: bool
+) -> Iterator[tuple[str, bool]]:
+    """What makes one wonder about a time, and whether it is certain that it is wrong."""
     time_s = times[workload]
-    forward, inference = (msgspec.structs.replace(workload, direction=name) for name in ("forward", "inference"))
-    forward_s = times.get(forward) or times.get(inference)
+    if time_s <= 0:
+        yield "impossible: no time passed", True
+        return
+    if ceilings is not None:
+        yield from _limits(workload, time_s, ceilings, is_cold=is_cold)
+    forward_s, inference_s = (
+        times.get(msgspec.structs.replace(workload, direction=name)) for name in ("forward", "inference")
+    )
+    if workload.direction == "forward_backward" and forward_s is not None and FAR_FASTER * time_s < forward_s:
+        yield f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it", True
+    forward_s = forward_s or inference_s
     if workload.direction.endswith("backward") and forward_s is not None and FAR_FASTER * time_s < forward_s:
-        yield f"its forward pass takes {significant(forward_s / time_s, 2)} times as long"
+        yield f"its forward pass takes {significant(forward_s / time_s, 2)} times as long", False
     if ceilings is None or ceilings.matmul is None:
         return
     work = time_s * ceilings.matmul.rate
     least = counts.least_flops(workload)
     if least <= work < counts.useful_flops(workload):
-        yield "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again"
+        yield "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again", False
     for other, other_s in times.items():
         is_far_longer = (
             workload.seq_len >= FAR_LONGER * other.seq_len
@@ -176,7 +172,7 @@ def _oddities(workload: Workload, times: Mapping[Workload, float], ceilings: Cei
             and msgspec.structs.replace(workload, seq_len=other.seq_len, kv_len=other.kv_len) == other
         )
         if is_far_longer and least - counts.least_flops(other) > TELLING * work and time_s < SAME * other_s:
-            yield f"takes no longer than at length {other.seq_len}: is all of it computed?"
+            yield f"takes no longer than at length {other.seq_len}: is all of it computed?", False
             return
 
 
@@ -198,8 +194,7 @@ def warnings_of(
         yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
     yield from _faults(record, latency.samples, time)
     yield from _other_work(record, latency.samples, discarded, load)
-    yield from _unsteady(time)
-    yield from _drift(latency.samples, time)
+    yield from _scatter(latency.samples, time)
     with suppress(ValueError):  # a run may come from elsewhere, with a device that this installation has no file for
         yield from device(record.workload.device).notes(record.workload, record.environment)
     for measurement in record.measurements:
@@ -211,7 +206,7 @@ def _faults(record: Record, samples: tuple[Sample, ...], time: Estimate) -> Iter
     num_faults = median(sample.num_faults / max(1, sample.num_calls) for sample in samples)
     cost_s = (0.0 if record.operators is None else record.operators.fault_s) or FAULT_S
     share = min(num_faults * cost_s / time.point, LARGEST_FAULTS)
-    if share <= TOLD_FAULTS:
+    if share <= NOTED_FAULTS:
         return
     retains = record.environment is not None and "MALLOC_MMAP_MAX_" in record.environment.settings
     hint = "" if retains else ": --allocator retain"
@@ -241,19 +236,19 @@ def _other_work(
         yield f"other work on the machine: {', '.join(texts)}"
 
 
-def _unsteady(time: Estimate) -> Iterator[str]:
-    """An interval so wide that the number in the middle of it says little: "unsteady: 155 to 581 us"."""
-    if time.low is None or time.high is None or (time.half_width or 0.0) < UNSTEADY:
+def _scatter(samples: tuple[Sample, ...], time: Estimate) -> Iterator[str]:
+    """An interval so wide that its middle says little: "unsteady: 155 to 581 us"; or a drift beyond the noise.
+
+    A time drifted where it moved between the first third of the samples and the last by more than noise explains.
+    """
+    if time.low is None or time.high is None or time.half_width is None:
         return
-    low, high = show(time.low, "s"), show(time.high, "s")
-    unit = high.rpartition(" ")[2]
-    yield f"unsteady: {low.removesuffix(f' {unit}')} to {high}"
-
-
-def _drift(samples: tuple[Sample, ...], time: Estimate) -> Iterator[str]:
-    """Times that moved between the first third and the last, by more than their noise explains."""
+    if time.half_width >= UNSTEADY:
+        low, high = show(time.low, "s"), show(time.high, "s")
+        unit = high.rpartition(" ")[2]
+        yield f"unsteady: {low.removesuffix(f' {unit}')} to {high}"
     third = len(samples) // 3
-    if time.half_width is None or third < FEWEST_CLUSTERS:
+    if third < FEWEST_CLUSTERS:
         return
     first, last = (median(sample.value for sample in part) for part in (samples[:third], samples[-third:]))
     if abs(math.log(last / first)) > max(DRIFT, ERROR_OF_A_MOVE * time.half_width):

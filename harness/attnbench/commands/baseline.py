@@ -18,7 +18,7 @@ def baseline(
 ) -> None:
     """Store a run as the baseline of its machine, with the reason. Needs no torch."""
     from attnbench.analysis.gate import stored
-    from attnbench.analysis.gate.thresholds import load
+    from attnbench.analysis.gate.rulings import load
     from attnbench.storage.journal import newest_run
 
     path = stored.locate(run, results) if run is not None else newest_run(results)

@@ -40,8 +40,7 @@ def compare(
     Of stored runs it says what got worse, and what could have been detected, and passes whatever that is: `attnbench
     gate` does not.
     """
-    from attnbench.analysis.gate import decision
-    from attnbench.analysis.gate import thresholds as allowed
+    from attnbench.analysis.gate import decision, rulings
     from attnbench.commands import gate, running, terminal
     from attnbench.processes import execution, sides
 
@@ -49,7 +48,7 @@ def compare(
         if more := running.given(context) - OF_STORED:
             raise ValueError(f"two stored runs are compared as they are: leave out {', '.join(sorted(more))}")
         before, after = stored
-        gate.show(decision.judge(before, after, allowed.load(thresholds)), after, as_json=as_json, to=to)
+        gate.show(decision.judge(before, after, rulings.load(thresholds)), after, as_json=as_json, to=to)
         return
     if thresholds is not None or to is not None:
         raise ValueError(

@@ -35,7 +35,7 @@ def gate(
     """Compare two stored runs, or a run and its stored baseline: pass or fail. Needs no torch."""
     from attnbench.analysis.gate import stored
     from attnbench.analysis.gate.decision import judge, judge_sides
-    from attnbench.analysis.gate.thresholds import load
+    from attnbench.analysis.gate.rulings import load
     from attnbench.commands.running import read_stored
     from attnbench.storage.journal import newest_run
 
@@ -55,20 +55,13 @@ def gate(
 def show(decision: "Decision", candidate: "Results", *, as_json: bool, to: Path | None) -> None:
     """Print a decision, and write its files where that is wanted."""
     from attnbench.analysis.gate import outputs
-    from attnbench.analysis.gate.rulings import Outcome
-    from attnbench.units import plain
 
     if to is not None:
         outputs.write(decision, candidate, to)
     if as_json:
         typer.echo(outputs.as_json(decision), nl=False)
         return
-    for ruling in outputs.sorted_rulings(decision):
-        if ruling.outcome is not Outcome.passed:
-            typer.echo(outputs.line(ruling))
-    for line in (*decision.invalid, *decision.notes, f"suite: {decision.suite.words}", outputs.compared(decision)):
-        typer.echo(plain(line))
-    typer.echo(outputs.headline(decision))
+    typer.echo(outputs.terminal(decision))
     if to is not None:
         typer.echo(f"Files: {to}")
 

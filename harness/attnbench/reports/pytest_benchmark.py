@@ -12,7 +12,7 @@ from pytest_benchmark.stats import Stats
 
 from attnbench.analysis.results import Results
 from attnbench.reports import text_report
-from attnbench.storage.records import LATENCY, Measurement, Record
+from attnbench.storage.records import LATENCY, Record
 from attnbench.units import plain
 
 VERSION = "5.3.1"
@@ -20,11 +20,10 @@ VERSION = "5.3.1"
 
 def document(results: Results) -> dict[str, Any]:
     """The file as a dictionary."""
-    timed = [(record, record.measurement(LATENCY)) for record in results.records]
     return {
         "machine_info": _machine(results),
         "commit_info": {"id": results.started.commit or "unknown", "time": results.started.time, "dirty": False},
-        "benchmarks": [_benchmark(record, found) for record, found in timed if found is not None and found.samples],
+        "benchmarks": [_benchmark(record) for record in results.records if record.samples(LATENCY)],
         "not_measured": [
             {
                 "implementation": plain(str(record.arm)),
@@ -32,8 +31,8 @@ def document(results: Results) -> dict[str, Any]:
                 "status": str(record.status),
                 "message": plain(record.message),
             }
-            for record, found in timed
-            if found is None or not found.samples
+            for record in results.records
+            if not record.samples(LATENCY)
         ],
         "datetime": results.started.time,
         "version": VERSION,
@@ -41,7 +40,7 @@ def document(results: Results) -> dict[str, Any]:
 
 
 def _machine(results: Results) -> dict[str, Any]:
-    found = next((record.environment for record in results.records if record.environment is not None), None)
+    found = next(iter(results.environments.values()), None)
     if found is None:
         return {"cpu": {}}
     cpu = {"brand_raw": found.cpu, "count": found.num_logical_cores}
@@ -49,12 +48,12 @@ def _machine(results: Results) -> dict[str, Any]:
     return {**known, "fingerprint": found.fingerprint, "accelerator": found.accelerator}
 
 
-def _benchmark(record: Record, latency: Measurement) -> dict[str, Any]:
+def _benchmark(record: Record) -> dict[str, Any]:
     """A cell; its statistics are over the samples, each the time of one call, as pytest-benchmark computes them."""
-    name, stats = plain(str(record.arm)), Stats()
-    for sample in latency.samples:
+    name, stats, samples = plain(str(record.arm)), Stats(), record.samples(LATENCY)
+    for sample in samples:
         stats.update(sample.value)
-    iterations = statistics.median_low(sample.num_calls for sample in latency.samples)
+    iterations = statistics.median_low(sample.num_calls for sample in samples)
     return {
         "group": record.workload.id,
         "name": f"{name}[{record.workload.id}]",

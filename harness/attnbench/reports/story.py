@@ -39,7 +39,7 @@ def rendered(template: str, results: Results, **more: object) -> str:
         conclusions=conclusions(results),
         legend=cells.legend(results),
         has_moved=has_moved(results),
-        environments=[described(environment) for environment in environments(results).values()],
+        environments=[described(environment) for environment in results.environments.values()],
         **more,
     )
 
@@ -71,12 +71,6 @@ def facts(results: Results) -> dict[str, str]:
         "noise floor": _floor(results),
         "ceilings": _ceilings(results),
     }
-
-
-def environments(results: Results) -> dict[str, Environment]:
-    """The environments of the records, by fingerprint: more than one says that the machine changed during the run."""
-    found = [record.environment for record in results.records if record.environment is not None]
-    return {environment.fingerprint: environment for environment in found}
 
 
 def has_moved(results: Results) -> bool:

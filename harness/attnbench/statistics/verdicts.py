@@ -35,8 +35,9 @@ from attnbench.statistics.intervals import (
     t_quantile,
     total_error,
 )
-from attnbench.storage.records import LARGEST_EQUIVALENCE, Verdict
+from attnbench.storage.records import LARGEST_EQUIVALENCE, Arm, Comparison, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
+from attnbench.workloads.workload import Workload
 
 FALSE_SHARE = 0.05
 """Of what a session calls faster or slower, the expected share that is false is at most this; of what it calls
@@ -216,7 +217,7 @@ def effect_between_runs(base: Relative, candidate: Relative, between_runs: float
     return _between_runs(ratio, least_floor, min(base.num_epochs, candidate.num_epochs))
 
 
-def _between_runs(ratio: Estimate, floor: float, num_processes: int) -> Effect:
+def _between_runs(ratio: Estimate, floor: float, num_processes: int = 0) -> Effect:
     p = p_value(ratio)
     e_same = 1 / p if p else math.inf
     return Effect(ratio=ratio, margin=floor, smallest=0.0, e_same=e_same, num_processes=num_processes)
@@ -234,9 +235,7 @@ def p_value(ratio: Estimate) -> float:
     return 2 * float(stdtr(ratio.freedom, -log / ratio.standard_error))
 
 
-def mean_between_runs(
-    workloads: Iterable[Sequence[Estimate]], between_runs: float, least_floor: float = 0.0, num_processes: int = 0
-) -> Effect:
+def mean_between_runs(workloads: Iterable[Sequence[Estimate]], between_runs: float, least_floor: float = 0.0) -> Effect:
     """The geometric mean of ratios between two runs, by workload, to whose errors `between_runs` is still to be added.
 
     The cells of a workload share a reference: their errors are taken as one and the same.
@@ -254,7 +253,7 @@ def mean_between_runs(
     mean = mean_of(means)
     error, degrees = total_error([((mean.standard_error or 0.0) ** 2, mean.freedom), (2 * between_runs**2, KNOWN)])
     ratio = replace(mean, standard_error=error, num_clusters=len(means), degrees=degrees)
-    return _between_runs(ratio, least_floor, num_processes)
+    return _between_runs(ratio, least_floor)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -317,16 +316,32 @@ class Judgement:
             self.verdict is Verdict.equivalent and not self.effect.is_floor
         )
 
-
-def share_of_cells(*, has_whole: bool) -> float:
-    """The expected share of false verdicts among those on cells; a verdict on the whole has a share of its own."""
-    return FALSE_SHARE - WHOLE_SHARE if has_whole else FALSE_SHARE
+    def comparison(self, workload: Workload, arm: Arm, baseline: str, more_s: float | None = None) -> Comparison:
+        """The same of `arm` on a workload, as those who ask for comparisons get it."""
+        effect = self.effect
+        return Comparison(
+            workload=workload,
+            implementation=arm.implementation,
+            side=arm.side,
+            baseline=baseline,
+            ratio=effect.ratio.point,
+            low=effect.ratio.low,
+            high=effect.ratio.high,
+            minimum_detectable_effect=self.detectable,
+            verdict=self.verdict,
+            sameness=effect.sameness,
+            e_same=effect.e_same,
+            e_apart=effect.e_apart,
+            more_s=more_s,
+        )
 
 
 ALONE = Policy()
 """For comparisons without a verdict on the whole."""
+CELLS = Policy(false_share=FALSE_SHARE - WHOLE_SHARE)
+"""For those with one."""
 WHOLE = Policy(false_share=WHOLE_SHARE)
-"""For that verdict, where there is one."""
+"""For that verdict."""
 
 
 def judge(effects: Sequence[Effect], policy: Policy = ALONE) -> list[Judgement]:
@@ -376,10 +391,10 @@ def _judgement(effect: Effect, policy: Policy, needed: Needed, *, differs: bool,
     return replace(judged, verdict=verdict, reason=reason)
 
 
-def needed(verdicts: Sequence[Verdict], false_share: float = FALSE_SHARE) -> Needed:
+def needed(verdicts: Sequence[Verdict]) -> Needed:
     """What the next verdict among these takes: the fewer of its kind there are, the more."""
     num_agreed, num_open = verdicts.count(Verdict.equivalent), verdicts.count(Verdict.undecided)
-    return _needed(len(verdicts), len(verdicts) - num_agreed - num_open, num_agreed, false_share)
+    return _needed(len(verdicts), len(verdicts) - num_agreed - num_open, num_agreed, FALSE_SHARE)
 
 
 def _needed(number: int, num_differ: int, num_agree: int, share: float) -> Needed:

@@ -370,6 +370,11 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """The measurement of that metric, or None."""
         return next((found for found in self.measurements if found.metric == metric), None)
 
+    def samples(self, metric: str) -> tuple[Sample, ...]:
+        """The samples of that metric; none where it was not measured."""
+        found = self.measurement(metric)
+        return () if found is None else found.samples
+
     @property
     def is_finding(self) -> bool:
         """Whether the cell went wrong: neither ok, nor unsupported, nor predicted to be out of reach."""
@@ -383,7 +388,6 @@ class Comparison(msgspec.Struct, frozen=True, kw_only=True):
     implementation: str
     side: str = ""  # as in Arm
     baseline: str  # the implementation that it is compared with; of two sides, itself on the base
-    metric: str
     ratio: float
     low: float | None  # None: too few visits for an interval
     high: float | None

@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from attnbench.devices import Clock, device
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
-from attnbench.statistics.verdicts import Effect, Judgement, detectable, judge, paired_effect
-from attnbench.storage.records import PROBE, Arm, Comparison, Sample
+from attnbench.statistics.verdicts import Effect, Judgement, judge, paired_effect
+from attnbench.storage.records import PROBE, Arm, Sample
 from attnbench.timing import blocks
 from attnbench.timing.schedule import GROWTH, load_libraries, visit_seed
 from attnbench.workloads.sweep import SMALLEST_EFFECT
-from attnbench.workloads.workload import Workload
 
 HERE = "here"
 """Stands in for the workload's name that a run has."""
@@ -111,23 +110,3 @@ class FunctionComparison:
         for name, judged in self.judgements.items():
             if judged.is_settled:
                 self.settled_s.setdefault(name, self.spent_s)
-
-
-def comparison(compared: FunctionComparison, name: str, workload: Workload) -> Comparison:
-    """What a comparison of functions says of one of them, in the form that a run has."""
-    judged, effect = compared.judgements[name], compared.judgements[name].effect
-    return Comparison(
-        workload=workload,
-        implementation=name,
-        baseline=compared.baseline,
-        metric="latency",
-        ratio=effect.ratio.point,
-        low=effect.ratio.low,
-        high=effect.ratio.high,
-        minimum_detectable_effect=detectable(effect),
-        verdict=judged.verdict,
-        sameness=effect.sameness,
-        e_same=effect.e_same,
-        e_apart=effect.e_apart,
-        more_s=None,
-    )

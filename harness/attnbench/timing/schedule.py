@@ -19,7 +19,7 @@ import numpy as np
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, paired_ratio, pairs_with_baseline, t_quantile
-from attnbench.statistics.verdicts import Effect, Policy, judge, needed, paired_effect, share_of_cells, visits_to_go
+from attnbench.statistics.verdicts import ALONE, CELLS, Effect, Policy, judge, needed, paired_effect, visits_to_go
 from attnbench.storage import events
 from attnbench.storage.events import Plan
 from attnbench.storage.records import PROBE, Arm, Key, Place, Sample, Status, Verdict
@@ -132,7 +132,8 @@ class Race:
         if not grown:
             return
         alive = [key for key in self.judged if key[1] in live.get(key[0], ())]
-        cautious = Policy(false_share=CAUTION * share_of_cells(has_whole=self.plan.sides is not None))
+        usual = ALONE if self.plan.sides is None else CELLS
+        cautious = Policy(false_share=CAUTION * usual.false_share)
         for key, judgement in zip(alive, judge([self.judged[key] for key in alive], cautious), strict=True):
             if judgement.verdict is not Verdict.undecided:
                 self.closed[key] = judgement.verdict
@@ -156,7 +157,7 @@ class Race:
         """The workload to visit, and the arms to compare with its baseline; None when every comparison is closed."""
         self.refresh(state, live)
         verdicts = [self.closed.get(key, Verdict.undecided) for key in self.judged]
-        limits = needed(verdicts, share_of_cells(has_whole=False))
+        limits = needed(verdicts)
         opened: dict[str, list[tuple[Arm, float, float]]] = {}  # about how many visits decide it, and what one costs
         for workload, arms in self.still_open(live).items():
             for arm in arms:

@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.gate.decision import judge
-from attnbench.analysis.gate.rulings import EXECUTED_FLOPS, Kind, Outcome
-from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.rulings import EXECUTED_FLOPS, Kind, Outcome, Rule, Thresholds
 from tests.analysis.gate.scripts import FIRST, POINTS, executes, run
 
 FOUND = [(1000, set()), (2000, {Kind.grown}), (1001, {Kind.grown}), (999, set()), (None, {Kind.lost})]

@@ -9,8 +9,7 @@ import pytest
 
 from attnbench import cli
 from attnbench.analysis.gate.decision import judge
-from attnbench.analysis.gate.rulings import Kind, Outcome
-from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.rulings import Kind, Outcome, Rule, Thresholds
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdicts import Reason
 from attnbench.storage.events import CellMeasured, RunStarted, WorkerStarted

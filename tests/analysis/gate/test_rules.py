@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from attnbench.analysis.gate.decision import judge, judge_sides
-from attnbench.analysis.gate.rulings import Kind, Outcome
-from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.rulings import Kind, Outcome, Rule, Thresholds
 from attnbench.analysis.results import Results
 from attnbench.storage.events import CellMeasured
 from studies.simulated import virtual

@@ -7,11 +7,10 @@ from pathlib import Path
 import msgspec
 import pytest
 
-from attnbench.analysis.comparisons import compared, comparisons, noise_floors, policy
+from attnbench.analysis.comparisons import compared, comparisons, noise_floors
 from attnbench.analysis.gate.certain import match_records
 from attnbench.analysis.gate.decision import conclude, judge_sides, side, side_by_side, whole
-from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Ruling
-from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Ruling, Thresholds
 from attnbench.statistics.intervals import Estimate, t_quantile
 from attnbench.statistics.verdicts import ALONE, Effect, Reason
 from attnbench.storage.records import BASE, Status
@@ -49,7 +48,7 @@ def session(folder: Path, ratio: float, asked: Thresholds | None = None, **chang
     candidate = [msgspec.structs.replace(record, operators=None, **changes) for record in candidate]
     matches, asked = match_records(base, candidate), asked or Thresholds()
     cells = [(each.record, each.effect) for each in compared(found)]
-    timed = side_by_side(cells, matches, asked, policy(found), noise_floors(found))
+    timed = side_by_side(cells, matches, asked, ALONE, noise_floors(found))
     suite = whole(SLOWER_SUITE if ratio > 1.02 else SUITE, asked, [each.key for each in matches])
     return conclude((side(found), side(found)), matches, (timed, suite), asked)
 

@@ -7,9 +7,8 @@ import msgspec
 import pytest
 
 from attnbench.analysis.gate import stored
-from attnbench.analysis.gate.decision import fingerprints, judge
-from attnbench.analysis.gate.rulings import Outcome
-from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.decision import judge
+from attnbench.analysis.gate.rulings import Outcome, Rule, Thresholds
 from attnbench.analysis.results import read
 from attnbench.storage.events import SCHEMA, RunStarted
 from attnbench.storage.records import Status
@@ -28,7 +27,7 @@ def test_a_baseline_is_the_run_with_its_reason_behind_it(tmp_path, monkeypatch):
     before = run(tmp_path / "runs" / "first")
     assert attnbench(monkeypatch, "baseline", "first", "--results", tmp_path, "--reason", f"  {REASON}\n") == 0
     (path,) = stored.stored(tmp_path)
-    assert path == tmp_path / "baselines" / f"{fingerprints(before)[0]}.jsonl"
+    assert path == tmp_path / "baselines" / f"{next(iter(before.environments))}.jsonl"
     found = read(path)
     assert found.records == before.records
     (accepted,) = found.accepted
@@ -74,7 +73,7 @@ def test_a_run_is_held_against_the_baseline_of_its_machine(tmp_path, monkeypatch
     assert "base 1_here" in capsys.readouterr().out
     assert attnbench(monkeypatch, "gate", "2_there", "--results", tmp_path) == 0
     assert "base 2_there" in capsys.readouterr().out
-    own = stored.path_of(fingerprints(read(tmp_path / "runs" / "1_here"))[0], tmp_path)
+    own = stored.path_of(next(iter(read(tmp_path / "runs" / "1_here").environments)), tmp_path)
     assert attnbench(monkeypatch, "gate", own, "3_slow", "--results", tmp_path) == 1
 
 

@@ -2,8 +2,8 @@
 
 import pytest
 
-from attnbench.analysis.gate import thresholds
-from attnbench.analysis.gate.thresholds import Rule, Thresholds, load, parse
+from attnbench.analysis.gate import rulings
+from attnbench.analysis.gate.rulings import Rule, Thresholds, load, parse
 
 TEXT = """
 [gate]
@@ -30,7 +30,7 @@ def test_the_last_rule_that_covers_counts():
 
 
 def test_without_a_rule_the_defaults_hold_and_nobody_asked_for_them():
-    for metric, share in thresholds.ALLOWED.items():
+    for metric, share in rulings.ALLOWED.items():
         assert Thresholds().allowed("w", "i", metric) == share
         assert Thresholds().asked("w", "i", metric) is None
     assert Thresholds().allowed("w", "i", "executed_flops") == 0.0

@@ -7,8 +7,7 @@ import msgspec
 import pytest
 
 from attnbench.analysis.gate.decision import between_runs, judge, reach
-from attnbench.analysis.gate.rulings import Decision, Kind, Outcome
-from attnbench.analysis.gate.thresholds import Rule, Thresholds
+from attnbench.analysis.gate.rulings import Decision, Kind, Outcome, Rule, Thresholds
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS

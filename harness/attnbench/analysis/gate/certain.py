@@ -14,7 +14,6 @@ from attnbench.analysis.gate.rulings import (
     BACKEND,
     ERROR_RATIO,
     EXECUTED_FLOPS,
-    LATENCY,
     NUM_OPERATORS,
     OUTCOMES,
     STATUS,
@@ -22,13 +21,13 @@ from attnbench.analysis.gate.rulings import (
     Kind,
     Outcome,
     Ruling,
+    Thresholds,
     ruling,
 )
-from attnbench.analysis.gate.thresholds import Thresholds
 from attnbench.analysis.results import Results
 from attnbench.plugins import name_of
 from attnbench.statistics.intervals import median
-from attnbench.storage.records import Agreement, Record, Status
+from attnbench.storage.records import LATENCY, Agreement, Record, Status
 from attnbench.units import SCALES, show, significant
 
 CHECK = "check"
@@ -82,8 +81,7 @@ def match_runs(base: Results, candidate: Results) -> list[Match]:
 
     def work(results: Results) -> dict[str, str]:
         """What each workload computes, by how many threads; the seed of its random numbers is left out."""
-        environments = (record.environment for record in results.records if record.environment is not None)
-        default = next((environment.num_threads for environment in environments), 0)  # what num_threads=0 stood for
+        default = next((each.num_threads for each in results.environments.values()), 0)  # what num_threads=0 stood for
         return {
             each.id: msgspec.structs.replace(each, seed=0, num_threads=each.num_threads or default).id
             for each in results.plan.workloads

@@ -12,12 +12,12 @@ from typing import Any
 
 import msgspec
 
-from attnbench.analysis.comparisons import by_side, compared, noise_floors, policy, whole_effect
+from attnbench.analysis.comparisons import by_side, compared, noise_floors, whole_effect
 from attnbench.analysis.gate import certain
 from attnbench.analysis.gate.certain import Match, key_of, match_records, match_runs, tried
 from attnbench.analysis.gate.rulings import (
+    ALLOWED,
     EVERY,
-    LATENCY,
     OUTCOMES,
     STATUS,
     Decision,
@@ -26,25 +26,25 @@ from attnbench.analysis.gate.rulings import (
     Outcome,
     Ruling,
     Side,
+    Thresholds,
     ruling,
 )
-from attnbench.analysis.gate.thresholds import ALLOWED, Thresholds
 from attnbench.analysis.results import Results
 from attnbench.plugins import name_of
 from attnbench.statistics import verdicts
 from attnbench.statistics.intervals import Estimate, median_estimate
 from attnbench.statistics.verdicts import (
+    CELLS,
     WHOLE,
     Effect,
     Judgement,
     Policy,
     Reason,
-    Relative,
     effect_between_runs,
     margin,
     mean_between_runs,
 )
-from attnbench.storage.records import Record, Status, Verdict
+from attnbench.storage.records import LATENCY, Record, Status, Verdict
 from attnbench.units import percent
 
 REFUSED = (Reason.noise_floor, Reason.smallest_effect)
@@ -70,20 +70,13 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
             raise ValueError(f"{words}: give it alone, as in attnbench gate {results.run}")
     asked = thresholds or Thresholds()
     matches = match_runs(base, candidate)
-    is_elsewhere = fingerprints(base) != fingerprints(candidate)
-    differ = [
-        f"{name} ({getattr(base.plan, name)} and {getattr(candidate.plan, name)})"
-        for name in ("baseline", "cache", "allocator")
-        if getattr(base.plan, name) != getattr(candidate.plan, name)
-    ]
-    obstacle = f"the runs differ in {', '.join(differ)}" if differ else ""
-    timed = between_runs(base, candidate, matches, asked, obstacle=obstacle, is_elsewhere=is_elsewhere)
+    timed = between_runs(base, candidate, matches, asked)
     return conclude(
         (side(base), side(candidate)),
         matches,
         timed,
         asked,
-        notes=list(_notes(base, candidate, asked, is_elsewhere=is_elsewhere)),
+        notes=list(_notes(base, candidate, asked)),
         invalid=[*invalid_reasons(base, asked, "the base"), *invalid_reasons(candidate, asked, "the candidate")],
         is_cut_short=candidate.elapsed_s is None or base.elapsed_s is None,
     )
@@ -97,7 +90,7 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
     sides = results.plan.sides
     assert sides is not None
     matches, cells = match_records(*by_side(results)), [(cell.record, cell.effect) for cell in compared(results)]
-    timed = side_by_side(cells, matches, thresholds, policy(results), noise_floors(results), is_apart=sides.is_apart)
+    timed = side_by_side(cells, matches, thresholds, CELLS, noise_floors(results), is_apart=sides.is_apart)
     judged = whole(whole_effect(results), thresholds, [key_of(record) for record, _ in cells])
     invalid = list(invalid_reasons(results, thresholds, "the session"))
     if sides.is_apart:  # two environments are what was asked for
@@ -195,14 +188,8 @@ def side(results: Results) -> Side:
         run=results.run,
         commit=results.started.commit,
         time=results.started.time,
-        fingerprint="+".join(fingerprints(results)),
+        fingerprint="+".join(results.environments),
     )
-
-
-def fingerprints(results: Results) -> list[str]:
-    """The environments that a run saw, in order; normally one."""
-    found = (record.environment.fingerprint for record in results.records if record.environment is not None)
-    return list(dict.fromkeys(found))
 
 
 def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iterator[str]:
@@ -211,20 +198,20 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
         sides = results.plan.sides
         how = f"run --resume {results.run}" if sides is None else f"compare --resume {results.run}{sides.build_option}"
         yield f"{name} did not come to its end: go on with attnbench {how}"
-    if len(fingerprints(results)) > 1:
-        yield f"{name} saw {len(fingerprints(results))} environments: the machine changed during the run"
+    if len(results.environments) > 1:
+        yield f"{name} saw {len(results.environments)} environments: the machine changed during the run"
     if results.num_discarded > thresholds.discarded_share * results.num_blocks:
         share = f"{results.num_discarded} of {results.num_blocks} blocks"
         yield f"in {name} {share} are discarded because of interference: other work disturbed the machine"
 
 
-def _notes(base: Results, candidate: Results, thresholds: Thresholds, *, is_elsewhere: bool) -> Iterator[str]:
+def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterator[str]:
     """What a reader has to know in addition to the rulings."""
     reference = candidate.plan.baseline
     if base.run == candidate.run:
         yield "both are the same run"
-    if is_elsewhere:
-        both = " and ".join("+".join(fingerprints(results)) or "none" for results in (base, candidate))
+    if list(base.environments) != list(candidate.environments):
+        both = " and ".join("+".join(results.environments) or "none" for results in (base, candidate))
         yield (
             f"the runs come from different machines or versions (fingerprints {both}): besides what is certain, only "
             f"ratios to {reference} are compared, and growth of up to {100 * thresholds.elsewhere:g} % is put down to "
@@ -237,31 +224,22 @@ def _notes(base: Results, candidate: Results, thresholds: Thresholds, *, is_else
         yield f"the source of the reference {reference} has changed: every ratio to it may move with it"
 
 
-def relatives(results: Results) -> dict[Key, Relative]:
-    """The time of every timed cell but the reference's own, relative to the reference of the run."""
-    return {
-        key_of(cell.record): Relative(
-            ratio=cell.ratio, floor=cell.floor, num_epochs=len({epoch for epoch, _ in cell.blocks.visits})
-        )
-        for cell in compared(results)
-    }
-
-
-def between_runs(  # noqa: PLR0913 - two runs, and what of them may be compared
-    base: Results,
-    candidate: Results,
-    matches: Sequence[Match],
-    thresholds: Thresholds,
-    *,
-    obstacle: str = "",
-    is_elsewhere: bool = False,
+def between_runs(
+    base: Results, candidate: Results, matches: Sequence[Match], thresholds: Thresholds
 ) -> tuple[list[Ruling], Ruling]:
     """The rulings on the times of two separate runs, and the one on all of them together.
 
-    `obstacle` says why no times may be compared, if so; `is_elsewhere` that the runs are of different machines or
-    versions, whose ratios differ by more.
+    On different machines or with different versions, ratios differ by more. Runs that were asked for other things have
+    no times to compare.
     """
-    before, after = relatives(base), relatives(candidate)
+    is_elsewhere = list(base.environments) != list(candidate.environments)
+    differ = [
+        f"{name} ({getattr(base.plan, name)} and {getattr(candidate.plan, name)})"
+        for name in ("baseline", "cache", "allocator")
+        if getattr(base.plan, name) != getattr(candidate.plan, name)
+    ]
+    obstacle = f"the runs differ in {', '.join(differ)}" if differ else ""
+    before, after = ({key_of(cell.record): cell for cell in compared(results)} for results in (base, candidate))
     least_floor = thresholds.elsewhere if is_elsewhere else 0.0
     cells: list[Cell] = []
     others: list[Ruling] = []
@@ -377,12 +355,9 @@ def suspected(made: Ruling, match: Match, thresholds: Thresholds) -> Ruling:
 
 def _medians(match: Match) -> dict[str, Any]:
     """Seconds of a call on both sides."""
-    found = {}
-    for name, record in (("base", match.base), ("candidate", match.candidate)):
-        latency = None if record is None else record.measurement(LATENCY)
-        if latency is not None and latency.samples:
-            found[name] = median_estimate(latency.samples).point
-    return {**found, "unit": "s"}
+    sides = {"base": match.base, "candidate": match.candidate}
+    samples = {name: () if record is None else record.samples(LATENCY) for name, record in sides.items()}
+    return {"unit": "s"} | {name: median_estimate(taken).point for name, taken in samples.items() if taken}
 
 
 def _ruling(key: Key, judged: Judgement, lead: str = "", **values: Any) -> Ruling:  # noqa: ANN401 - as Ruling has them

@@ -11,9 +11,10 @@ from xml.etree import ElementTree as ET
 import msgspec
 
 from attnbench.analysis.gate.decision import reach
-from attnbench.analysis.gate.rulings import EVERY, LATENCY, Decision, Kind, Outcome, Ruling
+from attnbench.analysis.gate.rulings import EVERY, Decision, Kind, Outcome, Ruling
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import arm_of, metric_columns, rows, table
+from attnbench.storage.records import LATENCY
 from attnbench.units import MISSING, escaped, plain, show, significant
 
 URGENCY = (Outcome.finding, Outcome.invalid, Outcome.inconclusive, Outcome.improved, Outcome.passed)
@@ -35,7 +36,7 @@ MOST_ROWS = 20
 """In each table of gate.md: a comment on GitHub holds 65536 characters. All rulings stand in gate.json."""
 
 
-def write(decision: Decision, candidate: Results, folder: Path) -> list[Path]:
+def write(decision: Decision, candidate: Results, folder: Path) -> None:
     """Write gate.md, gate.xml, gate.json and benchmarks.json.
 
     Raises:
@@ -53,7 +54,6 @@ def write(decision: Decision, candidate: Results, folder: Path) -> list[Path]:
             (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
-    return [folder / name for name in texts]
 
 
 def as_json(value: object) -> str:
@@ -74,14 +74,16 @@ def compared(decision: Decision) -> str:
     return plain(f"base {base}, candidate {candidate}")
 
 
-def sorted_rulings(decision: Decision) -> list[Ruling]:
-    """All rulings but the suite's, most urgent first, else as they were."""
-    return sorted(decision.rulings, key=lambda ruling: URGENCY.index(ruling.outcome))
-
-
-def line(ruling: Ruling) -> str:
-    """One ruling as a line for a terminal or a log."""
-    return plain(f"{ruling.outcome}: {ruling.cell}: {ruling.metric}: {ruling.words}")
+def terminal(decision: Decision) -> str:
+    """What did not pass, most urgent first, what else there is to know, and the outcome: a line each."""
+    rulings = sorted(decision.rulings, key=lambda ruling: URGENCY.index(ruling.outcome))
+    lines = [
+        f"{ruling.outcome}: {ruling.cell}: {ruling.metric}: {ruling.words}"
+        for ruling in rulings
+        if ruling.outcome is not Outcome.passed
+    ]
+    lines += [*decision.invalid, *decision.notes, f"suite: {decision.suite.words}", compared(decision)]
+    return "\n".join(map(plain, [*lines, headline(decision)]))
 
 
 def row(ruling: Ruling) -> tuple[str, ...]:

@@ -1,16 +1,25 @@
-"""Data of a gate: a ruling for each metric of each cell, one for the suite, and the decision that follows from all."""
+"""Data of a gate: what may grow by how much, a ruling for each metric of each cell, and the decision made of all.
+
+What is allowed are numbers in the table [gate] of attnbench.toml, each with a default.
+"""
 
 import enum
+import math
+from collections.abc import Collection, Iterable, Iterator
+from fnmatch import fnmatchcase
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from attnbench.plugins import unknown
+from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdicts import Reason
+from attnbench.storage.records import LATENCY
 
 Key = tuple[str, str]
 """Workload id and implementation of a cell."""
 STATUS = "status"
-LATENCY = "latency"
 ERROR_RATIO = "error_ratio"
 BACKEND = "backend"
 NUM_OPERATORS = "num_operators"
@@ -109,3 +118,125 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
     def of(self, *outcomes: Outcome) -> list[Ruling]:
         """The rulings, the suite's among them, that came to one of these."""
         return [ruling for ruling in (*self.rulings, self.suite) if ruling.outcome in outcomes]
+
+
+TOOL_FILE = "attnbench.toml"
+ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0}
+"""By how much a metric may grow where no rule says: a share of what it was, for error_ratio a share of the tolerance.
+Any other metric may not grow at all."""
+
+
+class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """By how much a group of cells may grow in a metric; the names may hold * and ?."""
+
+    allowed: float
+    workload: str = EVERY
+    implementation: str = EVERY
+    metric: str = EVERY
+
+    def __post_init__(self) -> None:
+        """Check that `allowed` is a share."""
+        _require_share("allowed", self.allowed, highest=math.inf)
+
+    def covers(self, workload: str, implementation: str, metric: str | None = None) -> bool:
+        """Whether the rule is about that cell, in the metric that is given or in whatever metric."""
+        names = [(workload, self.workload), (implementation, self.implementation), (metric, self.metric)]
+        return all(fnmatchcase(name, pattern) for name, pattern in names if name is not None)
+
+
+class Thresholds(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The table [gate]. Of several rules that cover a cell, the last counts."""
+
+    rule: tuple[Rule, ...] = ()
+    see: float = 0.20  # a time counts as judged if a slowdown of this size would have been found
+    judged_share: float = 0.5  # with a smaller share of the times judged, the gate is inconclusive
+    fewest_epochs: int = 3  # processes, in each run
+    between_runs: float = 0.02  # a standard deviation: how a ratio to the reference differs from run to run by itself
+    elsewhere: float = 0.25  # by how much a ratio to the reference may grow on another machine, at least
+    suspicious: float = 0.30  # so large a share of the time saved is not accepted without a whole check
+    discarded_share: float = MANY  # with a larger share of blocks discarded, a run is not valid
+    void_share: float | None = None  # the older name of discarded_share
+
+    def __post_init__(self) -> None:
+        """Check that shares lie from 0 to 1."""
+        if self.void_share is not None:
+            _require_share("void_share", self.void_share, highest=1.0)
+            msgspec.structs.force_setattr(self, "discarded_share", self.void_share)
+        for name in ("see", "judged_share", "between_runs", "elsewhere", "suspicious", "discarded_share"):
+            _require_share(name, getattr(self, name), highest=math.inf if name in {"see", "elsewhere"} else 1.0)
+        if self.fewest_epochs < 1:
+            raise ValueError(f"fewest_epochs={self.fewest_epochs} is not allowed: give 1 or more; 3 is usual")
+
+    def allowed(self, workload: str, implementation: str, metric: str) -> float:
+        """By how much that metric of that cell may grow."""
+        asked = self.asked(workload, implementation, metric)
+        return ALLOWED.get(metric, 0.0) if asked is None else asked
+
+    def asked(self, workload: str, implementation: str, metric: str) -> float | None:
+        """The same where a rule of the file says so, and None where it is a default."""
+        found = [rule.allowed for rule in self.rule if rule.covers(workload, implementation, metric)]
+        return found[-1] if found else None
+
+    def asked_of_all(self, cells: Iterable[tuple[str, str]], metric: str) -> float | None:
+        """The least that the rules allow to any of the cells; None where one of them has no rule, or there is none."""
+        found = [self.asked(workload, implementation, metric) for workload, implementation in cells]
+        known = [allowed for allowed in found if allowed is not None]
+        return min(known) if known and len(known) == len(found) else None
+
+    def notes(self, cells: Collection[tuple[str, str]], metrics: Iterable[str]) -> Iterator[str]:
+        """A note on each key that does nothing, or goes by an older name: a rule may cover no cell, or no metric."""
+        if self.void_share is not None:
+            yield "void_share in [gate] is now called discarded_share: rename it"
+        known = sorted({*ALLOWED, EXECUTED_FLOPS, *metrics})
+        for number, rule in enumerate(self.rule, start=1):
+            if not any(rule.covers(*cell) for cell in cells):
+                yield f"rule {number} ({rule.workload}, {rule.implementation}) covers no cell: is a name in it wrong?"
+            elif not any(fnmatchcase(metric, rule.metric) for metric in known):
+                yield f"rule {number} covers nothing here: {unknown('metric', rule.metric, known)}"
+
+
+class _File(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """attnbench.toml as a whole."""
+
+    gate: Thresholds = msgspec.field(default_factory=Thresholds)
+
+
+def load(path: Path | None) -> Thresholds:
+    """The thresholds of that file; without one, of attnbench.toml in the working folder, or the defaults.
+
+    Raises:
+        ValueError: it cannot be read, or holds a key or value that is not allowed; the message lists what is.
+    """
+    if path is None:
+        path = Path(TOOL_FILE)
+        if not path.exists():
+            return Thresholds()
+    try:
+        return parse(path.read_bytes())
+    except OSError as error:
+        raise ValueError(f"cannot read the thresholds {path}: {error.strerror}") from None
+    except ValueError as error:  # msgspec's own errors, and those of the encoding, are ValueErrors too
+        raise ValueError(f"{path}: {error}") from None
+
+
+def parse(text: bytes) -> Thresholds:
+    """The thresholds of a TOML text.
+
+    Raises:
+        ValueError: it is no TOML, or holds a key or value that is not allowed.
+    """
+    given = msgspec.toml.decode(text)
+    gate = given.get("gate")
+    rules = gate.get("rule") if isinstance(gate, dict) else None
+    of_rules = [("key of [[gate.rule]]", rule, Rule) for rule in (rules if isinstance(rules, list) else ())]
+    for kind, level, struct in [("table", given, _File), ("key of [gate]", gate, Thresholds), *of_rules]:
+        for key in level if isinstance(level, dict) else ():
+            if key not in struct.__struct_fields__:  # a misspelt threshold would have no effect
+                raise ValueError(unknown(kind, key, struct.__struct_fields__))
+    return msgspec.convert(given, _File).gate
+
+
+def _require_share(name: str, value: float, *, highest: float) -> None:
+    if math.isnan(value) or not 0.0 <= value <= highest:
+        allowed = "0 or more, as in 0.05 for 5 %" if highest > 1 else "from 0 to 1, as in 0.05 for 5 %"
+        raise ValueError(f"{name}={value} is not allowed: give a share {allowed}")

@@ -9,10 +9,10 @@ from pathlib import Path
 
 import msgspec
 
+from attnbench.analysis.comparisons import compared
 from attnbench.analysis.gate import certain
-from attnbench.analysis.gate.decision import fingerprints, invalid_reasons, judge, processes, relatives
-from attnbench.analysis.gate.rulings import Kind, Outcome
-from attnbench.analysis.gate.thresholds import Thresholds
+from attnbench.analysis.gate.decision import invalid_reasons, judge, processes
+from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted
 from attnbench.storage.journal import events, find_run, journal_of
@@ -48,7 +48,7 @@ def find(candidate: Results, results: Path) -> Path:
     Raises:
         ValueError: nothing is stored at all.
     """
-    for fingerprint in fingerprints(candidate)[:1]:
+    for fingerprint in list(candidate.environments)[:1]:
         if (own := _own(fingerprint, results)) is not None:
             return own
     others = {path: read(path) for path in stored(results)}
@@ -62,7 +62,7 @@ def _own(fingerprint: str, results: Path) -> Path | None:
     """The baseline of that environment: by its name or, where fingerprints were made otherwise then, by its content."""
     if (named := path_of(fingerprint, results)).exists():
         return named
-    return next((path for path in stored(results) if fingerprint in fingerprints(read(path))), None)
+    return next((path for path in stored(results) if fingerprint in read(path).environments), None)
 
 
 def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Path:
@@ -76,7 +76,7 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
         raise ValueError('--reason is too short: give a sentence, as in --reason "the tiles are larger now"')
     candidate = read(run)
     _require_sound(candidate, thresholds)
-    (fingerprint,) = fingerprints(candidate)
+    (fingerprint,) = candidate.environments
     path, old = path_of(fingerprint, results), _own(fingerprint, results)
     before = None if old is None else read(old)
     if before is not None:
@@ -116,10 +116,10 @@ def _require_sound(candidate: Results, thresholds: Thresholds) -> None:
         problem = f"{candidate.run} has {len(wrong)} cells that went wrong ({first})"
         raise ValueError(f"{problem}: fix them, or leave them out with --implementation or --set, and run again")
     reasons = list(invalid_reasons(candidate, thresholds, "the run"))
-    if not fingerprints(candidate):
+    if not candidate.environments:
         reasons.append("the run has no cells")
     fewest = thresholds.fewest_epochs
-    num_epochs = max((each.num_epochs for each in relatives(candidate).values()), default=fewest)
+    num_epochs = max((each.num_epochs for each in compared(candidate)), default=fewest)
     if num_epochs < fewest:
         problem = f"its times are of {processes(num_epochs)}, and a gate judges from {fewest} on"
         more = f"give num_epochs = {fewest} in the sweep file, --rounds as many or more, and run again"
