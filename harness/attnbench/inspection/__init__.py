@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from attnbench import plugins
 from attnbench.inspection import oracle_diff, walkthrough
 from attnbench.inspection.oracle_diff import OracleDiff
-from attnbench.inspection.walkthrough import Example, Growth, Json, Walkthrough, listed
+from attnbench.inspection.walkthrough import Json, Numbers, Walkthrough, listed
 
 MOST_JOINED_WORDS = 48
 
@@ -23,8 +23,7 @@ class Inspection:
     walks: tuple[Walkthrough, ...]
     diffs: tuple[OracleDiff, ...]
     joined: Walkthrough | None  # the sentences in one row without a mask, where there are several
-    examples: tuple[Example, ...]
-    growth: Growth
+    growth: tuple[Numbers, Numbers]  # the largest weight against K, with the division by sqrt(K) and without
 
     @property
     def differs(self) -> bool:
@@ -38,6 +37,7 @@ class Inspection:
 
     def json(self, first_difference: list[str], files: list[str]) -> Json:
         """Everything as JSON can hold it: a number that is not finite is the text "-inf", "inf" or "nan"."""
+        with_scale, without = self.growth
         return {
             "implementation": self.implementation,
             "differs": self.differs,
@@ -46,12 +46,12 @@ class Inspection:
                 {**walk.json(), "unseen": diff.unseen, "compared": [each.json(diff.words) for each in diff.comparisons]}
                 for walk, diff in zip(self.walks, self.diffs, strict=True)
             ],
-            "examples": [{"scores": each.scores, "weights": each.weights} for each in self.examples],
+            "examples": [{"scores": scores, "weights": weights} for scores, weights in walkthrough.examples().values()],
             "growth": {
                 "head_dim": walkthrough.WIDTHS,
                 "num_keys": walkthrough.NUM_KEYS,
-                "largest_weight_with_scale": listed(self.growth.with_scale[:, 1]),
-                "largest_weight_without": listed(self.growth.without[:, 1]),
+                "largest_weight_with_scale": listed(with_scale[:, 1]),
+                "largest_weight_without": listed(without[:, 1]),
             },
             "files": files,
         }
@@ -80,6 +80,5 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
         walks=tuple(walkthrough.walk(*each) for each in together),
         diffs=tuple(oracle_diff.compare(implementation, *each) for each in together),
         joined=joined,
-        examples=walkthrough.examples(),
         growth=walkthrough.growth(seed),
     )

@@ -15,10 +15,10 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from attnbench import reports
-from attnbench.inspection import Inspection, text
+from attnbench.inspection import Inspection, text, walkthrough
 from attnbench.inspection.oracle_diff import Comparison, OracleDiff, Outcome
 from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Walkthrough
 from attnbench.reports import Picture, style
@@ -60,6 +60,7 @@ def write(inspection: Inspection, folder: Path) -> list[Path]:
     page = templates.get_template("page.html.jinja").render(
         inspection=inspection,
         text=text,
+        descriptions=walkthrough.descriptions,
         plain=plain,
         figures={stem: inlined(picture, number) for number, (stem, picture) in enumerate(pictures.items(), start=1)},
         outcomes=tuple(Outcome),
@@ -90,7 +91,7 @@ def _weights(walks: Sequence[Walkthrough]) -> Picture:
     """A row for each sentence, or several where there are many heads, and a column for each head."""
     rows = []
     for walk in walks:
-        weights = walk.step("weights").values[0]
+        weights = walk.steps["weights"][0]
         title = textwrap.fill(f"'{_sentence(walk)}', head 0", int(_side(len(walk.words)) * LETTERS_AN_INCH))
         titles = [title, *(f"head {head}" for head in range(1, len(weights)))]
         rows.append((titles, weights, walk.labels, walk.mask.seen if walk.mask.is_chosen else None))
@@ -101,7 +102,7 @@ def _weights(walks: Sequence[Walkthrough]) -> Picture:
 
 def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
     """All sentences in one row: what the words of one weigh in the other."""
-    values = walk.step("weights").values[0]
+    values = walk.steps["weights"][0]
     titles = [f"head {head}" for head in range(len(values))]
     rows, edges = [(titles, values, walk.labels, None)], np.cumsum(lengths)[:-1].tolist()
     caption = "All sentences in one row, where every word sees every other; the white lines separate the sentences."
@@ -167,12 +168,12 @@ def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, 
 
 def _scaling(inspection: Inspection) -> Picture:
     """The largest weight against K, with the division by sqrt(K) and without."""
-    growth = inspection.growth
+    with_scale, without = inspection.growth
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for name, values, colour, marker, line in (
-        ("query @ key", growth.without, "#D55E00", "s", "--"),
-        ("query @ key / sqrt(K)", growth.with_scale, "#0072B2", "o", "-"),
+        ("query @ key", without, "#D55E00", "s", "--"),
+        ("query @ key / sqrt(K)", with_scale, "#0072B2", "o", "-"),
     ):
         axes.fill_between(WIDTHS, values[:, 0], values[:, 2], color=colour, alpha=0.18, linewidth=0)
         axes.plot(WIDTHS, values[:, 1], color=colour, marker=marker, linestyle=line, label=name)
@@ -180,15 +181,13 @@ def _scaling(inspection: Inspection) -> Picture:
     note = f"all {NUM_KEYS} keys alike"
     axes.annotate(note, (WIDTHS[-1], 1 / NUM_KEYS), (0, 4), textcoords="offset points", ha="right")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(WIDTHS))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    style.ticks(axes.xaxis, FixedLocator(WIDTHS), "{:.0f}".format)
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("head width K")
     axes.set_ylabel(f"largest of {NUM_KEYS} weights")
     axes.legend(title="softmax of")
     caption = "Standard normal query and keys; line: median, band: the middle half of the draws."
-    return _with_texts(figure, "Why scores are divided by sqrt(K)", "", f"{text.growth_sentence(growth)} {caption}")
+    return _with_texts(figure, "Why scores are divided by sqrt(K)", "", f"{text.growth_sentence(inspection)} {caption}")
 
 
 def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]:

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from attnbench.inspection import Inspection
 from attnbench.inspection.oracle_diff import TOLERANCE, Comparison, OracleDiff, Outcome
-from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Growth, Numbers, Step, Walkthrough
+from attnbench.inspection.walkthrough import LETTERS, NUM_KEYS, WIDTHS, Numbers, Walkthrough, descriptions, examples
 from attnbench.units import MISSING, plain, significant
 
 SMALLEST_PLAIN = 1e-3
@@ -98,14 +98,15 @@ def value_table(
     return Table(title=title, headings=headings, rows=rows, marked=marked)
 
 
-def step_tables(walk: Walkthrough, step: Step) -> list[Table]:
-    """A step's tables, one for each head."""
-    kind = {"H": "head", "G": "key/value head"}.get(step.letters[1], "")
+def step_tables(walk: Walkthrough, name: str) -> list[Table]:
+    """A step's tables, one for each head; one alone where there are no heads."""
+    letters, values = LETTERS[name], walk.steps[name]
+    kind = {"H": "head", "G": "key/value head"}.get(letters[1], "")
     if walk.workload.num_heads == walk.workload.num_kv_heads:
         kind = kind and "head"
-    titles = [f"{step.name}, {kind} {head}" if kind else step.name for head in range(len(step.tables))]
     return [
-        value_table(title, step.letters, values, walk.labels) for title, values in zip(titles, step.tables, strict=True)
+        value_table(f"{name}, {kind} {head}" if kind else name, letters, each, walk.labels)
+        for head, each in enumerate(values.reshape(-1, *values.shape[-2:]))
     ]
 
 
@@ -138,22 +139,19 @@ def comparison_table(diff: OracleDiff) -> Table:
 def softness_table(walk: Walkthrough) -> Table:
     """How sharp the softmax of a sentence's scores is."""
     most = significant(math.log2(len(walk.words)), 3) if len(walk.words) > 1 else "0"
-    rows = [(each.name, brief(each.largest), f"{brief(each.entropy)} of {most}") for each in walk.scaling]
+    rows = [(name, brief(largest), f"{brief(entropy)} of {most}") for name, (largest, entropy) in walk.scaling.items()]
     return Table(title="", headings=("softmax of", "largest weight", "entropy in bits"), rows=rows)
 
 
-def example_table(inspection: Inspection) -> Table:
+def example_table() -> Table:
     """The softmax of a few vectors."""
-    rows = [
-        (each.name, *("  ".join(map(brief, numbers)) for numbers in (each.scores, each.weights)))
-        for each in inspection.examples
-    ]
+    rows = [(name, *("  ".join(map(brief, numbers)) for numbers in pair)) for name, pair in examples().items()]
     return Table(title="", headings=("softmax of", "scores", "weights"), rows=rows, is_prose=True)
 
 
-def growth_sentence(growth: Growth) -> str:
+def growth_sentence(inspection: Inspection) -> str:
     """The largest weight at the largest K."""
-    with_scale, without = brief(growth.with_scale[-1, 1]), brief(growth.without[-1, 1])
+    with_scale, without = (brief(quartiles[-1, 1]) for quartiles in inspection.growth)
     setup = f"A random query over {NUM_KEYS} random keys of width K={WIDTHS[-1]}"
     return f"{setup}: the largest weight is {with_scale} with the division and {without} without (medians)."
 
@@ -233,8 +231,8 @@ def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[st
         lines += side_by_side(tables, width)
     yield "What the mask changes", lines
     lines = [*textwrap.wrap(SATURATION, width), *side_by_side([softness_table(first)], width)]
-    lines += textwrap.wrap(growth_sentence(inspection.growth), width)
-    lines += side_by_side([example_table(inspection)], width)
+    lines += textwrap.wrap(growth_sentence(inspection), width)
+    lines += side_by_side([example_table()], width)
     yield "What the division by sqrt(K) is for", lines
     lines = textwrap.wrap(METHOD, width)
     for diff, walk, sentence in zip(inspection.diffs, inspection.walks, sentences, strict=True):
@@ -247,18 +245,16 @@ def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[st
 
 def _walk_lines(walk: Walkthrough, width: int) -> Iterator[str]:
     """Each step with its shape, what it does and its values in head 0."""
-    heads = walk.workload.num_heads
+    heads, described = walk.workload.num_heads, descriptions(walk.workload)
     yield f"mask {walk.workload.mask}, float64" + (f"; of {heads} heads, head 0 is shown" if heads > 1 else "")
     for names in TOGETHER:
-        group = [walk.step(name) for name in names]
         yield ""
-        name_len = max(len(step.name) for step in group)
-        shape_len = max(len(step.shape) for step in group)
-        for step in group:
-            start = f"{step.name:{name_len}} {step.shape:{shape_len}}  "
-            yield from textwrap.wrap(start + step.description, width, subsequent_indent=" " * len(start))
-        tables = [step_tables(walk, step)[0] for step in group]
-        yield from side_by_side(tables if len(group) > 1 else [replace(tables[0], title="")], width)
+        name_len, shape_len = max(map(len, names)), max(len(walk.shape(name)) for name in names)
+        for name in names:
+            start = f"{name:{name_len}} {walk.shape(name):{shape_len}}  "
+            yield from textwrap.wrap(start + described[name], width, subsequent_indent=" " * len(start))
+        tables = [step_tables(walk, name)[0] for name in names]
+        yield from side_by_side(tables if len(names) > 1 else [replace(tables[0], title="")], width)
 
 
 def side_by_side(tables: Sequence[Table], width: int) -> Iterator[str]:
