@@ -20,8 +20,8 @@ GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")
 @pytest.mark.parametrize("settings", [(), GROUPED, ("mask=none",), ("mask=sliding_window(2)", "embed_dim=12"), CAPPED])
 def test_each_step_is_the_oracles(settings):
     point = walkthrough.workload(5, settings, seed=3)
-    given = walkthrough.inputs(TIME.split(), point)
-    walk = walkthrough.walk(tuple(TIME.split()), point, given)
+    walk = walkthrough.walk(tuple(TIME.split()), point)
+    given = walk.inputs
     x = given.tensors["x"]
     query, key, value = oracle.project(x, x, given.weights)
     under = oracle.row_mask(point, torch.arange(5))

@@ -20,10 +20,14 @@ class Inspection:
 
     spec: str  # as it was given
     implementation: str
-    walks: tuple[Walkthrough, ...]
     diffs: tuple[OracleDiff, ...]
     joined: Walkthrough | None  # the sentences in one row without a mask, where there are several
     growth: tuple[Numbers, Numbers]  # the largest weight against K, with the division by sqrt(K) and without
+
+    @property
+    def walks(self) -> tuple[Walkthrough, ...]:
+        """The walkthrough of each sentence."""
+        return tuple(diff.walk for diff in self.diffs)
 
     @property
     def differs(self) -> bool:
@@ -43,8 +47,9 @@ class Inspection:
             "differs": self.differs,
             "first_difference": first_difference,
             "sentences": [
-                {**walk.json(), "unseen": diff.unseen, "compared": [each.json(diff.words) for each in diff.comparisons]}
-                for walk, diff in zip(self.walks, self.diffs, strict=True)
+                diff.walk.json()
+                | {"unseen": diff.unseen, "compared": [each.json(diff.walk.words) for each in diff.comparisons]}
+                for diff in self.diffs
             ],
             "examples": [{"scores": scores, "weights": weights} for scores, weights in walkthrough.examples().values()],
             "growth": {
@@ -65,20 +70,16 @@ def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed
     """
     plugins.check_specs([name])
     parted = walkthrough.split(sentences or [walkthrough.DEFAULT])
-    points = [walkthrough.workload(len(words), settings, seed) for words in parted]
+    walks = [walkthrough.walk(words, walkthrough.workload(len(words), settings, seed)) for words in parted]
     implementation = oracle_diff.load(name)
-    given = [walkthrough.inputs(words, point) for words, point in zip(parted, points, strict=True)]
-    together = list(zip(parted, points, given, strict=True))
     joined = None
     row = tuple(word for words in parted for word in words)
     if len(parted) > 1 and len(row) <= MOST_JOINED_WORDS:  # all in one row, where every word sees every other
-        point = walkthrough.workload(len(row), settings, seed, mask="none")
-        joined = walkthrough.walk(row, point, walkthrough.inputs(row, point))
+        joined = walkthrough.walk(row, walkthrough.workload(len(row), settings, seed, mask="none"))
     return Inspection(
         spec=name,
         implementation=plugins.name_of(name),
-        walks=tuple(walkthrough.walk(*each) for each in together),
-        diffs=tuple(oracle_diff.compare(implementation, *each) for each in together),
+        diffs=tuple(oracle_diff.compare(implementation, walk) for walk in walks),
         joined=joined,
         growth=walkthrough.growth(seed),
     )

@@ -19,7 +19,7 @@ from matplotlib.ticker import FixedLocator
 
 from attnbench import reports
 from attnbench.inspection import Inspection, text, walkthrough
-from attnbench.inspection.oracle_diff import Comparison, OracleDiff, Outcome
+from attnbench.inspection.oracle_diff import Comparison, Outcome
 from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.html import inlined
@@ -81,8 +81,8 @@ def draw(inspection: Inspection) -> dict[str, Picture]:
         pairs = [(diff, each) for diff in inspection.diffs for each in diff.comparisons if each.name == "weights"]
         differing = [(diff, each) for diff, each in pairs if each.largest > each.tolerance]
         for diff, comparison in (differing or pairs)[:1]:  # of the first sentence where they differ, or of the first
-            if comparison.actual is not None:
-                pictures["beside"] = _compared(inspection, diff, comparison, comparison.actual)
+            if comparison.actual is not None and comparison.place is not None:
+                pictures["beside"] = _compared(inspection, diff.walk, comparison, comparison.actual, comparison.place)
         pictures["scaling"] = _scaling(inspection)
     return pictures
 
@@ -127,16 +127,15 @@ def _mask(walk: Walkthrough) -> Picture:
     return _heads(rows, ("What a mask changes", f"'{_sentence(walk)}', {_about(walk)}", caption))
 
 
-def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, actual: Numbers) -> Picture:
+def _compared(
+    inspection: Inspection, walk: Walkthrough, comparison: Comparison, actual: Numbers, place: tuple[int, ...]
+) -> Picture:
     """For each head the oracle's weights, the implementation's, and how far apart they are."""
-    differences, place = comparison.differences, comparison.place
-    assert differences is not None
-    walk = next(walk for walk in inspection.walks if walk.words == diff.words)
-    finite = np.where(np.isfinite(differences), differences, np.nan)[0]
+    differences = np.abs(actual - comparison.oracle)[0]
+    finite = np.where(np.isfinite(differences), differences, np.nan)
     largest = float(np.nanmax(finite, initial=comparison.tolerance))
     is_wrong = comparison.largest > comparison.tolerance
-    heads = [place[1]] if place is not None else []
-    heads = sorted({*heads, *range(MOST_PANEL_COLUMNS)} & set(range(actual.shape[1])))[:MOST_PANEL_COLUMNS]
+    heads = sorted({place[1], *range(MOST_PANEL_COLUMNS)} & set(range(actual.shape[1])))[:MOST_PANEL_COLUMNS]
     name = style.label(inspection.implementation)
     figure, grid = _grid([len(walk.words)] * len(heads), 3)
     for row, head in enumerate(heads):
@@ -147,7 +146,7 @@ def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, 
         oracle.set_title(f"the oracle, head {head}", loc="left")
         theirs.set_title(f"{name}, head {head}", loc="left")
         apart.set_title("difference", loc="left")
-        if place is not None and place[1] == head and is_wrong:
+        if place[1] == head and is_wrong:
             corner = (place[-1] - 0.5, place[-2] - 0.5)
             for axes in (oracle, theirs, apart):
                 frame = Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.5, zorder=5, clip_on=False)
@@ -159,7 +158,7 @@ def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, 
     figure.colorbar(difference, ax=grid[2::3], label="difference of weights", shrink=_bar_share(width), **below)
     caption = f"Largest difference {comparison.largest:.2g}; above {comparison.tolerance:.2g} it counts."
     if is_wrong:
-        caption += f" The frame marks it: {comparison.where(diff.words)}."
+        caption += f" The frame marks it: {comparison.where(walk.words)}."
     title = f"The weights of {name} compared with the oracle's"
     return _with_texts(
         figure, title, f"'{_sentence(walk)}', {_about(walk)}", f"float32 compared with float64. {caption}"

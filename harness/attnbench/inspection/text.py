@@ -129,7 +129,7 @@ def comparison_table(diff: OracleDiff) -> Table:
         values = [brief(value) for value in each.values_there() or ()] or [MISSING, MISSING]
         largest = MISSING if each.actual is None else f"{each.largest:.1e}"
         step = each.name if each.name == each.step else f"{each.step}: {each.name}"
-        place = each.where(diff.words) if each.outcome is not Outcome.agrees else ""
+        place = each.where(diff.walk.words) if each.outcome is not Outcome.agrees else ""
         where = each.trouble or place or MISSING
         rows.append((step, str(each.outcome), largest, f"{each.tolerance:.1e}", *values, where))
     headings = ("step", "result", "largest difference", "tolerance", "here", "oracle", "where")
@@ -162,14 +162,14 @@ def first_difference(inspection: Inspection) -> list[str]:
     for diff in inspection.diffs:
         if (first := diff.first) is None:
             continue
-        where = "" if len(inspection.diffs) == 1 else f"in '{plain(' '.join(diff.words))}', "
+        where = "" if len(inspection.diffs) == 1 else f"in '{plain(' '.join(diff.walk.words))}', "
         name = first.step if first.name == first.step else f"{first.step} ({first.name})"
         there = first.values_there()
         if there is None:
             lines.append(f"{where}{name}: {first.trouble}")
         else:
             values = f"{brief(there[0])}, the oracle says {brief(there[1])}"
-            lines.append(f"{where}{name}: first difference, {first.where(diff.words)}: {values}")
+            lines.append(f"{where}{name}: first difference, {first.where(diff.walk.words)}: {values}")
     return lines
 
 
@@ -235,11 +235,11 @@ def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[st
     lines += side_by_side([example_table()], width)
     yield "What the division by sqrt(K) is for", lines
     lines = textwrap.wrap(METHOD, width)
-    for diff, walk, sentence in zip(inspection.diffs, inspection.walks, sentences, strict=True):
+    for diff, sentence in zip(inspection.diffs, sentences, strict=True):
         lines += [f"\n{sentence}"] if len(sentences) > 1 else []
         lines += comparison_table(diff).lines() if diff.comparisons else []
         lines += textwrap.wrap(diff.unseen, width)
-        lines += side_by_side(difference_tables(diff.first, walk.labels, plain(inspection.implementation)), width)
+        lines += side_by_side(difference_tables(diff.first, diff.walk.labels, plain(inspection.implementation)), width)
     yield f"{inspection.implementation} compared with the oracle", lines
 
 

@@ -86,6 +86,7 @@ class Walkthrough:
 
     words: tuple[str, ...]
     workload: Workload
+    inputs: Inputs
     steps: dict[str, Numbers]  # the result of each step of the textbook form, in float64
     mask: MaskEffect
     scaling: dict[str, tuple[float, float]]  # the softness of softmaxes of this sentence's scores, unmasked
@@ -174,8 +175,9 @@ def inputs(words: Sequence[str], point: Workload) -> Inputs:
     return drawn.map(lambda tensor: tensor.float().double())
 
 
-def walk(words: tuple[str, ...], point: Workload, given: Inputs) -> Walkthrough:
-    """Every step of the textbook form on one sentence: x (B=1, T, D) and the canonical weights, in float64."""
+def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
+    """Every step of the textbook form on one sentence, in float64."""
+    given = inputs(words, point)
     x = given.tensors["x"]
     mask = oracle.row_mask(point, torch.arange(point.seq_len))
     made = steps.attend_tokens(x, x, given.weights, mask)
@@ -184,6 +186,7 @@ def walk(words: tuple[str, ...], point: Workload, given: Inputs) -> Walkthrough:
     return Walkthrough(
         words=words,
         workload=point,
+        inputs=given,
         steps={name: made[name].numpy() for name in LETTERS},
         mask=_mask_effect(point, made["scores"], mask),
         scaling={
