@@ -9,7 +9,8 @@ import torch
 
 from attnbench.checking import oracle
 from attnbench.checking.diagnosis import recover_weights
-from attnbench.inspection import look, page, text, walkthrough
+from attnbench.inspection import page, text, walkthrough
+from attnbench.inspection.oracle_diff import look
 
 FACTS = json.loads((Path(__file__).parents[1] / "tutorials" / "facts.json").read_text(encoding="utf-8"))
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -56,10 +57,11 @@ def test_shapes_are_told_with_letters():
 
 def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed():
     point = walkthrough.workload(5, (), seed=0)
-    first, second = (walkthrough.embed(told.split(), point) for told in (TIME, FRUIT))
+    first, second = (walkthrough.inputs(told.split(), point).tensors["x"][0] for told in (TIME, FRUIT))
     assert torch.equal(first[1], second[1])  # flies
     assert not torch.equal(first[0], second[0])
-    assert not torch.equal(first, walkthrough.embed(TIME.split(), walkthrough.workload(5, (), seed=1)))
+    other = walkthrough.inputs(TIME.split(), walkthrough.workload(5, (), seed=1))
+    assert not torch.equal(first, other.tensors["x"][0])
 
 
 def test_two_sentences_share_their_weights_and_are_joined_too():

@@ -14,7 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.inspection import look, page, text
+from attnbench.inspection import page, text
+from attnbench.inspection.oracle_diff import look
 from tests.test_cli import command
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"

@@ -13,8 +13,8 @@ from attnbench.checking import steps
 from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.mistakes import catalogue
 from attnbench.contract import Attention, Implementation
-from attnbench.inspection import look, oracle_diff, page, text, walkthrough
-from attnbench.inspection.oracle_diff import Outcome
+from attnbench.inspection import oracle_diff, page, text, walkthrough
+from attnbench.inspection.oracle_diff import Outcome, look
 from studies.detection.planted import at_rows
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"

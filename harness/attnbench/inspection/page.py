@@ -18,13 +18,13 @@ from matplotlib.patches import Rectangle
 from matplotlib.ticker import FixedLocator
 
 from attnbench import reports
-from attnbench.inspection import Inspection, text, walkthrough
-from attnbench.inspection.oracle_diff import Comparison, Outcome
-from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Walkthrough
+from attnbench.inspection import text, walkthrough
+from attnbench.inspection.oracle_diff import Comparison, Inspection, Outcome
+from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Seen, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.html import inlined
-from attnbench.units import plain
 
+HeadsRow = tuple[Sequence[str], Numbers, Sequence[str], Seen | None]
 PAGE = "inspect.html"
 MOST_NUMBERED = 10  # words up to which each weight can be read as a number
 MOST_PANEL_COLUMNS = 4
@@ -61,7 +61,6 @@ def write(inspection: Inspection, folder: Path) -> list[Path]:
         inspection=inspection,
         text=text,
         descriptions=walkthrough.descriptions,
-        plain=plain,
         figures={stem: inlined(picture, number) for number, (stem, picture) in enumerate(pictures.items(), start=1)},
         outcomes=tuple(Outcome),
         most_columns=32,
@@ -92,7 +91,7 @@ def _weights(walks: Sequence[Walkthrough]) -> Picture:
     rows = []
     for walk in walks:
         weights = walk.steps["weights"][0]
-        title = textwrap.fill(f"'{_sentence(walk)}', head 0", int(_side(len(walk.words)) * LETTERS_AN_INCH))
+        title = textwrap.fill(f"'{walk.sentence(60)}', head 0", int(_side(len(walk.words)) * LETTERS_AN_INCH))
         titles = [title, *(f"head {head}" for head in range(1, len(weights)))]
         rows.append((titles, weights, walk.labels, walk.mask.seen if walk.mask.is_chosen else None))
     caption = "Each row is a query and adds up to 1; dark is little, bright is much."
@@ -124,7 +123,7 @@ def _mask(walk: Walkthrough) -> Picture:
         f"{effect.mask}: {effect.summary}. Grey: hidden. A hidden key has weight 0, and the others in its row more."
     )
     caption += f" Heads 0 to {len(shown) - 1} of {heads}." if len(shown) < heads else ""
-    return _heads(rows, ("What a mask changes", f"'{_sentence(walk)}', {_about(walk)}", caption))
+    return _heads(rows, ("What a mask changes", f"'{walk.sentence(60)}', {_about(walk)}", caption))
 
 
 def _compared(
@@ -140,9 +139,9 @@ def _compared(
     figure, grid = _grid([len(walk.words)] * len(heads), 3)
     for row, head in enumerate(heads):
         oracle, theirs, apart = grid[3 * row : 3 * row + 3]
-        image = _heat_map(oracle, comparison.oracle[0, head], walk.labels, None)
-        _heat_map(theirs, actual[0, head], walk.labels, None)
-        difference = _heat_map(apart, finite[head], walk.labels, None, most=largest)
+        image = _heat_map(oracle, comparison.oracle[0, head], walk.labels)
+        _heat_map(theirs, actual[0, head], walk.labels)
+        difference = _heat_map(apart, finite[head], walk.labels, most=largest)
         oracle.set_title(f"the oracle, head {head}", loc="left")
         theirs.set_title(f"{name}, head {head}", loc="left")
         apart.set_title("difference", loc="left")
@@ -161,7 +160,7 @@ def _compared(
         caption += f" The frame marks it: {comparison.where(walk.words)}."
     title = f"The weights of {name} compared with the oracle's"
     return _with_texts(
-        figure, title, f"'{_sentence(walk)}', {_about(walk)}", f"float32 compared with float64. {caption}"
+        figure, title, f"'{walk.sentence(60)}', {_about(walk)}", f"float32 compared with float64. {caption}"
     )
 
 
@@ -202,11 +201,7 @@ def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]
 
 
 def _heads(
-    rows: Sequence[tuple[Sequence[str], Numbers, Sequence[str], Any]],
-    texts: tuple[str, str, str],
-    *,
-    most: float = 1.0,
-    edges: Sequence[int] = (),
+    rows: Sequence[HeadsRow], texts: tuple[str, str, str], *, most: float = 1.0, edges: Sequence[int] = ()
 ) -> Picture:
     """A picture with a row for each of `rows`: titles, weights (H, T, S), words and which pairs are seen, or None.
 
@@ -235,11 +230,7 @@ def _side(num_words: int) -> float:
 
 
 def _heat_map(
-    axes: Axes,
-    values: Numbers,
-    labels: Sequence[str],
-    seen: Any = None,  # noqa: ANN401 - (T, S) boolean, or None where nothing is hidden
-    most: float = 1.0,
+    axes: Axes, values: Numbers, labels: Sequence[str], seen: Seen | None = None, most: float = 1.0
 ) -> AxesImage:
     """Values (T, S) as colours with words on both axes; hidden pairs are grey, and what is not finite stays white."""
     colours = mpl.colormaps["cividis"].with_extremes(bad="white")
@@ -274,10 +265,6 @@ def _with_texts(figure: Figure, title: str, about: str, caption: str) -> Picture
     figure.suptitle(above, x=0.01, ha="left", fontsize=11.5)
     figure.supxlabel(textwrap.fill(caption, int(width * 1.25)), x=0.01, ha="left", fontsize=8, color="#555555")
     return style.picture(figure, title, ": ".join(part for part in (title, about) if part) + f". {caption}")
-
-
-def _sentence(walk: Walkthrough) -> str:
-    return plain(" ".join(walk.words), limit=60)
 
 
 def _about(walk: Walkthrough) -> str:

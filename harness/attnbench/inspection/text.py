@@ -10,8 +10,7 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
-from attnbench.inspection import Inspection
-from attnbench.inspection.oracle_diff import TOLERANCE, Comparison, OracleDiff, Outcome
+from attnbench.inspection.oracle_diff import TOLERANCE, Comparison, Inspection, OracleDiff, Outcome
 from attnbench.inspection.walkthrough import LETTERS, NUM_KEYS, WIDTHS, Numbers, Walkthrough, descriptions, examples
 from attnbench.units import MISSING, plain, significant
 
@@ -162,7 +161,7 @@ def first_difference(inspection: Inspection) -> list[str]:
     for diff in inspection.diffs:
         if (first := diff.first) is None:
             continue
-        where = "" if len(inspection.diffs) == 1 else f"in '{plain(' '.join(diff.walk.words))}', "
+        where = "" if len(inspection.diffs) == 1 else f"in '{diff.walk.sentence()}', "
         name = first.step if first.name == first.step else f"{first.step} ({first.name})"
         there = first.values_there()
         if there is None:
@@ -218,9 +217,8 @@ def write(inspection: Inspection, console: Console) -> None:
 
 def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[str]]]:
     """Each title with its lines: every sentence step by step, the mask, the scale, the comparison with the oracle."""
-    sentences = [plain(" ".join(walk.words), limit=100) for walk in inspection.walks]
-    for walk, sentence in zip(inspection.walks, sentences, strict=True):
-        yield f"Step by step: {sentence}", list(_walk_lines(walk, width))
+    for walk in inspection.walks:
+        yield f"Step by step: {walk.sentence(100)}", list(_walk_lines(walk, width))
     first = inspection.walks[0]
     effect = first.mask
     lines = [] if effect.is_chosen else [f"There is none here; as an example, what {effect.mask} would change."]
@@ -235,8 +233,8 @@ def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[st
     lines += side_by_side([example_table()], width)
     yield "What the division by sqrt(K) is for", lines
     lines = textwrap.wrap(METHOD, width)
-    for diff, sentence in zip(inspection.diffs, sentences, strict=True):
-        lines += [f"\n{sentence}"] if len(sentences) > 1 else []
+    for diff in inspection.diffs:
+        lines += [f"\n{diff.walk.sentence(100)}"] if len(inspection.diffs) > 1 else []
         lines += comparison_table(diff).lines() if diff.comparisons else []
         lines += textwrap.wrap(diff.unseen, width)
         lines += side_by_side(difference_tables(diff.first, diff.walk.labels, plain(inspection.implementation)), width)

@@ -25,6 +25,7 @@ from attnbench.workloads.masks import Causal, Mask
 from attnbench.workloads.workload import Workload
 
 Numbers = npt.NDArray[np.float64]
+Seen = npt.NDArray[np.bool_]
 Json = dict[str, object]
 LETTERS = {
     "x": "BTD",
@@ -70,7 +71,7 @@ class MaskEffect:
     mask: str
     summary: str
     is_chosen: bool  # False: the workload has no mask, and this one is an example
-    seen: npt.NDArray[np.bool_]  # (T, S)
+    seen: Seen  # (T, S)
     without: Numbers
     under: Numbers
 
@@ -95,6 +96,10 @@ class Walkthrough:
     def labels(self) -> list[str]:
         """The words as headings: one short line each, without control characters."""
         return [plain(word, limit=WORD_LEN) or "?" for word in self.words]
+
+    def sentence(self, limit: int = 0) -> str:
+        """The words on one line, cut at `limit` characters if given."""
+        return plain(" ".join(self.words), limit)
 
     def shape(self, name: str) -> str:
         """The shape of a step's result with its letters."""
@@ -159,19 +164,17 @@ def workload(num_words: int, settings: Sequence[str], seed: int, *, mask: str | 
     return point
 
 
-def embed(words: Sequence[str], point: Workload) -> Tensor:
-    """(T, D) in float64: for each word a standard normal vector drawn from the seed and the word alone."""
+def inputs(words: Sequence[str], point: Workload) -> Inputs:
+    """Tensor x (B=1, T, D) and the canonical weights in float64, rounded to float32: both forms get the same.
+
+    Each word is a standard normal vector drawn from the seed and the word alone.
+    """
     rows = []
     for word in words:
         digest = int.from_bytes(hashlib.sha256(word.encode(errors="surrogateescape")).digest()[:6], "big")
         draws = generator(point.seed, 4, digest)
         rows.append(torch.randn(point.embed_dim, generator=draws, dtype=torch.float64))
-    return torch.stack(rows)
-
-
-def inputs(words: Sequence[str], point: Workload) -> Inputs:
-    """Tensor x (B=1, T, D) and the canonical weights in float64, rounded to float32: both forms get the same."""
-    drawn = Inputs(tensors={"x": embed(words, point)[None]}, weights=draw_weights(point))
+    drawn = Inputs(tensors={"x": torch.stack(rows)[None]}, weights=draw_weights(point))
     return drawn.map(lambda tensor: tensor.float().double())
 
 
