@@ -1,8 +1,9 @@
-"""An implementation compared with the oracle, step by step, as far as its steps can be seen from outside.
+"""An inspection: sentences walked through, and an implementation compared with the oracle, step by step, on each.
 
-Each step is given what the oracle computed before it, so that a mistake shows in its own step; the output is the whole
-module's. The weights that an implementation uses are its context where the values are unit vectors, since attention is
-linear in its values. Shapes as in the contract, with B=1 and S=T.
+It is compared as far as its steps can be seen from outside. Each step is given what the oracle computed before it, so
+that a mistake shows in its own step; the output is the whole module's. The weights that an implementation uses are its
+context where the values are unit vectors, since attention is linear in its values. Shapes as in the contract, with B=1
+and S=T.
 """
 
 import contextlib
