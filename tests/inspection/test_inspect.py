@@ -9,7 +9,8 @@ import torch
 
 from attnbench.checking import oracle
 from attnbench.checking.diagnosis import recover_weights
-from attnbench.inspection import look, page, text, walkthrough
+from attnbench.inspection import page, text, walkthrough
+from attnbench.inspection.oracle_diff import look
 
 FACTS = json.loads((Path(__file__).parents[1] / "tutorials" / "facts.json").read_text(encoding="utf-8"))
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -20,8 +21,8 @@ GROUPED = ("num_heads=4", "num_kv_heads=2", "value_dim=3")
 @pytest.mark.parametrize("settings", [(), GROUPED, ("mask=none",), ("mask=sliding_window(2)", "embed_dim=12"), CAPPED])
 def test_each_step_is_the_oracles(settings):
     point = walkthrough.workload(5, settings, seed=3)
-    given = walkthrough.inputs(TIME.split(), point)
-    walk = walkthrough.walk(tuple(TIME.split()), point, given)
+    walk = walkthrough.walk(tuple(TIME.split()), point)
+    given = walk.inputs
     x = given.tensors["x"]
     query, key, value = oracle.project(x, x, given.weights)
     under = oracle.row_mask(point, torch.arange(5))
@@ -39,27 +40,28 @@ def test_each_step_is_the_oracles(settings):
         "output": oracle.answer(point, given, torch.arange(5)),
     }
     for name, tensor in expected.items():
-        np.testing.assert_allclose(walk.step(name).values, tensor.numpy(), rtol=1e-12, atol=1e-14)
-    scores, masked = walk.step("scores").values, walk.step("masked scores").values
+        np.testing.assert_allclose(walk.steps[name], tensor.numpy(), rtol=1e-12, atol=1e-14)
+    scores, masked = walk.steps["scores"], walk.steps["masked scores"]
     hidden = ~np.broadcast_to(under.seen.numpy(), scores.shape)
     assert (masked[hidden] == -np.inf).all()
     assert (masked[~hidden] == scores[~hidden]).all() == (not point.mask_rule.changes_scores)
-    np.testing.assert_allclose(np.log(walk.step("weights").values[~hidden]).max(), 0.0, atol=5)
+    np.testing.assert_allclose(np.log(walk.steps["weights"][~hidden]).max(), 0.0, atol=5)
 
 
 def test_shapes_are_told_with_letters():
     (walk,) = look("fused", [TIME], GROUPED).walks
-    assert walk.step("query").shape == "(B=1, H=4, T=5, K=4)"
-    assert walk.step("value").shape == "(B=1, G=2, S=5, V=3)"
-    assert walk.step("weights").shape == "(B=1, H=4, T=5, S=5)"
+    assert walk.shape("query") == "(B=1, H=4, T=5, K=4)"
+    assert walk.shape("value") == "(B=1, G=2, S=5, V=3)"
+    assert walk.shape("weights") == "(B=1, H=4, T=5, S=5)"
 
 
 def test_a_word_is_the_same_vector_in_every_sentence_and_differs_with_the_seed():
     point = walkthrough.workload(5, (), seed=0)
-    first, second = (walkthrough.embed(told.split(), point) for told in (TIME, FRUIT))
+    first, second = (walkthrough.inputs(told.split(), point).tensors["x"][0] for told in (TIME, FRUIT))
     assert torch.equal(first[1], second[1])  # flies
     assert not torch.equal(first[0], second[0])
-    assert not torch.equal(first, walkthrough.embed(TIME.split(), walkthrough.workload(5, (), seed=1)))
+    other = walkthrough.inputs(TIME.split(), walkthrough.workload(5, (), seed=1))
+    assert not torch.equal(first, other.tensors["x"][0])
 
 
 def test_two_sentences_share_their_weights_and_are_joined_too():
@@ -67,50 +69,46 @@ def test_two_sentences_share_their_weights_and_are_joined_too():
     one, two = found.walks
     assert one.words == tuple(TIME.split())
     assert two.words == tuple(FRUIT.split())
-    np.testing.assert_array_equal(one.step("query").values[0, :, 1], two.step("query").values[0, :, 1])
+    np.testing.assert_array_equal(one.steps["query"][0, :, 1], two.steps["query"][0, :, 1])
     assert found.joined is not None
-    scores = found.joined.step("scores").values
-    np.testing.assert_allclose(scores[..., :5, :5], one.step("scores").values, rtol=1e-12)
-    np.testing.assert_allclose(scores[..., 5:, 5:], two.step("scores").values, rtol=1e-12)
+    scores = found.joined.steps["scores"]
+    np.testing.assert_allclose(scores[..., :5, :5], one.steps["scores"], rtol=1e-12)
+    np.testing.assert_allclose(scores[..., 5:, 5:], two.steps["scores"], rtol=1e-12)
     assert set(page.draw(found)) == {"weights", "joined", "mask", "beside", "scaling"}
 
 
 @pytest.mark.parametrize("example", FACTS["003"]["softmax_examples"])
 def test_the_softmax_examples_of_tutorial_003(example):
-    (made,) = [each for each in walkthrough.examples() if list(each.scores) == example["logits"]]
-    np.testing.assert_allclose(made.weights, example["weights"], atol=1e-4)
+    (made,) = [weights for scores, weights in walkthrough.examples().values() if list(scores) == example["logits"]]
+    np.testing.assert_allclose(made, example["weights"], atol=1e-4)
 
 
 def test_a_vector_times_100_saturates_as_in_tutorial_004():
-    vector, larger = walkthrough.examples()[:2]
-    assert larger.scores == tuple(100 * score for score in vector.scores)
-    assert max(vector.weights) < 0.3
-    np.testing.assert_allclose(sorted(larger.weights), [0, 0, 0, 0, 1], atol=1e-8)
+    (vector, weights), (larger, sharp), *_ = walkthrough.examples().values()
+    assert larger == tuple(100 * score for score in vector)
+    assert max(weights) < 0.3
+    np.testing.assert_allclose(sorted(sharp), [0, 0, 0, 0, 1], atol=1e-8)
 
 
 def test_softness_by_value():
-    alike, alone = (
-        walkthrough.softness("", torch.zeros(3, 8).double()),
-        walkthrough.softness("", torch.eye(8).double() * 1e4),
-    )
-    assert (alike.largest, alike.entropy) == (0.125, 3.0)
-    assert (alone.largest, alone.entropy) == (1.0, 0.0)
+    assert walkthrough.softness(torch.zeros(3, 8).double()) == (0.125, 3.0)
+    assert walkthrough.softness(torch.eye(8).double() * 1e4) == (1.0, 0.0)
 
 
 def test_without_the_scale_the_largest_weight_grows_with_the_width():
-    growth = walkthrough.growth(0)
-    assert growth.without[-1, 1] > 0.99
-    assert (growth.with_scale[2:, 1] < 0.3).all()
-    np.testing.assert_array_equal(growth.with_scale[0], growth.without[0])  # K = 1
+    with_scale, without = walkthrough.growth(0)
+    assert without[-1, 1] > 0.99
+    assert (with_scale[2:, 1] < 0.3).all()
+    np.testing.assert_array_equal(with_scale[0], without[0])  # K = 1
 
 
 def test_what_a_mask_changes():
     found = look("fused", [TIME], ["mask=none"])
     effect = found.walks[0].mask
     assert (effect.mask, effect.is_chosen) == ("causal", False)
-    np.testing.assert_array_equal(effect.without, found.walks[0].step("weights").values[0])
+    np.testing.assert_array_equal(effect.without, found.walks[0].steps["weights"][0])
     causal = look("fused", [TIME]).walks[0]
-    np.testing.assert_array_equal(causal.mask.under, causal.step("weights").values[0])
+    np.testing.assert_array_equal(causal.mask.under, causal.steps["weights"][0])
     np.testing.assert_array_equal(effect.under, causal.mask.under)
     assert "hides 10 of 25 pairs" in text.mask_sentences(causal)
     whole = look("fused", [TIME], ["mask=padding(5)"]).walks[0]

@@ -14,7 +14,8 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.inspection import look, page, text
+from attnbench.inspection import page, text
+from attnbench.inspection.oracle_diff import look
 from tests.test_cli import command
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -78,7 +79,7 @@ def test_tables_are_aligned_and_fit_the_terminal():
     found = look("fused", ["注意力 is all you need", "a b c d e f g h i j k l m"], ["num_heads=1", "head_dim=16"])
     for line in shown(found, width=80).splitlines():
         assert cell_len(line) <= 80
-    table = text.step_tables(found.walks[0], found.walks[0].step("weights"))[0]
+    table = text.step_tables(found.walks[0], "weights")[0]
     assert len({cell_len(line) for line in table.lines()[1:]}) == 1
 
 

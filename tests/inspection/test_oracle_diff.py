@@ -13,8 +13,8 @@ from attnbench.checking import steps
 from attnbench.checking.diagnosis import recover_weights
 from attnbench.checking.mistakes import catalogue
 from attnbench.contract import Attention, Implementation
-from attnbench.inspection import look, oracle_diff, page, text, walkthrough
-from attnbench.inspection.oracle_diff import Outcome
+from attnbench.inspection import oracle_diff, page, text, walkthrough
+from attnbench.inspection.oracle_diff import Outcome, look
 from studies.detection.planted import at_rows
 
 TIME, FRUIT = "time flies like an arrow", "fruit flies like a banana"
@@ -69,12 +69,12 @@ SEEN_AT = {
 def test_a_planted_mistake_is_seen_at_its_own_step(settings):
     words = tuple(TIME.split())
     point = walkthrough.workload(len(words), settings, seed=0)
-    given = walkthrough.inputs(words, point)
+    walk = walkthrough.walk(words, point)
     seen = set()
     for each in catalogue(point):
         if each.is_random or each.is_rounding or each.is_gradient or each.is_memory:
             continue
-        found = oracle_diff.compare(planted(each.changes), words, point, given)
+        found = oracle_diff.compare(planted(each.changes), walk)
         last = found.comparisons[-1]
         if last.outcome is Outcome.agrees:  # these words cannot tell: that is what the check's probes are for
             continue
@@ -90,7 +90,7 @@ def test_the_right_form_agrees_in_every_step():
     for settings in ((), GROUPED, ("mask=none", "value_dim=2")):
         words = tuple(TIME.split())
         point = walkthrough.workload(5, settings, seed=0)
-        found = oracle_diff.compare(planted({}), words, point, walkthrough.inputs(words, point))
+        found = oracle_diff.compare(planted({}), walkthrough.walk(words, point))
         assert [each.name for each in found.comparisons] == ["query", "key", "value", "weights", "context", "output"]
         assert {each.outcome for each in found.comparisons} == {Outcome.agrees}
 

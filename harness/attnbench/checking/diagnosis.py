@@ -11,7 +11,6 @@ import operator
 from collections.abc import Callable, Iterable
 
 import msgspec
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,6 +20,7 @@ from attnbench.checking.mistakes import Mistake, catalogue
 from attnbench.checking.reference import (
     Reference,
     answers,
+    differences,
     largest,
     observe,
     reference_for_probe,
@@ -278,8 +278,7 @@ def describe_weights(implementation: Implementation, reference: Reference) -> tu
             return case.output()
 
     mask = oracle.row_mask(workload, torch.arange(workload.seq_len))
-    value = torch.eye(workload.kv_len, dtype=torch.float64).expand(workload.batch_size, workload.num_kv_heads, -1, -1)
-    right = oracle.attend(reference.drawn.tensors["query"], reference.drawn.tensors["key"], value, mask)
+    right = oracle.weights(reference.drawn.tensors["query"], reference.drawn.tensors["key"], mask)
     actual = recover_weights(attend, inputs.tensors["value"]).double().cpu()
     ratio = (actual / right)[right > SMALL_WEIGHT]
     dropped = ratio.abs() < CLOSE
@@ -291,10 +290,9 @@ def describe_weights(implementation: Implementation, reference: Reference) -> tu
         also = f"the others multiplied by {factor:.2f}" if is_rescaled else "the others as they were, without rescaling"
         words = f"It looks as if dropout is active in evaluation: {share:.0%} of the weights are 0, {also}."
         return f"{words} First step that differs: weights.", (name,), "weights"
-    differences = (actual - right).abs()
-    if float(differences.max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
+    apart, place = differences(actual, right)
+    if float(apart.max()) <= WEIGHT_ROUNDINGS * torch.finfo(inputs.weights.query.dtype).eps:
         return "No known mistake explains it; its weights, seen from outside, are right.", (), "context"
-    place = tuple(int(i) for i in np.unravel_index(int(differences.nan_to_num(torch.inf).argmax()), actual.shape))
     batch, head, query, key = place
     worst, expected = float(actual[place]), float(right[place])
     facts = [

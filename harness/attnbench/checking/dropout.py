@@ -26,7 +26,7 @@ from torch import Tensor
 
 from attnbench.checking import oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, build, copied, draw_normal, place
-from attnbench.checking.reference import Reference, errors, gradients
+from attnbench.checking.reference import Reference, differences, errors, gradients
 from attnbench.contract import Implementation, repeat_heads
 from attnbench.devices import device
 from attnbench.storage.records import RuleResult
@@ -90,9 +90,8 @@ def merged_inputs(workload: Workload, seed: int) -> Inputs:
     given = drawn.weights
     if workload.scope == "attention" or given.out is None:
         return drawn
-    bias = None if given.out_bias is None else torch.zeros_like(given.out_bias)
     out = torch.eye(len(given.out), dtype=given.out.dtype)
-    return replace(drawn, weights=replace(given, out=out, out_bias=bias))
+    return replace(drawn, weights=replace(given, out=out, out_bias=given.map(torch.zeros_like).out_bias))
 
 
 def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) -> Inputs:
@@ -107,11 +106,9 @@ def unit_inputs(workload: Workload, seed: int, *, are_all_ones: bool = False) ->
     source = "context" if "context" in drawn.tensors else "x"
     tokens = drawn.tensors[source].clone()
     tokens[..., keys] = torch.eye(workload.kv_len, dtype=tokens.dtype)  # each token is a unit vector of its position
-    given = drawn.weights
-    values = torch.zeros_like(given.value)
-    values[:, columns, keys] = 1.0
-    bias = None if given.value_bias is None else torch.zeros_like(given.value_bias)
-    weights = replace(given, query=0.5 * given.query, value=values, value_bias=bias)
+    given, zeros = drawn.weights, drawn.weights.map(torch.zeros_like)
+    zeros.value[:, columns, keys] = 1.0
+    weights = replace(given, query=0.5 * given.query, value=zeros.value, value_bias=zeros.value_bias)
     return Inputs(tensors=drawn.tensors | {source: tokens}, weights=weights)
 
 
@@ -120,11 +117,6 @@ def by_heads(output: Tensor, workload: Workload) -> Tensor:
     if workload.scope == "module":
         output = output.unflatten(-1, (workload.num_heads, workload.value_dim)).transpose(1, 2)
     return output.double().cpu()
-
-
-def unit_values(value: Tensor) -> Tensor:
-    """Unit vectors (B, G, S, S) in place of values (B, G, S, V)."""
-    return torch.eye(value.shape[-2], dtype=value.dtype, device=value.device).expand(*value.shape[:2], -1, -1)
 
 
 def rescaled(trial: DropoutTrial) -> str:
@@ -153,10 +145,9 @@ def rescaled(trial: DropoutTrial) -> str:
     sums, sees = dropped.sum(dim=-1), right.sum(dim=-1) > 0
     if float((sums - 1).abs().where(sees, 0.0).max()) <= tolerance * dropped.shape[-1]:
         return "scores are dropped before the softmax, not weights after it: a query's weights still add up to 1"
-    flat = int((dropped - right * trial.rescale).abs().where(~trial.zeros, 0.0).argmax())
-    place = torch.unravel_index(torch.tensor(flat), dropped.shape)
-    expected = float(right[place[1:]]) * trial.rescale
-    return f"a weight is {float(dropped[place]):.4g}, which is neither 0 nor the rescaled {expected:.4g}"
+    expected = (right * trial.rescale).expand_as(dropped)
+    _, at = differences(dropped.where(~trial.zeros, expected), expected)
+    return f"a weight is {float(dropped[at]):.4g}, which is neither 0 nor the rescaled {float(expected[at]):.4g}"
 
 
 def of_weights(trial: DropoutTrial) -> str:
@@ -238,7 +229,7 @@ def mean(trial: DropoutTrial) -> str:
 
     def sum_of_squares(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:
         squared = repeat_heads(value.square(), query.shape[1])
-        return oracle.attend(query, key, unit_values(value), mask).square() @ squared  # of the terms that are added up
+        return oracle.weights(query, key, mask).square() @ squared  # of the terms that are added up
 
     squares = oracle.answer(plain, right.drawn, right.rows, sum_of_squares)
     case = trial.case(right.inputs, msgspec.structs.replace(plain, dropout=trial.asked.dropout, direction="forward"))
@@ -266,7 +257,7 @@ def consistent(trial: DropoutTrial) -> str:
 
     def with_this_draw(form: oracle.Form) -> oracle.Form:
         def attend(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:
-            weights = form(query, key, unit_values(value), mask) * keep.to(query)
+            weights = oracle.weights(query, key, mask, form) * keep.to(query)
             return weights @ repeat_heads(value, query.shape[1])
 
         return attend

@@ -197,6 +197,12 @@ YARDSTICKS: tuple[Form, ...] = (textbook, recomputed)
 """Honest forms that round differently."""
 
 
+def weights(query: Tensor, key: Tensor, mask: RowMask, form: Form = attend) -> Tensor:
+    """The weights (B, H, R, S) of a form: what it answers where the values are unit vectors."""
+    unit = torch.eye(key.shape[2], dtype=key.dtype, device=key.device).expand(*key.shape[:2], -1, -1)
+    return form(query, key, unit, mask)
+
+
 def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend) -> Tensor:
     """The output of a workload at the chosen query rows in the dtype of `inputs`: by the oracle, or by another form.
 

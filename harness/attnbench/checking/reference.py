@@ -147,9 +147,8 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
     key[..., 1:] *= root / key[..., 1:].norm(dim=-1, keepdim=True)
     key[..., 0] = root
     needles, visible = needle_targets(workload, draws), []
-    for rows, seen in _seen_by_blocks(
-        workload
-    ):  # a query that does not see its own target has the last key that it sees
+    # A query that does not see its own target has the last key that it sees.
+    for rows, seen in _seen_by_blocks(workload):
         target = needles[rows].expand(workload.batch_size, -1)
         visible.append(target.where(seen.gather(2, target[..., None])[..., 0], _last_seen(seen)))
     targets = torch.cat(visible, dim=1)[:, None, :, None]  # (B,1,T,1)
@@ -315,6 +314,13 @@ def largest(candidate: Tensor, reference: Tensor) -> float:
     return float((candidate.double() - reference).abs().max())
 
 
+def differences(actual: Tensor, expected: Tensor) -> tuple[Tensor, tuple[int, ...]]:
+    """The absolute differences, infinite where one is not finite, and the largest one's place: the first of several."""
+    apart = (actual - expected).abs()
+    apart = apart.where(apart.isfinite(), torch.inf)
+    return apart, tuple(int(index) for index in np.unravel_index(int(apart.argmax()), apart.shape))
+
+
 def observe(implementation: Implementation, reference: Reference) -> dict[str, Tensor]:
     """A candidate's output at the reference's rows and, where the direction has them, its gradients, by name.
 
@@ -404,20 +410,17 @@ def error(name: str, candidate: Tensor, reference: Reference) -> TensorError:
     """The error of one tensor, with the place and values of the worst element."""
     expected = reference.expected[name]
     actual = candidate.detach().double().cpu()
-    distance = (actual - expected).abs()
-    comparable = distance.where(distance.isfinite(), torch.inf)
-    flat = int(comparable.argmax())
-    index = tuple(int(i) for i in np.unravel_index(flat, tuple(expected.shape)))
-    if name == "output":  # the second to last index counts chosen rows: name the query itself
-        index = (*index[:-2], int(reference.rows[index[-2]]), index[-1])
-    worst_error, worst_actual = float(comparable.flatten()[flat]), float(actual.flatten()[flat])
+    apart, place = differences(actual, expected)
+    worst_error, worst_actual = float(apart[place]), float(actual[place])
+    # The second to last index of an output counts chosen rows: name the query itself.
+    query = int(reference.rows[place[-2]]) if name == "output" else None
     return TensorError(
         tensor=name,
         error=worst_error if worst_error < torch.inf else None,
         allowed=reference.tolerance(name),
         yardstick_error=reference.yardstick_errors[name],
         rounding_band=reference.rounding_bands[name],
-        worst=index,
-        expected=float(expected.flatten()[flat]),
+        worst=place if query is None else (*place[:-2], query, place[-1]),
+        expected=float(expected[place]),
         actual=worst_actual if abs(worst_actual) < torch.inf else None,
     )

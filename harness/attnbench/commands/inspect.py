@@ -25,7 +25,8 @@ def inspect(
     """Walk a sentence step by step, with pictures of the weights, and compare an implementation with the oracle."""
     from rich.console import Console
 
-    from attnbench.inspection import look, page, text
+    from attnbench.inspection import page, text
+    from attnbench.inspection.oracle_diff import look
 
     results = look(name, sentence or (), settings or (), seed)
     folder = to or Path("results") / "inspect" / results.implementation

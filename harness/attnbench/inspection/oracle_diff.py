@@ -1,14 +1,16 @@
-"""An implementation compared with the oracle, step by step, as far as its steps can be seen from outside.
+"""An inspection: sentences walked through, and an implementation compared with the oracle, step by step, on each.
 
-Each step is given what the oracle computed before it, so that a mistake shows in its own step; the output is the whole
-module's. The weights that an implementation uses are its context where the values are unit vectors, since attention is
-linear in its values. Shapes as in the contract, with B=1 and S=T.
+It is compared as far as its steps can be seen from outside. Each step is given what the oracle computed before it, so
+that a mistake shows in its own step; the output is the whole module's. The weights that an implementation uses are its
+context where the values are unit vectors, since attention is linear in its values. Shapes as in the contract, with B=1
+and S=T.
 """
 
 import contextlib
 import enum
+import math
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,17 +18,21 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from attnbench import plugins
 from attnbench.checking import oracle
 from attnbench.checking.case import Inputs, bind, build, place, reason_against
 from attnbench.checking.diagnosis import recover_weights
+from attnbench.checking.reference import differences
 from attnbench.contract import Attention, BoundMask, Implementation, loading
-from attnbench.inspection.walkthrough import LETTERS, WORD_LEN, Json, Numbers, listed, shape_of
+from attnbench.inspection import walkthrough
+from attnbench.inspection.walkthrough import LETTERS, WORD_LEN, Json, Numbers, Walkthrough, listed, shape_of
 from attnbench.processes.worker.attempts import describe
 from attnbench.units import plain
 from attnbench.workloads.sweep import make
 from attnbench.workloads.workload import Workload
 
 PROJECTED = ("query", "key", "value")
+MOST_JOINED_WORDS = 48
 TOLERANCE = 1e-5
 """How far float32 may differ from float64 here, as a share of the largest value: some hundred roundings."""
 
@@ -48,6 +54,11 @@ class Outcome(enum.StrEnum):
 class Comparison:
     """What an implementation computed in one step, and what the oracle did."""
 
+    actual: Numbers | None = None
+    largest = math.inf  # of the differences
+    place: tuple[int, ...] | None = None  # of the largest difference: the first of several
+    trouble = ""  # what happened where there is nothing to compare
+
     def __init__(self, name: str, oracle: Tensor, given: object, *, is_private: bool = False) -> None:
         """Compare what somebody's code gave, which may be anything, with the oracle's tensor.
 
@@ -55,34 +66,23 @@ class Comparison:
         """
         self.name, self.step, self.letters = name, "projection" if name in PROJECTED else name, LETTERS[name]
         self.oracle: Numbers = oracle.numpy()
-        self.actual: Numbers | None = None
-        self.trouble = ""  # what happened where there is nothing to compare
         expected = shape_of(self.letters, self.oracle.shape)
         if isinstance(given, _Trouble):
             self.trouble = plain(given)
         elif not isinstance(given, Tensor):
             self.trouble = f"it gave a {type(given).__name__}, no tensor; it should be {expected}"
         elif given.shape == oracle.shape and given.is_floating_point():
-            self.actual = given.detach().double().cpu().numpy()
+            actual = given.detach().double().cpu()
+            apart, self.place = differences(actual, oracle)
+            self.actual, self.largest = actual.numpy(), float(apart[self.place])
         else:
             shape = tuple(given.shape)
             text = shape_of(self.letters, shape) if len(shape) == len(self.letters) else str(shape)
             dtype = "" if given.is_floating_point() else f" of {str(given.dtype).removeprefix('torch.')}"
             self.trouble = f"its shape is {text}{dtype}; it should be {expected}"
-        largest = float(np.abs(self.oracle).max(initial=0.0))
-        self.tolerance = TOLERANCE * largest  # a difference up to this counts as none
-        self.differences: Numbers | None = None  # absolute; infinite where a value is not finite
-        self.largest = np.inf
-        self.place: tuple[int, ...] | None = None  # of the largest difference: the first of several
-        if self.actual is not None:
-            is_finite = np.isfinite(self.actual)
-            self.differences = np.where(is_finite, np.abs(np.where(is_finite, self.actual, 0.0) - self.oracle), np.inf)
-            self.largest = float(self.differences.max(initial=0.0))
-            if self.differences.size:
-                place = np.unravel_index(self.differences.argmax(), self.differences.shape)
-                self.place = tuple(int(index) for index in place)
+        self.tolerance = TOLERANCE * float(oracle.abs().max())  # a difference up to this counts as none
         self.outcome = Outcome.its_own if is_private else Outcome.differs
-        if not self.trouble and self.largest <= self.tolerance:
+        if self.largest <= self.tolerance:
             self.outcome = Outcome.agrees
 
     def where(self, words: tuple[str, ...]) -> str:
@@ -127,7 +127,7 @@ class Comparison:
 class OracleDiff:
     """The comparisons of an implementation with the oracle on one sentence."""
 
-    words: tuple[str, ...]
+    walk: Walkthrough
     comparisons: tuple[Comparison, ...] = ()
     unseen: str = ""  # why its steps cannot be seen, or why it cannot be tried at all
 
@@ -137,32 +137,93 @@ class OracleDiff:
         return next((each for each in self.comparisons if each.outcome is Outcome.differs), None)
 
 
-def load(spec: str) -> Implementation | str:
-    """The implementation that a spec names, or why it cannot be loaded.
+@dataclass(frozen=True, kw_only=True)
+class Inspection:
+    """All results: for each sentence a walkthrough, and the implementation compared with the oracle."""
+
+    spec: str  # as it was given
+    implementation: str
+    diffs: tuple[OracleDiff, ...]
+    joined: Walkthrough | None  # the sentences in one row without a mask, where there are several
+    growth: tuple[Numbers, Numbers]  # the largest weight against K, with the division by sqrt(K) and without
+
+    @property
+    def walks(self) -> tuple[Walkthrough, ...]:
+        """The walkthrough of each sentence."""
+        return tuple(diff.walk for diff in self.diffs)
+
+    @property
+    def differs(self) -> bool:
+        """Whether the implementation differs from the oracle in some sentence."""
+        return any(diff.first is not None for diff in self.diffs)
+
+    @property
+    def is_checked(self) -> bool:
+        """Whether anything of it was compared."""
+        return any(diff.comparisons for diff in self.diffs)
+
+    def json(self, first_difference: list[str], files: list[str]) -> Json:
+        """Everything as JSON can hold it: a number that is not finite is the text "-inf", "inf" or "nan"."""
+        with_scale, without = self.growth
+        return {
+            "implementation": self.implementation,
+            "differs": self.differs,
+            "first_difference": first_difference,
+            "sentences": [
+                diff.walk.json()
+                | {"unseen": diff.unseen, "compared": [each.json(diff.walk.words) for each in diff.comparisons]}
+                for diff in self.diffs
+            ],
+            "examples": [{"scores": scores, "weights": weights} for scores, weights in walkthrough.examples().values()],
+            "growth": {
+                "head_dim": walkthrough.WIDTHS,
+                "num_keys": walkthrough.NUM_KEYS,
+                "largest_weight_with_scale": listed(with_scale[:, 1]),
+                "largest_weight_without": listed(without[:, 1]),
+            },
+            "files": files,
+        }
+
+
+def look(name: str, sentences: Sequence[str], settings: Sequence[str] = (), seed: int = 0) -> Inspection:
+    """Inspect the implementation `name` (or path/to/file.py:Name) on these sentences.
 
     Raises:
-        ValueError: the value is none of the forms that can take part.
+        ValueError: an implementation that cannot be found, a sentence without words, or settings that cannot be.
     """
-    loaded: Implementation | str = _asked(lambda: loading.implementation(spec), "it cannot be loaded:", ValueError)
-    return loaded
+    plugins.check_specs([name])
+    parted = walkthrough.split(sentences or [walkthrough.DEFAULT])
+    walks = [walkthrough.walk(words, walkthrough.workload(len(words), settings, seed)) for words in parted]
+    implementation = _asked(lambda: loading.implementation(name), "it cannot be loaded:", ValueError)
+    joined = None
+    row = tuple(word for words in parted for word in words)
+    if len(parted) > 1 and len(row) <= MOST_JOINED_WORDS:  # all in one row, where every word sees every other
+        joined = walkthrough.walk(row, walkthrough.workload(len(row), settings, seed, mask="none"))
+    return Inspection(
+        spec=name,
+        implementation=plugins.name_of(name),
+        diffs=tuple(compare(implementation, walk) for walk in walks),
+        joined=joined,
+        growth=walkthrough.growth(seed),
+    )
 
 
-def compare(
-    implementation: Implementation | str, words: tuple[str, ...], workload: Workload, inputs: Inputs
-) -> OracleDiff:
+def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDiff:
     """Compare the implementation with the oracle on one sentence; a text says why there is no implementation."""
+    workload, inputs = walk.workload, walk.inputs
+    right = oracle.answer(workload, inputs, torch.arange(workload.seq_len))  # (B, T, D)
     if isinstance(implementation, str):
-        return OracleDiff(words=words, comparisons=(_output(workload, inputs, implementation),))
+        return OracleDiff(walk=walk, comparisons=(Comparison("output", right, implementation),))
     if reason := reason_against(implementation, workload):
         unmasked = make(workload.axes() | {"mask": "none"})
         advice = "" if reason_against(implementation, unmasked) else "; try --set mask=none"
-        return OracleDiff(words=words, unseen=plain(f"this workload is unsupported: {reason}{advice}"))
+        return OracleDiff(walk=walk, unseen=plain(f"this workload is unsupported: {reason}{advice}"))
     mask, placed = bind(workload), place(inputs, workload)
     module = _asked(lambda: build(workload, implementation, placed, mask).module, "it cannot be built:")
     if isinstance(module, _Trouble):
-        return OracleDiff(words=words, comparisons=(_output(workload, inputs, module),))
+        return OracleDiff(walk=walk, comparisons=(Comparison("output", right, module),))
     x = placed.tensors["x"]
-    output = _output(workload, inputs, _asked(lambda: module(x.clone(), None, mask=mask)))
+    output = Comparison("output", right, _asked(lambda: module(x.clone(), None, mask=mask)))
     comparisons: list[Comparison] = []
     unseen = []
     kind = type(module)
@@ -179,20 +240,17 @@ def compare(
         unseen.append(f"its steps from scores to context cannot be seen: {reason}")
     else:
         comparisons += _weights_and_context(module, workload, inputs, mask)
-    return OracleDiff(words=words, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
+    return OracleDiff(walk=walk, comparisons=(*comparisons, output), unseen=plain("; ".join(unseen)))
 
 
 def _projections(module: Attention, inputs: Inputs, x: Tensor, *, is_right: bool) -> list[Comparison]:
     """Query, key and value."""
     given = _asked(lambda: module.project(x.clone(), x.clone()))
-    if isinstance(given, _Trouble):
-        parts: Any = [given] * len(PROJECTED)
-    elif isinstance(given, tuple | list) and len(given) == len(PROJECTED):
-        parts = given
-    else:
-        parts = [_Trouble("project must give query, key and value")] * len(PROJECTED)
+    if not (isinstance(given, tuple | list) and len(given) == len(PROJECTED)):
+        trouble = given if isinstance(given, _Trouble) else _Trouble("project must give query, key and value")
+        given = [trouble] * len(PROJECTED)
     right = oracle.project(inputs.tensors["x"], inputs.tensors["x"], inputs.weights)
-    return [Comparison(name, *each, is_private=is_right) for name, *each in zip(PROJECTED, right, parts, strict=True)]
+    return [Comparison(name, *each, is_private=is_right) for name, *each in zip(PROJECTED, right, given, strict=True)]
 
 
 def _weights_and_context(module: Any, workload: Workload, inputs: Inputs, mask: BoundMask) -> list[Comparison]:  # noqa: ANN401
@@ -200,23 +258,16 @@ def _weights_and_context(module: Any, workload: Workload, inputs: Inputs, mask: 
     x = inputs.tensors["x"]
     query, key, value = (tensor.float() for tensor in oracle.project(x, x, inputs.weights))
     rows = oracle.row_mask(workload, torch.arange(workload.seq_len))
-
-    def right(values: Tensor) -> Tensor:
-        return oracle.attend(query.double(), key.double(), values, rows)
+    right = oracle.attend(query.double(), key.double(), value.double(), rows)
 
     def actual(values: Tensor) -> Any:  # noqa: ANN401 - whatever it gives
         return module.attend(query.clone(), key.clone(), values.clone(), mask)
 
-    context = Comparison("context", right(value.double()), _asked(lambda: actual(value)))
+    context = Comparison("context", right, _asked(lambda: actual(value)))
     if context.trouble:  # it hides the weights too
         return [context]
-    expected, weights = recover_weights(right, value.double()), _asked(lambda: recover_weights(actual, value))
-    return [Comparison("weights", expected, weights), context]
-
-
-def _output(workload: Workload, inputs: Inputs, given: object) -> Comparison:
-    """The module's output (B, T, D)."""
-    return Comparison("output", oracle.answer(workload, inputs, torch.arange(workload.seq_len)), given)
+    weights = _asked(lambda: recover_weights(actual, value))
+    return [Comparison("weights", oracle.weights(query.double(), key.double(), rows), weights), context]
 
 
 def _asked(call: Callable[[], Any], what: str = "it raised", *passing: type[Exception]) -> Any:  # noqa: ANN401

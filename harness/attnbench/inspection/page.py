@@ -15,16 +15,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.image import AxesImage
 from matplotlib.patches import Rectangle
-from matplotlib.ticker import FixedLocator, FuncFormatter, NullLocator
+from matplotlib.ticker import FixedLocator
 
 from attnbench import reports
-from attnbench.inspection import Inspection, text
-from attnbench.inspection.oracle_diff import Comparison, OracleDiff, Outcome
-from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Walkthrough
+from attnbench.inspection import text, walkthrough
+from attnbench.inspection.oracle_diff import Comparison, Inspection, Outcome
+from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Seen, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.html import inlined
-from attnbench.units import plain
 
+HeadsRow = tuple[Sequence[str], Numbers, Sequence[str], Seen | None]
 PAGE = "inspect.html"
 MOST_NUMBERED = 10  # words up to which each weight can be read as a number
 MOST_PANEL_COLUMNS = 4
@@ -60,7 +60,7 @@ def write(inspection: Inspection, folder: Path) -> list[Path]:
     page = templates.get_template("page.html.jinja").render(
         inspection=inspection,
         text=text,
-        plain=plain,
+        descriptions=walkthrough.descriptions,
         figures={stem: inlined(picture, number) for number, (stem, picture) in enumerate(pictures.items(), start=1)},
         outcomes=tuple(Outcome),
         most_columns=32,
@@ -80,8 +80,8 @@ def draw(inspection: Inspection) -> dict[str, Picture]:
         pairs = [(diff, each) for diff in inspection.diffs for each in diff.comparisons if each.name == "weights"]
         differing = [(diff, each) for diff, each in pairs if each.largest > each.tolerance]
         for diff, comparison in (differing or pairs)[:1]:  # of the first sentence where they differ, or of the first
-            if comparison.actual is not None:
-                pictures["beside"] = _compared(inspection, diff, comparison, comparison.actual)
+            if comparison.actual is not None and comparison.place is not None:
+                pictures["beside"] = _compared(inspection, diff.walk, comparison, comparison.actual, comparison.place)
         pictures["scaling"] = _scaling(inspection)
     return pictures
 
@@ -90,8 +90,8 @@ def _weights(walks: Sequence[Walkthrough]) -> Picture:
     """A row for each sentence, or several where there are many heads, and a column for each head."""
     rows = []
     for walk in walks:
-        weights = walk.step("weights").values[0]
-        title = textwrap.fill(f"'{_sentence(walk)}', head 0", int(_side(len(walk.words)) * LETTERS_AN_INCH))
+        weights = walk.steps["weights"][0]
+        title = textwrap.fill(f"'{walk.sentence(60)}', head 0", int(_side(len(walk.words)) * LETTERS_AN_INCH))
         titles = [title, *(f"head {head}" for head in range(1, len(weights)))]
         rows.append((titles, weights, walk.labels, walk.mask.seen if walk.mask.is_chosen else None))
     caption = "Each row is a query and adds up to 1; dark is little, bright is much."
@@ -101,7 +101,7 @@ def _weights(walks: Sequence[Walkthrough]) -> Picture:
 
 def _joined(walk: Walkthrough, lengths: Sequence[int]) -> Picture:
     """All sentences in one row: what the words of one weigh in the other."""
-    values = walk.step("weights").values[0]
+    values = walk.steps["weights"][0]
     titles = [f"head {head}" for head in range(len(values))]
     rows, edges = [(titles, values, walk.labels, None)], np.cumsum(lengths)[:-1].tolist()
     caption = "All sentences in one row, where every word sees every other; the white lines separate the sentences."
@@ -123,30 +123,29 @@ def _mask(walk: Walkthrough) -> Picture:
         f"{effect.mask}: {effect.summary}. Grey: hidden. A hidden key has weight 0, and the others in its row more."
     )
     caption += f" Heads 0 to {len(shown) - 1} of {heads}." if len(shown) < heads else ""
-    return _heads(rows, ("What a mask changes", f"'{_sentence(walk)}', {_about(walk)}", caption))
+    return _heads(rows, ("What a mask changes", f"'{walk.sentence(60)}', {_about(walk)}", caption))
 
 
-def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, actual: Numbers) -> Picture:
+def _compared(
+    inspection: Inspection, walk: Walkthrough, comparison: Comparison, actual: Numbers, place: tuple[int, ...]
+) -> Picture:
     """For each head the oracle's weights, the implementation's, and how far apart they are."""
-    differences, place = comparison.differences, comparison.place
-    assert differences is not None
-    walk = next(walk for walk in inspection.walks if walk.words == diff.words)
-    finite = np.where(np.isfinite(differences), differences, np.nan)[0]
+    differences = np.abs(actual - comparison.oracle)[0]
+    finite = np.where(np.isfinite(differences), differences, np.nan)
     largest = float(np.nanmax(finite, initial=comparison.tolerance))
     is_wrong = comparison.largest > comparison.tolerance
-    heads = [place[1]] if place is not None else []
-    heads = sorted({*heads, *range(MOST_PANEL_COLUMNS)} & set(range(actual.shape[1])))[:MOST_PANEL_COLUMNS]
+    heads = sorted({place[1], *range(MOST_PANEL_COLUMNS)} & set(range(actual.shape[1])))[:MOST_PANEL_COLUMNS]
     name = style.label(inspection.implementation)
     figure, grid = _grid([len(walk.words)] * len(heads), 3)
     for row, head in enumerate(heads):
         oracle, theirs, apart = grid[3 * row : 3 * row + 3]
-        image = _heat_map(oracle, comparison.oracle[0, head], walk.labels, None)
-        _heat_map(theirs, actual[0, head], walk.labels, None)
-        difference = _heat_map(apart, finite[head], walk.labels, None, most=largest)
+        image = _heat_map(oracle, comparison.oracle[0, head], walk.labels)
+        _heat_map(theirs, actual[0, head], walk.labels)
+        difference = _heat_map(apart, finite[head], walk.labels, most=largest)
         oracle.set_title(f"the oracle, head {head}", loc="left")
         theirs.set_title(f"{name}, head {head}", loc="left")
         apart.set_title("difference", loc="left")
-        if place is not None and place[1] == head and is_wrong:
+        if place[1] == head and is_wrong:
             corner = (place[-1] - 0.5, place[-2] - 0.5)
             for axes in (oracle, theirs, apart):
                 frame = Rectangle(corner, 1, 1, fill=False, edgecolor="#D55E00", linewidth=2.5, zorder=5, clip_on=False)
@@ -158,21 +157,21 @@ def _compared(inspection: Inspection, diff: OracleDiff, comparison: Comparison, 
     figure.colorbar(difference, ax=grid[2::3], label="difference of weights", shrink=_bar_share(width), **below)
     caption = f"Largest difference {comparison.largest:.2g}; above {comparison.tolerance:.2g} it counts."
     if is_wrong:
-        caption += f" The frame marks it: {comparison.where(diff.words)}."
+        caption += f" The frame marks it: {comparison.where(walk.words)}."
     title = f"The weights of {name} compared with the oracle's"
     return _with_texts(
-        figure, title, f"'{_sentence(walk)}', {_about(walk)}", f"float32 compared with float64. {caption}"
+        figure, title, f"'{walk.sentence(60)}', {_about(walk)}", f"float32 compared with float64. {caption}"
     )
 
 
 def _scaling(inspection: Inspection) -> Picture:
     """The largest weight against K, with the division by sqrt(K) and without."""
-    growth = inspection.growth
+    with_scale, without = inspection.growth
     figure = Figure(figsize=(7.2, 4.2), layout="constrained")
     axes = figure.subplots()
     for name, values, colour, marker, line in (
-        ("query @ key", growth.without, "#D55E00", "s", "--"),
-        ("query @ key / sqrt(K)", growth.with_scale, "#0072B2", "o", "-"),
+        ("query @ key", without, "#D55E00", "s", "--"),
+        ("query @ key / sqrt(K)", with_scale, "#0072B2", "o", "-"),
     ):
         axes.fill_between(WIDTHS, values[:, 0], values[:, 2], color=colour, alpha=0.18, linewidth=0)
         axes.plot(WIDTHS, values[:, 1], color=colour, marker=marker, linestyle=line, label=name)
@@ -180,15 +179,13 @@ def _scaling(inspection: Inspection) -> Picture:
     note = f"all {NUM_KEYS} keys alike"
     axes.annotate(note, (WIDTHS[-1], 1 / NUM_KEYS), (0, 4), textcoords="offset points", ha="right")
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_locator(FixedLocator(WIDTHS))
-    axes.xaxis.set_minor_locator(NullLocator())
-    axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:.0f}"))
+    style.ticks(axes.xaxis, FixedLocator(WIDTHS), "{:.0f}".format)
     axes.set_ylim(0, 1.05)
     axes.set_xlabel("head width K")
     axes.set_ylabel(f"largest of {NUM_KEYS} weights")
     axes.legend(title="softmax of")
     caption = "Standard normal query and keys; line: median, band: the middle half of the draws."
-    return _with_texts(figure, "Why scores are divided by sqrt(K)", "", f"{text.growth_sentence(growth)} {caption}")
+    return _with_texts(figure, "Why scores are divided by sqrt(K)", "", f"{text.growth_sentence(inspection)} {caption}")
 
 
 def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]:
@@ -204,11 +201,7 @@ def _grid(lengths: Sequence[int], num_columns: int) -> tuple[Figure, list[Axes]]
 
 
 def _heads(
-    rows: Sequence[tuple[Sequence[str], Numbers, Sequence[str], Any]],
-    texts: tuple[str, str, str],
-    *,
-    most: float = 1.0,
-    edges: Sequence[int] = (),
+    rows: Sequence[HeadsRow], texts: tuple[str, str, str], *, most: float = 1.0, edges: Sequence[int] = ()
 ) -> Picture:
     """A picture with a row for each of `rows`: titles, weights (H, T, S), words and which pairs are seen, or None.
 
@@ -237,11 +230,7 @@ def _side(num_words: int) -> float:
 
 
 def _heat_map(
-    axes: Axes,
-    values: Numbers,
-    labels: Sequence[str],
-    seen: Any = None,  # noqa: ANN401 - (T, S) boolean, or None where nothing is hidden
-    most: float = 1.0,
+    axes: Axes, values: Numbers, labels: Sequence[str], seen: Seen | None = None, most: float = 1.0
 ) -> AxesImage:
     """Values (T, S) as colours with words on both axes; hidden pairs are grey, and what is not finite stays white."""
     colours = mpl.colormaps["cividis"].with_extremes(bad="white")
@@ -276,10 +265,6 @@ def _with_texts(figure: Figure, title: str, about: str, caption: str) -> Picture
     figure.suptitle(above, x=0.01, ha="left", fontsize=11.5)
     figure.supxlabel(textwrap.fill(caption, int(width * 1.25)), x=0.01, ha="left", fontsize=8, color="#555555")
     return style.picture(figure, title, ": ".join(part for part in (title, about) if part) + f". {caption}")
-
-
-def _sentence(walk: Walkthrough) -> str:
-    return plain(" ".join(walk.words), limit=60)
 
 
 def _about(walk: Walkthrough) -> str:

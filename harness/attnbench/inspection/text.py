@@ -10,9 +10,8 @@ import numpy as np
 from rich.cells import cell_len, set_cell_size
 from rich.console import Console
 
-from attnbench.inspection import Inspection
-from attnbench.inspection.oracle_diff import TOLERANCE, Comparison, OracleDiff, Outcome
-from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Growth, Numbers, Step, Walkthrough
+from attnbench.inspection.oracle_diff import TOLERANCE, Comparison, Inspection, OracleDiff, Outcome
+from attnbench.inspection.walkthrough import LETTERS, NUM_KEYS, WIDTHS, Numbers, Walkthrough, descriptions, examples
 from attnbench.units import MISSING, plain, significant
 
 SMALLEST_PLAIN = 1e-3
@@ -98,14 +97,15 @@ def value_table(
     return Table(title=title, headings=headings, rows=rows, marked=marked)
 
 
-def step_tables(walk: Walkthrough, step: Step) -> list[Table]:
-    """A step's tables, one for each head."""
-    kind = {"H": "head", "G": "key/value head"}.get(step.letters[1], "")
+def step_tables(walk: Walkthrough, name: str) -> list[Table]:
+    """A step's tables, one for each head; one alone where there are no heads."""
+    letters, values = LETTERS[name], walk.steps[name]
+    kind = {"H": "head", "G": "key/value head"}.get(letters[1], "")
     if walk.workload.num_heads == walk.workload.num_kv_heads:
         kind = kind and "head"
-    titles = [f"{step.name}, {kind} {head}" if kind else step.name for head in range(len(step.tables))]
     return [
-        value_table(title, step.letters, values, walk.labels) for title, values in zip(titles, step.tables, strict=True)
+        value_table(f"{name}, {kind} {head}" if kind else name, letters, each, walk.labels)
+        for head, each in enumerate(values.reshape(-1, *values.shape[-2:]))
     ]
 
 
@@ -128,7 +128,7 @@ def comparison_table(diff: OracleDiff) -> Table:
         values = [brief(value) for value in each.values_there() or ()] or [MISSING, MISSING]
         largest = MISSING if each.actual is None else f"{each.largest:.1e}"
         step = each.name if each.name == each.step else f"{each.step}: {each.name}"
-        place = each.where(diff.words) if each.outcome is not Outcome.agrees else ""
+        place = each.where(diff.walk.words) if each.outcome is not Outcome.agrees else ""
         where = each.trouble or place or MISSING
         rows.append((step, str(each.outcome), largest, f"{each.tolerance:.1e}", *values, where))
     headings = ("step", "result", "largest difference", "tolerance", "here", "oracle", "where")
@@ -138,22 +138,19 @@ def comparison_table(diff: OracleDiff) -> Table:
 def softness_table(walk: Walkthrough) -> Table:
     """How sharp the softmax of a sentence's scores is."""
     most = significant(math.log2(len(walk.words)), 3) if len(walk.words) > 1 else "0"
-    rows = [(each.name, brief(each.largest), f"{brief(each.entropy)} of {most}") for each in walk.scaling]
+    rows = [(name, brief(largest), f"{brief(entropy)} of {most}") for name, (largest, entropy) in walk.scaling.items()]
     return Table(title="", headings=("softmax of", "largest weight", "entropy in bits"), rows=rows)
 
 
-def example_table(inspection: Inspection) -> Table:
+def example_table() -> Table:
     """The softmax of a few vectors."""
-    rows = [
-        (each.name, *("  ".join(map(brief, numbers)) for numbers in (each.scores, each.weights)))
-        for each in inspection.examples
-    ]
+    rows = [(name, *("  ".join(map(brief, numbers)) for numbers in pair)) for name, pair in examples().items()]
     return Table(title="", headings=("softmax of", "scores", "weights"), rows=rows, is_prose=True)
 
 
-def growth_sentence(growth: Growth) -> str:
+def growth_sentence(inspection: Inspection) -> str:
     """The largest weight at the largest K."""
-    with_scale, without = brief(growth.with_scale[-1, 1]), brief(growth.without[-1, 1])
+    with_scale, without = (brief(quartiles[-1, 1]) for quartiles in inspection.growth)
     setup = f"A random query over {NUM_KEYS} random keys of width K={WIDTHS[-1]}"
     return f"{setup}: the largest weight is {with_scale} with the division and {without} without (medians)."
 
@@ -164,14 +161,14 @@ def first_difference(inspection: Inspection) -> list[str]:
     for diff in inspection.diffs:
         if (first := diff.first) is None:
             continue
-        where = "" if len(inspection.diffs) == 1 else f"in '{plain(' '.join(diff.words))}', "
+        where = "" if len(inspection.diffs) == 1 else f"in '{diff.walk.sentence()}', "
         name = first.step if first.name == first.step else f"{first.step} ({first.name})"
         there = first.values_there()
         if there is None:
             lines.append(f"{where}{name}: {first.trouble}")
         else:
             values = f"{brief(there[0])}, the oracle says {brief(there[1])}"
-            lines.append(f"{where}{name}: first difference, {first.where(diff.words)}: {values}")
+            lines.append(f"{where}{name}: first difference, {first.where(diff.walk.words)}: {values}")
     return lines
 
 
@@ -220,9 +217,8 @@ def write(inspection: Inspection, console: Console) -> None:
 
 def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[str]]]:
     """Each title with its lines: every sentence step by step, the mask, the scale, the comparison with the oracle."""
-    sentences = [plain(" ".join(walk.words), limit=100) for walk in inspection.walks]
-    for walk, sentence in zip(inspection.walks, sentences, strict=True):
-        yield f"Step by step: {sentence}", list(_walk_lines(walk, width))
+    for walk in inspection.walks:
+        yield f"Step by step: {walk.sentence(100)}", list(_walk_lines(walk, width))
     first = inspection.walks[0]
     effect = first.mask
     lines = [] if effect.is_chosen else [f"There is none here; as an example, what {effect.mask} would change."]
@@ -233,32 +229,30 @@ def _sections(inspection: Inspection, width: int) -> Iterator[tuple[str, list[st
         lines += side_by_side(tables, width)
     yield "What the mask changes", lines
     lines = [*textwrap.wrap(SATURATION, width), *side_by_side([softness_table(first)], width)]
-    lines += textwrap.wrap(growth_sentence(inspection.growth), width)
-    lines += side_by_side([example_table(inspection)], width)
+    lines += textwrap.wrap(growth_sentence(inspection), width)
+    lines += side_by_side([example_table()], width)
     yield "What the division by sqrt(K) is for", lines
     lines = textwrap.wrap(METHOD, width)
-    for diff, walk, sentence in zip(inspection.diffs, inspection.walks, sentences, strict=True):
-        lines += [f"\n{sentence}"] if len(sentences) > 1 else []
+    for diff in inspection.diffs:
+        lines += [f"\n{diff.walk.sentence(100)}"] if len(inspection.diffs) > 1 else []
         lines += comparison_table(diff).lines() if diff.comparisons else []
         lines += textwrap.wrap(diff.unseen, width)
-        lines += side_by_side(difference_tables(diff.first, walk.labels, plain(inspection.implementation)), width)
+        lines += side_by_side(difference_tables(diff.first, diff.walk.labels, plain(inspection.implementation)), width)
     yield f"{inspection.implementation} compared with the oracle", lines
 
 
 def _walk_lines(walk: Walkthrough, width: int) -> Iterator[str]:
     """Each step with its shape, what it does and its values in head 0."""
-    heads = walk.workload.num_heads
+    heads, described = walk.workload.num_heads, descriptions(walk.workload)
     yield f"mask {walk.workload.mask}, float64" + (f"; of {heads} heads, head 0 is shown" if heads > 1 else "")
     for names in TOGETHER:
-        group = [walk.step(name) for name in names]
         yield ""
-        name_len = max(len(step.name) for step in group)
-        shape_len = max(len(step.shape) for step in group)
-        for step in group:
-            start = f"{step.name:{name_len}} {step.shape:{shape_len}}  "
-            yield from textwrap.wrap(start + step.description, width, subsequent_indent=" " * len(start))
-        tables = [step_tables(walk, step)[0] for step in group]
-        yield from side_by_side(tables if len(group) > 1 else [replace(tables[0], title="")], width)
+        name_len, shape_len = max(map(len, names)), max(len(walk.shape(name)) for name in names)
+        for name in names:
+            start = f"{name:{name_len}} {walk.shape(name):{shape_len}}  "
+            yield from textwrap.wrap(start + described[name], width, subsequent_indent=" " * len(start))
+        tables = [step_tables(walk, name)[0] for name in names]
+        yield from side_by_side(tables if len(names) > 1 else [replace(tables[0], title="")], width)
 
 
 def side_by_side(tables: Sequence[Table], width: int) -> Iterator[str]:

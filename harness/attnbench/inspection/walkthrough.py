@@ -25,6 +25,7 @@ from attnbench.workloads.masks import Causal, Mask
 from attnbench.workloads.workload import Workload
 
 Numbers = npt.NDArray[np.float64]
+Seen = npt.NDArray[np.bool_]
 Json = dict[str, object]
 LETTERS = {
     "x": "BTD",
@@ -37,7 +38,7 @@ LETTERS = {
     "context": "BHTV",
     "output": "BTD",
 }
-"""The shape of each step's result, in order; every walkthrough has B=1 and T=S, the number of words."""
+"""The axes of each step's result, in order; every walkthrough has B=1 and T=S, the number of words."""
 WORD_LEN = 14
 DEFAULT = "time flies like an arrow"
 DEFAULTS = {"num_heads": "2", "head_dim": "4", "mask": "causal"}
@@ -64,37 +65,13 @@ def listed(values: Numbers) -> object:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Step:
-    """The result of one step of the textbook form, in float64."""
-
-    name: str
-    values: Numbers
-    description: str  # what the step does, in a sentence
-
-    @property
-    def letters(self) -> str:
-        """The letters of its axes: "BHTS"."""
-        return LETTERS[self.name]
-
-    @property
-    def shape(self) -> str:
-        """The shape with its letters."""
-        return shape_of(self.letters, self.values.shape)
-
-    @property
-    def tables(self) -> list[Numbers]:
-        """A table for each head; one alone where there are no heads."""
-        return list(self.values.reshape(-1, *self.values.shape[-2:]))
-
-
-@dataclass(frozen=True, kw_only=True)
 class MaskEffect:
     """What a mask changes: the weights (H, T, S) without a mask and under it."""
 
     mask: str
     summary: str
     is_chosen: bool  # False: the workload has no mask, and this one is an example
-    seen: npt.NDArray[np.bool_]  # (T, S)
+    seen: Seen  # (T, S)
     without: Numbers
     under: Numbers
 
@@ -105,64 +82,46 @@ class MaskEffect:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Softness:
-    """How far a softmax spreads: from equal weights to a single key."""
-
-    name: str
-    largest: float  # the largest weight, a mean over all queries
-    entropy: float  # in bits, a mean over all queries: log2(S) for equal weights, 0 where one key has all
-
-
-@dataclass(frozen=True, kw_only=True)
 class Walkthrough:
     """One sentence through every step."""
 
     words: tuple[str, ...]
     workload: Workload
-    steps: tuple[Step, ...]
+    inputs: Inputs
+    steps: dict[str, Numbers]  # the result of each step of the textbook form, in float64
     mask: MaskEffect
-    scaling: tuple[Softness, ...]  # of this sentence's scores, unmasked
+    scaling: dict[str, tuple[float, float]]  # the softness of softmaxes of this sentence's scores, unmasked
 
     @property
     def labels(self) -> list[str]:
         """The words as headings: one short line each, without control characters."""
         return [plain(word, limit=WORD_LEN) or "?" for word in self.words]
 
-    def step(self, name: str) -> Step:
-        """The step of that name."""
-        return next(step for step in self.steps if step.name == name)
+    def sentence(self, limit: int = 0) -> str:
+        """The words on one line, cut at `limit` characters if given."""
+        return plain(" ".join(self.words), limit)
+
+    def shape(self, name: str) -> str:
+        """The shape of a step's result with its letters."""
+        return shape_of(LETTERS[name], self.steps[name].shape)
 
     def json(self) -> Json:
         """The walkthrough as JSON can hold it."""
         return {
             "words": self.words,
             "workload": self.workload.axes(),
-            "steps": [{"name": step.name, "shape": step.shape, "values": listed(step.values)} for step in self.steps],
+            "steps": [
+                {"name": name, "shape": self.shape(name), "values": listed(values)}
+                for name, values in self.steps.items()
+            ],
             "mask": self.mask.mask,
             "weights_without_mask": listed(self.mask.without),
             "weights_under_mask": listed(self.mask.under),
             "softness": [
-                {"softmax_of": each.name, "largest": each.largest, "entropy_bits": each.entropy}
-                for each in self.scaling
+                {"softmax_of": name, "largest": largest, "entropy_bits": entropy}
+                for name, (largest, entropy) in self.scaling.items()
             ],
         }
-
-
-@dataclass(frozen=True, kw_only=True)
-class Example:
-    """The softmax of a few numbers."""
-
-    name: str
-    scores: tuple[float, ...]
-    weights: tuple[float, ...]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Growth:
-    """The largest weight against the head width K, for random query and keys: quartiles (len(WIDTHS), 3)."""
-
-    with_scale: Numbers
-    without: Numbers
 
 
 def split(sentences: Iterable[str]) -> tuple[tuple[str, ...], ...]:
@@ -205,24 +164,23 @@ def workload(num_words: int, settings: Sequence[str], seed: int, *, mask: str | 
     return point
 
 
-def embed(words: Sequence[str], point: Workload) -> Tensor:
-    """(T, D) in float64: for each word a standard normal vector drawn from the seed and the word alone."""
+def inputs(words: Sequence[str], point: Workload) -> Inputs:
+    """Tensor x (B=1, T, D) and the canonical weights in float64, rounded to float32: both forms get the same.
+
+    Each word is a standard normal vector drawn from the seed and the word alone.
+    """
     rows = []
     for word in words:
         digest = int.from_bytes(hashlib.sha256(word.encode(errors="surrogateescape")).digest()[:6], "big")
         draws = generator(point.seed, 4, digest)
         rows.append(torch.randn(point.embed_dim, generator=draws, dtype=torch.float64))
-    return torch.stack(rows)
-
-
-def inputs(words: Sequence[str], point: Workload) -> Inputs:
-    """Tensor x (B=1, T, D) and the canonical weights in float64, rounded to float32: both forms get the same."""
-    drawn = Inputs(tensors={"x": embed(words, point)[None]}, weights=draw_weights(point))
+    drawn = Inputs(tensors={"x": torch.stack(rows)[None]}, weights=draw_weights(point))
     return drawn.map(lambda tensor: tensor.float().double())
 
 
-def walk(words: tuple[str, ...], point: Workload, given: Inputs) -> Walkthrough:
-    """Every step of the textbook form on one sentence: x (B=1, T, D) and the canonical weights, in float64."""
+def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
+    """Every step of the textbook form on one sentence, in float64."""
+    given = inputs(words, point)
     x = given.tensors["x"]
     mask = oracle.row_mask(point, torch.arange(point.seq_len))
     made = steps.attend_tokens(x, x, given.weights, mask)
@@ -231,21 +189,19 @@ def walk(words: tuple[str, ...], point: Workload, given: Inputs) -> Walkthrough:
     return Walkthrough(
         words=words,
         workload=point,
-        steps=tuple(
-            Step(name=name, values=made[name].numpy(), description=description)
-            for name, description in _descriptions(point).items()
-        ),
+        inputs=given,
+        steps={name: made[name].numpy() for name in LETTERS},
         mask=_mask_effect(point, made["scores"], mask),
-        scaling=(
-            softness("query @ key / sqrt(K)", made["scores"]),
-            softness("query @ key", made["scores"] * math.sqrt(point.head_dim)),
-            softness(f"query @ key / sqrt(K), times {FACTOR}", made["scores"] * FACTOR),
-        ),
+        scaling={
+            "query @ key / sqrt(K)": softness(made["scores"]),
+            "query @ key": softness(made["scores"] * math.sqrt(point.head_dim)),
+            f"query @ key / sqrt(K), times {FACTOR}": softness(made["scores"] * FACTOR),
+        },
     )
 
 
-def _descriptions(point: Workload) -> dict[str, str]:
-    """What each step does."""
+def descriptions(point: Workload) -> dict[str, str]:
+    """What each step does, in a sentence."""
     rule = point.mask_rule
     groups = point.num_kv_heads
     shared = "" if groups == point.num_heads else f"; {point.num_heads // groups} query heads read each"
@@ -280,29 +236,35 @@ def _mask_effect(point: Workload, scores: Tensor, mask: oracle.RowMask) -> MaskE
     )
 
 
-def softness(name: str, scores: Tensor) -> Softness:
-    """The mean softness of the softmax over the last axis of scores (..., S)."""
+def softness(scores: Tensor) -> tuple[float, float]:
+    """The largest weight and the entropy in bits of the softmax over the last axis of scores (..., S).
+
+    Both are means over all queries. The entropy is log2(S) for equal weights, 0 where one key has all.
+    """
     weights = scores.softmax(dim=-1)
     entropy = torch.special.entr(weights).sum(dim=-1) / math.log(2)
-    return Softness(name=name, largest=float(weights.amax(dim=-1).mean()), entropy=float(entropy.mean()))
+    return float(weights.amax(dim=-1).mean()), float(entropy.mean())
 
 
-def examples() -> tuple[Example, ...]:
-    """A few numbers, the same numbers times 100, and three scores of which one grows."""
+def examples() -> dict[str, tuple[tuple[float, ...], tuple[float, ...]]]:
+    """Scores and their softmax: a few numbers, the same numbers times 100, and three scores of which one grows."""
     given = {
         "a vector": EXAMPLE_SCORES,
         f"the same times {FACTOR}": tuple(FACTOR * score for score in EXAMPLE_SCORES),
         "three scores": (20.0, 21.5, 22.0),
         "one of them larger by 4": (20.0, 21.5, 26.0),
     }
-    return tuple(
-        Example(name=name, scores=scores, weights=tuple(torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()))
+    return {
+        name: (scores, tuple(torch.tensor(scores, dtype=torch.float64).softmax(0).tolist()))
         for name, scores in given.items()
-    )
+    }
 
 
-def growth(seed: int) -> Growth:
-    """The largest weight of a random query over 16 random keys, against K: lower quartile, median, upper quartile."""
+def growth(seed: int) -> tuple[Numbers, Numbers]:
+    """The largest weight of a random query over 16 random keys, against K: with the division by sqrt(K), and without.
+
+    Each is (len(WIDTHS), 3): lower quartile, median, upper quartile.
+    """
     draws = torch.Generator().manual_seed(seed)
     quarters = torch.tensor([0.25, 0.5, 0.75], dtype=torch.float64)
     with_scale, without = [], []
@@ -312,4 +274,4 @@ def growth(seed: int) -> Growth:
         scores = (query @ key.transpose(-2, -1))[:, 0]  # (draws, S)
         with_scale.append((scores / math.sqrt(width)).softmax(dim=-1).amax(dim=-1).quantile(quarters))
         without.append(scores.softmax(dim=-1).amax(dim=-1).quantile(quarters))
-    return Growth(with_scale=torch.stack(with_scale).numpy(), without=torch.stack(without).numpy())
+    return torch.stack(with_scale).numpy(), torch.stack(without).numpy()

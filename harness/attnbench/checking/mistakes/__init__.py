@@ -6,14 +6,13 @@ decorated with `@mistake`, into the module of the step: the function's name and 
 
 from collections.abc import Iterator
 
-from attnbench.checking.mistakes import gradients, scores, weights
+from attnbench.checking.mistakes import scores, weights
 from attnbench.checking.steps import Mistake
 from attnbench.workloads.workload import Workload
 
 __all__ = ["Mistake", "catalogue"]
 
-MODULES = (scores, weights, gradients)
-ALL = tuple(value for module in MODULES for value in vars(module).values() if isinstance(value, Mistake))
+ALL = tuple(value for module in (scores, weights) for value in vars(module).values() if isinstance(value, Mistake))
 """Every mistake, in the order of the steps."""
 
 
