@@ -35,8 +35,8 @@ from pathlib import Path
 from attnbench.analysis.results import read
 from attnbench.analysis.table import panels
 from attnbench.reports.cells import shown
-from attnbench.reports.lines import page_of
-print(*page_of(panels(shown(read(Path(sys.argv[1]))))).titles, sep="\\n")
+from attnbench.reports.lines import titled
+print(*(panel.title for panel in titled(panels(shown(read(Path(sys.argv[1])))))), sep="\\n")
 """
 
 

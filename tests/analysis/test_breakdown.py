@@ -9,7 +9,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from attnbench.analysis.breakdown import (
-    Timed,
     allocated_bytes,
     num_operators,
     paired_times,
@@ -198,33 +197,31 @@ def test_faults_of_the_timed_calls_count_before_those_of_the_operators_pass() ->
     assert timed(seen, None) == seen
 
 
-FLASH = Timed(
-    operators=Operators(calls=(operator("aten::_scaled_dot_product_flash_attention_for_cpu", 1.0),)), call_s=1.0
-)
+FLASH = times(Operators(calls=(operator("aten::_scaled_dot_product_flash_attention_for_cpu", 1.0),)), 1.0)
 
 
-def textbook(num_faults: float = 0.0, size: int = 128 * MIB) -> Timed:
+def textbook(num_faults: float = 0.0, size: int = 128 * MIB) -> Operators:
     calls = operator("aten::bmm", 4.0, size, 2), operator("aten::_softmax", 2.0, size), operator("aten::div", 1.0)
-    return Timed(operators=Operators(calls=calls, num_faults=num_faults, fault_s=1e-4), call_s=7.0)
+    return Operators(calls=calls, num_faults=num_faults, fault_s=1e-4)
 
 
 def test_the_two_largest_reasons_in_words() -> None:
-    assert reasons(textbook(), FLASH, LONG) == ["57 % matmul (bmm)", "29 % softmax"]
+    assert reasons(textbook(), 7.0, FLASH, LONG) == ["57 % matmul (bmm)", "29 % softmax"]
 
 
 def test_page_faults_name_the_score_matrix_only_where_it_is_one() -> None:
-    assert reasons(textbook(35000), FLASH, LONG) == [
+    assert reasons(textbook(35000), 7.0, FLASH, LONG) == [
         "50 % page faults on the 128 MiB score matrix",
         "24 % matmul (bmm)",
     ]
-    assert reasons(textbook(35000, 96 * MIB), FLASH, LONG)[0] == "50 % page faults on blocks of up to 96.0 MiB"
+    assert reasons(textbook(35000, 96 * MIB), 7.0, FLASH, LONG)[0] == "50 % page faults on blocks of up to 96.0 MiB"
 
 
 def test_what_is_cheaper_than_in_the_fastest_is_no_reason() -> None:
-    less = Timed(operators=Operators(calls=(operator("aten::bmm", 1.0), operator("aten::copy_", 3.0))), call_s=4.0)
-    best = Timed(operators=Operators(calls=(operator("aten::bmm", 3.0),)), call_s=3.0)
-    assert reasons(less, best, LONG) == ["100 % copy"]
-    assert reasons(best, best, LONG) == []
+    less = Operators(calls=(operator("aten::bmm", 1.0), operator("aten::copy_", 3.0)))
+    best = Operators(calls=(operator("aten::bmm", 3.0),))
+    assert reasons(less, 4.0, times(best, 3.0), LONG) == ["100 % copy"]
+    assert reasons(best, 3.0, times(best, 3.0), LONG) == []
 
 
 def test_a_ratio_is_taken_times_the_time_of_what_it_is_to(tmp_path: Path) -> None:

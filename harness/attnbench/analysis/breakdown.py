@@ -1,7 +1,6 @@
 """Where the time of a call went, by kind of operator, and why one cell takes longer than another."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
 
 import msgspec
 
@@ -79,41 +78,31 @@ def _spread(amount: float, room: dict[str, float], weights: dict[str, float]) ->
     return {key: taken[key] + (rest * (room[key] - taken[key]) / left if left > 0 else 0.0) for key in room}
 
 
-@dataclass(frozen=True, kw_only=True)
-class Timed:
-    """What ran in a cell and how long a call lasts."""
+def reasons(operators: Operators, call_s: float, best: dict[str, float], workload: Workload) -> list[str]:
+    """The two largest reasons why a cell takes longer than the best: "41 % page faults on the 128 MiB score matrix".
 
-    operators: Operators
-    call_s: float
-
-
-def reasons(cell: Timed, fastest: Timed, workload: Workload) -> list[str]:
-    """The two largest reasons why `cell` takes longer than `fastest`: "41 % page faults on the 128 MiB score matrix".
-
-    A share is of all that the cell spends more, kind by kind; where it spends less on a kind, that counts for nothing.
+    A call of the cell lasts `call_s`; `best` are the `times` of the best. A share is of all that the cell spends more,
+    kind by kind; where it spends less on a kind, that counts for nothing.
     """
-    mine, best = times(cell.operators, cell.call_s), times(fastest.operators, fastest.call_s)
-    extra = {kind: max(0.0, seconds - best.get(kind, 0.0)) for kind, seconds in mine.items()}
+    extra = {kind: max(0.0, own_s - best.get(kind, 0.0)) for kind, own_s in times(operators, call_s).items()}
     total = sum(extra.values())
     if not total:
         return []
     largest = sorted(extra, key=lambda kind: -extra[kind])[:2]
     shares = {kind: extra[kind] / total for kind in largest if extra[kind] >= SMALL_SHARE * total}
-    return [
-        f"{share:.0%}".replace("%", " %") + f" {_described(kind, cell, workload)}" for kind, share in shares.items()
-    ]
+    return [f"{100 * share:.0f} % {_described(kind, operators, workload)}" for kind, share in shares.items()]
 
 
-def _described(kind: str, cell: Timed, workload: Workload) -> str:
+def _described(kind: str, operators: Operators, workload: Workload) -> str:
     """A kind with what stands behind it in this cell."""
     if kind == PAGE_FAULTS:
-        largest = max(one.largest_bytes for one in cell.operators.calls)
+        largest = max(one.largest_bytes for one in operators.calls)
         if not largest:
             return kind
         size = show(largest, "bytes")
         blocks = f"the {size} score matrix" if largest == score_matrix_bytes(workload) else f"blocks of up to {size}"
         return f"{kind} on {blocks}"
-    main = max((one for one in cell.operators.calls if one.kind == kind), key=lambda one: one.self_s)
+    main = max((one for one in operators.calls if one.kind == kind), key=lambda one: one.self_s)
     name = short(main.name)
     return kind if kind in name else f"{kind} ({name})"
 
@@ -141,19 +130,21 @@ def why_slower(records: Iterable[Record], times_s: dict[Key, float]) -> dict[Key
 
     `times_s` is what `paired_times` says. Cells that were not timed, or whose operators were not seen, have none.
     """
-    workloads: dict[Workload, dict[Key, Timed]] = {}
+    workloads: dict[Workload, dict[Key, Operators]] = {}
     for record in records:
         if record.operators is not None and times_s.get(record.key):
-            cell = Timed(operators=timed(record.operators, record.measurement(LATENCY)), call_s=times_s[record.key])
-            workloads.setdefault(record.workload, {})[record.key] = cell
+            seen = timed(record.operators, record.measurement(LATENCY))
+            workloads.setdefault(record.workload, {})[record.key] = seen
     found = {}
     for workload, cells in workloads.items():
-        fastest = min(cells.values(), key=lambda cell: cell.call_s)
-        for key, cell in cells.items():
-            if cell is fastest:
+        fastest = min(cells, key=lambda key: times_s[key])
+        best = times(cells[fastest], times_s[fastest])
+        for key, operators in cells.items():
+            if key == fastest:
                 found[key] = FASTEST
-            elif cell.call_s < ALIKE * fastest.call_s:
+            elif times_s[key] < ALIKE * times_s[fastest]:
                 found[key] = NEAR
             else:
-                found[key] = "; ".join(reasons(cell, fastest, workload)) or "no kind of operator takes longer"
+                why = reasons(operators, times_s[key], best, workload)
+                found[key] = "; ".join(why) or "no kind of operator takes longer"
     return found

@@ -127,58 +127,45 @@ def read(path: Path) -> Results:
     )
 
 
-@dataclass
-class _Cell:
-    """What the events have said of one cell so far."""
-
-    fields: dict[str, Any] = field(default_factory=dict)  # of its record
-    samples: dict[str, list[Sample]] = field(default_factory=dict)
-    measured: dict[str, Measurement] = field(default_factory=dict)
-
-    def measurements(self) -> Iterator[Measurement]:
-        """Times first, then each metric with a pass of its own."""
-        for metric, samples in self.samples.items():
-            yield Measurement(metric=metric, unit="s", samples=tuple(samples))
-        yield from self.measured.values()
-
-
 def folded(started: RunStarted, history: Iterable[Event]) -> Iterator[Record]:
     """One record for each cell that the events have concluded, in the plan's order."""
-    cells: defaultdict[Key, _Cell] = defaultdict(_Cell)
+    cells: defaultdict[Key, dict[str, Any]] = defaultdict(dict)  # the fields of each record
+    times: defaultdict[Key, dict[str, list[Sample]]] = defaultdict(dict)
+    measured: defaultdict[Key, dict[str, Measurement]] = defaultdict(dict)  # in passes of their own
     worker: WorkerStarted | None = None
     for event in history:
         match event:
             case WorkerStarted():
                 worker = event
             case CellMeasured():
-                cells[event.key].measured[event.measurement.metric] = event.measurement
+                measured[event.key][event.measurement.metric] = event.measurement
             case CellProfiled():
-                fields = cells[event.key].fields
-                fields["operators"] = event.operators
+                cells[event.key]["operators"] = event.operators
                 if event.operators.fallback:
-                    fields |= {"status": Status.fallback, "message": event.operators.fallback}
+                    cells[event.key] |= {"status": Status.fallback, "message": event.operators.fallback}
             case CellChecked() | CellFailed():
-                cells[event.key].fields |= _concluded(event, worker)
+                cells[event.key] |= _concluded(event, worker)
             case VisitFinished():  # the samples of an A/A control go under a metric of their own
                 for taken in event.arms:
                     if taken.arm.role is not Role.probe:
                         metric = LATENCY if taken.arm.role is Role.measured else CONTROL_LATENCY
-                        samples = cells[event.workload, taken.arm.as_measured()].samples
-                        samples.setdefault(metric, []).extend(taken.samples)
+                        mine = times[event.workload, taken.arm.as_measured()]
+                        mine.setdefault(metric, []).extend(taken.samples)
             case RunStarted() | RunFinished() | CeilingsMeasured() | BaselineAccepted():
                 pass
-    workloads = {workload.id: workload for workload in started.plan.workloads}
-    order = {workload: place for place, workload in enumerate(workloads)}
-    for (workload, arm), cell in sorted(cells.items(), key=lambda item: order.get(item[0][0], -1)):
-        if "status" in cell.fields and workload in workloads:
-            known = {"environment": None, **cell.fields, "time": cell.fields.get("time") or started.time}
+    order = {workload.id: place for place, workload in enumerate(started.plan.workloads)}
+    for key, fields in sorted(cells.items(), key=lambda item: order.get(item[0][0], -1)):
+        workload, arm = key
+        if "status" in fields and workload in order:
+            known = {"environment": None, **fields, "time": fields.get("time") or started.time}
+            timed = [Measurement(metric=name, unit="s", samples=tuple(taken)) for name, taken in times[key].items()]
             yield Record(
                 run=started.run,
                 commit=started.commit_of(arm),
-                workload=workloads[workload],
+                workload=started.plan.workloads[order[workload]],
                 implementation=arm.implementation,
                 side=arm.side,
-                measurements=tuple(cell.measurements()) if known["status"] is Status.ok else (),
+                measurements=(*timed, *measured[key].values()) if known["status"] is Status.ok else (),
                 **known,
             )
 

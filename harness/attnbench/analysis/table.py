@@ -157,6 +157,8 @@ class Panel:
     axis: str  # seq_len or kv_len
     other: str  # the other length where it is not the same: "T=1"
     cells: "pd.DataFrame"
+    mark: str = ""  # by which a picture's note names it: a letter, where there are several
+    title: str = ""  # what sets it apart from the others of a picture
 
     @property
     def letter(self) -> str:

@@ -16,12 +16,13 @@ def profile(
 ) -> None:
     """Trace what each call does, step by step, for attnbench tensorboard and Perfetto. Checked first, never timed."""
     from attnbench.commands import running, terminal
+    from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan
     from attnbench.storage.records import Status
     from attnbench.tracing import folders
 
     planned = plan(options.selection(budget_s=0.0, metrics=()), with_baseline=False)
-    folder = folders.new_folder(results, planned.sweep)
+    folder = new_folder(results, planned.sweep, folders.FOLDER)
     stopped = f"stopped; the traces made so far are in {folder}"
     traced = running.execute(planned, folder, stages=("check", "trace"), stopped=stopped)
     files = {

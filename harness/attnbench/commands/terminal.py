@@ -168,13 +168,10 @@ def _print_not_tried(results: Results) -> None:
 
 def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
     """A table for each workload with the size of each trace; then what went wrong."""
-    for workload in results.plan.workloads:
-        say(workload.id, "bold")
-        traced = []
-        for record in (each for each in results.records if each.workload.id == workload.id):
-            file = files.get(record.key)
-            size = MISSING if file is None else show(file.stat().st_size, "bytes")
-            traced.append((plain(record.implementation), str(record.status), size))
+    sizes = {key: show(file.stat().st_size, "bytes") for key, file in files.items()}
+    for workload, records in grouped(results.records, lambda record: record.workload.id).items():
+        say(workload, "bold")
+        traced = [(plain(one.implementation), str(one.status), sizes.get(one.key, MISSING)) for one in records]
         print_table(("implementation", "status", "trace"), traced)
     print_findings(results)
 

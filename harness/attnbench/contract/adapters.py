@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from attnbench.contract import BoundMask, Implementation, Weights, supports_everything, without_attend
 from attnbench.plugins import unknown
-from attnbench.workloads.workload import BIASES, FOLLOWS, Workload
+from attnbench.workloads.workload import BIASES, FOLLOWS, Workload, following
 
 __all__ = ["Layout", "Sizes", "adapt", "head_list", "packed", "per_head", "split", "stacked", "transposed"]
 
@@ -209,7 +209,7 @@ def adapt(  # noqa: PLR0913 - each says one thing that modules differ in
     def reason(workload: Workload) -> str | None:
         if workload.scope == "attention":
             return without_attend("an adapted module")
-        for axis, value in workload.usual().items():  # those that a module must be made for
+        for axis, value in following(workload.axes()).items():  # those that a module must be made for
             if axis not in axes and getattr(workload, axis) != value:
                 return f"{axis} must be {FOLLOWS[axis]}: the adapter does not list {axis} among its axes"
         rule = workload.mask_rule

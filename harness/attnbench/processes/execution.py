@@ -214,10 +214,10 @@ def client_for(plan: Plan, folder: Path) -> WorkerClient:
     return PairedClient(client(plan.sides.base, "worker_base"), client(plan.sides.candidate, "worker"), plan.seed)
 
 
-def new_folder(results: Path, sweep: str) -> Path:
-    """A new run's folder below `results`; its name begins with the time, so that names sort by age."""
+def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
+    """A new run's folder below `results`/`kind`; its name begins with the time, so that names sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return results / "runs" / f"{moment}-{sweep}-{secrets.token_hex(2)}"
+    return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"
 
 
 def now() -> str:

@@ -79,14 +79,8 @@ def _draw_dots(axes: Axes, place: int, name: Arm, shares: list[float | None]) ->
 
 def _shares(record: Record) -> list[float | None]:
     """Each tensor's error / tolerance, inside of what is drawn; None where the error is not finite."""
-    shares: list[float | None] = []
-    for _, tensor in record.agreement.tensors() if record.agreement is not None else ():
-        if tensor.error is None:
-            shares.append(None)
-            continue
-        share = tensor.error / tensor.allowed if tensor.allowed > 0 else CEILING * (tensor.error > 0)
-        shares.append(min(max(share, FLOOR), CEILING))
-    return shares
+    tensors = () if record.agreement is None else record.agreement.tensors()
+    return [None if one.ratio is None else min(max(one.ratio, FLOOR), CEILING) for _, one in tensors]
 
 
 def _unchecked(by_arm: dict[Arm, list[Record]]) -> list[str]:

@@ -1,6 +1,7 @@
 """What the time of a call went into: a stacked bar by kind of operator for each implementation of a workload."""
 
 import textwrap
+from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.axes import Axes
@@ -10,7 +11,7 @@ from matplotlib.ticker import PercentFormatter
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import KIND_SHARES, Panel, Row, arm_of, rows
 from attnbench.reports import Picture, cells, style
-from attnbench.reports.lines import TITLE_LEN, Page, absences, page_of
+from attnbench.reports.lines import TITLE_LEN, absences, cells_of, titled
 from attnbench.storage.operator_kinds import PAGE_FAULTS
 from attnbench.units import plain, show, significant
 
@@ -36,25 +37,29 @@ def pictures(results: Results) -> list[Picture]:
         for _, found in cells.shown(results).groupby("workload", sort=False)
         if any(shares(row) for row in rows(found))
     ]
-    return [_picture(page_of(page)) for page in style.pages(panels, PANELS_A_PAGE)]
+    return [_picture(titled(page)) for page in style.pages(panels, PANELS_A_PAGE)]
 
 
-def _picture(page: Page) -> Picture:
-    num_columns = min(len(page.panels), 2)
-    drawn = [[row for row in rows(panel.cells) if shares(row)] for panel in page.panels]
+def _picture(panels: Sequence[Panel]) -> Picture:
+    num_columns = min(len(panels), 2)
+    drawn = [[row for row in rows(panel.cells) if shares(row)] for panel in panels]
     heights = [
         max(map(len, drawn[first : first + num_columns])) * BAR_INCHES + 1.0
         for first in range(0, len(drawn), num_columns)
     ]
-    missing = absences(page, lambda row: bool(shares(row)), "what ran was not seen")
+    missing = absences(panels, lambda row: bool(shares(row)), "what ran was not seen")
     present = {kind for members in drawn for row in members for kind in shares(row)}
-    handles = [Patch(label=_label(kind), **_fill(kind)) for kind in style.KINDS if kind in present]
+    handles = [
+        Patch(label=f"{kind} (estimate)" if kind == PAGE_FAULTS else kind, **_fill(kind))
+        for kind in style.KINDS
+        if kind in present
+    ]
     return style.sheet(
-        list(zip(drawn, page.titles, strict=True)),
+        list(zip(drawn, (panel.title for panel in panels), strict=True)),
         _draw_panel,
         (1.6 + 5.4 * num_columns, 0.7 + sum(heights)),
         title=TITLE,
-        subtitle=cells.shared(page.cells),
+        subtitle=cells.shared(cells_of(panels)),
         note=f"{NOTE} {missing}".rstrip(),
         num_columns=num_columns,
         legend={"handles": handles, "title": "kind of operator", "alignment": "left", "handlelength": 2.0},
@@ -87,10 +92,6 @@ def _beside(row: Row, fastest: float) -> str:
     if row["latency_s"] is None:
         return f"not timed, {kernel}"
     return f"{show(row['latency_s'], 's')}, {significant(row['paired_latency_s'] / fastest, 2)} x, {kernel}"
-
-
-def _label(kind: str) -> str:
-    return f"{kind} (estimate)" if kind == PAGE_FAULTS else kind
 
 
 def _fill(kind: str) -> dict[str, Any]:

@@ -26,7 +26,7 @@ from attnbench.analysis.table import (
 from attnbench.storage.events import Plan
 from attnbench.storage.records import Status, Verdict
 from attnbench.units import MISSING, SCALES, duration, percent, plain, show, significant, span
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import Workload, following
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -180,12 +180,7 @@ def _word(axis: str, axes: Axes) -> str:
 def _is_shown(axis: str, axes: Axes, varying: Collection[str] = ()) -> bool:
     if axis in ALWAYS or (axis in OTHERS and axis in varying):
         return True
-    follows = {
-        "num_kv_heads": axes["num_heads"],
-        "value_dim": axes["head_dim"],
-        "embed_dim": axes["num_heads"] * axes["head_dim"],
-    }
-    return bool(axes[axis] != follows.get(axis, DEFAULTS[axis]))
+    return bool(axes[axis] != (DEFAULTS | following(axes))[axis])
 
 
 def _joined(names: Iterable[str], axes: Axes) -> str:

@@ -7,7 +7,7 @@ import math
 import string
 import textwrap
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
@@ -57,34 +57,19 @@ class Plot:
         return (row.get(self.column) or 0) > 0 and self.is_drawn(row)
 
 
-@dataclass(frozen=True, kw_only=True)
-class Page:
-    """The panels of one picture, each with a letter and what sets it apart from the others."""
-
-    panels: Sequence[Panel]
-    letters: Sequence[str]
-    titles: Sequence[str]
-
-    @property
-    def cells(self) -> pd.DataFrame:
-        """The cells of all panels."""
-        return pd.concat([panel.cells for panel in self.panels])
-
-    @property
-    def letter(self) -> str:
-        """Of the length that the panels are drawn over."""
-        return "S" if all(panel.letter == "S" for panel in self.panels) else "T"
-
-
-def page_of(found: Sequence[Panel]) -> Page:
-    """Panels with letters and titles; a single one needs no letter."""
-    axes = varying(pd.concat([panel.cells for panel in found]))
-    letters = string.ascii_lowercase[: len(found)] if len(found) > 1 else [""]
-    titles = []
-    for letter, panel in zip(letters, found, strict=True):
+def titled(found: Sequence[Panel]) -> list[Panel]:
+    """The panels of one picture with their titles, and marks where they are several."""
+    axes = varying(cells_of(found))
+    marked = []
+    for mark, panel in zip(string.ascii_lowercase if len(found) > 1 else [""], found, strict=False):
         title = " · ".join(part for part in (cells.apart(panel.cells, axes), panel.other) if part)
-        titles.append(f"({letter}) {title}" if letter else title)
-    return Page(panels=found, letters=letters, titles=titles)
+        marked.append(replace(panel, mark=mark, title=f"({mark}) {title}" if mark else title))
+    return marked
+
+
+def cells_of(found: Sequence[Panel]) -> pd.DataFrame:
+    """The cells of all panels."""
+    return pd.concat([panel.cells for panel in found])
 
 
 def draw(results: Results, plot: Plot) -> list[Picture]:
@@ -93,34 +78,34 @@ def draw(results: Results, plot: Plot) -> list[Picture]:
     full = [panel for panel in found if any(map(plot.has_point, rows(panel.cells)))]
     empty = [str(panel.cells["title"].iloc[0]) for panel in found if panel not in full]
     pages = style.pages(full, PANELS_A_PAGE)
-    return [_picture(plot, page_of(page), empty if page is pages[-1] else ()) for page in pages]
+    return [_picture(plot, titled(page), empty if page is pages[-1] else ()) for page in pages]
 
 
-def _picture(plot: Plot, page: Page, empty: Iterable[str]) -> Picture:
-    points, number = points_of(plot, page.panels), len(page.panels)
+def _picture(plot: Plot, shown: Sequence[Panel], empty: Iterable[str]) -> Picture:
+    points, number = points_of(plot, shown), len(shown)
     num_columns = min(number, 3 if number != 4 else 2)  # noqa: PLR2004 - four panels make a square
     limits = reach(points)
 
     def fill(axes: Axes, place: int) -> None:
-        _draw_panel(axes, plot, page.panels[place], points.assign(is_here=points["panel"] == place))
+        _draw_panel(axes, plot, shown[place], points.assign(is_here=points["panel"] == place))
         axes.set_ylabel("" if place % num_columns else plot.y_label)
-        axes.set_title("\n".join(textwrap.wrap(page.titles[place], TITLE_LEN)), loc="left")
+        axes.set_title("\n".join(textwrap.wrap(shown[place].title, TITLE_LEN)), loc="left")
         if limits is not None:
             axes.set_ylim(*limits)
 
     handles = []
     for arm in dict.fromkeys(points["arm"]):
         power = growth(points[points["arm"] == arm]) if plot.is_steep else ""
-        handles.append(style.handle(arm, more=f"  ~{page.letter}^{power}" if power else ""))
+        handles.append(style.handle(arm, more=f"  ~{_letter(shown)}^{power}" if power else ""))
     return style.sheet(
         range(number),
         fill,
         (1.2 + 3.9 * num_columns + 2.4, 1.0 + 3.2 * math.ceil(number / num_columns)),
         title=plot.title,
-        subtitle=cells.shared(page.cells),
-        note=" ".join([notes(plot, page, points), *(f"No panel, as there is no value: {group}." for group in empty)]),
+        subtitle=cells.shared(cells_of(shown)),
+        note=" ".join([notes(plot, shown, points), *(f"No panel, as there is no value: {group}." for group in empty)]),
         num_columns=num_columns,
-        finish=lambda axes, place: plot.finish(axes, page.panels[place]),
+        finish=lambda axes, place: plot.finish(axes, shown[place]),
         legend={"handles": handles},
         sharey=number > 1,
     )
@@ -203,9 +188,9 @@ def reach(points: pd.DataFrame) -> tuple[float, float] | None:
     return max(ends.min(), low), min(ends.max(), high)
 
 
-def notes(plot: Plot, page: Page, points: pd.DataFrame) -> str:
+def notes(plot: Plot, shown: Sequence[Panel], points: pd.DataFrame) -> str:
     """What the picture does not show and why, and how to read what it does."""
-    absent = absences(page, lambda row: plot.has_point(row) or not plot.is_absence_listed(row), plot.absent)
+    absent = absences(shown, lambda row: plot.has_point(row) or not plot.is_absence_listed(row), plot.absent)
     said = [absent] if absent else []
     if points["low"].notna().any():
         said.append("Bars are 95 % intervals over visits.")
@@ -213,39 +198,39 @@ def notes(plot: Plot, page: Page, points: pd.DataFrame) -> str:
         said.append("A bar that leaves the picture goes on.")
     if points["is_hollow"].any():
         said.append(f"Hollow: {plot.hollow}.")
-    if len(set(points["arm"])) > 1 and (not plot.is_steep or any(len(panel.lengths) == 1 for panel in page.panels)):
+    if len(set(points["arm"])) > 1 and (not plot.is_steep or any(len(panel.lengths) == 1 for panel in shown)):
         said.append("Points of one length are set side by side so that none hides another.")
     if plot.is_steep and any(growth(line) for _, line in points.groupby("arm", sort=False)):
-        said.append(f"~{page.letter}^x: growth with length, a least-squares slope.")
+        said.append(f"~{_letter(shown)}^x: growth with length, a least-squares slope.")
     return " ".join(said)
 
 
-def absences(page: Page, is_shown: Callable[[Row], bool], absent: str) -> str:
+def _letter(shown: Sequence[Panel]) -> str:
+    """Of the length that the panels are drawn over."""
+    return "S" if all(panel.letter == "S" for panel in shown) else "T"
+
+
+def absences(shown: Sequence[Panel], is_shown: Callable[[Row], bool], absent: str) -> str:
     """Each implementation that misses points: where, and why where there is one reason for all of them."""
-    missing = [
-        (letter, panel, row)
-        for letter, panel in zip(page.letters, page.panels, strict=True)
-        for row in rows(panel.cells)
-        if not is_shown(row)
-    ]
-    alike = grouped(missing, lambda cell: (plain(cells.arm(cell[2]), limit=24), cells.status(cell[2])))
+    missing = [(panel, row) for panel in shown for row in rows(panel.cells) if not is_shown(row)]
+    alike = grouped(missing, lambda cell: (plain(cells.arm(cell[1]), limit=24), cells.status(cell[1])))
     parts = []
     for (name, ended), found in alike.items():
-        messages = [absent if row["status"] == "ok" else (row["message"] or "") for _, _, row in found]
+        messages = [absent if row["status"] == "ok" else (row["message"] or "") for _, row in found]
         reasons = {plain(message.partition(";")[0], limit=REASON_LEN) for message in messages}
         reason = reasons.pop() if len(reasons) == 1 else ""
         why = reason if reason and ended == "ok" else f"{ended}, {reason}" if reason else ended
-        parts.append(f"{name}{_where(found, len(page.panels))}: {why}")
+        parts.append(f"{name}{_where(found, len(shown))}: {why}")
     return f"Not shown: {'; '.join(parts).removesuffix('.')}." if parts else ""
 
 
-def _where(found: Sequence[tuple[str, Panel, Row]], num_panels: int) -> str:
-    """The lengths and the panels by their letters: " at 2048 in a, b and in c"; nothing where it is all of them."""
+def _where(found: Sequence[tuple[Panel, Row]], num_panels: int) -> str:
+    """The lengths and the panels by their marks: " at 2048 in a, b and in c"; nothing where it is all of them."""
     at = {}
-    for letter, members in grouped(found, lambda cell: cell[0]).items():
-        lengths, panel = [row[panel.axis] for _, panel, row in members], members[0][1]
-        at[letter] = "" if sorted(lengths) == panel.lengths else f" at {', '.join(map(str, lengths))}"
-    shared = grouped(at, lambda letter: at[letter])
+    for panel, members in grouped(found, lambda cell: cell[0]).items():
+        lengths = [row[panel.axis] for _, row in members]
+        at[panel.mark] = "" if sorted(lengths) == panel.lengths else f" at {', '.join(map(str, lengths))}"
+    shared = grouped(at, lambda mark: at[mark])
     if len(shared) == 1 and len(at) == num_panels:
         return next(iter(shared))
-    return " and".join(f"{text} in {', '.join(letters)}" for text, letters in shared.items())
+    return " and".join(f"{text} in {', '.join(marks)}" for text, marks in shared.items())

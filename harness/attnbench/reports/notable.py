@@ -36,10 +36,14 @@ Ratios = list[tuple[Row, float]]
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """The cells of a run that were timed, in the order of the tables."""
+    """The cells of a run that were timed, in the order of the tables.
+
+    Their rows are by workload id and implementation, and have two columns more: `calls`, the operators that ran, and
+    `backend`, the one of PyTorch's SDPA that ran, empty for none, None where it is not known.
+    """
 
     cells: "pd.DataFrame"
-    rows: dict[tuple[str, str], Row]  # by workload id and implementation, with the Operators under "operators"
+    rows: dict[tuple[str, str], Row]
 
     def others(self, row: Row, is_like: Callable[[Row, Row], bool]) -> list[Row]:
         """The first other cell of the workload that is like this one, the baseline before all; empty for none."""
@@ -68,26 +72,20 @@ def findings(results: Results) -> dict[str, str]:
     operators = {(record.workload.id, record.implementation): record.operators for record in results.records}
     for row in rows(timed.cells):
         key = row["workload"], row["implementation"]
-        timed.rows[key] = row | {"operators": operators[key]}
+        seen = operators[key]
+        timed.rows[key] = row | {"calls": seen.calls if seen else (), "backend": seen.observed if seen else None}
     texts = {name: look(timed) for name, look in LOOKS.items()}
     return {name: plain(text) for name, text in texts.items() if text}
 
 
 def _operators(row: Row, kinds: Iterable[str]) -> frozenset[str]:
     """The names of the operators of some kinds that ran in a cell."""
-    calls = row["operators"].calls if row["operators"] else ()
-    return frozenset(one.name for one in calls if one.kind in kinds)
+    return frozenset(one.name for one in row["calls"] if one.kind in kinds)
 
 
 def _num_linear(row: Row) -> int:
     """How many linear layers ran in a cell."""
-    calls = row["operators"].calls if row["operators"] else ()
-    return sum(one.num_calls for one in calls if one.name == LINEAR)
-
-
-def _backend(row: Row) -> str | None:
-    """The backend of PyTorch's SDPA that ran in a cell; empty for none, None where it is not known."""
-    return row["operators"].observed if row["operators"] else None
+    return sum(one.num_calls for one in row["calls"] if one.name == LINEAR)
 
 
 def _page_faults(timed: Timed) -> str:
@@ -144,11 +142,11 @@ def _compiled(timed: Timed) -> str:
     parts = []
     for name, mine in by_name.items():
         source, option = plugins.variant(name)
-        written = {_backend(row) for row in by_name.get(source, ())} - {None}
-        became = [row for row in mine if _backend(row)]
+        written = {row["backend"] for row in by_name.get(source, ())} - {None}
+        became = [row for row in mine if row["backend"]]
         if not option or not became or written != {""}:
             continue
-        backends = ", ".join(dict.fromkeys(str(_backend(row)) for row in became))
+        backends = ", ".join(dict.fromkeys(str(row["backend"]) for row in became))
         known = {row["mask"] for row in became}
         others = {row["mask"] for row in mine} - known
         is_clear = others and not any(row["mask"] in known for row in mine if row not in became)
@@ -165,7 +163,7 @@ def _explicit_mask(timed: Timed) -> str:
     """A mask as a tensor, where others run the same kernel without any operator on a mask."""
     pairs: dict[tuple[str, str, str], list[str]] = {}
     for row in timed.rows.values():
-        if row["mask"] != "none" and _backend(row) and _operators(row, {"mask"}):
+        if row["mask"] != "none" and row["backend"] and _operators(row, {"mask"}):
             for other in timed.others(row, _has_same_kernel_without_mask):
                 key = row["implementation"], other["implementation"], row["mask"]
                 pairs.setdefault(key, []).append(row["workload"])

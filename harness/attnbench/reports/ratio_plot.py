@@ -29,7 +29,12 @@ def pictures(results: Results) -> list[Picture]:
         axes.fill_between(x, [1 / (1 + v) for v in m], [1 + v for v in m], color="#bbbbbb", alpha=0.55, lw=0, zorder=1)
         axes.axhline(1.0, color=style.INK, linewidth=1.1, zorder=2, label=f"{base} = 1")
         axes.plot([], [], color="#bbbbbb", linewidth=6, alpha=0.55, label="too small to matter or to show")
-        _ratio_ticks(axes)
+        low, high = axes.get_ylim()
+        low, high = min(low, 0.9), max(high, 1 / 0.9)
+        axes.set_yscale("log", base=2)
+        axes.set_ylim(low, high)
+        is_narrow = math.log2(high / low) < 1.5  # noqa: PLR2004 - powers of 2 alone would leave one tick
+        style.ticks(axes.yaxis, MaxNLocator(6, steps=[1, 2, 5, 10]) if is_narrow else LogLocator(base=2, numticks=10))
 
     plot = Plot(
         title=f"Time as a ratio to {base} (below 1 is faster)",
@@ -46,15 +51,6 @@ def pictures(results: Results) -> list[Picture]:
         finish=finish,
     )
     return draw(results, plot)
-
-
-def _ratio_ticks(axes: Axes) -> None:
-    low, high = axes.get_ylim()
-    low, high = min(low, 0.9), max(high, 1 / 0.9)
-    axes.set_yscale("log", base=2)
-    axes.set_ylim(low, high)
-    is_narrow = math.log2(high / low) < 1.5  # noqa: PLR2004 - powers of 2 alone would leave one tick
-    style.ticks(axes.yaxis, MaxNLocator(6, steps=[1, 2, 5, 10]) if is_narrow else LogLocator(base=2, numticks=10))
 
 
 REPORT = style.report("ratio_plot", "ratio to the baseline with intervals, as SVG and PNG", pictures)

@@ -83,6 +83,13 @@ class TensorError(msgspec.Struct, frozen=True, kw_only=True):
         """Whether the error is finite and allowed."""
         return self.error is not None and self.error <= self.allowed
 
+    @property
+    def ratio(self) -> float | None:
+        """Error / tolerance; None where the error is not finite, 1e9 where there is one and none is allowed."""
+        if self.error is None:
+            return None
+        return self.error / self.allowed if self.allowed else float(self.error > 0) * 1e9
+
 
 class ProbeResult(msgspec.Struct, frozen=True, kw_only=True):
     """What one kind of input showed."""
@@ -135,10 +142,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def error_ratio(self) -> float | None:
         """The largest error / tolerance of all tensors; None where nothing was compared or an error is not finite."""
-        ratios = [
-            None if t.error is None else (t.error / t.allowed if t.allowed else float(t.error > 0) * 1e9)
-            for _, t in self.tensors()
-        ]
+        ratios = [tensor.ratio for _, tensor in self.tensors()]
         finite = [ratio for ratio in ratios if ratio is not None]
         return max(finite) if finite and len(finite) == len(ratios) else None
 

@@ -6,8 +6,6 @@ the host's, which the profiler's own handler would take.
 
 import gzip
 import json
-import secrets
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,12 +55,6 @@ def read(file: Path) -> dict[str, Any]:
 def trace_files(folder: Path) -> list[Path]:
     """Every trace below a folder, in order; also those that other programs packed otherwise."""
     return sorted(file for pattern in ("*.pt.trace.json", "*.pt.trace.json.gz") for file in folder.rglob(pattern))
-
-
-def new_folder(results: Path, sweep: str) -> Path:
-    """A new folder of traces; its name begins with the time, so that names sort by age."""
-    moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
-    return results / FOLDER / f"{moment}-{sweep}-{secrets.token_hex(2)}"
 
 
 def find(name: str | None, results: Path) -> Path:

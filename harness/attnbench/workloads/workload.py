@@ -3,7 +3,9 @@
 import hashlib
 import math
 import re
+from collections.abc import Mapping
 from functools import partial
+from typing import Any
 
 import msgspec
 
@@ -99,7 +101,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ValueError(f"{message}; choose num_heads among the divisors of embed_dim, or give head_dim")
         fill = partial(msgspec.structs.force_setattr, self)
         fill("head_dim", self.head_dim or self.embed_dim // self.num_heads or DEFAULT_HEAD_DIM)
-        for axis, value in self.usual().items():
+        for axis, value in following(self.axes()).items():
             fill(axis, getattr(self, axis) or value)
         if self.scope == "attention":
             fill("bias", "all")
@@ -113,10 +115,6 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         mask.check(self.batch_size, self.seq_len, self.kv_len)
         fill("mask", str(mask))
 
-    def usual(self) -> dict[str, int]:
-        """The values that axes given as 0 take, for those that follow from others alone."""
-        return {axis: math.prod(getattr(self, each) for each in rule.split(" * ")) for axis, rule in FOLLOWS.items()}
-
     @property
     def id(self) -> str:
         """A stable name, fit for a path: the leading axes always, the others where they differ from the default.
@@ -125,7 +123,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """
         head = f"{self.scope}-{self.direction}-{self.device.replace(':', '')}-{self.dtype}"
         parts = [head, f"b{self.batch_size}-t{self.seq_len}-h{self.num_heads}-k{self.head_dim}"]
-        usual = {field.name: field.default for field in msgspec.structs.fields(self)} | self.usual()
+        usual = {field.name: field.default for field in msgspec.structs.fields(self)} | following(self.axes())
         for axis, value in self.axes().items():
             if axis not in HEAD_AXES and value != usual[axis]:
                 part = f"{SHORT_NAMES.get(axis, axis)}{value}"
@@ -153,3 +151,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def axes(self) -> dict[str, int | float | str]:
         """Every axis and its value, in the order of the fields."""
         return msgspec.structs.asdict(self)
+
+
+def following(axes: Mapping[str, Any]) -> dict[str, int]:
+    """The values that axes given as 0 take, for those that follow from others alone."""
+    return {axis: math.prod(axes[each] for each in rule.split(" * ")) for axis, rule in FOLLOWS.items()}
