@@ -155,10 +155,10 @@ def pixels(path: Path) -> np.ndarray:
 
 
 def test_the_gallery_can_be_drawn_again_from_its_journal(tmp_path):
-    from attnbench.reports.latency_plot import REPORT
+    from attnbench.reports.lines import REPORT
 
     found = figures()
-    REPORT.write(read(found.QUICK), tmp_path)
+    REPORT["latency_plot"].write(read(found.QUICK), tmp_path)
     again = tmp_path / "latency_plot.png"
     found.shrink(again)
     kept = pixels(found.QUICK / "latency_plot.png")

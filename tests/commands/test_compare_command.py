@@ -21,8 +21,8 @@ from attnbench.processes import execution, sides
 from attnbench.processes.execution import SHORT_SPIN, client_for
 from attnbench.processes.messages import SampleBlocks
 from attnbench.processes.planning import Selection
-from attnbench.reports import markdown
 from attnbench.reports import sides as beside
+from attnbench.reports import story
 from attnbench.reports.sides import document
 from attnbench.statistics.intervals import median
 from attnbench.storage.journal import JOURNAL, find_runs, newest_run
@@ -86,7 +86,7 @@ def newest(repo):
 
 def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatch):
     def write_few(results, folder):
-        return [report.write(results, folder) for report in (beside.REPORT, markdown.REPORT)] == []
+        return [report.write(results, folder) for report in (beside.REPORT, story.REPORT["markdown"])] == []
 
     monkeypatch.setattr("attnbench.commands.running.write_reports", write_few)
     found = compare(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")

@@ -13,11 +13,11 @@ from attnbench.analysis.results import read
 from attnbench.analysis.table import panels, rows, table
 from attnbench.commands.compare import conclude
 from attnbench.processes.messages import Failed
-from attnbench.reports import latency_plot, pytest_benchmark
+from attnbench.reports import pytest_benchmark
 from attnbench.reports.cells import arm
-from attnbench.reports.lines import points_of
-from attnbench.reports.markdown import summary
+from attnbench.reports.lines import LATENCIES, points_of
 from attnbench.reports.sides import document, headline
+from attnbench.reports.story import summary
 from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio, pairs_with_baseline
 from attnbench.statistics.verdicts import ALONE, CELLS, FALSE_SHARE, WHOLE_SHARE, mean_over_cells, midmeans
 from attnbench.storage import journal
@@ -104,7 +104,7 @@ def test_each_side_has_a_name_of_its_own_wherever_it_is_shown(tmp_path):
     cells = table(results)[["workload", "implementation", "side"]]
     assert len(cells.drop_duplicates()) == 4
     assert set(cells["side"]) == {BASE, CANDIDATE}
-    assert sorted(map(str, set(points_of(latency_plot.PLOT, panels(table(results)))["arm"]))) == shown
+    assert sorted(map(str, set(points_of(LATENCIES, panels(table(results)))["arm"]))) == shown
 
 
 def events(results, kind):

@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad, warnings_of
-from attnbench.reports import cells, latency_plot, markdown, story
+from attnbench.reports import cells, lines, story
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import Measurement, Operators, Record, Sample, Status
 from attnbench.units import escaped, percent, plain, span
@@ -223,8 +223,8 @@ def test_what_this_run_could_not_have_is_told_once_and_takes_no_row(tmp_path: Pa
     assert "torch_mha" not in {row["implementation"] for members in cells.groups(found).values() for row in members}
     told = f"torch_mha ({plain(journals.REASON)})"
     assert story.facts(found)["not available here"] == told
-    assert f"- **not available here**: {escaped(told)}\n" in markdown.summary(found)
-    assert not any("torch_mha" in picture.caption for picture in latency_plot.REPORT.draw(found))
+    assert f"- **not available here**: {escaped(told)}\n" in story.summary(found)
+    assert not any("torch_mha" in picture.caption for picture in lines.REPORT["latency_plot"].draw(found))
 
 
 def test_what_is_supported_somewhere_keeps_its_rows(results: Results) -> None:

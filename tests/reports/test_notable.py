@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.results import Results
-from attnbench.reports import html, markdown
+from attnbench.reports import story
 from attnbench.reports.notable import findings
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
@@ -45,7 +45,7 @@ def test_equal_times_surprise_nobody(run: Callable[..., Results]) -> None:
     points = journals.workloads(dtype=("float32", "bfloat16"), scope=("attention", "module"), mask=("causal",))
     found = run(points, ("sdpa", "sdpa_flash", "sdpa_mask", "module_list", "fused"), lambda *_: 1e-3)
     assert findings(found) == {}
-    assert "Notable" not in markdown.summary(found)
+    assert "Notable" not in story.summary(found)
 
 
 @pytest.mark.parametrize(("share", "is_told"), [(2.0, True), (0.5, False)])
@@ -136,6 +136,6 @@ def test_a_name_from_outside_that_beats_the_baseline_is_shown_as_it_is(run: Call
     found = run(CAUSAL, ("sdpa", "<b>*mine*"), lambda _, name: 1e-3 if name == "sdpa" else 0.5e-3)
     assert findings(found).keys() == {"Baseline beaten"}
     assert findings(found)["Baseline beaten"].startswith("sdpa is beaten by <b>*mine* in 2 of 2 workloads (most for")
-    assert "&lt;b&gt;*mine*" in html.page(found)
-    assert "&lt;b&gt;\\*mine\\*" in markdown.summary(found)
-    assert "<b>*mine*" not in html.page(found) + markdown.summary(found)
+    assert "&lt;b&gt;*mine*" in story.page(found)
+    assert "&lt;b&gt;\\*mine\\*" in story.summary(found)
+    assert "<b>*mine*" not in story.page(found) + story.summary(found)

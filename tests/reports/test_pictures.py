@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.analysis.results import Results
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, Report, latency_plot, lines, style
+from attnbench.reports import Picture, Report, lines, style
 from attnbench.reports.cells import shown
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from attnbench.storage.records import Arm
@@ -128,7 +128,7 @@ def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Pi
     assert lines.reach(points(3.0, 800.0)) == (1.0, 2.0 * lines.LONG)
     assert lines.reach(points(3.0).assign(low=math.nan, high=math.nan)) is None
     assert not any("goes on" in picture.caption for found in pictures.values() for picture in found)
-    told = lines.notes(latency_plot.PLOT, (), points(3.0, 800.0))
+    told = lines.notes(lines.LATENCIES, (), points(3.0, 800.0))
     assert "A bar that leaves the picture goes on." in told
 
 

@@ -22,7 +22,7 @@ from attnbench.inspection import text, walkthrough
 from attnbench.inspection.oracle_diff import Comparison, Inspection, Outcome
 from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Seen, Walkthrough
 from attnbench.reports import Picture, style
-from attnbench.reports.html import inlined
+from attnbench.reports.story import inlined
 
 HeadsRow = tuple[Sequence[str], Numbers, Sequence[str], Seen | None]
 PAGE = "inspect.html"

@@ -1,4 +1,4 @@
-"""What a report is. Each module of this package that holds an upper-case REPORT is one; its stem is its name.
+"""What a report is. Each module of this package that holds an upper-case REPORT is one, by its stem, or has several.
 
 Idea of showing as a small open interface: criterion.rs, `report.rs`, https://github.com/bheisler/criterion.rs.
 """

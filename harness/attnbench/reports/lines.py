@@ -1,4 +1,4 @@
-"""A column of the table over length, as figures: panels of lines with intervals, and a note on what is missing.
+"""Time, memory and the ratio to the baseline over length: panels of lines, and a note on what is missing.
 
 Dots have intervals, rings show where lines coincide, and a hollow dot is less than it seems.
 """
@@ -11,15 +11,20 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator
+from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
 
+from attnbench.analysis.comparisons import noise_floors
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, Row, panels, rows, varying
 from attnbench.reports import Picture, cells, grouped, style
 from attnbench.statistics.intervals import growth_exponent
+from attnbench.statistics.verdicts import margin
+from attnbench.storage.records import Verdict
 from attnbench.units import plain
+from attnbench.workloads.workload import DTYPE_BYTES
 
 PANELS_A_PAGE = 6
 FEWEST_LENGTHS = 3
@@ -234,3 +239,88 @@ def _where(found: Sequence[tuple[Panel, Row]], num_panels: int) -> str:
     if len(shared) == 1 and len(at) == num_panels:
         return next(iter(shared))
     return " and".join(f"{text} in {', '.join(marks)}" for text, marks in shared.items())
+
+
+def _draw_theory(axes: Axes, panel: Panel) -> None:
+    """The score matrix, twice that, and the output."""
+    cell = rows(panel.cells.iloc[:1])[0]
+    low, high = axes.get_xlim()
+    x = np.geomspace(low, high, 33)
+    is_square = cell["seq_len"] == cell["kv_len"]
+    queries = x if panel.axis == "seq_len" else np.full_like(x, cell["seq_len"])
+    keys = x if panel.axis == "kv_len" or is_square else np.full_like(x, cell["kv_len"])
+    heads = cell["batch_size"] * cell["num_heads"] * DTYPE_BYTES[cell["dtype"]]
+    faint: dict[str, Any] = {"color": "#666666", "linewidth": 1.1, "zorder": 1.5}
+    axes.plot(x, 2 * heads * queries * keys, linestyle="--", label="2 x score matrix", **faint)
+    axes.plot(x, heads * queries * keys, linestyle="-.", label="score matrix (B H T S)", **faint)
+    axes.plot(x, heads * queries * cell["value_dim"], linestyle=":", label="output (B H T V), linear", **faint)
+    style.byte_ticks(axes)
+
+
+def draw_ratios(results: Results) -> list[Picture]:
+    """Times as ratios to the baseline's, paired inside blocks, with intervals; the line at 1 is the baseline."""
+    least, base = results.plan.smallest_effect, style.label(cells.base(results.plan))
+    margins = {workload: margin(floor, least) for workload, floor in noise_floors(results).items()}
+
+    def finish(axes: Axes, panel: Panel) -> None:
+        """The baseline, and around it what is too small to matter or to show."""
+        workloads = panel.cells.drop_duplicates("workload").sort_values(panel.axis)
+        at = [(int(row[panel.axis]), margins.get(str(row["workload"]), 0.0)) for _, row in workloads.iterrows()]
+        low, high = axes.get_xlim()
+        x = [low, *(length for length, _ in at), high]
+        m = [at[0][1], *(limit for _, limit in at), at[-1][1]]
+        axes.fill_between(x, [1 / (1 + v) for v in m], [1 + v for v in m], color="#bbbbbb", alpha=0.55, lw=0, zorder=1)
+        axes.axhline(1.0, color=style.INK, linewidth=1.1, zorder=2, label=f"{base} = 1")
+        axes.plot([], [], color="#bbbbbb", linewidth=6, alpha=0.55, label="too small to matter or to show")
+        low, high = axes.get_ylim()
+        low, high = min(low, 0.9), max(high, 1 / 0.9)
+        axes.set_yscale("log", base=2)
+        axes.set_ylim(low, high)
+        is_narrow = math.log2(high / low) < 1.5  # noqa: PLR2004 - powers of 2 alone would leave one tick
+        style.ticks(axes.yaxis, MaxNLocator(6, steps=[1, 2, 5, 10]) if is_narrow else LogLocator(base=2, numticks=10))
+
+    plot = Plot(
+        title=f"Time as a ratio to {base} (below 1 is faster)",
+        y_label=f"time / time of {base}",
+        column="ratio",
+        low="ratio_low",
+        high="ratio_high",
+        is_drawn=lambda row: row["verdict"] is not None,
+        is_hollow=lambda row: row["verdict"] == Verdict.undecided,
+        hollow="undecided, the interval is too wide or there are too few visits for one",
+        absent="no times of the baseline to compare with",
+        is_absence_listed=lambda row: not (row["is_baseline"] and row["latency_s"] is not None),
+        is_steep=False,
+        finish=finish,
+    )
+    return draw(results, plot)
+
+
+LATENCIES = Plot(
+    title="Time per call against length (median; lower is faster)",
+    y_label="time per call",
+    column="latency_s",
+    low="latency_low_s",
+    high="latency_high_s",
+    is_hollow=lambda row: row["latency_low_s"] is None,
+    hollow="too few visits for an interval",
+    absent="agrees, not timed",
+    finish=lambda axes, _: style.log_ticks(axes.yaxis, "s"),
+)
+MEMORY = Plot(
+    title="Peak memory of one call above its inputs, against length",
+    y_label="peak memory",
+    column="peak_memory_bytes",
+    absent="peak memory not measured, or none above the inputs",
+    finish=_draw_theory,
+)
+
+REPORT = {
+    "latency_plot": style.report(
+        "latency_plot", "time against length with intervals, as SVG and PNG", lambda results: draw(results, LATENCIES)
+    ),
+    "memory_plot": style.report(
+        "memory_plot", "peak memory against length with theory, as SVG and PNG", lambda results: draw(results, MEMORY)
+    ),
+    "ratio_plot": style.report("ratio_plot", "ratio to the baseline with intervals, as SVG and PNG", draw_ratios),
+}

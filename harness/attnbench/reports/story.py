@@ -1,18 +1,24 @@
-"""What the summary and the page say besides the table: what was run, where, how far to trust it, what went wrong."""
+"""The run as readable text, summary.md, and as a page with pictures, report.html.
+
+Both say what was run and where, how far to trust it, what went wrong, and have a table for each group of workloads.
+"""
 
 import math
+import re
 from collections import Counter
 from pathlib import Path
 
 import jinja2
+from markupsafe import Markup, escape
 
 from attnbench.analysis.comparisons import by_implementation, by_side, comparisons, noise_floors, winners
 from attnbench.analysis.results import Results
-from attnbench.reports import cells, grouped, notable
+from attnbench.plugins import plugs
+from attnbench.reports import Picture, cells, grouped, notable, text_report
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.verdicts import margin
 from attnbench.storage.records import Environment, Verdict
-from attnbench.units import MISSING, duration, escaped, markdown_list, percent, plain, show, span
+from attnbench.units import MISSING, duration, escaped, markdown_list, markdown_table, percent, plain, show, span
 from attnbench.workloads.workload import Workload
 
 TEMPLATES = Path(__file__).parent
@@ -42,6 +48,44 @@ def rendered(template: str, results: Results, **more: object) -> str:
         environments=[described(environment) for environment in results.environments.values()],
         **more,
     )
+
+
+def summary(results: Results) -> str:
+    """The run as Markdown."""
+    columns = cells.columns(results)
+    tables = {
+        title: markdown_table([{column.heading: column.text(row) for column in columns} for row in rows])
+        for title, rows in cells.groups(results).items()
+    }
+    return rendered("summary.md.jinja", results, tables=tables).rstrip("\n") + "\n"
+
+
+def page(results: Results) -> str:
+    """The run as one page, complete in itself, without any script.
+
+    Every text from outside is escaped by the template.
+    """
+    drawn = [
+        picture
+        for report in plugs("attnbench.reports", "REPORT").values()
+        if report.draw is not None
+        for picture in report.draw(results)
+    ]
+    return rendered(
+        "page.html.jinja",
+        results,
+        figures=[inlined(picture, number) for number, picture in enumerate(drawn, start=1)],
+        groups=cells.groups(results),
+        columns=cells.columns(results),
+    )
+
+
+def inlined(picture: Picture, number: int) -> Markup:
+    """A picture's SVG as part of a page: named for those who cannot see it, with identifiers of its own."""
+    svg = re.sub(r'\bid="', f'id="picture{number}-', picture.svg)
+    svg = re.sub(r'(href="#|url\(#)', rf"\1picture{number}-", svg)
+    named = f'<svg role="img" aria-label="{escape(picture.caption)}" '
+    return Markup(svg.replace("<svg ", named, 1))  # noqa: S704 - drawn by us; text in it is outlines
 
 
 def facts(results: Results) -> dict[str, str]:
@@ -258,3 +302,9 @@ def _share(results: Results, seconds: float) -> str:
 
 def _pairs(text: dict[str, str]) -> str:
     return ", ".join(f"{name} {value}" for name, value in text.items()) or "none"
+
+
+REPORT = {
+    "html": text_report("report.html", "one page with pictures and tables, complete in itself", page),
+    "markdown": text_report("summary.md", "the whole run as a readable text with tables", summary),
+}
