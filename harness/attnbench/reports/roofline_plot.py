@@ -39,15 +39,11 @@ def pictures(results: Results) -> list[Picture]:
     """One panel for each device, dtype and number of threads whose ceilings were measured."""
     cells = shown(results)
     cells = cells[cells["flops_per_s"] > 0]
-    places = {
-        (str(device), str(dtype), int(str(threads))): members
-        for (device, dtype, threads), members in cells.groupby(["device", "dtype", "num_threads"], sort=False)
-    }
-    found = [
-        (ceilings, places[key])
-        for key in places
-        if (ceilings := results.ceilings.get(key)) is not None and ceilings.matmul is not None
-    ]
+    found = []
+    for (device, dtype, threads), members in cells.groupby(["device", "dtype", "num_threads"], sort=False):
+        ceilings = results.ceilings.get((str(device), str(dtype), int(str(threads))))
+        if ceilings is not None and ceilings.matmul is not None:
+            found.append((ceilings, members))
     return [_picture(page) for page in style.pages(found, PANELS_A_PAGE)]
 
 
