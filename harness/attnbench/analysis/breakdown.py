@@ -6,7 +6,7 @@ import msgspec
 
 from attnbench.statistics.intervals import median
 from attnbench.storage.operator_kinds import COMPILED, KINDS, PAGE_FAULTS, compiled
-from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Measurement, Operator, Operators, Record
+from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Measurement, Operators, Record
 from attnbench.units import show
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.workload import Workload
@@ -57,17 +57,14 @@ def times(operators: Operators, call_s: float) -> dict[str, float]:
     own_s = sum(one.self_s for one in operators.calls)
     if not own_s:
         return {}
-    found = {kind: call_s * (sum(one.self_s for one in members) / own_s) for kind, members in _kinds(operators).items()}
+    kinds = {kind: members for kind in KINDS if (members := [one for one in operators.calls if one.kind == kind])}
+    found = {kind: call_s * (sum(one.self_s for one in members) / own_s) for kind, members in kinds.items()}
     faults_s = min(operators.num_faults * operators.fault_s, 0.9 * call_s)
     if not faults_s:
         return found
-    asked = {kind: float(sum(one.allocated_bytes for one in members)) for kind, members in _kinds(operators).items()}
+    asked = {kind: float(sum(one.allocated_bytes for one in members)) for kind, members in kinds.items()}
     taken = _spread(faults_s, found, asked)
     return {PAGE_FAULTS: faults_s} | {kind: found[kind] - taken[kind] for kind in found}
-
-
-def _kinds(operators: Operators) -> dict[str, list[Operator]]:
-    return {kind: found for kind in KINDS if (found := [one for one in operators.calls if one.kind == kind])}
 
 
 def _spread(amount: float, room: dict[str, float], weights: dict[str, float]) -> dict[str, float]:
