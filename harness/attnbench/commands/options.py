@@ -73,27 +73,18 @@ class SelectionOptions:
     ] = 60.0
     seed: Annotated[int, typer.Option(min=0, help="Seed of the inputs that are checked and of all orders.")] = 0
 
-    @property
-    def memory_limit_bytes(self) -> int:
-        """The limit in bytes; 0: none was given.
-
-        Raises:
-            ValueError: it is not finite.
-        """
-        if not math.isfinite(self.memory_limit):
-            raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
-        return int(self.memory_limit * 2**30)
-
     def selection(self, **more: Any) -> "Selection":  # noqa: ANN401 - other fields of a Selection
         """The selection that a plan is made from.
 
         Raises:
-            ValueError: a limit is not finite.
+            ValueError: the memory limit is not finite.
         """
         from attnbench.processes.planning import Selection
 
+        if not math.isfinite(self.memory_limit):
+            raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
         given = {name: value for name, value in vars(self).items() if value is not None and name != "memory_limit"}
-        return Selection(**(given | {"memory_limit_bytes": self.memory_limit_bytes} | more))
+        return Selection(**(given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more))
 
 
 @dataclass(frozen=True, kw_only=True)
