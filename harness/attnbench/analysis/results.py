@@ -12,22 +12,10 @@ from typing import Any
 from attnbench.analysis.sanity import SystemLoad, judged, system_load
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
-from attnbench.storage.events import (
-    BaselineAccepted,
-    CeilingsMeasured,
-    CellChecked,
-    CellFailed,
-    CellMeasured,
-    CellProfiled,
-    DamagedError,
-    Event,
-    Plan,
-    RunFinished,
-    RunStarted,
-    VisitFinished,
-    WorkerStarted,
-)
-from attnbench.storage.journal import events, journal_of
+from attnbench.storage import events
+from attnbench.storage.events import DamagedError, Event, Plan
+from attnbench.storage.journal import events as read_events
+from attnbench.storage.journal import journal_of
 from attnbench.storage.records import (
     BASE,
     CONTROL_LATENCY,
@@ -53,7 +41,7 @@ class Results:
     """
 
     folder: Path
-    started: RunStarted
+    started: events.RunStarted
     records: tuple[Record, ...]
     elapsed_s: float | None  # None: killed, or still at work
     num_visits: dict[str, int]  # by workload id
@@ -65,7 +53,9 @@ class Results:
     ceilings: dict[Place, Ceilings] = field(default_factory=dict)
     warnings: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # of times that make one wonder
     system_load: SystemLoad | None = None  # what other work took of the machine meanwhile
-    accepted: tuple[BaselineAccepted, ...] = ()  # of a stored baseline: what it and its predecessors were accepted for
+    accepted: tuple[
+        events.BaselineAccepted, ...
+    ] = ()  # of a stored baseline: what it and its predecessors were accepted for
 
     @property
     def run(self) -> str:
@@ -97,17 +87,18 @@ def read(path: Path) -> Results:
         DamagedError: likewise; or the journal does not begin with a run.
     """
     journal = journal_of(path)
-    history = list(events(journal))
-    if not history or not isinstance(history[0], RunStarted):
+    history = list(read_events(journal))
+    if not history or not isinstance(history[0], events.RunStarted):
         raise DamagedError(f"{journal} holds no run: its first line is not run_started")
     started = history[0]
-    ending = next((each for each in reversed(history) if isinstance(each, RunFinished | WorkerStarted)), None)
-    finished = ending if isinstance(ending, RunFinished) else None  # a worker after the end: it went on, and was killed
-    visits = [event for event in history if isinstance(event, VisitFinished)]
+    marks = (each for each in reversed(history) if isinstance(each, events.RunFinished | events.WorkerStarted))
+    last = next(marks, None)
+    finished = last if isinstance(last, events.RunFinished) else None  # a worker came later: it went on, and was killed
+    visits = [event for event in history if isinstance(event, events.VisitFinished)]
     gauge = InterferenceGauge()
     for visit in visits:
         gauge.add(visit.workload, visit.samples(PROBE))
-    ceilings = {event.ceilings.key: event.ceilings for event in history if isinstance(event, CeilingsMeasured)}
+    ceilings = {event.ceilings.key: event.ceilings for event in history if isinstance(event, events.CeilingsMeasured)}
     records, warnings = judged(tuple(folded(started, history)), ceilings, is_cold=started.plan.cache == "cold")
     return Results(
         folder=journal.parent,
@@ -115,7 +106,7 @@ def read(path: Path) -> Results:
         records=records,
         elapsed_s=finished.elapsed_s if finished is not None else None,
         num_visits=dict(Counter(visit.workload for visit in visits)),
-        check_s=sum(event.check_s for event in history if isinstance(event, CellChecked)),
+        check_s=sum(event.check_s for event in history if isinstance(event, events.CellChecked)),
         called_s=sum(visit.called_s for visit in visits),
         num_blocks=gauge.num_blocks,
         discarded={workload: frozenset(blocks) for workload, blocks in gauge.discarded.items()},
@@ -123,35 +114,35 @@ def read(path: Path) -> Results:
         ceilings=ceilings,
         warnings=warnings,
         system_load=system_load(history),
-        accepted=tuple(event for event in history if isinstance(event, BaselineAccepted)),
+        accepted=tuple(event for event in history if isinstance(event, events.BaselineAccepted)),
     )
 
 
-def folded(started: RunStarted, history: Iterable[Event]) -> Iterator[Record]:
+def folded(started: events.RunStarted, history: Iterable[Event]) -> Iterator[Record]:
     """One record for each cell that the events have concluded, in the plan's order."""
     cells: defaultdict[Key, dict[str, Any]] = defaultdict(dict)  # the fields of each record
     times: defaultdict[Key, dict[str, list[Sample]]] = defaultdict(dict)
     measured: defaultdict[Key, dict[str, Measurement]] = defaultdict(dict)  # in passes of their own
-    worker: WorkerStarted | None = None
+    worker: events.WorkerStarted | None = None
     for event in history:
         match event:
-            case WorkerStarted():
+            case events.WorkerStarted():
                 worker = event
-            case CellMeasured():
+            case events.CellMeasured():
                 measured[event.key][event.measurement.metric] = event.measurement
-            case CellProfiled():
+            case events.CellProfiled():
                 cells[event.key]["operators"] = event.operators
                 if event.operators.fallback:
                     cells[event.key] |= {"status": Status.fallback, "message": event.operators.fallback}
-            case CellChecked() | CellFailed():
+            case events.CellChecked() | events.CellFailed():
                 cells[event.key] |= _concluded(event, worker)
-            case VisitFinished():  # the samples of an A/A control go under a metric of their own
+            case events.VisitFinished():  # the samples of an A/A control go under a metric of their own
                 for taken in event.arms:
                     if taken.arm.role is not Role.probe:
                         metric = LATENCY if taken.arm.role is Role.measured else CONTROL_LATENCY
                         mine = times[event.workload, taken.arm.as_measured()]
                         mine.setdefault(metric, []).extend(taken.samples)
-            case RunStarted() | RunFinished() | CeilingsMeasured() | BaselineAccepted():
+            case events.RunStarted() | events.RunFinished() | events.CeilingsMeasured() | events.BaselineAccepted():
                 pass
     order = {workload.id: place for place, workload in enumerate(started.plan.workloads)}
     for key, fields in sorted(cells.items(), key=lambda item: order.get(item[0][0], -1)):
@@ -170,10 +161,10 @@ def folded(started: RunStarted, history: Iterable[Event]) -> Iterator[Record]:
             )
 
 
-def _concluded(event: CellChecked | CellFailed, worker: WorkerStarted | None) -> dict[str, Any]:
+def _concluded(event: events.CellChecked | events.CellFailed, worker: events.WorkerStarted | None) -> dict[str, Any]:
     """What a check or a failure says of a cell, with the environment in which it happened."""
     fields: dict[str, Any] = {"status": event.status, "message": event.message}
-    if isinstance(event, CellChecked):
+    if isinstance(event, events.CellChecked):
         fields |= {name: getattr(event, name) for name in ("is_predicted", "agreement", "executed_flops")}
     if worker is not None:
         own = worker.base if event.side == BASE else None

@@ -35,14 +35,14 @@ def growth(
     from attnbench.processes.worker_client import ProcessClient
     from attnbench.reports import growth as report
     from attnbench.reports.style import save
+    from attnbench.storage.journal import writing_to
 
     named = [*(names or ()), *(options.implementations or ())]
     planned = plan(options.selection(implementations=named), with_baseline=False)
     folder = new_folder(results, planned.sweep)
     target = to or folder
     measured = running.execute(planned, folder, stages=("check", "metrics"))
-    running.make_folder(target)
-    with ProcessClient(folder / "worker.log", options.timeout_s, SETTINGS) as client:
+    with writing_to(target), ProcessClient(folder / "worker.log", options.timeout_s, SETTINGS) as client:
         asking = Asking(
             client=client,
             specs=planned.specs,
@@ -52,12 +52,12 @@ def growth(
         grown = [asking.limited(each, tries=is_tried) for each in growths(measured, planned.memory_limit_bytes)]
         timelines = list(asking.timelines(grown, timeline)) if timeline else []
         notes = [f"memory snapshot: {path.name}" for path in asking.snapshots(grown, target)] if snapshot else []
-    drawn = save(report.curves(grown), target, "growth")
-    drawn += save(report.timelines(timelines, timeline), target, "timeline")
-    pictures = [path.stem for path in drawn if path.suffix == ".png"]
-    (target / "growth.md").write_text(report.markdown(grown, measured, pictures, notes), encoding="utf-8")
-    text = json.dumps([report.facts(each) for each in grown], indent=2)
-    (target / "growth.json").write_text(f"{text}\n", encoding="utf-8")
+        drawn = save(report.curves(grown), target, "growth")
+        drawn += save(report.timelines(timelines, timeline), target, "timeline")
+        pictures = [path.stem for path in drawn if path.suffix == ".png"]
+        (target / "growth.md").write_text(report.markdown(grown, measured, pictures, notes), encoding="utf-8")
+        text = json.dumps([report.facts(each) for each in grown], indent=2)
+        (target / "growth.json").write_text(f"{text}\n", encoding="utf-8")
     if as_json:
         typer.echo(text)
     else:

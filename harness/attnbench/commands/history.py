@@ -34,9 +34,9 @@ def history(
     """Follow a metric over stored runs, on each machine, and say where its level changed. Needs no torch."""
     from attnbench.analysis.history import alike, follow, gather
     from attnbench.commands import terminal
-    from attnbench.commands.running import make_folder
     from attnbench.reports import history as report
     from attnbench.reports.style import save
+    from attnbench.storage.journal import writing_to
     from attnbench.units import plain
 
     gathered, noticed = gather(paths or [results])
@@ -48,10 +48,10 @@ def history(
         typer.echo(f"note: {plain(note)}", err=True)
     series = follow(runs, metric, implementations=implementation or (), workload=workload, smallest=smallest / 100)
     if to is not None:
-        make_folder(to)
-        (to / "history.md").write_text(report.markdown(series, notes), encoding="utf-8")
-        (to / "history.csv").write_text(report.csv(series), encoding="utf-8")
-        save(report.pictures(series), to, "history")
+        with writing_to(to):
+            (to / "history.md").write_text(report.markdown(series, notes), encoding="utf-8")
+            (to / "history.csv").write_text(report.csv(series), encoding="utf-8")
+            save(report.pictures(series), to, "history")
     if as_json:
         entries = [
             {name: each.cell[name] for name in ("workload", "fingerprint")} | {"metric": metric, **report.row(each)}

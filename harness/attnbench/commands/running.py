@@ -138,18 +138,6 @@ def read_stored(path: Path) -> Results:
         raise typer.Exit(ExitCode.invalid) from None
 
 
-def make_folder(folder: Path) -> None:
-    """Make the folder that --to names.
-
-    Raises:
-        ValueError: it cannot be made.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
-
-
 def write_reports(results: Results, folder: Path) -> bool:
     """Write every report; one that fails is reported and costs the others nothing. Returns whether any failed."""
     failed = False

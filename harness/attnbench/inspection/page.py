@@ -23,6 +23,7 @@ from attnbench.inspection.oracle_diff import Comparison, Inspection, Outcome
 from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Seen, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.story import inlined
+from attnbench.storage.journal import writing_to
 
 HeadsRow = tuple[Sequence[str], Numbers, Sequence[str], Seen | None]
 PAGE = "inspect.html"
@@ -39,14 +40,11 @@ def prepare(folder: Path) -> None:
     Raises:
         ValueError: the folder cannot be written to.
     """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_to(folder):
         for stem in ("weights", "joined", "mask", "beside", "scaling"):
             for suffix in (".svg", ".png"):
                 (folder / stem).with_suffix(suffix).unlink(missing_ok=True)
         (folder / PAGE).write_text("", encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot write into {folder}: {error.strerror}; choose another folder with --to") from None
 
 
 def write(inspection: Inspection, folder: Path) -> list[Path]:

@@ -13,6 +13,7 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import IO, Self
 
@@ -154,15 +155,26 @@ def newest_run(results: Path) -> Path:
     return runs[-1]
 
 
+@contextmanager
+def writing_to(folder: Path, option: str = "--to") -> Iterator[None]:
+    """Make a folder, for what is written into it inside the block.
+
+    Raises:
+        ValueError: it cannot be written; the message names the option that chooses another.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with {option}") from None
+
+
 def copy_journal(folder: Path, target: Path) -> None:
     """Copy a run's journal into another folder, which is made if need be.
 
     Raises:
         ValueError: the target cannot be written.
     """
-    try:
-        target.mkdir(parents=True, exist_ok=True)
-        journal = journal_of(folder)
+    journal = journal_of(folder)
+    with writing_to(target):
         shutil.copyfile(journal, target / journal.name)
-    except OSError as error:
-        raise ValueError(f"cannot write to {target}: {error.strerror}; choose another folder with --to") from None

@@ -14,6 +14,7 @@ from attnbench.analysis.gate.decision import reach
 from attnbench.analysis.gate.rulings import EVERY, Decision, Kind, Outcome, Ruling
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import arm_of, metric_columns, rows, table
+from attnbench.storage.journal import writing_to
 from attnbench.storage.records import LATENCY
 from attnbench.units import MISSING, escaped, plain, show, significant
 
@@ -48,12 +49,9 @@ def write(decision: Decision, candidate: Results, folder: Path) -> None:
         "gate.json": as_json(decision),
         "benchmarks.json": as_json(series(candidate)),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
+    with writing_to(folder):
         for name, text in texts.items():
             (folder / name).write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
 
 
 def as_json(value: object) -> str:
