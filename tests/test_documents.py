@@ -257,12 +257,12 @@ def execute(
     return done.stdout
 
 
-def test_it_is_told_where_everything_is() -> None:
+def test_it_is_reported_where_everything_is() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    told = set(re.findall(r"`(\w+(?:\.py|/))`", text.partition("## Where things are")[2].partition("\n## ")[0]))
+    reported = set(re.findall(r"`(\w+(?:\.py|/))`", text.partition("## Where things are")[2].partition("\n## ")[0]))
     there = {path.name if path.suffix else f"{path.name}/" for path in (ROOT / "harness" / "attnbench").iterdir()}
     hidden = {"__init__.py", "__main__.py", "__pycache__/", "py.typed"}
-    assert told - {"harness/", "src/", "examples/", "studies/", "tools/"} == there - hidden
+    assert reported - {"harness/", "src/", "examples/", "studies/", "tools/"} == there - hidden
 
 
 def test_the_glossary_names_what_is_there() -> None:

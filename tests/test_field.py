@@ -14,12 +14,12 @@ PACKAGES = tomllib.loads((FIELD / "field.toml").read_text(encoding="utf-8"))
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_each_entry_is_in_its_file(package: str) -> None:
-    told = PACKAGES[package]
-    plugins.check_specs(f"{FIELD / told['file']}:{name}" for name in told["entries"])
+    reported = PACKAGES[package]
+    plugins.check_specs(f"{FIELD / reported['file']}:{name}" for name in reported["entries"])
 
 
 def test_every_file_takes_part_and_every_package_has_a_version() -> None:
-    assert {told["file"] for told in PACKAGES.values()} == {file.name for file in FIELD.glob("from_*.py")}
+    assert {reported["file"] for reported in PACKAGES.values()} == {file.name for file in FIELD.glob("from_*.py")}
     text = (FIELD / "requirements.txt").read_text(encoding="utf-8")
     pinned = set(re.findall(r"^([\w-]+)==", text, re.MULTILINE))
     assert set(PACKAGES) - {"torch"} <= pinned

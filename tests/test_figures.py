@@ -35,11 +35,11 @@ def test_the_method_tells_what_acceptance_found():
     found = figures()
     text = found.METHOD.read_text(encoding="utf-8")
     assert text == found.renewed(text, {"acceptance": found.accepted()}), "run: python docs/figures.py"
-    told = found.accepted()
-    assert re.search(r"^Passed: \d+ of \d+\..*\.$", told, re.MULTILINE), "whole sentences"
-    assert "| id | what | limit fixed beforehand | found | result | made |" in told
-    assert all(f"| T{number} | " in told for number in range(1, 17))
-    shown = re.findall(r"!\[[^\]]+\]\(\.\./([^)]+)\)", told)
+    reported = found.accepted()
+    assert re.search(r"^Passed: \d+ of \d+\..*\.$", reported, re.MULTILINE), "whole sentences"
+    assert "| id | what | limit fixed beforehand | found | result | made |" in reported
+    assert all(f"| T{number} | " in reported for number in range(1, 17))
+    shown = re.findall(r"!\[[^\]]+\]\(\.\./([^)]+)\)", reported)
     there = sorted((found.GALLERY / "acceptance").glob("*.png"))
     assert sorted(shown) == [str(path.relative_to(ROOT)) for path in there]
 
@@ -74,7 +74,7 @@ What is known of the causes of misses:
 - **T3**: The cause was not looked into."""
 
 
-def test_each_miss_is_told_with_its_cause_and_pictures_that_are_there(tmp_path, monkeypatch):
+def test_each_miss_is_reported_with_its_cause_and_pictures_that_are_there(tmp_path, monkeypatch):
     found = figures()
     monkeypatch.setattr(found, "GALLERY", tmp_path)
     folder = tmp_path / "acceptance"

@@ -92,8 +92,8 @@ def test_a_function_without_mask_takes_part_unmasked_only(forms):
 @pytest.mark.parametrize("name", ["function", "Bare"])
 def test_what_is_given_a_boolean_mask_takes_no_mask_that_changes_scores(forms, name):
     found = loading.implementation(f"{forms}:{name}")
-    told = str(reason_against(found, Workload(mask="causal+alibi")))
-    assert told == "it is given a boolean mask, and causal+alibi changes scores: hand in a subclass of Attention"
+    reported = str(reason_against(found, Workload(mask="causal+alibi")))
+    assert reported == "it is given a boolean mask, and causal+alibi changes scores: hand in a subclass of Attention"
     assert reason_against(found, Workload(mask="causal+boolean(30)")) is None
 
 
@@ -103,7 +103,7 @@ def test_a_module_without_attend_takes_part_in_scope_module_only(forms):
 
 
 @pytest.mark.parametrize(("name", "said"), [("number", "is a int"), ("Nothing", "it needs one of them")])
-def test_what_cannot_take_part_is_told_what_could(forms, name, said):
+def test_what_cannot_take_part_is_reported_what_could(forms, name, said):
     with pytest.raises(ValueError, match=re.escape(said)):
         loading.implementation(f"{forms}:{name}")
 

@@ -50,12 +50,12 @@ def test_a_much_slower_one_is_slower(attention_bench):
     assert found.low < found.ratio < found.high
 
 
-def test_a_wrong_one_is_told(attention_bench):
+def test_a_wrong_one_is_reported(attention_bench):
     with pytest.raises(AssertionError, match="wrong is wrong on"):
         attention_bench(wrong, "fused", **AXES)
 
 
-def test_wrong_use_is_told(attention_bench):
+def test_wrong_use_is_reported(attention_bench):
     with pytest.raises(ValueError, match="compared with itself"):
         attention_bench("sdpa", "sdpa", **AXES)
     with pytest.raises(ValueError, match="does not support"):
@@ -100,13 +100,13 @@ def test_two_functions_of_one_name_are_compared_and_the_candidate_is_called_so(m
         return SimpleNamespace(run=lambda budget_s: None, judgements={"attention (candidate)": judged})
 
     monkeypatch.setattr("attnbench.timing.functions.FunctionComparison", compare)
-    told = AttentionBench()(new, old, seq_len=8, num_heads=1, head_dim=8, num_threads=1)
-    assert told == ("attention (candidate)", "attention")
+    reported = AttentionBench()(new, old, seq_len=8, num_heads=1, head_dim=8, num_threads=1)
+    assert reported == ("attention (candidate)", "attention")
     assert timed == {"names": ["attention", "attention (candidate)"], "baseline": "attention"}
 
 
 @pytest.mark.parametrize("pair", [versions(), ("new.py:mine", "old.py:mine"), (lambda query: query, lambda key: key)])
-def test_who_shares_a_name_is_told_apart(pair):
+def test_who_shares_a_name_is_distinguished(pair):
     candidate, baseline = pair
     (reference, first), (name, second) = _contenders(candidate, baseline).items()
     assert (first, second) == (baseline, candidate)

@@ -76,7 +76,7 @@ def test_without_a_session_there_is_nothing_to_judge(tmp_path, code):
 
 
 @pytest.mark.parametrize("code", [1, 3, 4])
-def test_a_comparison_that_broke_off_before_it_told_its_end_fails_unjudged(tmp_path, code):
+def test_a_comparison_that_broke_off_before_it_reported_its_end_fails_unjudged(tmp_path, code):
     done, summary = follow(tmp_path, compared=code, judged=4, session=SESSION, left="journal.jsonl")
     assert done.returncode == code
     assert summary == ""
@@ -84,13 +84,13 @@ def test_a_comparison_that_broke_off_before_it_told_its_end_fails_unjudged(tmp_p
     assert not (tmp_path / "gate").exists()
 
 
-@pytest.mark.parametrize(("session", "ends", "told"), [(ELSEWHERE, 1, ""), (SESSION, 0, COMPARED + JUDGED)])
-def test_the_session_of_an_earlier_job_is_neither_judged_nor_told(tmp_path, session, ends, told):
+@pytest.mark.parametrize(("session", "ends", "reported"), [(ELSEWHERE, 1, ""), (SESSION, 0, COMPARED + JUDGED)])
+def test_the_session_of_an_earlier_job_is_neither_judged_nor_reported(tmp_path, session, ends, reported):
     (tmp_path / EARLIER).mkdir(parents=True)
     (tmp_path / EARLIER / "sides.md").write_text("earlier\n")
     done, summary = follow(tmp_path, compared=1, judged=0, session=session)
     assert done.returncode == ends
-    assert summary == told
+    assert summary == reported
 
 
 def test_what_the_gate_writes_is_kept():

@@ -82,7 +82,7 @@ def test_memory_belongs_to_the_operator_that_will_write_it() -> None:
     assert num_operators(operators) == 5  # what is outside is none
 
 
-def test_nothing_ran_is_told_and_not_divided_by() -> None:
+def test_nothing_ran_is_reported_and_not_divided_by() -> None:
     empty = Operators(calls=())
     assert (ran(empty), times(empty, 1.0), num_operators(empty)) == ("nothing", {}, 0)
 
@@ -102,7 +102,9 @@ NAMES = {
 }
 
 
-@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind, told in NAMES.items() for name in told.split()])
+@pytest.mark.parametrize(
+    ("kind", "name"), [(kind, name) for kind, reported in NAMES.items() for name in reported.split()]
+)
 def test_names_have_their_kind(kind: str, name: str) -> None:
     assert kind_of(name) == kind
     assert set(NAMES) == set(KINDS)

@@ -83,14 +83,14 @@ def test_a_longer_run_goes_on_where_the_shorter_one_ended(tmp_path):
 
 
 def test_a_fair_share_is_decided_in_the_time_that_was_forecast(tmp_path):
-    told = [
+    reported = [
         decided
         for world in IN_WORLDS
         for seed in SEEDS
         for decided in decided_in_time(world, seed, tmp_path / f"{world}-{seed}")
     ]
-    assert len(told) >= FEWEST_FORECASTS
-    assert LEAST_SHARE <= sum(told) / len(told) <= MOST_SHARE
+    assert len(reported) >= FEWEST_FORECASTS
+    assert LEAST_SHARE <= sum(reported) / len(reported) <= MOST_SHARE
 
 
 def test_a_run_ends_by_saying_what_is_open_and_how_much_more_time_would_decide_it(tmp_path):

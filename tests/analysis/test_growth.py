@@ -13,7 +13,7 @@ from attnbench.analysis.growth import SETTINGS, Asking, Growth, Outcome, fit, gr
 from attnbench.analysis.results import read
 from attnbench.processes.messages import Attempt, Attempted, Failed, Observe, SampleBlocks
 from attnbench.processes.worker_client import ProcessClient
-from attnbench.reports import growth as told
+from attnbench.reports import growth as growth_report
 from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.memory_events import MemoryEvent, Timeline
 from attnbench.storage.records import Arm, Status
@@ -152,11 +152,11 @@ def fused(found):
     return replace(found["fused"], points=points, fit=fit(points))
 
 
-def test_what_comes_as_predicted_is_told_so(fused):
+def test_what_comes_as_predicted_is_reported_so(fused):
     checked = asked(fused, MadeUp())
     assert [outcome.status for outcome in checked.outcomes] == [Status.ok, Status.out_of_memory]
     assert not checked.is_wrong
-    said = told.sentence(checked)
+    said = growth_report.sentence(checked)
     assert "256 MiB are reached at T=2032, growing with T^1.98" in said
     assert "tried T=1960: predicted 238 MiB, measured 238 MiB" in said
     assert said.endswith("tried T=2112: out of memory, as predicted")
@@ -168,7 +168,7 @@ def test_what_comes_as_predicted_is_told_so(fused):
 def test_what_does_not_come_as_predicted_is_a_finding(fused, lie, said):
     checked = asked(fused, MadeUp(lie=lie))
     assert checked.is_wrong
-    assert said in told.sentence(checked)
+    assert said in growth_report.sentence(checked)
 
 
 def test_a_call_that_would_last_too_long_is_not_tried(fused):
@@ -177,38 +177,38 @@ def test_a_call_that_would_last_too_long_is_not_tried(fused):
     assert len(client.asked) == 1
     assert [outcome.status for outcome in checked.outcomes] == [None, None]
     assert not checked.is_wrong
-    assert "not tried T=1960 (predicted 238 MiB): one call is predicted to last 25 s" in told.sentence(checked)
+    assert "not tried T=1960 (predicted 238 MiB): one call is predicted to last 25 s" in growth_report.sentence(checked)
 
 
-def test_a_worker_that_dies_near_the_limit_is_told_and_is_a_finding(fused):
+def test_a_worker_that_dies_near_the_limit_is_reported_and_is_a_finding(fused):
     checked = asked(fused, MadeUp(dies=True))
     assert checked.is_wrong
-    assert "tried T=1960: crashed, the process was killed by SIGKILL" in told.sentence(checked)
+    assert "tried T=1960: crashed, the process was killed by SIGKILL" in growth_report.sentence(checked)
 
 
 def test_without_a_limit_three_quarters_of_what_is_free_are_it(fused):
     assert asked(fused, MadeUp(), 0.0, tries=False).limit_bytes == 0.75 * GIB
 
 
-def test_what_grows_not_at_all_or_has_too_few_lengths_is_told(fused):
+def test_what_grows_not_at_all_or_has_too_few_lengths_is_reported(fused):
     flat = tuple((length, 1000.0) for length, _ in fused.points)
-    assert "never reached" in told.sentence(replace(fused, points=flat, fit=fit(flat)))
+    assert "never reached" in growth_report.sentence(replace(fused, points=flat, fit=fit(flat)))
     few = replace(fused, points=fused.points[:2], fit=None)
-    assert "needs three lengths or more; 2 could be measured" in told.sentence(few)
+    assert "needs three lengths or more; 2 could be measured" in growth_report.sentence(few)
     assert asked(few, MadeUp()) == few
 
 
 def test_page_json_and_pictures_say_the_same(fused, found, measured):
     checked = [asked(fused, MadeUp()), found["sdpa"]]
-    page = told.markdown(checked, measured, ["growth"], ["a | note"])
+    page = growth_report.markdown(checked, measured, ["growth"], ["a | note"])
     assert "66.0 MiB" not in page.partition("| fused |")[2].partition("\n")[0]
     assert "a \\| note" in page
     assert "![growth](growth.png)" in page
     assert "reserved" not in page
-    read = json.loads(json.dumps([told.facts(each) for each in checked]))
+    read = json.loads(json.dumps([growth_report.facts(each) for each in checked]))
     assert read[0]["exponent"] == checked[0].fit.exponent
     assert [tried["status"] for tried in read[0]["tried"]] == ["ok", "out_of_memory"]
-    (drawn,) = told.curves(checked)
+    (drawn,) = growth_report.curves(checked)
     assert "limit" in drawn.title
     assert drawn.svg.startswith("<svg ")
 
@@ -218,12 +218,12 @@ def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
     ((growth, timeline),) = asking.timelines([fused], 1024)
     assert growth == fused
     assert timeline.peak_bytes == textbook(1024)
-    (drawn,) = told.timelines([(growth, timeline)], 1024)
+    (drawn,) = growth_report.timelines([(growth, timeline)], 1024)
     assert "T=1024" in drawn.caption
     assert drawn.svg.startswith("<svg ")
 
 
-def test_a_snapshot_is_made_of_cuda_alone_and_it_is_told(fused, tmp_path):
+def test_a_snapshot_is_made_of_cuda_alone_and_it_is_reported(fused, tmp_path):
     heard = []
     asking = Asking(client=MadeUp(), specs=SPECS, call_limit_s=20.0, say=heard.append)
     assert list(asking.snapshots([fused], tmp_path)) == []

@@ -1,4 +1,4 @@
-"""Change points by simulation, runs by scripted journals, and what is told of them."""
+"""Change points by simulation, runs by scripted journals, and what is reported of them."""
 
 import csv
 import dataclasses
@@ -15,7 +15,7 @@ from attnbench.analysis.gate.outputs import series
 from attnbench.analysis.history import FEWEST, alike, among_neighbours, changes, follow, gather
 from attnbench.analysis.table import arm_of, table
 from attnbench.cli import app
-from attnbench.reports import history as told
+from attnbench.reports import history as history_report
 from attnbench.storage.events import CellEvent, RunStarted, Side, Sides, VisitFinished
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import BASE, CANDIDATE, Arm
@@ -104,7 +104,9 @@ def test_each_cell_is_a_series_in_the_order_of_time_and_the_slowdown_is_found(st
         assert [point["time"] for point in each.points] == sorted(point["time"] for point in each.points)
         assert [change.place for change in each.changes] == [5]
         assert each.changes[0].effect == pytest.approx(0.1, abs=0.03)
-        assert told.change(each, each.changes[0]).endswith("% from 5abcdef012 (2025-11-06) on, before: 4abcdef012")
+        assert history_report.change(each, each.changes[0]).endswith(
+            "% from 5abcdef012 (2025-11-06) on, before: 4abcdef012"
+        )
 
 
 def test_memory_did_not_change_and_other_metrics_can_be_followed(stored):
@@ -117,7 +119,7 @@ def test_memory_did_not_change_and_other_metrics_can_be_followed(stored):
     assert follow(runs, "peak_memory")[0].changes == ()
 
 
-def test_a_metric_that_is_not_there_is_told_with_those_that_are(stored):
+def test_a_metric_that_is_not_there_is_reported_with_those_that_are(stored):
     with pytest.raises(ValueError, match=r"metric=nothing.*error_ratio.*latency.*peak_memory.*ratio"):
         follow(gather([stored])[0], "nothing")
 
@@ -127,7 +129,11 @@ def test_machines_are_kept_apart(stored, tmp_path):
     journals.write(tmp_path / "runs" / "other", POINTS, NAMES, num_visits=1, environment=other)
     series = follow(gather([stored, tmp_path])[0])
     assert {len(each.points) for each in series} == {1, len(SLOWDOWNS)}
-    few = {told.machine_of(each): told.row(each)["changes of level"] for each in series if len(each.points) == 1}
+    few = {
+        history_report.machine_of(each): history_report.row(each)["changes of level"]
+        for each in series
+        if len(each.points) == 1
+    }
     assert few == {f"Another CPU, fingerprint {other.fingerprint}": "- (fewer than 6 runs)"}
 
 
@@ -165,18 +171,20 @@ def test_two_runs_of_one_name_are_refused(stored, tmp_path):
 
 
 def test_the_command_prints_writes_and_escapes(stored, tmp_path):
-    done = CliRunner().invoke(app, ["history", str(stored), "--to", str(tmp_path / "told"), "--workload", "*-t512-*"])
+    done = CliRunner().invoke(
+        app, ["history", str(stored), "--to", str(tmp_path / "reported"), "--workload", "*-t512-*"]
+    )
     assert done.exit_code == 0, done.output
     assert "from 5abcdef012" in " ".join(done.output.replace("│", " ").split())
-    assert {path.name for path in (tmp_path / "told").iterdir()} == {
+    assert {path.name for path in (tmp_path / "reported").iterdir()} == {
         "history.md",
         "history.csv",
         "history.svg",
         "history.png",
     }
-    markdown = (tmp_path / "told" / "history.md").read_text()
+    markdown = (tmp_path / "reported" / "history.md").read_text()
     assert "<script>" not in markdown
-    rows = list(csv.DictReader(io.StringIO((tmp_path / "told" / "history.csv").read_text())))
+    rows = list(csv.DictReader(io.StringIO((tmp_path / "reported" / "history.csv").read_text())))
     assert len(rows) == 2 * len(SLOWDOWNS)
     assert sum(row["is_change"] == "True" for row in rows) == 2
     assert not any(value.startswith("=") or value == "" for row in rows for value in row.values())
@@ -185,13 +193,13 @@ def test_the_command_prints_writes_and_escapes(stored, tmp_path):
 
 
 @pytest.mark.parametrize("given", [["nowhere"], ["--metric", "nothing"], ["--smallest", "-1"]])
-def test_wrong_use_is_told(stored, given):
+def test_wrong_use_is_reported(stored, given):
     done = CliRunner().invoke(app, ["history", *(given if given == ["nowhere"] else [str(stored), *given])])
     assert done.exit_code != 0
 
 
 def test_pictures_are_whole(stored):
-    (picture,) = told.pictures(follow(gather([stored])[0]))
+    (picture,) = history_report.pictures(follow(gather([stored])[0]))
     assert picture.svg.startswith("<svg")
     assert picture.png().startswith(b"\x89PNG")
 
@@ -221,13 +229,13 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored):
 
 def test_text_from_a_journal_stays_on_its_line_and_is_no_formula(stored):
     point = {"run": "r", "time": "x\n# heading", "commit": "\x1b[2Jab\n# c", "value": 1.0}
-    assert "\n" not in told.commit(point) + told.day(point)
-    assert "\x1b" not in told.commit(point)
+    assert "\n" not in history_report.commit(point) + history_report.day(point)
+    assert "\x1b" not in history_report.commit(point)
     (series, *_) = follow(gather([stored])[0])
     evil = dataclasses.replace(series, unit="=cmd|' /c calc'!A0", metric="=1+1")
-    assert "'=cmd" in told.csv([evil])
-    assert "'=1+1" in told.csv([evil])
-    assert "\n# no heading" not in told.markdown([series], ["a note\n# no heading"])
+    assert "'=cmd" in history_report.csv([evil])
+    assert "'=1+1" in history_report.csv([evil])
+    assert "\n# no heading" not in history_report.markdown([series], ["a note\n# no heading"])
 
 
 HEAD, OLD, NEW = "e" * 40, "b" * 40, "c" * 40
@@ -262,7 +270,7 @@ def session(folder, *, candidate=""):
     scripts.rewrite(folder, sided)
 
 
-def test_where_only_sessions_of_two_sides_are_stored_it_is_told_why_and_what_to_do(tmp_path):
+def test_where_only_sessions_of_two_sides_are_stored_it_is_reported_why_and_what_to_do(tmp_path):
     session(tmp_path / "runs" / "one", candidate=NEW)
     done = CliRunner().invoke(app, ["history", str(tmp_path)])
     said = "runs left out, since their ratios are to another state of the code: 1; give --metric latency"
@@ -277,11 +285,11 @@ def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, kn
     session(tmp_path / "runs" / "one", candidate=candidate)
     (results,) = gather([tmp_path])[0]
     found = {str(arm_of(each.cell)): each.points[0] for each in follow([results], "latency")}
-    assert {name: told.commit(point) for name, point in found.items()} == {
+    assert {name: history_report.commit(point) for name, point in found.items()} == {
         "fused (base)": "bbbbbbbbbb",
         "fused": known,
     }
-    assert told._label(list(found.values())).splitlines() == ["bbbbbbb", known[:7], "11-02"]
+    assert history_report._label(list(found.values())).splitlines() == ["bbbbbbb", known[:7], "11-02"]
     points = {str(entry["name"]).partition(" on ")[0]: entry["extra"] for entry in series(results)}
     assert f"commit {OLD}" in points["fused (base)"]
     assert f"commit {candidate or 'unknown'}" in points["fused"]

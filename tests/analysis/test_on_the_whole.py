@@ -34,10 +34,10 @@ def test_what_holds_for_every_workload_holds_on_the_whole(world, tmp_path):
         assert each.effect.num_cells == 4
         assert each.effect.ratio.low is not None
         assert each.effect.ratio.low / 1.005 <= TRUTH[name] <= each.effect.ratio.high * 1.005
-    told = story.means(results)
-    assert told[0].startswith("fast: 0.")
-    assert told[0].endswith(" over 4 workloads, faster on the whole")
-    assert "equivalent on the whole within " in told[1]
+    reported = story.means(results)
+    assert reported[0].startswith("fast: 0.")
+    assert reported[0].endswith(" over 4 workloads, faster on the whole")
+    assert "equivalent on the whole within " in reported[1]
 
 
 def test_what_is_faster_here_and_slower_there_is_neither_on_the_whole(tmp_path):

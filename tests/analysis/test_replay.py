@@ -25,7 +25,7 @@ ASKED = plan(2, tuple(RATIO), budget_s=5.0)
 Said = tuple[float | None, ...]
 
 
-def crew_in(world: str) -> SimulatedClient:
+def client_in(world: str) -> SimulatedClient:
     return SimulatedClient(WORLDS[world], lambda workload, name: 1e-4 * workload.seq_len * RATIO[name], seed=3)
 
 
@@ -87,7 +87,7 @@ def assert_read_as_heard(heard: dict[int, dict[Key, Said]], journal: Path, folde
 
 @pytest.mark.parametrize("world", ["calm", "busy"])
 def test_a_reader_finds_the_evidence_that_the_race_had_at_every_moment(world, heard, tmp_path):
-    results = virtual.execute(ASKED, tmp_path / "run", crew_in(world))
+    results = virtual.execute(ASKED, tmp_path / "run", client_in(world))
     journal = tmp_path / "run" / JOURNAL
     assert bool(results.discarded) is (world == "busy")  # blocks that a neighbour disturbed are discarded for both
     assert_read_as_heard(heard, journal, tmp_path)
@@ -96,7 +96,7 @@ def test_a_reader_finds_the_evidence_that_the_race_had_at_every_moment(world, he
 
 @pytest.mark.parametrize("share", [0.3, 0.5, 0.7])
 def test_a_run_that_was_cut_and_resumed_leaves_a_journal_that_says_what_its_race_saw(share, heard, tmp_path):
-    client, folder = crew_in("busy"), tmp_path / "run"
+    client, folder = client_in("busy"), tmp_path / "run"
     virtual.execute(ASKED, folder, client)
     journal = folder / JOURNAL
     lines = journal.read_bytes().splitlines(keepends=True)

@@ -34,8 +34,8 @@ def judge(*records: Record, is_cold: bool = False, **levels):
     """Statuses, messages and warnings, in the order of the records."""
     ceilings = journals.ceilings(records[0].workload, **({"matmul": MATMUL, "copy": COPY} | levels))
     found, warnings = judged(records, {ceilings.key: ceilings}, is_cold=is_cold)
-    told = [warnings.get(record.key, ()) for record in found]
-    return [record.status for record in found], [record.message for record in found], told
+    reported = [warnings.get(record.key, ()) for record in found]
+    return [record.status for record in found], [record.message for record in found], reported
 
 
 def least_s(workload: Workload) -> float:
@@ -80,7 +80,7 @@ def test_just_above_a_ceiling_has_a_warning_and_far_above_it_is_invalid(shares):
     assert bool(warnings) is (1 < shares < SLACK)
 
 
-def test_ceilings_of_a_crowded_machine_prove_less():
+def test_ceilings_of_a_busy_machine_prove_less():
     lying = recorded(LONG, least_s(LONG) / SLACK / 2)
     assert judge(lying)[0] == [Status.invalid]
     statuses, _, (warnings,) = judge(lying, crowding=3.0)

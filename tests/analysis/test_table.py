@@ -100,7 +100,7 @@ def test_a_path_without_a_run_says_what_to_give(tmp_path: Path) -> None:
         load(tmp_path)
 
 
-def test_a_finite_error_is_told_as_a_share_of_what_is_allowed(table: pd.DataFrame) -> None:
+def test_a_finite_error_is_reported_as_a_share_of_what_is_allowed(table: pd.DataFrame) -> None:
     assert (table.loc[table["status"] == "ok", "error_ratio"] <= 1).all()
     assert math.isnan(table.loc[table["status"] == "unsupported", "error_ratio"].iloc[0])
 
@@ -119,9 +119,11 @@ def test_any_metric_has_a_column_with_its_unit(tmp_path: Path) -> None:
     results = journals.write(tmp_path, POINTS[:1], ("sdpa",))
     found = Measurement(metric="wait", unit="J/s", samples=(Sample(2.5), Sample(1.5), Sample(9.0)))
     (record,) = results.records
-    told = dataclasses.replace(results, records=(msgspec.structs.replace(record, measurements=(found,)),))
-    assert of_run(told)["wait_j_per_s"].tolist() == [2.5]
-    assert [(each.name, each.unit, each.heading) for each in metric_columns(told)] == [("wait_j_per_s", "J/s", "wait")]
+    reported = dataclasses.replace(results, records=(msgspec.structs.replace(record, measurements=(found,)),))
+    assert of_run(reported)["wait_j_per_s"].tolist() == [2.5]
+    assert [(each.name, each.unit, each.heading) for each in metric_columns(reported)] == [
+        ("wait_j_per_s", "J/s", "wait")
+    ]
 
 
 def test_rows_have_none_where_a_value_is_missing(table: pd.DataFrame) -> None:

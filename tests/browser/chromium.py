@@ -74,11 +74,11 @@ class Browser:
             request["sessionId"] = self._session
         os.write(self._write, json.dumps(request).encode() + b"\0")
         while True:
-            told = self._next()
-            if told.get("id") == self._number:
-                assert "error" not in told, f"{method}: {told['error']}"
-                return told["result"]
-            self._note(told)
+            reported = self._next()
+            if reported.get("id") == self._number:
+                assert "error" not in reported, f"{method}: {reported['error']}"
+                return reported["result"]
+            self._note(reported)
 
     def _next(self) -> dict[str, Any]:
         while b"\0" not in self._rest:
@@ -89,11 +89,11 @@ class Browser:
         line, self._rest = self._rest.split(b"\0", 1)
         return json.loads(line)
 
-    def _note(self, told: dict[str, Any]) -> None:
-        if told.get("method") == "Network.requestWillBeSent":
-            self.requests.append(told["params"]["request"]["url"])
-        if told.get("method") == "Runtime.exceptionThrown":
-            details = told["params"]["exceptionDetails"]
+    def _note(self, reported: dict[str, Any]) -> None:
+        if reported.get("method") == "Network.requestWillBeSent":
+            self.requests.append(reported["params"]["request"]["url"])
+        if reported.get("method") == "Runtime.exceptionThrown":
+            details = reported["params"]["exceptionDetails"]
             self.problems.append(details.get("exception", {}).get("description", details["text"]))
 
     def open(self, address: str) -> None:

@@ -98,8 +98,8 @@ def references(point: Workload) -> References:
     """The ground of a workload that has something to check."""
     try:
         return ask_oracle(point, 0)
-    except ValueError as told:
-        assume(re.search(NOTHING_TO_CHECK, str(told)) is None)
+    except ValueError as reported:
+        assume(re.search(NOTHING_TO_CHECK, str(reported)) is None)
         raise
 
 

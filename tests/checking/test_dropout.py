@@ -1,4 +1,4 @@
-"""Attention dropout: honest forms pass, each wrong one is told in words, and a timed one is still watched."""
+"""Attention dropout: honest forms pass, each wrong one is described in words, and a timed one is still watched."""
 
 import math
 import re
@@ -131,7 +131,7 @@ def test_honest_dropout_passes_every_rule(module, scope):
 
 @pytest.mark.parametrize("scope", ["attention", "module"])
 @pytest.mark.parametrize("words", PLANTED)
-def test_a_planted_dropout_is_told(words, scope):
+def test_a_planted_dropout_is_reported(words, scope):
     point = Workload(**(POINT.axes() | {"scope": scope}))
     *passed, wrong = examined(PLANTED[words], point)
     assert words in wrong.found
@@ -244,7 +244,7 @@ class LaterWrong(Dropping):
 
 @pytest.mark.parametrize("scope", ["attention", "module"])
 @pytest.mark.parametrize(
-    ("wrong", "told"),
+    ("wrong", "reported"),
     [
         (None, ""),
         (lambda weights: weights, "two calls drop the same, or nothing"),
@@ -252,7 +252,7 @@ class LaterWrong(Dropping):
     ],
     ids=["as before", "nothing dropped", "not rescaled"],
 )
-def test_what_is_timed_is_watched_still(wrong, told, scope):
+def test_what_is_timed_is_watched_still(wrong, reported, scope):
     point = Workload(**(POINT.axes() | {"scope": scope, "seq_len": 128, "direction": "forward"}))
     bench = Bench(point)
     arm = Arm(implementation="it")
@@ -262,9 +262,9 @@ def test_what_is_timed_is_watched_still(wrong, told, scope):
     before = {name: tensor.detach().clone() for name, tensor in case.tensors.items()}
     case.module.wrong = wrong
     found = bench.verify(arm)
-    if scope == "module" and "add up" in told:  # there the values are not at hand
-        told = ""
-    assert told in found if told else not found
+    if scope == "module" and "add up" in reported:  # there the values are not at hand
+        reported = ""
+    assert reported in found if reported else not found
     assert all(torch.equal(tensor, case.tensors[name]) for name, tensor in before.items())
     assert case.module.dropout == 0.2
 

@@ -137,8 +137,8 @@ def test_what_is_known_of_nan_is_noted_with_its_reason_and_nothing_else_is(wrong
         dataclasses.replace(found.implementation, known_failures=known), found.normal, found.other
     )
     before, after = ({each.rule: each for each in agreement.try_rules(one)} for one in (found, excused))
-    told = [{name: (each.holds, each.is_noted) for name, each in one.items()} for one in (before, after)]
-    changed = {name for name in before if told[0][name] != told[1][name]}  # the size of what is random differs
+    reported = [{name: (each.holds, each.is_noted) for name, each in one.items()} for one in (before, after)]
+    changed = {name for name in before if reported[0][name] != reported[1][name]}  # the size of what is random differs
     assert changed == {name for name, each in before.items() if name == "visible NaN"}
     assert after["visible NaN"].is_noted
     assert after["visible NaN"].found.endswith("(known: a reason)") == (wrong is LosesNan)

@@ -18,8 +18,8 @@ def entries():
 def test_every_no_has_its_reason_and_every_yes_has_none(entries):
     assert [entry["implementation"] for entry in entries] == list(NAMES)
     for entry in entries:
-        told = [column for line in entry["why"].splitlines() for column in line.partition(": ")[0].split(", ")]
-        assert sorted(told) == sorted(column for column in catalog.QUESTIONS if entry[column] == "no")
+        reported = [column for line in entry["why"].splitlines() for column in line.partition(": ")[0].split(", ")]
+        assert sorted(reported) == sorted(column for column in catalog.QUESTIONS if entry[column] == "no")
         assert all(line.partition(": ")[2] for line in entry["why"].splitlines())
         assert {entry[column] for column in catalog.QUESTIONS} <= {"yes", "no"}
 
@@ -34,7 +34,7 @@ def test_the_table_is_printed_without_folding_within_120_columns(entries, capsys
         assert line.split() == [entry[column] for column in ("implementation", *catalog.QUESTIONS)]
 
 
-def test_reasons_that_are_shared_are_told_once():
+def test_reasons_that_are_shared_are_reported_once():
     entries = [{"implementation": name, "why": "cuda: none here\ndrop: no"} for name in ("a", "b")]
     entries.append({"implementation": "c", "why": "cuda: none here"})
     assert catalog.why_not(entries) == ["all: no cuda: none here", "a, b: no drop: no"]
@@ -45,7 +45,7 @@ def test_what_a_machine_lacks_may_be_left_out_of_account():
     assert everywhere["cuda"] == "yes"
 
 
-def test_an_adapted_module_takes_part_under_dropout_where_it_is_told_how():
+def test_an_adapted_module_takes_part_under_dropout_where_it_is_reported_how():
     import torch
 
     from attnbench.checking.dropout import examine

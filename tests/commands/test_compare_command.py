@@ -91,11 +91,11 @@ def test_two_revisions_are_measured_and_nothing_of_them_is_left(repo, monkeypatc
     monkeypatch.setattr("attnbench.commands.running.write_reports", write_few)
     found = compare(repo, "rev:x<script>y", "rev:slow", "-i", "mine.py:mine", *FAST, "--json")
     results = newest(repo)
-    told = json.loads(found.stdout)
+    reported = json.loads(found.stdout)
     assert found.exit_code in {1, 3}  # how fast it was decides nothing here
-    assert told["findings"] == []
-    assert told["suite"]["ratio"] > 0
-    assert sorted((cell["implementation"], cell["side"]) for cell in told["cells"]) == [
+    assert reported["findings"] == []
+    assert reported["suite"]["ratio"] > 0
+    assert sorted((cell["implementation"], cell["side"]) for cell in reported["cells"]) == [
         ("mine", "base"),
         ("mine", "candidate"),
     ]

@@ -42,8 +42,11 @@ def test_lines_are_broken_between_words(results: Results, monkeypatch: pytest.Mo
     lines = printed(results, monkeypatch)
     assert max(map(len, lines)) <= 80
     text = " ".join(lines)
-    for told in ("Intervals, every metric and errors are in summary.md.", "blocks discarded because of interference"):
-        assert " ".join(told.split()) in " ".join(text.split())
+    for reported in (
+        "Intervals, every metric and errors are in summary.md.",
+        "blocks discarded because of interference",
+    ):
+        assert " ".join(reported.split()) in " ".join(text.split())
 
 
 def test_contention_is_said_before_any_result(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -63,7 +66,7 @@ def test_a_question_mark_has_its_legend_below_the_table(tmp_path: Path, monkeypa
 
 
 def test_metrics_are_shown_while_there_is_room(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    def told(record: Measurement, number: int) -> Measurement:
+    def reported(record: Measurement, number: int) -> Measurement:
         return msgspec.structs.replace(
             record, metric=f"metric_number_{number}", unit="bytes", samples=(Sample(2048.0),)
         )
@@ -71,7 +74,7 @@ def test_metrics_are_shown_while_there_is_room(results: Results, monkeypatch: py
     def richer(number: int) -> Results:
         records = tuple(
             msgspec.structs.replace(
-                each, measurements=(*each.measurements, *(told(each.measurements[0], one) for one in range(number)))
+                each, measurements=(*each.measurements, *(reported(each.measurements[0], one) for one in range(number)))
             )
             for each in results.records
         )

@@ -201,7 +201,7 @@ def test_biases_are_asked_for_and_found_out(bias):
     assert (reason_against(RIGHT["heads"], point) is None) == (bias in {"all", "qkv"})
 
 
-def test_a_bias_that_no_axis_has_is_told():
+def test_a_bias_that_no_axis_has_is_reported():
     class KeyWithout(Split):
         def __init__(self, sizes):
             super().__init__(sizes)
@@ -217,7 +217,7 @@ def test_a_bias_that_no_axis_has_is_told():
         assert reason == "the layout has no place for query_bias, value_bias, out_bias, which bias=all asks for"
 
 
-def test_what_an_adapter_cannot_is_told_with_its_reason():
+def test_what_an_adapter_cannot_is_reported_with_its_reason():
     unmasked = adapt(Packed, packed("qkv", out="proj"))
     assert "passes on no mask causal, but none" in str(reason_against(unmasked, POINT))
     assert "choose scope=module" in str(reason_against(unmasked, Workload()))
@@ -240,7 +240,7 @@ def test_what_an_adapter_cannot_is_told_with_its_reason():
         (packed("qkv", out=None), "names no proj.weight"),
     ],
 )
-def test_a_layout_that_does_not_fit_is_told_on_one_line(layout, said):
+def test_a_layout_that_does_not_fit_is_reported_on_one_line(layout, said):
     found = adapt(Packed, layout)
     point = Workload(**(POINT.axes() | {"mask": "none"}))
     assert reason_against(found, point) is None
@@ -256,7 +256,7 @@ def test_what_cannot_be_meant_is_refused():
         adapt(Packed, packed("qkv", out="proj"), masks=["causal"])
 
 
-def test_a_value_in_a_file_takes_part_and_a_bare_module_is_told_of_adapters(tmp_path):
+def test_a_value_in_a_file_takes_part_and_a_bare_module_is_reported_of_adapters(tmp_path):
     file = tmp_path / "mine.py"
     file.write_text(
         "from torch import nn\nfrom attnbench.contract.adapters import adapt, packed\n"

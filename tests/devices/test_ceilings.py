@@ -119,8 +119,8 @@ class Broken(SimulatedClient):
         return super().ask(request)
 
 
-def ran(folder, crew_class=SimulatedClient):
-    client = crew_class(WORLDS["calm"], lambda _, name: 2e-3 if name == "a" else 3e-3)
+def ran(folder, client_class=SimulatedClient):
+    client = client_class(WORLDS["calm"], lambda _, name: 2e-3 if name == "a" else 3e-3)
     results = virtual.execute(virtual.plan(2, ("a", "b"), budget_s=20.0), folder, client)
     events = list(journal.events(folder / journal.JOURNAL))
     return results, [event for event in events if isinstance(event, CeilingsMeasured)], client

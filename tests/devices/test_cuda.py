@@ -50,7 +50,7 @@ def test_peak_memory_leaves_out_the_inputs_and_counts_scratch():
     assert device("cuda").record(lambda: (inputs + 1) + 1).footprint().peak_bytes == 2 * 4 * 2**20
 
 
-def test_running_out_of_memory_is_told_from_other_errors():
+def test_running_out_of_memory_is_distinguished_from_other_errors():
     with pytest.raises(torch.OutOfMemoryError) as raised:
         torch.empty(2**50, device="cuda")
     assert describe(raised.value)[0] is Status.out_of_memory

@@ -74,13 +74,13 @@ def test_who_asks_for_a_device_by_name_is_caught(code, is_caught):
 
 def test_nothing_outside_asks_for_a_device_by_name():
     assert len(OUTSIDE) > 100
-    told = [
+    reported = [
         f"{file.relative_to(ROOT)}:{node.lineno}"
         for file in OUTSIDE
         for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
         if asks_for_a_name(node) or says_something_to_cuda(node)
     ]
-    assert not told, f"a fact of one device belongs into its file: {told}"
+    assert not reported, f"a fact of one device belongs into its file: {reported}"
 
 
 def test_a_device_is_made_once_and_named_as_the_workload_names_it():
@@ -90,7 +90,7 @@ def test_a_device_is_made_once_and_named_as_the_workload_names_it():
 
 
 @pytest.mark.parametrize(
-    ("given", "told"),
+    ("given", "reported"),
     [
         ("cudaa", "there is no device cudaa (did you mean cuda?); choose among cpu, cuda"),
         ("tpu:1", "there is no device tpu"),
@@ -98,8 +98,8 @@ def test_a_device_is_made_once_and_named_as_the_workload_names_it():
         ("Cuda", "device=Cuda is not allowed: device is NAME or NAME:N"),
     ],
 )
-def test_a_device_that_there_is_not_is_refused_when_a_plan_is_made(given, told):
-    with pytest.raises(ValueError, match=re.escape(told)):
+def test_a_device_that_there_is_not_is_refused_when_a_plan_is_made(given, reported):
+    with pytest.raises(ValueError, match=re.escape(reported)):
         plan(Selection(sweep="quick", settings=[f"device={given}"]))
 
 
@@ -144,9 +144,9 @@ def test_what_the_processor_makes_of_numbers():
     assert device("cpu").notes(half, SimpleNamespace(native_dtypes=("bfloat16",))) == ()
     assert device("cpu").notes(half, SimpleNamespace(native_dtypes=())) == (f"bfloat16 {devices.NOT_NATIVE}",)
     precise = {each: Workload(float32_matmul_precision=each) for each in ("highest", "high", "medium")}
-    told = {each: device("cpu").notes(workload, None) for each, workload in precise.items()}
-    assert {each: len(notes) for each, notes in told.items()} == {"highest": 0, "high": 1, "medium": 1}
-    assert all(each in told[each][0] for each in ("high", "medium"))
+    reported = {each: device("cpu").notes(workload, None) for each, workload in precise.items()}
+    assert {each: len(notes) for each, notes in reported.items()} == {"highest": 0, "high": 1, "medium": 1}
+    assert all(each in reported[each][0] for each in ("high", "medium"))
 
 
 def test_the_size_of_the_largest_cache_is_read_from_the_system(tmp_path):

@@ -8,12 +8,12 @@ from attnbench.devices import environment
 
 
 def test_time_that_the_host_took_is_stored_where_the_system_tells():
-    told = environment.collect().moment.get("stolen by the host since boot")
+    reported = environment.collect().moment.get("stolen by the host since boot")
     if not hasattr(psutil.cpu_times(), "steal"):
-        assert told is None
+        assert reported is None
     else:
-        assert told is not None
-        share, unit = told.split()
+        assert reported is not None
+        share, unit = reported.split()
         assert unit == "%"
         assert 0.0 <= float(share) <= 100.0
 

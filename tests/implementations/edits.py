@@ -32,7 +32,7 @@ class Edit:
     changed: dict[str, str]
     names: tuple[str, ...]
     axes: dict[str, object] = field(default_factory=dict)
-    told: str = ""
+    reported: str = ""
 
     @property
     def workload(self) -> Workload:
@@ -40,8 +40,8 @@ class Edit:
         return Workload(**(sizes | self.axes))
 
 
-def edit(file, changed, names, axes=None, told=""):
-    return Edit(file=file, changed=changed, names=tuple(names.split()), axes=axes or {}, told=told)
+def edit(file, changed, names, axes=None, reported=""):
+    return Edit(file=file, changed=changed, names=tuple(names.split()), axes=axes or {}, reported=reported)
 
 
 EDITS = [
@@ -72,7 +72,7 @@ EDITS = [
         {"self.key(context), self.value(context)": "self.value(context), self.key(context)"},
         "projections_in_wrong_order",
         MODULE,
-        told="query, value and key",
+        reported="query, value and key",
     ),
     edit("module_list", {"merged if self.out is None else self.out(merged)": "merged"}, "no_output_projection", MODULE),
     edit("module_list", {"softmax(dim=-1)": "softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
@@ -113,7 +113,7 @@ EDITS = [
         {"query, key, value = self.qkv(x)": "key, query, value = self.qkv(x)"},
         "projections_in_wrong_order query_key_swapped",  # the same, as long as no query is masked
         MODULE,
-        told="key, query and value",
+        reported="key, query and value",
     ),
     edit(
         "fused",
@@ -151,7 +151,7 @@ EDITS = [
         "einsum",
         {"softmax(dim=-1)": "sigmoid()"},
         "",
-        told="No known mistake explains it. Its weights, seen from outside",
+        reported="No known mistake explains it. Its weights, seen from outside",
     ),
     edit(
         "einsum",
@@ -175,28 +175,28 @@ EDITS = [
         "kv_heads_interleaved",
         GROUPED | BOTH,
     ),
-    edit("chunked", {"total.mul_(rescale)": "total"}, "sum_not_rescaled", TILES, told="tiles of 8 keys"),
+    edit("chunked", {"total.mul_(rescale)": "total"}, "sum_not_rescaled", TILES, reported="tiles of 8 keys"),
     edit(
         "chunked",
         {"(previous - maximum).exp_()": "torch.ones_like(maximum)"},
         "maximum_not_rescaled",
         TILES,
-        told="tiles of 8 keys",
+        reported="tiles of 8 keys",
     ),
-    edit("chunked", {ALL_TILES: "for keys in [*tiles(key.shape[-2])][1:]"}, "tile_dropped", TILES, told="0 to 7"),
+    edit("chunked", {ALL_TILES: "for keys in [*tiles(key.shape[-2])][1:]"}, "tile_dropped", TILES, reported="0 to 7"),
     edit(
         "chunked",
         {ALL_TILES: "for keys in [*tiles(key.shape[-2])][:-1]"},
         "last_partial_tile_dropped",
         {"seq_len": 19},
-        told="the 3 keys 16 to 18",
+        reported="the 3 keys 16 to 18",
     ),
     edit(
         "chunked",
         {ALL_TILES: "for keys in [*tiles(key.shape[-2]), slice(0, TILE)]"},
         "tile_counted_twice",
         TILES,
-        told="0 to 7",
+        reported="0 to 7",
     ),
     edit("chunked", {".sub_(correction[..., rows, :])": ""}, "softmax_gradient_without_correction", TILES | BOTH),
     edit(
@@ -266,7 +266,7 @@ EDITS = [
         },
         "projections_in_wrong_order",
         MODULE,
-        told="value, query and key",
+        reported="value, query and key",
     ),
     edit(
         "torch_mha",
@@ -296,7 +296,7 @@ EDITS = [
         {'packed("in_proj_{}",': 'packed("in_proj_{}", "vqk",'},
         "projections_in_wrong_order",
         MODULE,
-        told="value, query and key",
+        reported="value, query and key",
     ),
     edit(
         "torch_mha_weights", {"hidden[0, 0]": "~hidden[0, 0]"}, "mask_inverted", MODULE | {"mask": "sliding_window(3)"}

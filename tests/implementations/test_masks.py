@@ -168,8 +168,8 @@ def test_every_mask_is_tried_alone_as_well_as_joined() -> None:
 def test_a_mask_is_refused_with_its_reason_and_by_the_textbook_forms_never(name: str) -> None:
     implementation = IMPLEMENTATIONS[name]
     scope = "module" if implementation.unsupported(Workload(scope="attention")) else "attention"
-    told = {mask: implementation.unsupported(Workload(mask=mask, scope=scope, batch_size=2)) for mask in MASKS}
-    refused = {mask: reason for mask, reason in told.items() if reason is not None}
+    reported = {mask: implementation.unsupported(Workload(mask=mask, scope=scope, batch_size=2)) for mask in MASKS}
+    refused = {mask: reason for mask, reason in reported.items() if reason is not None}
     assert all(" " in reason for reason in refused.values())
     if name in TEXTBOOK:
         assert not refused

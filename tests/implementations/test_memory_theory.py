@@ -1,4 +1,4 @@
-"""Each implementation's memory at its own peak, told from which tensors live together, against what is measured.
+"""Each implementation's memory at its own peak, from which tensors live together, against what is measured.
 
 B=1, T=S, G=H, no mask, float32 (4 bytes). Letters are bytes: SCORES is one (B, H, T, S), OUTPUT one (B, H, T, V), ROWS
 (B, H, T), a number for each row. A Python number that takes part in a product becomes a double of 8 bytes.

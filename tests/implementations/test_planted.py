@@ -1,4 +1,4 @@
-"""A mistake planted in a copy of any of our implementations is found by the check and told in the catalogue's words."""
+"""The check finds a mistake planted in a copy of any of our implementations, and describes it as the catalogue does."""
 
 import os
 import subprocess
@@ -46,16 +46,16 @@ def judged(copy, point):
 
 
 def words_of(name, point):
-    """As the catalogue has them; after the colon stands what such a mistake does, which may be told in numbers."""
+    """As the catalogue has them; after the colon stands what such a mistake does, which may be given in numbers."""
     return [each.words.partition(":")[0] for each in catalogue(point) if each.name == name]
 
 
 @pytest.mark.parametrize("planted", BY_ID.values(), ids=BY_ID)
-def test_a_planted_mistake_is_found_and_told(planted, tmp_path):
+def test_a_planted_mistake_is_found_and_reported(planted, tmp_path):
     found = judged(copied(tmp_path, planted.file, planted.changed), planted.workload)
     assert not found.agrees
     assert set(found.mistakes) == set(planted.names), found.diagnosis
-    assert planted.told in found.diagnosis
+    assert planted.reported in found.diagnosis
     for name in planted.names:
         assert any(words in found.diagnosis for words in words_of(name, planted.workload)), found.diagnosis
 
@@ -73,7 +73,7 @@ def test_the_command_line_says_it_and_exits_as_with_a_finding(name, tmp_path):
     copy = copied(tmp_path, planted.file, planted.changed)
     axes = {axis: value for axis, value in planted.workload.axes().items() if axis not in SAME_FOR_ALL}
     settings = [part for axis, value in axes.items() for part in ("--set", f"{axis}={value}")]
-    told = subprocess.run(
+    reported = subprocess.run(
         [forks.python(), "-m", "attnbench", "check", f"{copy}:IMPLEMENTATION", *settings],
         cwd=tmp_path,
         env={**os.environ, "PYTHONPATH": str(ROOT / "harness"), "COLUMNS": "160"},
@@ -81,9 +81,9 @@ def test_the_command_line_says_it_and_exits_as_with_a_finding(name, tmp_path):
         text=True,
         check=False,
     )
-    assert told.returncode == 1, told.stderr
+    assert reported.returncode == 1, reported.stderr
     (words,) = words_of(*planted.names, planted.workload)
-    assert words in " ".join(told.stdout.split())
+    assert words in " ".join(reported.stdout.split())
 
 
 def test_every_implementation_that_runs_anywhere_has_at_least_two_mistakes_planted():

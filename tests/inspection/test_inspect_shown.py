@@ -53,12 +53,12 @@ def test_words_from_outside_are_harmless_and_shown_as_they_are(tmp_path):
     tags = Tags()
     tags.feed(source)
     assert not tags.names & {"script", "img", "link", "iframe"}
-    assert any("<script>alert(1)</script>" in told for told in tags.texts)
-    assert any("out of <ideas>" in told for told in tags.texts)
+    assert any("<script>alert(1)</script>" in reported for reported in tags.texts)
+    assert any("out of <ideas>" in reported for reported in tags.texts)
     assert "\x1b" not in source
-    told = shown(found)
-    assert "\x1b" not in told
-    assert "[bold]not" in told
+    reported = shown(found)
+    assert "\x1b" not in reported
+    assert "[bold]not" in reported
     for path in paths:
         if path.suffix == ".svg":
             ET.fromstring(path.read_text())  # noqa: S314 - drawn by us
@@ -108,9 +108,9 @@ def test_the_command_prints_draws_and_exits_as_it_found(tmp_path):
     }
     wrong = command("inspect", f"{SLIPS}:leaving", "--to", "pages/mine", "--json", cwd=tmp_path)
     assert wrong.returncode == 1
-    told = json.loads(wrong.stdout)
-    assert "SystemExit" in told["first_difference"][0]
-    assert all((tmp_path / file).exists() for file in told["files"])
+    reported = json.loads(wrong.stdout)
+    assert "SystemExit" in reported["first_difference"][0]
+    assert all((tmp_path / file).exists() for file in reported["files"])
     assert command("inspect", "broken.py:f", cwd=tmp_path).returncode == 1
     assert command("inspect", f"{SLIPS}:unmasked", cwd=tmp_path).returncode == 3
 
@@ -118,7 +118,7 @@ def test_the_command_prints_draws_and_exits_as_it_found(tmp_path):
 @pytest.mark.parametrize(
     "arguments", [["--sentence", ""], ["fusde"], ["--set", "num_heads=3", "--set", "embed_dim=8"], ["--to", "file/x"]]
 )
-def test_a_mistake_is_told_in_one_line(tmp_path, monkeypatch, arguments):
+def test_a_mistake_is_reported_in_one_line(tmp_path, monkeypatch, arguments):
     (tmp_path / "file").write_text("in the way")
     monkeypatch.chdir(tmp_path)
     with pytest.raises((ValueError, OSError), match=r"^[^\n]+$"):

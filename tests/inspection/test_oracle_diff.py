@@ -1,4 +1,4 @@
-"""An implementation beside the oracle: the first step that differs is the one with the mistake, told in words."""
+"""An implementation beside the oracle: the first step that differs is the one with the mistake, described in words."""
 
 import html
 import io
@@ -103,7 +103,7 @@ def test_weights_are_revealed_a_few_columns_at_a_time():
         torch.testing.assert_close(recover_weights(lambda values: weights @ values, like), weights)
 
 
-def test_the_first_difference_is_told_with_its_words():
+def test_the_first_difference_is_reported_with_its_words():
     found = found_in("no_scale")
     (line,) = text.first_difference(found)
     assert line.startswith("weights: first difference, head ")
@@ -118,7 +118,7 @@ def test_the_first_difference_is_told_with_its_words():
     assert line in shown(found)
 
 
-def test_a_word_that_stands_twice_is_told_by_its_place():
+def test_a_word_that_stands_twice_is_named_by_its_place():
     found = found_in("no_scale", "a b b a")
     assert "(word " in text.first_difference(found)[0]
 
@@ -156,7 +156,7 @@ def test_an_order_of_its_own_is_no_difference_where_the_output_is_right():
         ("Unbuildable", "output", "it cannot be built: KeyError"),
     ],
 )
-def test_what_goes_wrong_is_told_in_words(name, step, said, tmp_path, monkeypatch):
+def test_what_goes_wrong_is_reported_in_words(name, step, said, tmp_path, monkeypatch):
     found = found_in(name)
     assert found.differs
     assert found.diffs[0].first.step == step

@@ -119,7 +119,7 @@ def test_progress_counts_cells_by_status_without_a_pass_over_all_of_them(tmp_pat
     assert seen[0].counts == {"crashed": 1, "unsupported": 1}
 
 
-def test_an_environment_is_told_from_another_by_its_fingerprint():
+def test_an_environment_is_distinguished_from_another_by_its_fingerprint():
     base = Environment(
         cpu="c", cpu_capability="AVX2", num_physical_cores=1, num_logical_cores=1, memory_bytes=1, system="s",
         python="3", versions={"torch": "1"}, load=0.5,
@@ -128,12 +128,12 @@ def test_an_environment_is_told_from_another_by_its_fingerprint():
     assert base.fingerprint != msgspec.structs.replace(base, num_threads=2).fingerprint
 
 
-def test_the_allocator_is_told_before_the_worker_starts(tmp_path):
-    told = tmp_path / "log"
-    with worker_client.ProcessClient(told, 60.0, ALLOCATORS["retain"]) as worker:
+def test_the_allocator_is_reported_before_the_worker_starts(tmp_path):
+    reported = tmp_path / "log"
+    with worker_client.ProcessClient(reported, 60.0, ALLOCATORS["retain"]) as worker:
         environment = worker.start().environment
     assert environment.settings["MALLOC_MMAP_MAX_"] == "0"
-    with worker_client.ProcessClient(told, 60.0, ALLOCATORS["system"]) as worker:
+    with worker_client.ProcessClient(reported, 60.0, ALLOCATORS["system"]) as worker:
         assert "MALLOC_MMAP_MAX_" not in worker.start().environment.settings
     assert "timer step" in environment.moment
 

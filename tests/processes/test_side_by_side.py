@@ -234,7 +234,7 @@ class Abroad(SimulatedPair):
         return msgspec.structs.replace(ready, base=older)
 
 
-def test_two_environments_are_told_apart_and_are_no_machine_that_changed(tmp_path):
+def test_two_environments_are_distinguished_and_are_no_machine_that_changed(tmp_path):
     asked = with_sides(virtual.plan(2, ("x",), budget_s=0.0), is_apart=True)
     results = virtual.execute(asked, tmp_path / "run", Abroad(WORLDS["calm"], lambda *_: 2e-3))
     base, candidate = by_side(results)

@@ -130,7 +130,7 @@ def test_what_git_says_is_quoted_where_there_is_a_repository_that_it_refuses(tmp
     assert "lies in no git repository" not in str(refused.value)
 
 
-def test_a_repository_that_was_moved_away_is_told_in_the_words_of_git(tmp_path):
+def test_a_repository_that_was_moved_away_is_reported_in_the_words_of_git(tmp_path):
     (tmp_path / ".git").write_text("gitdir: /nowhere/at/all\n")
     with pytest.raises(ValueError, match=r"git cannot read the repository at .*: fatal: .*/nowhere/at/all"):
         sides.repository_root(tmp_path)

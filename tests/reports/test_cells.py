@@ -1,4 +1,4 @@
-"""The shared table: every record has a row, every row every cell, groups are titled in words, doubts are told."""
+"""The shared table: every record has a row, every row every cell, groups are titled in words, warnings are shown."""
 
 import dataclasses
 import math
@@ -58,14 +58,14 @@ def test_groups_are_titled_in_words(results: Results) -> None:
     assert titles[3] == "whole module, forward, float32, causal, B=1 H=8 K=64"
 
 
-def test_unusual_axes_are_told() -> None:
+def test_unusual_axes_are_reported() -> None:
     axes = {"num_kv_heads": 2, "dropout": 0.1, "device": "cuda:1", "num_threads": 1, "seed": 3, "value_dim": 32}
     axes |= {"layout": "transposed", "float32_matmul_precision": "high"}
-    told = cells.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes).axes())
+    reported = cells.title(journals.Workload(direction="inference", mask="sliding_window(8)", **axes).axes())
     sizes = "B=1 H=8 G=2 K=64 V=32"
     how = "transposed in memory, high precision of float32 products"
     head = "attention only, inference, float32, sliding window(8)"
-    assert told == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3, {how}"
+    assert reported == f"{head}, {sizes}, dropout 0.1, on cuda:1, 1 thread, seed 3, {how}"
 
 
 def test_doubts_stand_beside_the_numbers(tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ STEADY = [1e-3] * 12
 
 
 @pytest.mark.parametrize(
-    ("load", "num_discarded", "told"),
+    ("load", "num_discarded", "reported"),
     [
         (1.9, 3, []),  # two threads alone on two cores, and a quarter of the blocks discarded
         (3.0, 0, ["other work on the machine: load 3.0 on 2 cores"]),  # and one busy neighbour
@@ -120,22 +120,22 @@ STEADY = [1e-3] * 12
         (3.0, 4, ["other work on the machine: load 3.0 on 2 cores, 4 of 12 blocks discarded"]),
     ],
 )
-def test_other_work_on_the_machine_is_told_by_load_and_by_discarded_blocks(
-    load: float, num_discarded: int, told: list[str]
+def test_other_work_on_the_machine_is_named_by_load_and_by_discarded_blocks(
+    load: float, num_discarded: int, reported: list[str]
 ):
-    assert doubted(STEADY, load=load, num_discarded=num_discarded) == told
+    assert doubted(STEADY, load=load, num_discarded=num_discarded) == reported
 
 
-@pytest.mark.parametrize(("others", "stolen", "is_told"), [(0.04, 0.05, False), (0.2, 0.0, True), (0.0, 0.2, True)])
-def test_what_others_and_the_host_took_is_told_beside_each_number(
-    results: Results, others: float, stolen: float, *, is_told: bool
+@pytest.mark.parametrize(("others", "stolen", "is_reported"), [(0.04, 0.05, False), (0.2, 0.0, True), (0.0, 0.2, True)])
+def test_what_others_and_the_host_took_is_reported_beside_each_number(
+    results: Results, others: float, stolen: float, *, is_reported: bool
 ) -> None:
     load = SystemLoad(others=others, stolen=stolen, free_bytes=2**30)
     loaded = dataclasses.replace(results, system_load=load)
     timed = [row for row in tables.every(loaded) if row["latency_s"] is not None]
-    told = "20 % of the processors' time during the run"
+    reported = "20 % of the processors' time during the run"
     assert timed
-    assert all((told in (row["warnings"] or "")) is is_told for row in timed)
+    assert all((reported in (row["warnings"] or "")) is is_reported for row in timed)
     facts = story.facts(loaded)
     shares = percent(others), percent(stolen)
     assert "others had {} of the processors' time, and the host took {}".format(*shares) in facts["interference"]
@@ -143,24 +143,24 @@ def test_what_others_and_the_host_took_is_told_beside_each_number(
     assert story.facts(results)["free memory"] == "-"
 
 
-def test_discarded_blocks_are_told_where_they_are_and_nowhere_else(results: Results) -> None:
+def test_discarded_blocks_are_reported_where_they_are_and_nowhere_else(results: Results) -> None:
     discarded = frozenset((0, visit, block) for visit in range(4) for block in range(4))  # the first of three processes
     notes = tables.every(dataclasses.replace(results, discarded={POINTS[0].id: discarded}))
     said = "other work on the machine: 16 of 48 blocks discarded"
-    told = {row["workload"] for row in notes if said in (row["warnings"] or "")}
-    assert told == {POINTS[0].id}
+    reported = {row["workload"] for row in notes if said in (row["warnings"] or "")}
+    assert reported == {POINTS[0].id}
 
 
 @pytest.mark.parametrize(
-    ("values", "told"),
+    ("values", "reported"),
     [
         ([1e-3 * 1.5 ** (number / 63) for number in range(64)], ["drifted by 32 % while it was timed"]),
         ([1e-3 * (1.0, 1.1, 1.25)[number // 4] for number in range(12)], []),  # three visits: no more than their noise
         ([1e-3 * 1.05 ** (number / 63) for number in range(64)], []),  # sure, and too little to matter
     ],
 )
-def test_a_drift_is_told_where_noise_does_not_explain_it(values: list[float], told: list[str]) -> None:
-    assert doubted(values) == told
+def test_a_drift_is_reported_where_noise_does_not_explain_it(values: list[float], reported: list[str]) -> None:
+    assert doubted(values) == reported
 
 
 def test_a_time_that_may_be_a_factor_away_is_unsteady() -> None:
@@ -169,7 +169,7 @@ def test_a_time_that_may_be_a_factor_away_is_unsteady() -> None:
 
 
 @pytest.mark.parametrize(
-    ("fault_s", "told"),
+    ("fault_s", "reported"),
     [
         (1e-6, ["page faults dominate (600 a call, about 60 % of the time): --allocator retain"]),
         (0.5e-6, ["600 page faults a call (about 30 % of the time): --allocator retain"]),
@@ -177,33 +177,33 @@ def test_a_time_that_may_be_a_factor_away_is_unsteady() -> None:
         (0.05e-6, []),
     ],
 )
-def test_page_faults_are_told_by_what_the_run_saw_one_cost(fault_s: float, told: list[str]) -> None:
-    assert doubted(STEADY, num_faults=600, fault_s=fault_s) == told
+def test_page_faults_are_named_by_what_the_run_saw_one_cost(fault_s: float, reported: list[str]) -> None:
+    assert doubted(STEADY, num_faults=600, fault_s=fault_s) == reported
 
 
 @pytest.mark.parametrize(("precision", "said"), [("high", "as highest"), ("medium", "oneDNN's route")])
-def test_what_a_cpu_makes_of_a_precision_is_told(tmp_path: Path, precision: str, said: str) -> None:
+def test_what_a_cpu_makes_of_a_precision_is_reported(tmp_path: Path, precision: str, said: str) -> None:
     points = journals.workloads(seq_len=(128,), float32_matmul_precision=("highest", precision))
-    told = {
+    reported = {
         row["float32_matmul_precision"]: row.texts["notes"]
         for row in tables.every(journals.write(tmp_path, points, ("sdpa",)))
     }
-    assert said in told[precision]
-    assert said not in told["highest"]
+    assert said in reported[precision]
+    assert said not in reported["highest"]
 
 
-def test_an_error_that_is_not_finite_is_told(tmp_path: Path) -> None:
+def test_an_error_that_is_not_finite_is_reported(tmp_path: Path) -> None:
     lied = journals.write(tmp_path, POINTS[:1], ("sdpa", "liar"))
     assert [row.texts["error"] for row in tables.every(lied) if row["implementation"] == "liar"] == ["not finite"]
 
 
 def test_each_workload_has_one_fastest_and_the_others_say_why_they_are_not(results: Results) -> None:
     timed = [row for row in tables.every(results) if row["latency_s"] is not None]
-    told: dict[str, list[str]] = {}
+    reported: dict[str, list[str]] = {}
     for row in timed:
-        told.setdefault(row["workload"], []).append(row.texts["why slower"])
-    assert all(texts.count("fastest") == 1 for texts in told.values())
-    assert all(text != "-" for texts in told.values() for text in texts)
+        reported.setdefault(row["workload"], []).append(row.texts["why slower"])
+    assert all(texts.count("fastest") == 1 for texts in reported.values())
+    assert all(text != "-" for texts in reported.values() for text in texts)
     fused = next(row for row in timed if row["implementation"] == "fused" and row["seq_len"] == 2048)
     assert re.fullmatch(
         r"\d\d % page faults on the 128 MiB score matrix; \d\d % matmul \(bmm\)", fused.texts["why slower"]
@@ -217,13 +217,13 @@ def test_what_ran_stands_beside_the_time(results: Results) -> None:
     assert [rows[2048, "naive_loop"][name] for name in ("ran", "operators", "allocated")] == ["-"] * 3
 
 
-def test_what_this_run_could_not_have_is_told_once_and_takes_no_row(tmp_path: Path) -> None:
+def test_what_this_run_could_not_have_is_reported_once_and_takes_no_row(tmp_path: Path) -> None:
     found = journals.write(tmp_path / "one", POINTS[:4], ("sdpa", "fused", "torch_mha"))
     assert "torch_mha" in {row["implementation"] for row in tables.every(found)}  # for programs
     assert "torch_mha" not in {row["implementation"] for members in cells.groups(found).values() for row in members}
-    told = f"torch_mha ({plain(journals.REASON)})"
-    assert story.facts(found)["not available here"] == told
-    assert f"- **not available here**: {escaped(told)}\n" in story.summary(found)
+    reported = f"torch_mha ({plain(journals.REASON)})"
+    assert story.facts(found)["not available here"] == reported
+    assert f"- **not available here**: {escaped(reported)}\n" in story.summary(found)
     assert not any("torch_mha" in picture.caption for picture in lines.REPORT["latency_plot"].draw(found))
 
 

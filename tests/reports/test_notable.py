@@ -1,4 +1,4 @@
-"""Each surprise is told where it was planted, with its numbers, and not where it was not."""
+"""Each notable finding is reported where it was planted, with its numbers, and not where it was not."""
 
 import re
 from collections.abc import Callable
@@ -48,12 +48,12 @@ def test_equal_times_surprise_nobody(run: Callable[..., Results]) -> None:
     assert "Notable" not in story.summary(found)
 
 
-@pytest.mark.parametrize(("share", "is_told"), [(2.0, True), (0.5, False)])
-def test_half_precision_that_takes_longer(run: Callable[..., Results], share: float, *, is_told: bool) -> None:
+@pytest.mark.parametrize(("share", "is_reported"), [(2.0, True), (0.5, False)])
+def test_half_precision_that_takes_longer(run: Callable[..., Results], share: float, *, is_reported: bool) -> None:
     points = journals.workloads(dtype=("float32", "bfloat16"), seq_len=(128, 512))
     found = findings(run(points, ("sdpa",), lambda workload, _: 1e-3 * (share if workload.dtype != "float32" else 1)))
-    assert set(found) == ({"Half precision"} if is_told else set())
-    if is_told:
+    assert set(found) == ({"Half precision"} if is_reported else set())
+    if is_reported:
         assert found["Half precision"].startswith("bfloat16 takes ")
         assert factor(found["Half precision"]) == pytest.approx(share, rel=0.1)
 
@@ -109,7 +109,7 @@ def test_a_mask_as_a_tensor_beside_the_same_kernel_without_one(
 
 
 @pytest.mark.parametrize("num_layers", [25, 8])
-def test_a_layer_for_each_head_is_told_length_by_length(
+def test_a_layer_for_each_head_is_reported_length_by_length(
     run: Callable[..., Results], monkeypatch: pytest.MonkeyPatch, num_layers: int
 ) -> None:
     points = journals.workloads(scope=("attention", "module"), seq_len=(128, 512))
@@ -127,9 +127,11 @@ def test_a_layer_for_each_head_is_told_length_by_length(
     found = findings(run(points, ("sdpa", "mine", "other"), seconds))
     assert ("A layer for each head" in found) is (num_layers > 8)  # as many as there are heads
     if num_layers > 8:
-        told = found["A layer for each head"]
-        assert told.startswith("a linear layer for each head (mine, 25 of them) takes longer than 2 for all heads (")
-        assert re.search(r": (3\.0|2\.9|3\.1) times at length 128, 1\.2 times at length 512\.$", told)
+        reported = found["A layer for each head"]
+        assert reported.startswith(
+            "a linear layer for each head (mine, 25 of them) takes longer than 2 for all heads ("
+        )
+        assert re.search(r": (3\.0|2\.9|3\.1) times at length 128, 1\.2 times at length 512\.$", reported)
 
 
 def test_a_name_from_outside_that_beats_the_baseline_is_shown_as_it_is(run: Callable[..., Results]) -> None:

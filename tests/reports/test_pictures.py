@@ -128,8 +128,8 @@ def test_a_bar_of_any_length_leaves_the_points_apart(pictures: dict[str, list[Pi
     assert lines.reach(points(3.0, 800.0)) == (1.0, 2.0 * lines.LONG)
     assert lines.reach(points(3.0).assign(low=math.nan, high=math.nan)) is None
     assert not any("goes on" in picture.caption for found in pictures.values() for picture in found)
-    told = lines.notes(lines.LATENCIES, (), points(3.0, 800.0))
-    assert "A bar that leaves the picture goes on." in told
+    reported = lines.notes(lines.LATENCIES, (), points(3.0, 800.0))
+    assert "A bar that leaves the picture goes on." in reported
 
 
 def test_a_cell_above_its_ceiling_is_spoken_of(tmp_path: Path) -> None:

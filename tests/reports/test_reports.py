@@ -142,8 +142,8 @@ class TestMarkdown:
 
     def test_it_says_what_ran_where_and_how_noisy_it_was(self, summary: str) -> None:
         fingerprint = journals.ENVIRONMENT.fingerprint
-        for told in ("**commit**: 1a2b3c4", f"**fingerprint**: {fingerprint}", "**noise floor**", "torch 2.13.0"):
-            assert told in summary
+        for reported in ("**commit**: 1a2b3c4", f"**fingerprint**: {fingerprint}", "**noise floor**", "torch 2.13.0"):
+            assert reported in summary
 
     def test_findings_are_listed_once_for_all_lengths(self, summary: str) -> None:
         assert "- module_list: disagrees at length 128, 2048 (whole module" in summary
@@ -200,7 +200,7 @@ class TestPytestBenchmark:
         assert first["stats"]["ops"] == pytest.approx(1 / (math.fsum(data) / len(data)))
         assert first["params"]["seq_len"] == 128
 
-    def test_no_host_name_is_told(self, results: Results) -> None:
+    def test_no_host_name_is_reported(self, results: Results) -> None:
         assert "node" not in pytest_benchmark.document(results)["machine_info"]
 
 

@@ -36,8 +36,8 @@ def ratio_of(arm: list[Sample], baseline: list[Sample]) -> Estimate | None:
 def noisy(
     rng: np.random.Generator, *, num_visits: int, between: float, within: float, log: float = 0.0
 ) -> list[Sample]:
-    moods = rng.normal(log, between, num_visits)
-    return samples([list(np.exp(mood + rng.normal(0, within, NUM_BLOCKS))) for mood in moods])
+    levels = rng.normal(log, between, num_visits)
+    return samples([list(np.exp(level + rng.normal(0, within, NUM_BLOCKS))) for level in levels])
 
 
 def test_median_of_an_even_number_is_the_middle_of_the_middle_two() -> None:
@@ -84,9 +84,9 @@ def test_median_scales_with_the_unit_and_its_relative_interval_does_not() -> Non
     assert thousand.half_width == pytest.approx(one.half_width)
 
 
-def test_a_mood_shared_by_a_block_cancels_in_its_ratio() -> None:
-    moods = [[1.0, 7.0, 0.2], [3.0, 50.0, 0.1], [2.0, 2.0, 9.0]]
-    found = ratio_of(samples([[1.5 * m for m in visit] for visit in moods]), samples(moods))
+def test_a_level_shared_by_a_block_cancels_in_its_ratio() -> None:
+    levels = [[1.0, 7.0, 0.2], [3.0, 50.0, 0.1], [2.0, 2.0, 9.0]]
+    found = ratio_of(samples([[1.5 * m for m in visit] for visit in levels]), samples(levels))
     assert found is not None
     assert found.point == pytest.approx(1.5)
     assert found.half_width == pytest.approx(0.0, abs=1e-12)

@@ -78,7 +78,7 @@ def test_among_many_cells_one_needs_more():
     assert verdicts([one] * 2 + others[1:])[:2] == [Verdict.slower] * 2
 
 
-def test_what_is_found_and_not_told_makes_nothing_else_easier():
+def test_what_is_found_and_not_reported_makes_nothing_else_easier():
     """Sixty plain differences that are too small to matter: a lucky one of 64 needs 1280 as before, and not 21."""
     tiny = [said(0.005, e_same=1e9)] * 60
     lucky = said(0.05, e_same=100.0)
@@ -143,7 +143,7 @@ def test_equivalent_within_a_noise_floor_is_not_settled_for_the_floor_may_fall()
 
 
 @pytest.mark.parametrize(("shift", "verdict"), [(0.05, Verdict.slower), (0.0, Verdict.equivalent)])
-def test_pairs_of_a_shift_are_told(shift, verdict):
+def test_pairs_of_a_shift_are_reported(shift, verdict):
     judged = paired_effect(made(shift), None)
     assert judged is not None
     assert verdicts([judged]) == [verdict]

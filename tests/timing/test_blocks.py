@@ -177,8 +177,8 @@ def test_a_sample_keeps_the_load_before_it_and_the_faults_inside_it():
         faults += 5
         clock.spend(1e-3)
 
-    told = blocks.Conditions(count_faults=lambda: faults, read_load=lambda: 1.5)
-    samples = visit([timed("a", call)], clock, at(), told)
+    reported = blocks.Conditions(count_faults=lambda: faults, read_load=lambda: 1.5)
+    samples = visit([timed("a", call)], clock, at(), reported)
     assert {(s.num_faults, s.load) for s in samples["a"]} == {(5, 1.5)}
 
 
@@ -206,24 +206,24 @@ def test_rounds_visit_everything_once_in_changing_orders():
 
 
 def test_a_cold_call_finds_its_caches_emptied_and_the_emptying_is_not_timed():
-    clock, told = VirtualClock(), []
+    clock, reported = VirtualClock(), []
 
     def call(cost, name):
-        told.append(name)
+        reported.append(name)
         clock.spend(cost)
 
     contenders = [timed(name, lambda name=name: call(3e-4, name)) for name in ("a", "b")]
     visit(contenders, clock, at(num_blocks=1))  # calibrates: four calls a sample
-    told.clear()
+    reported.clear()
     cold = blocks.Conditions(flush=lambda: call(5e-3, "flush"))
     samples = visit(contenders, clock, at(num_blocks=3), cold)
-    assert told[::2] == ["flush"] * 24
-    assert sorted(told[1::2]) == ["a"] * 12 + ["b"] * 12
+    assert reported[::2] == ["flush"] * 24
+    assert sorted(reported[1::2]) == ["a"] * 12 + ["b"] * 12
     assert [sample.value for sample in samples["a"]] == pytest.approx([3e-4] * 3)
     short = calls_of(clock, a=1e-5)
     visit(short, clock, at(num_blocks=1))
-    told.clear()
-    assert visit(short, clock, at(num_blocks=1), cold)["a"][0].num_calls == told.count("flush") == 8
+    reported.clear()
+    assert visit(short, clock, at(num_blocks=1), cold)["a"][0].num_calls == reported.count("flush") == 8
 
 
 def test_time_inside_calls_is_counted_with_the_untimed_ones():

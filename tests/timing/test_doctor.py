@@ -61,16 +61,16 @@ def test_a_coarse_timer(monkeypatch):
 
 
 def test_more_threads_than_cores(monkeypatch):
-    told = advice(monkeypatch, num_threads=8)
-    assert told == {"threads": "more threads than cores: unset OMP_NUM_THREADS, or set it to 4"}
+    reported = advice(monkeypatch, num_threads=8)
+    assert reported == {"threads": "more threads than cores: unset OMP_NUM_THREADS, or set it to 4"}
 
 
 @pytest.mark.parametrize(
     ("name", "value"), [("OMP_WAIT_POLICY", "ACTIVE"), ("GOMP_SPINCOUNT", "infinity"), ("KMP_BLOCKTIME", "infinite")]
 )
 def test_threads_that_never_sleep(monkeypatch, name, value):
-    told = f"idle threads keep their cores from what is timed next: unset {name}"
-    assert advice(monkeypatch, settings={name: value}) == {"thread and malloc settings": told}
+    reported = f"idle threads keep their cores from what is timed next: unset {name}"
+    assert advice(monkeypatch, settings={name: value}) == {"thread and malloc settings": reported}
 
 
 @pytest.mark.parametrize(("name", "value"), [("OMP_WAIT_POLICY", "passive"), ("KMP_BLOCKTIME", "0")])
@@ -90,8 +90,8 @@ def test_where_freed_memory_goes(monkeypatch):
 
 def test_time_that_the_host_takes(monkeypatch):
     monkeypatch.setattr(psutil, "cpu_times_percent", lambda **_: SimpleNamespace(steal=7.0))
-    told = "the host takes time away: measure elsewhere, or take more visits"
-    assert advice(monkeypatch) == {"stolen by the host": told}
+    reported = "the host takes time away: measure elsewhere, or take more visits"
+    assert advice(monkeypatch) == {"stolen by the host": reported}
 
 
 def test_a_system_that_does_not_tell_of_stolen_time_is_not_asked(monkeypatch):

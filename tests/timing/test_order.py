@@ -35,13 +35,13 @@ def session(seed: int) -> tuple[np.ndarray, np.ndarray]:
         return seconds * (FIRST_SLOT if is_first else 1.0) * math.exp(draws.gauss(0.0, NOISE))
 
     clock = VirtualClock(disturb)
-    told = blocks.Conditions(on_turn=turns.append)
+    reported = blocks.Conditions(on_turn=turns.append)
     calls = [blocks.TimedCall(arm=arm, call=lambda: clock.spend(CALL_S), num_calls=1, call_s=CALL_S) for arm in ARMS]
     samples = {arm: [] for arm in ARMS}
     for number in range(NUM_VISITS):
         drawn = visit_seed(seed, "identical", number)
         at = blocks.Visit(epoch=0, number=number, num_blocks=NUM_BLOCKS, seed=drawn)
-        for arm, taken in blocks.visit(calls, clock, at, told).items():
+        for arm, taken in blocks.visit(calls, clock, at, reported).items():
             samples[arm].extend(taken)
     assert len(turns) == NUM_VISITS * NUM_BLOCKS * len(ARMS)
     found = pairs(samples[RIVAL], samples[BASELINE], (), samples[CONTROL])

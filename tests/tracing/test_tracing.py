@@ -87,8 +87,8 @@ def test_what_disagrees_or_crashes_gets_no_trace_and_costs_nobody_else_theirs(tr
 
 def test_a_trace_shares_no_pass_with_a_timing(traced):
     found, _, seen = traced
-    told = list(events(found.results.folder / JOURNAL))
-    assert not any(isinstance(event, VisitFinished) for event in told)
+    reported = list(events(found.results.folder / JOURNAL))
+    assert not any(isinstance(event, VisitFinished) for event in reported)
     assert all(record.measurements == () for record in found.results.records)
     assert {progress.stage for progress in seen} == {"check", "trace"}
 

@@ -42,7 +42,7 @@ def test_what_the_page_wants_of_google_charts_is_there():
     assert all(re.search(rf"^    {name},$", given, re.MULTILINE) for name in wanted)
 
 
-def test_another_page_of_the_plug_in_is_told_and_not_served(monkeypatch, tmp_path):
+def test_another_page_of_the_plug_in_is_reported_and_not_served(monkeypatch, tmp_path):
     (tmp_path / "index.html").write_text("<html>")
     monkeypatch.setattr(plugin, "THEIRS", tmp_path)
     with pytest.raises(ValueError, match=r"install 0\.4\.3"):
@@ -75,7 +75,7 @@ def test_the_newest_traces_are_shown_unless_others_are_named(tmp_path):
 
 
 @pytest.mark.parametrize("name", [None, "nothing", "empty"])
-def test_a_folder_without_traces_is_told(tmp_path, monkeypatch, name):
+def test_a_folder_without_traces_is_reported(tmp_path, monkeypatch, name):
     (tmp_path / "empty").mkdir()
     monkeypatch.chdir(tmp_path)
     with pytest.raises(ValueError, match=r"attnbench profile|there is no folder nothing"):
@@ -103,8 +103,8 @@ def test_a_damaged_trace_is_named_and_the_others_are_shown(tmp_path, damage):
     good, bad = cell(tmp_path, "workload", "fused"), cell(tmp_path, "workload", "sdpa")
     DAMAGE[damage](bad)
     assert plugin.readable([good, bad])[0] == [good]
-    (told,) = plugin.readable([good, bad])[1]
-    assert str(bad) in told
+    (reported,) = plugin.readable([good, bad])[1]
+    assert str(bad) in reported
     looking = plugin.OfflinePlugin.__new__(plugin.OfflinePlugin)  # without its threads
     looking.logdir = str(tmp_path)
     assert list(looking._get_run_dirs()) == [str(good.parent)]
@@ -126,7 +126,7 @@ def test_a_port_in_use_is_a_users_mistake(tmp_path):
 
 
 @pytest.mark.parametrize("moment", [1, 2, 4, 6, 8])
-def test_a_signal_is_heard_whenever_it_comes(moment):
+def test_a_signal_is_received_whenever_it_comes(moment):
     """At a call or return inside the wait for it, up to the one that waits: none holds what its handler needs."""
     seen, seen_in_vain = 0, None
 
@@ -189,9 +189,9 @@ def test_it_says_where_it_is_and_ends_with_all_of_its_processes(tmp_path, how):
             pass
         processes = psutil.Process(board.pid).children(recursive=True)
         board.send_signal(how)
-        _, told = board.communicate(timeout=60)
+        _, reported = board.communicate(timeout=60)
     assert board.returncode == 0
     assert psutil.wait_procs(processes, timeout=20)[1] == []  # none outlives it
-    assert "sdpa.pt.trace.json.gz is damaged" in told
-    assert told.rstrip().endswith("ended")
-    assert "Traceback" not in told
+    assert "sdpa.pt.trace.json.gz is damaged" in reported
+    assert reported.rstrip().endswith("ended")
+    assert "Traceback" not in reported

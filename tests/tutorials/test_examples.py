@@ -194,7 +194,7 @@ def test_what_follows_from_the_formulas(number: str) -> None:
         expected = FORMULAS[number]()
     for name, table in expected.items():
         torch.testing.assert_close(
-            TABLES[number][name], table, rtol=1e-4, atol=1e-4, msg=lambda told, name=name: f"{name}: {told}"
+            TABLES[number][name], table, rtol=1e-4, atol=1e-4, msg=lambda reported, name=name: f"{name}: {reported}"
         )
 
 
@@ -250,13 +250,13 @@ def test_the_same_word_is_looked_at_alike_in_both_sentences() -> None:
         torch.testing.assert_close(table[..., first], table[..., second])
 
 
-def told(*arguments: str) -> subprocess.CompletedProcess[str]:
+def reported(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [forks.python(), "-m", "examples.tutorials", *arguments]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_the_program_prints_every_table() -> None:
-    printed = told()
+    printed = reported()
     assert printed.returncode == 0, printed.stderr
     names = [
         f"{number} {name} {tuple(table.shape)}\n" for number, made in TABLES.items() for name, table in made.items()
@@ -267,7 +267,7 @@ def test_the_program_prints_every_table() -> None:
 
 
 def test_the_program_prints_json_for_a_program() -> None:
-    printed = told("001", "003", "--json")
+    printed = reported("001", "003", "--json")
 
     def refuse(constant: str) -> None:
         pytest.fail(f"{constant} is not JSON")
@@ -279,6 +279,6 @@ def test_the_program_prints_json_for_a_program() -> None:
 
 
 def test_the_program_says_what_there_is() -> None:
-    printed = told("005")
+    printed = reported("005")
     assert printed.returncode == 2
     assert "000, 001, 002, 003, 004" in printed.stderr

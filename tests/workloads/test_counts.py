@@ -65,8 +65,8 @@ def products(workload: Workload, *, is_backward: bool) -> int:
 @pytest.mark.parametrize("workload", points(value_dim=3), ids=lambda workload: workload.id)
 def test_useful_flops_are_those_of_a_loop_over_visible_pairs(workload):
     forward, backward = products(workload, is_backward=False), products(workload, is_backward=True)
-    told = {direction: counts.useful_flops(turned(workload, direction)) for direction in DIRECTIONS}
-    assert told == {
+    reported = {direction: counts.useful_flops(turned(workload, direction)) for direction in DIRECTIONS}
+    assert reported == {
         "inference": forward, "forward": forward, "backward": backward, "forward_backward": forward + backward,
     }  # fmt: skip
 
@@ -142,11 +142,11 @@ def in_place(_: tuple[int, ...], left: tuple[int, ...], right: tuple[int, ...], 
 def test_executed_flops_are_what_torch_counts(name, scope, direction):
     for axes in ({"mask": "causal"}, {"mask": "none", "kv_len": 9, "num_kv_heads": 1, "value_dim": 3}):
         workload = Workload(**{**MODULE, "scope": scope, "direction": direction, **axes}, batch_size=2, seq_len=6)
-        told = implementation(name).executed_flops(workload)
+        reported = implementation(name).executed_flops(workload)
         if name == "module_list" and workload.num_kv_heads == 1:  # its heads share nothing
             assert reason_against(implementation(name), workload)
             continue
-        assert told == counted(name, workload) == counts.dense_flops(workload)
+        assert reported == counted(name, workload) == counts.dense_flops(workload)
 
 
 @pytest.mark.parametrize("direction", ["inference", "forward_backward"])

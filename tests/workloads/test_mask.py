@@ -17,7 +17,7 @@ SIZES = [(1, 1, 1), (2, 5, 5), (3, 4, 9), (2, 9, 4), (1, 8, 8), (2, 1, 7), (1, 7
 HEADS = 6
 
 
-def told(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:
+def reported(name: str, sizes: tuple[int, int, int], b: int, i: int, j: int) -> bool:
     """Each mask that hides once more, as a sentence about one pair."""
     batch, queries, keys = sizes
     is_true_key = j < keys - ((b + 1) * keys) // (2 * batch)
@@ -50,7 +50,7 @@ def dense(name, sizes):
     parts = [part for part in name.split("+") if part not in SHOWING_ALL]
     return np.array(
         [
-            [[all(told(part, sizes, b, i, j) for part in parts) for j in range(keys)] for i in range(queries)]
+            [[all(reported(part, sizes, b, i, j) for part in parts) for j in range(keys)] for i in range(queries)]
             for b in range(batch)
         ]
     )
@@ -225,7 +225,7 @@ class TestChange:
         scores = torch.randn(2, 3, 5, 5)
         assert BoundMask(parse_mask("causal"), (2, 5, 5), "cpu").adjust(scores) is scores
 
-    def test_heads_must_be_told_where_scores_are_changed(self):
+    def test_heads_must_be_reported_where_scores_are_changed(self):
         with pytest.raises(ValueError, match="give num_heads"):
             BoundMask(parse_mask("causal+alibi"), (1, 4, 4), "cpu")
 

@@ -34,7 +34,7 @@ MESSAGES = {
 @pytest.mark.parametrize("name", MESSAGES)
 def test_what_fails_as_before_says_the_same_whatever_its_numbers(name: str, is_checked: bool, tmp_path: Path) -> None:  # noqa: FBT001
     *messages, kind = MESSAGES[name]
-    changes = [scripts.fails(told) if is_checked else ends(Status.error, told) for told in messages]
+    changes = [scripts.fails(reported) if is_checked else ends(Status.error, reported) for reported in messages]
     before, after = (run(tmp_path / str(number), change) for number, change in enumerate(changes))
     (found,) = [ruling for ruling in judge(before, after).rulings if ruling.base == Status.error]
     assert (found.metric, found.kind) == ("status", kind)
@@ -55,9 +55,9 @@ def disagrees(diagnosis: str) -> scripts.Change:
 @pytest.mark.parametrize(
     ("after", "kind"), [("hidden keys matter (3.1)", Kind.failed), ("equal rows differ (1.2)", Kind.changed)]
 )
-def test_what_is_wrong_without_a_name_is_told_apart_by_its_words(after: str, kind: Kind, tmp_path: Path) -> None:
-    told = (disagrees("hidden keys matter (2.9)"), disagrees(after))
-    both = [run(tmp_path / str(number), change) for number, change in enumerate(told)]
+def test_what_is_wrong_without_a_name_is_distinguished_by_its_words(after: str, kind: Kind, tmp_path: Path) -> None:
+    reported = (disagrees("hidden keys matter (2.9)"), disagrees(after))
+    both = [run(tmp_path / str(number), change) for number, change in enumerate(reported)]
     (found,) = [ruling for ruling in judge(*both).rulings if ruling.base == Status.disagrees]
     assert found.kind is kind
 
@@ -69,8 +69,8 @@ def test_what_is_wrong_without_a_name_is_told_apart_by_its_words(after: str, kin
 def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(tmp_path: Path, monkeypatch, status, more) -> None:
     before, after = (run(tmp_path / name, scripts.all_end(status, **more)) for name in ("before", "after"))
     decision = judge(before, after)
-    told = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
-    assert (decision.outcome, decision.words) == told
+    reported = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
+    assert (decision.outcome, decision.words) == reported
     assert attnbench(monkeypatch, "gate", before.folder, after.folder) == 3
 
 

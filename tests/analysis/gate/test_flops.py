@@ -19,14 +19,14 @@ def test_the_flops_of_a_call_may_not_grow_and_not_be_left_untold(tmp_path: Path,
     assert {ruling.metric for ruling in found} <= {EXECUTED_FLOPS}
 
 
-def test_flops_that_nobody_told_before_are_not_judged(tmp_path: Path) -> None:
+def test_flops_that_nobody_reported_before_are_not_judged(tmp_path: Path) -> None:
     decision = judge(run(tmp_path / "before", executes(None)), run(tmp_path / "after", executes(1000)))
-    told = {(each.workload, each.implementation) for each in decision.rulings if each.metric == EXECUTED_FLOPS}
-    assert told == {(FIRST, "bmm"), (POINTS[1].id, "bmm"), (POINTS[1].id, "fused")}
+    reported = {(each.workload, each.implementation) for each in decision.rulings if each.metric == EXECUTED_FLOPS}
+    assert reported == {(FIRST, "bmm"), (POINTS[1].id, "bmm"), (POINTS[1].id, "fused")}
     assert decision.outcome is Outcome.passed
 
 
-def test_fewer_flops_are_told_as_better(tmp_path: Path) -> None:
+def test_fewer_flops_are_reported_as_better(tmp_path: Path) -> None:
     decision = judge(run(tmp_path / "before", executes(1000)), run(tmp_path / "after", executes(500)))
     (found,) = [ruling for ruling in decision.rulings if ruling.kind is Kind.shrunk]
     assert (found.metric, found.unit, found.effect) == (EXECUTED_FLOPS, "flops", 0.5)

@@ -88,17 +88,17 @@ def test_the_same_again_passes(base: Results, tmp_path: Path, monkeypatch, capsy
     assert "pass: nothing got worse; 4 of 4 times could be judged" in capsys.readouterr().out
 
 
-def test_an_improvement_that_is_checked_passes_and_is_told(base: Results, tmp_path: Path, monkeypatch) -> None:
+def test_an_improvement_that_is_checked_passes_and_is_reported(base: Results, tmp_path: Path, monkeypatch) -> None:
     candidate = run(tmp_path / "run", scales("fused", 0.5))
     decision = judge(base, candidate)
     assert decision.outcome is Outcome.improved
-    told = [ruling for ruling in decision.rulings if ruling.kind is Kind.faster]
-    assert {ruling.implementation for ruling in told} == {"fused"}
-    assert all("its check in this run was whole" in ruling.words for ruling in told)
+    reported = [ruling for ruling in decision.rulings if ruling.kind is Kind.faster]
+    assert {ruling.implementation for ruling in reported} == {"fused"}
+    assert all("its check in this run was whole" in ruling.words for ruling in reported)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 0
 
 
-def test_a_slowdown_is_told_with_its_size_and_what_could_have_been_seen(base: Results, tmp_path: Path) -> None:
+def test_a_slowdown_is_reported_with_its_size_and_what_could_have_been_seen(base: Results, tmp_path: Path) -> None:
     decision = judge(base, run(tmp_path / "run", scales("fused", 1.3, FIRST)))
     (found,) = [ruling for ruling in decision.rulings if ruling.kind is Kind.slower]
     assert (found.workload, found.implementation, found.unit) == (FIRST, "fused", "s")
@@ -133,7 +133,7 @@ def test_a_workload_with_another_seed_is_the_same_work(tmp_path: Path) -> None:
     assert len(found) == 6
 
 
-def test_what_was_wrong_before_is_known_and_what_is_mended_is_told(base: Results, tmp_path: Path) -> None:
+def test_what_was_wrong_before_is_known_and_what_is_mended_is_reported(base: Results, tmp_path: Path) -> None:
     wrong = run(tmp_path / "wrong", ends(Status.crashed))
     again = run(tmp_path / "again", ends(Status.crashed))
     other = run(tmp_path / "other", ends(Status.timeout))
@@ -290,7 +290,7 @@ def test_a_damaged_journal_is_an_invalid_session(base: Results, tmp_path: Path, 
     assert "not an event of a journal" in capsys.readouterr().err
 
 
-def test_mistakes_of_usage_are_told_from_findings(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
+def test_mistakes_of_usage_are_distinguished_from_findings(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert attnbench(monkeypatch, "gate", base.folder, "nowhere") == 2
     assert attnbench(monkeypatch, "gate", base.folder) == 2
@@ -301,10 +301,10 @@ def test_mistakes_of_usage_are_told_from_findings(base: Results, tmp_path: Path,
 def test_json_holds_every_ruling(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:
     candidate = run(tmp_path / "run", scales("fused", 1.3))
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder, "--json") == 1
-    told = json.loads(capsys.readouterr().out)
-    assert told["outcome"] == "finding"
-    assert len(told["rulings"]) == 6 * 3 + 4 + 6  # sdpa does not say how many FLOPs it executes
-    assert {ruling["kind"] for ruling in told["rulings"]} == {"same", "slower"}
+    reported = json.loads(capsys.readouterr().out)
+    assert reported["outcome"] == "finding"
+    assert len(reported["rulings"]) == 6 * 3 + 4 + 6  # sdpa does not say how many FLOPs it executes
+    assert {ruling["kind"] for ruling in reported["rulings"]} == {"same", "slower"}
 
 
 def test_the_reference_itself_is_printed_and_not_judged(base: Results, tmp_path: Path) -> None:
@@ -315,12 +315,12 @@ def test_the_reference_itself_is_printed_and_not_judged(base: Results, tmp_path:
     assert all(r.candidate == pytest.approx(1.3 * r.base) for r in own)
 
 
-def test_another_source_of_the_reference_is_told(base: Results, tmp_path: Path) -> None:
+def test_another_source_of_the_reference_is_reported(base: Results, tmp_path: Path) -> None:
     candidate = run(tmp_path / "run", lambda e: with_plan(e, digests={"sdpa": "99999999"}))
     assert any("source of the reference sdpa has changed" in note for note in judge(base, candidate).notes)
 
 
-def test_a_rule_that_covers_nothing_is_told(base: Results, tmp_path: Path) -> None:
+def test_a_rule_that_covers_nothing_is_reported(base: Results, tmp_path: Path) -> None:
     asked = Thresholds(rule=(Rule(implementation="fusd", allowed=0.5),))
     assert any("rule 1 (*, fusd) covers no cell" in note for note in judge(base, run(tmp_path / "r"), asked).notes)
 

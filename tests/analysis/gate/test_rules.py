@@ -73,7 +73,7 @@ def test_what_is_allowed_to_every_cell_is_allowed_to_the_suite(
 
 
 @pytest.mark.parametrize(
-    ("metric", "told"),
+    ("metric", "reported"),
     [
         ("peak_mem", "did you mean peak_memory?"),
         ("time", "choose among error_ratio, executed_flops, latency, num_operators, peak_memory"),
@@ -83,7 +83,7 @@ def test_what_is_allowed_to_every_cell_is_allowed_to_the_suite(
         ("saved_memory", ""),
     ],
 )
-def test_a_rule_for_a_metric_that_nobody_knows_is_told(tmp_path: Path, metric: str, told: str) -> None:
+def test_a_rule_for_a_metric_that_nobody_knows_is_reported(tmp_path: Path, metric: str, reported: str) -> None:
     def saved(event):
         if isinstance(event, CellMeasured) and event.workload == FIRST:
             return msgspec.structs.replace(
@@ -93,8 +93,8 @@ def test_a_rule_for_a_metric_that_nobody_knows_is_told(tmp_path: Path, metric: s
 
     before, after = (run(tmp_path / name, saved) for name in ("before", "after"))
     notes = judge(before, after, Thresholds(rule=(Rule(metric=metric, allowed=0.5),))).notes
-    assert len(notes) == bool(told)
-    assert all(note.startswith("rule 1 covers nothing here") and told in note for note in notes)
+    assert len(notes) == bool(reported)
+    assert all(note.startswith("rule 1 covers nothing here") and reported in note for note in notes)
 
 
 @pytest.fixture(scope="module")

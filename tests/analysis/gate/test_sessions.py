@@ -121,8 +121,8 @@ def test_a_session_is_none_of_two_runs(session: Path, tmp_path: Path, monkeypatc
     one = scripts.run(tmp_path / "one").folder
     for pair in ((one, session), (session, one)):
         assert attnbench(monkeypatch, command, *pair) == 2
-        told = f"{NAME} compared two sides, and is judged by itself and against no other run: give it alone"
-        assert told in capsys.readouterr().err
+        reported = f"{NAME} compared two sides, and is judged by itself and against no other run: give it alone"
+        assert reported in capsys.readouterr().err
 
 
 def test_a_session_becomes_no_baseline(session: Path, tmp_path: Path, monkeypatch, capsys) -> None:

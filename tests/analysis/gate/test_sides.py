@@ -109,11 +109,11 @@ def test_where_no_cell_is_ok_on_both_sides_nothing_could_be_compared(
     records = [msgspec.structs.replace(record, status=status, message="no", agreement=None) for record in found.records]
     matches, suite = match_records([] if is_new else records, records), whole(None, Thresholds(), [])
     decision = conclude((side(found), side(found)), matches, ([], suite), Thresholds())
-    told = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
-    assert (decision.outcome, decision.words) == told
+    reported = (Outcome.inconclusive, "nothing could be compared: no cell is ok on both sides")
+    assert (decision.outcome, decision.words) == reported
 
 
-def test_a_rule_that_is_about_nothing_is_told(tmp_path: Path) -> None:
+def test_a_rule_that_is_about_nothing_is_reported(tmp_path: Path) -> None:
     rules = (
         Rule(implementation="fusd", allowed=0.5),
         Rule(metric="peak_mem", allowed=0.5),

@@ -77,7 +77,7 @@ def test_a_run_is_held_against_the_baseline_of_its_machine(tmp_path, monkeypatch
     assert attnbench(monkeypatch, "gate", own, "3_slow", "--results", tmp_path) == 1
 
 
-def test_without_one_of_its_own_it_is_held_against_the_newest_and_told_so(tmp_path, monkeypatch, capsys):
+def test_without_one_of_its_own_it_is_held_against_the_newest_and_reported_so(tmp_path, monkeypatch, capsys):
     run(tmp_path / "runs" / "here")
     accept(tmp_path, "here")
     run(tmp_path / "runs" / "there", scripts.elsewhere)
@@ -99,16 +99,16 @@ def test_the_option_is_asked_for(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("change", "told"),
+    ("change", "reported"),
     [
         (ends(Status.crashed), "1 cells that went wrong .fused on .*: crashed"),
         (scripts.killed, "did not come to its end"),
         (scripts.disturbed, "blocks are discarded"),
     ],
 )
-def test_a_run_that_went_wrong_becomes_no_baseline(change, told, tmp_path):
+def test_a_run_that_went_wrong_becomes_no_baseline(change, reported, tmp_path):
     run(tmp_path / "runs" / "run", change)
-    with pytest.raises(ValueError, match=told):
+    with pytest.raises(ValueError, match=reported):
         accept(tmp_path, "run")
     assert stored.stored(tmp_path) == []
 

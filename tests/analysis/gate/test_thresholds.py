@@ -38,7 +38,7 @@ def test_without_a_rule_the_defaults_hold_and_nobody_asked_for_them():
 
 
 @pytest.mark.parametrize(
-    ("text", "told"),
+    ("text", "reported"),
     [
         ("[gate]\nsea = 1", "there is no key of \\[gate\\] sea \\(did you mean see\\?\\); choose among rule, see"),
         ("[gat]\nsee = 1", "there is no table gat .*choose among gate"),
@@ -52,10 +52,10 @@ def test_without_a_rule_the_defaults_hold_and_nobody_asked_for_them():
         ("[gate\n", "line 1"),
     ],
 )
-def test_what_cannot_be_is_refused(text, told, tmp_path):
+def test_what_cannot_be_is_refused(text, reported, tmp_path):
     file = tmp_path / "t.toml"
     file.write_text(text)
-    with pytest.raises(ValueError, match=told) as caught:
+    with pytest.raises(ValueError, match=reported) as caught:
         load(file)
     assert str(file) in str(caught.value)
 

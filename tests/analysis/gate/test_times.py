@@ -66,7 +66,7 @@ def test_thirty_percent_are_found_in_each_world(tmp_path):
         assert kinds[Kind.slower] >= 2, world
 
 
-def test_what_would_show_is_told_in_percent_as_long_as_that_says_something():
+def test_what_would_show_is_reported_in_percent_as_long_as_that_says_something():
     assert reach(0.123) == "12 %"
     assert reach(1e6) == "10 times the time"
 

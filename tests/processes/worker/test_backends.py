@@ -62,7 +62,7 @@ FALLBACKS = {
 
 
 @pytest.mark.parametrize("name", FALLBACKS)
-def test_a_silent_fallback_is_seen_foretold_and_explained(name: str) -> None:
+def test_a_silent_fallback_is_seen_predicted_and_explained(name: str) -> None:
     call, words = FALLBACKS[name]
     ran_backend, asked = seen(call)
     assert [ran_backend] == list(asked.predicted) == ["math"]
@@ -70,7 +70,7 @@ def test_a_silent_fallback_is_seen_foretold_and_explained(name: str) -> None:
 
 
 @pytest.mark.parametrize("options", [{}, {"is_causal": True}, {"attn_mask": torch.ones(T, T, dtype=torch.bool)}])
-def test_ordinary_calls_run_flash_and_were_foretold_to(options: dict[str, object]) -> None:
+def test_ordinary_calls_run_flash_and_were_predicted_to(options: dict[str, object]) -> None:
     ran_backend, asked = seen(attend(**options))
     assert (ran_backend, list(asked.predicted), list(asked.reasons)) == ("flash", ["flash"], [])
 
@@ -79,7 +79,7 @@ def test_priority_is_ignored_on_the_cpu() -> None:
     assert seen(flagged(attend()))[0] == "flash"  # math stands first in the list
 
 
-def test_two_backends_in_one_call_are_both_told() -> None:
+def test_two_backends_in_one_call_are_both_reported() -> None:
     both = [attend(), attend(dropout_p=0.5)]
     ran_backend, asked = seen(lambda: [one() for one in both])
     assert ran_backend == "flash+math"
@@ -138,9 +138,9 @@ def test_a_backend_that_refuses_is_explained() -> None:
     made = Implementation(build=Held, source="", backend="flash")
     with pytest.raises(RuntimeError, match=operators.NO_KERNEL) as caught:
         observe(made)
-    told = operators.refusal(SMALL, made, caught.value)
-    assert told.startswith("the flash backend was asked for and cannot run: ")
-    assert "use the following attn mask shapes: 2d" in told
+    reported = operators.refusal(SMALL, made, caught.value)
+    assert reported.startswith("the flash backend was asked for and cannot run: ")
+    assert "use the following attn mask shapes: 2d" in reported
     assert operators.refusal(SMALL, made, RuntimeError("something else")) == ""
 
 

@@ -42,7 +42,7 @@ def test_cold_caches_cost_each_call_what_the_world_says(tmp_path):
     assert {each.num_calls for each in cold} == {4}
 
 
-def test_page_faults_are_counted_call_by_call_and_told(tmp_path):
+def test_page_faults_are_counted_call_by_call_and_reported(tmp_path):
     results = run_in("calm", tmp_path, faults=lambda _, name: 900 if name == "same" else 0)
     assert {each.num_faults / each.num_calls for each in samples(results)} == {900}
     assert {each.num_faults for each in samples(results, "baseline")} == {0}

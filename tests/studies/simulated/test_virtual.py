@@ -37,7 +37,7 @@ def cost_s(workload, name):
     return 1e-4 * workload.seq_len * RATIO[name]
 
 
-def crew_in(world: str, seed: int = 1) -> SimulatedClient:
+def client_in(world: str, seed: int = 1) -> SimulatedClient:
     return SimulatedClient(WORLDS[world], cost_s, seed=seed, layout=0.002)
 
 
@@ -114,7 +114,7 @@ def test_the_calls_of_one_stretch_are_bent_together():
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_session_finds_the_ratio(world):
-    with crew_in(world) as client:
+    with client_in(world) as client:
         state = session(client, "slow", "baseline", num_visits=24)
     ((workload, arms),) = state.samples.items()
     slow, baseline = (arms[Arm(implementation=name)] for name in ("slow", "baseline"))
@@ -125,10 +125,10 @@ def test_a_session_finds_the_ratio(world):
 
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_whole_run_finds_what_was_planted(world, tmp_path):
-    results = virtual.execute(TIMED, tmp_path / "run", crew_in(world))
+    results = virtual.execute(TIMED, tmp_path / "run", client_in(world))
     assert results.reason == "every comparison is decided"
     assert results.elapsed_s < 600
-    assert verdicts(results) == {(w.id, name): told for w in workloads(3) for name, told in TOLD.items()}
+    assert verdicts(results) == {(w.id, name): reported for w in workloads(3) for name, reported in TOLD.items()}
     rows = comparisons(results)
     assert sum(row.low / 1.005 <= RATIO[row.implementation] <= row.high * 1.005 for row in rows) >= len(rows) - 1
     for floor in noise_floors(results).values():
@@ -136,7 +136,7 @@ def test_a_whole_run_finds_what_was_planted(world, tmp_path):
 
 
 def test_a_run_is_the_same_for_the_same_seed(tmp_path):
-    one, other = (virtual.execute(TIMED, tmp_path / name, crew_in("busy")) for name in ("one", "other"))
+    one, other = (virtual.execute(TIMED, tmp_path / name, client_in("busy")) for name in ("one", "other"))
 
     def values(results):
         return [[sample.value for m in record.measurements for sample in m.samples] for record in results.records]
@@ -148,7 +148,7 @@ def test_a_run_is_the_same_for_the_same_seed(tmp_path):
 def test_looking_at_what_runs_leaves_every_time_as_it_was(tmp_path):
     found = []
     for name, stages in (("whole", execution.STAGES), ("without", [s for s in execution.STAGES if s != "operators"])):
-        client = crew_in("busy")
+        client = client_in("busy")
         folder = tmp_path / name
         execution.execute(
             TIMED, folder, lambda _: None, stages, client=client, clock=client.clock.now, read_counters=lambda: None
@@ -187,7 +187,7 @@ def test_a_run_that_stays_open_takes_its_budget_and_no_more(tmp_path, budget_s):
     assert story.facts(results)["took"].endswith(f" of a budget of {budget_s:.1f} s")
 
 
-def test_a_budget_that_the_first_rounds_overdraw_is_told(tmp_path):
+def test_a_budget_that_the_first_rounds_overdraw_is_reported(tmp_path):
     client = SimulatedClient(WORLDS["calm"], lambda *_: 2e-3)
     results = virtual.execute(plan(2, ("baseline", "near"), budget_s=0.1), tmp_path / "run", client)
     assert story.facts(results)["took"].endswith(": checks, metrics and the first rounds took longer")
@@ -230,7 +230,7 @@ def test_the_race_goes_where_a_second_promises_most_and_everywhere_sometimes():
 
 @pytest.mark.long
 def test_reports_are_written_of_a_virtual_run(tmp_path):
-    results = virtual.execute(TIMED, tmp_path / "run", crew_in("calm"))
+    results = virtual.execute(TIMED, tmp_path / "run", client_in("calm"))
     for name, report in plugins.plugs("attnbench.reports", "REPORT").items():
         if name in {"markdown", "csv"}:
             assert isinstance(report, Report)
@@ -240,7 +240,7 @@ def test_reports_are_written_of_a_virtual_run(tmp_path):
 @pytest.mark.parametrize("seed", [0, 1, pytest.param(2, marks=pytest.mark.long), 3])
 def test_a_run_that_was_killed_anywhere_goes_on_to_the_same_verdicts(seed, tmp_path):
     world = list(WORLDS)[2 * seed]
-    client, folder = crew_in(world, seed=seed), tmp_path / "run"
+    client, folder = client_in(world, seed=seed), tmp_path / "run"
     whole = verdicts(virtual.execute(TIMED, folder, client))
     journal, draws = folder / JOURNAL, random.Random(seed)
     for _ in range(3):
@@ -312,5 +312,5 @@ def test_a_run_says_how_many_equivalents_rest_on_the_noise_floor_alone(tmp_path)
     client = SimulatedClient(WORLDS["random_walk"], lambda *_: 2e-3)
     asked = msgspec.structs.replace(plan(1, ("baseline", "same"), budget_s=60.0), smallest_effect=1e-4)
     results = virtual.execute(asked, tmp_path / "run", client)
-    told = "1 of 1 comparisons decided, 1 of them as equivalent within a noise floor that more time may lower"
-    assert story.facts(results)["verdicts"] == f"{told} (every comparison is decided)"
+    reported = "1 of 1 comparisons decided, 1 of them as equivalent within a noise floor that more time may lower"
+    assert story.facts(results)["verdicts"] == f"{reported} (every comparison is decided)"
