@@ -93,7 +93,7 @@ def coverage(session: nox.Session) -> None:
 
 @nox.session
 def recipes(session: nox.Session) -> None:
-    """Apply each recipe of CONTRIBUTING.md in a copy and run all tests there (-- axis metric: these two; an hour)."""
+    """Apply the recipes of CONTRIBUTING.md in a copy and run all tests there (-- axis metric: each of these alone)."""
     borrow(session, "tests")
     install(session, "test")
     session.run("python", "-m", "tests.recipes", *session.posargs, "--", *IN_PARALLEL, env=ONE_THREAD)

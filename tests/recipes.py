@@ -1,5 +1,6 @@
-"""The recipes of CONTRIBUTING.md, applied by tests, and by `nox -s recipes`, which runs all tests in a copy of each.
+"""The recipes of CONTRIBUTING.md, applied by tests; `nox -s recipes` runs all tests in the copies where they were applied.
 
+python -m tests.recipes                      # all in one copy
 python -m tests.recipes axis metric -- -x    # these two, each in a copy of its own; what follows -- goes to pytest
 """
 
@@ -43,8 +44,8 @@ def apply(what: str, folder: Path) -> None:
             subprocess.run(command, cwd=folder, input=text, text=True, env=environment, check=True)
 
 
-def run_tests_in_copy(what: str, options: list[str]) -> int:
-    """Apply one recipe in a copy of what git tracks, and run all tests there; pytest's exit code."""
+def run_tests_in_copy(applied: list[str], options: list[str]) -> int:
+    """Apply recipes in a copy of what git tracks, and run all tests there; pytest's exit code."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "copy"
         listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
@@ -52,7 +53,8 @@ def run_tests_in_copy(what: str, options: list[str]) -> int:
             if name and (ROOT / name).exists():
                 (folder / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
-        apply(what, folder)
+        for what in applied:
+            apply(what, folder)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "harness"), str(folder)])}
         left_out = [f"--deselect={test}" for test in APPLY_RECIPES]
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not browser", *left_out, *options]
@@ -60,19 +62,20 @@ def run_tests_in_copy(what: str, options: list[str]) -> int:
 
 
 def main(arguments: list[str]) -> int:
-    """Test the recipes that are named, or all; 0 where all tests pass in every copy."""
+    """Test all recipes in one copy, or those that are named, each in its own; 0 where all tests pass in every copy."""
     end = arguments.index("--") if "--" in arguments else len(arguments)
-    named, options = arguments[:end] or list(recipes()), arguments[end + 1 :]
+    named, options = arguments[:end], arguments[end + 1 :]
     if unknown := set(named) - set(recipes()):
         typer.echo(f"no recipe for {', '.join(sorted(unknown))}: choose among {', '.join(recipes())}", err=True)
         return 2
     codes = {}
-    for what in named:
-        typer.echo(f"recipe for: {what}")
-        start = time.monotonic()
-        codes[what] = run_tests_in_copy(what, options)
-        typer.echo(f"recipe for: {what}: exit code {codes[what]} after {time.monotonic() - start:.0f} s")
-    typer.echo(", ".join(f"{what}: {'FAILED' if code else 'passed'}" for what, code in codes.items()))
+    for applied in [[what] for what in named] or [list(recipes())]:
+        title, start = ", ".join(applied), time.monotonic()
+        typer.echo(f"recipes for {title}")
+        codes[title] = run_tests_in_copy(applied, options)
+        typer.echo(f"recipes for {title}: exit code {codes[title]} after {time.monotonic() - start:.0f} s")
+    for title, code in codes.items():
+        typer.echo(f"{'FAILED' if code else 'passed'}: {title}")
     return int(any(codes.values()))
 
 
