@@ -1,4 +1,4 @@
-"""The recipes of CONTRIBUTING.md, applied by tests; `nox -s recipes` runs all tests in the copies where they were applied.
+"""The recipes of CONTRIBUTING.md, applied in copies of the project; `nox -s recipes` runs all tests there.
 
 python -m tests.recipes                      # all in one copy
 python -m tests.recipes axis metric -- -x    # these two, each in a copy of its own; what follows -- goes to pytest
