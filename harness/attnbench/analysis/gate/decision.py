@@ -1,6 +1,6 @@
 """The decision of a gate on two runs, or on two sides of one session: validity, rulings, and one outcome.
 
-What is certain comes from analysis/gate/certain.py. Times have noise: effects are built here, between two separate runs or
+What is certain comes from certain.py next to it. Times have noise: effects are built here, between two separate runs or
 between the two sides, and `statistics.verdicts.judge` decides. The words of a judgement are made here, too.
 """
 
