@@ -56,6 +56,7 @@ def run_tests_in_copy(applied: list[str], options: list[str]) -> int:
         for what in applied:
             apply(what, folder)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "harness"), str(folder)])}
+        subprocess.run([sys.executable, "docs/figures.py"], cwd=folder, env=environment, check=True)
         left_out = [f"--deselect={test}" for test in APPLY_RECIPES]
         command = [sys.executable, "-m", "pytest", "-q", "-m", "not browser", *left_out, *options]
         return subprocess.run(command, cwd=folder, env=environment, check=False).returncode

