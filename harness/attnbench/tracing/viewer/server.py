@@ -5,6 +5,7 @@ import multiprocessing
 import os
 import signal
 import socket
+import time
 from pathlib import Path
 from queue import SimpleQueue
 
@@ -13,6 +14,7 @@ from tensorboard import default, program
 from attnbench.tracing import folders
 
 HOST = "127.0.0.1"
+POLL_S = 0.1
 DEPTH = 3  # of a trace in its run: WORKLOAD/IMPLEMENTATION/FILE
 
 
@@ -55,7 +57,8 @@ def stopping() -> SimpleQueue[int]:
 
 def wait(stopped: SimpleQueue[int]) -> None:
     """Wait for a signal; then end the plug-in's processes, which would outlive this one."""
-    stopped.get()
+    while stopped.empty():  # no wait without an end: Python may notice a signal only after it
+        time.sleep(POLL_S)
     for process in multiprocessing.active_children():
         process.kill()
 
