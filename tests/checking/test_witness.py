@@ -53,7 +53,31 @@ def test_an_answer_that_is_kept_from_the_call_before_is_wrong(scope, direction, 
         case.module.attend = attend
 
     workload = Workload(**SHAPE, scope=scope, direction=direction, dtype=dtype)
-    assert "while it was timed: output is wrong on fresh inputs" in judged(workload, "sdpa", 4, change=keep_the_first)
+    said = judged(workload, "sdpa", 4, change=keep_the_first)
+    assert "while it was timed: it returned its answer to an earlier call: output is wrong on fresh inputs" in said
+
+
+@pytest.mark.parametrize("age", [1, 3])
+def test_an_answer_that_is_kept_for_some_calls_is_said_to_be(age):
+    def keep(case):
+        outputs, honest = [], case.module.attend
+
+        def attend(*given):
+            outputs.append(honest(*given))
+            return outputs[max(0, len(outputs) - 1 - age)]
+
+        case.module.attend = attend
+
+    said = judged(Workload(**SHAPE, scope="attention"), "sdpa", 4, change=keep)
+    assert "it returned its answer to an earlier call" in said
+
+
+def test_an_answer_that_is_wrong_for_every_call_is_not_said_to_be_kept():
+    def spoil(case):
+        honest = case.module.attend
+        case.module.attend = lambda *given: 0.9 * honest(*given)
+
+    assert "earlier call" not in judged(Workload(**SHAPE, scope="attention"), "sdpa", 4, change=spoil)
 
 
 @pytest.mark.parametrize("direction", ["backward", "forward_backward"])

@@ -26,6 +26,8 @@ MOST_WHOLE_PAIRS = 2**20
 """Up to this many scores (B * H * T * S) it answers all of them once for each cell."""
 ROWWISE = "gradient of query"
 """What a few rows of the output's gradient give exactly, in scope `attention`."""
+NUM_EARLIER = 32
+"""An output that is wrong is compared with the right answers to so many calls before it."""
 
 
 def turned(inputs: Inputs, workload: Workload, seed: int, number: int) -> Inputs:
@@ -100,4 +102,17 @@ def judge(  # noqa: PLR0913 - what was called, and how it is judged
     if all(each.agrees for each in errors):
         return ""
     wrong = Agreement(oracle=oracle.NAME, probes=(ProbeResult(probe="fresh", tensors=tuple(errors)),))
-    return f"while it was timed: {describe(wrong)}"
+    has_wrong_output = "output" in observed and not errors[0].agrees
+    is_kept = has_wrong_output and _is_kept(drawn, observed["output"], reference, number, seed)
+    said = "it returned its answer to an earlier call: " if is_kept else ""
+    return f"while it was timed: {said}{describe(wrong)}"
+
+
+def _is_kept(drawn: Inputs, output: Tensor, reference: Reference, number: int, seed: int) -> bool:
+    """Whether an output is right for the inputs that are timed, or for those of a call shortly before it."""
+    workload, earlier = reference.workload, range(number - 1, max(-1, number - 1 - NUM_EARLIER), -1)
+    asked = msgspec.structs.replace(workload, direction="inference")
+    return any(
+        output_error(output, Reference(asked, inputs, seed, rows=reference.rows))[0].agrees
+        for inputs in (drawn, *(turned(drawn, workload, seed, call) for call in earlier))
+    )
