@@ -9,7 +9,7 @@ from attnbench.plugins import is_foreign
 from attnbench.processes import messages
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import Selection, plan
-from attnbench.processes.runners import IsolatingClient
+from attnbench.processes.runners import NUM_HANDED, IsolatingClient
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
@@ -114,11 +114,16 @@ def test_each_sample_of_foreign_code_is_a_request_of_its_own_and_nothing_else_is
     assert [[arm for arm, _ in each.arms] for each in sampled] == 4 * [[THEIRS], [PROBE]]
     assert [each.settles for each in sampled] == 4 * [False, True]
     assert not any(THEIRS in dict(each.arms) for each in both.shared.asked if isinstance(each, messages.SampleBlocks))
-    prepared, *witnesses, handed = [each for each in both.theirs.asked if not isinstance(each, messages.SampleBlocks)]
+    prepared, *others = [each for each in both.theirs.asked if not isinstance(each, messages.SampleBlocks)]
+    witnesses = [each for each in others if isinstance(each, messages.Witness)]
+    handed = others[len(witnesses) :]
     assert isinstance(prepared, messages.PrepareWitness)
     assert [number for each in witnesses for number in range(each.first, each.last)] == [*range(prepared.num_calls)]
-    assert isinstance(handed, messages.HandIn)
-    assert isinstance(both.shared.asked[-1], messages.JudgeOutput)
+    assert [type(each) for each in handed] == NUM_HANDED * [messages.HandIn]
+    assert [each.is_last for each in handed] == [False, False, True]
+    assert len({each.number for each in handed}) == NUM_HANDED
+    judged = [each for each in both.shared.asked if isinstance(each, messages.JudgeOutput)]
+    assert [each.number for each in judged] == [each.number for each in handed]
 
 
 def test_foreign_code_verifies_nothing_in_its_own_process(client):

@@ -1,4 +1,4 @@
-"""A witness sample: the calls that are timed, each on inputs of its own, and one of their outputs judged.
+"""A witness sample: the calls that are timed, each on inputs of its own, and some of their outputs judged.
 
 The inputs of each call are those that are timed, with the signs of some columns turned. That changes every score, so
 that no answer follows from an earlier one. Which columns follows from a seed: the judge, who has the inputs from where

@@ -188,9 +188,10 @@ class Witness(CellRequest, frozen=True, kw_only=True, tag="witness"):
 
 
 class HandIn(CellRequest, frozen=True, kw_only=True, tag="hand_in"):
-    """Hand in what the call with this number returned, and forget the others. Answered by HandedIn, or Failed."""
+    """Hand in what the call with this number returned; after the last, forget all. Answered by HandedIn, or Failed."""
 
     number: int
+    is_last: bool
 
 
 class HandedIn(msgspec.Struct, frozen=True, kw_only=True, tag="handed_in"):

@@ -314,7 +314,8 @@ class Worker:
     def hand_in(self, request: messages.HandIn) -> messages.HandedIn:
         """Let the judge have what a call returned; nothing where dropout makes it random."""
         self.turn, found = request.arm, self.returned[request.number]
-        self.witnesses, self.returned = [], []
+        if request.is_last:
+            self.witnesses, self.returned = [], []
         if request.workload.dropout > 0:
             return messages.HandedIn(exchange="", tensors={})
         tensors = {}
