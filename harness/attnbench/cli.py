@@ -49,6 +49,11 @@ def main() -> None:
     try:
         app()
     except ValueError as error:
+        from attnbench.storage.events import DamagedError  # here, because --help needs none of it
+
+        if isinstance(error, DamagedError):
+            typer.echo(f"invalid session: {error}", err=True)
+            sys.exit(ExitCode.invalid)
         typer.echo(f"error: {error}", err=True)
         sys.exit(ExitCode.wrong_usage)
     except OSError as error:

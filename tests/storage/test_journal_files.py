@@ -9,8 +9,10 @@ from pathlib import Path
 
 import pytest
 
-from attnbench.storage.events import DamagedError, RunFinished
+from attnbench.analysis.results import read
+from attnbench.storage.events import DamagedError, LinesLost, RunFinished
 from attnbench.storage.journal import JOURNAL, Journal, events
+from attnbench.storage.salvage import salvage
 from tests import journals
 
 WHOLE = gzip.compress((Path(__file__).parents[1] / "conftest.py").read_bytes())
@@ -47,6 +49,11 @@ def whole(folder: Path) -> list[bytes]:
     return (folder / JOURNAL).read_bytes().splitlines(keepends=True)
 
 
+def older(lines: list[bytes]) -> list[bytes]:
+    """The same lines as a version without digests wrote them."""
+    return [re.sub(rb',"digest":"\w+"', b"", line).replace(b'"schema":5', b'"schema":4') for line in lines]
+
+
 def damages(lines: list[bytes], draws: random.Random) -> Iterator[tuple[str, int, bytes]]:
     """Ways to damage a journal: what was done, the first line that is no longer right, and what the file holds."""
     for _ in range(60):
@@ -72,6 +79,102 @@ def damages(lines: list[bytes], draws: random.Random) -> Iterator[tuple[str, int
 NUM_DAMAGES = 300
 
 
+def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
+    assert any(what in line for line in lines)
+    return [line.replace(what, into, 1) for line in lines]
+
+
+@pytest.mark.parametrize(
+    ("damage", "said"),
+    [
+        (lambda lines: [*lines, *lines], "a second run, "),
+        (lambda lines: lines[1:], "does not begin with run_started"),
+        (lambda lines: [*lines, next(each for each in lines if b"visit_finished" in each)], "a visit after the end"),
+        (lambda lines: twice(lines, b"visit_finished"), "comes after visit"),
+        (lambda lines: twice(lines, b"cell_checked"), "a second check of"),
+        (lambda lines: twice(lines, b"cell_measured"), "a second measurement of"),
+        (lambda lines: twice(lines, b"ceilings_measured"), "a second measurement of what"),
+        (lambda lines: changed(lines, b'"samples":[[0.', b'"samples":[[-0.'), "a sample of"),
+        (
+            lambda lines: changed(lines, b'"implementation":"sdpa"', b'"implementation":"sdqa"'),
+            "no implementation sdqa",
+        ),
+        (lambda lines: changed(lines, b'"workload":"', b'"workload":"x'), "the plan has no workload x"),
+        (lambda lines: [*lines[:3], b"[" * 3000 + b"]" * 3000 + b"\n", *lines[3:]], "not an event of a journal"),
+        (lambda lines: [*lines[:3], b"\xff\xfe{}\n", *lines[3:]], "not an event of a journal"),
+        (lambda lines: [*lines[:3], b"\n", *lines[3:]], "not an event of a journal"),
+    ],
+    ids=[
+        *("twice", "no beginning", "after the end", "visit twice", "check twice", "metric twice", "ceilings twice"),
+        *("below zero", "no such implementation", "no such workload", "brackets", "no text", "empty line"),
+    ],
+)
+def test_without_digests_what_makes_no_sense_is_noticed(tmp_path, damage, said):
+    lines = damage(older(whole(tmp_path)))
+    path = tmp_path / "old" / JOURNAL
+    path.parent.mkdir()
+    path.write_bytes(b"".join(lines))
+    with pytest.raises(DamagedError, match=r"line \d+: ") as raised:
+        list(events(path))
+    assert said in str(raised.value)
+
+
+def twice(lines: list[bytes], what: bytes) -> list[bytes]:
+    place = next(number for number, line in enumerate(lines) if what in line)
+    return [*lines[: place + 1], *lines[place:]]
+
+
+def test_a_newer_schema_and_a_digest_that_is_gone_are_damage(tmp_path):
+    lines = whole(tmp_path)
+    path = tmp_path / "other" / JOURNAL
+    path.parent.mkdir()
+    path.write_bytes(b"".join([lines[0].replace(b'"schema":5', b'"schema":6'), *lines[1:]]))
+    with pytest.raises(DamagedError, match="has schema 6, newer than 5: update attnbench"):
+        list(events(path))
+    path.write_bytes(b"".join([lines[0], *(re.sub(rb',"digest":"\w+"', b"", line) for line in lines[1:])]))
+    with pytest.raises(DamagedError, match="line 2: it was changed: it has lost its digest"):
+        list(events(path))
+
+
+def test_salvage_keeps_whatever_is_intact_and_says_what_it_drops(tmp_path):
+    lines = whole(tmp_path)
+    intact = list(events(tmp_path / JOURNAL))
+    path = tmp_path / "damaged" / JOURNAL
+    path.parent.mkdir()
+    for number, (what, place, text) in enumerate(random.Random(3).sample(list(damages(lines, random.Random(2))), 60)):
+        path.write_bytes(text)
+        to = tmp_path / f"{number}"
+        if place == 0 and what != "a line twice":
+            with pytest.raises(DamagedError):
+                salvage(path, to)
+            assert not to.exists()
+            continue
+        saved = salvage(path, to)
+        kept = list(events(to / JOURNAL))
+        assert isinstance(kept[-1], LinesLost)
+        lost = "line gone" in what or "changed" in what
+        assert all(each in intact for each in kept[1:-1]), what
+        assert len(kept) - 1 >= len(intact) - (1 if lost else 2), what
+        assert saved.num_kept == len(kept) - 1
+        assert saved.dropped or saved.gaps, what
+        assert read(to).num_lost > 0
+
+
+def test_what_is_intact_is_not_written_again(tmp_path):
+    journals.write(tmp_path / "whole")
+    saved = salvage(tmp_path / "whole")
+    assert not saved.is_damaged
+    assert not saved.folder.exists()
+
+
+def test_salvage_overwrites_no_run(tmp_path):
+    lines = whole(tmp_path / "run")
+    journals.write(tmp_path / "other")
+    (tmp_path / "run" / JOURNAL).write_bytes(b"".join(lines[:4] + lines[5:]))
+    with pytest.raises(ValueError, match="holds a run: choose another folder with --to"):
+        salvage(tmp_path / "run", tmp_path / "other")
+
+
 def test_whatever_is_changed_in_a_journal_is_noticed_at_its_line(tmp_path):
     lines = whole(tmp_path)
     assert len(list(events(tmp_path / JOURNAL))) == len(lines)
@@ -84,6 +187,7 @@ def test_whatever_is_changed_in_a_journal_is_noticed_at_its_line(tmp_path):
         with pytest.raises((DamagedError, ValueError)) as raised:
             list(events(path))
         assert f"line {number + 1}:" in str(raised.value) or "has schema" in str(raised.value), what
+        assert "attnbench salvage" in str(raised.value) or "has schema" in str(raised.value), what
         found += 1
     assert found > 100
 
@@ -102,7 +206,7 @@ def test_a_journal_that_ends_early_is_read_and_gone_on_with(tmp_path):
 
 
 def test_an_older_journal_without_digests_is_read_and_gone_on_with(tmp_path):
-    lines = [re.sub(rb',"digest":"\w+"', b"", line) for line in whole(tmp_path)]
+    lines = older(whole(tmp_path))
     path = tmp_path / "old" / JOURNAL
     path.parent.mkdir()
     path.write_bytes(b"".join(lines[:5]))

@@ -132,7 +132,8 @@ def test_of_two_sides_each_name_becomes_an_implementation_and_its_side(tmp_path:
 def test_a_candidate_has_a_control_where_each_side_has_processes_of_its_own_and_else_a_name(
     tmp_path: Path, *, is_apart: bool
 ) -> None:
-    first = sided("x (base)=old/x.py:f", "x=new/x.py:f", is_apart=is_apart)
+    named = () if is_apart else ("x (twin)=new/x.py:g",)
+    first = sided("x (base)=old/x.py:f", "x=new/x.py:f", *named, is_apart=is_apart)
     _, taken = decoded(tmp_path, first, visit("x (twin)", "x (base) (twin)", "x", "x (base)"))
     odd = X.as_control() if is_apart else Arm(implementation="x (twin)", side=CANDIDATE)
     assert taken == expected(odd, X_BASE.as_control(), X, X_BASE)
@@ -182,7 +183,9 @@ def test_two_sides_that_were_gone_on_with_keep_their_sides(tmp_path: Path) -> No
     write(tmp_path, sided("x (base)=old/x.py:f", "x=new/x.py:f"), checked("x (base)"), visit("x (base)", "x"))
     with Journal(tmp_path) as more:
         more.append(CellChecked(workload=WORKLOAD.id, implementation="x", side=CANDIDATE, status=Status.ok))
-        more.append(CellChecked(workload=WORKLOAD.id, implementation="x", side=BASE, status=Status.crashed))
+        more.append(
+            CellFailed(workload=WORKLOAD.id, implementation="x", side=BASE, status=Status.crashed, message="gone")
+        )
         more.append(expected(X, X_BASE, number=1))
     found = {record.arm: record for record in read(tmp_path).records}
     assert {arm: record.status for arm, record in found.items()} == {X: Status.ok, X_BASE: Status.crashed}
@@ -246,7 +249,7 @@ def test_a_compressed_journal_is_read_alike(tmp_path: Path) -> None:
 
 def test_todays_journals_are_not_taken_for_old_ones(tmp_path: Path) -> None:
     folder = tmp_path / "run"
-    first = decoded(tmp_path / "old", started("sdpa", "odd (twin)"))[0]
+    first = decoded(tmp_path / "old", started("sdpa", "sdpa (twin)"))[0]
     assert isinstance(first, RunStarted)
     history = [
         msgspec.structs.replace(first, schema=SCHEMA),

@@ -14,8 +14,8 @@ from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.storage import events
 from attnbench.storage.events import DamagedError, Event, Plan
+from attnbench.storage.journal import FIRST_WITH_DIGESTS, journal_of
 from attnbench.storage.journal import events as read_events
-from attnbench.storage.journal import journal_of
 from attnbench.storage.records import (
     BASE,
     CONTROL_LATENCY,
@@ -31,6 +31,9 @@ from attnbench.storage.records import (
     Sample,
     Status,
 )
+
+LOST = "which {} lines or gaps were left out: a failure may have been among them"
+"""Of a run whose journal was damaged."""
 
 
 @dataclass(frozen=True, kw_only=True, eq=False)
@@ -56,6 +59,7 @@ class Results:
     accepted: tuple[
         events.BaselineAccepted, ...
     ] = ()  # of a stored baseline: what it and its predecessors were accepted for
+    num_lost: int = 0  # lines of a damaged journal that was salvaged, as far as they can be counted
 
     @property
     def run(self) -> str:
@@ -66,6 +70,11 @@ class Results:
     def plan(self) -> Plan:
         """What the run was asked to do."""
         return self.started.plan
+
+    @property
+    def has_digests(self) -> bool:
+        """Whether a number that was changed in its journal would have been noticed."""
+        return self.started.schema >= FIRST_WITH_DIGESTS
 
     @property
     def num_discarded(self) -> int:
@@ -120,6 +129,7 @@ def read(path: Path) -> Results:
         warnings=warnings,
         system_load=system_load(history),
         accepted=tuple(event for event in history if isinstance(event, events.BaselineAccepted)),
+        num_lost=sum(len(each.lines) + len(each.gaps) for each in history if isinstance(each, events.LinesLost)),
     )
 
 
@@ -149,7 +159,7 @@ def folded(started: events.RunStarted, history: Iterable[Event]) -> Iterator[Rec
                         mine.setdefault(metric, []).extend(taken.samples)
             case events.StateChanged() | events.CeilingsMeasured():
                 pass
-            case events.RunStarted() | events.RunFinished() | events.BaselineAccepted():
+            case events.RunStarted() | events.RunFinished() | events.BaselineAccepted() | events.LinesLost():
                 pass
     order = {workload.id: place for place, workload in enumerate(started.plan.workloads)}
     for key, fields in sorted(cells.items(), key=lambda item: order.get(item[0][0], -1)):

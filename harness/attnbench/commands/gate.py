@@ -36,18 +36,18 @@ def gate(
     from attnbench.analysis.gate import stored
     from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.rulings import load
-    from attnbench.commands.running import read_stored
+    from attnbench.analysis.results import read
     from attnbench.storage.journal import newest_run
 
     if len(runs or ()) > MOST_RUNS:
         raise ValueError(f"gate takes two runs at most, and {len(runs or ())} were given: BASE and CANDIDATE")
     allowed = load(thresholds)
     paths = [stored.locate(name, results) for name in runs or ()] or [newest_run(results)]
-    *before, after = (read_stored(path) for path in paths)
+    *before, after = (read(path) for path in paths)
     if not before and after.plan.sides is not None:
         decision = judge_sides(after, allowed)
     else:
-        decision = judge(before[0] if before else read_stored(stored.find(after, results)), after, allowed)
+        decision = judge(before[0] if before else read(stored.find(after, results)), after, allowed)
     show(decision, after, as_json=as_json, to=to)
     raise typer.Exit(EXIT_CODES.get(decision.outcome, ExitCode.passed))
 

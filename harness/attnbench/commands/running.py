@@ -17,7 +17,7 @@ from attnbench.analysis.results import Results, read
 from attnbench.commands import ExitCode
 from attnbench.processes import execution
 from attnbench.processes.execution import Progress, Watch
-from attnbench.storage.events import DamagedError, Plan
+from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 
 LINE_EVERY_S = 10.0
@@ -127,15 +127,6 @@ def given(context: typer.Context) -> set[str]:
     long_names = {each.name: max(each.opts, key=len) for each in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in context.params}
     return {long_names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
-
-
-def read_stored(path: Path) -> Results:
-    """A stored run; one that is damaged ends the command as an invalid session."""
-    try:
-        return read(path)
-    except DamagedError as error:
-        typer.echo(f"invalid session: {error}", err=True)
-        raise typer.Exit(ExitCode.invalid) from None
 
 
 def write_reports(results: Results, folder: Path) -> bool:

@@ -191,7 +191,7 @@ class Clocked:
         if factor > HIDDEN + 1 / len(self.witnessed):  # a few may all be disturbed
             return (
                 f"by the coordinator's clock, and on inputs of its own, a call takes {show(factor * call_s, 's')}: "
-                f"{factor:.3g} times as long as in its samples: time is hidden, or answers of earlier calls are kept"
+                f"{factor:.3g} times as long as in its samples, where work is skipped, answers are kept, or time is hidden"
             )
         hidden_s, claimed_s = quartile(self.hidden), statistics.median(self.sampled)
         if hidden_s > max(AROUND_S, 2 * waited_s) + (HIDDEN - 1) * claimed_s:

@@ -12,7 +12,7 @@ import jinja2
 from markupsafe import Markup, escape
 
 from attnbench.analysis.comparisons import by_implementation, by_side, comparisons, noise_floors, winners
-from attnbench.analysis.results import Results
+from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
 from attnbench.reports import Picture, cells, grouped, notable, text_report
 from attnbench.statistics.interference import MANY
@@ -150,6 +150,10 @@ def troubles(results: Results) -> list[str]:
     lines = []
     if results.elapsed_s is None:
         lines.append("This run did not come to its end: what is missing below was not measured.")
+    if results.num_lost:
+        lines.append(f"It is what is left of a damaged one, in {LOST.format(results.num_lost)}.")
+    if not results.has_digests:
+        lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
     load = results.system_load
     if load is not None and load.others + load.stolen > CONTENTION:
         taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"

@@ -24,7 +24,7 @@ from attnbench.storage.records import (
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
-SCHEMA = 4
+SCHEMA = 5
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
 CACHES = ("warm", "cold")
@@ -40,7 +40,7 @@ their pages again; with these settings, it does not (mallopt(3), https://man7.or
 
 
 class DamagedError(ValueError):
-    """A journal that was written by us and is not whole any more, or never was a journal."""
+    """A journal that cannot be read: it is not whole any more, never was one, or is newer than this version."""
 
 
 class Side(msgspec.Struct, frozen=True, kw_only=True):
@@ -281,6 +281,14 @@ class BaselineAccepted(msgspec.Struct, frozen=True, kw_only=True, tag="baseline_
     reason: str
 
 
+class LinesLost(msgspec.Struct, frozen=True, kw_only=True, tag="lines_lost"):
+    """What follows is missing something: lines of a damaged journal were left out; written by `attnbench salvage`."""
+
+    run: str  # the damaged one
+    lines: tuple[int, ...]  # their numbers there
+    gaps: tuple[int, ...]  # the intact lines before which something was changed, or is gone
+
+
 Event = (
     RunStarted
     | WorkerStarted
@@ -293,4 +301,5 @@ Event = (
     | VisitFinished
     | RunFinished
     | BaselineAccepted
+    | LinesLost
 )

@@ -1,8 +1,9 @@
 """The journal: one JSON line for each event, appended and synced as work finishes, and read again.
 
-A journal is data, never executed. Each line ends with a digest of itself and of the one before, so that no digit can
-change, and no line go, come or move, without being noticed; at the end lines may be missing, as after a kill. A line
-that a kill cut short is dropped; any other damage is an error that names it.
+A journal is data, never executed. Each line ends with two digests, of itself and of itself after the line before, so
+that no digit can change, and no line go, come or move, without being noticed; at the end lines may be missing, as after
+a kill. What the lines say must make sense, too (storage/soundness.py). A line that a kill cut short is dropped; any
+other damage is an error that names it, and storage/salvage.py keeps what is left.
 Nothing here judges what was measured: see analysis/results.py. Idea of joining run and report by files alone:
 https://asv.readthedocs.io. At the end: where runs lie, found by name, folder or age below the folder of results.
 """
@@ -15,14 +16,14 @@ import os
 import shutil
 import time
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, Self
+from typing import IO, NamedTuple, Self
 
 import msgspec
 
-from attnbench.storage import older_schemas
+from attnbench.storage import older_schemas, soundness
 from attnbench.storage.events import SCHEMA, DamagedError, Event, RunStarted
 
 JOURNAL = "journal.jsonl"
@@ -31,7 +32,10 @@ PACKED = f"{JOURNAL}.gz"
 SYNC_EVERY_S = 0.1
 """What a power cut may cost; a kill costs nothing."""
 DIGEST = b',"digest":"%b"}'
-DIGEST_BYTES = 12
+HALF_BYTES = 6
+"""Of either digest; together they have two hexadecimal digits for each byte of both."""
+FIRST_WITH_DIGESTS = 5
+"""From this schema on every line has them."""
 _DECODER = msgspec.json.Decoder(Event)
 _ENCODER = msgspec.json.Encoder()
 
@@ -91,49 +95,103 @@ class Journal:
 
 
 def signed(line: bytes, before: bytes) -> tuple[bytes, bytes]:
-    """A line with its digest, which follows from the digest `before` it, and that digest."""
-    digest = hashlib.blake2b(before + line, digest_size=DIGEST_BYTES).hexdigest().encode()
+    """A line with its digests, of which the second follows from those `before` it; and both."""
+    digest = _half(line) + _half(before + line)
     return line[:-1] + DIGEST % digest, digest
 
 
+def _half(text: bytes) -> bytes:
+    return hashlib.blake2b(text, digest_size=HALF_BYTES).hexdigest().encode()
+
+
 def digest_of(line: bytes) -> bytes:
-    """The digest that a line ends with; empty where it has none, as in journals that are older than digests."""
-    start = len(line) - len(DIGEST % (2 * DIGEST_BYTES * b" "))
-    digest = line[-2 - 2 * DIGEST_BYTES : -2]
+    """The digests that a line ends with; empty where it has none, as in journals that are older than digests."""
+    start = len(line) - len(DIGEST % (4 * HALF_BYTES * b" "))
+    digest = line[-2 - 4 * HALF_BYTES : -2]
     return digest if start > 0 and line[start:] == DIGEST % digest else b""
 
 
-def events(path: Path) -> Iterator[Event]:
-    """The events of a journal file, in order; those of older schemas as events of today's.
+class Line(NamedTuple):
+    """One line of a journal as it is found."""
+
+    number: int
+    event: Event | None  # None: it is none, and `wrong` says why
+    wrong: str = ""
+    is_intact: bool = True  # as it was written; where only `wrong` is said, the one before it was changed, or is gone
+
+
+def lines(path: Path) -> Iterator[Line]:
+    """Every line of a journal file with what is wrong with it, in order; what a kill cut short is left out.
 
     Raises:
-        ValueError: no such file, or a newer schema.
-        DamagedError: a damaged line, or not a journal at all.
+        ValueError: no such file.
+        DamagedError: a compressed file is not whole, or the schema is newer than this version's.
     """
     try:
         text = path.read_bytes()
-        lines = (gzip.decompress(text) if path.suffix == ".gz" else text).split(b"\n")
+        found = (gzip.decompress(text) if path.suffix == ".gz" else text).split(b"\n")[:-1]
     except (EOFError, gzip.BadGzipFile, zlib.error) as error:
         raise DamagedError(f"{path} is cut short or damaged: {error}") from None
     except OSError as error:
         reason = error.strerror or str(error)
         raise ValueError(f"cannot read {path}: {reason}; give a run's folder or its {JOURNAL}") from None
     decode: Callable[[bytes], Event] = _DECODER.decode
-    before = b""
-    for number, line in enumerate(lines[:-1], start=1):  # what follows the last newline was cut short
+    before, has_digests = b"", False
+    for number, line in enumerate(found, start=1):
+        event, wrong = None, ""
         try:
             if number == 1 and older_schemas.is_old(line):
                 decode = older_schemas.Upgrade(line).decode
             event = decode(line)
-        except msgspec.DecodeError as error:
-            raise DamagedError(f"{path}, line {number}: not an event of a journal ({error})") from None
-        if isinstance(event, RunStarted) and event.schema > SCHEMA:
-            raise ValueError(f"{path} has schema {event.schema}, newer than {SCHEMA}: update attnbench to read it")
+        except (msgspec.DecodeError, UnicodeDecodeError, RecursionError, ValueError) as error:
+            wrong = f"not an event of a journal ({error})"
+        if isinstance(event, RunStarted):
+            if event.schema > SCHEMA:
+                raise DamagedError(
+                    f"{path} has schema {event.schema}, newer than {SCHEMA}: update attnbench to read it"
+                )
+            has_digests = has_digests or event.schema >= FIRST_WITH_DIGESTS
         digest = digest_of(line)
-        if (digest or before) and signed(line[: -len(DIGEST % digest)] + b"}", before) != (line, digest):
-            raise DamagedError(f"{path}, line {number}: it was changed, or the one before it was changed or is gone")
-        before = digest
-        yield event
+        unsigned = line[: -len(DIGEST % digest)] + b"}"
+        is_intact = digest[: 2 * HALF_BYTES] == _half(unsigned) if digest else not has_digests
+        if not wrong and not is_intact:
+            wrong = "it was changed" if digest else "it was changed: it has lost its digest"
+        elif not wrong and digest and signed(unsigned, before)[1] != digest:
+            wrong = "the line before it was changed or is gone"
+        before, has_digests = digest, has_digests or bool(digest)
+        yield Line(number, event, wrong, is_intact)
+
+
+def events(path: Path) -> Iterator[Event]:
+    """The events of a journal file, in order; those of older schemas as events of today's.
+
+    Raises:
+        ValueError: no such file.
+        DamagedError: a damaged line, or one that makes no sense after those before it, or not a journal at all; or the
+            schema is newer than this version's.
+    """
+    sense = soundness.Sense()
+    for line in lines(path):
+        wrong = line.wrong
+        if line.event is not None and not wrong:
+            wrong = sense.problem(line.event)
+        if line.event is None or wrong:
+            keep = f"attnbench salvage {path.parent} keeps what is intact"
+            raise DamagedError(f"{path}, line {line.number}: {wrong}; {keep}")
+        sense.add(line.event)
+        yield line.event
+
+
+def write(path: Path, history: Iterable[Event]) -> None:
+    """Write a journal file anew, whole or not at all."""
+    partly, digest = path.with_suffix(".partly"), b""
+    with partly.open("wb") as file:
+        for event in history:
+            line, digest = signed(_ENCODER.encode(event), digest)
+            file.write(line + b"\n")
+        file.flush()
+        os.fsync(file.fileno())
+    partly.replace(path)
 
 
 def journal_of(path: Path) -> Path:

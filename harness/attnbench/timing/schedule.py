@@ -97,7 +97,8 @@ class State:
                 self.ceilings.add(event.ceilings.key)
                 self.spent_s += event.spent_s
             case events.VisitFinished():
-                self.num_visits[event.workload] += 1
+                self.num_visits[event.workload] = event.visit + 1
+                self.num_workers = max(self.num_workers, event.epoch + 1)  # where its start was lost
                 self.spent_s = max(self.spent_s + event.called_s, event.elapsed_s)
                 arms = self.samples.setdefault(event.workload, {})
                 for taken in event.arms:
@@ -106,7 +107,9 @@ class State:
             case events.WorkerStarted():
                 self.num_workers += 1
                 self.began = self.began or event
-            case events.RunStarted() | events.RunFinished() | events.BaselineAccepted() | events.StateChanged():
+            case events.RunStarted() | events.RunFinished() | events.BaselineAccepted() | events.LinesLost():
+                pass
+            case events.StateChanged():
                 pass
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:

@@ -29,7 +29,7 @@ from attnbench.analysis.gate.rulings import (
     Thresholds,
     ruling,
 )
-from attnbench.analysis.results import Results
+from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import name_of
 from attnbench.statistics import verdicts
 from attnbench.statistics.intervals import Estimate, median_estimate
@@ -198,6 +198,8 @@ def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iter
         sides = results.plan.sides
         how = f"run --resume {results.run}" if sides is None else f"compare --resume {results.run}{sides.build_option}"
         yield f"{name} did not come to its end: go on with attnbench {how}"
+    if results.num_lost:
+        yield f"{name} is what is left of a damaged one, in {LOST.format(results.num_lost)}"
     if len(results.environments) > 1:
         yield f"{name} saw {len(results.environments)} environments: the machine changed during the run"
     if results.num_discarded > thresholds.discarded_share * results.num_blocks:

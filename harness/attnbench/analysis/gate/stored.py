@@ -15,7 +15,7 @@ from attnbench.analysis.gate.decision import invalid_reasons, judge, processes
 from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted
-from attnbench.storage.journal import events, find_run, journal_of, writing_to
+from attnbench.storage.journal import events, find_run, journal_of, write, writing_to
 
 FOLDER = "baselines"
 FEWEST_WORDS = 2
@@ -91,10 +91,8 @@ def accept(run: Path, results: Path, reason: str, thresholds: Thresholds) -> Pat
     assert isinstance(own[0], RunStarted)
     own[0] = msgspec.structs.replace(own[0], schema=SCHEMA)  # the last lines are of today's
     history = [*own, *(before.accepted if before is not None else ()), accepted]
-    partly = path.with_suffix(".partly")  # the file is put in place whole, or not at all
     with writing_to(path.parent, "--results"):
-        partly.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in history))
-        partly.replace(path)
+        write(path, history)
     if old is not None and old != path:
         old.unlink()
     return path

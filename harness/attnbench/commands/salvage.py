@@ -1,0 +1,43 @@
+"""`attnbench salvage`: keep what is intact of a damaged run."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.commands import Command, ExitCode
+from attnbench.commands.options import ResultsFolder
+
+MOST_SHOWN = 10
+
+
+def salvage(
+    run: Annotated[str, typer.Argument(help="Its name, its folder or its journal.")],
+    *,
+    results: ResultsFolder = Path("results"),
+    to: Annotated[
+        Path | None, typer.Option(metavar="DIR", help="The new run's folder. Default: beside it, RUN-salvaged.")
+    ] = None,
+) -> None:
+    """Write every intact part of a damaged run into a new one, and say what is left out. The damaged one stays."""
+    from attnbench.storage import salvage as storage
+    from attnbench.storage.journal import find_run
+
+    given = Path(run)
+    saved = storage.salvage(given if given.is_file() else find_run(run, results), to)
+    if not saved.is_damaged:
+        typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
+        raise typer.Exit(ExitCode.passed)
+    typer.echo(f"{saved.folder} has the {saved.num_kept} lines that are intact; {len(saved.dropped)} were left out:")
+    for number, wrong in list(saved.dropped.items())[:MOST_SHOWN]:
+        typer.echo(f"  line {number}: {wrong}")
+    if (left := len(saved.dropped) - MOST_SHOWN) > 0:
+        typer.echo(f"  and {left} more")
+    if saved.gaps:
+        places = ", ".join(map(str, saved.gaps[:MOST_SHOWN])) + ", ..." * (len(saved.gaps) > MOST_SHOWN)
+        typer.echo(f"changed or gone is what came before line {places}")
+    typer.echo("A failure may have been among what is lost, so no gate takes this run. Go on with it by")
+    typer.echo(f"  attnbench run --resume {saved.folder}")
+
+
+COMMAND = Command(function=salvage, order=55)

@@ -1,0 +1,71 @@
+"""What is left of a damaged journal: every intact line that makes sense, as a run of its own that can be gone on with.
+
+A line is intact where its own digest holds, whatever has become of the line before it. Without digests, as in older
+journals, a line is kept where it can be read.
+"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+
+from attnbench.storage.events import SCHEMA, DamagedError, Event, LinesLost, RunStarted
+from attnbench.storage.journal import JOURNAL, journal_of, lines, write
+from attnbench.storage.soundness import Sense
+
+SALVAGED = "-salvaged"
+
+
+class Salvaged(NamedTuple):
+    """A run that was written anew."""
+
+    folder: Path
+    num_kept: int
+    dropped: dict[int, str]  # by the number of the line: why it was left out
+    gaps: list[int]  # the lines before which something was changed, or is gone
+    is_damaged: bool
+
+
+def salvage(run: Path, to: Path | None = None) -> Salvaged:
+    """Write what is intact of the run in a folder, or of a journal, into a folder of its own.
+
+    Nothing is written where all is intact. `to` is a folder that holds no run; by default it lies beside the run.
+
+    Raises:
+        ValueError: there is no such file, the folder holds a run, or cannot be written.
+        DamagedError: the line with the plan is damaged, so that nothing of the rest can be understood.
+    """
+    journal = journal_of(run)
+    sense, kept, dropped, gaps = Sense(), list[Event](), dict[int, str](), list[int]()
+    for line in lines(journal):
+        wrong = "" if line.is_intact and line.event is not None else line.wrong
+        if line.event is not None and not wrong:
+            wrong = sense.problem(line.event)
+        if wrong or line.event is None:
+            if not kept:
+                raise DamagedError(f"{journal}, line 1: {wrong}: it held the plan, without which nothing can be kept")
+            dropped[line.number] = wrong
+            continue
+        if line.wrong:
+            gaps.append(line.number)
+        sense.add(line.event)
+        kept.append(line.event)
+    if not kept:
+        raise DamagedError(f"{journal} is empty: there is nothing to keep")
+    started = kept[0]
+    assert isinstance(started, RunStarted)
+    source = journal.parent
+    folder = to or source.with_name(f"{source.name}{SALVAGED}")
+    found = Salvaged(folder, len(kept), dropped, gaps, is_damaged=bool(dropped or gaps))
+    if not found.is_damaged:
+        return found
+    if (folder / JOURNAL).exists():
+        raise ValueError(f"{folder} holds a run: choose another folder with --to")
+    kept[0] = msgspec.structs.replace(started, schema=SCHEMA, run=folder.name)
+    kept.append(LinesLost(run=started.run, lines=tuple(sorted(dropped)), gaps=tuple(gaps)))
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        write(folder / JOURNAL, kept)
+    except OSError as error:
+        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with --to") from None
+    return found
