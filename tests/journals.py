@@ -224,8 +224,8 @@ def _visit(
     plan: Plan, workload: Workload, place: tuple[int, int], slowdown: float, rng: np.random.Generator
 ) -> VisitFinished:
     live = [name for name in plan.implementations if status(workload, name)[0] in {Status.ok, Status.crashed}]
-    control = Arm(implementation=plan.baseline).as_control()
-    arms = [*(Arm(implementation=name) for name in live), control, PROBE]
+    measured = [Arm(implementation=name) for name in live]
+    arms = [*measured, *(arm.as_control() for arm in measured if plan.is_reference(arm)), PROBE]
     samples: dict[Arm, list[Sample]] = {arm: [] for arm in arms}
     of_visit = rng.normal(0, 0.03)
     of_arm = {arm: rng.normal(0, 0.002) for arm in arms}

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import load, plugins, samples
+from attnbench import cli, load, plugins, samples
 from tests import forks
 
 ROOT = Path(__file__).parents[1]
@@ -117,10 +117,19 @@ def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
 def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     folder, _, run = theirs
     before = len(samples(run))
-    found = command("run", "--resume", run.name, "--json", cwd=folder)
+    found = command("run", "--resume", run.name, "-i", "mine.py:theirs", "--json", cwd=folder)
     assert found.returncode == 0, found.stderr
     assert json.loads(found.stdout)["counts"] == {"ok": before and len(load(run))}
     assert len(samples(run)) == before
+
+
+@pytest.mark.parametrize("named", [(), ("fused",), ("mine.py:liar",), ("other/mine.py:theirs",)])
+def test_a_journal_does_not_decide_what_is_executed(theirs, named):
+    folder, _, run = theirs
+    found = command("run", "--resume", run.name, *(word for each in named for word in ("-i", each)), cwd=folder)
+    assert found.returncode == 2
+    assert "this one names mine.py:theirs" in found.stderr
+    assert "type attnbench run --resume RUN -i mine.py:theirs if you trust it" in " ".join(found.stderr.split())
 
 
 @pytest.mark.long
@@ -157,8 +166,6 @@ def test_a_wrong_implementation_is_a_finding(theirs):
         (["run", "-i", "mine.py"], "as in mine.py:NAME"),
         (["check", "mine.py"], "cannot read mine.py"),
         (["report"], "begin with attnbench run"),
-        (["report", "damaged"], "line 1: not an event"),
-        (["report", "newer"], "update attnbench"),
         (["check", "fused", "--set", "mask=casual"], "mask is one of"),
         (["run", "--budget", "-1"], "Invalid value"),
         (["list", "everything"], "Invalid value"),
@@ -167,9 +174,6 @@ def test_a_wrong_implementation_is_a_finding(theirs):
 def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, arguments, said):
     (tmp_path / "broken.toml").write_text("grid = [\n")
     (tmp_path / "file").write_text("in the way")
-    for name, line in (("damaged", "nonsense\n"), ("newer", newer())):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "journal.jsonl").write_text(line)
     found = command(*arguments, cwd=tmp_path)
     assert found.returncode == 2
     assert said in found.stderr
@@ -177,6 +181,26 @@ def test_a_mistake_is_one_line_that_says_what_to_do(tmp_path, arguments, said):
     if "Usage" not in found.stderr:
         assert len(found.stderr.strip().splitlines()) <= 2  # a run may have announced itself first
     assert not (tmp_path / "results").exists()
+
+
+@pytest.mark.parametrize(
+    "arguments", [["report"], ["gate"], ["compare"], ["history"], ["run", "--resume"], ["salvage"], ["baseline"]]
+)
+@pytest.mark.parametrize(("name", "said"), [("damaged", "line 1: not an event"), ("newer", "update attnbench")])
+def test_what_cannot_be_read_ends_every_command_alike(tmp_path, monkeypatch, capsys, arguments, name, said):
+    for folder, line in (("damaged", "nonsense\n"), ("newer", newer())):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "journal.jsonl").write_text(line)
+    monkeypatch.chdir(tmp_path)
+    given = [*arguments, name]
+    given += [name] if "compare" in arguments else ["--reason", "it is a test"] if "baseline" in arguments else []
+    monkeypatch.setattr(sys, "argv", ["attnbench", *given])
+    with pytest.raises(SystemExit) as ended:
+        cli.main()
+    shown = capsys.readouterr().err
+    assert (ended.value.code, said in shown) == (4, True), shown
+    assert shown.startswith("invalid session: ")
+    assert shown.count("\n") == 1
 
 
 def test_nothing_checked_is_no_pass(tmp_path):

@@ -9,6 +9,7 @@ import typer
 from attnbench.commands import EXIT_CODES, ExitCode
 from attnbench.commands.options import flattened
 from attnbench.plugins import plugs
+from attnbench.units import plain
 
 app = typer.Typer(
     name="attnbench",
@@ -51,10 +52,10 @@ def main() -> None:
     except ValueError as error:
         from attnbench.storage.events import DamagedError  # here, because --help needs none of it
 
-        if isinstance(error, DamagedError):
-            typer.echo(f"invalid session: {error}", err=True)
+        is_damaged = isinstance(error, DamagedError)
+        typer.echo(plain(f"{'invalid session' if is_damaged else 'error'}: {error}"), err=True)
+        if is_damaged:
             sys.exit(ExitCode.invalid)
-        typer.echo(f"error: {error}", err=True)
         sys.exit(ExitCode.wrong_usage)
     except OSError as error:
         typer.echo(f"error: {error}; what was finished is kept: fix this, then go on with --resume", err=True)

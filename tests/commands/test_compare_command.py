@@ -233,9 +233,14 @@ def test_what_must_be_built_is_built_for_each_revision(to_build, monkeypatch, ca
     (folder / "sides" / sides.OWNER).write_text(str(2**22 + 1))
     with sides.checked_out(planned, folder):
         assert (folder / "sides" / "base" / "built.py").read_text() == PLAIN
-    for asked in ([], ["--build", "true"]):
-        found = compare(to_build, "--resume", folder.name, *asked)
-        assert f"begun with --build {shlex.quote(BUILD)}: give just that again" in str(found.exception)
+    sides_given = [planned.sides.base.given, planned.sides.candidate.given]
+    for asked in ([], ["--build", "true"], sides_given, [*sides_given[::-1], "--build", BUILD]):
+        found = compare(to_build, *asked, "--resume", folder.name)
+        assert "a journal does not decide which sides are compared, nor how they are built" in str(found.exception)
+        again = shlex.join(["attnbench", "compare", *sides_given, "--resume", folder.name, "--build", BUILD])
+        assert again in str(found.exception)
+    found = compare(to_build, *sides_given, "--resume", folder.name, "--build", BUILD)
+    assert found.exit_code in {0, 1, 3}
 
 
 def test_the_same_text_may_import_what_was_built(to_build, monkeypatch):

@@ -9,7 +9,7 @@ from attnbench.processes.execution import Session, TimingStage
 from attnbench.processes.messages import Failed
 from attnbench.processes.planning import Selection, plan
 from attnbench.storage.events import ALLOCATORS, CellChecked, CellFailed, Plan, WorkerStarted
-from attnbench.storage.journal import JOURNAL, Journal, events
+from attnbench.storage.journal import JOURNAL, Journal, events, write
 from attnbench.storage.records import Arm, Environment, Status
 from attnbench.workloads.workload import Workload
 
@@ -64,7 +64,7 @@ def test_a_run_does_not_go_on_in_another_environment(tmp_path):
         else event
         for event in events(journal)
     ]
-    journal.write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in elsewhere))
+    write(journal, elsewhere)
     with pytest.raises(ValueError, match="began in another environment"):
         execution.execute(wanted, folder, lambda _: None)
 

@@ -54,13 +54,18 @@ def compare(
             "--thresholds and --to are for two stored runs: give them to attnbench gate after this comparison"
         )
     if resume is not None:
-        folder, resumed = running.to_resume(context, resume, results)
+        folder, resumed = running.to_resume(
+            context, resume, results, {"base", "candidate", "--build", "--implementation"}
+        )
         if resumed.sides is None:
-            raise ValueError(f"{resume} has no two sides: go on with attnbench run --resume {resume}")
-        if resumed.sides.build != build:  # never taken from a journal, which may be anybody's: it is typed again
-            option = resumed.sides.build_option
-            begun = f"with{option}: give just that again" if option else "without --build: leave it out"
-            raise ValueError(f"{resume} was begun {begun}")
+            raise ValueError(f"{resume} has no two sides: go on with {resumed.resume_command(resume)}")
+        are_given = base and candidate and sides.are_as_given(resumed.sides, (base, candidate), folder)
+        if not are_given or resumed.sides.build != build:
+            again = f"type {resumed.resume_command(resume)} if you trust it"
+            raise ValueError(f"a journal does not decide which sides are compared, nor how they are built: {again}")
+        for side in (resumed.sides.base, resumed.sides.candidate):
+            named = [side.given, *(options.implementations or ())]
+            running.require_named(resumed, side.implementations.values(), named, side.root)
         planned: Plan | None = resumed
     else:
         if not base or not candidate:
@@ -82,7 +87,7 @@ def compare(
     how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
     plural = "" if len(planned.workloads) == 1 else "s"
     typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
-    stopped = f"stopped; go on with: attnbench compare --resume {folder}{planned.sides.build_option}"
+    stopped = f"stopped; go on with: {planned.resume_command(str(folder))}"
     with sides.checked_out(planned, folder):
         measured = running.execute(planned, folder, stopped=stopped)
     failed = running.write_reports(measured, folder)

@@ -31,9 +31,10 @@ def run(
     from attnbench.processes.planning import plan
 
     if resume is not None:
-        folder, planned = running.to_resume(context, resume, results)
+        folder, planned = running.to_resume(context, resume, results, {"--implementation"})
         if planned.sides is not None:
-            raise ValueError(f"{resume} compares two sides: go on with attnbench compare --resume {resume}")
+            raise ValueError(f"{resume} compares two sides: go on with {planned.resume_command(resume)}")
+        running.require_named(planned, planned.implementations, options.implementations or ())
         plugins.check_specs(planned.implementations)
     else:
         planned = plan(options.selection(baseline=baseline))
@@ -41,7 +42,7 @@ def run(
     number = len(planned.implementations)
     plural = "" if number == 1 else "s"
     typer.echo(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}", err=True)
-    measured = running.execute(planned, folder, stopped=f"stopped; go on with: attnbench run --resume {folder}")
+    measured = running.execute(planned, folder, stopped=f"stopped; go on with: {planned.resume_command(str(folder))}")
     failed = running.write_reports(measured, folder)
     if as_json:
         typer.echo(json.dumps(terminal.summary(measured), indent=2))

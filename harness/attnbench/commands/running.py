@@ -1,7 +1,7 @@
 """What the commands that run something share: progress on standard error, interruption, resuming, reports, the end."""
 
 import time
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import NoReturn
@@ -110,16 +110,40 @@ def _counts(progress: Progress) -> str:
     return " ".join(f"{number} {status}" for status, number in sorted(progress.counts.items()))
 
 
-def to_resume(context: typer.Context, resume: str, results: Path) -> tuple[Path, Plan]:
-    """Folder and plan of the run to go on with.
+def to_resume(context: typer.Context, resume: str, results: Path, again: Collection[str] = ()) -> tuple[Path, Plan]:
+    """Folder and plan of the run to go on with; the options in `again` say once more what is executed.
 
     Raises:
-        ValueError: there is no such run, or an option would change it.
+        ValueError: there is no such run, an option would change it, or this version lacks what it measures.
     """
-    if more := sorted(given(context) - {"--resume", "--results", "--json", "--build"}):
+    if more := sorted(given(context) - {"--resume", "--results", "--json", *again}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
-    return folder, read(folder).plan
+    plan, known = read(folder).plan, plugins.plugs("attnbench.metrics", "METRIC")
+    for metric in plan.metrics:
+        if metric not in known:
+            raise ValueError(plugins.unknown("metric", metric, known))
+    return folder, plan
+
+
+def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: str = "") -> None:
+    """Check that every file among the specs of a stored plan was named again, or lies below a folder that was.
+
+    Raises:
+        ValueError: one was not; the message says what to type.
+    """
+
+    def place(spec: str) -> tuple[Path | None, str]:
+        path, name = plugins.split(plugins.variant(spec)[0])
+        return (None if path is None else path.resolve()), name
+
+    known = {place(each) for each in named}
+    for spec in specs:
+        path, name = place(spec)
+        is_below = root and path is not None and path.is_relative_to(Path(root).resolve())
+        if path is not None and (path, name) not in known and not is_below:
+            again = f"type {plan.resume_command('RUN')} if you trust it"
+            raise ValueError(f"a journal does not decide what is executed, and this one names {spec}: {again}")
 
 
 def given(context: typer.Context) -> set[str]:

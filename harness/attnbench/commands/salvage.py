@@ -37,7 +37,7 @@ def salvage(
         places = ", ".join(map(str, saved.gaps[:MOST_SHOWN])) + ", ..." * (len(saved.gaps) > MOST_SHOWN)
         typer.echo(f"changed or gone is what came before line {places}")
     typer.echo("A failure may have been among what is lost, so no gate takes this run. Go on with it by")
-    typer.echo(f"  attnbench run --resume {saved.folder}")
+    typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
 
 
 COMMAND = Command(function=salvage, order=55)

@@ -172,6 +172,13 @@ def _whole(part: Part, step: messages.SampleBlocks) -> list[VisitFinished] | mes
     return reply if isinstance(reply, messages.Failed) else [reply]
 
 
+def _blamed(part: Part, reply: list[VisitFinished] | messages.Failed) -> list[VisitFinished] | messages.Failed:
+    """The same; what fails in the process of foreign code, though it was not called, fails by it."""
+    if part.is_foreign and isinstance(reply, messages.Failed) and reply.arm == PROBE:
+        return msgspec.structs.replace(reply, arm=part.arms[0][0])
+    return reply
+
+
 @dataclass
 class Clocked:
     """What the coordinator's clock said of a cell's calls, compared with what its runner said."""
@@ -191,7 +198,7 @@ class Clocked:
         if factor > HIDDEN + 1 / len(self.witnessed):  # a few may all be disturbed
             return (
                 f"by the coordinator's clock, and on inputs of its own, a call takes {show(factor * call_s, 's')}: "
-                f"{factor:.3g} times as long as in its samples, where work is skipped, answers are kept, or time is hidden"
+                f"{factor:.3g} times as long as in its samples, which skip work, keep answers or hide time"
             )
         hidden_s, claimed_s = quartile(self.hidden), statistics.median(self.sampled)
         if hidden_s > max(AROUND_S, 2 * waited_s) + (HIDDEN - 1) * claimed_s:
@@ -299,7 +306,7 @@ class IsolatingClient(WorkerClient):
                 step = msgspec.structs.replace(step, verifies=False)
             if not part.is_foreign or not step.num_blocks:
                 start_s = self.now()
-                whole = _whole(part, step)
+                whole = _blamed(part, _whole(part, step))
                 if step.num_blocks and not isinstance(whole, messages.Failed):
                     samples = [sample for taken in whole[0].arms for sample in taken.samples]
                     self.waited_s.append(self.now() - start_s - sum(map(asked_s, samples)))
@@ -317,7 +324,8 @@ class IsolatingClient(WorkerClient):
                 cell.sampled.append(sample.value * sample.num_calls)
                 cell.hidden.append(spent_s - asked_s(sample))
                 replies.append(reply)
-            resting = _whole(part, msgspec.structs.replace(step, arms=((PROBE, ""),)))  # until its threads sleep
+            still = msgspec.structs.replace(step, arms=((PROBE, ""),))
+            resting = _blamed(part, _whole(part, still))  # until its threads sleep
             return resting if isinstance(resting, messages.Failed) else [*replies, *resting]
 
         return ask

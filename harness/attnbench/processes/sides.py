@@ -150,6 +150,24 @@ def _side(text: str, target: Path) -> Side:
     raise ValueError(f"{text} is not a side of a comparison: give {FORMS}")
 
 
+def are_as_given(sides: Sides, texts: Sequence[str], folder: Path) -> bool:
+    """Whether the texts stand for these sides of the run in `folder`: the same folders, commits and interpreters.
+
+    Raises:
+        ValueError: a text stands for no side.
+    """
+    for text, side, name in zip(texts, (sides.base, sides.candidate), ("base", "candidate"), strict=True):
+        is_file = plugins.split(text)[0] is not None
+        own = Side(given=text) if is_file else _side(text, folder / SIDES_FOLDER / name)
+        if (own.root and Path(own.root).resolve(), own.commit, own.python) != (
+            side.root and Path(side.root).resolve(),
+            side.commit,
+            side.python,
+        ):
+            return False
+    return True
+
+
 def _pairs(given: Sequence[str], *sides: Side) -> dict[str, Pair]:
     """By name, each implementation on both sides: those given, or else every file of implementations/ on either."""
     roots = [Path(side.root) for side in sides if side.root]

@@ -5,7 +5,7 @@ import shlex
 
 import msgspec
 
-from attnbench.plugins import name_of
+from attnbench.plugins import name_of, split, variant
 from attnbench.storage.records import (
     BASE,
     CANDIDATE,
@@ -62,11 +62,6 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     build: str = ""  # the command that made each revision ready in its folder
     lost: dict[str, str] = msgspec.field(default_factory=dict)  # what only the base has: the name, and why
     new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
-
-    @property
-    def build_option(self) -> str:
-        """What is typed again to build both as before, with a space before it; nothing where nothing is built."""
-        return f" --build {shlex.quote(self.build)}" if self.build else ""
 
 
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,6 +128,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if self.sides is not None and self.sides.is_apart:
             return arm.side
         return arm.implementation if arm.implementation in self.alone else ""
+
+    def resume_command(self, run: str) -> str:
+        """What is typed to go on with a run of this plan, by its name or folder.
+
+        A journal never decides what is executed: files, the two sides and the command that builds them are typed again.
+        """
+        if self.sides is None:
+            files = [spec for spec in self.implementations if split(variant(spec)[0])[0] is not None]
+            words = ["attnbench", "run", "--resume", run]
+        else:
+            both = self.sides.base, self.sides.candidate
+            specs = dict.fromkeys(spec for side in both for spec in side.implementations.values() if not side.root)
+            files = [each for each in specs if split(each)[0] is not None and each not in {s.given for s in both}]
+            build = ["--build", self.sides.build] if self.sides.build else []
+            words = ["attnbench", "compare", *(side.given for side in both), "--resume", run, *build]
+        return shlex.join([*words, *(word for spec in files for word in ("-i", spec))])
 
     @property
     def has_runners(self) -> bool:

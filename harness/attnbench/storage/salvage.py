@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import msgspec
 
-from attnbench.storage.events import SCHEMA, DamagedError, Event, LinesLost, RunStarted
+from attnbench.storage.events import SCHEMA, DamagedError, Event, LinesLost, Plan, RunStarted
 from attnbench.storage.journal import JOURNAL, journal_of, lines, write
 from attnbench.storage.soundness import Sense
 
@@ -20,6 +20,7 @@ class Salvaged(NamedTuple):
     """A run that was written anew."""
 
     folder: Path
+    plan: Plan
     num_kept: int
     dropped: dict[int, str]  # by the number of the line: why it was left out
     gaps: list[int]  # the lines before which something was changed, or is gone
@@ -56,7 +57,7 @@ def salvage(run: Path, to: Path | None = None) -> Salvaged:
     assert isinstance(started, RunStarted)
     source = journal.parent
     folder = to or source.with_name(f"{source.name}{SALVAGED}")
-    found = Salvaged(folder, len(kept), dropped, gaps, is_damaged=bool(dropped or gaps))
+    found = Salvaged(folder, started.plan, len(kept), dropped, gaps, is_damaged=bool(dropped or gaps))
     if not found.is_damaged:
         return found
     if (folder / JOURNAL).exists():

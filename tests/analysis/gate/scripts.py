@@ -18,7 +18,7 @@ from attnbench.storage.events import (
     VisitFinished,
     WorkerStarted,
 )
-from attnbench.storage.journal import JOURNAL, events
+from attnbench.storage.journal import JOURNAL, events, write
 from attnbench.storage.records import PROBE, Arm, Role, Sample, Status
 from tests import journals
 
@@ -42,7 +42,7 @@ def rewrite(folder: Path, *changes: Change) -> Results:
     found = list(events(folder / JOURNAL))
     for change in changes:
         found = [kept for event in found if (kept := change(event)) is not None]
-    (folder / JOURNAL).write_bytes(b"".join(msgspec.json.encode(event) + b"\n" for event in found))
+    write(folder / JOURNAL, found)
     return read(folder)
 
 

@@ -13,7 +13,8 @@ from attnbench.analysis.gate.decision import judge
 from attnbench.analysis.gate.rulings import Kind, Outcome, Rule, Thresholds
 from attnbench.analysis.results import Results
 from attnbench.statistics.verdicts import Reason
-from attnbench.storage.events import CellMeasured, RunStarted, WorkerStarted
+from attnbench.storage.events import CellChecked, CellMeasured, RunStarted, WorkerStarted
+from attnbench.storage.journal import events, write
 from attnbench.storage.records import Operator, Operators, Role, Status
 from attnbench.workloads.counts import dense_flops
 from tests import journals
@@ -300,12 +301,11 @@ def with_plan(event, **changes):
 def test_a_session_on_two_machines_is_invalid(base: Results, tmp_path: Path, monkeypatch) -> None:
     candidate = run(tmp_path / "run")
     journal = candidate.folder / scripts.JOURNAL
-    lines = journal.read_bytes().splitlines(keepends=True)
-    started = next(line for line in lines if b'"worker_started"' in line)
-    moved = msgspec.json.encode(scripts.elsewhere(msgspec.json.decode(started, type=WorkerStarted))) + b"\n"
-    last_check = max(number for number, line in enumerate(lines) if b'"cell_checked"' in line)
-    lines.insert(last_check, moved)
-    journal.write_bytes(b"".join(lines))
+    found = list(events(journal))
+    started = next(event for event in found if isinstance(event, WorkerStarted))
+    last_check = max(number for number, event in enumerate(found) if isinstance(event, CellChecked))
+    found.insert(last_check, scripts.elsewhere(started))
+    write(journal, found)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 4
 
 

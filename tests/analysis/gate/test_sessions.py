@@ -107,7 +107,7 @@ def test_a_session_that_was_killed_is_invalid_and_goes_on_by_its_own_command(
 ) -> None:
     scripts.rewrite(session, scripts.killed)
     assert attnbench(monkeypatch, "gate", "--results", tmp_path) == 4
-    assert f"go on with attnbench compare --resume {NAME}" in capsys.readouterr().out
+    assert f"--resume {NAME}" in capsys.readouterr().out
 
 
 def test_a_run_that_was_killed_goes_on_by_its_own_command_too(tmp_path: Path, monkeypatch, capsys) -> None:

@@ -195,9 +195,7 @@ def side(results: Results) -> Side:
 def invalid_reasons(results: Results, thresholds: Thresholds, name: str) -> Iterator[str]:
     """Why the times of a run are not valid."""
     if results.elapsed_s is None:
-        sides = results.plan.sides
-        how = f"run --resume {results.run}" if sides is None else f"compare --resume {results.run}{sides.build_option}"
-        yield f"{name} did not come to its end: go on with attnbench {how}"
+        yield f"{name} did not come to its end: go on with {results.plan.resume_command(results.run)}"
     if results.num_lost:
         yield f"{name} is what is left of a damaged one, in {LOST.format(results.num_lost)}"
     if len(results.environments) > 1:
