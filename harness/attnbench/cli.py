@@ -1,8 +1,11 @@
 """The command line: every command of commands/, and how a user's mistake ends."""
 
+import os
+import shlex
+import signal
 import sys
 from importlib import metadata
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -45,18 +48,66 @@ def _options(
     """Options of the program itself."""
 
 
+USER_ERROR = typer.BadParameter.__mro__[2]
+"""Of whatever the command line does not allow: click's, which typer may have a copy of."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+LONGEST_GIVEN = 200
+
+
 def main() -> None:
     """Run the command; a user's mistake is one line on standard error and exit code 2."""
+    received: list[int] = []
+
+    def stop(number: int, _: object) -> None:
+        for each in SIGNALS:
+            signal.signal(each, signal.SIG_IGN)  # what is cleaned up now must not be cut short
+        received.append(number)
+        raise KeyboardInterrupt
+
+    for number in SIGNALS:
+        if signal.getsignal(number) != signal.SIG_IGN:  # as nohup wants it
+            signal.signal(number, stop)
     try:
-        app()
+        code = _code()
+    except KeyboardInterrupt:
+        code = ExitCode.interrupted
+    if received:
+        typer.echo(f"stopped by {signal.Signals(received[0]).name}", err=True)
+        code = 128 + received[0]
+    sys.exit(code)
+
+
+def _code() -> int:
+    """Run the command; its exit code."""
+    try:
+        return app(standalone_mode=False) or ExitCode.passed
+    except USER_ERROR as error:  # type: ignore[misc]  # found at run time
+        mistake: Any = error
+        if not sys.argv[1:]:
+            mistake.show()  # the help
+        else:
+            given = plain(shlex.join(sys.argv[1:]), LONGEST_GIVEN)
+            said = mistake.format_message().rstrip(".")
+            typer.echo(plain(f"error: {said}; given: {given}; see: attnbench {_named()}--help"), err=True)
+        return ExitCode.wrong_usage
+    except typer.Abort:
+        return ExitCode.wrong_usage
+    except BrokenPipeError:  # whoever read the output has enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 128 + signal.SIGPIPE
     except ValueError as error:
         from attnbench.storage.events import DamagedError  # here, because --help needs none of it
 
         is_damaged = isinstance(error, DamagedError)
         typer.echo(plain(f"{'invalid session' if is_damaged else 'error'}: {error}"), err=True)
-        if is_damaged:
-            sys.exit(ExitCode.invalid)
-        sys.exit(ExitCode.wrong_usage)
+        return ExitCode.invalid if is_damaged else ExitCode.wrong_usage
     except OSError as error:
-        typer.echo(f"error: {error}; what was finished is kept: fix this, then go on with --resume", err=True)
-        sys.exit(ExitCode.wrong_usage)
+        where = f": {error.filename}" if error.filename else ""
+        again = "nothing that was finished is lost: mend this, then give the command again"
+        typer.echo(plain(f"error: {error.strerror or error}{where}; {again}"), err=True)
+        return ExitCode.wrong_usage
+
+
+def _named() -> str:
+    """The command that was named, where there is one of that name, and a space."""
+    return next((f"{word} " for word in sys.argv[1:2] if word in {each.name for each in app.registered_commands}), "")

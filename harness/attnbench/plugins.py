@@ -27,6 +27,7 @@ OPTIONS = ("compile",)
 """What may follow a name after a plus: the same implementation run in another way (contract/loading.py)."""
 KEYWORDS = ("mask", "is_causal", "bias", "scale", "num_kv_heads", "dropout")
 """What a plain function may be given by name, after query, key and value (contract/functions.py)."""
+LONGEST_NAME = 100
 _LABELLED = re.compile(r"([^=/]+)=(.+)")
 """`LABEL=SPEC`: takes part under another name than its own."""
 
@@ -130,6 +131,9 @@ def check_specs(specs: Iterable[str]) -> None:
         elif attribute not in known:
             raise ValueError(unknown("implementation", attribute, known, "; or give path/to/file.py:Name"))
         name = name_of(spec)
+        if not name.isprintable() or not re.search(r"\w", name) or len(name) > LONGEST_NAME:
+            allowed = f"a name has printable characters, a letter or digit among them, and no more than {LONGEST_NAME}"
+            raise ValueError(f"{spec!r} is not allowed: {allowed}; give another, as in other={spec.split('=')[-1]}")
         is_own = path is not None and name_of(base) in known and not _LABELLED.fullmatch(spec)
         clash = owners.get(name, name if is_own else spec)
         if clash != spec:

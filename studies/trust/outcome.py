@@ -114,10 +114,10 @@ def _outcome(case: Case, found: Cell, session: Session, clean: Clean) -> tuple[s
     if not case.is_timeable:
         return "TIME GIVEN WRONGLY", "any time of it is wrong"
     assert found.undisturbed_s is not None
-    if not _is_near(found.undisturbed_s, clean.times(CANDIDATE), TIME_NOISE):
+    if not _is_true(case, found.undisturbed_s, clean.times(CANDIDATE), TIME_NOISE):
         share = found.undisturbed_s / statistics.median(clean.times(CANDIDATE))
         return "TIME GIVEN WRONGLY", f"{share:.2g} of its true time"
-    if found.ratio is not None and not _is_near(found.ratio, clean.ratios(CANDIDATE), RATIO_NOISE):
+    if found.ratio is not None and not _is_true(case, found.ratio, clean.ratios(CANDIDATE), RATIO_NOISE):
         return "TIME GIVEN WRONGLY", f"{_against(found.ratio, clean.ratios(CANDIDATE)):.2g} of its true ratio"
     if session.lost:
         return "RUN LOST", session.lost
@@ -138,6 +138,10 @@ def _change(name: str, session: Session, clean: Clean) -> str:
     if found.ratio is not None and not _is_near(found.ratio, clean.ratios(name), RATIO_NOISE):
         return f"{name}: {_against(found.ratio, clean.ratios(name)):.2g} of its ratio"
     return ""
+
+
+def _is_true(case: Case, value: float, usual: Sequence[float], noise: float) -> bool:
+    return _is_near(min([value, *usual]) if case.slows_itself else value, usual, noise)
 
 
 def _is_near(value: float, usual: Sequence[float], noise: float) -> bool:

@@ -3,6 +3,7 @@
 import gzip
 import random
 import re
+import shutil
 import zlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -10,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.storage.events import DamagedError, LinesLost, RunFinished
+from attnbench.storage.events import DamagedError, JournalRestored, LinesLost, RunFinished
 from attnbench.storage.journal import JOURNAL, Journal, events
 from attnbench.storage.salvage import salvage
 from tests import journals
@@ -218,3 +219,50 @@ def test_an_older_journal_without_digests_is_read_and_gone_on_with(tmp_path):
     path.write_bytes(b"".join([*signed[:6], lines[5]]))  # without a digest, after one with
     with pytest.raises(DamagedError, match="line 7"):
         list(events(path))
+
+
+@pytest.mark.parametrize(
+    "harm",
+    [
+        lambda path: path.write_bytes(b"nothing"),
+        lambda path: path.write_bytes(path.read_bytes().replace(b'"elapsed_s":1.0', b'"elapsed_s":9.0')),
+        lambda path: path.unlink(),
+        lambda path: path.rename(path.with_name("elsewhere")),
+        lambda path: path.write_bytes(path.read_bytes() + b"{}\n"),
+    ],
+    ids=["overwritten", "one digit", "removed", "moved", "appended to"],
+)
+@pytest.mark.parametrize("is_last", [True, False])
+def test_what_another_process_does_to_a_journal_is_undone_and_noted(tmp_path, harm, is_last):
+    first, second = (RunFinished(time="", elapsed_s=each) for each in (1.0, 2.0))
+    begin(tmp_path)
+    with Journal(tmp_path, keeps_copy=True) as journal:
+        journal.append(first)
+        harm(tmp_path / JOURNAL)
+        if not is_last:
+            journal.append(second)
+    found = list(events(tmp_path / JOURNAL))
+    assert [each for each in found[1:] if not isinstance(each, JournalRestored)] == [first, second][: 2 - is_last]
+    assert sum(isinstance(each, JournalRestored) for each in found) == 1
+    assert read(tmp_path).num_restored == 1
+
+
+def begin(folder: Path) -> None:
+    """The first line of a journal."""
+    journals.write(folder)
+    lines = (folder / JOURNAL).read_bytes().splitlines(keepends=True)
+    (folder / JOURNAL).write_bytes(lines[0])
+
+
+def test_a_folder_that_is_gone_is_said_to_be(tmp_path):
+    event = RunFinished(time="", elapsed_s=1.0)
+    for keeps_copy in (True, False):
+        folder = tmp_path / f"{keeps_copy}"
+        begin(folder)
+        with Journal(folder, keeps_copy=keeps_copy) as journal:
+            journal.append(event)
+            shutil.rmtree(folder)
+            with pytest.raises(DamagedError, match="is gone: it was removed while the run was at work"):
+                journal.append(event)
+            folder.mkdir()
+            (folder / JOURNAL).touch()

@@ -59,6 +59,7 @@ class Results:
     accepted: tuple[
         events.BaselineAccepted, ...
     ] = ()  # of a stored baseline: what it and its predecessors were accepted for
+    num_restored: int = 0  # so often somebody else had changed the journal while the run was at work
     num_lost: int = 0  # lines of a damaged journal that was salvaged, as far as they can be counted
 
     @property
@@ -129,6 +130,7 @@ def read(path: Path) -> Results:
         warnings=warnings,
         system_load=system_load(history),
         accepted=tuple(event for event in history if isinstance(event, events.BaselineAccepted)),
+        num_restored=sum(isinstance(event, events.JournalRestored) for event in history),
         num_lost=sum(len(each.lines) + len(each.gaps) for each in history if isinstance(each, events.LinesLost)),
     )
 
@@ -157,7 +159,7 @@ def folded(started: events.RunStarted, history: Iterable[Event]) -> Iterator[Rec
                         metric = LATENCY if taken.arm.role is Role.measured else CONTROL_LATENCY
                         mine = times[event.workload, taken.arm.as_measured()]
                         mine.setdefault(metric, []).extend(taken.samples)
-            case events.StateChanged() | events.CeilingsMeasured():
+            case events.StateChanged() | events.CeilingsMeasured() | events.JournalRestored():
                 pass
             case events.RunStarted() | events.RunFinished() | events.BaselineAccepted() | events.LinesLost():
                 pass

@@ -208,6 +208,9 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
         step = "weights"
     elif random is not None and not names:
         words = f"Something random is active: on equal inputs {random.found}. {words}"
+    if not names and (apart := [rule for rule in wrong.broken_rules if rule.rule in RULE_MISTAKES]):
+        words = f"{apart[0].found[0].upper()}{apart[0].found[1:]} (rule: {apart[0].rule}). {words}"
+        names = (RULE_MISTAKES[apart[0].rule],)
     return diagnosed(f"{words} {place}", names, step)
 
 

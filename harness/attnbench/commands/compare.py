@@ -87,9 +87,8 @@ def compare(
     how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
     plural = "" if len(planned.workloads) == 1 else "s"
     typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
-    stopped = f"stopped; go on with: {planned.resume_command(str(folder))}"
     with sides.checked_out(planned, folder):
-        measured = running.execute(planned, folder, stopped=stopped)
+        measured = running.execute(planned, folder, kept=running.kept(planned, folder))
     failed = running.write_reports(measured, folder)
     if as_json:
         typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))

@@ -35,7 +35,7 @@ def growth(
     from attnbench.processes.worker_client import ProcessClient
     from attnbench.reports import growth as report
     from attnbench.reports.style import save
-    from attnbench.storage.journal import writing_to
+    from attnbench.storage.files import put, writing_to
 
     named = [*(names or ()), *(options.implementations or ())]
     planned = plan(options.selection(implementations=named), with_baseline=False)
@@ -55,9 +55,9 @@ def growth(
         drawn = save(report.curves(grown), target, "growth")
         drawn += save(report.timelines(timelines, timeline), target, "timeline")
         pictures = [path.stem for path in drawn if path.suffix == ".png"]
-        (target / "growth.md").write_text(report.markdown(grown, measured, pictures, notes), encoding="utf-8")
+        put(target / "growth.md", report.markdown(grown, measured, pictures, notes))
         text = json.dumps([report.facts(each) for each in grown], indent=2)
-        (target / "growth.json").write_text(f"{text}\n", encoding="utf-8")
+        put(target / "growth.json", f"{text}\n")
     if as_json:
         typer.echo(text)
     else:

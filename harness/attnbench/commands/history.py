@@ -36,7 +36,7 @@ def history(
     from attnbench.commands import terminal
     from attnbench.reports import history as report
     from attnbench.reports.style import save
-    from attnbench.storage.journal import writing_to
+    from attnbench.storage.files import put, writing_to
     from attnbench.units import plain
 
     gathered, noticed = gather(paths or [results])
@@ -49,8 +49,8 @@ def history(
     series = follow(runs, metric, implementations=implementation or (), workload=workload, smallest=smallest / 100)
     if to is not None:
         with writing_to(to):
-            (to / "history.md").write_text(report.markdown(series, notes), encoding="utf-8")
-            (to / "history.csv").write_text(report.csv(series), encoding="utf-8")
+            put(to / "history.md", report.markdown(series, notes))
+            put(to / "history.csv", report.csv(series))
             save(report.pictures(series), to, "history")
     if as_json:
         entries = [

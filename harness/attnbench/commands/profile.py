@@ -23,8 +23,8 @@ def profile(
 
     planned = plan(options.selection(budget_s=0.0, metrics=()), with_baseline=False)
     folder = new_folder(results, planned.sweep, folders.FOLDER)
-    stopped = f"stopped; the traces made so far are in {folder}"
-    traced = running.execute(planned, folder, stages=("check", "trace"), stopped=stopped)
+    kept = f"the traces made so far are in {folder}"
+    traced = running.execute(planned, folder, stages=("check", "trace"), kept=kept)
     files = {
         record.key: folders.trace_file(folder, record.workload.id, record.implementation)
         for record in traced.records

@@ -19,6 +19,7 @@ from attnbench.processes import execution
 from attnbench.processes.execution import Progress, Watch
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
+from attnbench.units import plain
 
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
@@ -32,22 +33,32 @@ STAGE_WORDS = {
 }
 
 
-def execute(
-    plan: Plan, folder: Path, stages: Collection[str] = execution.STAGES, *, stopped: str = "stopped"
-) -> Results:
+def execute(plan: Plan, folder: Path, stages: Collection[str] = execution.STAGES, *, kept: str = "") -> Results:
     """Run a plan to its end with its progress shown, and read the results.
 
     Raises:
-        ValueError: the folder cannot be written, its journal is damaged, or no worker can start.
-        typer.Exit: the user interrupted it; `stopped` was printed.
+        ValueError: the folder cannot be written, its journal is damaged, or no worker can start. Where a disk is full,
+            `kept` says what is left and how to go on.
+        typer.Exit: the user interrupted it; `kept` was printed.
     """
     try:
         with watching() as watch:
             execution.execute(plan, folder, watch, stages)
     except KeyboardInterrupt:
-        typer.echo(stopped, err=True)
+        if kept:
+            typer.echo(plain(kept), err=True)
         raise typer.Exit(ExitCode.interrupted) from None
+    except OSError as error:
+        if not folder.is_dir():
+            raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None
+        mend = "; ".join(filter(None, ["free some room or mend it", kept]))
+        raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {mend}") from None
     return read(folder)
+
+
+def kept(plan: Plan, folder: Path) -> str:
+    """What is left of a run that did not come to its end, and how to go on with it."""
+    return f"what was finished is kept; go on with: {plan.resume_command(str(folder))}"
 
 
 @contextmanager
@@ -154,11 +165,18 @@ def given(context: typer.Context) -> set[str]:
 
 
 def write_reports(results: Results, folder: Path) -> bool:
-    """Write every report; one that fails is reported and costs the others nothing. Returns whether any failed."""
+    """Write every report; one that fails is reported and costs the others nothing. Returns whether any failed.
+
+    Raises:
+        ValueError: the folder cannot be written.
+    """
     failed = False
     for name, plug in plugins.plugs("attnbench.reports", "REPORT").items():
         try:
             plug.write(results, folder)
+        except OSError as error:
+            again = f"what was measured is kept: free some, then attnbench report {results.folder}"
+            raise ValueError(f"cannot write {error.filename or folder}: {error.strerror}; {again}") from None
         except Exception as error:  # noqa: BLE001 - somebody's report must not cost the others
             failed = True
             typer.echo(f"warning: report {name} failed: {type(error).__name__}: {error}", err=True)

@@ -23,7 +23,7 @@ from attnbench.inspection.oracle_diff import Comparison, Inspection, Outcome
 from attnbench.inspection.walkthrough import NUM_KEYS, WIDTHS, Numbers, Seen, Walkthrough
 from attnbench.reports import Picture, style
 from attnbench.reports.story import inlined
-from attnbench.storage.journal import writing_to
+from attnbench.storage.files import put, writing_to
 
 HeadsRow = tuple[Sequence[str], Numbers, Sequence[str], Seen | None]
 PAGE = "inspect.html"
@@ -44,7 +44,7 @@ def prepare(folder: Path) -> None:
         for stem in ("weights", "joined", "mask", "beside", "scaling"):
             for suffix in (".svg", ".png"):
                 (folder / stem).with_suffix(suffix).unlink(missing_ok=True)
-        (folder / PAGE).write_text("", encoding="utf-8")
+        put(folder / PAGE, "")
 
 
 def write(inspection: Inspection, folder: Path) -> list[Path]:
@@ -63,9 +63,10 @@ def write(inspection: Inspection, folder: Path) -> list[Path]:
         outcomes=tuple(Outcome),
         most_columns=32,
     )
-    path = folder / PAGE
-    path.write_text(page, encoding="utf-8")
-    return [path, *(file for stem, picture in pictures.items() for file in style.save([picture], folder, stem))]
+    return [
+        put(folder / PAGE, page),
+        *(file for stem, picture in pictures.items() for file in style.save([picture], folder, stem)),
+    ]
 
 
 def draw(inspection: Inspection) -> dict[str, Picture]:

@@ -27,7 +27,8 @@ from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, SCHEMA, Plan
 from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
-from attnbench.storage.records import LATENCY, PROBE, Arm, Ceilings, Counters
+from attnbench.storage.records import LATENCY, PROBE, Arm, Ceilings, Counters, Status
+from attnbench.storage.soundness import Sense
 from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
 from attnbench.tracing import folders
 from attnbench.workloads.workload import Workload
@@ -79,6 +80,7 @@ class Session:
     clock: Callable[[], float] = time.monotonic
     read_counters: Callable[[], Counters | None] = read_counters
     state: State = field(default_factory=State)
+    sense: Sense = field(default_factory=Sense)
 
     def __post_init__(self) -> None:
         """Begin now; `earlier_s` is what the run had spent before it was resumed, as far as its journal says."""
@@ -101,6 +103,7 @@ class Session:
         """Write an event to the journal, and apply it to the state."""
         self.journal.append(event)
         self.state.apply(event)
+        self.sense.add(event)
 
     def start_worker(self) -> None:
         """Start a fresh worker process, with the code and in the environment that the run began with.
@@ -142,9 +145,20 @@ class Session:
             if isinstance(request, messages.SampleBlocks):
                 request = msgspec.structs.replace(request, epoch=self.state.num_workers - 1)
             reply = self.client.ask(request)
+        reply = self._sensible(request, reply)
         for cell, changes in self.client.noted():
             if plugins.is_foreign(cell.spec):  # torch itself changes this and that where it compiles
                 self.record(events.StateChanged(**cell.names, changes=changes))
+        return reply
+
+    def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
+        """The same, about the cell that was asked about; Failed where no journal could hold it."""
+        if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
+            reply = msgspec.structs.replace(reply, **request.names)
+        if isinstance(reply, events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished):
+            problem = self.sense.problem(reply)
+            message = f"its process answered what cannot be: {problem}"
+            reply = messages.Failed(status=Status.invalid, message=message) if problem else reply
         return reply
 
     def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
@@ -185,12 +199,13 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker can start.
     """
-    state, path = State(), folder / JOURNAL
+    state, sense, path = State(), Sense(), folder / JOURNAL
     earlier = list(read_events(path)) if path.exists() else []
     for event in earlier:
         state.apply(event)
-    with Journal(folder) as journal, client or client_for(plan, folder) as worker:
-        session = Session(plan, journal, worker, watch, clock, read_counters, state)
+        sense.add(event)
+    with Journal(folder, keeps_copy=bool(plan.alone)) as journal, client or client_for(plan, folder) as worker:
+        session = Session(plan, journal, worker, watch, clock, read_counters, state, sense)
         if not earlier:
             session.record(
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)

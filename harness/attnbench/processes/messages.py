@@ -336,6 +336,29 @@ Reply = (
 """Where the work is an event of the run, the reply is that event, ready for the journal (storage/events.py)."""
 
 
+ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
+    Start: (Started,),
+    Prepare: (Prepared,),
+    Check: (CellChecked, Build, Call, Backward),
+    Build: (Built,),
+    Call: (Tensors,),
+    Backward: (Tensors,),
+    Account: (Witnessed,),
+    Observe: (CellMeasured,),
+    Profile: (CellProfiled,),
+    PrepareWitness: (Witnessed,),
+    Witness: (Witnessed,),
+    HandIn: (HandedIn,),
+    JudgeOutput: (Witnessed,),
+    Trace: (Traced,),
+    Attempt: (Attempted,),
+    MeasureCeilings: (CeilingsMeasured,),
+    SampleBlocks: (VisitFinished,),
+    **dict.fromkeys((Built, Tensors, Failed), (CellChecked, Build, Call, Backward)),
+}
+"""What may come back besides Failed; anything else is no answer. Of what the judge was told, what it asks next."""
+
+
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):
     """A reply as it is sent, and whether the worker is of no more use: its device fails, or its state was changed.
 

@@ -172,10 +172,24 @@ def _whole(part: Part, step: messages.SampleBlocks) -> list[VisitFinished] | mes
     return reply if isinstance(reply, messages.Failed) else [reply]
 
 
-def _blamed(part: Part, reply: list[VisitFinished] | messages.Failed) -> list[VisitFinished] | messages.Failed:
-    """The same; what fails in the process of foreign code, though it was not called, fails by it."""
-    if part.is_foreign and isinstance(reply, messages.Failed) and reply.arm == PROBE:
-        return msgspec.structs.replace(reply, arm=part.arms[0][0])
+def _own(
+    part: Part, step: messages.SampleBlocks, reply: list[VisitFinished] | messages.Failed
+) -> list[VisitFinished] | messages.Failed:
+    """The same, of a runner that is not trusted: it speaks of the arms that it was asked about, and of times above 0.
+
+    What fails in its process, whatever it says of whose turn it was, fails by what that process holds.
+    """
+    own = {arm for arm, _ in part.arms}
+    blamed = next((arm for arm, _ in step.arms if arm in own), part.arms[0][0])
+    if isinstance(reply, messages.Failed):
+        return reply if reply.arm in own else msgspec.structs.replace(reply, arm=blamed)
+    for visit in reply:
+        samples = [sample for taken in visit.arms for sample in taken.samples]
+        is_asked = [taken.arm for taken in visit.arms] == [arm for arm, _ in step.arms]
+        is_whole = len(samples) == step.num_blocks * len(step.arms)
+        if not is_asked or not is_whole or any(each.value <= 0 or each.num_calls < 1 for each in samples):
+            message = "its process answers what was not asked, or that a call takes 0 s"
+            return messages.Failed(arm=blamed, status=Status.invalid, message=message)
     return reply
 
 
@@ -306,26 +320,30 @@ class IsolatingClient(WorkerClient):
                 step = msgspec.structs.replace(step, verifies=False)
             if not part.is_foreign or not step.num_blocks:
                 start_s = self.now()
-                whole = _blamed(part, _whole(part, step))
+                whole = _whole(part, step)
+                if part.is_foreign:
+                    return _own(part, step, whole)
                 if step.num_blocks and not isinstance(whole, messages.Failed):
                     samples = [sample for taken in whole[0].arms for sample in taken.samples]
                     self.waited_s.append(self.now() - start_s - sum(map(asked_s, samples)))
                 return whole
             replies = []
             for arm, spec in part.arms:
+                asked = msgspec.structs.replace(step, arms=((arm, spec),), settles=False)
                 start_s = self.now()
-                reply = part.client.ask(msgspec.structs.replace(step, arms=((arm, spec),), settles=False))
+                answered = _whole(part, asked)
                 spent_s = self.now() - start_s
-                if not isinstance(reply, VisitFinished):
-                    assert isinstance(reply, messages.Failed)
-                    return reply
+                answered = _own(part, asked, answered)
+                if isinstance(answered, messages.Failed):
+                    return answered
+                (reply,) = answered
                 ((sample,),) = (taken.samples for taken in reply.arms)
                 cell = self.clocked.setdefault((workload, arm), Clocked())
                 cell.sampled.append(sample.value * sample.num_calls)
                 cell.hidden.append(spent_s - asked_s(sample))
                 replies.append(reply)
             still = msgspec.structs.replace(step, arms=((PROBE, ""),))
-            resting = _blamed(part, _whole(part, still))  # until its threads sleep
+            resting = _own(part, still, _whole(part, still))  # until its threads sleep
             return resting if isinstance(resting, messages.Failed) else [*replies, *resting]
 
         return ask

@@ -21,6 +21,7 @@ import msgspec
 from attnbench.processes import messages
 from attnbench.storage.events import CellChecked
 from attnbench.storage.records import PROBE, Status
+from attnbench.units import plain
 
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
@@ -32,6 +33,8 @@ LONGEST_ANSWER = 2**27
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
 """A log of more bytes than the one keeps as many as the other says, from its start."""
 NUM_STARTS = 2
+LONGEST_LINE = 300
+"""Of what a process has printed last, in a message."""
 PREPARE = messages.Prepare.__struct_fields__
 ROOT = Path(__file__).parents[2]
 
@@ -139,6 +142,21 @@ class Template:
             )
         self._line.settimeout(START_TIMEOUT_S)
 
+    def log_size(self) -> int:
+        """How many bytes were printed so far."""
+        try:
+            return self.log.stat().st_size
+        except OSError:
+            return 0
+
+    def printed_since(self, start: int) -> str:
+        """The last line that was printed since the log had so many bytes; empty where there is none."""
+        with suppress(OSError), self.log.open("rb") as log:
+            log.seek(max(start, self.log_size() - LONGEST_LINE))
+            lines = [plain(line, LONGEST_LINE) for line in log.read().decode(errors="replace").splitlines()]
+            return next((line for line in reversed(lines) if line), "")
+        return ""
+
     def trim_log(self) -> None:
         """Cut a log that somebody floods."""
         with suppress(OSError):
@@ -167,6 +185,7 @@ class WorkerProcess:
         self.is_spent = False  # of no more use: its device fails, or its state was changed
         self._heartbeat = messages.Heartbeat()
         self._line: socket.socket | None = None
+        self._log_start = 0
         self._worker = self._ending = 0  # its process id, and a file that is ready to be read when it has ended
 
     @property
@@ -212,6 +231,7 @@ class WorkerProcess:
         if self._line is None:
             return messages.Failed(status=Status.crashed, message="the process has ended", is_lost=True)
         self._heartbeat.beat(messages.Heartbeat.HARNESS)
+        self._log_start = self.template.log_size()
         try:
             self._line.settimeout(timeout_s)
             self._line.sendall(msgspec.json.encode(request) + b"\n")
@@ -222,6 +242,8 @@ class WorkerProcess:
             return self._lost(request, Status.crashed, "the process wrote what is no answer")
         except OSError:
             return self._lost(request, Status.crashed, "")
+        if not isinstance(answer.reply, (*messages.ANSWERS[type(request)], messages.Failed)):
+            return self._lost(request, Status.crashed, "the process answered something that was not asked")
         self.is_spent |= answer.ends
         if answer.notes and isinstance(request, messages.CellRequest):
             self.template.noted.append((request, answer.notes))
@@ -269,11 +291,14 @@ class WorkerProcess:
             name = signal.Signals(-code).name
             why = ", perhaps by the system because memory ran out" * (name == "SIGKILL")
             message = f"the process was killed by {name}{why}"
+        elif not message:
+            printed = self.template.printed_since(self._log_start)
+            message = f"the process exited with code {code}" + f": {printed}" * bool(printed)
         arms = request.arms if isinstance(request, messages.SampleBlocks) else ()
         return messages.Failed(
             arm=arms[index][0] if index < len(arms) else PROBE,
             status=status,
-            message=message or f"the process exited with code {code}",
+            message=message,
             is_lost=status is Status.crashed,
         )
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from attnbench.analysis.results import Results
+from attnbench.storage.files import put
 
 K = TypeVar("K", bound=Hashable)
 T = TypeVar("T")
@@ -44,8 +45,7 @@ def text_report(file: str, summary: str, text: Callable[[Results], str]) -> Repo
         content, path = text(results), folder / file
         if not content:
             return []
-        path.write_text(content, encoding="utf-8", newline="\n")
-        return [path]
+        return [put(path, content)]
 
     return Report(summary=summary, write=write)
 

@@ -152,6 +152,8 @@ def troubles(results: Results) -> list[str]:
         lines.append("This run did not come to its end: what is missing below was not measured.")
     if results.num_lost:
         lines.append(f"It is what is left of a damaged one, in {LOST.format(results.num_lost)}.")
+    if results.num_restored:
+        lines.append("Somebody changed its journal while it was at work; what was written before was put back.")
     if not results.has_digests:
         lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
     load = results.system_load

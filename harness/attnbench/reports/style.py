@@ -30,6 +30,7 @@ from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
 from attnbench import plugins
 from attnbench.analysis.results import Results
 from attnbench.reports import Picture, Report
+from attnbench.storage.files import put
 from attnbench.storage.records import BASE, Arm
 from attnbench.units import plain, show
 
@@ -232,7 +233,5 @@ def save(pictures: list[Picture], folder: Path, stem: str) -> list[Path]:
     for number, drawn in enumerate(pictures, start=1):
         path = folder / (stem if number == 1 else f"{stem}_{number}")
         vector, raster = path.with_suffix(".svg"), path.with_suffix(".png")
-        vector.write_text(drawn.svg, encoding="utf-8")
-        raster.write_bytes(drawn.png())
-        paths += [vector, raster]
+        paths += [put(vector, drawn.svg), put(raster, drawn.png())]
     return paths

@@ -300,6 +300,12 @@ class LinesLost(msgspec.Struct, frozen=True, kw_only=True, tag="lines_lost"):
     gaps: tuple[int, ...]  # the intact lines before which something was changed, or is gone
 
 
+class JournalRestored(msgspec.Struct, frozen=True, kw_only=True, tag="journal_restored"):
+    """Somebody else had changed the journal while the run was at work: what was written before was put back."""
+
+    time: str
+
+
 Event = (
     RunStarted
     | WorkerStarted
@@ -313,4 +319,5 @@ Event = (
     | RunFinished
     | BaselineAccepted
     | LinesLost
+    | JournalRestored
 )

@@ -17,14 +17,16 @@ import shutil
 import time
 import zlib
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import nullcontext, suppress
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, NamedTuple, Self
 
 import msgspec
 
 from attnbench.storage import older_schemas, soundness
-from attnbench.storage.events import SCHEMA, DamagedError, Event, RunStarted
+from attnbench.storage.events import SCHEMA, DamagedError, Event, JournalRestored, RunStarted
+from attnbench.storage.files import put, writing_to
 
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"
@@ -43,8 +45,11 @@ _ENCODER = msgspec.json.Encoder()
 class Journal:
     """An open journal to append to. Use it as a context manager."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, keeps_copy: bool = False) -> None:
         """Open `folder`/journal.jsonl for appending, dropping a last line that a kill cut short.
+
+        With `keeps_copy`, for runs of code that nobody trusts, all lines stay in memory: what another process does to
+        the file is undone, and noted.
 
         Raises:
             ValueError: the folder cannot be made or written, or another process is writing there.
@@ -52,33 +57,76 @@ class Journal:
         self.path = folder / JOURNAL
         try:
             folder.mkdir(parents=True, exist_ok=True)
-            self._file: IO[bytes] = self.path.open("ab")
         except OSError as error:
             reason = f"cannot write results to {folder}: {error.strerror}"
             raise ValueError(f"{reason}; choose another folder with --results") from None
-        try:  # for this process alone, until it ends, however it ends
-            fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            self._file.close()
-            raise ValueError(f"{folder} is being written by another process: wait for its end, or stop it") from None
-        except OSError:
-            pass  # the file system knows no locks
+        self._file = self._opened()
         self._synced_s = -math.inf
         text = self.path.read_bytes()
         whole = text.rfind(b"\n") + 1
         self._file.truncate(whole)
         self._digest = digest_of(text[text.rfind(b"\n", 0, max(whole - 1, 0)) + 1 : whole - 1])
+        self._copy = bytearray(text[:whole]) if keeps_copy else None
+
+    def _opened(self) -> IO[bytes]:
+        """The file to append to, for this process alone, until it ends, however it ends.
+
+        Raises:
+            ValueError: it cannot be opened, or another process is writing there.
+        """
+        try:
+            file = self.path.open("ab")
+        except OSError as error:
+            reason = f"cannot write results to {self.path.parent}: {error.strerror}"
+            raise ValueError(f"{reason}; choose another folder with --results") from None
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            message = f"{self.path.parent} is being written by another process: wait for its end, or stop it"
+            raise ValueError(message) from None
+        except OSError:
+            pass  # the file system knows no locks
+        return file
 
     def append(self, event: Event) -> None:
         """Hand one event to the system, where no kill can reach it, and wait for the disk ten times a second.
 
         A hundred thousand cells that are predicted take seconds; waiting each time would make that minutes.
+
+        Raises:
+            OSError: the disk is full, or fails.
+            DamagedError: somebody has removed the file.
         """
+        found = os.fstat(self._file.fileno())
+        if self._copy is not None and (not found.st_nlink or found.st_size != len(self._copy)):
+            self._restore()
+        elif not found.st_nlink:
+            raise DamagedError(f"{self.path} is gone: it was removed while the run was at work, and nothing is left")
+        self._append(event)
+
+    def _append(self, event: Event) -> None:
         line, self._digest = signed(_ENCODER.encode(event), self._digest)
         self._file.write(line + b"\n")
         self._file.flush()
+        if self._copy is not None:
+            self._copy += line + b"\n"
         if time.monotonic() - self._synced_s >= SYNC_EVERY_S:
             self._sync()
+
+    def _restore(self) -> None:
+        """Put back what was written, and note that it was changed.
+
+        Raises:
+            DamagedError: the folder is gone.
+        """
+        assert self._copy is not None
+        if not self.path.parent.is_dir():
+            raise DamagedError(f"{self.path.parent} is gone: it was removed while the run was at work")
+        put(self.path, bytes(self._copy))
+        self._file.close()
+        self._file = self._opened()
+        self._append(JournalRestored(time=datetime.now(UTC).isoformat(timespec="seconds")))
 
     def _sync(self) -> None:
         os.fsync(self._file.fileno())
@@ -88,10 +136,21 @@ class Journal:
         """Itself."""
         return self
 
-    def __exit__(self, *_: object) -> None:
+    def __exit__(self, kind: object, *_: object) -> None:
         """Wait for the disk, and close the file."""
-        self._sync()
-        self._file.close()
+        with suppress(OSError) if kind is not None else nullcontext():  # what it was left by says why
+            try:
+                if self._copy is not None and self._found() != self._copy:
+                    self._restore()
+                self._sync()
+            finally:
+                self._file.close()
+
+    def _found(self) -> bytes:
+        try:
+            return self.path.read_bytes()
+        except OSError:
+            return b""
 
 
 def signed(line: bytes, before: bytes) -> tuple[bytes, bytes]:
@@ -183,15 +242,16 @@ def events(path: Path) -> Iterator[Event]:
 
 
 def write(path: Path, history: Iterable[Event]) -> None:
-    """Write a journal file anew, whole or not at all."""
-    partly, digest = path.with_suffix(".partly"), b""
-    with partly.open("wb") as file:
-        for event in history:
-            line, digest = signed(_ENCODER.encode(event), digest)
-            file.write(line + b"\n")
-        file.flush()
-        os.fsync(file.fileno())
-    partly.replace(path)
+    """Write a journal file anew, whole or not at all.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    signed_lines, digest = [], b""
+    for event in history:
+        line, digest = signed(_ENCODER.encode(event), digest)
+        signed_lines.append(line + b"\n")
+    put(path, b"".join(signed_lines))
 
 
 def journal_of(path: Path) -> Path:
@@ -237,20 +297,6 @@ def newest_run(results: Path) -> Path:
     if not (runs := find_runs(results)):
         raise ValueError(f"{results / 'runs'} holds no runs: begin with attnbench run, or name another --results DIR")
     return runs[-1]
-
-
-@contextmanager
-def writing_to(folder: Path, option: str = "--to") -> Iterator[None]:
-    """Make a folder, for what is written into it inside the block.
-
-    Raises:
-        ValueError: it cannot be written; the message names the option that chooses another.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        yield
-    except OSError as error:
-        raise ValueError(f"cannot write to {folder}: {error.strerror}; choose another folder with {option}") from None
 
 
 def copy_journal(folder: Path, target: Path) -> None:

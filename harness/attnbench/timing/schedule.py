@@ -109,7 +109,7 @@ class State:
                 self.began = self.began or event
             case events.RunStarted() | events.RunFinished() | events.BaselineAccepted() | events.LinesLost():
                 pass
-            case events.StateChanged():
+            case events.StateChanged() | events.JournalRestored():
                 pass
 
     def live(self, workload: str, arms: Iterable[Arm]) -> list[Arm]:

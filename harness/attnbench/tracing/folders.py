@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.plugins import unknown
+from attnbench.storage.files import put
 
 SUFFIX = ".pt.trace.json.gz"
 FOLDER = "traces"
@@ -27,10 +28,8 @@ def write(file: Path, trace: dict[str, Any]) -> int:
         OSError: it cannot be written.
     """
     file.parent.mkdir(parents=True, exist_ok=True)
-    half = file.with_name(f"{file.name}.part")
     packed = gzip.compress(json.dumps(trace, separators=(",", ":")).encode(), compresslevel=6, mtime=0)
-    half.write_bytes(packed)
-    half.rename(file)
+    put(file, packed)
     return len(packed)
 
 

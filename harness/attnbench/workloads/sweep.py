@@ -1,6 +1,7 @@
 """A sweep: TOML that names axes and their values, made into workloads; `--set axis=value,value` overrides it."""
 
 import itertools
+import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -82,21 +83,30 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
     Raises:
         ValueError: an axis that does not exist, a value or combination that is not allowed, or nothing to do.
     """
+    grids = [_values(grid | dict(settings), devices) for grid in sweep.grid]
+    counts = [math.prod(map(len, values.values())) for values in grids]  # before any is made: there may be 10^9
+    if sum(counts) > MAX_WORKLOADS:
+        largest = grids[counts.index(max(counts))]
+        factors = " x ".join(f"{len(values)} of {axis}" for axis, values in largest.items() if len(values) > 1)
+        most = f"{MAX_WORKLOADS} are allowed"
+        raise ValueError(f"the sweep has {sum(counts)} workloads ({factors}), and {most}: give fewer values")
     made: dict[str, Workload] = {}
-    for grid in sweep.grid:
-        _check_axes(grid)
-        axes = grid | dict(settings)
-        values = {axis: value if isinstance(value, list) else [value] for axis, value in axes.items()}
-        if "device" in values:
-            values["device"] = [each for given in values["device"] for each in (devices if given == "all" else [given])]
+    for values in grids:
         for combination in itertools.product(*values.values()):
             workload = make(dict(zip(values, combination, strict=True)))
             made.setdefault(workload.id, workload)
-            if len(made) > MAX_WORKLOADS:
-                raise ValueError(f"the sweep has more than {MAX_WORKLOADS} workloads: give fewer values")
     if not made:
         raise ValueError("the sweep has no workloads: give it at least one [[grid]] with values")
     return tuple(made.values())
+
+
+def _values(grid: Mapping[str, Any], devices: tuple[str, ...]) -> dict[str, list[Any]]:
+    """Each axis of a grid with its values, each once."""
+    _check_axes(grid)
+    values = {axis: value if isinstance(value, list) else [value] for axis, value in grid.items()}
+    if "device" in values:
+        values["device"] = [each for given in values["device"] for each in (devices if given == "all" else [given])]
+    return {axis: list({str(value): value for value in given}.values()) for axis, given in values.items()}
 
 
 def _check_axes(axes: Iterable[str]) -> None:

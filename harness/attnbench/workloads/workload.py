@@ -26,6 +26,8 @@ CHOICES = {
     "layout": LAYOUTS,
     "float32_matmul_precision": MATMUL_PRECISIONS,
 }
+MOST_THREADS = 1024
+"""PyTorch crashes with too many."""
 FROM_1 = ("batch_size", "seq_len", "num_heads")
 FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed")
 """Axes of whole numbers up to LARGEST."""
@@ -83,6 +85,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         rules = [
             *((axis, 1 <= axes[axis] <= LARGEST, "a whole number from 1 to 2^31") for axis in FROM_1),
             *((axis, 0 <= axes[axis] <= LARGEST, "a whole number from 0 to 2^31") for axis in FROM_0),
+            ("num_threads", axes["num_threads"] <= MOST_THREADS, f"a whole number from 0 to {MOST_THREADS}"),
             *((axis, axes[axis] in choices, f"one of {', '.join(choices)}") for axis, choices in CHOICES.items()),
             ("device", re.fullmatch(r"[a-z]\w*(:\d+)?", self.device), "NAME or NAME:N, as in cuda:1"),
             ("dropout", 0.0 <= self.dropout < 1.0, "a probability from 0 up to, not including, 1"),
@@ -103,6 +106,9 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         fill("head_dim", self.head_dim or self.embed_dim // self.num_heads or DEFAULT_HEAD_DIM)
         for axis, value in following(self.axes()).items():
             fill(axis, getattr(self, axis) or value)
+            if axis in FROM_0 and getattr(self, axis) > LARGEST:
+                parts = f"num_heads={self.num_heads} and head_dim={self.head_dim}"
+                raise ValueError(f"{axis}={getattr(self, axis)} follows from {parts} and is more than 2^31: give less")
         if self.scope == "attention":
             fill("bias", "all")
         shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)

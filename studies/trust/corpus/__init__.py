@@ -103,6 +103,7 @@ class Case(msgspec.Struct, frozen=True, kw_only=True):
     words: tuple[str, ...]  # a good reason against it says one of them
     is_timeable: bool = False  # it works honestly: its true time may be shown
     is_right: bool = True  # it answers rightly where fresh inputs and comparisons leave it no choice
+    slows_itself: bool = False  # what it does stays with it, and costs it time: its true time is longer
     settings: dict[str, Any] = {}  # of its workload, in place of the usual ones
     is_cheat: bool = True
     is_contamination: bool = False
@@ -187,6 +188,7 @@ def _changes(stem: str, group: str) -> Iterator[Case]:
                 words=tuple(row["words"]),
                 is_timeable=not row.get("ends", False),
                 is_right=not row.get("ends", False),
+                slows_itself=row.get("slows_itself", False),
                 settings={"direction": "forward_backward"} if when == "backward" else {},
                 is_cheat=number == 0,
                 is_contamination=True,

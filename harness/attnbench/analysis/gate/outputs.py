@@ -14,7 +14,7 @@ from attnbench.analysis.gate.decision import reach
 from attnbench.analysis.gate.rulings import EVERY, Decision, Kind, Outcome, Ruling
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import arm_of, metric_columns, rows, table
-from attnbench.storage.journal import writing_to
+from attnbench.storage.files import put, writing_to
 from attnbench.storage.records import LATENCY
 from attnbench.units import MISSING, escaped, plain, show, significant
 
@@ -51,7 +51,7 @@ def write(decision: Decision, candidate: Results, folder: Path) -> None:
     }
     with writing_to(folder):
         for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
+            put(folder / name, text)
 
 
 def as_json(value: object) -> str:

@@ -15,7 +15,8 @@ from attnbench.analysis.gate.decision import invalid_reasons, judge, processes
 from attnbench.analysis.gate.rulings import Kind, Outcome, Thresholds
 from attnbench.analysis.results import Results, read
 from attnbench.storage.events import SCHEMA, BaselineAccepted, RunStarted
-from attnbench.storage.journal import events, find_run, journal_of, write, writing_to
+from attnbench.storage.files import writing_to
+from attnbench.storage.journal import events, find_run, journal_of, write
 
 FOLDER = "baselines"
 FEWEST_WORDS = 2

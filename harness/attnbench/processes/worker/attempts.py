@@ -98,8 +98,7 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
         raise OutOfReachError(Status.unsupported, reason)
     here = device(workload.device)
     free_bytes = here.free_bytes()
-    tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
-    if (needed := limit_bytes + DRAWING * FLOAT64_BYTES * input_numbers(workload, *tokens)) > free_bytes:
+    if (needed := limit_bytes + drawing_bytes(workload)) > free_bytes:
         message = f"the limit and the inputs need {show(needed, 'bytes')}, and {show(free_bytes, 'bytes')} are free"
         raise OutOfReachError(Status.unsupported, message)
 
@@ -132,14 +131,24 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
         )
 
 
+def drawing_bytes(workload: Workload) -> int:
+    """What a workload's inputs take as they are drawn."""
+    tokens = workload.batch_size * workload.seq_len, workload.batch_size * workload.kv_len
+    return DRAWING * FLOAT64_BYTES * input_numbers(workload, *tokens)
+
+
 def require_within_limits(request: Prepare, made: Implementation, on_step: Callable[[], object]) -> None:
     """Climb the staircase of shorter lengths.
 
     Raises:
         OutOfReachError: the cell is predicted to take too long, or more memory than there is.
     """
-    free_bytes = device(request.workload.device).free_bytes()
-    limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE * free_bytes)
+    workload = request.workload
+    limit_bytes = request.memory_limit_bytes or int(SHARE_OF_FREE * device(workload.device).free_bytes())
+    here_bytes, needed = device("cpu").free_bytes(), drawing_bytes(workload)
+    if needed > here_bytes:
+        message = f"its inputs take {show(needed, 'bytes')} as they are drawn, and {show(here_bytes, 'bytes')} are free"
+        raise OutOfReachError(Status.out_of_memory, message)
 
     def call_cost(step: Workload, with_memory: bool) -> Cost | None:  # noqa: FBT001 - its signature
         on_step()
@@ -161,7 +170,7 @@ def require_within_limits(request: Prepare, made: Implementation, on_step: Calla
             peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
         return call_s, peak
 
-    require_within(request.call_limit_s, limit_bytes, request.workload, call_cost, compiles=made.compiles)
+    require_within(request.call_limit_s, limit_bytes, workload, call_cost, compiles=made.compiles)
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:

@@ -1,0 +1,46 @@
+"""Files that are there whole or not at all, and folders that can be written."""
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+HALF = ".part"
+"""Ends the name of a file that is being written."""
+
+
+def put(path: Path, content: str | bytes) -> Path:
+    """Write a file in place of what is there, once all of it is on the disk; return its path.
+
+    Raises:
+        OSError: it cannot be written; it names the file, and what was there is as it was.
+    """
+    half = path.with_name(f"{path.name}{HALF}")
+    try:
+        with half.open("wb") as file:
+            file.write(content.encode() if isinstance(content, str) else content)
+            file.flush()
+            os.fsync(file.fileno())
+        half.replace(path)
+    except OSError as error:
+        half.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
+    except BaseException:
+        half.unlink(missing_ok=True)
+        raise
+    return path
+
+
+@contextmanager
+def writing_to(folder: Path, option: str = "--to") -> Iterator[None]:
+    """Make a folder, for what is written into it inside the block.
+
+    Raises:
+        ValueError: it cannot be written; the message names the option that chooses another.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        what = error.filename or folder
+        raise ValueError(f"cannot write to {what}: {error.strerror}; choose another folder with {option}") from None
