@@ -120,6 +120,7 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True):
         return [ruling for ruling in (*self.rulings, self.suite) if ruling.outcome in outcomes]
 
 
+AS_TOML = "give a TOML file with a [gate] table, as in docs/ci.md"
 TOOL_FILE = "attnbench.toml"
 ALLOWED = {LATENCY: 0.05, "peak_memory": 0.02, ERROR_RATIO: 0.1, NUM_OPERATORS: 0.0}
 """By how much a metric may grow where no rule says: a share of what it was, for error_ratio a share of the tolerance.
@@ -214,9 +215,9 @@ def load(path: Path | None) -> Thresholds:
     try:
         return parse(path.read_bytes())
     except OSError as error:
-        raise ValueError(f"cannot read the thresholds {path}: {error.strerror}") from None
+        raise ValueError(f"cannot read {path}: {error.strerror}; {AS_TOML}") from None
     except ValueError as error:  # msgspec's own errors, and those of the encoding, are ValueErrors too
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {error}; {AS_TOML}") from None
 
 
 def parse(text: bytes) -> Thresholds:

@@ -1,0 +1,89 @@
+"""`python -m studies.torture`: try all of it and write the tables."""
+
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+import pandas as pd
+import typer
+
+from attnbench.storage.journal import find_runs
+from attnbench.units import markdown_table
+from studies.torture import commands, damages, kills, surroundings
+from studies.torture.trial import TINY, Place, Trial
+
+HEADER = """# What a run survives
+
+Made by `nox -s torture`. Each trial is a real one: processes are killed, journals damaged, disks filled. *Died*: a
+traceback, a hang, another exit code than was due, or processes that are left. *Lost*: finished work that is gone, or a
+number that changed. *Unclear*: a message that does not say what was given, what is allowed, or what to do.
+
+"""
+
+
+def torture(
+    to: Annotated[Path, typer.Option(metavar="DIR", help="Where the tables go.")] = Path("results/torture"),
+    only: Annotated[str, typer.Option(metavar="WORDS", help="Subjects that begin so, such as kills.")] = "",
+    *,
+    short: Annotated[bool, typer.Option("--short", help="A tenth of it, in two minutes.")] = False,
+) -> None:
+    """Try it all; exit code 1 where anything died, was lost or was not said clearly."""
+    trials = []
+    for trial in tried(only, short=short):
+        trials.append(trial)
+        if not trial.is_good or not len(trials) % 20:
+            typer.echo(f"{len(trials)} {trial.subject}, {trial.what}: {bad(trial) or 'so far so good'}", err=True)
+    to.mkdir(parents=True, exist_ok=True)
+    frame = pd.DataFrame([msgspec.structs.asdict(trial) for trial in trials])
+    frame.to_csv(to / "torture.csv", index=False)
+    (to / "torture.md").write_text(markdown(trials), encoding="utf-8")
+    typer.echo(markdown(trials))
+    sys.exit(any(not trial.is_good for trial in trials))
+
+
+def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:
+    """Every trial of the subjects that begin with `only`."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-torture-") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        first = Place(folder / "first")
+        first.run("run", *TINY)
+        (whole,) = find_runs(first.folder / "results")
+        subjects: dict[str, Callable[[], Iterator[Trial]]] = {
+            "kills": lambda: kills.kills(folder, 6 if short else 60),
+            "signals": lambda: kills.signals(folder, 6 if short else 30),
+            "journals": lambda: damages.damaged(whole, folder, 60 if short else 300),
+            "commands": lambda: commands.fuzzed(folder / "commands", 60 if short else 300),
+            "surroundings": lambda: surroundings.all_of(folder, whole, short=short),
+        }
+        for subject, trials in subjects.items():
+            if subject.startswith(only):
+                yield from trials()
+
+
+def bad(trial: Trial) -> str:
+    """What went wrong, in words."""
+    return "; ".join(f"{name}: {words}" for name in ("died", "lost", "unclear") if (words := getattr(trial, name)))
+
+
+def markdown(trials: list[Trial]) -> str:
+    """The tables."""
+    rows = []
+    for subject in dict.fromkeys(trial.subject for trial in trials):
+        own = [trial for trial in trials if trial.subject == subject and not trial.skipped]
+        counts = {"tried": len(own), "survived": sum(not trial.died for trial in own)}
+        counts |= {name: sum(bool(getattr(trial, name)) for trial in own) for name in ("lost", "unclear")}
+        rows.append({"subject": subject} | {name: str(count) for name, count in counts.items()})
+    troubles = [{"subject": each.subject, "what": each.what, "how": bad(each)} for each in trials if not each.is_good]
+    skipped = [{"subject": each.subject, "what": each.what, "why not": each.skipped} for each in trials if each.skipped]
+    parts = [markdown_table(rows)]
+    parts += ["## What went wrong", markdown_table(troubles)] * bool(troubles)
+    parts += ["## Not tried", markdown_table(skipped)] * bool(skipped)
+    return HEADER + "\n\n".join(parts) + "\n"
+
+
+if __name__ == "__main__":
+    typer.run(torture)

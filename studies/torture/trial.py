@@ -1,0 +1,101 @@
+"""One thing that was tried, and runs of the command line to try it on."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import msgspec
+
+TINY = [
+    *("-i", "fused", "--set", "seq_len=16,32", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "batch_size=1"),
+    *("--set", "dtype=float32", "--set", "mask=none", "--set", "direction=inference", "--budget", "0", "--seed", "7"),
+]
+"""Some seconds of `attnbench run`."""
+LIMIT_S = 120.0
+LONGEST_NOTE = 160
+ATTNBENCH = [sys.executable, "-P", "-m", "attnbench"]
+
+
+class Trial(msgspec.Struct, frozen=True, kw_only=True):
+    """What was tried, and how it went: what did not survive, was lost or was not said clearly, in words."""
+
+    subject: str
+    what: str
+    died: str = ""  # a traceback, a hang, another exit code than was due
+    lost: str = ""  # finished work that is gone, or a number that changed
+    unclear: str = ""  # a message that does not say what was given, what is allowed, or what to do
+    skipped: str = ""  # why it could not be tried here
+
+    @property
+    def is_good(self) -> bool:
+        """Whether nothing went wrong."""
+        return not (self.died or self.lost or self.unclear)
+
+
+class Place:
+    """A folder of its own for one trial, with its own folder for temporary files."""
+
+    def __init__(self, folder: Path) -> None:
+        """Make both."""
+        self.folder, self.temporary = folder, folder / "temporary"
+        self.temporary.mkdir(parents=True)
+
+    def start(self, *arguments: str, **more: str) -> subprocess.Popen[bytes]:
+        """Start attnbench in a session of its own; `more` are variables of its environment, "" removes one."""
+        given = {"TMPDIR": str(self.temporary), "COLUMNS": "120", "OMP_NUM_THREADS": "1"} | more
+        environment = {name: value for name, value in (os.environ | given).items() if value or name not in given}
+        return subprocess.Popen(  # noqa: S603 - our own command
+            [*ATTNBENCH, *arguments],
+            cwd=self.folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+
+    def run(self, *arguments: str, **more: str) -> tuple[int | None, str]:
+        """Run attnbench to its end: its exit code, None where it hung, and what it printed."""
+        return ended(self.start(*arguments, **more))
+
+    def left(self) -> list[str]:
+        """What is left of temporary files."""
+        return sorted(file.name for file in self.temporary.iterdir())
+
+
+def ended(process: subprocess.Popen[bytes], limit_s: float = LIMIT_S) -> tuple[int | None, str]:
+    """How a process ends: its exit code, None where it hung and was killed, and what it printed."""
+    try:
+        printed, _ = process.communicate(timeout=limit_s)
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate()
+        return None, printed.decode(errors="replace")
+    return process.returncode, printed.decode(errors="replace")
+
+
+def wrong_end(code: int | None, printed: str, due: Sequence[int]) -> str:
+    """Why an end is none that was due, in words, or ""."""
+    if code is None:
+        return "it hung"
+    if "Traceback (most recent call last)" in printed:
+        return f"a traceback: {note(printed)}"
+    return "" if code in due else f"exit code {code}: {note(printed)}"
+
+
+def note(printed: str) -> str:
+    """The last line of what was printed."""
+    lines = [line.strip() for line in printed.splitlines() if line.strip()]
+    return lines[-1][:LONGEST_NOTE] if lines else "nothing was printed"
+
+
+def wait_until(is_so: Callable[[], bool], limit_s: float = 10.0) -> bool:
+    """Whether a condition becomes true in time."""
+    end_s = time.monotonic() + limit_s
+    while not (found := is_so()) and time.monotonic() < end_s:
+        time.sleep(0.05)
+    return found
