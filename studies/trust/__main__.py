@@ -13,8 +13,9 @@ import typer
 from studies.trust import outcome, sessions, table, unusual
 from studies.trust.corpus import CHANGED, CONTROL, Case, cases, clean, control
 from studies.trust.outcome import Clean, Row, Tried
+from studies.trust.unusual import Trial
 
-Kept = TypeVar("Kept", Tried, Clean)
+Kept = TypeVar("Kept", Tried, Clean, list[Trial])
 NUM_CLEAN, NUM_CLEAN_ELSEWHERE = 8, 4
 """Sessions without any cheat, at the usual settings and at others: their range is what noise does."""
 
@@ -48,7 +49,9 @@ def trust(
         row = outcome.row(case, tried, references[key])
         rows.append(row)
         _tell(f"{number} of {len(chosen)}, {row.id}: {row.outcome}: {row.reason[:90]} | {row.changed_bystanders}")
-    trials = unusual.tried(forms, short=short)
+    trials: list[Trial] = []
+    for group, own in unusual.groups(forms).items():
+        trials += _kept(kept / f"honest-{group}.json", list[Trial], partial(unusual.tried, own, short=short))
     for trial in trials:
         _tell(f"{trial.form}: {trial.num_right} right, {trial.num_rejected} rejected: {trial.reason[:90]}")
     table.write(rows, trials, to, name)

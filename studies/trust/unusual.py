@@ -15,7 +15,10 @@ from studies.trust import forms, sessions
 LIMIT_S = 900
 COMPILED = "+compile"
 FULL, FEW = ("scope=attention",), ("scope=attention", "dtype=float32", "seq_len=67", "mask=none,causal,padding")
-"""What the sweep `check` is reduced to: projections are the harness's own, and compiling takes long for each size."""
+"""What the sweep `check` is reduced to: projections are the harness's own."""
+FEWEST = ("scope=attention", "dtype=float32", "seq_len=67", "kv_len=67", "num_heads=4", "num_kv_heads=4", "head_dim=16")
+FEWEST += ("value_dim=16", "mask=causal", "layout=contiguous", "batch_size=2", "direction=inference,forward_backward")
+"""Compiling takes ten seconds for each cell."""
 
 
 class Trial(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,9 +39,14 @@ def names() -> list[str]:
 
 def tried(chosen: Sequence[str], *, short: bool = False) -> list[Trial]:
     """Run `attnbench check` on forms: those that are compiled at few shapes, and the others at all of them."""
+    own = groups(chosen)
+    return [*_checked(own["plain"], FEW if short else FULL), *_checked(own["compiled"], FEWEST)]
+
+
+def groups(chosen: Sequence[str]) -> dict[str, list[str]]:
+    """The forms as they are, and those that are compiled."""
     compiled = [name for name in chosen if name.endswith(COMPILED)]
-    plain = [name for name in chosen if name not in compiled]
-    return [*_checked(plain, FEW if short else FULL), *_checked(compiled, FEW)]
+    return {"plain": [name for name in chosen if name not in compiled], "compiled": compiled}
 
 
 def _checked(chosen: Sequence[str], settings: Sequence[str]) -> list[Trial]:
