@@ -16,8 +16,10 @@ LIMIT_S = 900
 COMPILED = "+compile"
 FULL, FEW = ("scope=attention",), ("scope=attention", "dtype=float32", "seq_len=67", "mask=none,causal,padding")
 """What the sweep `check` is reduced to: projections are the harness's own."""
-FEWEST = ("scope=attention", "dtype=float32", "seq_len=67", "kv_len=67", "num_heads=4", "num_kv_heads=4", "head_dim=16")
-FEWEST += ("value_dim=16", "mask=causal", "layout=contiguous", "batch_size=2", "direction=inference,forward_backward")
+FEWEST = (
+    *("scope=attention", "dtype=float32", "seq_len=67", "kv_len=67", "num_heads=4", "num_kv_heads=4", "head_dim=16"),
+    *("value_dim=16", "mask=causal", "layout=contiguous", "batch_size=2", "direction=inference,forward_backward"),
+)
 """Compiling takes ten seconds for each cell."""
 
 
