@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import msgspec
@@ -49,6 +50,8 @@ layout does to a ratio must not last, and a fresh process costs seconds."""
 VERIFY_EVERY = 4
 """Where processes count each epoch is a fresh one, in which the right answers cost as much as the times: they are
 verified in the first rounds, and then in one visit of so many."""
+FRESH_S, MOST_BLOCKS = 0.5, 4
+"""To make processes ready takes about so many seconds, and their visit has up to so many times as many blocks."""
 DECIDED = "every comparison is decided"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
@@ -426,6 +429,17 @@ class TimingStage:
         )
         self.session.show_progress("time", cell, share, 1.0)
 
+    def _num_blocks(self, workload: Workload, arms: Iterable[Arm]) -> int:
+        """How many blocks the next visit has: more where it is the only one of fresh processes, which cost so much.
+
+        From the second visit on, as it must be known what a block takes.
+        """
+        least, taken = self.plan.num_blocks, self.state.samples.get(workload.id, {})
+        if not taken or not any(map(self.plan.is_alone, arms)):
+            return least
+        block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
+        return min(MOST_BLOCKS * least, max(least, int(FRESH_S / block_s)))
+
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
         """One visit; an arm that fails is dropped, and the visit taken again without it.
 
@@ -451,7 +465,7 @@ class TimingStage:
                 arms=tuple(taken),
                 epoch=self.state.num_workers - 1,
                 number=number,
-                num_blocks=self.plan.num_blocks,
+                num_blocks=self._num_blocks(workload, live),
                 seed=seed,
                 cache=self.plan.cache,
                 verifies=not self.counts_processes or number < self.plan.num_rounds or is_due,
