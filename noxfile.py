@@ -146,6 +146,14 @@ def cheats(session: nox.Session) -> None:
 
 
 @nox.session
+def torture(session: nox.Session) -> None:
+    """Kill, stop, damage and starve runs for real: renew results/gallery/torture (20 minutes; -- --short)."""
+    install(session)
+    folder = str(RESULTS / "gallery" / "torture")
+    session.run("python", "-m", "studies.torture", "--to", folder, *session.posargs)
+
+
+@nox.session
 def acceptance(session: nox.Session) -> None:
     """Test the method against other tools: renew results/gallery/acceptance (-- --short: 15 minutes)."""
     install(session, "acceptance")

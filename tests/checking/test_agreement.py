@@ -313,3 +313,19 @@ def test_equal_rows_are_equal_and_their_values_are_not():
     assert drawn["value"].std() > 0.5
     with pytest.raises(ValueError, match="alike"):
         draw_equal(Workload(seq_len=5, scope="module"), 0)
+
+
+def test_an_answer_that_is_one_call_late_is_said_to_be():
+    """It answers the inputs of the call before, as from a pipeline."""
+    earlier = {}
+
+    class Late(Textbook):
+        def attend(self, query, key, value, mask):
+            given = tuple(tensor.detach().clone() for tensor in (query, key, value))
+            before = earlier.get(query.shape, given)
+            earlier[query.shape] = given
+            return super().attend(*before, mask)
+
+    found = verdict(Late, direction="inference", mask="none", scope="attention")
+    assert "A second call gives the answer to the inputs of an earlier call (rule: outputs apart)" in found.diagnosis
+    assert found.mistakes == ("stale_output_buffer",)

@@ -182,7 +182,8 @@ def test_a_device_that_is_not_there_breaks_no_worker(tmp_path):
 def test_a_journal_has_one_writer_at_a_time(tmp_path):
     with Journal(tmp_path), pytest.raises(ValueError, match="written by another process"):
         Journal(tmp_path)
-    Journal(tmp_path).__exit__()
+    with Journal(tmp_path):
+        pass
 
 
 def test_a_run_that_went_on_after_its_end_and_was_killed_has_not_ended(tmp_path):

@@ -63,6 +63,8 @@ RULE_MISTAKES = {
     "outputs apart": "stale_output_buffer",
     "layouts": "read_as_contiguous",
 }
+KEPT = "outputs apart"
+"""Whoever breaks this rule may be wrong for no other reason: it answers from an earlier call."""
 UNKNOWN = "No known mistake explains it."
 RANDOM = {mistake.name for mistake in ALL if mistake.is_random}
 SMALL_WEIGHT = 1e-3
@@ -208,9 +210,9 @@ def explain(  # noqa: PLR0913 - the last two have defaults that serve
         step = "weights"
     elif random is not None and not names:
         words = f"Something random is active: on equal inputs {random.found}. {words}"
-    if not names and (apart := [rule for rule in wrong.broken_rules if rule.rule in RULE_MISTAKES]):
-        words = f"{apart[0].found[0].upper()}{apart[0].found[1:]} (rule: {apart[0].rule}). {words}"
-        names = (RULE_MISTAKES[apart[0].rule],)
+    if not names and (apart := [rule for rule in wrong.broken_rules if rule.rule == KEPT]):
+        words = f"{apart[0].found[0].upper()}{apart[0].found[1:]} (rule: {KEPT}). {words}"
+        names = (RULE_MISTAKES[KEPT],)
     return diagnosed(f"{words} {place}", names, step)
 
 

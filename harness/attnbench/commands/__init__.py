@@ -37,6 +37,6 @@ EXIT_CODES = {
     ExitCode.wrong_usage: "wrong usage",
     ExitCode.inconclusive: "inconclusive: too little could be checked or judged",
     ExitCode.invalid: "an invalid session",
-    ExitCode.interrupted: "interrupted",
+    ExitCode.interrupted: "interrupted (143 by SIGTERM, 129 by SIGHUP)",
 }
 """What each one means, for --help."""

@@ -16,7 +16,7 @@ def salvage(
     *,
     results: ResultsFolder = Path("results"),
     to: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="The new run's folder. Default: beside it, RUN-salvaged.")
+        Path | None, typer.Option(metavar="DIR", help="The new run's folder. Default: next to it, RUN-salvaged.")
     ] = None,
 ) -> None:
     """Write every intact part of a damaged run into a new one, and say what is left out. The damaged one stays."""

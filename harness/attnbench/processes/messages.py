@@ -356,7 +356,7 @@ ANSWERS: dict[type[Request], tuple[type[Reply], ...]] = {
     SampleBlocks: (VisitFinished,),
     **dict.fromkeys((Built, Tensors, Failed), (CellChecked, Build, Call, Backward)),
 }
-"""What may come back besides Failed; anything else is no answer. Of what the judge was told, what it asks next."""
+"""What may come back besides Failed; anything else is no answer. The judge asks on when it was given what it asked."""
 
 
 class Envelope(msgspec.Struct, frozen=True, kw_only=True):

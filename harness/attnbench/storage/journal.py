@@ -242,7 +242,7 @@ def events(path: Path) -> Iterator[Event]:
 
 
 def write(path: Path, history: Iterable[Event]) -> None:
-    """Write a journal file anew, whole or not at all.
+    """Write a journal file again, whole or not at all.
 
     Raises:
         OSError: it cannot be written.

@@ -17,7 +17,7 @@ SALVAGED = "-salvaged"
 
 
 class Salvaged(NamedTuple):
-    """A run that was written anew."""
+    """A run that was written again."""
 
     folder: Path
     plan: Plan
@@ -30,7 +30,7 @@ class Salvaged(NamedTuple):
 def salvage(run: Path, to: Path | None = None) -> Salvaged:
     """Write what is intact of the run in a folder, or of a journal, into a folder of its own.
 
-    Nothing is written where all is intact. `to` is a folder that holds no run; by default it lies beside the run.
+    Nothing is written where all is intact. `to` is a folder that holds no run; by default it lies next to the run.
 
     Raises:
         ValueError: there is no such file, the folder holds a run, or cannot be written.

@@ -65,7 +65,7 @@ def test_the_tool_file_is_read_where_there_is_one(tmp_path, monkeypatch):
     assert load(None) == Thresholds()
     (tmp_path / "attnbench.toml").write_text(TEXT)
     assert load(None).see == 0.1
-    with pytest.raises(ValueError, match="cannot read .*absent.toml: .*; give a TOML file"):
+    with pytest.raises(ValueError, match=r"cannot read .*absent\.toml: .*; give a TOML file"):
         load(tmp_path / "absent.toml")
 
 
