@@ -6,14 +6,14 @@ import torch
 
 from attnbench.analysis.results import read
 from attnbench.processes.execution import DECIDED, NOTHING, SPENT
-from attnbench.processes.messages import Check, Envelope, Failed, Heartbeat, Observe, Prepare, SampleBlocks
+from attnbench.processes.messages import Check, Envelope, Failed, Heartbeat, Observe, Prepare, SampleBlocks, Traced
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import place_of
-from attnbench.storage.events import RunFinished, WorkerStarted
+from attnbench.storage.events import CellChecked, CellMeasured, RunFinished, WorkerStarted
 from attnbench.storage.journal import Journal
-from attnbench.storage.records import PROBE, Arm, Status
+from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.timing import blocks
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -177,6 +177,41 @@ def test_a_device_that_is_not_there_breaks_no_worker(tmp_path):
     reply = worker.answer(request)
     assert isinstance(reply, Failed)
     assert (reply.status, worker.is_broken) == (Status.unsupported, False)
+
+
+class Forging(SimulatedClient):
+    """Answers about another implementation, and measures less than nothing."""
+
+    def ask(self, request):
+        reply = super().ask(request)
+        if isinstance(reply, CellChecked | CellMeasured):
+            reply = msgspec.structs.replace(reply, implementation="baseline", workload="nowhere")
+        if isinstance(reply, CellMeasured) and request.arm.implementation == "slow":
+            below = (Sample(value=-1.0),)
+            return msgspec.structs.replace(reply, measurement=msgspec.structs.replace(reply.measurement, samples=below))
+        return reply
+
+
+def test_an_answer_counts_for_the_cell_that_was_asked_about_and_must_make_sense(tmp_path):
+    asked = msgspec.structs.replace(
+        virtual.plan(1, ("baseline", "slow"), budget_s=5.0), metrics=("latency", "peak_memory")
+    )
+    results = virtual.execute(asked, tmp_path / "run", client(Forging))
+    fast, slow = results.records
+    assert (fast.status, fast.implementation) == (Status.ok, "baseline")
+    assert slow.status is Status.invalid
+    assert slow.message == "its process answered what cannot be: -1.0 is not allowed: 0 or more"
+
+
+def test_an_answer_of_another_kind_is_none(tmp_path, monkeypatch):
+    with ProcessClient(tmp_path / "worker.log", 30.0) as worker:
+        worker.start()
+        other = Envelope(reply=Traced())
+        monkeypatch.setattr(worker.runner, "_read_line", lambda _: msgspec.json.encode(other))
+        prepare = Prepare(workload=SMALL, arm=FUSED, spec="fused", call_limit_s=1.0, memory_limit_bytes=0)
+        reply = worker.ask(prepare)
+    assert (reply.status, reply.is_lost) == (Status.crashed, True)
+    assert reply.message == "the process answered something that was not asked"
 
 
 def test_a_journal_has_one_writer_at_a_time(tmp_path):

@@ -171,6 +171,51 @@ def test_a_wrong_answer_while_it_is_timed_fails_at_once(client):
     assert (failed.status, failed.arm) == (Status.disagrees, THEIRS)
 
 
+@pytest.mark.parametrize(
+    "forge",
+    [
+        lambda own: msgspec.structs.replace(own, arm=OURS),  # as if another had been asked
+        lambda own: msgspec.structs.replace(own, samples=()),
+        lambda own: msgspec.structs.replace(own, samples=2 * own.samples),
+        lambda own: msgspec.structs.replace(own, samples=tuple(Sample(0.0) for _ in own.samples)),
+        lambda own: msgspec.structs.replace(own, samples=tuple(Sample(1e-3, num_calls=0) for _ in own.samples)),
+    ],
+    ids=["of another arm", "none", "too many", "no time", "no calls"],
+)
+def test_a_foreign_process_that_answers_what_was_not_asked_ends_its_own_cell(client, forge):
+    both = client()
+    honest = both.theirs.ask
+
+    def forging(request):
+        reply = honest(request)
+        is_sampled = isinstance(reply, VisitFinished) and request.num_blocks and THEIRS in dict(request.arms)
+        return msgspec.structs.replace(reply, arms=tuple(map(forge, reply.arms))) if is_sampled else reply
+
+    both.theirs.ask = forging
+    failed = visited(both, 1)
+    assert (failed.arm, failed.status) == (THEIRS, Status.invalid)
+    assert "its process answers what was not asked" in failed.message
+
+
+@pytest.mark.parametrize("blamed", [OURS, PROBE, OURS.as_control()])
+@pytest.mark.parametrize("when", ["before", "sampling", "resting"])
+def test_what_fails_in_a_foreign_process_fails_by_its_own_arm_whomever_it_blames(client, blamed, when):
+    both = client()
+    honest = both.theirs.ask
+
+    def failing(request):
+        if isinstance(request, messages.SampleBlocks):
+            is_own = THEIRS in dict(request.arms)
+            now = "before" if not request.num_blocks else "sampling" if is_own else "resting"
+            if now == when:
+                return messages.Failed(arm=blamed, status=Status.error, message="it was not me")
+        return honest(request)
+
+    both.theirs.ask = failing
+    failed = visited(both, 1)
+    assert (failed.arm, failed.message) == (THEIRS, "it was not me")
+
+
 def test_witnesses_that_are_disturbed_cost_nothing(client):
     both = client()
     for number in range(9):
