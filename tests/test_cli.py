@@ -123,13 +123,13 @@ def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     assert len(samples(run)) == before
 
 
-@pytest.mark.parametrize("named", [(), ("fused",), ("mine.py:liar",), ("other/mine.py:theirs",)])
-def test_a_journal_does_not_decide_what_is_executed(theirs, named):
+def test_a_journal_does_not_decide_what_is_executed(theirs):
     folder, _, run = theirs
-    found = command("run", "--resume", run.name, *(word for each in named for word in ("-i", each)), cwd=folder)
-    assert found.returncode == 2
-    assert "this one names mine.py:theirs" in found.stderr
-    assert "type attnbench run --resume RUN -i mine.py:theirs if you trust it" in " ".join(found.stderr.split())
+    for named in ([], ["-i", "fused"], ["-i", "mine.py:liar"], ["-i", "other/mine.py:theirs"]):
+        found = command("run", "--resume", run.name, *named, cwd=folder)
+        assert found.returncode == 2
+        assert "this one names mine.py:theirs" in found.stderr
+        assert "type attnbench run --resume RUN -i mine.py:theirs if you trust it" in " ".join(found.stderr.split())
 
 
 @pytest.mark.long

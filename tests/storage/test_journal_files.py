@@ -77,7 +77,7 @@ def damages(lines: list[bytes], draws: random.Random) -> Iterator[tuple[str, int
     yield "another journal after it", len(lines), b"".join([*lines, *lines[1:]])
 
 
-NUM_DAMAGES = 300
+NUM_DAMAGES = 150
 
 
 def changed(lines: list[bytes], what: bytes, into: bytes) -> list[bytes]:
@@ -142,7 +142,7 @@ def test_salvage_keeps_whatever_is_intact_and_says_what_it_drops(tmp_path):
     intact = list(events(tmp_path / JOURNAL))
     path = tmp_path / "damaged" / JOURNAL
     path.parent.mkdir()
-    for number, (what, place, text) in enumerate(random.Random(3).sample(list(damages(lines, random.Random(2))), 60)):
+    for number, (what, place, text) in enumerate(random.Random(3).sample(list(damages(lines, random.Random(2))), 24)):
         path.write_bytes(text)
         to = tmp_path / f"{number}"
         if place == 0 and what != "a line twice":
