@@ -42,6 +42,7 @@ OTHERS = {
     "detection/detection.md": "which mistakes the check catches, and what it costs",
     "field/README.md": "attention of other packages, checked",
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
+    "trust/price.md": "what a process of its own costs, before visits there became longer",
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
     "tensorboard": "the views of TensorBoard, without a network",

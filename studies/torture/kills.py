@@ -11,7 +11,7 @@ from pathlib import Path
 import psutil
 
 from attnbench.analysis.results import read
-from attnbench.storage.journal import JOURNAL, events, find_runs
+from attnbench.storage.journal import JOURNAL, find_runs
 from studies.torture.trial import TINY, Place, Trial, ended, note, wait_until, wrong_end
 
 VICTIMS = ("group", "coordinator", "runner")
@@ -116,8 +116,3 @@ def living(place: Place) -> list[str]:
             if process.environ().get("TMPDIR") == str(place.temporary) and process.status() != psutil.STATUS_ZOMBIE:
                 found.append(f"{process.pid} {' '.join(process.cmdline()[-2:])}")
     return found
-
-
-def is_whole(run: Path) -> bool:
-    """Whether the journal of a run can be read."""
-    return bool(list(events(run / JOURNAL)))

@@ -63,8 +63,8 @@ class Place:
         return ended(self.start(*arguments, **more))
 
     def left(self) -> list[str]:
-        """What is left of temporary files."""
-        return sorted(file.name for file in self.temporary.iterdir())
+        """What is left of temporary files, apart from what PyTorch's compiler keeps for other runs."""
+        return sorted(file.name for file in self.temporary.iterdir() if not file.name.startswith("torchinductor"))
 
 
 def ended(process: subprocess.Popen[bytes], limit_s: float = LIMIT_S) -> tuple[int | None, str]:
