@@ -216,3 +216,21 @@ def test_what_the_next_needs_is_what_it_is_given_for():
     values[2] = threshold * (1 - 1e-9)
     assert discoveries(values, 0.05).tolist() == [True, True, False, False]
     assert discoveries(np.array([]), 0.05).tolist() == []
+
+
+@pytest.mark.parametrize("upwards_only", [False, True])
+def test_where_spreads_are_known_nothing_is_won_on_average_whatever_their_sizes(upwards_only):
+    rng = np.random.default_rng(5)
+    spreads = np.array([0.02, 0.03, 0.05, 0.025])
+    found = [evidence.e_normal(rng.normal(0.0, spreads), spreads, upwards_only=upwards_only) for _ in range(20_000)]
+    assert np.mean(found) < 1.03  # clipping takes a little of it
+    assert np.mean(np.array(found) >= 20) <= 0.05
+
+
+def test_where_spreads_are_known_few_differences_decide_and_one_alone_never_does():
+    assert evidence.e_normal(np.full(4, 0.055), np.full(4, 0.025)) > 100
+    assert evidence.e_values(np.full(4, 0.055))[-1] < 10  # where they are not known
+    assert evidence.e_normal(np.array([10.0]), np.array([0.025])) < 20
+    assert evidence.normal_against_beyond(np.zeros(8), np.full(8, 0.025), np.log1p(0.05)) > 100
+    assert evidence.normal_against_beyond(np.full(8, 0.05), np.full(8, 0.025), np.log1p(0.05)) < 2
+    assert evidence.normal_against_beyond(np.full(8, -0.05), np.full(8, 0.025), np.log1p(0.05)) < 2

@@ -219,3 +219,27 @@ def test_a_detectable_effect_is_found_four_times_of_five():
         assert fresh is not None
         found.append(verdicts([fresh]) == [Verdict.slower])
     assert 0.65 <= np.mean(found) <= 0.93
+
+
+def in_processes(rng: np.random.Generator, shift: float, *, number: int, bias: float, noise: float = 0.03) -> Effect:
+    """A session in which each process has a bias of its own, and 16 blocks."""
+    logs = shift + np.repeat(rng.normal(0, bias, number), 16) + rng.normal(0, noise, 16 * number)
+    within = Pairs(logs=logs, visits=tuple((epoch, 0) for epoch in range(number) for _ in range(16)))
+    found = paired_effect(within.by_epoch(), None, within=within)
+    assert found is not None
+    return found
+
+
+def test_where_processes_count_a_twentieth_is_seen_in_few_of_them_and_identical_code_is_left_alone():
+    rng = np.random.default_rng(3)
+    same = [in_processes(rng, 0.0, number=number, bias=0.0135) for _ in range(70) for number in range(3, 9)]
+    found = [judge([each])[0].verdict for each in same]
+    assert found.count(Verdict.slower) + found.count(Verdict.faster) <= 0.005 * len(found)
+    slower = [judge([in_processes(rng, 0.055, number=6, bias=0.0135)])[0].verdict for _ in range(70)]
+    assert slower.count(Verdict.slower) >= 0.95 * len(slower)
+
+
+def test_processes_further_apart_than_is_known_of_any_need_more():
+    rng = np.random.default_rng(3)
+    usual, wide = ([in_processes(rng, 0.06, number=6, bias=bias) for _ in range(50)] for bias in (0.0135, 0.08))
+    assert np.median([each.e_same for each in usual]) > 100 > 20 > np.median([each.e_same for each in wide])

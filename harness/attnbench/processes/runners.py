@@ -57,15 +57,25 @@ class Part(NamedTuple):
 
     client: WorkerClient
     arms: Specs
-    is_foreign: bool = False  # not trusted
+    owner: Arm | None = None  # of a runner that is not trusted: whoever else fails in it, this is to blame
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether nobody trusts the runner."""
+        return self.owner is not None
 
 
 def take_turns(
     request: messages.SampleBlocks,
     parts: list[Part],
-    ask: Callable[[Part, messages.SampleBlocks], list[VisitFinished] | messages.Failed],
+    ask: Callable[[Part, messages.SampleBlocks], VisitFinished | messages.Failed],
+    *,
+    by_arm: bool = False,
 ) -> VisitFinished | messages.Failed:
     """The visit, each of its blocks taken by one runner right after the other, in a random order.
+
+    With `by_arm` runners change from sample to sample: what was asleep is slower by a hundredth, even after a call that
+    is not timed, so that all are asked alike.
 
     Of the interference probes the slower counts, and slots are counted through. What is not sampling is no part of a
     block, since its parts would lie far apart: all make ready first, and verify their answers in the end.
@@ -77,23 +87,21 @@ def take_turns(
     ready = msgspec.structs.replace(request, num_blocks=0, verifies=False, settles=True)
     block = msgspec.structs.replace(ready, num_blocks=1, is_clocked=True)
     last = msgspec.structs.replace(ready, verifies=True) if request.verifies else ready
-    steps = [ready, *request.num_blocks * [block], last]
-    for step in steps:
+    turns = [part._replace(arms=(each,)) for part in parts for each in part.arms] if by_arm else parts
+    steps = [(ready, parts), *request.num_blocks * [(block, turns)], (last, parts)]
+    for step, asked in steps:
         taken: dict[Arm, Sample] = {}
         num_before = 0
-        for part in draws.sample(parts, len(parts)):
-            replies = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=draws.getrandbits(53)))
-            if isinstance(replies, messages.Failed):
-                return replies
-            for reply in replies:
-                called_s += reply.called_s
-                for each in reply.arms if step.num_blocks else ():
-                    (sample,) = each.samples
-                    placed = msgspec.structs.replace(
-                        sample, block=len(samples[each.arm]), slot=num_before + sample.slot
-                    )
-                    taken[each.arm] = max(placed, taken.get(each.arm, placed), key=attrgetter("value"))
-                num_before += len(reply.arms)
+        for part in draws.sample(asked, len(asked)):
+            reply = ask(part, msgspec.structs.replace(step, arms=part.arms, seed=draws.getrandbits(53)))
+            if isinstance(reply, messages.Failed):
+                return reply
+            called_s += reply.called_s
+            for each in reply.arms if step.num_blocks else ():
+                (sample,) = each.samples
+                placed = msgspec.structs.replace(sample, block=len(samples[each.arm]), slot=num_before + sample.slot)
+                taken[each.arm] = max(placed, taken.get(each.arm, placed), key=attrgetter("value"))
+            num_before += len(reply.arms)
         for arm, sample in taken.items():
             samples[arm].append(sample)
     return request.finished(samples, called_s)
@@ -166,30 +174,30 @@ class PairedClient(WorkerClient):
         self._exits.close()
 
 
-def _whole(part: Part, step: messages.SampleBlocks) -> list[VisitFinished] | messages.Failed:
+def _whole(part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.Failed:
     reply = part.client.ask(step)
     assert isinstance(reply, VisitFinished | messages.Failed)
-    return reply if isinstance(reply, messages.Failed) else [reply]
+    return reply
 
 
 def _own(
-    part: Part, step: messages.SampleBlocks, reply: list[VisitFinished] | messages.Failed
-) -> list[VisitFinished] | messages.Failed:
+    part: Part, step: messages.SampleBlocks, reply: VisitFinished | messages.Failed
+) -> VisitFinished | messages.Failed:
     """The same, of a runner that is not trusted: it speaks of the arms that it was asked about, and of times above 0.
 
     What fails in its process, whatever it says of whose turn it was, fails by what that process holds.
     """
-    own = {arm for arm, _ in part.arms}
-    blamed = next((arm for arm, _ in step.arms if arm in own), part.arms[0][0])
+    assert part.owner is not None
+    asked = [arm for arm, _ in step.arms]
+    blamed = next((arm for arm in asked if arm != PROBE), part.owner)
     if isinstance(reply, messages.Failed):
-        return reply if reply.arm in own else msgspec.structs.replace(reply, arm=blamed)
-    for visit in reply:
-        samples = [sample for taken in visit.arms for sample in taken.samples]
-        is_asked = [taken.arm for taken in visit.arms] == [arm for arm, _ in step.arms]
-        is_whole = len(samples) == step.num_blocks * len(step.arms)
-        if not is_asked or not is_whole or any(each.value <= 0 or each.num_calls < 1 for each in samples):
-            message = "its process answers what was not asked, or that a call takes 0 s"
-            return messages.Failed(arm=blamed, status=Status.invalid, message=message)
+        return reply if reply.arm in asked and reply.arm != PROBE else msgspec.structs.replace(reply, arm=blamed)
+    samples = [sample for taken in reply.arms for sample in taken.samples]
+    is_asked = [taken.arm for taken in reply.arms] == asked
+    is_whole = len(samples) == step.num_blocks * len(asked)
+    if not is_asked or not is_whole or any(each.value <= 0 or each.num_calls < 1 for each in samples):
+        message = "its process answers what was not asked, or that a call takes 0 s"
+        return messages.Failed(arm=blamed, status=Status.invalid, message=message)
     return reply
 
 
@@ -292,10 +300,13 @@ class IsolatingClient(WorkerClient):
         if len(by_runner) == 1:
             return self.shared.ask(request)
         shared = Part(self._client(""), tuple(by_runner.pop("")))
-        parts = [Part(self._client(name), tuple(arms), is_foreign=True) for name, arms in by_runner.items()]
-        visit = take_turns(request, [shared, *parts], self._clocked(request.workload.id))
+        parts = []
+        for name, own in by_runner.items():  # with controls, as the baseline has one
+            arms = (*own, *((arm.as_control(), spec) for arm, spec in own), (PROBE, ""))
+            parts.append(Part(self._client(name), arms, owner=own[0][0]))
+        visit = take_turns(request, [shared, *parts], self._clocked(request.workload.id), by_arm=True)
         if isinstance(visit, messages.Failed):
-            return visit
+            return msgspec.structs.replace(visit, arm=visit.arm.as_measured()) if visit.arm != PROBE else visit
         disturbed = 1.0
         for part in (shared, *parts):
             measured = [(arm, spec) for arm, spec in part.arms if arm.role is Role.measured]
@@ -312,39 +323,28 @@ class IsolatingClient(WorkerClient):
                     return failed
         return visit
 
-    def _clocked(self, workload: str) -> Callable[[Part, messages.SampleBlocks], list[VisitFinished] | messages.Failed]:
-        """Ask for the part of a block; a runner that is not trusted is asked for one sample after the other."""
+    def _clocked(self, workload: str) -> Callable[[Part, messages.SampleBlocks], VisitFinished | messages.Failed]:
+        """Ask for the part of a block, with an eye on the clock."""
 
-        def ask(part: Part, step: messages.SampleBlocks) -> list[VisitFinished] | messages.Failed:
+        def ask(part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.Failed:
             if part.is_foreign and step.verifies:  # the judge does, and not the process that holds the code
                 step = msgspec.structs.replace(step, verifies=False)
-            if not part.is_foreign or not step.num_blocks:
-                start_s = self.now()
-                whole = _whole(part, step)
-                if part.is_foreign:
-                    return _own(part, step, whole)
-                if step.num_blocks and not isinstance(whole, messages.Failed):
-                    samples = [sample for taken in whole[0].arms for sample in taken.samples]
-                    self.waited_s.append(self.now() - start_s - sum(map(asked_s, samples)))
-                return whole
-            replies = []
-            for arm, spec in part.arms:
-                asked = msgspec.structs.replace(step, arms=((arm, spec),), settles=False)
-                start_s = self.now()
-                answered = _whole(part, asked)
-                spent_s = self.now() - start_s
-                answered = _own(part, asked, answered)
-                if isinstance(answered, messages.Failed):
-                    return answered
-                (reply,) = answered
-                ((sample,),) = (taken.samples for taken in reply.arms)
-                cell = self.clocked.setdefault((workload, arm), Clocked())
-                cell.sampled.append(sample.value * sample.num_calls)
-                cell.hidden.append(spent_s - asked_s(sample))
-                replies.append(reply)
-            still = msgspec.structs.replace(step, arms=((PROBE, ""),))
-            resting = _own(part, still, _whole(part, still))  # until its threads sleep
-            return resting if isinstance(resting, messages.Failed) else [*replies, *resting]
+            start_s = self.now()
+            reply = _whole(part, step)
+            spent_s = self.now() - start_s
+            if part.is_foreign:
+                reply = _own(part, step, reply)
+            if isinstance(reply, messages.Failed):
+                return reply
+            for taken in reply.arms:
+                for sample in taken.samples:
+                    if not part.is_foreign:
+                        self.waited_s.append(spent_s - asked_s(sample))
+                    elif taken.arm != PROBE:
+                        cell = self.clocked.setdefault((workload, taken.arm.as_measured()), Clocked())
+                        cell.sampled.append(sample.value * sample.num_calls)
+                        cell.hidden.append(spent_s - asked_s(sample))
+            return reply
 
         return ask
 

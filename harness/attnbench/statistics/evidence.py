@@ -26,6 +26,9 @@ WINDOW = 200
 """The usual size of a difference is taken from this many before it."""
 FIRST = 4
 """The first few differences have no usual size yet: half is bet on their sign, or all of it where size is none."""
+SHIFTS = np.array([0.01, 0.02, 0.04, 0.08])
+"""On the log scale: by how much things may differ, each bet on by a player of its own, where spreads are known."""
+FURTHEST = 2.5
 LARGEST_LOG = 690.0
 """Wealth is cut off at e^690, soon before floating point numbers end."""
 
@@ -119,10 +122,24 @@ def against_beyond(differences: Array, margin: float) -> float:
     return min(low, high)
 
 
-def for_beyond(differences: Array, margin: float) -> float:
-    """The e-value against "apart by `margin` at most", differences and margin on the log scale."""
-    both = (last(e_values(sign * differences - margin, upwards_only=True)) for sign in (1, -1))
-    return sum(both) / 2
+def e_normal(differences: Array, spreads: Array, *, upwards_only: bool = False) -> float:
+    """The e-value against "they lie about 0", where by how much each scatters is known: `spreads`, standard deviations.
+
+    With `upwards_only` the hypothesis is that they lie about 0 or below. What lies further out than `FURTHEST` of its
+    standard deviations counts as if it lay there, so that no single one decides. Few are enough where a bet on signs
+    needs many, but only as good as the spreads are: both shapes (n,), on the log scale.
+
+    Source: sub-Gaussian mixtures, Howard, Ramdas, McAuliffe and Sekhon, 2021, https://doi.org/10.1214/20-AOS1991.
+    """
+    clipped = np.clip(differences, -FURTHEST * spreads, FURTHEST * spreads)
+    pull, weight = float(np.sum(clipped / spreads**2)), float(np.sum(spreads**-2))
+    shifts = SHIFTS if upwards_only else np.concatenate([SHIFTS, -SHIFTS])
+    return float(np.mean(np.exp(np.minimum(shifts * pull - shifts**2 * weight / 2, LARGEST_LOG))))
+
+
+def normal_against_beyond(differences: Array, spreads: Array, margin: float) -> float:
+    """The same as `against_beyond`, where spreads are known as in `e_normal`."""
+    return min(e_normal(margin + sign * differences, spreads, upwards_only=True) for sign in (1, -1))
 
 
 def discoveries(e_values: Array, false_share: float) -> NDArray[np.bool_]:

@@ -25,6 +25,7 @@ from attnbench.statistics.intervals import (
     CONFIDENCE,
     FEWEST_CLUSTERS,
     KNOWN,
+    MEDIAN_FACTOR,
     NORMAL_MAD,
     Array,
     Estimate,
@@ -49,10 +50,9 @@ NORMAL_POWER = 0.8416
 """The quantile of the normal distribution at `POWER`."""
 LARGEST_EXPONENT = 700.0
 """Floating point numbers end soon after e^700."""
-PROCESS_BIAS = 0.05
-"""By no more than this, on the log scale, do two processes differ that run the same code: mostly by 0.0135."""
-WITHIN_SHARE = 0.75
-"""Of what is bet where processes count, on the blocks within them."""
+PROCESS_SPREAD = 0.025
+"""By how much two processes that run the same code differ, at most: a standard deviation on the log scale. Of what
+was measured the largest is 0.019."""
 FEWEST_EPOCHS = 3
 """With fewer processes than this nothing is said of a session as a whole."""
 LARGEST_LOG = 100.0
@@ -127,24 +127,39 @@ def paired_effect(
 ) -> Effect | None:
     """The effect that pairs in blocks show, where the baseline to itself is `floor`; None without any pair.
 
-    Where each pair stands for two processes, `within` are the blocks that they were made of. What these show beyond all
-    that processes differ by counts as well: few processes are enough for a large difference.
+    Where each pair stands for two processes, `within` are the blocks that they were made of. As is known how far two
+    processes lie apart, few are enough for a large difference, or for none.
     """
     ratio, limit = paired_ratio(pairs), margin(floor, smallest)
     if ratio is None:
         return None
     medians = np.array(list(pairs.medians.values()))
+    sameness = math.log1p(min(limit, LARGEST_EQUIVALENCE))
     e_same = evidence.last(evidence.e_values(pairs.logs, pairs.controls))
+    e_apart = evidence.against_beyond(medians, sameness)
     if within is not None:  # the mean of e-values is one
-        e_same = (1 - WITHIN_SHARE) * e_same + WITHIN_SHARE * evidence.for_beyond(within.logs, PROCESS_BIAS)
+        spreads = process_spreads(medians, within)
+        e_same = (e_same + evidence.e_normal(medians, spreads)) / 2
+        e_apart = (e_apart + evidence.normal_against_beyond(medians, spreads, sameness)) / 2
     return Effect(
         ratio=ratio,
         margin=limit,
         smallest=smallest,
         e_same=e_same,
-        e_apart=evidence.against_beyond(medians, math.log1p(min(limit, LARGEST_EQUIVALENCE))),
+        e_apart=e_apart,
         spread=robust_spread(pairs.halfway),
     )
+
+
+def process_spreads(logs: Array, within: Pairs) -> Array:
+    """By how much the log ratio of each process scatters (n,): by `PROCESS_SPREAD`, or as seen where that is more.
+
+    What its blocks `within` leave open comes on top.
+    """
+    between = max(PROCESS_SPREAD, float(np.std(logs, ddof=1)) if len(logs) >= FEWEST_EPOCHS else 0.0)
+    blocks = [(epoch, log) for (epoch, _), log in zip(within.visits, within.logs.tolist(), strict=True)]
+    errors = grouped(blocks, lambda own: MEDIAN_FACTOR * robust_spread(np.array(own)) / math.sqrt(len(own)))
+    return np.hypot(between, np.array(list(errors.values())))
 
 
 def robust_spread(logs: Array) -> float:
