@@ -42,7 +42,7 @@ OTHERS = {
     "detection/detection.md": "which mistakes the check catches, and what it costs",
     "field/README.md": "attention of other packages, checked",
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
-    "trust/price.md": "what a process of its own costs, before visits there became longer",
+    "trust/price.md": "what a process of its own costs: errors on identical code, a small slowdown, a quick sweep",
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
     "tensorboard": "the views of TensorBoard, without a network",
@@ -241,6 +241,11 @@ def tried() -> str:
     return "\n".join(lines)
 
 
+def price() -> str:
+    """What a process of its own costs."""
+    return (GALLERY / "trust" / "price.md").read_text(encoding="utf-8").rstrip()
+
+
 def renewed(text: str, found: dict[str, str]) -> str:
     """`text` with its blocks as `found` has them.
 
@@ -295,7 +300,7 @@ def main(runs: Sequence[str]) -> None:
         reduce(GALLERY / name)
     PAGE.write_text(page(), encoding="utf-8")
     METHOD.write_text(renewed(METHOD.read_text(encoding="utf-8"), {"acceptance": accepted()}), encoding="utf-8")
-    TRUST.write_text(renewed(TRUST.read_text(encoding="utf-8"), {"trust": tried()}), encoding="utf-8")
+    TRUST.write_text(renewed(TRUST.read_text(encoding="utf-8"), {"price": price(), "trust": tried()}), encoding="utf-8")
     README.write_text(renewed(README.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")
 
 

@@ -64,7 +64,7 @@ Made by `nox -s cheats`.
 def test_the_page_about_trust_shows_what_became_of_cheats():
     found = figures()
     text = found.TRUST.read_text(encoding="utf-8")
-    assert text == found.renewed(text, {"trust": found.tried()}), "run: python docs/figures.py"
+    assert text == found.renewed(text, {"price": found.price(), "trust": found.tried()}), "run: python docs/figures.py"
 
 
 def test_cheats_are_shown_by_group_and_honest_forms_by_name_where_they_were_rejected(tmp_path, monkeypatch):
