@@ -92,7 +92,7 @@ def history(number: int, num_workloads: int, num_visits: int, draws: random.Rand
         for workload in workloads:
             taken = []
             for slot, arm in enumerate(arms):
-                usual_s = workload.seq_len * 1e-5 * (1.0 + 0.3 * (slot % 3))
+                usual_s = 1e-4 if arm == PROBE else workload.seq_len * 1e-5 * (1.0 + 0.3 * (slot % 3))
                 samples = []
                 for block in range(NUM_BLOCKS):
                     start_s += usual_s

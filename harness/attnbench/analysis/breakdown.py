@@ -3,8 +3,10 @@
 from collections.abc import Callable, Iterable
 
 import msgspec
+import numpy as np
 
 from attnbench.statistics.intervals import median
+from attnbench.statistics.samples import Samples
 from attnbench.storage.operator_kinds import COMPILED, KINDS, PAGE_FAULTS, compiled
 from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Measurement, Operators, Record
 from attnbench.units import show
@@ -44,8 +46,8 @@ def timed(operators: Operators, latency: Measurement | None) -> Operators:
     """The same with the page faults of the calls that were timed, where any were: a process may need fewer in time."""
     if latency is None or not latency.samples:
         return operators
-    per_call = [sample.num_faults / max(1, sample.num_calls) for sample in latency.samples]
-    return msgspec.structs.replace(operators, num_faults=median(per_call))
+    own = Samples.of(latency.samples)
+    return msgspec.structs.replace(operators, num_faults=median(own.num_faults / np.maximum(1, own.num_calls)))
 
 
 def times(operators: Operators, call_s: float) -> dict[str, float]:
@@ -112,9 +114,7 @@ def paired_times(
     Where there is a ratio to its reference, it is that times the reference's own time: the ratio is from the same
     blocks, and so the better witness.
     """
-    own_s = {
-        one.key: median(sample.value for sample in samples) for one in records if (samples := one.samples(LATENCY))
-    }
+    own_s = {one.key: median(Samples.of(samples).value) for one in records if (samples := one.samples(LATENCY))}
     found = {}
     for (workload, arm), seconds in own_s.items():
         base_s, comparison = own_s.get((workload, reference(arm))), compared.get((workload, arm))

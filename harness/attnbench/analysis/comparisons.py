@@ -252,7 +252,7 @@ def losses(results: Results) -> list[str]:
     return lines
 
 
-def _sample_s(samples: tuple[Sample, ...]) -> float:
+def _sample_s(samples: Sequence[Sample]) -> float:
     """What a sample takes, with the untimed call before one of short calls."""
     last = samples[-1]
     return last.value * (last.num_calls + (last.value < TOUCH_BELOW_S))

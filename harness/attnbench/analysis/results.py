@@ -12,6 +12,7 @@ from typing import Any
 from attnbench.analysis.sanity import SystemLoad, judged, system_load
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
+from attnbench.statistics.samples import Collector
 from attnbench.storage import events
 from attnbench.storage.events import DamagedError, Event, Plan
 from attnbench.storage.journal import FIRST_WITH_DIGESTS, journal_of
@@ -20,7 +21,7 @@ from attnbench.storage.records import (
     BASE,
     CONTROL_LATENCY,
     LATENCY,
-    PROBE,
+    Arm,
     Ceilings,
     Environment,
     Key,
@@ -28,7 +29,6 @@ from attnbench.storage.records import (
     Place,
     Record,
     Role,
-    Sample,
     Status,
 )
 
@@ -97,22 +97,26 @@ def read(path: Path) -> Results:
         DamagedError: likewise; or the journal does not begin with a run.
     """
     journal = journal_of(path)
-    history = list(read_events(journal))
+    history: list[Event] = []  # but visits: there may be a million
+    timed = Timed()
+    for event in read_events(journal):
+        if isinstance(event, events.VisitFinished):
+            timed.add(event)
+        else:
+            history.append(event)
     if not history or not isinstance(history[0], events.RunStarted):
         raise DamagedError(f"{journal} holds no run: its first line is not run_started")
     started = history[0]
     marks = (each for each in reversed(history) if isinstance(each, events.RunFinished | events.WorkerStarted))
     last = next(marks, None)
     finished = last if isinstance(last, events.RunFinished) else None  # a worker came later: it went on, and was killed
-    visits = [event for event in history if isinstance(event, events.VisitFinished)]
-    gauge, changed = InterferenceGauge(), defaultdict[Key, dict[str, None]](dict)
-    for visit in visits:
-        gauge.add(visit.workload, visit.samples(PROBE))
+    changed = defaultdict[Key, dict[str, None]](dict)
     for event in history:
         if isinstance(event, events.StateChanged):
             changed[event.key] |= dict.fromkeys(event.changes)
     ceilings = {event.ceilings.key: event.ceilings for event in history if isinstance(event, events.CeilingsMeasured)}
-    records, warnings = judged(tuple(folded(started, history)), ceilings, is_cold=started.plan.cache == "cold")
+    found = tuple(folded(started, history, timed))
+    records, warnings = judged(found, ceilings, is_cold=started.plan.cache == "cold")
     for key, changes in changed.items():
         warnings[key] = (*warnings.get(key, ()), f"in its own process it changed {', '.join(changes)}")
     return Results(
@@ -120,11 +124,11 @@ def read(path: Path) -> Results:
         started=started,
         records=records,
         elapsed_s=finished.elapsed_s if finished is not None else None,
-        num_visits=dict(Counter(visit.workload for visit in visits)),
+        num_visits=dict(timed.num_visits),
         check_s=sum(event.check_s for event in history if isinstance(event, events.CellChecked)),
-        called_s=sum(visit.called_s for visit in visits),
-        num_blocks=gauge.num_blocks,
-        discarded={workload: frozenset(blocks) for workload, blocks in gauge.discarded.items()},
+        called_s=timed.called_s,
+        num_blocks=timed.gauge.num_blocks,
+        discarded={workload: frozenset(blocks) for workload, blocks in timed.gauge.discarded.items()},
         reason=finished.reason if finished is not None else "",
         ceilings=ceilings,
         warnings=warnings,
@@ -135,10 +139,40 @@ def read(path: Path) -> Results:
     )
 
 
-def folded(started: events.RunStarted, history: Iterable[Event]) -> Iterator[Record]:
+class Timed:
+    """What the visits of a run say, as they are read."""
+
+    def __init__(self) -> None:
+        """None was read yet."""
+        self.num_visits: Counter[str] = Counter()
+        self.called_s = 0.0
+        self.gauge = InterferenceGauge()
+        self._samples: dict[tuple[str, Arm], Collector] = {}  # of the measured and of their controls
+
+    def add(self, visit: events.VisitFinished) -> None:
+        """Read the next one."""
+        self.num_visits[visit.workload] += 1
+        self.called_s += visit.called_s
+        for taken in visit.arms:
+            if taken.arm.role is Role.probe:
+                self.gauge.add(visit.workload, taken.samples)
+                continue
+            place = visit.workload, taken.arm
+            if place not in self._samples:
+                self._samples[place] = Collector()
+            self._samples[place].extend(taken.samples)
+
+    def measurements(self, key: Key) -> Iterator[Measurement]:
+        """The times of a cell, and those of its A/A control under a metric of their own."""
+        workload, arm = key
+        for metric, own in ((LATENCY, arm), (CONTROL_LATENCY, arm.as_control())):
+            if (collected := self._samples.get((workload, own))) is not None:
+                yield Measurement(metric=metric, unit="s", samples=collected.samples)
+
+
+def folded(started: events.RunStarted, history: Iterable[Event], timed: Timed) -> Iterator[Record]:
     """One record for each cell that the events have concluded, in the plan's order."""
     cells: defaultdict[Key, dict[str, Any]] = defaultdict(dict)  # the fields of each record
-    times: defaultdict[Key, dict[str, list[Sample]]] = defaultdict(dict)
     measured: defaultdict[Key, dict[str, Measurement]] = defaultdict(dict)  # in passes of their own
     worker: events.WorkerStarted | None = None
     for event in history:
@@ -153,13 +187,7 @@ def folded(started: events.RunStarted, history: Iterable[Event]) -> Iterator[Rec
                     cells[event.key] |= {"status": Status.fallback, "message": event.operators.fallback}
             case events.CellChecked() | events.CellFailed():
                 cells[event.key] |= _concluded(event, worker)
-            case events.VisitFinished():  # the samples of an A/A control go under a metric of their own
-                for taken in event.arms:
-                    if taken.arm.role is not Role.probe:
-                        metric = LATENCY if taken.arm.role is Role.measured else CONTROL_LATENCY
-                        mine = times[event.workload, taken.arm.as_measured()]
-                        mine.setdefault(metric, []).extend(taken.samples)
-            case events.StateChanged() | events.CeilingsMeasured() | events.JournalRestored():
+            case events.VisitFinished() | events.StateChanged() | events.CeilingsMeasured() | events.JournalRestored():
                 pass
             case events.RunStarted() | events.RunFinished() | events.BaselineAccepted() | events.LinesLost():
                 pass
@@ -168,14 +196,15 @@ def folded(started: events.RunStarted, history: Iterable[Event]) -> Iterator[Rec
         workload, arm = key
         if "status" in fields and workload in order:
             known = {"environment": None, **fields, "time": fields.get("time") or started.time}
-            timed = [Measurement(metric=name, unit="s", samples=tuple(taken)) for name, taken in times[key].items()]
             yield Record(
                 run=started.run,
                 commit=started.commit_of(arm),
                 workload=started.plan.workloads[order[workload]],
                 implementation=arm.implementation,
                 side=arm.side,
-                measurements=(*timed, *measured[key].values()) if known["status"] is Status.ok else (),
+                measurements=(*timed.measurements(key), *measured[key].values())
+                if known["status"] is Status.ok
+                else (),
                 **known,
             )
 

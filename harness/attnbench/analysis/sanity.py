@@ -10,12 +10,14 @@ from contextlib import suppress
 from dataclasses import dataclass
 
 import msgspec
+import numpy as np
 
 from attnbench.devices import device
 from attnbench.statistics.interference import MANY
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, median, place_of
+from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, are_among, median
+from attnbench.statistics.samples import Samples
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
-from attnbench.storage.records import LATENCY, Arm, Ceilings, Counters, Key, Place, Record, Sample, Status
+from attnbench.storage.records import LATENCY, Arm, Ceilings, Counters, Key, Place, Record, Status
 from attnbench.units import plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -105,7 +107,7 @@ def judged(
     times: dict[Arm, dict[Workload, float]] = {}
     for record in records:
         if samples := record.samples(LATENCY):
-            times.setdefault(record.arm, {})[record.workload] = median(sample.value for sample in samples)
+            times.setdefault(record.arm, {})[record.workload] = median(Samples.of(samples).value)
     found = {record.key: record for record in records}
     warnings: Warnings = {}
     for record in records:
@@ -192,18 +194,19 @@ def warnings_of(
         yield f"{time.num_clusters} visit{'s' * (time.num_clusters > 1)}: too few for an interval"
     if time.num_samples < FEW_SAMPLES:
         yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
-    yield from _faults(record, latency.samples, time)
-    yield from _other_work(record, latency.samples, discarded, load)
-    yield from _scatter(latency.samples, time)
+    own = Samples.of(latency.samples)
+    yield from _faults(record, own, time)
+    yield from _other_work(record, own, discarded, load)
+    yield from _scatter(own, time)
     with suppress(ValueError):  # a run may come from elsewhere, with a device that this installation has no file for
         yield from device(record.workload.device).notes(record.workload, record.environment)
     for measurement in record.measurements:
         yield from map(plain, measurement.warnings)
 
 
-def _faults(record: Record, samples: tuple[Sample, ...], time: Estimate) -> Iterator[str]:
+def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:
     """How many page faults a call has, and what share of its time they are by what this run saw one cost."""
-    num_faults = median(sample.num_faults / max(1, sample.num_calls) for sample in samples)
+    num_faults = median(samples.num_faults / np.maximum(1, samples.num_calls))
     cost_s = (0.0 if record.operators is None else record.operators.fault_s) or FAULT_S
     share = min(num_faults * cost_s / time.point, LARGEST_FAULTS)
     if share <= NOTED_FAULTS:
@@ -218,16 +221,16 @@ def _faults(record: Record, samples: tuple[Sample, ...], time: Estimate) -> Iter
 
 
 def _other_work(
-    record: Record, samples: tuple[Sample, ...], discarded: Collection[Block], system: SystemLoad | None
+    record: Record, samples: Samples, discarded: Collection[Block], system: SystemLoad | None
 ) -> Iterator[str]:
     """More work than cores while this was timed, many of its blocks discarded, or a busy machine all along."""
     texts = []
     cores = 0 if record.environment is None else record.environment.num_logical_cores
-    load = median(sample.load for sample in samples)
+    load = median(samples.load)
     if cores and load > cores + SPARE:
         texts.append(f"load {load:.1f} on {cores} core{'s' * (cores > 1)}")
-    blocks = set(map(place_of, samples))
-    num_discarded = len(blocks.intersection(discarded))
+    blocks = np.unique(samples.places)
+    num_discarded = int(are_among(blocks, discarded).sum())
     if num_discarded > MANY * len(blocks):
         texts.append(f"{num_discarded} of {len(blocks)} blocks discarded")
     if system is not None and system.others + system.stolen > TAKEN:
@@ -236,7 +239,7 @@ def _other_work(
         yield f"other work on the machine: {', '.join(texts)}"
 
 
-def _scatter(samples: tuple[Sample, ...], time: Estimate) -> Iterator[str]:
+def _scatter(samples: Samples, time: Estimate) -> Iterator[str]:
     """An interval so wide that its middle says little: "unsteady: 155 to 581 us"; or a drift beyond the noise.
 
     A time drifted where it moved between the first third of the samples and the last by more than noise explains.
@@ -250,7 +253,7 @@ def _scatter(samples: tuple[Sample, ...], time: Estimate) -> Iterator[str]:
     third = len(samples) // 3
     if third < FEWEST_CLUSTERS:
         return
-    first, last = (median(sample.value for sample in part) for part in (samples[:third], samples[-third:]))
+    first, last = (median(part) for part in (samples.value[:third], samples.value[-third:]))
     if abs(math.log(last / first)) > max(DRIFT, ERROR_OF_A_MOVE * time.half_width):
         yield f"drifted by {_percent(last / first - 1)} while it was timed"
 

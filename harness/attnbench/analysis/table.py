@@ -22,6 +22,7 @@ from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.sanity import warnings_of
 from attnbench.statistics.intervals import Estimate, median, median_estimate
+from attnbench.statistics.samples import Samples
 from attnbench.storage.journal import JOURNAL, find_runs, has_journal
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from attnbench.storage.records import (
@@ -269,7 +270,7 @@ def _cells(results: Results) -> Iterator[Row]:
             "diagnosis": (None if agreement is None else agreement.diagnosis) or None,
             "warnings": "; ".join([*cautions, *results.warnings.get(record.key, ())]) or None,
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
-            **{_column(each): median(sample.value for sample in each.samples) for each in _metrics(record)},
+            **{_column(each): median(Samples.of(each.samples).value) for each in _metrics(record)},
         }
 
 

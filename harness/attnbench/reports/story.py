@@ -9,6 +9,7 @@ from collections import Counter
 from pathlib import Path
 
 import jinja2
+import numpy as np
 from markupsafe import Markup, escape
 
 from attnbench.analysis.comparisons import by_implementation, by_side, comparisons, noise_floors, winners
@@ -16,6 +17,7 @@ from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
 from attnbench.reports import Picture, cells, grouped, notable, text_report
 from attnbench.statistics.interference import MANY
+from attnbench.statistics.samples import Samples
 from attnbench.statistics.verdicts import margin
 from attnbench.storage.records import Environment, Verdict
 from attnbench.units import MISSING, duration, escaped, markdown_list, markdown_table, percent, plain, show, span
@@ -95,7 +97,8 @@ def facts(results: Results) -> dict[str, str]:
     counts = Counter(str(record.status) for record in records)
     asked = len(plan.workloads) * len(plan.implementations)
     visits = sum(results.num_visits.values())
-    processes = len({sample.epoch for record in records for found in record.measurements for sample in found.samples})
+    timed = [Samples.of(found.samples) for record in records for found in record.measurements]
+    processes = len({epoch for samples in timed for epoch in np.unique(samples.epoch).tolist()})
     counted = f"{processes} processes" if processes > 1 else "1 process"
     return {
         "run": plain(results.run),

@@ -6,10 +6,11 @@ that block, so that a verdict that is watched while samples come in never change
 """
 
 import math
+from bisect import bisect_left, insort
 from collections import deque
 from collections.abc import Iterable
 
-from attnbench.statistics.intervals import Block, median, place_of
+from attnbench.statistics.intervals import Block, place_of
 from attnbench.storage.records import Sample
 
 WINDOW = 50
@@ -27,8 +28,9 @@ class InterferenceGauge:
 
     def __init__(self) -> None:
         """Begin with no probes."""
-        self._recent: deque[float] = deque(maxlen=WINDOW)  # of this process
+        self._recent: deque[float] = deque()  # of this process
         self._before: deque[float] = deque(maxlen=WINDOW)  # of all earlier ones
+        self._ordered: list[float] = []  # those of this process by size
         self._epoch = -1
         self.discarded: dict[str, set[Block]] = {}  # by workload
         self.num_blocks = 0
@@ -48,13 +50,28 @@ class InterferenceGauge:
             if sample.epoch != self._epoch:
                 self._before.extend(self._recent)
                 self._recent.clear()
+                self._ordered.clear()
                 self._epoch = sample.epoch
             self.num_blocks += 1
             log = math.log(sample.value)
-            known = self._recent if len(self._recent) >= FEWEST else [*self._before, *self._recent]
-            if len(known) >= FEWEST:
-                usual = median(known)
-                spread = median(abs(each - usual) for each in known)
-                if log - usual > max(LARGEST_CALM, SPREADS * spread):
-                    self.discarded.setdefault(workload, set()).add(place_of(sample))
+            known = self._ordered if len(self._ordered) >= FEWEST else sorted([*self._before, *self._ordered])
+            if len(known) >= FEWEST and self._is_late(log, known):
+                self.discarded.setdefault(workload, set()).add(place_of(sample))
             self._recent.append(log)
+            insort(self._ordered, log)
+            if len(self._recent) > WINDOW:
+                del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
+
+    @staticmethod
+    def _is_late(log: float, known: list[float]) -> bool:
+        """Whether a probe took far longer than those that are known, in the order of size."""
+        beyond = log - _middle(known)
+        if beyond <= LARGEST_CALM:  # which most are, and no spread can change it
+            return False
+        apart = sorted(abs(each - (log - beyond)) for each in known)
+        return beyond > SPREADS * _middle(apart)
+
+
+def _middle(ordered: list[float]) -> float:
+    """The median of what is in the order of size."""
+    return (ordered[(len(ordered) - 1) // 2] + ordered[len(ordered) // 2]) / 2

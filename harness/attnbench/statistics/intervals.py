@@ -8,12 +8,14 @@ import itertools
 import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
 
-from attnbench.storage.records import Sample
+from attnbench.statistics.samples import Samples
+from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
 
 CONFIDENCE = 0.95
 NORMAL_MAD = 1.4826
@@ -90,16 +92,18 @@ class Pairs:
     visits: tuple[Visit, ...]  # where each stands
     controls: Array | None = None  # (n,), NaN where a block has no control; None: no block has
 
-    @property
+    @cached_property
     def medians(self) -> dict[Visit, float]:
         """The median log ratio of each visit, in time order."""
-        return grouped(zip(self.visits, self.logs.tolist(), strict=True), np.median)
+        return _medians_of(self.visits, self.logs)
 
-    @property
+    @cached_property
     def centres(self) -> dict[Visit, float]:
         """The same, or where there are controls, halfway between it and the median log ratio to the control."""
-        logs = [] if self.controls is None else zip(self.visits, self.controls.tolist(), strict=True)
-        by_control = grouped(((visit, log) for visit, log in logs if not math.isnan(log)), np.median)
+        if self.controls is None:
+            return self.medians
+        known = np.flatnonzero(~np.isnan(self.controls))
+        by_control = _medians_of([self.visits[place] for place in known], self.controls[known])
         return {visit: (log + by_control.get(visit, log)) / 2 for visit, log in self.medians.items()}
 
     @property
@@ -128,14 +132,39 @@ def grouped(values: Iterable[tuple[Group, float]], combine: Callable[[list[float
     return {group: float(combine(members)) for group, members in groups.items()}
 
 
+def medians_by(codes: NDArray[Any], values: Array) -> tuple[NDArray[np.int64], Array]:
+    """The median of the values (n,) that share a code (n,): where each group begins, in that order, and its median."""
+    _, first, inverse, sizes = np.unique(codes, return_index=True, return_inverse=True, return_counts=True)
+    ordered = values[np.lexsort((values, inverse))]
+    ends = np.cumsum(sizes)
+    medians = (ordered[ends - sizes + (sizes - 1) // 2] + ordered[ends - sizes + sizes // 2]) / 2
+    order = np.argsort(first)
+    return first[order], medians[order]
+
+
+def _medians_of(visits: Sequence[Visit], values: Array) -> dict[Visit, float]:
+    """The median of the values of each visit, in the order in which visits first appear."""
+    if not len(visits):
+        return {}
+    places = np.array(visits, dtype=np.int64)
+    first, medians = medians_by((places[:, 0] << VISIT_BITS) | places[:, 1], values)
+    return {visits[place]: median for place, median in zip(first.tolist(), medians.tolist(), strict=True)}
+
+
 def place_of(sample: Sample) -> Block:
     """The epoch, visit and block that a sample belongs to."""
     return sample.epoch, sample.visit, sample.block
 
 
+def are_among(places: NDArray[np.int64], blocks: Collection[Block]) -> NDArray[np.bool_]:
+    """Which of the places (n,), as `Samples.places` has them, are those of the blocks."""
+    packed = [(((epoch << VISIT_BITS) | visit) << BLOCK_BITS) | block for epoch, visit, block in blocks]
+    return np.isin(places, packed) if packed else np.zeros(len(places), dtype=np.bool_)
+
+
 def median(values: Iterable[float]) -> float:
     """The median of at least one value."""
-    return float(np.median(np.fromiter(values, dtype=np.float64)))
+    return float(np.median(values if isinstance(values, np.ndarray) else np.fromiter(values, dtype=np.float64)))
 
 
 def t_quantile(probability: float, degrees: float) -> float:
@@ -155,14 +184,18 @@ def median_estimate(samples: Sequence[Sample]) -> Estimate:
     Reasonable Time, 2013, https://doi.org/10.1145/2464157.2464160; the variance of a median, Kendall and Stuart, The
     Advanced Theory of Statistics, vol. 1.
     """
-    values = [sample.value for sample in samples]
-    medians = grouped((((sample.epoch, sample.visit), math.log(sample.value)) for sample in samples), np.median)
+    own = Samples.of(samples)
+    first, logs = medians_by(own.visits, np.log(own.value))
+    medians = {
+        (epoch, visit): log
+        for epoch, visit, log in zip(own.epoch[first].tolist(), own.visit[first].tolist(), logs.tolist(), strict=True)
+    }
     error, degrees = _error_of_mean(medians)
     return Estimate(
-        point=median(values),
+        point=median(own.value),
         standard_error=None if error is None else error * MEDIAN_FACTOR,
         num_clusters=len(medians),
-        num_samples=len(values),
+        num_samples=len(own),
         degrees=degrees,
     )
 
@@ -174,16 +207,26 @@ def pairs(
     controls: Sequence[Sample] = (),
 ) -> Pairs:
     """The log ratio of `arm` to `baseline`, and to its control, in each block that holds both and is not discarded."""
-    logs, reference, others = (
-        grouped(((place_of(sample), math.log(sample.value)) for sample in samples), np.mean)
-        for samples in (arm, baseline, controls)
-    )
-    places = sorted(place for place in logs if place in reference and place not in discarded)
+    (places, logs), (references, base), (others, control) = map(_mean_logs, (arm, baseline, controls))
+    kept = np.isin(places, references) & ~are_among(places, discarded)
+    places, logs = places[kept], logs[kept]
+    to_control = np.full(len(places), np.nan)
+    with_control = np.isin(places, others)
+    to_control[with_control] = logs[with_control] - control[np.searchsorted(others, places[with_control])]
+    visits = places >> BLOCK_BITS
+    numbers = visits & (2**VISIT_BITS - 1)
     return Pairs(
-        logs=np.array([logs[place] - reference[place] for place in places]),
-        visits=tuple(place[:2] for place in places),
-        controls=np.array([logs[place] - others.get(place, math.nan) for place in places]) if others else None,
+        logs=logs - base[np.searchsorted(references, places)],
+        visits=tuple(zip((visits >> VISIT_BITS).tolist(), numbers.tolist(), strict=True)),
+        controls=to_control if len(others) else None,
     )
+
+
+def _mean_logs(samples: Sequence[Sample]) -> tuple[NDArray[np.int64], Array]:
+    """The places of samples in order, and the mean logarithm of their values in each."""
+    own = Samples.of(samples)
+    places, inverse, sizes = np.unique(own.places, return_inverse=True, return_counts=True)
+    return places, np.bincount(inverse, np.log(own.value), len(places)) / sizes
 
 
 def pairs_with_baseline(
@@ -199,13 +242,13 @@ def pairs_with_baseline(
     control, as in processes of their own, the mean of a side's two logs counts, which scatters less. Where only the
     base has one it is left out: the sides must be exchangeable for a bet on the sign to be fair.
     """
-    places = set(map(place_of, arm))
-    control = [sample for sample in control if place_of(sample) in places]
+    arm, baseline, control = map(Samples.of, (arm, baseline, control))
+    control = control.where(np.isin(control.places, arm.places))
     controls = pairs(control, baseline, discarded)
     if own_control is None:
         return pairs(arm, baseline, discarded, control), controls
     if own_control and control:
-        arm, baseline = [*arm, *own_control], [*baseline, *control]
+        arm, baseline = Samples.joined([arm, Samples.of(own_control)]), Samples.joined([baseline, control])
     return pairs(arm, baseline, discarded), controls
 
 

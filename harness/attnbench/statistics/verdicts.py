@@ -159,7 +159,8 @@ def process_spreads(logs: Array, within: Pairs) -> Array:
     between = max(PROCESS_SPREAD, float(np.std(logs, ddof=1)) if len(logs) >= FEWEST_EPOCHS else 0.0)
     blocks = [(epoch, log) for (epoch, _), log in zip(within.visits, within.logs.tolist(), strict=True)]
     errors = grouped(blocks, lambda own: MEDIAN_FACTOR * robust_spread(np.array(own)) / math.sqrt(len(own)))
-    return np.hypot(between, np.array(list(errors.values())))
+    spreads: Array = np.hypot(between, np.array(list(errors.values())))
+    return spreads
 
 
 def robust_spread(logs: Array) -> float:

@@ -11,6 +11,7 @@ https://asv.readthedocs.io. At the end: where runs lie, found by name, folder or
 import fcntl
 import gzip
 import hashlib
+import io
 import math
 import os
 import shutil
@@ -36,6 +37,7 @@ SYNC_EVERY_S = 0.1
 DIGEST = b',"digest":"%b"}'
 HALF_BYTES = 6
 """Of either digest; together they have two hexadecimal digits for each byte of both."""
+DIGEST_BYTES = len(DIGEST % (4 * HALF_BYTES * b"0"))
 FIRST_WITH_DIGESTS = 5
 """From this schema on every line has them."""
 _DECODER = msgspec.json.Decoder(Event)
@@ -165,9 +167,8 @@ def _half(text: bytes) -> bytes:
 
 def digest_of(line: bytes) -> bytes:
     """The digests that a line ends with; empty where it has none, as in journals that are older than digests."""
-    start = len(line) - len(DIGEST % (4 * HALF_BYTES * b" "))
     digest = line[-2 - 4 * HALF_BYTES : -2]
-    return digest if start > 0 and line[start:] == DIGEST % digest else b""
+    return digest if len(line) > DIGEST_BYTES and line.endswith(DIGEST % digest) else b""
 
 
 class Line(NamedTuple):
@@ -186,17 +187,9 @@ def lines(path: Path) -> Iterator[Line]:
         ValueError: no such file.
         DamagedError: a compressed file is not whole, or the schema is newer than this version's.
     """
-    try:
-        text = path.read_bytes()
-        found = (gzip.decompress(text) if path.suffix == ".gz" else text).split(b"\n")[:-1]
-    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
-        raise DamagedError(f"{path} is cut short or damaged: {error}") from None
-    except OSError as error:
-        reason = error.strerror or str(error)
-        raise ValueError(f"cannot read {path}: {reason}; give a run's folder or its {JOURNAL}") from None
     decode: Callable[[bytes], Event] = _DECODER.decode
     before, has_digests = b"", False
-    for number, line in enumerate(found, start=1):
+    for number, line in enumerate(_whole_lines(path), start=1):
         event, wrong = None, ""
         try:
             if number == 1 and older_schemas.is_old(line):
@@ -211,14 +204,34 @@ def lines(path: Path) -> Iterator[Line]:
                 )
             has_digests = has_digests or event.schema >= FIRST_WITH_DIGESTS
         digest = digest_of(line)
-        unsigned = line[: -len(DIGEST % digest)] + b"}"
+        unsigned = line[: -DIGEST_BYTES if digest else -1] + b"}"
         is_intact = digest[: 2 * HALF_BYTES] == _half(unsigned) if digest else not has_digests
         if not wrong and not is_intact:
             wrong = "it was changed" if digest else "it was changed: it has lost its digest"
-        elif not wrong and digest and signed(unsigned, before)[1] != digest:
+        elif not wrong and digest and _half(before + unsigned) != digest[2 * HALF_BYTES :]:
             wrong = "the line before it was changed or is gone"
         before, has_digests = digest, has_digests or bool(digest)
         yield Line(number, event, wrong, is_intact)
+
+
+def _whole_lines(path: Path) -> Iterator[bytes]:
+    """Each line of a journal file, without its end; the last one only if it is whole.
+
+    Raises:
+        ValueError: no such file.
+        DamagedError: a compressed file is not whole.
+    """
+    try:
+        packed = path.suffix == ".gz"  # whose checksum comes last: nothing of it is known before
+        with io.BytesIO(gzip.decompress(path.read_bytes())) if packed else path.open("rb") as file:
+            for line in file:
+                if line.endswith(b"\n"):
+                    yield line[:-1]
+    except (EOFError, gzip.BadGzipFile, zlib.error) as error:
+        raise DamagedError(f"{path} is cut short or damaged: {error}") from None
+    except OSError as error:
+        reason = error.strerror or str(error)
+        raise ValueError(f"cannot read {path}: {reason}; give a run's folder or its {JOURNAL}") from None
 
 
 def events(path: Path) -> Iterator[Event]:

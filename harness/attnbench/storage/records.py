@@ -6,10 +6,12 @@ are stored; everything else is computed on read.
 
 import enum
 import hashlib
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from statistics import median
+from typing import Annotated
 
 import msgspec
+from msgspec import Meta
 
 from attnbench.workloads.workload import Workload
 
@@ -206,7 +208,11 @@ class Verdict(enum.StrEnum):
     undecided = "undecided"
 
 
-class Sample(msgspec.Struct, frozen=True, array_like=True):
+EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20
+"""So many bits of a number hold the epoch, the visit and the block of a sample."""
+
+
+class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """One observation and its place. `value` is per call, in the measurement's unit.
 
     The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
@@ -215,13 +221,13 @@ class Sample(msgspec.Struct, frozen=True, array_like=True):
     """
 
     value: float
-    num_calls: int = 1
-    epoch: int = 0
-    visit: int = 0
-    block: int = 0
-    slot: int = 0
+    num_calls: Annotated[int, Meta(lt=2**53)] = 1
+    epoch: Annotated[int, Meta(ge=0, lt=2**EPOCH_BITS)] = 0
+    visit: Annotated[int, Meta(ge=0, lt=2**VISIT_BITS)] = 0
+    block: Annotated[int, Meta(ge=0, lt=2**BLOCK_BITS)] = 0
+    slot: Annotated[int, Meta(ge=0, lt=2**31)] = 0
     start_s: float = 0.0
-    num_faults: int = 0
+    num_faults: Annotated[int, Meta(lt=2**53)] = 0
     load: float = 0.0
 
 
@@ -234,7 +240,7 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
 
     metric: str
     unit: str
-    samples: tuple[Sample, ...]
+    samples: Sequence[Sample]
     warnings: tuple[str, ...] = ()
 
 
@@ -374,7 +380,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
         """The measurement of that metric, or None."""
         return next((found for found in self.measurements if found.metric == metric), None)
 
-    def samples(self, metric: str) -> tuple[Sample, ...]:
+    def samples(self, metric: str) -> Sequence[Sample]:
         """The samples of that metric; none where it was not measured."""
         found = self.measurement(metric)
         return () if found is None else found.samples

@@ -14,6 +14,7 @@ class Sense:
         """Nothing was said yet."""
         self.workloads: frozenset[str] | None = None  # None: no run has begun
         self.arms: frozenset[Arm] = frozenset()
+        self.known: set[Arm] = set()  # with their controls, and the probe
         self.has_ended = False
         self.epoch = 0
         self.visits: dict[str, int] = {}  # the last of each workload
@@ -50,6 +51,7 @@ class Sense:
             case events.RunStarted():
                 self.workloads = frozenset(workload.id for workload in event.plan.workloads)
                 self.arms = frozenset(event.plan.specs)
+                self.known = {*self.arms, *(arm.as_control() for arm in self.arms), PROBE}
             case events.WorkerStarted():
                 self.has_ended = False
             case events.RunFinished():
@@ -65,9 +67,11 @@ class Sense:
         return next((f"the plan has no implementation {arm}" for arm in arms if arm not in self.arms), "")
 
     def _visit_problem(self, visit: events.VisitFinished) -> str:
-        arms = [taken.arm if taken.arm in self.arms else taken.arm.as_measured() for taken in visit.arms]
-        if problem := self._unknown(visit.workload, (arm for arm in arms if arm != PROBE.as_measured())):
-            return problem
+        if self.workloads is not None and visit.workload not in self.workloads:
+            return f"the plan has no workload {visit.workload}"
+        for taken in visit.arms:
+            if taken.arm not in self.known:
+                return f"the plan has no implementation {taken.arm.as_measured()}"
         if self.has_ended:
             return "a visit after the end of the run"
         if visit.visit <= self.visits.get(visit.workload, -1):

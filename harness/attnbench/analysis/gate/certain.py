@@ -27,6 +27,7 @@ from attnbench.analysis.gate.rulings import (
 from attnbench.analysis.results import Results
 from attnbench.plugins import name_of
 from attnbench.statistics.intervals import median
+from attnbench.statistics.samples import Samples
 from attnbench.storage.records import LATENCY, Agreement, Record, Status
 from attnbench.units import SCALES, show, significant
 
@@ -234,7 +235,7 @@ def numbers(record: Record) -> dict[str, tuple[float, str]]:
         found[EXECUTED_FLOPS] = record.executed_flops, "flops"
     for each in record.measurements:
         if each.samples and not each.metric.startswith(LATENCY):
-            found[each.metric] = median(sample.value for sample in each.samples), each.unit
+            found[each.metric] = median(Samples.of(each.samples).value), each.unit
     return found
 
 
