@@ -24,6 +24,14 @@ def no_worker():
 
 
 @pytest.fixture(scope="session", autouse=True)
+def own_caches(tmp_path_factory):
+    """Nothing that tests keep lies among what the user keeps."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("caches")))
+        yield
+
+
+@pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """On small tensors a second thread waits more than it works, and far more on a busy machine."""
     before = torch.get_num_threads()

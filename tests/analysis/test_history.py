@@ -13,7 +13,9 @@ from typer.testing import CliRunner
 
 from attnbench.analysis.gate.outputs import series
 from attnbench.analysis.history import FEWEST, alike, among_neighbours, changes, follow, gather
-from attnbench.analysis.table import arm_of, table
+from attnbench.analysis.index import FILE, look_up, usual_place
+from attnbench.analysis.results import read
+from attnbench.analysis.table import arm_of, rows, table
 from attnbench.cli import app
 from attnbench.reports import history as history_report
 from attnbench.storage.events import CellEvent, RunStarted, Side, Sides, VisitFinished
@@ -149,7 +151,7 @@ def test_a_copy_counts_once_and_a_longer_journal_wins(stored, tmp_path):
     for paths in ([stored, tmp_path], [tmp_path, stored]):
         runs, notes = gather(paths)
         assert "the longer journal counts" in notes[0]
-        assert all(results.elapsed_s is not None for results in runs)
+        assert {run.folder for run in runs if run.run == first.name} == {str(first)}
 
 
 def test_a_packed_journal_is_a_copy_of_its_run_wherever_it_lies(stored, tmp_path):
@@ -204,19 +206,12 @@ def test_pictures_are_whole(stored):
     assert picture.png().startswith(b"\x89PNG")
 
 
-def with_plan(results, **changes):
-    return dataclasses.replace(
-        results,
-        started=msgspec.structs.replace(results.started, plan=msgspec.structs.replace(results.plan, **changes)),
-    )
-
-
 def test_only_ratios_to_the_same_thing_make_a_series(stored):
     runs = gather([stored])[0]
     sided, other, cold = (
-        with_plan(runs[0], sides=Sides(base=Side(given="rev:main"), candidate=Side(given="rev:HEAD"))),
-        with_plan(runs[1], baseline="fused"),
-        with_plan(runs[2], cache="cold"),
+        msgspec.structs.replace(runs[0], has_sides=True),
+        msgspec.structs.replace(runs[1], baseline="fused"),
+        msgspec.structs.replace(runs[2], cache="cold"),
     )
     mixed = [sided, other, cold, *runs[3:]]
     kept, notes = alike(mixed, "ratio")
@@ -283,8 +278,8 @@ def test_where_only_sessions_of_two_sides_are_stored_it_is_reported_why_and_what
 @pytest.mark.parametrize(("candidate", "known"), [(NEW, "cccccccccc"), ("", "unknown")])
 def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, known):
     session(tmp_path / "runs" / "one", candidate=candidate)
-    (results,) = gather([tmp_path])[0]
-    found = {str(arm_of(each.cell)): each.points[0] for each in follow([results], "latency")}
+    runs, results = gather([tmp_path])[0], read(tmp_path / "runs" / "one")
+    found = {str(arm_of(each.cell)): each.points[0] for each in follow(runs, "latency")}
     assert {name: history_report.commit(point) for name, point in found.items()} == {
         "fused (base)": "bbbbbbbbbb",
         "fused": known,
@@ -294,3 +289,84 @@ def test_a_point_of_a_side_is_of_the_commit_of_that_side(tmp_path, candidate, kn
     assert f"commit {OLD}" in points["fused (base)"]
     assert f"commit {candidate or 'unknown'}" in points["fused"]
     assert set(table(results)["commit"]) == {OLD, candidate}
+
+
+@pytest.fixture
+def reads(monkeypatch):
+    """The journals that are read, as they are."""
+    found = []
+
+    def counted(path):
+        found.append(path)
+        return read(path)
+
+    monkeypatch.setattr("attnbench.analysis.index.read", counted)
+    return found
+
+
+def copied(stored, tmp_path):
+    shutil.copytree(stored, tmp_path / "results")
+    return tmp_path / "results", tmp_path / "cache" / FILE
+
+
+def test_what_is_indexed_is_not_read_again_until_its_journal_changes(stored, tmp_path, reads):
+    results, place = copied(stored, tmp_path)
+    first = gather([results], place)
+    assert len(reads) == len(SLOWDOWNS)
+    assert gather([results], place) == first
+    assert len(reads) == len(SLOWDOWNS)
+    oldest = min((results / "runs").iterdir())
+    shutil.rmtree(oldest)
+    journals.write(oldest, POINTS, NAMES, num_visits=3, seed=50, time="2025-11-01T10:00:00+00:00")
+    again = gather([results], place)[0]
+    assert reads[len(SLOWDOWNS) :] == [oldest / JOURNAL]
+    assert again[0].cells != first[0][0].cells
+    assert again[1:] == first[0][1:]
+    assert gather([results])[0] == again
+
+
+@pytest.mark.parametrize("content", [b"no database", b""])
+def test_a_damaged_index_is_made_again(stored, tmp_path, reads, content):
+    results, place = copied(stored, tmp_path)
+    found = gather([results], place)
+    place.write_bytes(content)
+    assert gather([results], place) == found
+    assert len(reads) == 2 * len(SLOWDOWNS)
+    assert gather([results], place) == found
+    assert len(reads) == 2 * len(SLOWDOWNS)
+
+
+def test_where_no_index_can_be_written_all_is_read(stored, tmp_path, reads):
+    (tmp_path / "file").write_text("in the way")
+    journal = min((stored / "runs").iterdir()) / JOURNAL
+    for place in (None, tmp_path / "file" / FILE):
+        reads.clear()
+        assert look_up([journal], place)[0].run == journal.parent.name
+        assert len(reads) == 1
+
+
+def test_another_version_of_the_code_reads_again(stored, tmp_path, reads, monkeypatch):
+    results, place = copied(stored, tmp_path)
+    gather([results], place)
+    monkeypatch.setattr("attnbench.analysis.index._version", lambda: "newer")
+    gather([results], place)
+    assert len(reads) == 2 * len(SLOWDOWNS)
+
+
+def test_the_index_lies_in_the_folder_for_caches(monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    assert usual_place() == tmp_path / "attnbench" / FILE
+    monkeypatch.delenv("XDG_CACHE_HOME")
+    monkeypatch.setenv("HOME", "/somewhere")
+    assert str(usual_place()) == f"/somewhere/.cache/attnbench/{FILE}"
+
+
+def test_what_is_kept_is_what_the_table_of_cells_says(stored):
+    journal = min((stored / "runs").iterdir()) / JOURNAL
+    cells = {(row["workload"], row["implementation"]): row for row in rows(table(read(journal)))}
+    (run,) = look_up([journal], None)
+    assert len(run.cells) == len(cells)
+    for cell in run.cells:
+        row = cells[cell["workload"], cell["implementation"]]
+        compared = {name: row[name] for name in cell if name != "ratio" or not row["is_baseline"]}
+        assert {name: cell[name] for name in compared} == pytest.approx(compared)

@@ -23,11 +23,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from attnbench import plugins
-from attnbench.analysis.results import Results, read
-from attnbench.analysis.table import CELL, Row, metric_columns, rows, runs_at, table
+from attnbench.analysis.index import Stored, look_up
+from attnbench.analysis.table import CELL, Row, runs_at
 from attnbench.statistics.intervals import NORMAL_MAD
 from attnbench.storage.journal import journal_of
-from attnbench.storage.records import LATENCY, Status
+from attnbench.storage.records import LATENCY
 
 Array = NDArray[np.float64]
 
@@ -52,41 +52,46 @@ COLUMNS = {
 """The columns with the value and its interval of what can be followed besides metrics."""
 
 
-def gather(paths: Iterable[Path]) -> tuple[list[Results], list[str]]:
+def gather(paths: Iterable[Path], place: Path | None = None) -> tuple[list[Stored], list[str]]:
     """Every run at the paths in the order of time, and what was noticed on the way.
 
-    The paths are run folders, journals, or folders of them.
+    The paths are run folders, journals, or folders of them. With an index at `place` only what is new is read.
 
     Raises:
         ValueError: nothing can be read, or two different runs have the same name.
     """
     notes: list[str] = []
-    kept: dict[str, tuple[bytes, Results]] = {}
-    for folder in dict.fromkeys(run.resolve() for path in paths for run in runs_at(path)):
-        journal = journal_of(folder)
-        results, content = read(journal), journal.read_bytes()
-        if journal.suffix == ".gz":
-            content = gzip.decompress(content)
-        if (other := kept.get(results.run)) is not None:
-            short, long = sorted((content, other[0]), key=len)
-            if not long.startswith(short):
-                where = f"{results.run}: {other[1].folder} and {results.folder}"
-                raise ValueError(f"two different runs are called {where}; rename or leave out one of them")
-            counts = ": counted once" if short == long else ", once cut short: the longer journal counts"
-            notes.append(f"{results.run} is there twice{counts}")
-        if other is None or len(content) > len(other[0]):
-            kept[results.run] = content, results
-    return sorted((each for _, each in kept.values()), key=lambda each: (each.started.time, each.run)), notes
+    journals = list(dict.fromkeys(journal_of(run.resolve()) for path in paths for run in runs_at(path)))
+    kept: dict[str, tuple[Path, Stored]] = {}
+    for journal, run in zip(journals, look_up(journals, place), strict=True):
+        if (other := kept.get(run.run)) is None:
+            kept[run.run] = journal, run
+            continue
+        content, known = _content(journal), _content(other[0])
+        short, long = sorted((content, known), key=len)
+        if not long.startswith(short):
+            where = f"{run.run}: {other[1].folder} and {run.folder}"
+            raise ValueError(f"two different runs are called {where}; rename or leave out one of them")
+        counts = ": counted once" if short == long else ", once cut short: the longer journal counts"
+        notes.append(f"{run.run} is there twice{counts}")
+        if len(content) > len(known):
+            kept[run.run] = journal, run
+    return sorted((each for _, each in kept.values()), key=lambda each: (each.time, each.run)), notes
 
 
-def alike(runs: Sequence[Results], metric: str) -> tuple[list[Results], list[str]]:
+def _content(journal: Path) -> bytes:
+    content = journal.read_bytes()
+    return gzip.decompress(content) if journal.suffix == ".gz" else content
+
+
+def alike(runs: Sequence[Stored], metric: str) -> tuple[list[Stored], list[str]]:
     """The runs whose values mean the same as the newest's, and what is said of the others.
 
     A ratio is to the baseline of its run, and to a state of the code where a run compared two; a time is of warm or of
     cold caches.
     """
-    kept = [run for run in runs if metric != RATIO or run.plan.sides is None]
-    terms = [(run.plan.baseline if metric == RATIO else "", run.plan.cache) for run in kept]
+    kept = [run for run in runs if metric != RATIO or not run.has_sides]
+    terms = [(run.baseline if metric == RATIO else "", run.cache) for run in kept]
     same = [run for run, its in zip(kept, terms, strict=True) if its == terms[-1]]
     left_out = {
         "their ratios are to another state of the code": len(runs) - len(kept),
@@ -130,7 +135,7 @@ class Series:
 
 
 def follow(
-    runs: Sequence[Results],
+    runs: Sequence[Stored],
     metric: str = RATIO,
     *,
     implementations: Sequence[str] = (),
@@ -146,19 +151,18 @@ def follow(
     """
     names = {plugins.name_of(spec) for spec in implementations}
     found: dict[tuple[object, ...], list[Row]] = {}
-    for point in (point for results in runs for point in _points(results, metric)):
+    for point in (point for run in runs for point in _points(run, metric)):
         is_chosen = not names or point["implementation"] in names
         if is_chosen and point["fingerprint"] and fnmatchcase(point["workload"], workload):
             found.setdefault(tuple(point[name] for name in ("fingerprint", *CELL)), []).append(point)
-    units = {LATENCY: "s"} | {each.metric: each.unit for results in runs for each in metric_columns(results)}
+    units = {LATENCY: "s"} | {name: unit for run in runs for name, unit in run.units.items()}
     if not found:
-        known = sorted(name for name in {*COLUMNS, *units} if any(any(_points(results, name)) for results in runs))
+        known = sorted(name for name in {*COLUMNS, *units} if any(any(_points(run, name)) for run in runs))
         raise ValueError(
             f"no stored cell matches metric={metric}, workload={workload} and "
             f"implementation={','.join(implementations) or 'all'}: metrics that there are: {', '.join(known) or 'none'}"
         )
-    environments = [record.environment for results in runs for record in results.records]
-    machines = {each.fingerprint: each.cpu for each in environments if each is not None}
+    machines = {fingerprint: cpu for run in runs for fingerprint, cpu in run.machines.items()}
     return [
         Series(
             machine=machines[points[0]["fingerprint"]],
@@ -171,16 +175,15 @@ def follow(
     ]
 
 
-def _points(results: Results, metric: str) -> Iterator[Row]:
+def _points(run: Stored, metric: str) -> Iterator[Row]:
     """Each cell of a run that has the metric, with its value; no ratios of two sides, each is to another state."""
-    columns = COLUMNS | {each.metric: (each.name, "", "") for each in metric_columns(results)}
-    if metric not in columns or (metric == RATIO and results.plan.sides is not None):
+    columns = COLUMNS | {name: (column, "", "") for name, column in run.columns.items()}
+    if metric not in columns or (metric == RATIO and run.has_sides):
         return
     value, low, high = columns[metric]
-    for row in rows(table(results)):
-        is_compared = metric != RATIO or row["verdict"] is not None
-        if row["status"] == Status.ok and row[value] is not None and is_compared:
-            yield row | {"value": row[value], "low": row.get(low), "high": row.get(high)}
+    for cell in run.cells:
+        if cell.get(value) is not None:
+            yield cell | {"value": cell[value], "low": cell.get(low), "high": cell.get(high)}
 
 
 def noise(logs: Array) -> float:
@@ -207,8 +210,8 @@ def changes(values: Sequence[float], smallest: float) -> list[Change]:
     logs = np.log(np.asarray(values, dtype=np.float64))
     smooth = among_neighbours(logs)
     spread = noise(smooth)
-    search = ruptures.Pelt(model="l2", min_size=SHORTEST, jump=1).fit(smooth[:, None])
-    ends = [0, *search.predict(pen=PENALTY * math.log(len(logs)) * spread**2)]
+    search = ruptures.KernelCPD(kernel="linear", min_size=SHORTEST).fit(smooth[:, None])  # PELT, in C
+    ends = [0, *map(int, search.predict(pen=PENALTY * math.log(len(logs)) * spread**2))]
     return _merged(logs, ends, spread, math.log1p(smallest))
 
 

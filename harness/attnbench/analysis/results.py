@@ -158,9 +158,10 @@ class Timed:
                 self.gauge.add(visit.workload, taken.samples)
                 continue
             place = visit.workload, taken.arm
-            if place not in self._samples:
-                self._samples[place] = Collector()
-            self._samples[place].extend(taken.samples)
+            collected = self._samples.get(place)
+            if collected is None:
+                collected = self._samples[place] = Collector()
+            collected.extend(taken.samples)
 
     def measurements(self, key: Key) -> Iterator[Measurement]:
         """The times of a cell, and those of its A/A control under a metric of their own."""

@@ -8,6 +8,7 @@ import math
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -100,19 +101,47 @@ def _spans(history: Iterable[Event]) -> Iterator[tuple[Counters, Counters]]:
         start = event.counters if isinstance(event, WorkerStarted) else None
 
 
+class Times:
+    """The times of one arm by workload, and by what workloads share that differ in direction or in length alone."""
+
+    def __init__(self) -> None:
+        """There is none yet."""
+        self.all: dict[Workload, float] = {}
+        self._directions: dict[tuple[Any, ...], dict[str, float]] = {}
+        self._lengths: dict[tuple[Any, ...], list[tuple[Workload, float]]] = {}
+
+    def add(self, workload: Workload, time_s: float) -> None:
+        """Take one more."""
+        self.all[workload] = time_s
+        self.directions(workload)[workload.direction] = time_s
+        self.lengths(workload).append((workload, time_s))
+
+    def directions(self, workload: Workload) -> dict[str, float]:
+        """The seconds of those that differ from this one in direction alone, by direction; itself included."""
+        return self._directions.setdefault(_but(workload, "direction"), {})
+
+    def lengths(self, workload: Workload) -> list[tuple[Workload, float]]:
+        """Those that differ from this one in its lengths alone, itself included."""
+        return self._lengths.setdefault(_but(workload, "seq_len", "kv_len"), [])
+
+
+def _but(workload: Workload, *axes: str) -> tuple[Any, ...]:
+    return tuple(value for axis, value in workload.axes().items() if axis not in axes)
+
+
 def judged(
     records: Sequence[Record], ceilings: Mapping[Place, Ceilings], *, is_cold: bool
 ) -> tuple[tuple[Record, ...], Warnings]:
     """The records, what is impossible made `invalid` and without its numbers; and warnings by cell."""
-    times: dict[Arm, dict[Workload, float]] = {}
+    times: dict[Arm, Times] = {}
     for record in records:
         if samples := record.samples(LATENCY):
-            times.setdefault(record.arm, {})[record.workload] = median(Samples.of(samples).value)
+            times.setdefault(record.arm, Times()).add(record.workload, median(Samples.of(samples).value))
     found = {record.key: record for record in records}
     warnings: Warnings = {}
     for record in records:
-        workload, own, here = record.workload, times.get(record.arm, {}), ceilings.get(record.workload.place)
-        if workload not in own:
+        workload, own, here = record.workload, times.get(record.arm), ceilings.get(record.workload.place)
+        if own is None or workload not in own.all:
             continue
         doubts = list(_doubts(workload, own, here, is_cold=is_cold))
         if reasons := [text for text, is_certain in doubts if is_certain]:
@@ -144,18 +173,16 @@ def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: b
 
 
 def _doubts(
-    workload: Workload, times: Mapping[Workload, float], ceilings: Ceilings | None, *, is_cold: bool
+    workload: Workload, times: Times, ceilings: Ceilings | None, *, is_cold: bool
 ) -> Iterator[tuple[str, bool]]:
     """What makes one wonder about a time, and whether it is certain that it is wrong."""
-    time_s = times[workload]
+    time_s = times.all[workload]
     if time_s <= 0:
         yield "impossible: no time passed", True
         return
     if ceilings is not None:
         yield from _limits(workload, time_s, ceilings, is_cold=is_cold)
-    forward_s, inference_s = (
-        times.get(msgspec.structs.replace(workload, direction=name)) for name in ("forward", "inference")
-    )
+    forward_s, inference_s = map(times.directions(workload).get, ("forward", "inference"))
     if workload.direction == "forward_backward" and forward_s is not None and FAR_FASTER * time_s < forward_s:
         yield f"impossible: {show(time_s, 's')} with the backward pass, {show(forward_s, 's')} without it", True
     forward_s = forward_s or inference_s
@@ -167,12 +194,8 @@ def _doubts(
     least = counts.least_flops(workload)
     if least <= work < counts.useful_flops(workload):
         yield "above the matmul ceiling only by the usual count of a backward pass, which makes the scores again", False
-    for other, other_s in times.items():
-        is_far_longer = (
-            workload.seq_len >= FAR_LONGER * other.seq_len
-            and workload.mask == other.mask  # another might not fit that length
-            and msgspec.structs.replace(workload, seq_len=other.seq_len, kv_len=other.kv_len) == other
-        )
+    for other, other_s in times.lengths(workload):
+        is_far_longer = workload.seq_len >= FAR_LONGER * other.seq_len
         if is_far_longer and least - counts.least_flops(other) > TELLING * work and time_s < SAME * other_s:
             yield f"takes no longer than at length {other.seq_len}: is all of it computed?", False
             return

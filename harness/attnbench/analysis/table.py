@@ -279,6 +279,20 @@ def _identity(record: Record) -> Row:
     return {**named, "implementation": record.implementation, "side": record.side or None, **record.workload.axes()}
 
 
+def values_of(record: Record) -> Row:
+    """A part of a cell's row: what it is, and what was measured of it alone."""
+    latency, agreement = record.measurement(LATENCY), record.agreement
+    time = median_estimate(latency.samples) if latency is not None and latency.samples else None
+    times = (None, None, None) if time is None else (time.point, time.low, time.high)
+    return {
+        **_identity(record),
+        "fingerprint": None if record.environment is None else record.environment.fingerprint,
+        **dict(zip(("latency_s", "latency_low_s", "latency_high_s"), times, strict=True)),
+        "error_ratio": None if agreement is None else agreement.error_ratio,
+        **{_column(each): median(Samples.of(each.samples).value) for each in _metrics(record)},
+    }
+
+
 def _times(record: Record, time: Estimate | None, paired_s: float | None, results: Results) -> Row:
     """The time, and what it means as work, beside the ceilings of the run; only counts where there is none."""
     if time is None:

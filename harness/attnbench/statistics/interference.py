@@ -46,21 +46,23 @@ class InterferenceGauge:
         Those of its own process count, and as long as these are few, those of earlier ones, too: a process of a
         comparison of few cells makes four blocks.
         """
+        recent, ordered = self._recent, self._ordered
         for sample in probes:
             if sample.epoch != self._epoch:
-                self._before.extend(self._recent)
-                self._recent.clear()
-                self._ordered.clear()
+                self._before.extend(recent)
+                recent.clear()
+                ordered.clear()
                 self._epoch = sample.epoch
             self.num_blocks += 1
-            log = math.log(sample.value)
-            known = self._ordered if len(self._ordered) >= FEWEST else sorted([*self._before, *self._ordered])
-            if len(known) >= FEWEST and self._is_late(log, known):
+            log, number = math.log(sample.value), len(ordered)
+            known = ordered if number >= FEWEST else sorted([*self._before, *ordered])
+            # Most are below the first bound, and are spared the rest.
+            if known and log > known[len(known) // 2] and len(known) >= FEWEST and self._is_late(log, known):
                 self.discarded.setdefault(workload, set()).add(place_of(sample))
-            self._recent.append(log)
-            insort(self._ordered, log)
-            if len(self._recent) > WINDOW:
-                del self._ordered[bisect_left(self._ordered, self._recent.popleft())]
+            recent.append(log)
+            insort(ordered, log)
+            if number >= WINDOW:
+                del ordered[bisect_left(ordered, recent.popleft())]
 
     @staticmethod
     def _is_late(log: float, known: list[float]) -> bool:

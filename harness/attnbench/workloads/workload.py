@@ -4,7 +4,7 @@ import hashlib
 import math
 import re
 from collections.abc import Mapping
-from functools import partial
+from functools import lru_cache, partial
 from typing import Any
 
 import msgspec
@@ -127,16 +127,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
         `padding(3,4)` becomes padding.3.4 in it; a value that is too long is cut and ends in a digest.
         """
-        head = f"{self.scope}-{self.direction}-{self.device.replace(':', '')}-{self.dtype}"
-        parts = [head, f"b{self.batch_size}-t{self.seq_len}-h{self.num_heads}-k{self.head_dim}"]
-        usual = {field.name: field.default for field in msgspec.structs.fields(self)} | following(self.axes())
-        for axis, value in self.axes().items():
-            if axis not in HEAD_AXES and value != usual[axis]:
-                part = f"{SHORT_NAMES.get(axis, axis)}{value}"
-                name = re.sub(r"[^a-z0-9_.]", "", re.sub(r"[(,+]", ".", part))
-                digest = hashlib.sha256(part.encode()).hexdigest()[:12]
-                parts.append(name if len(name) <= LONGEST_PART else f"{name[:24]}.{digest}")
-        return "-".join(parts)
+        return _id(self)
 
     @property
     def place(self) -> tuple[str, str, int]:
@@ -157,6 +148,22 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def axes(self) -> dict[str, int | float | str]:
         """Every axis and its value, in the order of the fields."""
         return msgspec.structs.asdict(self)
+
+
+@lru_cache(maxsize=4096)
+def _id(workload: Workload) -> str:
+    """See `Workload.id`; kept, since many rows are of one workload."""
+    head = f"{workload.scope}-{workload.direction}-{workload.device.replace(':', '')}-{workload.dtype}"
+    parts = [head, f"b{workload.batch_size}-t{workload.seq_len}-h{workload.num_heads}-k{workload.head_dim}"]
+    axes = workload.axes()
+    usual = dict(zip(Workload.__struct_fields__, Workload.__struct_defaults__, strict=True)) | following(axes)
+    for axis, value in axes.items():
+        if axis not in HEAD_AXES and value != usual[axis]:
+            part = f"{SHORT_NAMES.get(axis, axis)}{value}"
+            name = re.sub(r"[^a-z0-9_.]", "", re.sub(r"[(,+]", ".", part))
+            digest = hashlib.sha256(part.encode()).hexdigest()[:12]
+            parts.append(name if len(name) <= LONGEST_PART else f"{name[:24]}.{digest}")
+    return "-".join(parts)
 
 
 def following(axes: Mapping[str, Any]) -> dict[str, int]:
