@@ -10,7 +10,7 @@ nor comparing needs it.
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cached_property, lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -131,9 +131,8 @@ def table(results: Results) -> "pd.DataFrame":
 
 def rows(cells: "pd.DataFrame") -> list[Row]:
     """The rows of a table, or of a part of one, as dictionaries with None where a value is missing."""
-    bare = cells.astype(object)
-    found: list[Row] = bare.where(bare.notna(), None).to_dict("records")  # type: ignore[assignment]
-    return found
+    bare = cells.to_numpy(dtype=object, na_value=None)
+    return [dict(zip(cells.columns, row, strict=True)) for row in bare.tolist()]
 
 
 def metric_columns(results: Results) -> list[MetricColumn]:
@@ -171,14 +170,15 @@ class Panel:
         """All the lengths of the panel, measured or not."""
         return sorted({int(length) for length in self.cells[self.axis]})
 
-    @property
+    @cached_property
     def lines(self) -> "dict[Arm, pd.DataFrame]":
-        """The cells of each arm, by length."""
-        arms = [arm_of(row) for row in rows(self.cells)]
-        return {
-            arm: self.cells[[each == arm for each in arms]].sort_values(self.axis, kind="stable")
-            for arm in dict.fromkeys(arms)
-        }
+        """The cells of each arm, by length; in the order in which arms first appear."""
+        arms = list(map(arm_of, rows(self.cells[["implementation", "side"]])))
+        lengths = self.cells[self.axis].to_numpy()
+        places: dict[Arm, list[int]] = {arm: [] for arm in arms}
+        for place in lengths.argsort(kind="stable").tolist():
+            places[arms[place]].append(place)
+        return {arm: self.cells.take(own) for arm, own in places.items()}
 
 
 def panels(cells: "pd.DataFrame") -> list[Panel]:
