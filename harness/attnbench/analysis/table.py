@@ -131,7 +131,7 @@ def table(results: Results) -> "pd.DataFrame":
 
 def rows(cells: "pd.DataFrame") -> list[Row]:
     """The rows of a table, or of a part of one, as dictionaries with None where a value is missing."""
-    bare = cells.to_numpy(dtype=object, na_value=None)
+    bare = cells.to_numpy(dtype=object, na_value=None)  # type: ignore[arg-type]
     return [dict(zip(cells.columns, row, strict=True)) for row in bare.tolist()]
 
 

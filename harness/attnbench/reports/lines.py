@@ -141,7 +141,8 @@ def _draw_line(axes: Axes, seen: style.Look, points: pd.DataFrame, shift: float)
     order = 4 - seen.width / 5
     axes.plot(x, y, color=seen.colour, linestyle=seen.line, linewidth=seen.width, alpha=0.8, zorder=order)
     axes.errorbar(x, y, yerr=[down, up], fmt="none", ecolor=seen.colour, elinewidth=1.1, capsize=2.2, zorder=order + 1)
-    for is_hollow, chosen in points["is_hollow"].groupby(points["is_hollow"]).groups.items():
+    for is_hollow in (False, True):
+        chosen = points["is_hollow"] == is_hollow
         face, edge = ("white", seen.colour) if is_hollow else (seen.colour, "white")
         dot: dict[str, Any] = {"ms": seen.size, "mfc": face, "mec": edge, "mew": 1.3 if is_hollow else 0.6}
         axes.plot(x[chosen], y[chosen], linestyle="", marker=seen.marker, zorder=order + 2, **dot)
