@@ -22,6 +22,9 @@ def run(
     ] = "sdpa",
     results: ResultsFolder = Path("results"),
     resume: Resume = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Say what would be run, how long it takes, and what is left out; no more.")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
@@ -30,6 +33,13 @@ def run(
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan
 
+    if dry_run:
+        if resume is not None:
+            raise ValueError("--dry-run and --resume: give one of them")
+        from attnbench.commands import foresight
+
+        foresight.print_plan(plan(options.selection(baseline=baseline)), as_json=as_json)
+        return
     if resume is not None:
         folder, planned = running.to_resume(context, resume, results, {"--implementation"})
         if planned.sides is not None:

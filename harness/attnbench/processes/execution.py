@@ -4,17 +4,19 @@ Every step is an event on disk before the next begins, so that a run can be kill
 works on the session, and passes over what the journal already holds.
 """
 
+import math
 import os
 import random
 import secrets
+import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
-from typing import Any
+from typing import Any, NamedTuple, TypeVar
 
 import msgspec
 
@@ -34,6 +36,7 @@ from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit
 from attnbench.tracing import folders
 from attnbench.workloads.workload import Workload
 
+T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is a stage of its own kind."""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
@@ -52,6 +55,10 @@ VERIFY_EVERY = 4
 verified in the first rounds, and then in one visit of so many."""
 FRESH_S, MOST_BLOCKS = 0.5, 4
 """To make processes ready takes about so many seconds, and their visit has up to so many times as many blocks."""
+FORESEEN_S = 60.0
+"""What a dry run may take."""
+MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 60.0, 10.0
+"""Of more workloads than that, as many are checked as fit into a minute, or into so many times the budget."""
 DECIDED = "every comparison is decided"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
@@ -70,6 +77,14 @@ class Progress:
 
 
 Watch = Callable[[Progress], None]
+
+
+class Foreseen(NamedTuple):
+    """A cell before it is checked: what a call is predicted to cost, or why it is left out."""
+
+    workload: Workload
+    arm: Arm
+    reply: messages.Prepared | messages.Failed
 
 
 @dataclass
@@ -214,8 +229,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
             )
         session.start_worker()
-        if "check" in stages:
-            check_cells(session)
+        left_out = check_cells(session) if "check" in stages else ""
         if "operators" in stages or "metrics" in stages:
             read = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in stages]
             observe_cells(session, read, with_operators="operators" in stages)
@@ -223,7 +237,8 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
             measure_ceilings(session)
         if "trace" in stages:
             trace_cells(session, folder)
-        reason = TimingStage(session).run() if "time" in stages and LATENCY in plan.metrics else ""
+        ended = TimingStage(session).run() if "time" in stages and LATENCY in plan.metrics else ""
+        reason = "; ".join(filter(None, [ended, left_out]))
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
 
@@ -259,13 +274,72 @@ def now() -> str:
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
-def check_cells(session: Session) -> None:
-    """Bring every cell to a status."""
+def spread(items: Sequence[T]) -> list[T]:
+    """The same in an order in which any first few are spread evenly over all: that of their numbers read backwards.
+
+    Source: J. G. van der Corput, 1935.
+    """
+    bits = max(1, (len(items) - 1).bit_length())
+    return [items[place] for place in sorted(range(len(items)), key=lambda place: f"{place:0{bits}b}"[::-1])]
+
+
+def foresee(plan: Plan, watch: Watch, limit_s: float = FORESEEN_S) -> Iterator[Foreseen]:
+    """What is known of the cells before anything is checked or timed, workload by workload; nothing is stored.
+
+    Of more than can be seen within `limit_s`, as many as can, spread evenly.
+
+    Raises:
+        ValueError: no worker can start.
+    """
+    start_s, counts = time.monotonic(), Counter[str]()
+    with tempfile.TemporaryDirectory(prefix="attnbench-dry-") as name, client_for(plan, Path(name)) as client:
+        client.start()
+        for number, workload in enumerate(spread(plan.workloads)):
+            if time.monotonic() - start_s > limit_s:
+                return
+            for arm, spec in plan.specs.items():
+                progress = Progress(
+                    stage="foresee",
+                    cell=f"{arm} on {workload.id}",
+                    done=number,
+                    total=len(plan.workloads),
+                    counts=counts,
+                    left_s=None,
+                )
+                watch(progress)
+                if not client.is_running:
+                    client.start()
+                request = messages.Prepare(
+                    workload=workload,
+                    arm=arm,
+                    spec=spec,
+                    call_limit_s=plan.call_limit_s,
+                    memory_limit_bytes=plan.memory_limit_bytes,
+                )
+                reply = client.ask(request)
+                assert isinstance(reply, messages.Prepared | messages.Failed)
+                counts["left out" if isinstance(reply, messages.Failed) else "to try"] += 1
+                yield Foreseen(workload=workload, arm=arm, reply=reply)
+
+
+def check_limit_s(plan: Plan) -> float:
+    """How long checks may take before the rest is left out; infinity where workloads are few."""
+    return max(LEAST_CHECKS_S, CHECKS_FACTOR * plan.budget_s) if len(plan.workloads) > MANY else math.inf
+
+
+def check_cells(session: Session) -> str:
+    """Bring every cell to a status, or as many as there is time for, spread evenly; return how many are left out."""
     plan = session.plan
-    cells = [(workload, arm) for workload in plan.workloads for arm in session.specs]
+    limit_s = check_limit_s(plan)
+    workloads = spread(plan.workloads) if len(plan.workloads) > MANY else plan.workloads
+    cells = [(workload, arm) for workload in workloads for arm in session.specs]
     for number, (workload, arm) in enumerate(cells):
         if (workload.id, arm) not in session.state.status:
-            session.show_progress("check", f"{arm} on {workload.id}", number, len(cells))
+            if arm == cells[0][1] and session.elapsed_s > limit_s:
+                left_out = sum((each.id, own) not in session.state.status for each, own in cells[number:])
+                return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
+            done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
+            session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
             request = messages.Check(
                 **session.request_of(workload, arm),
                 call_limit_s=plan.call_limit_s,
@@ -280,6 +354,7 @@ def check_cells(session: Session) -> None:
             assert isinstance(reply, events.CellChecked)
             session.record(reply)
     session.show_progress("check", "", len(cells), len(cells))
+    return ""
 
 
 def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: bool) -> None:

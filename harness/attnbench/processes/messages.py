@@ -62,6 +62,8 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 
     has_dropout: bool
     executed_flops: int | None
+    call_s: float | None = None  # predicted, of one call; None: from nothing that is shorter
+    peak_bytes: float | None = None  # likewise; None where it is far from any limit, or the workload so short
 
 
 class Check(Prepare, frozen=True, kw_only=True, tag="check"):

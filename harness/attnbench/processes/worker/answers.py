@@ -246,10 +246,13 @@ class Worker:
         reason = reason_against(made, request.workload)
         if reason is not None:
             return messages.Failed(status=Status.unsupported, message=reason)
-        attempts.require_within_limits(request, made, self.heartbeat.beat)
+        cost = attempts.require_within_limits(request, made, self.heartbeat.beat)
+        call_s, peak_bytes = (None, None) if cost is None else cost
         return messages.Prepared(
             has_dropout=made.has_dropout,
             executed_flops=made.executed_flops(request.workload),
+            call_s=call_s,
+            peak_bytes=peak_bytes,
         )
 
     def answer_judge(self, request: messages.Consulted) -> messages.Answer:

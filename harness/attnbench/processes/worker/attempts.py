@@ -137,8 +137,8 @@ def drawing_bytes(workload: Workload) -> int:
     return DRAWING * FLOAT64_BYTES * input_numbers(workload, *tokens)
 
 
-def require_within_limits(request: Prepare, made: Implementation, on_step: Callable[[], object]) -> None:
-    """Climb the staircase of shorter lengths.
+def require_within_limits(request: Prepare, made: Implementation, on_step: Callable[[], object]) -> Cost | None:
+    """Climb the staircase of shorter lengths; return what a call is predicted to cost.
 
     Raises:
         OutOfReachError: the cell is predicted to take too long, or more memory than there is.
@@ -170,7 +170,7 @@ def require_within_limits(request: Prepare, made: Implementation, on_step: Calla
             peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
         return call_s, peak
 
-    require_within(request.call_limit_s, limit_bytes, workload, call_cost, compiles=made.compiles)
+    return require_within(request.call_limit_s, limit_bytes, workload, call_cost, compiles=made.compiles)
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
@@ -191,8 +191,10 @@ def require_within(
     attempt: Callable[[Workload, bool], Cost | None],
     *,
     compiles: bool = False,
-) -> None:
+) -> Cost | None:
     """Climb the staircase with `attempt(workload, with_memory)`; return if a single call should be within the limits.
+
+    What it returns is predicted of one call; None where there is no shorter length to predict from.
 
     A step at which `attempt` returns None, since the implementation does not support its length, is passed over.
 
@@ -210,7 +212,7 @@ def require_within(
             if peak is not None:
                 peaks[step.seq_len] = peak
     if not times_s:
-        return
+        return None
     last = max(times_s)
     call_s = _at(workload.seq_len, times_s)
     for retry in range(MOST_RETRIES):  # one slow call must not cost a cell its place
@@ -222,10 +224,12 @@ def require_within(
         why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')}"
         message = f"predicted {show(call_s, 's')} for one call, {why} at seq_len {last}"
         raise OutOfReachError(Status.timeout, message)
-    if peaks and (peak := _at(workload.seq_len, peaks)) > limit_bytes:
+    peak = _at(workload.seq_len, peaks) if peaks else None
+    if peak is not None and peak > limit_bytes:
         why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')}"
         message = f"predicted a peak of {show(peak, 'bytes')}, {why} at seq_len {last}"
         raise OutOfReachError(Status.out_of_memory, message)
+    return call_s, peak
 
 
 def _at(length: int, values: Mapping[int, float], least: float = 1.0) -> float:
