@@ -10,9 +10,10 @@ from hypothesis import strategies as st
 from typer.testing import CliRunner
 
 from attnbench.cli import app
-from attnbench.commands.foresight import foreseen, sentence
-from attnbench.processes.execution import CHECKS_FACTOR, LEAST_CHECKS_S, MANY, Foreseen, check_limit_s, spread
+from attnbench.commands.dry_run import predicted, sentence
+from attnbench.processes.execution import CHECKS_FACTOR, LEAST_CHECKS_S, MANY, Predicted, check_limit_s, spread
 from attnbench.processes.messages import Failed, Prepared
+from attnbench.reports.story import troubles
 from attnbench.storage.records import Arm, Status
 from studies.simulated import virtual
 from studies.simulated.worlds import World
@@ -45,6 +46,8 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path, monkeypatch):
     lengths = sorted(record.workload.seq_len for record in found.records)
     assert lengths[0] == 8
     assert max(later - earlier for earlier, later in pairwise(lengths)) <= 32
+    (trouble,) = [line for line in troubles(found) if "left out" in line]
+    assert trouble.startswith(f"{40 - number} of 40 cells were left out: no more fit into the budget of 5 s")
     assert all(record.status is Status.ok and record.samples("latency") for record in found.records)
 
 
@@ -64,11 +67,11 @@ def test_more_time_means_more_checks():
 def test_a_dry_run_of_many_cells_says_how_many_would_be_checked():
     plan = virtual.plan(2 * MANY, ["sdpa"], budget_s=5.0)
     seen = [
-        Foreseen(workload, SDPA, Prepared(has_dropout=False, executed_flops=None, call_s=0.1))
+        Predicted(workload, SDPA, Prepared(has_dropout=False, executed_flops=None, call_s=0.1))
         for workload in plan.workloads[:3]
     ]
-    seen.append(Foreseen(plan.workloads[3], SDPA, Failed(status=Status.unsupported, message="no causal mask")))
-    found = foreseen(plan, seen)
+    seen.append(Predicted(plan.workloads[3], SDPA, Failed(status=Status.unsupported, message="no causal mask")))
+    found = predicted(plan, seen)
     assert (found["cells"], found["looked_at"], found["tried"]) == (2000, 4, 3)
     assert found["checks_s"] == pytest.approx(2000 * 3 / 4 * 0.85)
     assert found["checked"] == int(2000 * 60 / found["checks_s"])

@@ -83,6 +83,12 @@ class Results:
         return sum(map(len, self.discarded.values()))
 
     @property
+    def num_left_out(self) -> int:
+        """How many cells of a run that came to its end were not checked, since there was no time for more."""
+        asked = len(self.plan.workloads) * len(self.plan.specs)
+        return 0 if self.elapsed_s is None else asked - len(self.records)
+
+    @property
     def environments(self) -> dict[str, Environment]:
         """The environments of the records by fingerprint, in order; several where the machine changed."""
         found = (record.environment for record in self.records if record.environment is not None)

@@ -36,9 +36,9 @@ def run(
     if dry_run:
         if resume is not None:
             raise ValueError("--dry-run and --resume: give one of them")
-        from attnbench.commands import foresight
+        from attnbench.commands.dry_run import print_plan
 
-        foresight.print_plan(plan(options.selection(baseline=baseline)), as_json=as_json)
+        print_plan(plan(options.selection(baseline=baseline)), as_json=as_json)
         return
     if resume is not None:
         folder, planned = running.to_resume(context, resume, results, {"--implementation"})

@@ -25,7 +25,7 @@ LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
 """Of the bar: it is drawn between two steps alone, since a thread that draws would take a core of what is timed."""
 STAGE_WORDS = {
-    "foresee": "predicting",
+    "predict": "predicting",
     "check": "checking",
     "observe": "seeing what runs",
     "ceilings": "measuring ceilings",

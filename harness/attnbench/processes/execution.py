@@ -55,7 +55,7 @@ VERIFY_EVERY = 4
 verified in the first rounds, and then in one visit of so many."""
 FRESH_S, MOST_BLOCKS = 0.5, 4
 """To make processes ready takes about so many seconds, and their visit has up to so many times as many blocks."""
-FORESEEN_S = 60.0
+PREDICTING_S = 60.0
 """What a dry run may take."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 60.0, 10.0
 """Of more workloads than that, as many are checked as fit into a minute, or into so many times the budget."""
@@ -79,7 +79,7 @@ class Progress:
 Watch = Callable[[Progress], None]
 
 
-class Foreseen(NamedTuple):
+class Predicted(NamedTuple):
     """A cell before it is checked: what a call is predicted to cost, or why it is left out."""
 
     workload: Workload
@@ -283,7 +283,7 @@ def spread(items: Sequence[T]) -> list[T]:
     return [items[place] for place in sorted(range(len(items)), key=lambda place: f"{place:0{bits}b}"[::-1])]
 
 
-def foresee(plan: Plan, watch: Watch, limit_s: float = FORESEEN_S) -> Iterator[Foreseen]:
+def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator[Predicted]:
     """What is known of the cells before anything is checked or timed, workload by workload; nothing is stored.
 
     Of more than can be seen within `limit_s`, as many as can, spread evenly.
@@ -299,7 +299,7 @@ def foresee(plan: Plan, watch: Watch, limit_s: float = FORESEEN_S) -> Iterator[F
                 return
             for arm, spec in plan.specs.items():
                 progress = Progress(
-                    stage="foresee",
+                    stage="predict",
                     cell=f"{arm} on {workload.id}",
                     done=number,
                     total=len(plan.workloads),
@@ -319,7 +319,7 @@ def foresee(plan: Plan, watch: Watch, limit_s: float = FORESEEN_S) -> Iterator[F
                 reply = client.ask(request)
                 assert isinstance(reply, messages.Prepared | messages.Failed)
                 counts["left out" if isinstance(reply, messages.Failed) else "to try"] += 1
-                yield Foreseen(workload=workload, arm=arm, reply=reply)
+                yield Predicted(workload=workload, arm=arm, reply=reply)
 
 
 def check_limit_s(plan: Plan) -> float:

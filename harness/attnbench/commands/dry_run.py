@@ -9,7 +9,7 @@ import typer
 
 from attnbench.commands import running, terminal
 from attnbench.processes import messages
-from attnbench.processes.execution import Foreseen, check_limit_s, foresee
+from attnbench.processes.execution import Predicted, check_limit_s, predict
 from attnbench.storage.events import Plan
 from attnbench.units import duration, plain, show
 from attnbench.workloads.counts import compulsory_bytes
@@ -19,8 +19,8 @@ CHECK_S, CHECK_CALLS = 0.15, 7
 MOST_ROWS = 40
 
 
-def foreseen(plan: Plan, seen: Sequence[Foreseen]) -> dict[str, Any]:
-    """What is foreseen of a plan, as data; of a part of its cells where not all were looked at."""
+def predicted(plan: Plan, seen: Sequence[Predicted]) -> dict[str, Any]:
+    """What is predicted of a plan, as data; of a part of its cells where not all were looked at."""
     tried = [(each, each.reply) for each in seen if isinstance(each.reply, messages.Prepared)]
     left_out = [(each, each.reply) for each in seen if isinstance(each.reply, messages.Failed)]
     asked = len(plan.workloads) * len(plan.specs)
@@ -41,21 +41,21 @@ def foreseen(plan: Plan, seen: Sequence[Foreseen]) -> dict[str, Any]:
     }
 
 
-def _row(each: Foreseen) -> dict[str, str]:
+def _row(each: Predicted) -> dict[str, str]:
     return {"workload": each.workload.id, "implementation": plain(str(each.arm))}
 
 
-def _cost(each: Foreseen, reply: messages.Prepared) -> dict[str, float | None]:
+def _cost(each: Predicted, reply: messages.Prepared) -> dict[str, float | None]:
     """Seconds and bytes of a call; memory is at least that of inputs and outputs."""
     least = compulsory_bytes(each.workload)
     return {"call_s": reply.call_s, "peak_bytes": reply.peak_bytes, "least_bytes": least}
 
 
 def print_plan(plan: Plan, *, as_json: bool = False) -> None:
-    """Look at the cells of a plan, and print what is foreseen."""
+    """Look at the cells of a plan, and print what is predicted."""
     with running.watching() as watch:
         places = {workload.id: place for place, workload in enumerate(plan.workloads)}
-        found = foreseen(plan, sorted(foresee(plan, watch), key=lambda each: places[each.workload.id]))
+        found = predicted(plan, sorted(predict(plan, watch), key=lambda each: places[each.workload.id]))
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
