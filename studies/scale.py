@@ -2,9 +2,11 @@
 
 import gzip
 import json
+import math
 import os
 import random
 import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -60,6 +62,7 @@ RIGHT = Agreement(
     ),
 )  # fmt: skip
 NUM_BLOCKS = 4
+LIMIT_S = 200
 
 
 class Cost(NamedTuple):
@@ -105,18 +108,25 @@ def history(number: int, num_workloads: int, num_visits: int, draws: random.Rand
 
 
 def cost(what: str, needed: str, command: Sequence[str], folder: Path, code: int = 0) -> Cost:
-    """What one command costs, as a process of its own.
+    """What one command costs, as a process of its own; infinity seconds where it takes more than `LIMIT_S`.
 
     Raises:
         ValueError: it ended otherwise than it should.
     """
     process = subprocess.Popen(  # noqa: S603 - our own commands
-        [sys.executable, "-P", *command], cwd=folder, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        [sys.executable, "-P", *command],
+        cwd=folder,
+        env=os.environ | {"XDG_CACHE_HOME": str(folder / "caches"), "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_CPU, (LIMIT_S, LIMIT_S)),  # noqa: PLW1509 - no threads
     )
     assert process.stdout is not None
     printed = process.stdout.read().decode(errors="replace").strip()
     _, status, used = os.wait4(process.pid, 0)
     process.returncode = os.waitstatus_to_exitcode(status)
+    if process.returncode in {-signal.SIGXCPU, -signal.SIGKILL}:
+        return Cost(what, needed, math.inf, used.ru_maxrss * 1024, printed)
     if process.returncode != code:
         raise ValueError(f"{what}: exit code {process.returncode}: {printed[-500:]}")
     return Cost(what, needed, used.ru_utime + used.ru_stime, used.ru_maxrss * 1024, printed)
@@ -175,7 +185,7 @@ def scale(
         rows = [
             {
                 "what": each.what,
-                "CPU": f"{each.cpu_s:.1f} s",
+                "CPU": f"{each.cpu_s:.1f} s" if math.isfinite(each.cpu_s) else f"over {LIMIT_S} s",
                 "memory": f"{each.memory_bytes / 1e6:.0f} MB",
                 "needed": each.needed,
             }

@@ -261,3 +261,23 @@ def test_the_doctor_states_facts_and_gives_advice_only_with_exit_code_1(tmp_path
     findings = json.loads(found.stdout)
     assert {"processor", "load", "timer step", "threads", "noise floor"} <= {each["name"] for each in findings}
     assert found.returncode == (1 if any(each["advice"] for each in findings) else 0)
+
+
+INTERRUPTED_IN_A_STRING = """
+import sys
+from attnbench import cli
+
+def app(standalone_mode):
+    exec("import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)")
+
+cli.app = app
+sys.argv = ["attnbench", "run"]
+cli.main()
+"""
+
+
+def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_path):
+    """Python would end itself by SIGINT: the study of what a run survives saw it once in 30 signals."""
+    (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_A_STRING)
+    done = command(cwd=tmp_path, program=("-m", "interrupted"), LANG="C")
+    assert (done.returncode, done.stderr) == (143, "stopped by SIGTERM\n")
