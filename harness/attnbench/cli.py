@@ -74,8 +74,8 @@ def main() -> None:
     if received:
         typer.echo(f"stopped by {signal.Signals(received[0]).name}", err=True)
         code = 128 + received[0]
-        # Python ends itself by SIGINT where a string that it executed was interrupted, even if that was caught; dataclasses
-        # execute some. To execute another forgets it (CPython's run_eval_code_obj).
+        # Python ends itself by SIGINT where a string that it executed was interrupted, even if that was caught, and
+        # dataclasses execute some. To execute another forgets it (CPython's run_eval_code_obj).
         exec("")  # noqa: S102
     sys.exit(code)
 

@@ -39,13 +39,13 @@ def test_what_does_not_fit_is_left_out_and_counted(tmp_path, monkeypatch):
     monkeypatch.setattr("attnbench.processes.execution.MANY", 20)
     monkeypatch.setattr(virtual, "CHECK_S", 3.0)
     plan, found = run_of(40, tmp_path, budget_s=5.0)
-    assert check_limit_s(plan) == LEAST_CHECKS_S == 60.0
+    assert check_limit_s(plan) == LEAST_CHECKS_S == 20.0
     number = len(found.records)
-    assert 20 <= number <= 21  # three seconds each
+    assert 7 <= number <= 8  # three seconds each
     assert f"{40 - number} of 40 cells were left out: no more fit into the budget" in found.reason
     lengths = sorted(record.workload.seq_len for record in found.records)
     assert lengths[0] == 8
-    assert max(later - earlier for earlier, later in pairwise(lengths)) <= 32
+    assert max(later - earlier for earlier, later in pairwise(lengths)) <= 64
     (trouble,) = [line for line in troubles(found) if "left out" in line]
     assert trouble.startswith(f"{40 - number} of 40 cells were left out: no more fit into the budget of 5 s")
     assert all(record.status is Status.ok and record.samples("latency") for record in found.records)
@@ -74,7 +74,7 @@ def test_a_dry_run_of_many_cells_says_how_many_would_be_checked():
     found = predicted(plan, seen)
     assert (found["cells"], found["looked_at"], found["tried"]) == (2000, 4, 3)
     assert found["checks_s"] == pytest.approx(2000 * 3 / 4 * 0.85)
-    assert found["checked"] == int(2000 * 60 / found["checks_s"])
+    assert found["checked"] == int(2000 * 20 / found["checks_s"])
     assert found["left_out"][0]["reason"] == "no causal mask"
     said = sentence(found)
     assert "2,000 cells, of which 3 of 4 looked at would be tried." in said

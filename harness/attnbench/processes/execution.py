@@ -57,8 +57,8 @@ FRESH_S, MOST_BLOCKS = 0.5, 4
 """To make processes ready takes about so many seconds, and their visit has up to so many times as many blocks."""
 PREDICTING_S = 60.0
 """What a dry run may take."""
-MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 60.0, 10.0
-"""Of more workloads than that, as many are checked as fit into a minute, or into so many times the budget."""
+MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
+"""Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
 DECIDED = "every comparison is decided"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
