@@ -32,16 +32,20 @@ def torture(
 ) -> None:
     """Try it all; exit code 1 where anything died, was lost or was not said clearly."""
     trials = []
+    to.mkdir(parents=True, exist_ok=True)
     for trial in tried(only, short=short):
         trials.append(trial)
+        _write(trials, to)  # each time: a study of what is lost when it is cut short should not be
         if not trial.is_good or not len(trials) % 20:
             typer.echo(f"{len(trials)} {trial.subject}, {trial.what}: {bad(trial) or 'so far so good'}", err=True)
-    to.mkdir(parents=True, exist_ok=True)
+    typer.echo(markdown(trials))
+    sys.exit(any(not trial.is_good for trial in trials))
+
+
+def _write(trials: list[Trial], to: Path) -> None:
     frame = pd.DataFrame([msgspec.structs.asdict(trial) for trial in trials])
     frame.to_csv(to / "torture.csv", index=False)
     (to / "torture.md").write_text(markdown(trials), encoding="utf-8")
-    typer.echo(markdown(trials))
-    sys.exit(any(not trial.is_good for trial in trials))
 
 
 def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:

@@ -141,18 +141,18 @@ def _ordinary_user(name: str, place: Place) -> Trial:
         return Trial(subject="surroundings", what=name, skipped="this is one")
     for folder in (place.folder, place.temporary):
         os.chown(folder, NOBODY, NOBODY)
-    process = subprocess.Popen(  # noqa: S603 - our own command
-        [*ATTNBENCH, "run", *TINY],
-        cwd=place.folder,
-        env=os.environ | {"TMPDIR": str(place.temporary), "HOME": str(place.folder), "OMP_NUM_THREADS": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        user=NOBODY,
-        group=NOBODY,
-        start_new_session=True,
-    )
     with contextlib.suppress(PermissionError):
+        process = subprocess.Popen(  # noqa: S603 - our own command
+            [*ATTNBENCH, "run", *TINY],
+            cwd=place.folder,
+            env=os.environ | {"TMPDIR": str(place.temporary), "HOME": str(place.folder), "OMP_NUM_THREADS": "1"},
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            user=NOBODY,
+            group=NOBODY,
+            start_new_session=True,
+        )
         return _ended(name, place, *ended(process))
     return Trial(subject="surroundings", what=name, skipped="it may not read this installation")
 
