@@ -59,7 +59,7 @@ def tried(only: str = "", *, short: bool = False) -> Iterator[Trial]:
         subjects: dict[str, Callable[[], Iterator[Trial]]] = {
             "kills": lambda: kills.kills(folder, 6 if short else 60),
             "signals": lambda: kills.signals(folder, 6 if short else 30),
-            "journals": lambda: damages.damaged(whole, folder, 60 if short else 300),
+            "journals": lambda: damages.damaged(whole, folder / "damaged", 60 if short else 300),
             "commands": lambda: commands.fuzzed(folder / "commands", 60 if short else 300),
             "surroundings": lambda: surroundings.all_of(folder, whole, short=short),
         }

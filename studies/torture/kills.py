@@ -78,7 +78,8 @@ def stopped(place: Place, asked: signal.Signals, moment_s: float, *, is_twice: b
     unclear = ""
     if code == 128 + asked:
         is_begun = bool(lines(place))
-        if is_begun and printed.count("go on with: attnbench run --resume") != 1:
+        ways = ("go on with: attnbench run --resume", "write its reports with: attnbench report")
+        if is_begun and sum(map(printed.count, ways)) != 1:
             unclear = f"no line says how to go on: {note(printed)}"
         if place.left():
             unclear = unclear or f"temporary files are left: {', '.join(place.left())}"

@@ -92,3 +92,13 @@ def test_a_worker_whose_template_is_gone_is_noticed_and_the_next_has_a_new_one(t
         client.stop()
         assert psutil.wait_procs(worker, timeout=10)[1] == []
         assert client.start().environment.versions["torch"] == torch.__version__
+
+
+def test_a_template_that_was_killed_and_does_not_look_so_yet_is_started_again(tmp_path, monkeypatch):
+    with ProcessClient(tmp_path / "worker.log", 30.0) as client:
+        client.start()
+        process = client.template._process
+        process.kill()
+        psutil.wait_procs([psutil.Process(process.pid)], timeout=10)
+        monkeypatch.setattr(process, "poll", lambda: None)
+        assert client.start(1).environment.python

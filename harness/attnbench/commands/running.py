@@ -178,6 +178,11 @@ def write_reports(results: Results, folder: Path) -> bool:
         except OSError as error:
             again = f"what was measured is kept: free some, then attnbench report {results.folder}"
             raise ValueError(f"cannot write {error.filename or folder}: {error.strerror}; {again}") from None
+        except KeyboardInterrupt:
+            typer.echo(
+                f"what was measured is kept; write its reports with: attnbench report {results.folder}", err=True
+            )
+            raise typer.Exit(ExitCode.interrupted) from None
         except Exception as error:  # noqa: BLE001 - somebody's report must not cost the others
             failed = True
             typer.echo(f"warning: report {name} failed: {type(error).__name__}: {error}", err=True)

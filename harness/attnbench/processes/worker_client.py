@@ -99,7 +99,11 @@ class Template:
         if self._process is None or self._process.poll() is not None:
             self._start()
         with self.log.open("ab") as log:
-            return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
+            try:
+                return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
+            except OSError:  # it may have been killed, and not yet look so
+                self.close()
+                raise
 
     def end(self, worker: int) -> int:
         """End a worker and all that it has started; its exit code, or minus the signal that had ended it before.
