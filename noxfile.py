@@ -154,6 +154,14 @@ def torture(session: nox.Session) -> None:
 
 
 @nox.session
+def scale(session: nox.Session) -> None:
+    """Measure what large journals, histories and sweeps cost: renew results/gallery/scale (-- --large: a million)."""
+    install(session)
+    folder = str(RESULTS / "gallery" / "scale")
+    session.run("python", "-m", "studies.scale", "--to", folder, *session.posargs)
+
+
+@nox.session
 def acceptance(session: nox.Session) -> None:
     """Test the method against other tools: renew results/gallery/acceptance (-- --short: 15 minutes)."""
     install(session, "acceptance")

@@ -44,6 +44,8 @@ OTHERS = {
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
     "trust/price.md": "what a process of its own costs: errors on identical code, a small slowdown, a quick sweep",
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
+    "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
+    "scale/scale.md": "what large journals, histories and sweeps cost",
     "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
     "tensorboard": "the views of TensorBoard, without a network",
 }
