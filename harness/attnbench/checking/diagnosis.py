@@ -53,7 +53,7 @@ LEAST_VALUES = 64
 LEAST_SHARE = 0.03
 """A further rounding is named if it explains this share more."""
 ROUNDING_SPAN = 8.0
-"""Sums in bfloat16 in another order make errors up to this many times as large."""
+"""Errors of roundings are at most this many times as large as what is computed here: sums in another order are."""
 SMALLEST = torch.finfo(torch.float64).tiny
 MOST_FITS = 10
 MOST_TIMES = 1e3
@@ -418,11 +418,14 @@ def _by_rounding(known: Sequence[Mistake], evidence: list[Evidence]) -> list[Mis
     error = (observed - expected).flatten()
     rounded = torch.stack([(outputs(mistake) - expected).flatten() for mistake in known], dim=-1)  # (n, mistakes)
     chosen, explained = _pursuit(rounded, error)
-    shares = (rounded.T @ error).abs() / (rounded.norm(dim=0) * error.norm()).clamp(min=SMALLEST)
+    sizes, size = rounded.norm(dim=0), float(error.norm())
+    shares = (rounded.T @ error).abs() / (sizes * size).clamp(min=SMALLEST)
     is_enough = len(error) >= LEAST_VALUES and explained >= ROUNDING_EXPLAINED
-    if is_enough and float(shares.max()) >= ROUNDING_CORRELATION:
+    # A far larger error is alike by chance.
+    is_of_size = size <= ROUNDING_SPAN * float(sizes[chosen].sum())
+    if is_enough and is_of_size and float(shares.max()) >= ROUNDING_CORRELATION:
         return [known[place] for place in sorted(chosen)]
-    is_small = float(error.norm()) <= ROUNDING_SPAN * float(rounded.norm(dim=0).max())
+    is_small = size <= ROUNDING_SPAN * float(sizes.max())
     is_coarse = torch.equal(observed.bfloat16().double(), observed)
     if not (is_small and is_coarse) or torch.equal(expected.bfloat16().double(), expected):
         return []
