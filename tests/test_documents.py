@@ -149,7 +149,8 @@ def workplace(tmp_path: Path) -> Path:
     commands = tmp_path / ".commands"
     commands.mkdir()
     (commands / "small.py").write_text(SMALL, encoding="utf-8")
-    for name, program in (("attnbench", f'"{commands / "small.py"}"'), ("pytest", "-m pytest"), ("python", "")):
+    programs = {"pytest": "-m pytest", "pytest-benchmark": "-m pytest_benchmark", "python": ""}
+    for name, program in {"attnbench": f'"{commands / "small.py"}"', **programs}.items():
         (commands / name).write_text(f'#!/bin/sh\nexec "{forks.python()}" {program} "$@"\n', encoding="utf-8")
         (commands / name).chmod(0o755)
     return tmp_path

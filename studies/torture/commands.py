@@ -151,6 +151,7 @@ def _child(folder: Path, arguments: list[str], output: Path) -> None:
         file = os.open(output, os.O_WRONLY | os.O_CREAT | os.O_TRUNC)
         os.dup2(file, 1)
         os.dup2(file, 2)
+        sys.stdout, sys.stderr = os.fdopen(1, "w"), os.fdopen(2, "w")  # pytest has its own
         os.chdir(folder)
         signal.alarm(LIMIT_S)
         running.execute = accept  # type: ignore[assignment]

@@ -4,6 +4,7 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
+import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.patches import Patch
 from matplotlib.ticker import PercentFormatter
@@ -17,6 +18,7 @@ from attnbench.units import plain, show, significant
 
 TITLE = "What the time of a call went into, by kind of operator"
 PANELS_A_PAGE = 8
+MOST_PANELS = 16
 BAR_INCHES = 0.26
 NOTE = (
     "Shares of one profiled call, operators' own time; page faults (hatched) are an estimate: their number times what "
@@ -31,16 +33,39 @@ def shares(row: Row) -> dict[str, float]:
 
 
 def pictures(results: Results) -> list[Picture]:
-    """One panel for each workload that has a bar, at most eight on a picture."""
+    """A panel for each workload that has bars, at most eight on a picture; of very many, those that `chosen` names."""
+    known = cells.shown(results)
+    known = known[known[list(KIND_SHARES.values())].notna().any(axis="columns")]
+    few = chosen(known.drop_duplicates("workload"))
     panels = [
         Panel(axis="seq_len", other=f"length {cells.length(rows(found.iloc[:1])[0])}", cells=found)
-        for _, found in cells.shown(results).groupby("workload", sort=False)
-        if any(shares(row) for row in rows(found))
+        for workload, found in cells.shown(results).groupby("workload", sort=False)
+        if workload in few
     ]
-    return [_picture(titled(page)) for page in style.pages(panels, PANELS_A_PAGE)]
+    left_out = known["workload"].nunique() - len(few)
+    note = f"Of {left_out} more workloads the shares stand in records.csv." if left_out else ""
+    return [_picture(titled(page), note) for page in style.pages(panels, PANELS_A_PAGE)]
 
 
-def _picture(panels: Sequence[Panel]) -> Picture:
+def chosen(workloads: pd.DataFrame) -> set[str]:
+    """Which workloads have a panel: of each group the longest first, then the shortest, then what lies between.
+
+    `workloads` has a row for each. Where there are more groups than panels, those in even steps over all.
+    """
+    ranks = [rank for _, group in workloads.groupby("group", sort=False) for rank in _ranks(len(group))]
+    ranked = workloads.assign(rank=ranks).sort_values("rank", kind="stable")
+    first = ranked[ranked["rank"] == 0]
+    if len(first) > MOST_PANELS:
+        ranked = first.iloc[[place * len(first) // MOST_PANELS for place in range(MOST_PANELS)]]
+    return set(ranked["workload"].head(MOST_PANELS))
+
+
+def _ranks(number: int) -> list[int]:
+    """When each of the lengths of a group is chosen, in the order of lengths: the last, the first, the others."""
+    return [0] if number == 1 else [1, *range(number - 1, 1, -1), 0]
+
+
+def _picture(panels: Sequence[Panel], more: str) -> Picture:
     num_columns = min(len(panels), 2)
     drawn = [[row for row in rows(panel.cells) if shares(row)] for panel in panels]
     heights = [
@@ -60,7 +85,7 @@ def _picture(panels: Sequence[Panel]) -> Picture:
         (1.6 + 5.4 * num_columns, 0.7 + sum(heights)),
         title=TITLE,
         subtitle=cells.shared(cells_of(panels)),
-        note=f"{NOTE} {missing}".rstrip(),
+        note=" ".join(part for part in (NOTE, missing, more) if part),
         num_columns=num_columns,
         legend={"handles": handles, "title": "kind of operator", "alignment": "left", "handlelength": 2.0},
         height_ratios=heights,
