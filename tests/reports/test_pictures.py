@@ -9,7 +9,7 @@ import pytest
 
 from attnbench.analysis.results import Results
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, Report, lines, style
+from attnbench.reports import Picture, Report, breakdown_plot, lines, style
 from attnbench.reports.cells import shown
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from attnbench.storage.records import Arm
@@ -61,13 +61,6 @@ def test_the_breakdown_names_each_panel_and_what_has_no_bar(pictures: dict[str, 
 def test_kinds_of_operators_look_different_and_none_lacks_a_colour() -> None:
     assert set(style.KINDS) == {*KINDS, PAGE_FAULTS}
     assert len(set(style.KINDS.values())) == len(style.KINDS)
-
-
-def test_many_groups_go_to_several_files(tmp_path: Path) -> None:
-    points = journals.workloads(batch_size=(1, 2, 4, 8), num_heads=(4, 8), seq_len=(128, 512))
-    many = journals.write(tmp_path / "run", points, ("sdpa", "fused"))
-    names = [path.name for path in DRAWN["latency_plot"].write(many, tmp_path)]
-    assert names == ["latency_plot.svg", "latency_plot.png", "latency_plot_2.svg", "latency_plot_2.png"]
 
 
 def test_decoding_is_drawn_over_the_key_length(tmp_path: Path) -> None:
@@ -141,3 +134,24 @@ def test_a_cell_above_its_ceiling_is_spoken_of(tmp_path: Path) -> None:
     highest = float(shown(journals.write(tmp_path / "one", POINTS[:2]))["flops_per_s"].max())
     assert "bad moment" not in caption("high", matmul=2 * highest)
     assert "bad moment" in caption("low", matmul=highest / 1.1)
+
+
+def test_of_many_groups_the_first_are_drawn_and_it_is_said_where_the_others_are(tmp_path: Path) -> None:
+    points = journals.workloads(batch_size=(1, 2, 4, 8), num_heads=(4, 8), seq_len=(128, 512))
+    many = journals.write(tmp_path / "run", points, ("sdpa", "fused"))
+    (picture,) = drawn("latency_plot", many)
+    assert "2 more groups have their numbers in records.csv" in picture.caption
+    names = [path.name for path in DRAWN["latency_plot"].write(many, tmp_path)]
+    assert names == ["latency_plot.svg", "latency_plot.png"]
+
+
+def test_of_many_workloads_the_longest_of_each_group_has_its_bars_before_any_other() -> None:
+    def rows(*sizes: int) -> pd.DataFrame:
+        return pd.DataFrame([(f"{group}{place}", group) for group, size in enumerate(sizes) for place in range(size)])
+
+    def chosen(*sizes: int) -> set[str]:
+        return breakdown_plot.chosen(rows(*sizes).set_axis(["workload", "group"], axis="columns"))
+
+    assert chosen(1, 3) == {"00", "10", "11", "12"}
+    assert chosen(9, 9, 9) == {"08", "18", "28", "00", "10", "20", "07", "17"}
+    assert chosen(*[2] * 16) == {f"{group}1" for group in range(0, 16, 2)}

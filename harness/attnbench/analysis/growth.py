@@ -237,7 +237,7 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
         Growth(panel=panel, implementation=arm.implementation, points=points, fit=fit(points), limit_bytes=limit_bytes)
         for panel in panels(cells)
         for arm, line in panel.lines.items()
-        if (points := tuple(line.loc[line[PEAK] > 0, [panel.axis, PEAK]].itertuples(index=False, name=None)))
+        if (points := tuple((row[panel.axis], row[PEAK]) for row in line if (row[PEAK] or 0.0) > 0))
     ]
 
 

@@ -11,6 +11,7 @@ nor comparing needs it.
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -171,14 +172,13 @@ class Panel:
         return sorted({int(length) for length in self.cells[self.axis]})
 
     @cached_property
-    def lines(self) -> "dict[Arm, pd.DataFrame]":
-        """The cells of each arm, by length; in the order in which arms first appear."""
-        arms = list(map(arm_of, rows(self.cells[["implementation", "side"]])))
-        lengths = self.cells[self.axis].to_numpy()
-        places: dict[Arm, list[int]] = {arm: [] for arm in arms}
-        for place in lengths.argsort(kind="stable").tolist():
-            places[arms[place]].append(place)
-        return {arm: self.cells.take(own) for arm, own in places.items()}
+    def lines(self) -> dict[Arm, list[Row]]:
+        """The rows of each arm, by length; in the order in which arms first appear."""
+        found = rows(self.cells)
+        made: dict[Arm, list[Row]] = {arm_of(row): [] for row in found}
+        for row in sorted(found, key=itemgetter(self.axis)):
+            made[arm_of(row)].append(row)
+        return made
 
 
 def panels(cells: "pd.DataFrame") -> list[Panel]:

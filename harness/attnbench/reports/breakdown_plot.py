@@ -17,8 +17,7 @@ from attnbench.storage.operator_kinds import PAGE_FAULTS
 from attnbench.units import plain, show, significant
 
 TITLE = "What the time of a call went into, by kind of operator"
-PANELS_A_PAGE = 8
-MOST_PANELS = 16
+MOST_PANELS = 8
 BAR_INCHES = 0.26
 NOTE = (
     "Shares of one profiled call, operators' own time; page faults (hatched) are an estimate: their number times what "
@@ -33,7 +32,7 @@ def shares(row: Row) -> dict[str, float]:
 
 
 def pictures(results: Results) -> list[Picture]:
-    """A panel for each workload that has bars, at most eight on a picture; of very many, those that `chosen` names."""
+    """A panel for each workload that has bars; of more than eight, those that `chosen` names."""
     known = cells.shown(results)
     known = known[known[list(KIND_SHARES.values())].notna().any(axis="columns")]
     few = chosen(known.drop_duplicates("workload"))
@@ -43,8 +42,8 @@ def pictures(results: Results) -> list[Picture]:
         if workload in few
     ]
     left_out = known["workload"].nunique() - len(few)
-    note = f"Of {left_out} more workloads the shares stand in records.csv." if left_out else ""
-    return [_picture(titled(page), note) for page in style.pages(panels, PANELS_A_PAGE)]
+    note = f"{left_out} more workloads have theirs in records.csv." if left_out else ""
+    return [_picture(titled(panels), note)] if panels else []
 
 
 def chosen(workloads: pd.DataFrame) -> set[str]:

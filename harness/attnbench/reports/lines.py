@@ -26,7 +26,7 @@ from attnbench.storage.records import Verdict
 from attnbench.units import plain
 from attnbench.workloads.workload import DTYPE_BYTES
 
-PANELS_A_PAGE = 6
+MOST_PANELS = 6
 FEWEST_LENGTHS = 3
 """Two lengths always lie on a line: their slope says nothing of how time or memory grows."""
 REASON_LEN = 72
@@ -78,15 +78,17 @@ def cells_of(found: Sequence[Panel]) -> pd.DataFrame:
 
 
 def draw(results: Results, plot: Plot) -> list[Picture]:
-    """The pictures of a run, at most six panels each; none where no row has a value."""
+    """The picture of a run, with its first six panels at most; none where no row has a value."""
     found = panels(cells.shown(results))
     full = [panel for panel in found if any(map(plot.has_point, rows(panel.cells)))]
     empty = [str(panel.cells["title"].iloc[0]) for panel in found if panel not in full]
-    pages = style.pages(full, PANELS_A_PAGE)
-    return [_picture(plot, titled(page), empty if page is pages[-1] else ()) for page in pages]
+    more = [f"No panel, as there is no value: {group}." for group in empty]
+    if len(full) > MOST_PANELS:
+        more.append(f"{len(full) - MOST_PANELS} more groups have their numbers in records.csv.")
+    return [_picture(plot, titled(full[:MOST_PANELS]), more)] if full else []
 
 
-def _picture(plot: Plot, shown: Sequence[Panel], empty: Iterable[str]) -> Picture:
+def _picture(plot: Plot, shown: Sequence[Panel], more: Iterable[str]) -> Picture:
     points, number = points_of(plot, shown), len(shown)
     num_columns = min(number, 3 if number != 4 else 2)  # noqa: PLR2004 - four panels make a square
     limits = reach(points)
@@ -108,7 +110,7 @@ def _picture(plot: Plot, shown: Sequence[Panel], empty: Iterable[str]) -> Pictur
         (1.2 + 3.9 * num_columns + 2.4, 1.0 + 3.2 * math.ceil(number / num_columns)),
         title=plot.title,
         subtitle=cells.shared(cells_of(shown)),
-        note=" ".join([notes(plot, shown, points), *(f"No panel, as there is no value: {group}." for group in empty)]),
+        note=" ".join([notes(plot, shown, points), *more]),
         num_columns=num_columns,
         finish=lambda axes, place: plot.finish(axes, shown[place]),
         legend={"handles": handles},
@@ -165,7 +167,7 @@ def points_of(plot: Plot, found: Sequence[Panel]) -> pd.DataFrame:
         }
         for place, panel in enumerate(found)
         for arm, line in panel.lines.items()
-        for row in rows(line)
+        for row in line
         if plot.has_point(row)
     ]
     points = pd.DataFrame(made).astype({"low": float, "high": float})

@@ -3,8 +3,9 @@
 Each is derived from what was measured and from which operators ran, whatever the implementations are called.
 """
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import pairwise
 from statistics import geometric_mean
 from typing import TYPE_CHECKING
@@ -12,7 +13,7 @@ from typing import TYPE_CHECKING
 from attnbench import plugins
 from attnbench.analysis.breakdown import NEAR
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import AXES, LENGTHS, Row, panels, rows
+from attnbench.analysis.table import AXES, Row, panels, rows
 from attnbench.devices import NOT_NATIVE
 from attnbench.reports import cells, grouped
 from attnbench.storage.records import Verdict
@@ -63,7 +64,8 @@ class Timed:
         return found
 
 
-def findings(results: Results) -> dict[str, str]:
+@lru_cache(maxsize=1)
+def findings(results: Results) -> Mapping[str, str]:
     """By its name, each notable finding of this run in one or two sentences; none of two states of the code."""
     if results.plan.sides is not None:
         return {}
@@ -109,7 +111,7 @@ def _cliffs(timed: Timed) -> Iterator[tuple[Row, Row]]:
     """Neighbours in length, the first nearly without page faults, the second full of them."""
     for panel in panels(timed.cells):
         for line in panel.lines.values():
-            for before, after in pairwise(rows(line.sort_values(list(LENGTHS)))):
+            for before, after in pairwise(line):
                 if (before["fault_share"] or 0.0) < LOW and (after["fault_share"] or 0.0) > HIGH:
                     yield before, after
 

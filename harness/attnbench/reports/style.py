@@ -23,6 +23,8 @@ from typing import Any, TypeVar
 import matplotlib as mpl
 from matplotlib.axes import Axes
 from matplotlib.axis import Axis
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
@@ -192,21 +194,23 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
 
 def picture(figure: Figure, title: str, caption: str) -> Picture:
     """The figure as SVG, the same bytes at every call, and as PNG."""
-    vector = _rendered(figure, format="svg", metadata={"Date": None, "Creator": None})
+    vector = _drawn(FigureCanvasSVG(figure).print_svg, metadata={"Date": None, "Creator": None})
     figure.set_layout_engine("none")  # all has its place now: to find it again takes as long as to draw
+    figure.set_dpi(160)
     return Picture(
         title=title,
         caption=caption,
         svg=_fit_for_a_page(vector.decode()),
-        png=cache(lambda: _rendered(figure, format="png", dpi=160, metadata={"Software": None})),  # anew it differs
+        png=cache(lambda: _drawn(FigureCanvasAgg(figure).print_png, metadata={"Software": None})),  # again it differs
     )
 
 
-def _rendered(figure: Figure, **options: Any) -> bytes:  # noqa: ANN401 - what savefig takes
+def _drawn(write: Callable[..., object], **options: object) -> bytes:
+    """What a canvas writes. `Figure.savefig` would draw everything twice, the first time to find the layout."""
     file = io.BytesIO()
     with mpl.rc_context(SETTINGS), warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="Glyph")  # a name in a script that the font lacks is drawn as boxes
-        figure.savefig(file, **options)
+        write(file, **options)
     return file.getvalue()
 
 
