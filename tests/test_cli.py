@@ -163,7 +163,7 @@ def test_a_wrong_implementation_is_a_finding(theirs):
         (["run", "--budget", "inf"], "budget_s=inf is not allowed"),
         (["run", "--smallest-effect", "2"], "as in 0.02 for 2 %"),
         (["run", "--smallest-effect", "0"], "as in 0.02 for 2 %"),
-        (["run", "-i", "mine.py"], "as in mine.py:NAME"),
+        (["run", "-i", "mine.py"], "cannot read mine.py"),
         (["check", "mine.py"], "cannot read mine.py"),
         (["report"], "begin with attnbench run"),
         (["check", "fused", "--set", "mask=casual"], "mask is one of"),

@@ -46,6 +46,8 @@ import runpy, sys
 arguments = sys.argv[1:]
 if arguments and arguments[0] == "growth" and "--help" not in arguments:
     arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1", "--no-try"]
+if "--sweep" in arguments and "--help" not in arguments:  # what is set below stands alone
+    del arguments[(place := arguments.index("--sweep")) : place + 2]
 if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--help" not in arguments:
     given = " ".join(arguments)
     fitting = given.replace("symmetric_window(", "").replace("sliding_window(", "")
@@ -53,7 +55,7 @@ if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--h
         arguments += ["--set", "seq_len=16"]
     if arguments[0] == "check":  # few points: each that disagrees is diagnosed, which takes a second
         few = {"mask": "none,padding", "dtype": "float32", "layout": "contiguous", "bias": "all"}
-        few |= {"batch_size": "2", "num_heads": "2"}  # lengths in masks do not fit seq_len=16
+        few |= {"batch_size": "2", "num_heads": "2", "scope": "attention,module"}
         for axis in few.keys() - {word.partition("=")[0] for word in arguments}:
             arguments += ["--set", f"{axis}={few[axis]}"]
     arguments += ["--set", "head_dim=8", "--set", "num_threads=1"]  # threads that wait for one another take the longest
@@ -62,9 +64,9 @@ if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--h
         for axis, value in (("direction", "inference"), ("dtype", "float32")):  # else all of a sweep's are checked
             arguments += [] if f"{axis}=" in given else ["--set", f"{axis}={value}"]
 if arguments and arguments[0] in {"run", "compare"}:  # half of their time would go into pictures; `report` draws them
-    from matplotlib.figure import Figure
+    from attnbench.reports import style
 
-    Figure.savefig = lambda self, file, **options: file.write(b"<svg ></svg>")
+    style._drawn = lambda *_, **__: b"<svg ></svg>"
 sys.argv = ["attnbench", *(argument for argument in arguments if argument != "--open")]
 runpy.run_module("attnbench", run_name="__main__", alter_sys=True)
 """

@@ -11,10 +11,11 @@ import re
 import symtable
 import sys
 from collections.abc import Iterable
-from difflib import get_close_matches
 from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+from attnbench.units import meant
 
 if TYPE_CHECKING:  # it takes as long to import as the rest of --help
     from importlib.metadata import EntryPoint
@@ -217,9 +218,7 @@ def _parsed(path: Path) -> ast.Module:
 def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
     """The message for a name that does not exist: the given one, a near one, and all."""
     names = list(known)
-    near = get_close_matches(given, names, n=1)
-    hint = f" (did you mean {near[0]}?)" if near else ""
-    return f"there is no {kind} {given}{hint}; choose among {', '.join(names)}{more}"
+    return f"there is no {kind} {given}{meant(given, names)}; choose among {', '.join(names)}{more}"
 
 
 def _check_file(path: Path, attribute: str) -> None:

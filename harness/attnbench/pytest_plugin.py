@@ -117,8 +117,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     told = "Seed of the inputs that are checked, and of all orders. Default: drawn for each session."
     group.addoption("--attnbench-seed", type=int, default=None, metavar="N", help=told)
     parser.addini("attnbench_seed", f"{told} --attnbench-seed goes before it.", default="")
-    group.addoption("--attnbench-sweep", default="quick", metavar="NAME|FILE", help="A sweep by name, or a TOML file.")
-    group.addoption("--attnbench-set", action="append", default=[], metavar="AXIS=V,V", help="Values of an axis.")
+    group.addoption("--attnbench-sweep", metavar="NAME|FILE", help="A sweep by name, or a TOML file. Default: quick.")
+    group.addoption(
+        "--attnbench-set", action="append", default=[], metavar="AXIS=V,V", help="As --set of attnbench run."
+    )
     group.addoption("--attnbench-implementation", action="append", default=[], metavar="NAME", help="Default: all.")
     group.addoption("--attnbench-budget", type=float, default=None, metavar="SECONDS", help="Wall time of the run.")
     group.addoption(

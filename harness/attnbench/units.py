@@ -3,7 +3,8 @@
 import html
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from difflib import get_close_matches
 
 SCALES: dict[str, tuple[tuple[float, str], ...]] = {
     "s": ((1.0, "s"), (1e-3, "ms"), (1e-6, "us"), (1e-9, "ns")),
@@ -73,6 +74,31 @@ def plain(text: str, limit: int = 0) -> str:
     """Text from outside on one line without control or direction characters, cut at `limit` characters if given."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in text).split())
     return line if not limit or len(line) <= limit else line[: limit - 3].rstrip() + "..."
+
+
+ALIASES = {"fp64": "float64", "double": "float64", "fp32": "float32", "float": "float32", "single": "float32"} | {
+    "bf16": "bfloat16",
+    "fp16": "float16",
+    "half": "float16",
+    "bwd": "backward",
+    "fwd": "forward",
+    "training": "forward_backward",
+    "train": "forward_backward",
+    "eval": "inference",
+    "heads": "num_heads",
+    "batch": "batch_size",
+    "length": "seq_len",
+    "gpu": "cuda",
+    "full": "none",
+}
+"""What others call the values that are meant."""
+
+
+def meant(given: str, known: Iterable[str]) -> str:
+    """What was probably meant by a value that does not exist, as " (did you mean X?)"; or nothing."""
+    names = list(known)
+    near = [name for name in (ALIASES.get(given.lower()),) if name in names] or get_close_matches(given, names, n=1)
+    return f" (did you mean {near[0]}?)" if near else ""
 
 
 def escaped(text: str) -> str:

@@ -43,7 +43,9 @@ def repo(tmp_path, monkeypatch):
 
 
 def planned(base: str, candidate: str, *implementations: str, folder: str = "out/run", allocator=None, **more):
-    selection = Selection(sweep="sides", settings=TINY, implementations=implementations, allocator=allocator)
+    selection = Selection(
+        sweep="sides", settings=TINY, is_exact=True, implementations=implementations, allocator=allocator
+    )
     return sides.plan(base, candidate, selection, Path(folder), **more)
 
 

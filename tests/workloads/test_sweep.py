@@ -24,11 +24,59 @@ def test_a_grid_is_a_product_and_repeats_are_dropped(tmp_path):
     assert [(w.seq_len, w.mask) for w in made] == [(8, "none"), (8, "causal"), (16, "none"), (16, "causal")]
 
 
-def test_settings_replace_the_sweeps_values_and_parentheses_hold_commas():
+def test_parentheses_in_settings_hold_commas():
     settings = sweep.parse_settings(["seq_len=4, 8", "mask=padding(3,4),none", "batch_size=2"])
     assert settings == {"seq_len": ["4", "8"], "mask": ["padding(3,4)", "none"], "batch_size": ["2"]}
-    made = sweep.workloads(sweep.load("quick"), {"seq_len": ["4"], "mask": ["causal"]}, ("cpu",))
-    assert {(w.seq_len, w.mask) for w in made} == {(4, "causal")}
+
+
+def test_settings_alone_are_exactly_what_is_run():
+    made = plan(Selection(sweep="quick", settings=["seq_len=4,8", "dtype=float16"], is_exact=True))
+    assert made.sweep == "set"
+    assert [(w.seq_len, w.dtype) for w in made.workloads] == [(4, "float16"), (8, "float16")]
+    assert {(w.mask, w.direction, w.scope, w.num_heads) for w in made.workloads} == {
+        ("none", "inference", "attention", 8)
+    }
+    of_a_sweep = plan(Selection(sweep="quick", is_exact=True))  # nothing is set
+    assert of_a_sweep == plan(Selection(sweep="quick"))
+
+
+def test_what_is_set_alone_is_on_the_accelerator_where_there_is_one():
+    made = sweep.alone(sweep.load("check"), {"mask": ["causal"]}, ("cpu", "cuda"))
+    assert [(w.device, w.direction) for w in made] == [("cuda", "forward_backward")]
+    assert [w.device for w in sweep.alone(sweep.load("check"), {"device": ["all"]}, ("cpu", "cuda"))] == ["cpu", "cuda"]
+
+
+@pytest.mark.parametrize("settings", [{"bias": ["none"]}, {"layout": ["transposed"], "scope": ["module"]}])
+def test_what_means_nothing_is_not_silently_left_out(settings):
+    with pytest.raises(ValueError, match="means nothing with scope="):
+        sweep.alone(sweep.load("check"), settings, ("cpu",))
+
+
+def test_settings_narrow_a_sweep():
+    whole = sweep.workloads(sweep.load("quick"), {}, ("cpu",))
+    assert sweep.workloads(sweep.load("quick"), {"mask": ["causal"], "seq_len": ["128", "2048"]}, ("cpu",)) == tuple(
+        w for w in whole if w.mask == "causal" and w.seq_len in {128, 2048}
+    )
+
+
+def test_an_axis_that_a_sweep_does_not_name_is_set_for_all_of_it():
+    made = sweep.workloads(sweep.load("quick"), {"num_heads": ["2", "4"]}, ("cpu",))
+    assert len(made) == 2 * len(sweep.workloads(sweep.load("quick"), {}, ("cpu",)))
+    assert {w.num_heads for w in made} == {2, 4}
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        ({"seq_len": ["128", "64"]}, "the sweep has no seq_len=64 here, only 128, 512, 2048: leave out --sweep"),
+        ({"dtype": ["float16"], "mask": ["causal"]}, "the sweep has no mask=causal here, only none"),
+        ({"mask": ["none", "casual"]}, "did you mean causal?"),
+        ({"seq_len": ["many"]}, "seq_len is a whole number"),
+    ],
+)
+def test_what_a_sweep_does_not_have_is_no_way_to_narrow_it(settings, said):
+    with pytest.raises(ValueError, match=re.escape(said)):
+        sweep.workloads(sweep.load("quick"), settings, ("cpu",))
 
 
 def test_a_sweep_has_a_budget_which_ones_own_replaces():
@@ -39,7 +87,7 @@ def test_a_sweep_has_a_budget_which_ones_own_replaces():
 
 
 def test_the_device_all_stands_for_every_device():
-    made = sweep.workloads(sweep.load("quick"), {"seq_len": ["4"]}, ("cpu", "cuda"))
+    made = sweep.workloads(sweep.load("quick"), {"seq_len": ["128"]}, ("cpu", "cuda"))
     assert {w.device for w in made} == {"cpu", "cuda"}
 
 

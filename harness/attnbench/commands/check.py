@@ -2,23 +2,16 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
 
 import typer
 
 from attnbench.commands import Command
-from attnbench.commands.options import AsJson, SelectionOptions
+from attnbench.commands.options import AsJson, SelectionOptions, held
 
 OPTIONS = SelectionOptions(sweep="check")
 
 
 def check(
-    names: Annotated[
-        list[str] | None,
-        typer.Argument(
-            metavar="[NAME|FILE.py:NAME|FILE.py]...", help="What to check; FILE.py is all it holds. Default: all."
-        ),
-    ] = None,
     *,
     options: SelectionOptions = OPTIONS,
     as_json: AsJson = False,
@@ -29,7 +22,7 @@ def check(
     from attnbench.commands import running, terminal
     from attnbench.processes.planning import plan
 
-    specs, not_judged = _usable([*(names or ()), *(options.implementations or ())])
+    specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
     planned = plan(options.selection(implementations=specs, metrics=()), with_baseline=False)
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
         checked = running.execute(planned, Path(folder), stages=("check",))
@@ -54,8 +47,7 @@ def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
     problems: dict[str, str] = {}  # the others are judged all the same
     for named in given:
         try:
-            is_file = named.endswith(".py") and "=" not in named
-            found = [f"{named}:{name}" for name in plugins.held(Path(named))] if is_file else [named]
+            found = held(named)
         except ValueError as error:
             problems[named] = str(error)
             continue

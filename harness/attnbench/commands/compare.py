@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, NoReturn
 import typer
 
 from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import AsJson, GateFolder, ResultsFolder, Resume, ThresholdsFile, TimingOptions
+from attnbench.commands.options import AsJson, GateFolder, ResultsFolder, Resume, ThresholdsFile, TimingOptions, typed
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
@@ -20,7 +20,6 @@ SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, FILE.py:NAME, or a store
 
 
 def compare(
-    context: typer.Context,
     base: Annotated[str, typer.Argument(help=SIDE, show_default=False)] = "",
     candidate: Annotated[str, typer.Argument(help="Likewise.", show_default=False)] = "",
     *,
@@ -44,7 +43,7 @@ def compare(
     from attnbench.processes import execution, sides
 
     if resume is None and (stored := _stored_runs((base, candidate), results)):
-        if more := running.given(context) - OF_STORED:
+        if more := typed(options.context) - OF_STORED:
             raise ValueError(f"two stored runs are compared as they are: leave out {', '.join(sorted(more))}")
         before, after = stored
         gate.show(decision.judge(before, after, rulings.load(thresholds)), after, as_json=as_json, to=to)
@@ -55,7 +54,7 @@ def compare(
         )
     if resume is not None:
         folder, resumed = running.to_resume(
-            context, resume, results, {"base", "candidate", "--build", "--implementation"}
+            options.context, resume, results, {"base", "candidate", "names", "--build", "--implementation"}
         )
         if resumed.sides is None:
             raise ValueError(f"{resume} has no two sides: go on with {resumed.resume_command(resume)}")
@@ -64,7 +63,7 @@ def compare(
             again = f"type {resumed.resume_command(resume)} if you trust it"
             raise ValueError(f"a journal does not decide which sides are compared, nor how they are built: {again}")
         for side in (resumed.sides.base, resumed.sides.candidate):
-            named = [side.given, *(options.implementations or ())]
+            named = [side.given, *options.named]
             running.require_named(resumed, side.implementations.values(), named, side.root)
         planned: Plan | None = resumed
     else:

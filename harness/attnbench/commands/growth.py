@@ -13,9 +13,6 @@ OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 
 
 def growth(
-    names: Annotated[
-        list[str] | None, typer.Argument(metavar="[NAME|FILE.py:NAME]...", help="Which to look at. Default: all.")
-    ] = None,
     *,
     options: SelectionOptions = OPTIONS,
     is_tried: Annotated[bool, typer.Option("--try/--no-try", help="Try a call on either side of the limit.")] = True,
@@ -37,8 +34,7 @@ def growth(
     from attnbench.reports.style import save
     from attnbench.storage.files import put, writing_to
 
-    named = [*(names or ()), *(options.implementations or ())]
-    planned = plan(options.selection(implementations=named), with_baseline=False)
+    planned = plan(options.selection(), with_baseline=False)
     folder = new_folder(results, planned.sweep)
     target = to or folder
     measured = running.execute(planned, folder, stages=("check", "metrics"))

@@ -42,17 +42,27 @@ class SelectionOptions:
     """What a command works on, and within which limits: the fields of a Selection, as options."""
 
     sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")]
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="NAME|FILE.py:NAME", help="What to take, as -i does; FILE.py: all it holds."),
+    ] = None
     settings: Annotated[
         list[str] | None,
-        typer.Option("--set", metavar="AXIS=V,V", help="Values of an axis, in place of the sweep's. May be repeated."),
+        typer.Option(
+            "--set",
+            metavar="AXIS=V,V",
+            help="Run exactly these values of an axis, and one of each other axis; may be repeated. With --sweep: of "
+            "the sweep, only what has these values.",
+        ),
     ] = None
+    context: typer.Context = None  # type: ignore[assignment]  # typer gives it: it knows what was typed
     implementations: Annotated[
         list[str] | None,
         typer.Option(
             "--implementation",
             "-i",
             metavar="NAME|FILE.py:NAME",
-            help="What to run; may be repeated. NAME+compile: by torch.compile. LABEL=FILE.py:NAME: under another "
+            help="What to take; may be repeated. NAME+compile: by torch.compile. LABEL=FILE.py:NAME: under another "
             "name. Default: those of the sweep, or all; of two sides, each file of implementations/ that differs.",
         ),
     ] = None
@@ -90,6 +100,16 @@ class SelectionOptions:
         ),
     ] = None
 
+    @property
+    def named(self) -> list[str]:
+        """What was named, in either way; of a file without a name, all that it holds.
+
+        Raises:
+            ValueError: such a file cannot be read, or holds nothing.
+        """
+        given = [*(self.names or ()), *(self.implementations or ())]
+        return [spec for each in given for spec in held(each)]
+
     def selection(self, **more: Any) -> "Selection":  # noqa: ANN401 - other fields of a Selection
         """The selection that a plan is made from.
 
@@ -100,8 +120,12 @@ class SelectionOptions:
 
         if not math.isfinite(self.memory_limit):
             raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
-        given = {name: value for name, value in vars(self).items() if value is not None and name != "memory_limit"}
+        others = {"memory_limit", "context", "names", "implementations"}
+        given = {name: value for name, value in vars(self).items() if value is not None and name not in others}
+        if "implementations" not in more:
+            given["implementations"] = self.named
         given.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # what is checked cannot be known before
+        given["is_exact"] = bool(self.context) and "--sweep" not in typed(self.context)
         return Selection(**(given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more))
 
 
@@ -145,6 +169,26 @@ class TimingOptions(SelectionOptions):
             "Default: retain where some code has a process of its own, else system."
         ),
     ] = None
+
+
+def held(named: str) -> list[str]:
+    """The specs that a name stands for: one, or for FILE.py all that it holds.
+
+    Raises:
+        ValueError: the file cannot be read, or holds nothing.
+    """
+    from attnbench import plugins
+
+    if not named.endswith(".py") or "=" in named:
+        return [named]
+    return [f"{named}:{name}" for name in plugins.held(Path(named))]
+
+
+def typed(context: typer.Context) -> set[str]:
+    """The options that stood on the command line, by their long names, and the arguments, by the names in the code."""
+    long_names = {each.name: max(each.opts, key=len) for each in context.command.params}
+    sources = {name: context.get_parameter_source(name) for name in context.params}
+    return {long_names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def flattened(function: Callable[..., None]) -> Callable[..., None]:

@@ -13,7 +13,6 @@ OPTIONS = TimingOptions(sweep="quick")
 
 
 def run(
-    context: typer.Context,
     *,
     options: TimingOptions = OPTIONS,
     baseline: Annotated[
@@ -41,10 +40,10 @@ def run(
         print_plan(plan(options.selection(baseline=baseline)), as_json=as_json)
         return
     if resume is not None:
-        folder, planned = running.to_resume(context, resume, results, {"--implementation"})
+        folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation"})
         if planned.sides is not None:
             raise ValueError(f"{resume} compares two sides: go on with {planned.resume_command(resume)}")
-        running.require_named(planned, planned.implementations, options.implementations or ())
+        running.require_named(planned, planned.implementations, options.named)
         plugins.check_specs(planned.implementations)
     else:
         planned = plan(options.selection(baseline=baseline))

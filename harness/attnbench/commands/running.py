@@ -14,7 +14,7 @@ from rich.progress import Progress as Bar
 
 from attnbench import plugins
 from attnbench.analysis.results import Results, read
-from attnbench.commands import ExitCode
+from attnbench.commands import ExitCode, options
 from attnbench.processes import execution
 from attnbench.processes.execution import Progress, Watch
 from attnbench.storage.events import Plan
@@ -128,7 +128,7 @@ def to_resume(context: typer.Context, resume: str, results: Path, again: Collect
     Raises:
         ValueError: there is no such run, an option would change it, or this version lacks what it measures.
     """
-    if more := sorted(given(context) - {"--resume", "--results", "--json", *again}):
+    if more := sorted(options.typed(context) - {"--resume", "--results", "--json", *again}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
     plan, known = read(folder).plan, plugins.plugs("attnbench.metrics", "METRIC")
@@ -156,13 +156,6 @@ def require_named(plan: Plan, specs: Iterable[str], named: Iterable[str], root: 
         if path is not None and (path, name) not in known and not is_below:
             again = f"type {plan.resume_command('RUN')} if you trust it"
             raise ValueError(f"a journal does not decide what is executed, and this one names {spec}: {again}")
-
-
-def given(context: typer.Context) -> set[str]:
-    """The options that stood on the command line, by their long names, and the arguments, by the names in the code."""
-    long_names = {each.name: max(each.opts, key=len) for each in context.command.params}
-    sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {long_names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
 
 
 def write_reports(results: Results, folder: Path) -> bool:

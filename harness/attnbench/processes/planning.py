@@ -16,6 +16,7 @@ class Selection:
 
     sweep: str
     settings: Sequence[str] = ()
+    is_exact: bool = False  # the settings stand alone: of the sweep only its limits hold
     implementations: Sequence[str] = ()
     baseline: str = "sdpa"
     budget_s: float | None = None
@@ -39,8 +40,10 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     """
     chosen = sweep.load(selection.sweep)
     settings = sweep.parse_settings(selection.settings)
-    present = tuple(name for name in names() if device(name).seems_present())  # what the device `all` stands for
-    workloads = sweep.workloads(chosen, settings, present)
+    here = (name for name in names() if device(name).seems_present())  # what the device `all` stands for
+    present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
+    is_exact = bool(settings) and selection.is_exact
+    workloads = (sweep.alone if is_exact else sweep.workloads)(chosen, settings, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
         device(named)  # raises where there is no such device
     plugins.check_specs(chosen.leave_out)
@@ -58,7 +61,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
     return Plan(
-        sweep=Path(selection.sweep).stem,
+        sweep="set" if is_exact else Path(selection.sweep).stem,
         workloads=workloads,
         implementations=tuple(specs),
         baseline=plugins.name_of(selection.baseline),

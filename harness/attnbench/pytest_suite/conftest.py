@@ -53,7 +53,8 @@ def _plan(config: pytest.Config) -> "Plan":
 
     return plan(
         Selection(
-            sweep=config.getoption("--attnbench-sweep"),
+            sweep=config.getoption("--attnbench-sweep") or "quick",
+            is_exact=config.getoption("--attnbench-sweep") is None,
             settings=config.getoption("--attnbench-set"),
             implementations=config.getoption("--attnbench-implementation"),
             budget_s=config.getoption("--attnbench-budget"),

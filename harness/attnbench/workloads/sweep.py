@@ -1,4 +1,4 @@
-"""A sweep: TOML that names axes and their values, made into workloads; `--set axis=value,value` overrides it."""
+"""A sweep: TOML that names axes and their values, made into workloads; `--set axis=value,value` narrows it."""
 
 import itertools
 import math
@@ -10,7 +10,7 @@ from typing import Any
 import msgspec
 
 from attnbench.plugins import unknown
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import CHOICES, Workload
 
 FOLDER = Path(__file__).parent / "sweeps"
 AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
@@ -24,6 +24,7 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     summary: str
     grid: list[dict[str, Any]]
+    alone: dict[str, Any] = {}  # the values of the axes that `--set` does not name, where it stands without `--sweep`
     budget_s: float = 60.0  # wall time of a run
     call_limit_s: float = 2.0  # a cell whose single call is predicted to last longer is not tried
     metrics: tuple[str, ...] = ("latency", "peak_memory")
@@ -82,15 +83,64 @@ def parse_settings(settings: Iterable[str]) -> dict[str, list[str]]:
     return parsed
 
 
-def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
-    """Every workload of the sweep with the settings in place of its own values, each once, in order.
+def alone(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
+    """What the settings name and nothing else, in order: each other axis has the value that it has alone.
 
-    The device `all` stands for `devices`.
+    The device is the last of `devices`, where none is named.
 
     Raises:
-        ValueError: an axis that does not exist, a value or combination that is not allowed, or nothing to do.
+        ValueError: as of `workloads`.
     """
-    grids = [_values(grid | dict(settings), devices) for grid in sweep.grid]
+    values = _values({"device": devices[-1], **sweep.alone, **settings}, devices)
+    made = _products([values])
+    typed = [(axis, value) for axis in CHOICES if axis in settings for value in values[axis]]
+    for axis, value in typed:
+        if all(getattr(workload, axis) != value for workload in made):
+            others = ", ".join(f"{name}={getattr(made[0], name)}" for name in ("scope", "num_kv_heads", "batch_size"))
+            raise ValueError(f"{axis}={value} means nothing with {others}: set another scope, or more to share")
+    return made
+
+
+def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> tuple[Workload, ...]:
+    """Every workload of the sweep that has one of the given values of each axis in the settings, once, in order.
+
+    An axis that no grid names has all the values of its setting, and so has the device; `all` stands for `devices`.
+
+    Raises:
+        ValueError: an axis that does not exist, a value or combination that is not allowed or that the sweep does not
+            have, or nothing to do.
+    """
+    named = {axis for grid in sweep.grid for axis in grid} - {"device"}
+    more = {axis: values for axis, values in settings.items() if axis not in named}
+    made = _products([_values(grid | more, devices) for grid in sweep.grid])
+    for axis in (axis for axis in settings if axis in named):
+        values = _values({axis: settings[axis]}, devices)[axis]
+        kept = [workload for workload in made if any(_has(workload, axis, value) for value in values)]
+        for value in values:
+            if not any(_has(workload, axis, value) for workload in kept):
+                make({axis: value})  # raises where no workload at all could have it
+                has = ", ".join(dict.fromkeys(str(getattr(workload, axis)) for workload in made))
+                raise ValueError(
+                    f"the sweep has no {axis}={value} here, only {has}: leave out --sweep to run exactly what is set"
+                )
+        made = tuple(kept)
+    return made
+
+
+def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - as typed
+    """Whether a workload has that value; what is not possible there it has not."""
+    try:
+        return make(workload.axes() | {axis: value}) == workload
+    except ValueError:
+        return False
+
+
+def _products(grids: list[dict[str, list[Any]]]) -> tuple[Workload, ...]:
+    """The workloads of all grids, each once.
+
+    Raises:
+        ValueError: there are too many or none, or a combination is not allowed.
+    """
     counts = [math.prod(map(len, values.values())) for values in grids]  # before any is made: there may be 10^9
     if sum(counts) > MAX_WORKLOADS:
         largest = grids[counts.index(max(counts))]

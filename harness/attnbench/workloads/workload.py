@@ -9,6 +9,7 @@ from typing import Any
 
 import msgspec
 
+from attnbench.units import meant
 from attnbench.workloads.masks import LARGEST, Mask, parse_mask
 
 DTYPES = ("float64", "float32", "bfloat16", "float16")
@@ -92,7 +93,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         ]
         for axis, holds, allowed in rules:
             if not holds:
-                raise ValueError(f"{axis}={axes[axis]} is not allowed: {axis} is {allowed}")
+                hint = meant(str(axes[axis]), CHOICES.get(axis, ()))
+                raise ValueError(f"{axis}={axes[axis]} is not allowed{hint}: {axis} is {allowed}")
         given, highest = self.float32_matmul_precision, MATMUL_PRECISIONS[0]
         if given != highest and self.dtype != "float32":
             message = (
