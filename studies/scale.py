@@ -107,6 +107,18 @@ def history(number: int, num_workloads: int, num_visits: int, draws: random.Rand
     return made
 
 
+def made(run: Path, number: int, num_workloads: int, num_visits: int, draws: random.Random) -> None:
+    """Make a run, in a process of its own: a command that starts from this one would seem to need as much memory."""
+    run.mkdir(parents=True)
+    child = os.fork()
+    if not child:
+        write(run / JOURNAL, history(number, num_workloads, num_visits, draws))
+        os._exit(0)
+    if os.waitpid(child, 0)[1]:
+        raise ValueError(f"{run} could not be made")
+    draws.random()  # another one next time
+
+
 def cost(what: str, needed: str, command: Sequence[str], folder: Path, code: int = 0) -> Cost:
     """What one command costs, as a process of its own; infinity seconds where it takes more than `LIMIT_S`.
 
@@ -137,16 +149,13 @@ def costs(folder: Path, *, large: bool) -> list[Cost]:
     draws, found = random.Random(0), []
     runs = folder / "many" / "runs"
     for number in range(2000):
-        run = runs / f"{number:06d}-made"
-        run.mkdir(parents=True)
-        write(run / JOURNAL, history(number, 4, 3, draws))
+        made(runs / f"{number:06d}-made", number, 4, 3, draws)
     attnbench = ["-m", "attnbench"]
     for what, needed in (("history over 2,000 runs, cold", "20 s"), ("... when nothing changed", "5 s")):
         found.append(cost(what, needed, [*attnbench, "history", "--results", "many", "--json"], folder))
     for num_visits, needed in ((20_000, "8 s"),):
         run = folder / f"visits{num_visits}"
-        run.mkdir()
-        write(run / JOURNAL, history(0, 20, num_visits // 20, draws))
+        made(run, 0, 20, num_visits // 20, draws)
         found.append(cost(f"report of {num_visits:,} visits", needed, [*attnbench, "report", str(run)], folder))
     full = folder / "full"
     full.mkdir()
@@ -157,8 +166,7 @@ def costs(folder: Path, *, large: bool) -> list[Cost]:
     sizes = [(100_000, "3 s, 300 MB"), *([(1_000_000, "30 s, 2 GB")] if large else [])]
     for num_visits, needed in sizes:
         run = folder / f"read{num_visits}"
-        run.mkdir()
-        write(run / JOURNAL, history(0, 20, num_visits // 20, draws))
+        made(run, 0, 20, num_visits // 20, draws)
         found.append(cost(f"reading {num_visits:,} visits", needed, ["-c", reads, str(run)], folder))
     for name, values in (("10^9 combinations", list(range(1, 1001))), ("10^9 equal combinations", [8] * 1000)):
         sweep = folder / "sweep.toml"

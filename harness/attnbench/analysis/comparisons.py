@@ -7,6 +7,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import itemgetter
 
 import numpy as np
 
@@ -42,17 +43,24 @@ from attnbench.storage.records import (
 )
 from attnbench.workloads.workload import Workload
 
+NEAR = 1.5
+"""Who takes more than so many times the fastest's time is no rival of it."""
 FEWEST_CELLS = 2
 """Fewer say nothing of an implementation that their own verdicts do not say."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Winner:
-    """The fastest implementation of a workload. Chosen by half of the visits, and its ratio read from the others."""
+    """The implementation of a workload that took the least time, whether it is clear that it is the fastest, and why.
+
+    `rivals` are those that are not clearly slower; where it is clear, the next one alone.
+    """
 
     workload: Workload
     implementation: str
-    ratio: Estimate | None  # None: there are no other visits
+    rivals: tuple[str, ...]
+    ratio: Estimate | None  # the next one's time divided by its own; None: they have no block in common
+    is_clear: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -150,27 +158,46 @@ def noise_floors(results: Results) -> dict[str, Estimate]:
 
 @lru_cache(maxsize=1)
 def winners(results: Results) -> list[Winner]:
-    """The fastest implementation of each workload that has several.
+    """Who is the fastest on each workload that has several, in the order of the plan; of two sides nobody.
 
-    None where two states of the code are compared. Whatever seems fastest owes part of that to luck: the ratio from the
-    visits that chose it would flatter it.
+    It is clear where all others within `NEAR` times its time are slower, by verdicts on pairs with it. That each of
+    them must be is what keeps luck out: among equals some arm always seems the fastest, but the next is close to it.
     """
     if results.plan.sides is not None:
         return []
-    by_workload: dict[str, list[tuple[Record, Pairs]]] = {}
+    by_workload: dict[str, list[tuple[float, Record]]] = {}
     for cell in compared(results):
-        workload, reference = cell.record.workload.id, cell.baseline.samples(LATENCY)
-        itself = cell.baseline, pairs(reference, reference, results.discarded.get(workload, frozenset()))
-        by_workload.setdefault(workload, [itself]).append((cell.record, cell.blocks))
+        members = by_workload.setdefault(cell.record.workload.id, [(1.0, cell.baseline)])
+        members.append((cell.ratio.point, cell.record))
     found = []
-    for rows in by_workload.values():
-        chosen_by = [(paired_ratio(own.of_visits(0)), record, own) for record, own in rows]
-        known = [(ratio.point, record, own) for ratio, record, own in chosen_by if ratio is not None]
-        if len(known) > 1:  # one alone beats nothing
-            _, record, own = min(known, key=lambda row: row[0])
-            ratio = paired_ratio(own.of_visits(1))
-            found.append(Winner(workload=record.workload, implementation=record.implementation, ratio=ratio))
+    for members in by_workload.values():
+        (least, first), *others = sorted(members, key=itemgetter(0))
+        rivals = [each for ratio, each in others if ratio <= NEAR * least] or [others[0][1]]
+        effects = [_apart(results, each, first) for each in rivals]
+        judged = iter(judge([effect for effect in effects if effect is not None]))
+        is_open = [effect is None or next(judged).verdict is not Verdict.slower for effect in effects]
+        left = [each.implementation for each, is_left in zip(rivals, is_open, strict=True) if is_left]
+        found.append(
+            Winner(
+                workload=first.workload,
+                implementation=first.implementation,
+                rivals=tuple(left or [rivals[0].implementation]),
+                ratio=None if effects[0] is None else effects[0].ratio,
+                is_clear=not left,
+            )
+        )
     return found
+
+
+def _apart(results: Results, record: Record, other: Record) -> Effect | None:
+    """How many times longer a cell takes than another of its workload; None where no block has both."""
+    plan, workload = results.plan, record.workload.id
+    discarded = results.discarded.get(workload, frozenset())
+    blocks = pairs(record.samples(LATENCY), other.samples(LATENCY), discarded)
+    is_alone = plan.runner(record.arm) != plan.runner(other.arm)
+    floor = noise_floors(results).get(workload)
+    counted = blocks.by_epoch() if is_alone else blocks
+    return paired_effect(counted, floor, plan.smallest_effect, within=blocks if is_alone else None)
 
 
 def suite(results: Results) -> Judgement | None:

@@ -52,11 +52,14 @@ def print_results(results: Results) -> None:
         if any(row["verdict"] == Verdict.undecided for row in members):
             say(UNDECIDED, "dim")
         console.print()
-    text = f"Median time of a call; x: times the time of {results.plan.baseline} in the same blocks."
+    text = f"Time of a call; x: times that of {results.plan.baseline}, by pairs in the same blocks."
     say(f"{text} Intervals, every metric and errors are in summary.md.", "dim")
     for line in (story.decided(results), story.interference(results)):
         say(line)
     print_findings(results)
+    say("")
+    for line in story.answer(results) or ["Nothing was compared."]:
+        say(line, "bold")
 
 
 def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Console) -> Table:
@@ -66,7 +69,7 @@ def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Con
     lengths = list(dict.fromkeys(length for _, length in at))
 
     def speed(name: str) -> tuple[float, ...]:  # at the greatest length; what has no time there goes by the one before
-        times = [at.get((name, length), {}).get("latency_s") for length in reversed(lengths)]
+        times = [at.get((name, length), {}).get("paired_latency_s") for length in reversed(lengths)]
         return tuple(float("inf") if time is None else time for time in times)
 
     def made(columns: Mapping[str, Sequence[str]]) -> Table:
@@ -100,7 +103,7 @@ def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
     if row["latency_s"] is None:
         measured = [metric for metric in metrics if row[metric.name] is not None]
         return f"[green]ok[/] {cells.metric(row, measured[0]) if measured else ''}".rstrip()
-    time = show(row["latency_s"], "s")
+    time = show(row["paired_latency_s"], "s")
     if row["verdict"] is None:
         return f"{time} [dim]{'base' if row['is_baseline'] else ''}[/]"
     return f"{time} [dim]x{significant(row['ratio'], 3)}{'?' * (row['verdict'] == Verdict.undecided)}[/]"

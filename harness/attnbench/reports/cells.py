@@ -202,9 +202,17 @@ def status(row: Row) -> str:
 
 
 def time(row: Row) -> str:
-    """The median with its interval."""
-    seconds: float | None = row["latency_s"]
-    return MISSING if seconds is None else span(seconds, row["latency_low_s"], row["latency_high_s"], "s")
+    """The time of a call with its interval, such that two of one workload lie as far apart as their ratios say.
+
+    The ratio comes from blocks that both were in, the median from all of a cell's samples, and the machine may have
+    been in another state in some.
+    """
+    paired_s: float | None = row["paired_latency_s"]
+    if row["latency_s"] is None or paired_s is None:
+        return MISSING
+    moved = paired_s / row["latency_s"]
+    low, high = (None if end is None else moved * end for end in (row["latency_low_s"], row["latency_high_s"]))
+    return span(paired_s, low, high, "s")
 
 
 def ratio(row: Row) -> str:
@@ -292,7 +300,11 @@ FIRST = (
     Column(heading="length", text=length),
     Column(heading="implementation", text=arm),
     Column(heading="status", text=status),
-    Column(heading="time per call", text=time, explanation="the median, with its 95 % interval in brackets"),
+    Column(
+        heading="time per call",
+        text=time,
+        explanation="the baseline's median times the ratio, with the 95 % interval of its own median in brackets",
+    ),
     Column(
         heading="ratio",
         text=ratio,

@@ -56,22 +56,22 @@ class InterferenceGauge:
             self.num_blocks += 1
             log, number = math.log(sample.value), len(ordered)
             known = ordered if number >= FEWEST else sorted([*self._before, *ordered])
-            # Most are below the first bound, and are spared the rest.
-            if known and log > known[len(known) // 2] and len(known) >= FEWEST and self._is_late(log, known):
+            # Most are below the bound that no spread can change, and are spared the rest.
+            if len(known) >= FEWEST and log - known[(len(known) - 1) // 2] > LARGEST_CALM and _is_late(log, known):
                 self.discarded.setdefault(workload, set()).add(place_of(sample))
             recent.append(log)
             insort(ordered, log)
             if number >= WINDOW:
                 del ordered[bisect_left(ordered, recent.popleft())]
 
-    @staticmethod
-    def _is_late(log: float, known: list[float]) -> bool:
-        """Whether a probe took far longer than those that are known, in the order of size."""
-        beyond = log - _middle(known)
-        if beyond <= LARGEST_CALM:  # which most are, and no spread can change it
-            return False
-        apart = sorted(abs(each - (log - beyond)) for each in known)
-        return beyond > SPREADS * _middle(apart)
+
+def _is_late(log: float, known: list[float]) -> bool:
+    """Whether a probe took far longer than those that are known, in the order of size."""
+    beyond = log - _middle(known)
+    if beyond <= LARGEST_CALM:
+        return False
+    apart = sorted(abs(each - (log - beyond)) for each in known)
+    return beyond > SPREADS * _middle(apart)
 
 
 def _middle(ordered: list[float]) -> float:

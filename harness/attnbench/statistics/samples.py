@@ -2,10 +2,12 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, fields
+from itertools import chain
 from operator import attrgetter
 from typing import Any, overload
 
 import numpy as np
+from msgspec.structs import astuple
 from numpy.typing import NDArray
 
 from attnbench.storage.records import BLOCK_BITS, VISIT_BITS, Sample
@@ -35,7 +37,9 @@ class Samples(Sequence[Sample]):
         if isinstance(samples, Samples):
             return samples
         rows = tuple(samples)
-        return cls(*(np.fromiter(map(read, rows), dtype, len(rows)) for read, dtype in _READ))
+        numbers = chain.from_iterable(map(astuple, rows))  # whole ones lie below 2^53: as floats they are exact
+        columns = np.fromiter(numbers, np.float64, len(rows) * len(_READ)).reshape(-1, len(_READ)).T
+        return cls(*(column.astype(dtype) for column, (_, dtype) in zip(columns, _READ, strict=True)))
 
     @classmethod
     def joined(cls, parts: Sequence["Samples"]) -> "Samples":

@@ -221,7 +221,7 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """
 
     value: float
-    num_calls: Annotated[int, Meta(lt=2**53)] = 1
+    num_calls: Annotated[int, Meta(ge=1, lt=2**53)] = 1
     epoch: Annotated[int, Meta(ge=0, lt=2**EPOCH_BITS)] = 0
     visit: Annotated[int, Meta(ge=0, lt=2**VISIT_BITS)] = 0
     block: Annotated[int, Meta(ge=0, lt=2**BLOCK_BITS)] = 0
