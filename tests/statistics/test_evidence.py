@@ -234,3 +234,11 @@ def test_where_spreads_are_known_few_differences_decide_and_one_alone_never_does
     assert evidence.normal_against_beyond(np.zeros(8), np.full(8, 0.025), np.log1p(0.05)) > 100
     assert evidence.normal_against_beyond(np.full(8, 0.05), np.full(8, 0.025), np.log1p(0.05)) < 2
     assert evidence.normal_against_beyond(np.full(8, -0.05), np.full(8, 0.025), np.log1p(0.05)) < 2
+
+
+@pytest.mark.parametrize("number", [0, 3, 4, 5, WINDOW, WINDOW + 1, 3 * WINDOW])
+def test_the_usual_size_of_one_path_is_that_of_many(number):
+    one = np.random.default_rng(number).normal(size=number).round(1)  # some are equal
+    assert usual(one).tolist() == usual(np.stack([one, one], axis=1))[:, 1].tolist()
+    one[::5] = np.nan
+    assert usual(one).tolist() == usual(one[:, None])[:, 0].tolist()

@@ -17,7 +17,7 @@ from attnbench.storage.operator_kinds import PAGE_FAULTS
 from attnbench.units import plain, show, significant
 
 TITLE = "What the time of a call went into, by kind of operator"
-MOST_PANELS = 8
+MOST_PANELS = 6
 BAR_INCHES = 0.26
 NOTE = (
     "Shares of one profiled call, operators' own time; page faults (hatched) are an estimate: their number times what "
@@ -32,7 +32,7 @@ def shares(row: Row) -> dict[str, float]:
 
 
 def pictures(results: Results) -> list[Picture]:
-    """A panel for each workload that has bars; of more than eight, those that `chosen` names."""
+    """A panel for each workload that has bars; of more than six, those that `chosen` names."""
     known = cells.shown(results)
     known = known[known[list(KIND_SHARES.values())].notna().any(axis="columns")]
     few = chosen(known.drop_duplicates("workload"))

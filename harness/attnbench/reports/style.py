@@ -40,6 +40,8 @@ T = TypeVar("T")
 SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
 INK = SETTINGS["text.color"]
 FEW_DECADES = 2.5
+PNG: dict[str, Any] = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
+"""Two thirds of the time of the usual compression, and 2 % more bytes."""
 
 
 Marker = str | tuple[int, int, int]
@@ -201,7 +203,7 @@ def picture(figure: Figure, title: str, caption: str) -> Picture:
         title=title,
         caption=caption,
         svg=_fit_for_a_page(vector.decode()),
-        png=cache(lambda: _drawn(FigureCanvasAgg(figure).print_png, metadata={"Software": None})),  # again it differs
+        png=cache(lambda: _drawn(FigureCanvasAgg(figure).print_png, **PNG)),  # again it differs
     )
 
 

@@ -9,6 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from statistics import linear_regression
 from typing import Any, TypeVar
 
 import numpy as np
@@ -332,9 +333,7 @@ def growth_exponent(lengths: Sequence[float], values: Sequence[float]) -> float 
     points = [(math.log(x), math.log(y)) for x, y in zip(lengths, values, strict=True) if x > 0 and y > 0]
     if len({x for x, _ in points}) <= 1:
         return None
-    from scipy.stats import linregress  # here, because it takes longer to import than --help may take
-
-    return float(linregress(*zip(*points, strict=True)).slope)
+    return linear_regression(*zip(*points, strict=True)).slope
 
 
 def _error_of_mean(medians: Mapping[Visit, float]) -> tuple[float | None, float]:
