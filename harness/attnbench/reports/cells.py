@@ -103,7 +103,8 @@ def absent(results: Results) -> dict[str, str]:
     is_absent = (cells["status"] == Status.unsupported).groupby(cells["implementation"], sort=False).all()
     if results.plan.sides is not None or is_absent.all():
         return {}
-    reasons = cells.drop_duplicates("implementation").set_index("implementation")["message"].fillna("")
+    first = cells[["implementation", "message"]].drop_duplicates("implementation")
+    reasons = first.set_index("implementation")["message"].fillna("")
     return {str(name): str(reasons[name]) for name in is_absent.index[is_absent]}
 
 

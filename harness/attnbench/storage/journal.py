@@ -167,8 +167,8 @@ def _half(text: bytes) -> bytes:
 
 def digest_of(line: bytes) -> bytes:
     """The digests that a line ends with; empty where it has none, as in journals that are older than digests."""
-    digest = line[-2 - 4 * HALF_BYTES : -2]
-    return digest if len(line) > DIGEST_BYTES and line.endswith(DIGEST % digest) else b""
+    is_there = len(line) > DIGEST_BYTES and line.startswith(DIGEST[:11], -DIGEST_BYTES) and line.endswith(DIGEST[-2:])
+    return line[-2 - 4 * HALF_BYTES : -2] if is_there else b""
 
 
 class Line(NamedTuple):

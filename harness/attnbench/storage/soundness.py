@@ -22,13 +22,13 @@ class Sense:
 
     def problem(self, event: Event) -> str:
         """Why an event cannot be the next one, in words, or ""."""
+        if isinstance(event, events.VisitFinished) and self.workloads is not None:  # which most are
+            return self._visit_problem(event)
         if isinstance(event, events.RunStarted):
             return "" if self.workloads is None else f"a second run, {event.run}, begins"
         if self.workloads is None:
             return "it does not begin with run_started"
         match event:
-            case events.VisitFinished():
-                return self._visit_problem(event)
             case events.CellEvent():
                 if not (problem := self._unknown(event.workload, [event.key[1]])) and _once(event) in self.once:
                     problem = f"a second {_once(event)[0]} of {event.key[1]} on {event.workload}"
@@ -48,6 +48,8 @@ class Sense:
     def add(self, event: Event) -> None:
         """Take an event without a problem as said."""
         match event:
+            case events.VisitFinished():
+                self.visits[event.workload], self.epoch = event.visit, event.epoch
             case events.RunStarted():
                 self.workloads = frozenset(workload.id for workload in event.plan.workloads)
                 self.arms = frozenset(event.plan.specs)
@@ -56,8 +58,6 @@ class Sense:
                 self.has_ended = False
             case events.RunFinished():
                 self.has_ended = True
-            case events.VisitFinished():
-                self.visits[event.workload], self.epoch = event.visit, event.epoch
             case events.CellChecked() | events.CellProfiled() | events.CellMeasured() | events.CeilingsMeasured():
                 self.once.add(_once(event))
 
