@@ -80,6 +80,7 @@ def session(candidate: str, isolation: str, number: int, budget_s: float) -> Ses
         selection = Selection(
             sweep="quick",
             settings=(*SETTINGS, "direction=inference", "batch_size=1", "num_threads=1"),
+            is_exact=True,
             implementations=("sdpa", f"{folder / 'mine.py'}:{candidate}"),
             budget_s=budget_s,
             metrics=("latency",),

@@ -59,6 +59,7 @@ def _checked(chosen: Sequence[str], settings: Sequence[str]) -> list[Trial]:
         (Path(folder) / file.name).write_bytes(file.read_bytes())
         command = [sys.executable, "-P", "-m", "attnbench", "check", "--json", "--timeout", "120"]
         command += [f"{file.name}:{name}" for name in chosen]
+        command += [] if settings is FEWEST else ["--sweep", "check"]
         command += [option for setting in settings for option in ("--set", setting)]
         code, _, _ = sessions.call(command, Path(folder), LIMIT_S)
         text = f"\n{(Path(folder) / 'output.txt').read_text(encoding='utf-8', errors='replace')}"

@@ -33,7 +33,11 @@ SMALL = (
 def planned(spec: str, **changes) -> Plan:
     made = plan(
         Selection(
-            sweep="quick", settings=(*SMALL, "batch_size=1", "dtype=float32"), implementations=[spec], budget_s=0.0
+            sweep="quick",
+            settings=(*SMALL, "batch_size=1", "dtype=float32"),
+            is_exact=True,
+            implementations=[spec],
+            budget_s=0.0,
         )
     )
     return msgspec.structs.replace(made, **changes)

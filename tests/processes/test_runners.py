@@ -313,6 +313,7 @@ def mixed(tmp_path_factory):
             "direction=inference",
             "batch_size=1",
         ),
+        is_exact=True,
         implementations=("einsum", *(f"{folder / 'mine.py'}:{name}" for name in names)),
         budget_s=3.0,
         metrics=("latency",),

@@ -272,11 +272,23 @@ def losses(results: Results) -> list[str]:
     lines = [f"lost: {name}: {reason}" for name, reason in sides.lost.items()]
     for record in candidate:
         was = before.get((record.workload.id, record.implementation))
-        if record.is_finding or (was is Status.ok and record.status is not Status.ok):
+        is_gone = was is Status.ok and record.status is not Status.ok and not record.is_predicted
+        if record.is_finding or is_gone:
             before_it = "" if was is None else f" (the base: {was})"
             where = f"{record.implementation} on {record.workload.id}"
             lines.append(f"{record.status}: {where}{before_it}: {record.message}")
     return lines
+
+
+def untried(results: Results) -> list[str]:
+    """The cells that one of two sides has and the other was predicted not to reach, a line each: nothing is known."""
+    one, other = ({(each.workload.id, each.implementation): each for each in side} for side in by_side(results))
+    return [
+        f"not tried: {record.arm} on {record.workload.id}: {record.message}"
+        for mine, its in ((one, other), (other, one))
+        for key, record in mine.items()
+        if record.is_predicted and key in its and its[key].status is Status.ok
+    ]
 
 
 def _sample_s(samples: Sequence[Sample]) -> float:

@@ -126,7 +126,7 @@ def summary(results: "Results") -> dict[str, object]:
 
 def conclude(results: "Results", *, has_findings: bool = False) -> NoReturn:
     """Exit as the comparison deserves: a loss counts whatever the noise; a slowdown where the session is valid."""
-    from attnbench.analysis.comparisons import comparisons, losses, suite
+    from attnbench.analysis.comparisons import comparisons, losses, suite, untried
     from attnbench.statistics.interference import MANY
     from attnbench.storage.records import Verdict
 
@@ -138,7 +138,7 @@ def conclude(results: "Results", *, has_findings: bool = False) -> NoReturn:
     verdicts = [each.verdict for each in comparisons(results)] + ([] if whole is None else [whole.verdict])
     if Verdict.slower in verdicts:
         raise typer.Exit(ExitCode.finding)
-    is_open = whole is None or whole.verdict is Verdict.undecided
+    is_open = whole is None or whole.verdict is Verdict.undecided or untried(results)
     raise typer.Exit(ExitCode.inconclusive if is_open else ExitCode.passed)
 
 

@@ -51,7 +51,7 @@ def run(
     number = len(planned.implementations)
     plural = "" if number == 1 else "s"
     typer.echo(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}", err=True)
-    measured = running.execute(planned, folder, kept=running.kept(planned, folder))
+    measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
     failed = running.write_reports(measured, folder)
     if as_json:
         typer.echo(json.dumps(terminal.summary(measured), indent=2))

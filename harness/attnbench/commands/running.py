@@ -13,12 +13,14 @@ from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
 
 from attnbench import plugins
+from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.commands import ExitCode, options
 from attnbench.processes import execution
 from attnbench.processes.execution import Progress, Watch
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
+from attnbench.storage.records import LATENCY
 from attnbench.units import plain
 
 LINE_EVERY_S = 10.0
@@ -34,8 +36,17 @@ STAGE_WORDS = {
 }
 
 
-def execute(plan: Plan, folder: Path, stages: Collection[str] = execution.STAGES, *, kept: str = "") -> Results:
+def execute(
+    plan: Plan,
+    folder: Path,
+    stages: Collection[str] = execution.STAGES,
+    *,
+    kept: str = "",
+    named: Collection[str] = (),
+) -> Results:
     """Run a plan to its end with its progress shown, and read the results.
+
+    Where a prediction leaves out what was `named`, by its spec, that is said at once.
 
     Raises:
         ValueError: the folder cannot be written, its journal is damaged, or no worker can start. Where a disk is full,
@@ -43,7 +54,7 @@ def execute(plan: Plan, folder: Path, stages: Collection[str] = execution.STAGES
         typer.Exit: the user interrupted it; `kept` was printed.
     """
     try:
-        with watching() as watch:
+        with watching({plugins.name_of(spec) for spec in named}) as watch:
             execution.execute(plan, folder, watch, stages)
     except KeyboardInterrupt:
         if kept:
@@ -63,8 +74,8 @@ def kept(plan: Plan, folder: Path) -> str:
 
 
 @contextmanager
-def watching() -> Iterator[Watch]:
-    """A progress bar on a terminal, plain lines elsewhere."""
+def watching(named: Collection[str] = ()) -> Iterator[Watch]:
+    """A progress bar on a terminal, plain lines elsewhere; and what predictions leave out of those that were named."""
     console = Console(stderr=True)
     stage, shown_s = "", 0.0
 
@@ -75,7 +86,16 @@ def watching() -> Iterator[Watch]:
         stage, shown_s = progress.stage, time.monotonic()
         return True
 
+    def print_left_out(progress: Progress) -> bool:
+        if progress.left_out and progress.cell.partition(" ")[0] in named:
+            console.print(
+                f"left out: {progress.cell}: {progress.left_out}", style="yellow", markup=False, highlight=False
+            )
+        return bool(progress.left_out)
+
     def print_line(progress: Progress) -> None:
+        if print_left_out(progress):
+            return
         if is_due(progress, LINE_EVERY_S):
             share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
             parts = [f"{STAGE_WORDS[stage]} {share:.0f} %", _counts(progress), _left(progress), progress.cell]
@@ -96,6 +116,8 @@ def watching() -> Iterator[Watch]:
         task = bar.add_task("", total=1.0, stage="starting", left="", counts="")
 
         def draw(progress: Progress) -> None:
+            if print_left_out(progress):
+                return
             refresh = is_due(progress, DRAW_EVERY_S)
             bar.update(
                 task,
@@ -187,6 +209,10 @@ def conclude(results: Results, *, has_findings: bool = False) -> NoReturn:
     has_findings = has_findings or any(record.is_finding for record in results.records)
     if not has_findings and all(record.agreement is None for record in results.records):
         typer.echo("nothing could be checked: see the reasons above", err=True)
+        raise typer.Exit(ExitCode.inconclusive)
+    is_compared = LATENCY in results.plan.metrics and results.plan.baseline and len(results.plan.specs) > 1
+    if not has_findings and is_compared and not comparisons(results):
+        typer.echo("nothing could be compared: see the reasons above", err=True)
         raise typer.Exit(ExitCode.inconclusive)
     raise typer.Exit(ExitCode.finding if has_findings else ExitCode.passed)
 

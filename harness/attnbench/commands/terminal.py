@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import losses
+from attnbench.analysis.comparisons import losses, untried
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
 from attnbench.reports import cells, grouped, sides, story
@@ -276,4 +276,6 @@ def print_sides(results: Results) -> None:
         say(f"{name}: {text}", "dim")
     for line in losses(results):
         say(line, "red")
+    for line in untried(results):
+        say(line, "yellow")
     say(sides.headline(results), "bold")

@@ -12,7 +12,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from statistics import median
@@ -74,6 +74,7 @@ class Progress:
     total: float
     counts: Mapping[str, int]  # cells by status
     left_s: float | None
+    left_out: str = ""  # why a prediction has just left out the cell
 
 
 Watch = Callable[[Progress], None]
@@ -196,7 +197,12 @@ class Session:
         pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
         left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
         counts = {str(status): number for status, number in self.state.counts.items() if number}
-        self.watch(Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s))
+        self._shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
+        self.watch(self._shown)
+
+    def show_left_out(self, workload: Workload, arm: Arm, why: str) -> None:
+        """Call the watcher: a prediction has left out a cell."""
+        self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", left_out=why))
 
 
 def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
@@ -328,11 +334,15 @@ def check_limit_s(plan: Plan) -> float:
 
 
 def check_cells(session: Session) -> str:
-    """Bring every cell to a status, or as many as there is time for, spread evenly; return how many are left out."""
+    """Bring every cell to a status, or as many as there is time for, spread evenly; return how many are left out.
+
+    What is predicted to be just out of reach is looked at once more at the end: the machine may have been busy.
+    """
     plan = session.plan
     limit_s = check_limit_s(plan)
     workloads = spread(plan.workloads) if len(plan.workloads) > MANY else plan.workloads
     cells = [(workload, arm) for workload in workloads for arm in session.specs]
+    close = []
     for number, (workload, arm) in enumerate(cells):
         if (workload.id, arm) not in session.state.status:
             if arm == cells[0][1] and session.elapsed_s > limit_s:
@@ -340,21 +350,34 @@ def check_cells(session: Session) -> str:
                 return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
             done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
             session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
-            request = messages.Check(
-                **session.request_of(workload, arm),
-                call_limit_s=plan.call_limit_s,
-                memory_limit_bytes=plan.memory_limit_bytes,
-                seed=plan.seed,
-            )
-            reply = session.ask(request)
-            if isinstance(reply, messages.Failed):
-                reply = events.CellChecked(
-                    **request.names, status=reply.status, message=reply.message, is_predicted=reply.is_predicted
-                )
-            assert isinstance(reply, events.CellChecked)
-            session.record(reply)
+            if not check_cell(session, workload, arm, is_last=False):
+                close.append((workload, arm))
+    for workload, arm in close:
+        check_cell(session, workload, arm)
     session.show_progress("check", "", len(cells), len(cells))
     return ""
+
+
+def check_cell(session: Session, workload: Workload, arm: Arm, *, is_last: bool = True) -> bool:
+    """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time."""
+    request = messages.Check(
+        **session.request_of(workload, arm),
+        call_limit_s=session.plan.call_limit_s,
+        memory_limit_bytes=session.plan.memory_limit_bytes,
+        seed=session.plan.seed,
+    )
+    reply = session.ask(request)
+    if isinstance(reply, messages.Failed):
+        if reply.is_close and not is_last:
+            return False
+        if reply.is_predicted and reply.status is not Status.unsupported:
+            session.show_left_out(workload, arm, reply.message)
+        reply = events.CellChecked(
+            **request.names, status=reply.status, message=reply.message, is_predicted=reply.is_predicted
+        )
+    assert isinstance(reply, events.CellChecked)
+    session.record(reply)
+    return True
 
 
 def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: bool) -> None:

@@ -315,6 +315,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     said: str = ""
     is_lost: bool = False  # the process ended, which may be somebody else's deed
     is_predicted: bool = False  # nothing was tried
+    is_close: bool = False  # and another moment may predict otherwise
 
 
 Answer = Built | Tensors | Failed

@@ -9,6 +9,9 @@ from attnbench.devices import device, names
 from attnbench.storage.events import Plan
 from attnbench.workloads import sweep
 
+EXACT_CALL_LIMIT_S = 2.0
+"""A sweep leaves out what takes longer than its own limit; who asks for exact workloads wants to have them."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Selection:
@@ -60,6 +63,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     for metric in metrics:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
+    call_limit_s = max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if is_exact else chosen.call_limit_s
     return Plan(
         sweep="set" if is_exact else Path(selection.sweep).stem,
         workloads=workloads,
@@ -67,7 +71,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         baseline=plugins.name_of(selection.baseline),
         metrics=metrics,
         budget_s=chosen.budget_s if selection.budget_s is None else selection.budget_s,
-        call_limit_s=chosen.call_limit_s if selection.call_limit_s is None else selection.call_limit_s,
+        call_limit_s=call_limit_s if selection.call_limit_s is None else selection.call_limit_s,
         timeout_s=selection.timeout_s,
         memory_limit_bytes=selection.memory_limit_bytes,
         num_blocks=chosen.num_blocks,

@@ -54,7 +54,6 @@ FOUND = {
     "suspicious improvement": ([scales("fused", 0.5), scripts.checks(lambda _: None)], Kind.suspicious),
     "lost cell": ([vanishes()], Kind.lost),
     "became unsupported": ([ends(Status.unsupported)], Kind.lost),
-    "no longer tried": ([ends(Status.timeout, is_predicted=True)], Kind.lost),
     "new failure": ([ends(Status.crashed)], Kind.failed),
     "disagrees": ([ends(Status.disagrees)], Kind.failed),
     "another backend than asked": ([ends(Status.fallback)], Kind.failed),
@@ -82,6 +81,14 @@ def test_what_got_worse_is_a_finding(name: str, base: Results, tmp_path: Path, m
     assert all(ruling.implementation in {"fused", "tiled", "*"} for ruling in found)
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 1
     assert attnbench(monkeypatch, "compare", base.folder, candidate.folder) == 0
+
+
+def test_what_was_only_predicted_is_no_loss_and_no_pass(base: Results, tmp_path: Path, monkeypatch) -> None:
+    candidate = run(tmp_path / "run", ends(Status.timeout, is_predicted=True))
+    decision = judge(base, candidate)
+    assert not decision.of(Outcome.finding)
+    assert {ruling.kind for ruling in decision.of(Outcome.inconclusive)} >= {Kind.undecided}
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 3
 
 
 def test_the_same_again_passes(base: Results, tmp_path: Path, monkeypatch, capsys) -> None:

@@ -162,6 +162,8 @@ def _status(base: Record | None, candidate: Record) -> Ruling:
         kind, words = Kind.new, f"was {before}, is ok"
     elif before is Status.ok and after is Status.unsupported:
         kind, words = Kind.lost, f"was ok; {now}"
+    elif candidate.is_predicted:  # a prediction shows nothing
+        kind, words = Kind.undecided, f"was {before}, and was not tried; {now}"
     elif before is Status.ok or base.is_finding:  # foreseen to be out of reach, or refused
         kind, words = Kind.lost, f"was {before} and is no longer tried; {now}"
     else:

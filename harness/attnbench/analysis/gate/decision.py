@@ -175,6 +175,8 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thre
     refused = sum(ruling.reason in REFUSED for ruling in (*rulings, suite))
     if refused:
         return Outcome.inconclusive, f"{refused} of the thresholds asked for cannot be judged; {words}"
+    if left_out := sum(ruling.metric == STATUS and ruling.kind is Kind.undecided for ruling in rulings):
+        return Outcome.inconclusive, f"{left_out} of the cells that were ok were not tried, by a prediction; {words}"
     if num_judged < thresholds.judged_share * len(timed):
         return Outcome.inconclusive, f"{words}, fewer than {100 * thresholds.judged_share:g} %"
     if any(ruling.outcome is Outcome.improved for ruling in (*rulings, suite)):

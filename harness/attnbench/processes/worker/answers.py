@@ -148,6 +148,7 @@ class Worker:
                 raised=type(error).__name__,
                 said=(str(error).splitlines() or [""])[0],
                 is_predicted=is_predicted,
+                is_close=isinstance(error, attempts.OutOfReachError) and error.is_close,
             )
         except CandidateLostError as lost:
             reply = lost.failed

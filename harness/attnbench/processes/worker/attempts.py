@@ -53,12 +53,12 @@ Cost = tuple[float, float | None]
 
 
 class OutOfReachError(Exception):
-    """A cell is predicted not to fit; carries the status and the reason."""
+    """A cell is predicted not to fit; carries the status, the reason, and whether it was close."""
 
-    def __init__(self, status: Status, reason: str) -> None:
-        """Keep both."""
+    def __init__(self, status: Status, reason: str, *, is_close: bool = False) -> None:
+        """Keep all."""
         super().__init__(reason)
-        self.status = status
+        self.status, self.is_close = status, is_close
 
 
 def describe(error: BaseException) -> tuple[Status, str]:
@@ -222,12 +222,14 @@ def require_within(
             call_s = _at(workload.seq_len, times_s)
     if call_s > limit_s:
         why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')}"
-        message = f"predicted {show(call_s, 's')} for one call, {why} at seq_len {last}"
-        raise OutOfReachError(Status.timeout, message)
+        include = f"--call-limit {math.ceil(call_s)} includes it"
+        message = f"predicted {show(call_s, 's')} for one call, {why} at seq_len {last}; {include}"
+        raise OutOfReachError(Status.timeout, message, is_close=call_s <= CLEARLY_OVER * limit_s)
     peak = _at(workload.seq_len, peaks) if peaks else None
     if peak is not None and peak > limit_bytes:
         why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')}"
-        message = f"predicted a peak of {show(peak, 'bytes')}, {why} at seq_len {last}"
+        include = f"--memory-limit {math.ceil(peak / 2**30)} includes it"
+        message = f"predicted a peak of {show(peak, 'bytes')}, {why} at seq_len {last}; {include}"
         raise OutOfReachError(Status.out_of_memory, message)
     return call_s, peak
 
