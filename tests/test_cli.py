@@ -98,7 +98,7 @@ def test_reports_are_rebuilt_with_torch_blocked(theirs):
     found = command("report", cwd=folder, PYTHONPATH=path)
     assert found.returncode == 0, found.stderr
     assert (run / "latency_plot.svg").exists()
-    program = ("-c", f"import attnbench; print(len(attnbench.load({str(run)!r})))")
+    program = ("-c", f"import attnbench; print(len(attnbench.table({str(run)!r})))")
     assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(load(run)))
     blocked = command("check", "fused", cwd=folder, PYTHONPATH=path)
     assert blocked.returncode == 2

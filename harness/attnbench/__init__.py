@@ -1,20 +1,21 @@
 """attnbench: which attention implementation is right, which is fast, which fits in memory.
 
-From Python, stored runs are loaded as tables (`load`, `samples`); measuring is done by the command `attnbench`.
+From Python, `check`, `compare` and `run` do what the commands of these names do, `load` reads a stored run, and
+`table` and `samples` read many as tables.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnbench.analysis.table import load, samples
+    from attnbench.api import check, compare, load, run, samples, table
 
-__all__ = ["load", "samples"]
+__all__ = ["check", "compare", "load", "run", "samples", "table"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - what it is follows from the name
     """Import what is public at first use (PEP 562): importing attnbench takes no time, and needs no pandas."""
     if name in __all__:
-        from attnbench.analysis import table
+        from attnbench import api
 
-        return getattr(table, name)
+        return getattr(api, name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

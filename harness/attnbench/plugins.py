@@ -218,7 +218,7 @@ def _parsed(path: Path) -> ast.Module:
 def unknown(kind: str, given: str, known: Iterable[str], more: str = "") -> str:
     """The message for a name that does not exist: the given one, a near one, and all."""
     names = list(known)
-    return f"there is no {kind} {given}{meant(given, names)}; choose among {', '.join(names)}{more}"
+    return f"there is no {kind} {given or repr(given)}{meant(given, names)}; choose among {', '.join(names)}{more}"
 
 
 def _check_file(path: Path, attribute: str) -> None:

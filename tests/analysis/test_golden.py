@@ -36,7 +36,7 @@ def unpacked(name: str, folder: Path) -> Path:
 def cells(run: Path) -> list[dict]:
     compared = {(found.workload.id, found.implementation, found.side): found for found in comparisons(read(run))}
     rows = []
-    for row in attnbench.load(run).fillna({"side": ""}).to_dict("records"):
+    for row in attnbench.table(run).fillna({"side": ""}).to_dict("records"):
         key = (row["workload"], row["implementation"], row["side"])
         found = compared.get(key)
         rows.append(

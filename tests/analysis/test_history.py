@@ -13,12 +13,13 @@ from typer.testing import CliRunner
 
 from attnbench.analysis.gate.outputs import series
 from attnbench.analysis.history import FEWEST, alike, among_neighbours, changes, follow, gather
-from attnbench.analysis.index import FILE, look_up, usual_place
+from attnbench.analysis.index import FILE, look_up
 from attnbench.analysis.results import read
 from attnbench.analysis.table import arm_of, rows, table
 from attnbench.cli import app
 from attnbench.reports import history as history_report
 from attnbench.storage.events import CellEvent, RunStarted, Side, Sides, VisitFinished
+from attnbench.storage.files import cache_file
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import BASE, CANDIDATE, Arm
 from tests import journals
@@ -355,10 +356,10 @@ def test_another_version_of_the_code_reads_again(stored, tmp_path, reads, monkey
 
 def test_the_index_lies_in_the_folder_for_caches(monkeypatch, tmp_path):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    assert usual_place() == tmp_path / "attnbench" / FILE
+    assert cache_file(FILE) == tmp_path / "attnbench" / FILE
     monkeypatch.delenv("XDG_CACHE_HOME")
     monkeypatch.setenv("HOME", "/somewhere")
-    assert str(usual_place()) == f"/somewhere/.cache/attnbench/{FILE}"
+    assert str(cache_file(FILE)) == f"/somewhere/.cache/attnbench/{FILE}"
 
 
 def test_what_is_kept_is_what_the_table_of_cells_says(stored):

@@ -16,7 +16,7 @@ def test_who_stops_while_reports_are_written_hears_how_to_write_them(tmp_path, m
             raise KeyboardInterrupt
 
     monkeypatch.setattr("attnbench.plugins.plugs", lambda *_: {"slow": Slow()})
-    with pytest.raises(typer.Exit) as ends:
+    with pytest.raises(typer.Exit) as ends, running.finished(tmp_path / "run"):
         running.write_reports(read(tmp_path / "run"), tmp_path / "run")
     assert ends.value.exit_code == ExitCode.interrupted
     said = f"what was measured is kept; write its reports with: attnbench report {tmp_path / 'run'}"

@@ -5,7 +5,6 @@ to the file system, or another version of attnbench, is read again. It lies in t
 (https://specifications.freedesktop.org/basedir-spec); where that cannot be written, all is read each time.
 """
 
-import os
 import sqlite3
 from collections.abc import Sequence
 from contextlib import closing, suppress
@@ -62,13 +61,6 @@ def stored(results: Results) -> Stored:
         units={each.metric: each.unit for each in metrics},
         cells=tuple(cells),
     )
-
-
-def usual_place() -> Path | None:
-    """Where the index lies; None where there is no home."""
-    with suppress(RuntimeError):
-        return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "attnbench" / FILE
-    return None
 
 
 def look_up(journals: Sequence[Path], place: Path | None) -> list[Stored]:

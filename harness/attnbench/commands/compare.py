@@ -88,12 +88,13 @@ def compare(
     typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
     with sides.checked_out(planned, folder):
         measured = running.execute(planned, folder, kept=running.kept(planned, folder))
-    failed = running.write_reports(measured, folder)
-    if as_json:
-        typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
-    else:
-        terminal.print_sides(measured)
-        typer.echo(f"\nReports and plots: {measured.folder}")
+    with running.finished(folder):
+        failed = running.write_reports(measured, folder)
+        if as_json:
+            typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
+        else:
+            terminal.print_sides(measured)
+            typer.echo(f"\nReports and plots: {measured.folder}")
     conclude(measured, has_findings=failed)
 
 

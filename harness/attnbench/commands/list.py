@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 import typer
 
 from attnbench.commands import Command
-from attnbench.commands.options import AsJson
+from attnbench.commands.options import AsJson, held
 
 What = Literal["implementations", "sweeps", "axes", "masks", "metrics", "reports"]
 
@@ -23,12 +23,13 @@ def list_what(
     """List what there is; for implementations, what each supports here."""
     from attnbench import plugins
     from attnbench.commands import catalog, terminal
+    from attnbench.storage.files import cache_file
 
     notes: list[str] = []
     if what == "implementations":
-        specs = list(implementation or plugins.implementation_names())
+        specs = [spec for each in implementation or () for spec in held(each)] or plugins.implementation_names()
         plugins.check_specs(specs)
-        entries = catalog.implementations(specs)
+        entries = catalog.remembered(specs, cache_file("implementations.json"))
         notes = catalog.why_not(entries)
     else:
         entries = catalog.entries(what)

@@ -20,7 +20,7 @@ def report(
 ) -> None:
     """Rebuild every report of stored runs. Needs no torch."""
     from attnbench.analysis.results import read
-    from attnbench.commands.running import write_reports
+    from attnbench.commands.running import finished, write_reports
     from attnbench.storage.journal import copy_journal, find_run, newest_run
 
     folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
@@ -32,7 +32,8 @@ def report(
         target = to or stored.folder
         if to is not None and to.resolve() != stored.folder.resolve():
             copy_journal(stored.folder, to)
-        failed |= write_reports(stored, target)
+        with finished(stored.folder):
+            failed |= write_reports(stored, target)
         typer.echo(f"Reports and plots: {target}")
         if open_page:
             typer.launch(str((target / "report.html").resolve()))

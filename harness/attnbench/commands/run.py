@@ -52,12 +52,13 @@ def run(
     plural = "" if number == 1 else "s"
     typer.echo(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}", err=True)
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
-    failed = running.write_reports(measured, folder)
-    if as_json:
-        typer.echo(json.dumps(terminal.summary(measured), indent=2))
-    else:
-        terminal.print_results(measured)
-        typer.echo(f"\nReports and plots: {folder}")
+    with running.finished(folder):
+        failed = running.write_reports(measured, folder)
+        if as_json:
+            typer.echo(json.dumps(terminal.summary(measured), indent=2))
+        else:
+            terminal.print_results(measured)
+            typer.echo(f"\nReports and plots: {folder}")
     running.conclude(measured, has_findings=failed)
 
 

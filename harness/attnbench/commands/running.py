@@ -65,7 +65,24 @@ def execute(
             raise ValueError(f"{folder} is gone: it was removed while the run was at work; begin again") from None
         mend = "; ".join(filter(None, ["free some room or mend it", kept]))
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {mend}") from None
-    return read(folder)
+    if not kept:  # it lies where nobody looks for it
+        return read(folder)
+    with finished(folder):
+        return read(folder)
+
+
+@contextmanager
+def finished(folder: Path) -> Iterator[None]:
+    """Within: an interruption finds a run that is measured, and says how to have its reports.
+
+    Raises:
+        typer.Exit: the user interrupted it.
+    """
+    try:
+        yield
+    except KeyboardInterrupt:
+        typer.echo(f"what was measured is kept; write its reports with: attnbench report {folder}", err=True)
+        raise typer.Exit(ExitCode.interrupted) from None
 
 
 def kept(plan: Plan, folder: Path) -> str:
@@ -193,11 +210,6 @@ def write_reports(results: Results, folder: Path) -> bool:
         except OSError as error:
             again = f"what was measured is kept: free some, then attnbench report {results.folder}"
             raise ValueError(f"cannot write {error.filename or folder}: {error.strerror}; {again}") from None
-        except KeyboardInterrupt:
-            typer.echo(
-                f"what was measured is kept; write its reports with: attnbench report {results.folder}", err=True
-            )
-            raise typer.Exit(ExitCode.interrupted) from None
         except Exception as error:  # noqa: BLE001 - somebody's report must not cost the others
             failed = True
             typer.echo(f"warning: report {name} failed: {type(error).__name__}: {error}", err=True)

@@ -23,6 +23,7 @@ from attnbench.workloads.workload import Workload
 LONGEST_UNBROKEN = 40
 MANY, DENSE_WIDTH = 12, 120
 UNDECIDED = "?: undecided, the times may as well be equal; more time may decide it."
+WRONG = "WRONG"
 NOT_JUDGED = "not judged"
 """Of an implementation, or some of its cells, that gave no answer to compare, such as after an error or a timeout."""
 SIDES = {"base", "candidate"}
@@ -153,7 +154,7 @@ def verdicts(results: Results) -> dict[str, str]:
         is_judged = any(record.agreement is not None for record in own)
         num_others = sum(record.is_finding and not record.is_wrong for record in own)
         if any(record.is_wrong for record in own):
-            found[name] = "WRONG"
+            found[name] = WRONG
         elif num_others:
             found[name] = f"right, but {num_others} {NOT_JUDGED}" if is_judged else NOT_JUDGED
         else:

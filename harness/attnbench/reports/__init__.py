@@ -24,6 +24,22 @@ class Picture:
     svg: str
     png: Callable[[], bytes]  # drawn when asked for: a page needs only the other
 
+    def _repr_svg_(self) -> str:
+        """As a notebook shows it."""
+        return self.svg
+
+    def save(self, path: Path | str) -> Path:
+        """Write it as the name ends, .svg or .png; return the path.
+
+        Raises:
+            OSError: it cannot be written.
+            ValueError: the name ends otherwise.
+        """
+        made = {".svg": lambda: self.svg, ".png": self.png}.get(Path(path).suffix)
+        if made is None:
+            raise ValueError(f"{path} is no picture: end its name with .svg or .png")
+        return put(Path(path), made())
+
 
 @dataclass(frozen=True, kw_only=True)
 class Report:

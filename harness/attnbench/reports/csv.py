@@ -9,7 +9,7 @@ from attnbench.units import guarded
 
 
 def text(results: Results) -> str:
-    """The table of `attnbench.load`, with NA where a value is missing."""
+    """The table of `attnbench.table`, with NA where a value is missing."""
     return spreadsheet(table(results), missing="NA")
 
 

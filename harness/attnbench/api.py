@@ -1,0 +1,290 @@
+"""From Python: `check`, `compare`, `run` and `load`, which give what the commands give, as objects.
+
+    import attnbench
+
+    attnbench.check(mine, mask="causal")
+    attnbench.compare(mine, "sdpa", seq_len=[128, 512], mask="causal", budget=30)
+
+They work in scripts and in notebooks: a function that lies in no file is handed to the measuring processes by value.
+"""
+
+import base64
+import secrets
+import sys
+import tempfile
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from html import escape
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from attnbench.analysis.comparisons import by_implementation, comparisons
+from attnbench.analysis.results import Results, read
+from attnbench.analysis.table import load as cells_of
+from attnbench.analysis.table import samples as samples_of
+from attnbench.commands import running, terminal
+from attnbench.commands.options import MOST_SEEDS, held
+from attnbench.plugins import name_of, plugs, unknown
+from attnbench.processes import execution
+from attnbench.processes.planning import Selection, plan
+from attnbench.reports import Picture, cells, story
+from attnbench.storage.journal import find_run
+from attnbench.storage.records import Comparison
+from attnbench.workloads.sweep import SMALLEST_EFFECT
+
+if TYPE_CHECKING:
+    import pandas as pd
+
+Given = str | Callable[..., Any]
+"""As in commands a name, FILE.py:NAME or FILE.py; or a function, a module class, or what `adapt` makes of one."""
+GIVEN_FILE = "given.py"
+BY_VALUE = '''"""What was given from Python, by value."""
+
+import base64
+
+import cloudpickle
+
+GIVEN = cloudpickle.loads(base64.b85decode({!r}))
+'''
+
+
+class Outcome:
+    """One run: who is right, who is faster and by how much, and everything that was measured."""
+
+    def __init__(self, results: Results, verdicts: Mapping[str, str]) -> None:
+        """Keep what was read of the run, and the verdict on each implementation by name."""
+        self.results, self.verdicts = results, dict(verdicts)
+
+    @property
+    def folder(self) -> Path:
+        """Where the run lies; of a check, where it lay."""
+        return self.results.folder
+
+    @property
+    def verdict(self) -> str:
+        """The verdict on the only implementation that was checked, or compared with the baseline.
+
+        After a check `right`, `WRONG` or `not judged`; after a comparison `faster`, `slower`, `equivalent` or
+        `undecided`, as it holds on all of the workloads together, or `WRONG` or `not compared`.
+
+        Raises:
+            ValueError: there are several; `verdicts` has them all.
+        """
+        if len(self.verdicts) != 1:
+            raise ValueError(f"there are {len(self.verdicts)} verdicts, on {', '.join(self.verdicts)}: see `verdicts`")
+        return next(iter(self.verdicts.values()))
+
+    @property
+    def answer(self) -> list[str]:
+        """What came out, in sentences; doubts first."""
+        wrong = [f"{name}: {self._why(name)}" for name, verdict in self.verdicts.items() if verdict == terminal.WRONG]
+        return [*story.troubles(self.results), *wrong, *story.answer(self.results)]
+
+    @property
+    def comparisons(self) -> list[Comparison]:
+        """Each cell against the baseline: ratio, interval, verdict."""
+        return comparisons(self.results)
+
+    def to_frame(self) -> "pd.DataFrame":
+        """Every cell as a row, as in records.csv."""
+        from attnbench.analysis.table import table
+
+        return table(self.results).copy()
+
+    def plot(self, kind: str = "ratio") -> Picture | None:
+        """A picture, which a notebook shows, or None where there is nothing to draw.
+
+        Kinds are ratio, latency, memory, breakdown, roofline and agreement.
+
+        Raises:
+            ValueError: there is no such kind.
+        """
+        drawn = {name.removesuffix("_plot"): each for name, each in plugs("attnbench.reports", "REPORT").items()}
+        drawn = {name: each for name, each in drawn.items() if each.draw is not None}
+        if kind not in drawn:
+            raise ValueError(unknown("plot", kind, drawn))
+        draw = drawn[kind].draw
+        assert draw is not None
+        return next(iter(draw(self.results)), None)
+
+    def __repr__(self) -> str:
+        """Verdicts, answer, and the times as a table."""
+        head = ", ".join(f"{name}: {verdict}" for name, verdict in self.verdicts.items())
+        return "\n".join([f"<{head or 'nothing was judged'}>", *self.answer, *self._tables()])
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook."""
+        head = "".join(f"<li><b>{escape(name)}</b>: {escape(each)}</li>" for name, each in self.verdicts.items())
+        said = "".join(f"<p>{escape(line)}</p>" for line in self.answer)
+        return f"<ul>{head}</ul>{said}" + "".join(f"<pre>{escape(each)}</pre>" for each in self._tables())
+
+    def _tables(self) -> Iterable[str]:
+        for title, members in cells.groups(self.results).items():
+            if any(row["latency_s"] is not None for row in members):
+                lines = [(cells.arm(row), cells.length(row), cells.time(row), cells.verdict(row)) for row in members]
+                widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
+                shown = (
+                    "  ".join(f"{text:{width}}" for text, width in zip(line, widths, strict=True)) for line in lines
+                )
+                yield "\n".join([title, *(f"  {line.rstrip()}" for line in shown)])
+
+    def _why(self, name: str) -> str:
+        return next(each.message for each in self.results.records if each.implementation == name and each.is_wrong)
+
+
+def check(*given: Given, seed: int | None = None, timeout: float = 60.0, **axes: Any) -> Outcome:  # noqa: ANN401 - one value of an axis, or several
+    """Compare outputs and gradients with the float64 oracle; without axes, on the shapes of the sweep `check`.
+
+    `timeout` is in seconds, of a single step. Each axis has a value or a list of values, as `attnbench list axes` has
+    them; given some, exactly these are checked.
+
+    Raises:
+        ValueError: there is no such implementation, axis or value; the message says what is allowed.
+    """
+    with tempfile.TemporaryDirectory(prefix="attnbench-check-") as name:
+        specs = _specs(given, Path(name))
+        selection = _selection("check", specs, seed, axes, timeout_s=timeout, metrics=())
+        results = _executed(selection, Path(name), with_baseline=False, stages=("check",))
+    return Outcome(results, terminal.verdicts(results))
+
+
+def compare(
+    *given: Given,
+    baseline: Given = "sdpa",
+    budget: float = 30.0,
+    smallest_effect: float = SMALLEST_EFFECT,
+    seed: int | None = None,
+    results: str | Path = "results",
+    **axes: Any,  # noqa: ANN401 - one value of an axis, or several
+) -> Outcome:
+    """Check implementations and time them against a baseline, in blocks in a random order, for `budget` seconds.
+
+    Of several the last one is the baseline if no other is named. It ends as soon as everything is decided. Times that
+    differ by less than the share `smallest_effect` are called equivalent. Everything is stored below the folder
+    `results`, where the commands find it.
+
+    Raises:
+        ValueError: there is no such implementation, axis or value; the message says what is allowed.
+    """
+    if len(given) > 1 and baseline == "sdpa":
+        *given_first, baseline = given
+        given = tuple(given_first)
+    folder = execution.new_folder(Path(results), "compare")
+    specs, (reference,) = _specs(given, folder), _specs([baseline], folder, "base_")
+    selection = _selection(
+        "quick", specs, seed, axes, baseline=reference, budget_s=budget, smallest_effect=smallest_effect
+    )
+    return _outcome(_executed(selection, folder))
+
+
+def run(
+    sweep: str = "quick",
+    *given: Given,
+    budget: float | None = None,
+    seed: int | None = None,
+    results: str | Path = "results",
+    **axes: Any,  # noqa: ANN401 - one value of an axis, or several
+) -> Outcome:
+    """Run a sweep, given by name or as a TOML file, as `attnbench run` does; axes narrow it.
+
+    Raises:
+        ValueError: there is no such sweep, implementation, axis or value; the message says what is allowed.
+    """
+    folder = execution.new_folder(Path(results), Path(sweep).stem)
+    selection = _selection(sweep, _specs(given, folder), seed, axes, is_exact=False, budget_s=budget)
+    found = _executed(selection, folder)
+    running.write_reports(found, folder)
+    return _outcome(found)
+
+
+def load(path: str | Path, results: str | Path = "results") -> Outcome:
+    """A stored run: its folder, its journal, or its name below the folder `results`.
+
+    Raises:
+        ValueError: there is no such run, or it is damaged.
+    """
+    is_there = Path(path).exists()
+    return _outcome(read(Path(path) if is_there else find_run(str(path), Path(results))))
+
+
+def samples(*paths: str | Path) -> "pd.DataFrame":
+    """Every raw sample of stored runs as a row; see `attnbench.analysis.table.samples`."""
+    return samples_of(*paths)
+
+
+def table(*paths: str | Path) -> "pd.DataFrame":
+    """Every cell of stored runs as a row; a folder stands for all runs below it."""
+    return cells_of(*paths)
+
+
+def _outcome(results: Results) -> Outcome:
+    """With a verdict for each implementation apart from the baseline."""
+    together = {name: str(each.verdict) for name, each in by_implementation(results).items()}
+    alone = {each.implementation: str(each.verdict) for each in comparisons(results)}
+    wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
+    names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
+    return Outcome(results, {name: (alone | together | wrong).get(name, "not compared") for name in names})
+
+
+def _selection(
+    sweep: str,
+    specs: Sequence[str],
+    seed: int | None,
+    axes: Mapping[str, Any],
+    *,
+    is_exact: bool = True,
+    **more: Any,  # noqa: ANN401 - other fields of a Selection
+) -> Selection:
+    settings = []
+    for axis, value in axes.items():
+        values = value if isinstance(value, list | tuple | range) else [value]
+        settings.append(f"{axis}={','.join(map(str, values))}")
+    drawn = secrets.randbelow(MOST_SEEDS) if seed is None else seed
+    return Selection(sweep=sweep, settings=settings, is_exact=is_exact, implementations=specs, seed=drawn, **more)
+
+
+def _executed(
+    selection: Selection,
+    folder: Path,
+    *,
+    with_baseline: bool = True,
+    stages: Sequence[str] = execution.STAGES,
+) -> Results:
+    planned = plan(selection, with_baseline=with_baseline)
+    with running.watching(set(map(name_of, selection.implementations))) as watch:
+        execution.execute(planned, folder, watch, stages)
+    return read(folder)
+
+
+def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:
+    """What names each of them: values that no file holds are written into the folder first."""
+    specs: list[str] = []
+    values: dict[str, Any] = {}
+    file = folder / f"{prefix}{GIVEN_FILE}"
+    for each in given:
+        if isinstance(each, str):
+            specs += held(each)
+        elif found := _in_a_file(each):
+            specs.append(found)
+        else:
+            name = getattr(each, "__name__", type(each).__name__)
+            name = name if name.isidentifier() else f"given_{len(values) + 1}"
+            values[name if name not in values else f"{name}_{len(values) + 1}"] = each
+            specs.append(f"{file}:{list(values)[-1]}")
+    if values:
+        import cloudpickle  # here, since few need it
+
+        folder.mkdir(parents=True, exist_ok=True)
+        text = BY_VALUE.format(base64.b85encode(cloudpickle.dumps(values)).decode())
+        names = "".join(f"{name} = GIVEN[{name!r}]\n" for name in values)
+        file.write_text(text + names, encoding="utf-8")
+    return specs
+
+
+def _in_a_file(value: Any) -> str:  # noqa: ANN401 - whatever was given
+    """FILE.py:NAME where that is what the value is; "" for what was defined in a notebook, a script or a function."""
+    module = sys.modules.get(getattr(value, "__module__", None) or "")
+    name = getattr(value, "__qualname__", "")
+    if module is None or module.__name__ == "__main__" or getattr(module, name, None) is not value:
+        return ""
+    file = getattr(module, "__file__", None)
+    return f"{file}:{name}" if file and file.endswith(".py") else ""
