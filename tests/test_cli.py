@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import cli, load, plugins, samples
+from attnbench import cli, plugins, samples, table
 from tests import forks
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +63,7 @@ def test_a_file_from_outside_is_checked_timed_and_plotted(theirs):
     _, found, run = theirs
     assert found.returncode == 0, found.stderr
     assert "theirs" in found.stdout
-    frame = load(run)
+    frame = table(run)
     own = frame[frame.implementation == "theirs"]
     assert set(own.status) == {"ok"}
     assert (own.latency_s > 0).all()
@@ -99,7 +99,7 @@ def test_reports_are_rebuilt_with_torch_blocked(theirs):
     assert found.returncode == 0, found.stderr
     assert (run / "latency_plot.svg").exists()
     program = ("-c", f"import attnbench; print(len(attnbench.table({str(run)!r})))")
-    assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(load(run)))
+    assert command(cwd=folder, program=program, PYTHONPATH=path).stdout.strip() == str(len(table(run)))
     blocked = command("check", "fused", cwd=folder, PYTHONPATH=path)
     assert blocked.returncode == 2
     assert "torch is blocked" in blocked.stderr  # so the block was real
@@ -119,7 +119,7 @@ def test_a_run_that_ended_can_be_resumed_and_says_no_more(theirs):
     before = len(samples(run))
     found = command("run", "--resume", run.name, "-i", "mine.py:theirs", "--json", cwd=folder)
     assert found.returncode == 0, found.stderr
-    assert json.loads(found.stdout)["counts"] == {"ok": before and len(load(run))}
+    assert json.loads(found.stdout)["counts"] == {"ok": before and len(table(run))}
     assert len(samples(run)) == before
 
 

@@ -33,6 +33,7 @@ DOCUMENTS = [
     "docs/ci.md",
     "docs/profiling.md",
     "docs/pytest.md",
+    "docs/python.md",
     "docs/side-by-side.md",
     *PRINTED,
 ]

@@ -35,10 +35,12 @@ class Picture:
             OSError: it cannot be written.
             ValueError: the name ends otherwise.
         """
-        made = {".svg": lambda: self.svg, ".png": self.png}.get(Path(path).suffix)
-        if made is None:
-            raise ValueError(f"{path} is no picture: end its name with .svg or .png")
-        return put(Path(path), made())
+        match Path(path).suffix:
+            case ".svg":
+                return put(Path(path), self.svg)
+            case ".png":
+                return put(Path(path), self.png())
+        raise ValueError(f"{path} is no picture: end its name with .svg or .png")
 
 
 @dataclass(frozen=True, kw_only=True)

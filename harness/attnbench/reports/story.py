@@ -175,7 +175,8 @@ def troubles(results: Results) -> list[str]:
     if not results.has_digests:
         lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
     load = results.system_load
-    if load is not None and load.others + load.stolen > CONTENTION:
+    is_timed = any(results.num_visits.values())
+    if is_timed and load is not None and load.others + load.stolen > CONTENTION:
         taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"
         lines.append(f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long.")
     if results.num_discarded > MANY * results.num_blocks:

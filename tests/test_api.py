@@ -1,0 +1,147 @@
+"""From Python: what is given by name, by file or by value is checked and compared, and the outcome can be read."""
+
+import subprocess
+import sys
+import textwrap
+
+import pytest
+from torch import nn
+
+import attnbench
+from attnbench.commands.catalog import remembered
+from tests import journals
+
+SMALL = {"seq_len": 16, "num_heads": 2, "head_dim": 8, "num_threads": 1}
+
+
+def mistaken(query, key, value, mask=None):
+    """Lies in a file, and has the softmax over the queries."""
+    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(dim=-2).nan_to_num(0.0) @ value
+
+
+def closure(factor):
+    """No file holds what this makes."""
+
+    def mine(query, key, value):
+        return factor * nn.functional.scaled_dot_product_attention(query, key, value)
+
+    return mine
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+
+
+def test_a_name_and_a_value_are_checked():
+    right = attnbench.check(closure(1.0), **SMALL)
+    assert right.verdict == "right"
+    assert [workload.seq_len for workload in right.results.plan.workloads] == [16]
+    wrong = attnbench.check(closure(1.25), "fused", **SMALL)
+    assert wrong.verdicts == {"mine": "WRONG", "fused": "right"}
+    assert "is 1.25 times what it should be" in repr(wrong)
+    with pytest.raises(ValueError, match="2 verdicts, on mine, fused"):
+        _ = wrong.verdict
+
+
+def test_a_function_of_a_file_is_named_by_it():
+    found = attnbench.check(mistaken, mask="causal", **SMALL)
+    assert found.verdict == "WRONG"
+    assert found.results.plan.implementations[0].endswith("test_api.py:mistaken")
+    assert "the softmax runs over the queries" in " ".join(found.answer)
+
+
+def test_two_are_compared_and_everything_is_stored(tmp_path):
+    found = attnbench.compare(closure(1.0), "sdpa", budget=0.0, **SMALL | {"seq_len": [16, 32]})
+    assert found.verdict in {"faster", "slower", "equivalent", "undecided"}
+    assert {each.workload.seq_len for each in found.comparisons} == {16, 32}
+    assert len(found.to_frame()) == 4
+    assert found.folder.parent == tmp_path.joinpath("results", "runs").relative_to(tmp_path)
+    again = attnbench.load(found.folder.name)
+    assert again.verdicts == found.verdicts
+    assert repr(again) == repr(found)
+    assert len(attnbench.table("results")) == 4
+
+
+def test_the_last_of_several_is_the_baseline():
+    found = attnbench.compare("fused", "einsum", budget=0.0, **SMALL)
+    assert (found.results.plan.implementations, found.results.plan.baseline) == (("fused", "einsum"), "einsum")
+
+
+def test_the_wrong_one_of_two_is_not_timed():
+    found = attnbench.compare(closure(1.25), budget=0.0, **SMALL)
+    assert found.verdict == "WRONG"
+    assert any(line.startswith("mine: ") for line in found.answer)
+
+
+def test_an_outcome_is_shown_and_drawn(tmp_path):
+    journals.write(tmp_path / "run", journals.workloads(seq_len=(128, 512)), ("sdpa", "fused", "<b>"))
+    found = attnbench.load(tmp_path / "run")
+    shown = found._repr_html_()
+    assert "&lt;b&gt;" in shown
+    assert "<b>:" not in shown
+    assert "sdpa" in repr(found)
+    assert found.plot("latency").save("a.png").read_bytes().startswith(b"\x89PNG")
+    assert found.plot()._repr_svg_().startswith("<svg ")
+    with pytest.raises(ValueError, match=r"there is no plot speed; choose among"):
+        found.plot("speed")
+    with pytest.raises(ValueError, match=r"end its name with"):
+        found.plot().save("a.gif")
+
+
+@pytest.mark.parametrize(
+    ("call", "said"),
+    [
+        (lambda: attnbench.check("fusde"), "did you mean fused"),
+        (lambda: attnbench.check("fused", mask="casual"), "did you mean causal"),
+        (lambda: attnbench.compare("fused", length=3), "did you mean"),
+        (lambda: attnbench.run("qiuck"), "did you mean quick"),
+        (lambda: attnbench.load("nothing"), "there is no run nothing"),
+    ],
+)
+def test_a_mistake_says_what_is_allowed(call, said):
+    with pytest.raises(ValueError, match=said):
+        call()
+
+
+@pytest.mark.long
+def test_a_script_that_defines_and_compares_is_not_run_again_by_its_workers(tmp_path):
+    script = tmp_path / "script.py"
+    script.write_text(
+        textwrap.dedent("""
+        import attnbench
+        from torch.nn import functional as F
+
+        def mine(query, key, value):
+            return F.scaled_dot_product_attention(query, key, value)
+
+        open("runs.txt", "a").write("once\\n")
+        found = attnbench.run("quick", mine, "sdpa", budget=0, scope="attention", dtype="float32", seq_len=128)
+        print(found.verdict, (found.folder / "report.html").exists())
+        """)
+    )
+    done = subprocess.run([sys.executable, script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout.split()[1] == "True"
+    assert (tmp_path / "runs.txt").read_text() == "once\n"
+
+
+def test_what_is_listed_is_kept_until_something_changes(tmp_path, monkeypatch):
+    asked = []
+    monkeypatch.setattr(
+        "attnbench.commands.catalog.implementations", lambda specs: asked.append(1) or [{"a": str(specs)}]
+    )
+    place = tmp_path / "cache" / "kept.json"
+    first = remembered(["sdpa"], place)
+    assert remembered(["sdpa"], place) == first
+    assert len(asked) == 1
+    assert remembered(["fused"], place) != first
+    monkeypatch.setattr("attnbench.commands.catalog.KEPT_S", 0.0)
+    remembered(["fused"], place)
+    place.write_text("{")
+    remembered(["fused"], place)
+    remembered(["fused"], None)
+    assert len(asked) == 5
