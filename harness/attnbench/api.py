@@ -75,7 +75,7 @@ class Outcome:
 
     @property
     def answer(self) -> list[str]:
-        """What came out, in sentences; doubts first."""
+        """What came out, in sentences; warnings first."""
         wrong = [f"{name}: {self._why(name)}" for name, verdict in self.verdicts.items() if verdict == terminal.WRONG]
         return [*story.troubles(self.results), *wrong, *story.answer(self.results)]
 

@@ -115,7 +115,7 @@ def _beside(row: Row, fastest: float) -> str:
     kernel = plain(row["ran"] or "", limit=26)
     if row["latency_s"] is None:
         return f"not timed, {kernel}"
-    return f"{show(row['latency_s'], 's')}, {significant(row['paired_latency_s'] / fastest, 2)} x, {kernel}"
+    return f"{show(row['paired_latency_s'], 's')}, {significant(row['paired_latency_s'] / fastest, 2)} x, {kernel}"
 
 
 def _fill(kind: str) -> dict[str, Any]:
