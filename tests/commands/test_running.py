@@ -1,11 +1,55 @@
 """What the commands that run something share."""
 
+import fcntl
+import os
+import re
+import struct
+import subprocess
+import termios
+
 import pytest
 import typer
 
 from attnbench.analysis.results import read
-from attnbench.commands import ExitCode, running
-from tests import journals
+from attnbench.commands import ExitCode, running, terminal
+from tests import forks, journals
+
+PROGRESS = """
+from attnbench.commands.running import watching
+from attnbench.processes.execution import Progress
+
+with watching() as watch:
+    counts = {"ok": 103, "unsupported": 7, "timeout": 2}
+    cell = "sdpa_flash on attention-inference-cpu-float32-b1-t2048-h8-k64-causal"
+    for stage in ("check", "time"):
+        watch(Progress(stage=stage, cell=cell, done=4, total=10, counts=counts, left_s=200.0))
+"""
+
+
+def test_a_terminal_of_80_columns_has_room_for_the_share_and_the_time_left():
+    screen, end = os.openpty()
+    fcntl.ioctl(screen, termios.TIOCSWINSZ, struct.pack("HHHH", 24, 80, 0, 0))
+    environment = {**os.environ, "TERM": "xterm"}
+    environment.pop("COLUMNS", None)
+    subprocess.run([forks.python(), "-c", PROGRESS], stderr=end, env=environment, check=True)
+    os.close(end)
+    shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", os.read(screen, 2**16).decode())
+    os.close(screen)
+    lines = re.split(r"[\r\n]+", shown)
+    assert max(map(len, lines)) <= 80
+    for stage in ("checking", "timing"):
+        assert any(re.match(rf"{stage} \S+ +40% about 3:20 left 103 ok 2 timeout", line) for line in lines), lines
+
+
+def test_a_table_of_many_lengths_is_several_at_80_columns(tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("COLUMNS", "80")
+    lengths = (128, 256, 512, 1024, 2048, 4096, 8192)
+    terminal.print_results(journals.write(tmp_path, journals.workloads(seq_len=lengths), ("sdpa", "fused", "bmm")))
+    printed = capsys.readouterr().out.splitlines()
+    tables = [line for line in printed if "\u2503" in line or "\u2502" in line]
+    assert max(map(len, tables)) <= 80
+    assert sum(line.startswith("implementation") for line in tables) > 1
+    assert all(any(f"T={length}" in line for line in tables) for length in lengths)
 
 
 def test_who_stops_while_reports_are_written_hears_how_to_write_them(tmp_path, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import dataclasses
 import io
+import re
 from pathlib import Path
 
 import msgspec
@@ -12,6 +13,7 @@ from rich.text import Text
 from attnbench.analysis.results import Results
 from attnbench.analysis.sanity import SystemLoad
 from attnbench.commands import terminal
+from attnbench.reports import story
 from attnbench.storage.records import Measurement, Sample
 from tests import journals
 
@@ -54,6 +56,23 @@ def test_contention_is_said_before_any_result(results: Results, monkeypatch: pyt
     load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
     lines = printed(dataclasses.replace(results, system_load=load), monkeypatch)
     assert lines[0].startswith("High CPU contention during the run: other processes had 83 %")
+
+
+def test_where_a_session_is_doubtful_each_of_its_verdicts_is(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    calm = " ".join(printed(results, monkeypatch))
+    assert "doubtful" not in calm + story.summary(results)
+    load = SystemLoad(others=0.83, stolen=0.0, free_bytes=2**30)
+    disturbed = dataclasses.replace(results, system_load=load)
+    lines = printed(disturbed, monkeypatch)
+    ratios = [part for line in lines for part in line.split() if re.match(r"x[\d.]+", part)]
+    assert ratios, lines
+    assert all(ratio.endswith("?") for ratio in ratios)
+    assert any(line.startswith("doubtful: attention only") for line in lines)
+    text = story.summary(disturbed)
+    assert text.index("High CPU contention") < text.index("doubtful: attention only")
+    assert "doubtful: slower" in text
+    page = story.page(disturbed)
+    assert page.index("High CPU contention") < page.index("doubtful: slower")
 
 
 def test_a_question_mark_has_its_legend_below_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

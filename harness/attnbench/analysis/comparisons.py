@@ -13,6 +13,7 @@ import numpy as np
 
 from attnbench.analysis.results import Results
 from attnbench.statistics import evidence
+from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Estimate, Pairs, mean_of, paired_ratio, pairs, pairs_with_baseline
 from attnbench.statistics.verdicts import (
     ALONE,
@@ -41,8 +42,11 @@ from attnbench.storage.records import (
     Status,
     Verdict,
 )
+from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
+CONTENTION = 0.1
+"""Of the time of all processors, what others and the host may take before verdicts are doubtful."""
 NEAR = 1.5
 """Who takes more than so many times the fastest's time is no rival of it."""
 FEWEST_CELLS = 2
@@ -261,6 +265,24 @@ def by_side(results: Results) -> tuple[list[Record], list[Record]]:
     """The base's records and the candidate's. A cell that only one side has is in that side's list alone."""
     base = [record for record in results.records if record.side == BASE]
     return base, [record for record in results.records if record.side != BASE]
+
+
+@lru_cache(maxsize=1)
+def doubts(results: Results) -> list[str]:
+    """Why the verdicts of a session may be wrong, though they are what its times say; a sentence each."""
+    lines, load = [], results.system_load
+    is_timed = any(results.num_visits.values())
+    if is_timed and load is not None and load.others + load.stolen > CONTENTION:
+        taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"
+        lines.append(f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long.")
+    if results.num_discarded > MANY * results.num_blocks:
+        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
+        lines.append(f"{counted}: other work disturbed this machine too much for verdicts to be trusted.")
+    parts = by_side(results) if results.plan.sides is not None else (results.records,)
+    found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
+    if any(len(fingerprints) > 1 for fingerprints in found):  # two sides may have one each
+        lines.append("The machine changed during this run: times are not comparable.")
+    return lines
 
 
 def losses(results: Results) -> list[str]:

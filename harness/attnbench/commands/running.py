@@ -11,6 +11,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.progress import BarColumn, TaskProgressColumn, TextColumn
 from rich.progress import Progress as Bar
+from rich.table import Column
 
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons
@@ -26,6 +27,8 @@ from attnbench.units import plain
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
 """Of the bar: it is drawn between two steps alone, since a thread that draws would take a core of what is timed."""
+WIDE = 120
+"""Columns of a terminal, from which on the bar is a long one."""
 STAGE_WORDS = {
     "predict": "predicting",
     "check": "checking",
@@ -121,15 +124,16 @@ def watching(named: Collection[str] = ()) -> Iterator[Watch]:
     if not console.is_terminal:
         yield print_line
         return
+    whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (
-        TextColumn("[bold]{task.fields[stage]}"),
-        BarColumn(bar_width=24),
-        TaskProgressColumn(),
-        TextColumn("{task.fields[left]}"),
-        TextColumn("{task.fields[counts]}"),
-        TextColumn("[dim]{task.description}"),
+        TextColumn("[bold]{task.fields[stage]}", table_column=whole),
+        BarColumn(bar_width=8 if console.width < WIDE else 24),
+        TaskProgressColumn(table_column=whole),
+        TextColumn("{task.fields[left]}", table_column=whole),
+        TextColumn("{task.fields[counts]}", table_column=whole),
+        TextColumn("[dim]{task.description}", table_column=rest),  # it gives way where there is little room
     )
-    with Bar(*columns, console=console, transient=True, auto_refresh=False) as bar:
+    with Bar(*columns, console=console, transient=True, auto_refresh=False, expand=True) as bar:
         task = bar.add_task("", total=1.0, stage="starting", left="", counts="")
 
         def draw(progress: Progress) -> None:

@@ -12,7 +12,7 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import losses, untried
+from attnbench.analysis.comparisons import doubts, losses, untried
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
 from attnbench.reports import cells, grouped, sides, story
@@ -20,10 +20,11 @@ from attnbench.storage.records import Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
 from attnbench.workloads.workload import Workload
 
-LONGEST_UNBROKEN = 40
+LONGEST_UNBROKEN, LONGEST_NAME = 40, 32
 MANY, DENSE_WIDTH = 12, 120
 UNDECIDED = "?: undecided, the times may as well be equal; more time may decide it."
 WRONG = "WRONG"
+DOUBTFUL = "?: doubtful or undecided, for the reason at the top."
 NOT_JUDGED = "not judged"
 """Of an implementation, or some of its cells, that gave no answer to compare, such as after an error or a timeout."""
 SIDES = {"base", "candidate"}
@@ -44,13 +45,15 @@ def say(text: str, style: str = "") -> None:
 def print_results(results: Results) -> None:
     """A table for each group of workloads, with a row for each implementation and a column for each length."""
     console = Console()
-    for line in story.troubles(results):
-        say(line, "bold yellow")
+    print_troubles(results)
     metrics = metric_columns(results)
     for title, members in cells.groups(results).items():
         say(title, "bold")
-        console.print(_table(members, metrics, console))
-        if any(row["verdict"] == Verdict.undecided for row in members):
+        for part in _tables(members, metrics, console):
+            console.print(part)
+        if doubts(results):
+            say(DOUBTFUL, "dim")
+        elif any(row["verdict"] == Verdict.undecided for row in members):
             say(UNDECIDED, "dim")
         console.print()
     text = f"Time of a call; x: times that of {results.plan.baseline}, by pairs in the same blocks."
@@ -63,8 +66,17 @@ def print_results(results: Results) -> None:
         say(line, "bold")
 
 
-def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Console) -> Table:
-    """Time and ratio by length; then each metric at the greatest length that has it, as long as there is room."""
+def print_troubles(results: Results) -> None:
+    """What must be known before any verdict, in colour; what makes all of them doubtful first, in reverse."""
+    for line in story.troubles(results):
+        say(line, "bold reverse yellow" if line in doubts(results) else "bold yellow")
+
+
+def _tables(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Console) -> list[Table]:
+    """Time and ratio by length, in as many tables as the width asks for; then metrics, as long as there is room.
+
+    A metric is shown at the greatest length that has it.
+    """
     at = {(cells.arm(row), cells.length(row)): row for row in members}
     assert len(at) == len(members), "two cells in one place"
     lengths = list(dict.fromkeys(length for _, length in at))
@@ -79,20 +91,29 @@ def _table(members: Sequence[Row], metrics: Sequence[MetricColumn], console: Con
         for heading in columns:
             shown.add_column(escape(heading), justify="right", no_wrap=True)
         for name, *texts in zip(names, *columns.values(), strict=True):
-            shown.add_row(escape(name), *texts)
+            shown.add_row(escape(plain(name, limit=LONGEST_NAME)), *texts)
         return shown
 
     names = sorted(dict.fromkeys(name for name, _ in at), key=speed)
-    columns = {f"T={length}": [_cell(at.get((name, length)), metrics) for name in names] for length in lengths}
+
+    def fits(columns: Mapping[str, Sequence[str]]) -> bool:
+        width = Measurement.get(console, console.options.update(max_width=1000), made(columns))
+        return width.maximum <= console.width
+
+    parts: list[dict[str, list[str]]] = [{}]
+    for length in lengths:
+        column = {f"T={length}": [_cell(at.get((name, length)), metrics) for name in names]}
+        if parts[-1] and not fits(parts[-1] | column):
+            parts.append({})
+        parts[-1] |= column
     for metric in metrics:
         longest = next((cells.length(row) for row in reversed(members) if row[metric.name] is not None), None)
         if longest is not None:
             found = [at.get((name, longest)) for name in names]
             texts = [MISSING if row is None else cells.metric(row, metric) for row in found]
-            wider = columns | {f"{metric.heading}\nT={longest}": texts}
-            width = Measurement.get(console, console.options.update(max_width=1000), made(wider))
-            columns = wider if width.maximum <= console.width else columns
-    return made(columns)
+            wider = parts[-1] | {f"{metric.heading}\nT={longest}": texts}
+            parts[-1] = wider if fits(wider) else parts[-1]
+    return [made(columns) for columns in parts]
 
 
 def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
@@ -107,7 +128,8 @@ def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
     time = show(row["paired_latency_s"], "s")
     if row["verdict"] is None:
         return f"{time} [dim]{'base' if row['is_baseline'] else ''}[/]"
-    return f"{time} [dim]x{significant(row['ratio'], 3)}{'?' * (row['verdict'] == Verdict.undecided)}[/]"
+    is_open = row.get("is_doubtful") or row["verdict"] == Verdict.undecided
+    return f"{time} [dim]x{significant(row['ratio'], 3)}{'?' * is_open}[/]"
 
 
 def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
@@ -265,8 +287,7 @@ def summary(found: Results) -> dict[str, object]:
 
 def print_sides(results: Results) -> None:
     """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
-    for line in story.troubles(results):
-        say(line, "bold yellow")
+    print_troubles(results)
     for title, members in sides.rows(results).items():
         say(title, "bold")
         columns = ("implementation", "length", "base", "candidate", "ratio", "verdict")

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
+from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import (
     GROUP_AXES,
@@ -120,6 +121,7 @@ def shown(results: Results) -> "pd.DataFrame":
     kept = kept.assign(
         title=kept["workload"].map(titles(results)),
         group=kept.groupby(list(GROUP_AXES), sort=False).ngroup(),
+        is_doubtful=bool(doubts(results)),
     )
     assert kept["title"].nunique() == kept["group"].nunique(), "two groups of workloads have one title"
     return kept.sort_values(["group", *LENGTHS, "paired_latency_s", "latency_s"], kind="stable")
@@ -224,7 +226,12 @@ def ratio(row: Row) -> str:
 
 
 def verdict(row: Row) -> str:
-    """The verdict, and how small a difference would have shown."""
+    """The verdict, and how small a difference would have shown; marked where all of the session is doubtful."""
+    is_doubtful = row.get("is_doubtful") and row["verdict"] is not None
+    return f"doubtful: {_verdict(row)}" if is_doubtful else _verdict(row)
+
+
+def _verdict(row: Row) -> str:
     effect, more_s = row["minimum_detectable_effect"], row["more_s"]
     seen = "" if effect is None or effect > LARGEST_EFFECT else f"differences above {percent(effect)} would show"
     match row["verdict"]:

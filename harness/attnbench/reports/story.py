@@ -15,8 +15,8 @@ from markupsafe import Markup, escape
 from attnbench.analysis.comparisons import (
     Winner,
     by_implementation,
-    by_side,
     comparisons,
+    doubts,
     noise_floors,
     winners,
 )
@@ -35,8 +35,6 @@ OVERDRAWN = 1.1
 """A run that took more than so many times its budget says why."""
 FEW_RIVALS = 3
 """Of more, so many are named."""
-CONTENTION = 0.1
-"""Of the time of all processors, what others and the host may take before it is said above all results."""
 
 
 def rendered(template: str, results: Results, **more: object) -> str:
@@ -57,7 +55,6 @@ def rendered(template: str, results: Results, **more: object) -> str:
         means=means(results),
         baseline=cells.base(results.plan),
         legend=cells.legend(results),
-        has_moved=has_moved(results),
         environments=[described(environment) for environment in results.environments.values()],
         **more,
     )
@@ -131,13 +128,6 @@ def facts(results: Results) -> dict[str, str]:
     }
 
 
-def has_moved(results: Results) -> bool:
-    """Whether what is compared was measured in more than one environment; two sides may have one each."""
-    parts = by_side(results) if results.plan.sides is not None else (results.records,)
-    found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
-    return any(len(fingerprints) > 1 for fingerprints in found)
-
-
 def described(environment: Environment) -> dict[str, str]:
     """An environment in words, each fact under its name."""
     facts = {
@@ -174,15 +164,7 @@ def troubles(results: Results) -> list[str]:
         lines.append("Somebody changed its journal while it was at work; what was written before was put back.")
     if not results.has_digests:
         lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
-    load = results.system_load
-    is_timed = any(results.num_visits.values())
-    if is_timed and load is not None and load.others + load.stolen > CONTENTION:
-        taken = f"other processes had {percent(load.others)} of the processors' time, and the host took"
-        lines.append(f"High CPU contention during the run: {taken} {percent(load.stolen)}. Times may be too long.")
-    if results.num_discarded > MANY * results.num_blocks:
-        counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
-        lines.append(f"{counted}: other work disturbed this machine too much for verdicts to be trusted.")
-    return lines
+    return [*doubts(results), *lines]
 
 
 def findings(results: Results) -> list[str]:
@@ -210,7 +192,8 @@ def answer(results: Results) -> list[str]:
     for workload, text in words:
         parts.setdefault(titles[workload.id], {}).setdefault(text, []).append(workload)
     said = {title: "; ".join(f"{text} at {_lengths(at)}" for text, at in own.items()) for title, own in parts.items()}
-    return [plain(f"{title}: {text}." if len(said) > 1 else f"{text}.") for title, text in said.items()]
+    head = "doubtful: " if doubts(results) else ""
+    return [plain(f"{head}{title}: {text}." if len(said) > 1 else f"{head}{text}.") for title, text in said.items()]
 
 
 def _lengths(workloads: list[Workload]) -> str:
