@@ -138,7 +138,8 @@ def _names(said: str, arguments: list[str], folder: Path) -> bool:
         if sweep in given:
             given += (folder / sweep).read_text(encoding="utf-8").replace("=", " ").split()
     words = [plain(part, 30).rstrip(".") for each in given for part in (each, each.partition("=")[2])]
-    return any(word and word.strip("'\"[],") in said for word in words) or "given: " in said
+    is_empty_named = "" in arguments and "''" in said
+    return is_empty_named or any(word and word.strip("'\"[],") in said for word in words) or "given: " in said
 
 
 def _child(folder: Path, arguments: list[str], output: Path) -> None:
