@@ -9,10 +9,12 @@ They work in scripts and in notebooks: a function that lies in no file is handed
 """
 
 import base64
+import os
 import secrets
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -250,9 +252,22 @@ def _executed(
     stages: Sequence[str] = execution.STAGES,
 ) -> Results:
     planned = plan(selection, with_baseline=with_baseline)
-    with running.watching(set(map(name_of, selection.implementations))) as watch:
+    with running.watching(set(map(name_of, selection.implementations))) as watch, _own_path():
         execution.execute(planned, folder, watch, stages)
     return read(folder)
+
+
+@contextmanager
+def _own_path() -> Iterator[None]:
+    """Within, processes that are started find the modules that this one finds."""
+    before = os.environ.get("PYTHONPATH")
+    os.environ["PYTHONPATH"] = os.pathsep.join(each for each in sys.path if Path(each or "/nothing").is_dir())
+    try:
+        yield
+    finally:
+        del os.environ["PYTHONPATH"]
+        if before is not None:
+            os.environ["PYTHONPATH"] = before
 
 
 def _specs(given: Iterable[Given], folder: Path, prefix: str = "") -> list[str]:

@@ -2,10 +2,20 @@
 
 import json
 import subprocess
+from itertools import count
 from pathlib import Path
 
+import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from attnbench.cli import app
+from attnbench.commands import running
+from attnbench.processes import execution
+from attnbench.processes.messages import Check, Reply, Work
+from attnbench.storage.records import Status
+from studies.simulated import virtual
+from studies.simulated.worlds import World
 from tests.test_cli import command
 
 MINE = """
@@ -108,3 +118,55 @@ def test_it_passes_where_all_are_right_and_refuses_where_none_can_be_tried(folde
     for name in ("unreadable.py", "mine.py:rihgt", "nowhere.py"):
         found = checked(folder, name)
         assert (found.returncode, len(found.stderr.splitlines())) == (2, 1)
+
+
+class Wrong(virtual.SimulatedClient):
+    """Finds `bad` wrong from so many keys on."""
+
+    def __init__(self) -> None:
+        super().__init__(World(name="calm"), lambda *_: 1e-3)
+        self.asked: list[tuple[str, int]] = []
+
+    def ask(self, request: Work) -> Reply:
+        found = super().ask(request)
+        assert isinstance(request, Check)
+        self.asked.append((request.arm.implementation, request.workload.kv_len))
+        if request.arm.implementation == "bad" and request.workload.kv_len > 8:
+            return msgspec.structs.replace(found, status=Status.disagrees, message="it is off by one. See there.")
+        return found
+
+
+def asked(folder: Path, *, stops: bool) -> list[tuple[str, int]]:
+    client, plan = Wrong(), virtual.plan(4, ["good", "bad"], budget_s=0.0)  # of 8, 16, 24 and 32 keys
+    with running.watching() as watch:
+        execution.execute(plan, folder, watch, ("check",), stops_when_wrong=stops, client=client)
+    return client.asked
+
+
+def test_who_is_wrong_is_not_checked_any_further_and_the_cheap_that_tell_come_first(tmp_path: Path, capsys) -> None:
+    everything = asked(tmp_path / "all", stops=False)
+    assert everything == [(name, length) for length in (8, 16, 24, 32) for name in ("good", "bad")]
+    assert asked(tmp_path / "few", stops=True) == [
+        *[("good", 16), ("bad", 16), ("good", 24), ("good", 32), ("good", 8)]
+    ]
+    said = " ".join(capsys.readouterr().err.split())
+    assert "WRONG: bad on attention-forward-cpu-float32-b1-t16-h8-k64: it is off by one" in said
+    assert "See there" not in said
+
+
+def test_what_was_found_is_printed_on_ctrl_c(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+    number, really = count(), execution.check_cell
+
+    def interrupted(*given: object, **more: object) -> bool:
+        if next(number) == 3:
+            raise KeyboardInterrupt
+        return really(*given, **more)  # type: ignore[arg-type]
+
+    monkeypatch.setattr(execution, "check_cell", interrupted)
+    sizes = [f"--set={axis}" for axis in ("seq_len=16,19,23", "num_heads=2", "head_dim=8", "num_threads=1")]
+    done = CliRunner().invoke(app, ["check", "mine.py:mistaken", "fused", *sizes])
+    assert done.exit_code == 130
+    assert "WRONG" in done.output
+    assert "stopped: 3 of 6 cells were checked" in done.output

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Annotated
 
 import typer
 
@@ -14,24 +15,37 @@ OPTIONS = SelectionOptions(sweep="check")
 def check(
     *,
     options: SelectionOptions = OPTIONS,
+    goes_on: Annotated[bool, typer.Option("--all", help="Go on with who is wrong, at every workload.")] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check agreement with the float64 oracle, outputs and gradients; measure nothing, keep nothing."""
+    """Check agreement with the float64 oracle, outputs and gradients; measure nothing, keep nothing.
+
+    Who is wrong is not checked any further. What was found is printed on Ctrl-C, too.
+    """
     import tempfile
 
+    from attnbench.analysis.results import read
     from attnbench.commands import running, terminal
     from attnbench.processes.planning import plan
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
     planned = plan(options.selection(implementations=specs, metrics=()), with_baseline=False)
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
-        checked = running.execute(planned, Path(folder), stages=("check",))
+        stopped = None
+        try:
+            checked = running.execute(planned, Path(folder), stages=("check",), stops_when_wrong=not goes_on)
+        except typer.Exit as interrupted:
+            checked, stopped = read(Path(folder)), interrupted
     verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
     if as_json:
         shown = terminal.summary(checked) | {"verdicts": verdicts, "not_judged": not_judged}
         typer.echo(json.dumps(shown, indent=2))
     else:
         terminal.print_check(checked, not_judged)
+    if stopped is not None:
+        number = len(planned.workloads) * len(planned.specs)
+        typer.echo(f"stopped: {len(checked.records)} of {number} cells were checked", err=True)
+        raise stopped
     running.conclude_check(checked, is_complete=not not_judged)
 
 

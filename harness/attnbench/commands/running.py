@@ -46,6 +46,7 @@ def execute(
     *,
     kept: str = "",
     named: Collection[str] = (),
+    stops_when_wrong: bool = False,
 ) -> Results:
     """Run a plan to its end with its progress shown, and read the results.
 
@@ -58,7 +59,7 @@ def execute(
     """
     try:
         with watching({plugins.name_of(spec) for spec in named}) as watch:
-            execution.execute(plan, folder, watch, stages)
+            execution.execute(plan, folder, watch, stages, stops_when_wrong=stops_when_wrong)
     except KeyboardInterrupt:
         if kept:
             typer.echo(plain(kept), err=True)
@@ -106,15 +107,20 @@ def watching(named: Collection[str] = ()) -> Iterator[Watch]:
         stage, shown_s = progress.stage, time.monotonic()
         return True
 
-    def print_left_out(progress: Progress) -> bool:
+    def print_news(progress: Progress) -> bool:
+        if progress.wrong:
+            found = f"WRONG: {progress.cell}: {progress.wrong.partition('. ')[0]}"
+            console.print(
+                plain(found), style="bold red", markup=False, highlight=False, soft_wrap=not console.is_terminal
+            )
         if progress.left_out and progress.cell.partition(" ")[0] in named:
             console.print(
                 f"left out: {progress.cell}: {progress.left_out}", style="yellow", markup=False, highlight=False
             )
-        return bool(progress.left_out)
+        return bool(progress.left_out or progress.wrong)
 
     def print_line(progress: Progress) -> None:
-        if print_left_out(progress):
+        if print_news(progress):
             return
         if is_due(progress, LINE_EVERY_S):
             share = 100 * min(1.0, progress.done / progress.total) if progress.total else 100.0
@@ -137,7 +143,7 @@ def watching(named: Collection[str] = ()) -> Iterator[Watch]:
         task = bar.add_task("", total=1.0, stage="starting", left="", counts="")
 
         def draw(progress: Progress) -> None:
-            if print_left_out(progress):
+            if print_news(progress):
                 return
             refresh = is_due(progress, DRAW_EVERY_S)
             bar.update(

@@ -165,6 +165,10 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     for name, note_found in noted.items():
         say(f"  {name}: {note_found}", "dim")
     _print_not_tried(results)
+    if results.num_left_out:
+        plural = "s" if results.num_left_out > 1 else ""
+        say("")
+        say(f"{results.num_left_out} cell{plural} of who is wrong not checked: --all checks these, too.", "dim")
     say("")
     say(f"The same inputs again: --seed {results.plan.seed}", "dim")
 

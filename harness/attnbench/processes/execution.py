@@ -59,6 +59,8 @@ PREDICTING_S = 60.0
 """What a dry run may take."""
 MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
+FEWEST_KEYS = 16
+"""Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
 DECIDED = "every comparison is decided"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
@@ -75,6 +77,7 @@ class Progress:
     counts: Mapping[str, int]  # cells by status
     left_s: float | None
     left_out: str = ""  # why a prediction has just left out the cell
+    wrong: str = ""  # in what way the cell has just been found wrong
 
 
 Watch = Callable[[Progress], None]
@@ -204,6 +207,10 @@ class Session:
         """Call the watcher: a prediction has left out a cell."""
         self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", left_out=why))
 
+    def show_wrong(self, checked: events.CellChecked) -> None:
+        """Call the watcher: an answer is wrong."""
+        self.watch(replace(self._shown, cell=f"{checked.key[1]} on {checked.workload}", wrong=checked.message))
+
 
 def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     plan: Plan,
@@ -211,11 +218,15 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     watch: Watch,
     stages: Collection[str] = STAGES,
     *,
+    stops_when_wrong: bool = False,
     client: WorkerClient | None = None,
     clock: Callable[[], float] = time.monotonic,
     read_counters: Callable[[], Counters | None] = read_counters,
 ) -> None:
     """Start a run in `folder`, or go on with the one that is there, to its end.
+
+    With `stops_when_wrong` workloads are checked in the order in which they show most for their time, and an
+    implementation is not checked any further once it is wrong.
 
     `client`, `clock` and `read_counters` are a worker process's and the machine's unless others are given, as in
     studies/simulated.
@@ -235,7 +246,7 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
             )
         session.start_worker()
-        left_out = check_cells(session) if "check" in stages else ""
+        left_out = check_cells(session, stops_when_wrong=stops_when_wrong) if "check" in stages else ""
         if "operators" in stages or "metrics" in stages:
             read = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in stages]
             observe_cells(session, read, with_operators="operators" in stages)
@@ -333,7 +344,7 @@ def check_limit_s(plan: Plan) -> float:
     return max(LEAST_CHECKS_S, CHECKS_FACTOR * plan.budget_s) if len(plan.workloads) > MANY else math.inf
 
 
-def check_cells(session: Session) -> str:
+def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
     """Bring every cell to a status, or as many as there is time for, spread evenly; return how many are left out.
 
     What is predicted to be just out of reach is looked at once more at the end: the machine may have been busy.
@@ -341,10 +352,13 @@ def check_cells(session: Session) -> str:
     plan = session.plan
     limit_s = check_limit_s(plan)
     workloads = spread(plan.workloads) if len(plan.workloads) > MANY else plan.workloads
+    if stops_when_wrong:
+        workloads = sorted(workloads, key=_telling)
+    wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
     cells = [(workload, arm) for workload in workloads for arm in session.specs]
     close = []
     for number, (workload, arm) in enumerate(cells):
-        if (workload.id, arm) not in session.state.status:
+        if (workload.id, arm) not in session.state.status and not (stops_when_wrong and arm in wrong):
             if arm == cells[0][1] and session.elapsed_s > limit_s:
                 left_out = sum((each.id, own) not in session.state.status for each, own in cells[number:])
                 return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
@@ -352,6 +366,8 @@ def check_cells(session: Session) -> str:
             session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
             if not check_cell(session, workload, arm, is_last=False):
                 close.append((workload, arm))
+            elif session.state.status[workload.id, arm] is Status.disagrees:
+                wrong.add(arm)
     for workload, arm in close:
         check_cell(session, workload, arm)
     session.show_progress("check", "", len(cells), len(cells))
@@ -377,7 +393,14 @@ def check_cell(session: Session, workload: Workload, arm: Arm, *, is_last: bool 
         )
     assert isinstance(reply, events.CellChecked)
     session.record(reply)
+    if reply.status is Status.disagrees:
+        session.show_wrong(reply)
     return True
+
+
+def _telling(workload: Workload) -> tuple[bool, int]:
+    """Cheap workloads first, but last those so short that most mistakes change nothing there."""
+    return workload.kv_len < FEWEST_KEYS, workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
 
 
 def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: bool) -> None:

@@ -154,7 +154,7 @@ def troubles(results: Results) -> list[str]:
     lines = []
     if results.elapsed_s is None:
         lines.append("This run did not come to its end: what is missing below was not measured.")
-    if results.num_left_out:
+    if results.num_left_out and results.plan.metrics:  # a check leaves out what is wrong already
         counted = f"{results.num_left_out:,} of {results.num_left_out + len(results.records):,} cells were left out"
         budget = duration(results.plan.budget_s)
         lines.append(f"{counted}: no more fit into the budget of {budget}, spread evenly. Give --budget more.")
