@@ -306,6 +306,7 @@ class Reason(enum.StrEnum):
     noise_floor = "threshold below the noise floor"
     smallest_effect = "threshold below the smallest effect"
     imprecise = "interval too wide or too little evidence"
+    machine_state = "the machine was in another state"
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from attnbench.analysis.comparisons import by_side, compared, noise_floors, whole_effect
-from attnbench.analysis.gate import certain
+from attnbench.analysis.gate import certain, machine
 from attnbench.analysis.gate.certain import Match, key_of, match_records, match_runs, tried
 from attnbench.analysis.gate.rulings import (
     ALLOWED,
@@ -70,11 +70,14 @@ def judge(base: Results, candidate: Results, thresholds: Thresholds | None = Non
             raise ValueError(f"{words}: give it alone, as in attnbench gate {results.run}")
     asked = thresholds or Thresholds()
     matches = match_runs(base, candidate)
-    timed = between_runs(base, candidate, matches, asked)
+    rulings, suite = between_runs(base, candidate, matches, asked)
+    if list(base.environments) == list(candidate.environments):  # between machines, more is allowed anyway
+        change = machine.between(base, candidate)
+        rulings, suite = [machine.explained(each, change) for each in rulings], machine.explained(suite, change)
     return conclude(
         (side(base), side(candidate)),
         matches,
-        timed,
+        (rulings, suite),
         asked,
         notes=list(_notes(base, candidate, asked)),
         invalid=[*invalid_reasons(base, asked, "the base"), *invalid_reasons(candidate, asked, "the candidate")],
@@ -173,6 +176,9 @@ def _without_findings(rulings: Sequence[Ruling], suite: Ruling, thresholds: Thre
     num_judged = sum(ruling.outcome is not Outcome.inconclusive for ruling in timed)
     words = f"{num_judged} of {len(timed)} times could be judged"
     refused = sum(ruling.reason in REFUSED for ruling in (*rulings, suite))
+    explained = [ruling for ruling in (*rulings, suite) if ruling.reason is Reason.machine_state]
+    if slower := sum(ruling.effect is not None and ruling.effect > 1 for ruling in explained):
+        return Outcome.inconclusive, f"{slower} slower by no more than the state of the machine explains; {words}"
     if refused:
         return Outcome.inconclusive, f"{refused} of the thresholds asked for cannot be judged; {words}"
     if left_out := sum(ruling.metric == STATUS and ruling.kind is Kind.undecided for ruling in rulings):
@@ -212,6 +218,9 @@ def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterato
     reference = candidate.plan.baseline
     if base.run == candidate.run:
         yield "both are the same run"
+    change = machine.between(base, candidate)
+    if list(base.environments) == list(candidate.environments) and change.words:
+        yield f"the machine was in another state: {change.words}"
     if list(base.environments) != list(candidate.environments):
         both = " and ".join("+".join(results.environments) or "none" for results in (base, candidate))
         yield (

@@ -1,0 +1,74 @@
+"""How far the state of a machine differs between two runs of the same fingerprint, by the ceilings that both measured.
+
+Clocks, neighbours on a shared host and memory move times by tens of percent between two runs of the same code. What
+moves all times alike moves no ratio to the reference, which is the control of both runs. But where products have become
+slower and copies have not, or the other way round, every ratio may move by as much.
+"""
+
+import math
+from dataclasses import dataclass
+
+import msgspec
+
+from attnbench.analysis.gate.rulings import OUTCOMES, Kind, Ruling
+from attnbench.analysis.results import Results
+from attnbench.statistics.verdicts import Reason
+from attnbench.storage.records import Ceilings
+from attnbench.units import show
+
+LEAST_CHANGE = 1.2
+"""Ceilings of one machine in one state move against each other by less, as a factor: 1.17 was seen, by copies in main
+memory that is shared with others."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StateChange:
+    """By which factor ceilings have moved against each other, and which; 1 and no words where the state is the same."""
+
+    factor: float = 1.0
+    words: str = ""
+
+
+def between(base: Results, candidate: Results) -> StateChange:
+    """The largest such factor of any device, dtype and number of threads."""
+    changes = [
+        _at(before, candidate.ceilings[place]) for place, before in base.ceilings.items() if place in candidate.ceilings
+    ]
+    found = [each for each in changes if each.factor > LEAST_CHANGE]
+    return max(found, key=lambda each: each.factor, default=StateChange())
+
+
+def explained(ruling: Ruling, change: StateChange) -> Ruling:
+    """The same, or undecided where a time differs by no more than the state of the machine explains."""
+    if not change.words or ruling.kind not in {Kind.slower, Kind.faster} or ruling.effect is None:
+        return ruling
+    ends = (ruling.effect, ruling.low, ruling.high)
+    least = min(abs(math.log(end)) for end in ends if end is not None)
+    if least > math.log(change.factor):
+        return ruling
+    return msgspec.structs.replace(
+        ruling,
+        kind=Kind.undecided,
+        outcome=OUTCOMES[Kind.undecided],
+        reason=Reason.machine_state,
+        words=f"{ruling.words}; the machine was in another state, which explains as much ({change.words})",
+    )
+
+
+def _at(before: Ceilings, after: Ceilings) -> StateChange:
+    """What the ceilings of one place show."""
+    rates = {
+        "matrix product": ("flops/s", before.matmul, after.matmul),
+        "copy": ("bytes/s", before.copy(0), after.copy(0)),
+        "copy in main memory": ("bytes/s", before.copy(math.inf), after.copy(math.inf)),
+    }
+    known = {name: (unit, old.rate, new.rate) for name, (unit, old, new) in rates.items() if old and new}
+    if not known:
+        return StateChange()
+    ratios = {name: new / old for name, (_, old, new) in known.items()}
+    least, most = min(ratios, key=ratios.__getitem__), max(ratios, key=ratios.__getitem__)
+    words = [
+        f"the fastest {name} {show(old, unit)} before, {show(new, unit)} now"
+        for name, (unit, old, new) in ((each, known[each]) for each in (least, most))
+    ]
+    return StateChange(factor=ratios[most] / ratios[least], words="; ".join(words))

@@ -1,0 +1,75 @@
+"""Two runs of one machine in two states: what the state explains is no finding, and no pass."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.gate import machine
+from attnbench.analysis.gate.decision import judge
+from attnbench.analysis.gate.rulings import Kind, Outcome
+from attnbench.analysis.results import Results
+from attnbench.statistics.verdicts import Reason
+from attnbench.storage.events import CeilingsMeasured, Event
+from attnbench.storage.records import Role
+from tests.analysis.gate.scripts import NAMES, Change, run, scales
+from tests.analysis.gate.test_gate import attnbench
+
+
+def ceilings(kind: str, factor: float) -> Change:
+    """Each call of loads of that kind takes so many times longer."""
+
+    def change(event: Event) -> Event:
+        if not isinstance(event, CeilingsMeasured):
+            return event
+        samples = tuple(
+            msgspec.structs.replace(sample, value=sample.value * (factor if sample.kind == kind else 1.0))
+            for sample in event.ceilings.samples
+        )
+        return msgspec.structs.replace(event, ceilings=msgspec.structs.replace(event.ceilings, samples=samples))
+
+    return change
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return run(tmp_path_factory.mktemp("base") / "run")
+
+
+def test_the_same_state_explains_nothing(base: Results, tmp_path: Path) -> None:
+    assert machine.between(base, base) == machine.StateChange()
+    slower = run(tmp_path / "run", scales("fused", 1.3), ceilings("copy", 1.05))
+    assert judge(base, slower).outcome is Outcome.finding
+
+
+@pytest.mark.parametrize("kind", ["matmul", "copy"])
+def test_what_a_fallen_ceiling_explains_is_inconclusive(kind: str, base: Results, tmp_path: Path, monkeypatch) -> None:
+    candidate = run(tmp_path / "run", scales("fused", 1.3), ceilings(kind, 1.35))
+    decision = judge(base, candidate)
+    assert decision.outcome is Outcome.inconclusive
+    assert "slower by no more than the state of the machine explains" in decision.words
+    found = [ruling for ruling in (*decision.rulings, decision.suite) if ruling.reason is Reason.machine_state]
+    assert {ruling.kind for ruling in found} == {Kind.undecided}
+    assert all("the fastest" in ruling.words for ruling in found)
+    assert any(note.startswith("the machine was in another state: the fastest") for note in decision.notes)
+    assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 3
+
+
+def test_what_is_slower_by_more_than_that_is_a_finding(base: Results, tmp_path: Path) -> None:
+    decision = judge(base, run(tmp_path / "run", scales("fused", 2.0), ceilings("matmul", 1.35)))
+    assert decision.outcome is Outcome.finding
+    assert {ruling.implementation for ruling in decision.of(Outcome.finding)} <= {"fused", "*"}
+
+
+def test_what_is_faster_by_no_more_than_that_is_no_improvement(base: Results, tmp_path: Path) -> None:
+    decision = judge(base, run(tmp_path / "run", scales("fused", 0.8), ceilings("matmul", 0.7)))
+    assert decision.outcome is not Outcome.improved
+    assert not decision.of(Outcome.finding)
+
+
+def test_what_moves_everything_alike_explains_no_ratio(base: Results, tmp_path: Path) -> None:
+    slower = [scales(name, 1.4, role=role) for name in NAMES for role in (Role.measured, Role.control)]
+    changes = [*slower, ceilings("matmul", 1.4), ceilings("copy", 1.4)]
+    assert machine.between(base, run(tmp_path / "alike", *changes)) == machine.StateChange()
+    decision = judge(base, run(tmp_path / "worse", *changes, scales("fused", 1.3)))
+    assert decision.outcome is Outcome.finding
