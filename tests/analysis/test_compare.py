@@ -8,7 +8,7 @@ import pytest
 
 from attnbench.analysis.comparisons import by_implementation, comparisons, noise_floors, winners
 from attnbench.analysis.results import Results
-from attnbench.storage.records import Comparison, Verdict
+from attnbench.storage.records import Arm, Comparison, Verdict
 from tests import journals
 
 POINTS = journals.workloads(mask=("none", "causal"), seq_len=(128, 2048))
@@ -79,6 +79,16 @@ def test_the_fastest_is_clear_where_all_others_are_slower(results: Results) -> N
             assert winner.ratio is not None
             assert winner.ratio.point == pytest.approx(second / first, rel=0.02)
             assert times[winner.rivals[0]] == second
+
+
+def test_nobody_is_said_to_rival_the_baseline_who_was_called_slower(tmp_path: Path) -> None:
+    short = journals.write(tmp_path, POINTS, num_visits=3)
+    slower = {each.key for each in comparisons(short) if each.verdict is Verdict.slower}
+    assert slower
+    for winner in winners(short):
+        if winner.implementation == "sdpa" and not winner.is_clear:
+            keys = {(winner.workload.id, Arm(implementation=name)) for name in winner.rivals}
+            assert not keys & slower
 
 
 def test_among_equals_there_is_no_clear_winner(tmp_path: Path) -> None:

@@ -164,11 +164,13 @@ def noise_floors(results: Results) -> dict[str, Estimate]:
 def winners(results: Results) -> list[Winner]:
     """Who is the fastest on each workload that has several, in the order of the plan; of two sides nobody.
 
-    It is clear where all others within `NEAR` times its time are slower, by verdicts on pairs with it. That each of
-    them must be is what keeps luck out: among equals some arm always seems the fastest, but the next is close to it.
+    It is clear where all others within `NEAR` times its time are slower: by the verdicts of the run where it or the
+    other is the baseline, else by verdicts on their pairs. That each of them must be is what keeps luck out: among
+    equals some arm always seems the fastest, but the next is close to it.
     """
     if results.plan.sides is not None:
         return []
+    verdicts = {each.key: each.verdict for each in comparisons(results)}
     by_workload: dict[str, list[tuple[float, Record]]] = {}
     for cell in compared(results):
         members = by_workload.setdefault(cell.record.workload.id, [(1.0, cell.baseline)])
@@ -177,16 +179,24 @@ def winners(results: Results) -> list[Winner]:
     for members in by_workload.values():
         (least, first), *others = sorted(members, key=itemgetter(0))
         rivals = [each for ratio, each in others if ratio <= NEAR * least] or [others[0][1]]
-        effects = [_apart(results, each, first) for each in rivals]
-        judged = iter(judge([effect for effect in effects if effect is not None]))
-        is_open = [effect is None or next(judged).verdict is not Verdict.slower for effect in effects]
-        left = [each.implementation for each, is_left in zip(rivals, is_open, strict=True) if is_left]
+        effects = {each.key: _apart(results, each, first) for each in rivals}
+        known = {key: effect for key, effect in effects.items() if effect is not None}
+        slower = {
+            key: judged.verdict is Verdict.slower for key, judged in zip(known, judge([*known.values()]), strict=True)
+        }
+        if first.key not in verdicts:  # it is the baseline
+            slower = {each.key: verdicts[each.key] is Verdict.slower for each in rivals}
+        else:
+            faster = verdicts[first.key] is Verdict.faster
+            slower |= {each.key: faster for each in rivals if each.key not in verdicts}
+        left = [each.implementation for each in rivals if not slower.get(each.key)]
+        apart = effects[rivals[0].key]
         found.append(
             Winner(
                 workload=first.workload,
                 implementation=first.implementation,
                 rivals=tuple(left or [rivals[0].implementation]),
-                ratio=None if effects[0] is None else effects[0].ratio,
+                ratio=None if apart is None else apart.ratio,
                 is_clear=not left,
             )
         )
