@@ -1,4 +1,4 @@
-"""Regenerate what is made from results/gallery: blocks of README.md and of two documents, and the gallery's page.
+"""Regenerate what is made from results/gallery: blocks of three documents, and the gallery's page.
 
 Command: `python docs/figures.py [RUN ...]`. The tables and pictures of the runs that are named (quick, full, compiled)
 are drawn again from their journals first. The whole gallery is then reduced to what is committed.
@@ -21,13 +21,14 @@ from attnbench import plugins
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import Row, metric_columns
 from attnbench.commands import catalog
+from attnbench.reports import ratio_plot
 from attnbench.reports.cells import error, groups, metric, ratio, time, verdict
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import Status
 from attnbench.units import escaped, significant
 
 ROOT = Path(__file__).parent.parent
-README, METHOD, TRUST = ROOT / "README.md", ROOT / "docs" / "method.md", ROOT / "docs" / "trust.md"
+GUIDE, METHOD, TRUST = (ROOT / "docs" / name for name in ("guide.md", "method.md", "trust.md"))
 GALLERY = ROOT / "results" / "gallery"
 QUICK, PAGE = GALLERY / "quick", GALLERY / "README.md"
 RUNS = {
@@ -46,10 +47,13 @@ OTHERS = {
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
     "scale/scale.md": "what large journals, histories and sweeps cost",
+    "first_answer/first_answer.md": "how soon the first answers come, and how much a quick sweep decides",
     "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
     "tensorboard": "the views of TensorBoard, without a network",
 }
 FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "noise floor")
+NUM_FIRST = 6
+"""The README's picture has so many shapes."""
 SHOWN_SCOPE, SHOWN_MASK, SHOWN_LEN = "attention", "causal", 512
 OWN, OFFICIAL = "fused", "torch_mha"
 TOLD_OF_TESTS, RESULT, CAUSE = (0, 1, 2, 3, 5, 7), 5, 6
@@ -61,7 +65,7 @@ ACCEPTED = {
     "coverage": "The 95 % intervals of many sessions about the errors of their ratios; misses have another colour",
 }
 """The pictures of acceptance, and what they show."""
-MAX_WIDTH, NUM_COLOURS = 1400, 128
+MAX_WIDTH, NUM_COLOURS = 1200, 64
 """Pixels and palette of the pictures that are committed: text and lines stay sharp, and a picture takes some 60 KB."""
 REGENERATED = re.compile(r".*\.(svg|html)|benchmark\.json|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
 """Files that are not committed: `attnbench report` makes them from a journal at any time, `nox -s detection` the trials
@@ -78,6 +82,8 @@ def redraw(folder: Path) -> None:
         for path in Path(place).iterdir():
             if not REGENERATED.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
+    if folder == QUICK:
+        ratio_plot.draw(results, NUM_FIRST)[0].save(folder / "first_plot.png")
 
 
 def reduce(folder: Path) -> None:
@@ -104,7 +110,7 @@ def shrink(path: Path) -> None:
 
 
 def blocks(results: Results) -> dict[str, str]:
-    """Every generated block of the README, by name."""
+    """Every generated block of the guide, by name."""
     names = plugins.implementation_names()
     needs = {name: package for name in names if (package := _package(name))}
     entries = catalog.implementations([name for name in names if name not in needs], on_this_machine=False)
@@ -303,7 +309,7 @@ def main(runs: Sequence[str]) -> None:
     PAGE.write_text(page(), encoding="utf-8")
     METHOD.write_text(renewed(METHOD.read_text(encoding="utf-8"), {"acceptance": accepted()}), encoding="utf-8")
     TRUST.write_text(renewed(TRUST.read_text(encoding="utf-8"), {"price": price(), "trust": tried()}), encoding="utf-8")
-    README.write_text(renewed(README.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")
+    GUIDE.write_text(renewed(GUIDE.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""The figures of the README are those of results/gallery, to the letter; those of the method are what the code says."""
+"""The figures of the guide are those of results/gallery, to the letter; those of the method are what the code says."""
 
 import gzip
 import importlib.util
@@ -13,7 +13,8 @@ from PIL import Image
 from attnbench.analysis.results import read
 from attnbench.statistics import evidence
 from attnbench.statistics.intervals import Estimate
-from attnbench.statistics.verdicts import CELLS, FALSE_SHARE, WHOLE_SHARE, Effect, detectable
+from attnbench.statistics.verdicts import CELLS, WHOLE_SHARE, Effect, detectable
+from attnbench.storage.records import FALSE_SHARE
 
 ROOT = Path(__file__).parents[1]
 
@@ -25,10 +26,10 @@ def figures():
     return module
 
 
-def test_the_readme_shows_what_the_gallery_holds():
+def test_the_guide_shows_what_the_gallery_holds():
     found = figures()
-    readme = found.README.read_text(encoding="utf-8")
-    assert readme == found.renewed(readme, found.blocks(read(found.QUICK))), "run: python docs/figures.py"
+    guide = found.GUIDE.read_text(encoding="utf-8")
+    assert guide == found.renewed(guide, found.blocks(read(found.QUICK))), "run: python docs/figures.py"
 
 
 def test_the_method_tells_what_acceptance_found():
@@ -237,7 +238,7 @@ def test_what_is_reduced_keeps_its_tables_journals_and_small_pictures(tmp_path):
         "summary.md",
     }
     assert gzip.decompress((tmp_path / "journal.jsonl.gz").read_bytes()) == b"{}\n"
-    for name, size in (("latency_plot.png", (1400, 70)), ("growth.png", (700, 100))):
+    for name, size in (("latency_plot.png", (1200, 60)), ("growth.png", (700, 100))):
         with Image.open(tmp_path / name) as picture:
             assert (picture.mode, picture.size) == ("P", size)
             assert picture.convert("RGB").getpixel((0, 0)) == (0x00, 0x72, 0xB2)

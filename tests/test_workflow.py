@@ -1,4 +1,4 @@
-"""The workflow that people copy: its script ends as the gate does that judges the session, and leaves the summary."""
+"""The workflow that people copy, and the action that they use: both end as the gate does, and leave the summary."""
 
 import os
 import re
@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-WORKFLOW = Path(__file__).parent.parent / "examples" / "ci" / "attnbench.yml"
+ROOT = Path(__file__).parent.parent
+WORKFLOW, ACTION = ROOT / "examples" / "ci" / "attnbench.yml", ROOT / "action.yml"
 STUB = """#!/bin/sh
 case $1 in
     compare)
@@ -28,11 +29,26 @@ COMPARED = "compare rev:HEAD^1 rev:HEAD --implementation my file.py:Name\n"
 JUDGED = f"gate --to gate {SESSION}\n"
 
 
+@pytest.fixture(params=[WORKFLOW, ACTION], ids=lambda path: path.name, autouse=True)
+def _document(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("DOCUMENT", str(request.param))
+    if request.param == ACTION:  # as its inputs have it
+        defaults = dict(re.findall(r"^  (base|candidate):\n.*\n    default: (.*)$", ACTION.read_text(), re.MULTILINE))
+        monkeypatch.setenv("BASE", defaults["base"])
+        monkeypatch.setenv("CANDIDATE", defaults["candidate"])
+        monkeypatch.setenv("OPTIONS", "")
+
+
 def script() -> str:
     """Of the step that compares."""
-    found = re.search(r"^ {8}run: \|\n((?: {10}.*\n)+)", WORKFLOW.read_text(), re.MULTILINE)
+    found = re.search(r"^ {6,8}run: \|\n((?: {8,10}.*\n)+?)(?= {4}- |\Z| {6}- )", document().read_text(), re.MULTILINE)
     assert found is not None
     return textwrap.dedent(found[1])
+
+
+def document() -> Path:
+    """The one that is tested."""
+    return Path(os.environ["DOCUMENT"])
 
 
 def follow(folder: Path, **ends: int | str) -> tuple[subprocess.CompletedProcess[str], str]:
@@ -93,7 +109,17 @@ def test_the_session_of_an_earlier_job_is_neither_judged_nor_reported(tmp_path, 
     assert summary == reported
 
 
+def test_the_action_passes_its_options_on(tmp_path, monkeypatch):
+    monkeypatch.setenv("DOCUMENT", str(ACTION))
+    monkeypatch.setenv("BASE", "rev:a b")
+    monkeypatch.setenv("CANDIDATE", "rev:HEAD")
+    monkeypatch.setenv("OPTIONS", "--budget 30 --set seq_len=64")
+    done, summary = follow(tmp_path, compared=0, judged=0, session=SESSION)
+    assert done.returncode == 0
+    assert summary.startswith("compare rev:a b rev:HEAD --implementation my file.py:Name --budget 30 --set seq_len=64")
+
+
 def test_what_the_gate_writes_is_kept():
-    text = WORKFLOW.read_text()
+    text = document().read_text()
     (folder,) = re.findall(r"gate --to (\S+)", text)
     assert folder in text.split("actions/upload-artifact")[1].split()

@@ -1,0 +1,174 @@
+"""Regenerate docs/first-hour.md: run the command of each question here, and keep what it prints and how long it took.
+
+Command: `python docs/first_hour.py [NUMBER ...]`, all eight in about six minutes on two cores; or these alone. With
+`readme` as argument, what the README shows is printed again.
+The page is a draft between `<!-- begin N -->` and `<!-- end N -->`; what stands outside of them is written by hand.
+"""
+
+import os
+import re
+import shlex
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+
+from attnbench.commands import demo
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "first-hour.md"
+EXAMPLES = ROOT / "examples" / "first_hour"
+WIDTH = 100
+FIRST, LAST = 14, 12
+"""Of a long output so many lines are shown from its beginning and its end."""
+
+
+@dataclass(frozen=True)
+class Question:
+    """What somebody asks, and the command that answers it; `before` prepares it and is shown, but not timed."""
+
+    text: str
+    command: str
+    before: str = ""
+    exit_codes: tuple[int, ...] = (0,)
+    is_sweep: bool = False  # it needs one, and may take longer than a minute
+
+
+QUESTIONS = (
+    Question(
+        "Which attention for my shapes?",
+        "attnbench run --set batch_size=4 --set num_heads=12 --set seq_len=1024 --set mask=causal --set dtype=bfloat16 "
+        "--set direction=forward_backward --budget 60",
+        exit_codes=(0, 1, 3),
+        is_sweep=True,
+    ),
+    Question(
+        "From which length is SDPA faster than the textbook form?",
+        "attnbench run fused --set seq_len=16,32,64,128,256,512 --set mask=causal --budget 50",
+    ),
+    Question(
+        "How long a context fits in 8 GiB?",
+        "attnbench growth fused sdpa --memory-limit 8 --set mask=causal",
+        is_sweep=True,  # of lengths, with two calls around the limit
+    ),
+    Question(
+        "Did my change slow it down?",
+        "attnbench compare before.py:attention after.py:attention --set seq_len=512 --set mask=causal --budget 45",
+        exit_codes=(0, 1, 3),
+    ),
+    Question(
+        "Is my ALiBi with grouped heads right?",
+        "attnbench check alibi.py:mine --set num_heads=4 --set num_kv_heads=2 --set mask=causal+alibi",
+        exit_codes=(1,),
+    ),
+    Question(
+        "Where does the time go?",
+        "attnbench profile fused --set seq_len=512 --set mask=causal",
+    ),
+    Question(
+        "How do two machines differ?",
+        "attnbench compare here/runs/* there/runs/* -i fused",
+        before="OMP_NUM_THREADS=1 attnbench run fused --set seq_len=256 --rounds 6 --budget 20 --results there && "
+        "attnbench run fused --set seq_len=256 --rounds 6 --budget 20 --results here",
+        exit_codes=(0, 1, 3, 4),
+    ),
+    Question(
+        "One file for a colleague?",
+        "attnbench report here/runs/* --to for-a-colleague && ls -s --block-size=K for-a-colleague/report.html",
+    ),
+)
+
+
+README = ROOT / "README.md"
+SHOWN = {
+    "run": Question(
+        "Which is faster?", "attnbench run fused sdpa_math --set seq_len=128,512 --set mask=causal --budget 40"
+    ),
+    "check": Question("Is it right?", "attnbench check mine.py:mistaken", exit_codes=(1,)),
+}
+"""What the README shows, by the names of its blocks."""
+
+
+def answered(question: Question, folder: Path, *, with_time: bool = True) -> str:
+    """The command, what it printed, and how long it took, as a block of Markdown.
+
+    Raises:
+        RuntimeError: it ended with another exit code than was expected.
+    """
+    if question.before:
+        _shell(question.before, folder).check_returncode()
+    start = time.monotonic()
+    done = _shell(question.command, folder)
+    took_s = time.monotonic() - start
+    if done.returncode not in question.exit_codes:
+        raise RuntimeError(f"{question.command} exits {done.returncode}:\n{done.stdout}\n{done.stderr}")
+    lines = [re.sub(r"\x1b\[[\d;]*m", "", line.rstrip()) for line in done.stdout.strip().splitlines()]
+    if len(lines) > FIRST + LAST + 1:
+        lines = [*lines[:FIRST], "...", *lines[-LAST:]]
+    shown = "\n".join(lines).replace(str(folder), ".")
+    prepared = f"$ {question.before}\n" if question.before else ""
+    exits = f", exit code {done.returncode}" if done.returncode else ""
+    block = f"```console\n{prepared}$ {question.command}\n{shown}\n```"
+    return f"{block}\n\nIt took {took_s:.0f} s{exits}." if with_time else block
+
+
+def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
+    environment = os.environ | {"COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT / "harness")}
+    program = f'attnbench() {{ {shlex.quote(sys.executable)} -m attnbench "$@"; }}; {command}'
+    return subprocess.run(  # noqa: S603 - the commands above
+        ["/bin/bash", "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=False
+    )
+
+
+def page(earlier: str, made: Mapping[int | str, str]) -> str:
+    """The page with these texts in place of those between their marks."""
+    text = earlier
+    for name, answer in made.items():
+        begin, end = f"<!-- begin {name} -->", f"<!-- end {name} -->"
+        before, _, rest = text.partition(begin)
+        _, _, after = rest.partition(end)
+        text = f"{before}{begin}\n\n{answer}\n\n{end}{after}"
+    return text
+
+
+def machine() -> str:
+    """Processor, cores, versions and day."""
+    from attnbench.devices import environment
+
+    found = environment.collect()
+    return (
+        f"Made on {datetime.now(UTC):%Y-%m-%d} by `python docs/first_hour.py`: {found.cpu}, {found.num_physical_cores} "
+        f"cores, torch {found.versions['torch']}."
+    )
+
+
+def show_in_readme() -> None:
+    """Print again what the README shows."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-readme-") as name:
+        (Path(name) / demo.FILE).write_text(demo.SOURCE, encoding="utf-8")
+        found = {block: answered(question, Path(name), with_time=False) for block, question in SHOWN.items()}
+    README.write_text(page(README.read_text(encoding="utf-8"), found), encoding="utf-8")
+
+
+def main(numbers: list[int]) -> None:
+    """Answer these questions, or all, in one folder; the page is written after each."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-first-hour-") as name:
+        folder = Path(name)
+        for file in EXAMPLES.glob("*.py"):
+            (folder / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
+        for number in numbers or range(1, len(QUESTIONS) + 1):
+            question = QUESTIONS[number - 1]
+            print(f"{number}: {question.text}", file=sys.stderr, flush=True)  # noqa: T201 - progress
+            text = page(PAGE.read_text(encoding="utf-8"), {number: answered(question, folder), 0: machine()})
+            PAGE.write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    if sys.argv[1:] == ["readme"]:
+        show_in_readme()
+    else:
+        main([int(each) for each in sys.argv[1:]])

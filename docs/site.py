@@ -1,0 +1,146 @@
+"""Stage the pages of the documentation site below build/pages, and write those that follow from the code.
+
+Command: `python docs/site.py`, then `mkdocs build`; `nox -s docs` does both. Documents keep their places relative to
+each other, so that a link that works in the repository works on the site.
+"""
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench import plugins
+from attnbench.commands import EXIT_CODES, Command
+from attnbench.storage import events
+
+ROOT = Path(__file__).parent.parent
+PAGES = ROOT / "build" / "pages"
+SINGLE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
+SHOWN = {".md", ".png", ".svg"}
+LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
+WIDTH = 100
+
+
+def stage() -> None:
+    """Copy documents and pictures to their places, with the README as the first page, and write the reference."""
+    shutil.rmtree(PAGES, ignore_errors=True)
+    PAGES.mkdir(parents=True)
+    for folder in ("docs", "results/gallery"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and path.suffix in SHOWN:
+                _copy(path, PAGES / path.relative_to(ROOT))
+    for name in SINGLE:
+        _copy(ROOT / name, PAGES / name)
+    _copy(ROOT / "README.md", PAGES / "index.md")
+    reference = PAGES / "reference"
+    reference.mkdir()
+    (reference / "commands.md").write_text("\n".join(commands()), encoding="utf-8")
+    (reference / "journal.md").write_text("\n".join(journal()), encoding="utf-8")
+    (reference / "decisions.md").write_text("\n".join(decisions()), encoding="utf-8")
+
+
+def _copy(path: Path, to: Path) -> None:
+    """A document, its links to what has no page turned into plain text; anything else as it is."""
+    to.parent.mkdir(parents=True, exist_ok=True)
+    if path.suffix != ".md":
+        shutil.copyfile(path, to)
+        return
+    text = path.read_text(encoding="utf-8")
+    to.write_text(LINK.sub(lambda found: _link(found, path), text), encoding="utf-8")
+
+
+def _link(found: "re.Match[str]", path: Path) -> str:
+    """The link as it is to be on the site: the README is the first page, a folder its own README or nothing."""
+    target, anchor = (path.parent / found[1]).resolve(), found[2] or ""
+    if not target.is_relative_to(ROOT) or not target.exists():
+        raise ValueError(f"{path.relative_to(ROOT)} links to {found[1]}, which is not there")
+    if target == ROOT / "docs" / "adr":
+        target = PAGES / "reference" / "decisions.md"
+    elif target.is_dir():
+        target /= "README.md"
+    if target == ROOT / "README.md":
+        target = ROOT / "index.md"
+    elif target.is_relative_to(ROOT / "build"):
+        target = ROOT / target.relative_to(PAGES)
+    elif not (target.exists() and _has_page(target)):
+        return "]"
+    here = ROOT if path == ROOT / "README.md" else path.parent
+    return f"]({Path(os.path.relpath(target, here)).as_posix()}{anchor})"
+
+
+def _has_page(target: Path) -> bool:
+    place = target.relative_to(ROOT)
+    is_shown = place.parts[0] == "docs" or place.parts[:2] == ("results", "gallery")
+    return place.as_posix() in SINGLE or (is_shown and target.suffix in SHOWN)
+
+
+def commands() -> Iterator[str]:
+    """The page of the command line: the help of each command, and the exit codes."""
+    yield from ("# Commands", "", "What `attnbench COMMAND --help` prints.", "", "## Exit codes", "")
+    yield from ("| code | means |", "| --- | --- |")
+    yield from (f"| {int(code)} | {text} |" for code, text in EXIT_CODES.items())
+    found: dict[str, Command] = plugins.plugs("attnbench.commands", "COMMAND")
+    for name in sorted(found, key=lambda name: found[name].order):
+        yield from ("", f"## attnbench {name}", "", "```text", _help(name), "```")
+
+
+def _help(name: str) -> str:
+    environment = os.environ | {"COLUMNS": str(WIDTH), "NO_COLOR": "1", "TERM": "dumb"}
+    asked = [sys.executable, "-m", "attnbench", name, "--help"]
+    done = subprocess.run(asked, env=environment, capture_output=True, text=True, check=True)  # noqa: S603 - ourselves
+    return "\n".join(line.rstrip() for line in done.stdout.strip().splitlines())
+
+
+def journal() -> Iterator[str]:
+    """The page of the journal's schema: every kind of line, and every structure in it, with its fields."""
+    yield from ("# The journal", "")
+    yield f"A run's `journal.jsonl` has one JSON object in each line; schema {events.SCHEMA}."
+    yield from ("Its `type` says which. [The decision](../docs/adr/0003-journal.md) says why.", "")
+    _, parts = msgspec.json.schema_components([events.Event])
+    for name, part in parts.items():
+        yield from (f"## {name}", "", str(part.get("description", "")).partition("\n")[0], "")
+        fields = part.get("properties", {})
+        if fields:
+            yield from ("| field | kind | where it is left out |", "| --- | --- | --- |")
+        needed = part.get("required", [])
+        for field, kind in fields.items():
+            default = "never" if field in needed else f"`{kind.get('default', '')!r}`"
+            yield f"| `{field}` | {_kind(kind)} | {default} |"
+        if "enum" in part:
+            yield ", ".join(f"`{value}`" for value in part["enum"])
+        yield ""
+
+
+def _kind(schema: dict[str, Any]) -> str:
+    """A JSON schema in a few words."""
+    if "$ref" in schema:
+        name = schema["$ref"].rpartition("/")[2]
+        return f"[{name}](#{name.lower()})"
+    if "anyOf" in schema:
+        return " or ".join(dict.fromkeys(_kind(each) for each in schema["anyOf"]))
+    if "enum" in schema:
+        return ", ".join(f"`{value}`" for value in schema["enum"])
+    kind = schema.get("type", "anything")
+    if kind == "array" and "items" in schema and schema["items"]:
+        return f"list of {_kind(schema['items'])}"
+    if kind == "object" and isinstance(schema.get("additionalProperties"), dict):
+        return f"object of {_kind(schema['additionalProperties'])}"
+    return str(kind)
+
+
+def decisions() -> Iterator[str]:
+    """The page that lists the decisions, in their order."""
+    yield from ("# Decisions", "", "Each says what was decided, why, and what follows.", "")
+    for path in sorted((ROOT / "docs" / "adr").glob("*.md")):
+        title = path.read_text(encoding="utf-8").partition("\n")[0].removeprefix("# ")
+        yield f"- [{title}](../docs/adr/{path.name})"
+
+
+if __name__ == "__main__":
+    stage()

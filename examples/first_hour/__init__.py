@@ -1,0 +1,1 @@
+"""Files of docs/first-hour.md."""

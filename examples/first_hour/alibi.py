@@ -1,0 +1,11 @@
+"""ALiBi with grouped heads, and a mistake that is easy to make: which of two numbers of heads comes first."""
+
+
+def mine(query, key, value, *, bias=None, scale=None, num_kv_heads=1):  # noqa: PLR0913 - as it is called
+    """Query (B, H, T, K); key and value (B, G, S, K); bias (1, H, T, S): ALiBi's, and -inf where a key is hidden."""
+    each = query.shape[1] // num_kv_heads
+    query = query.unflatten(1, (num_kv_heads, each))  # (B, G, H/G, T, K)
+    scores = query @ key.unsqueeze(2).transpose(-2, -1) * scale
+    bias = bias.unflatten(-3, (each, num_kv_heads)).transpose(-4, -3)  # right: unflatten(-3, (num_kv_heads, each))
+    scores = scores + bias
+    return (scores.softmax(dim=-1) @ value.unsqueeze(2)).flatten(1, 2)
