@@ -1,6 +1,7 @@
 """Pictures: whole, the same for every name everywhere, and with a word on what they do not show."""
 
 import math
+from itertools import pairwise
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
@@ -8,8 +9,9 @@ import pandas as pd
 import pytest
 
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import panels as panels_of
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, Report, breakdown_plot, lines, style
+from attnbench.reports import Picture, Report, breakdown_plot, lines, ratio_plot, style, winner_map
 from attnbench.reports.cells import shown
 from attnbench.storage.operator_kinds import KINDS, PAGE_FAULTS
 from attnbench.storage.records import Arm
@@ -43,12 +45,46 @@ def test_each_is_a_whole_svg_and_a_png(name: str, pictures: dict[str, list[Pictu
     assert picture.png().startswith(b"\x89PNG")
 
 
-@pytest.mark.parametrize("name", sorted(set(DRAWN) - {"agreement_plot", "breakdown_plot", "roofline_plot"}))
+@pytest.mark.parametrize("name", ["latency_plot", "memory_plot"])
 def test_captions_name_what_is_not_shown_and_why(name: str, pictures: dict[str, list[Picture]]) -> None:
     (picture,) = pictures[name]
     assert "naive_loop at 2048: timeout (predicted), one call is predicted to last 9.6 s" in picture.caption
     assert "sdpa_math at 2048 in b, d: crashed, the worker was killed by signal 9" in picture.caption
     assert "torch_mha in a, b: unsupported, needs <b>a GPU</b> | see" in picture.caption
+
+
+def test_ratios_have_a_row_for_each_arm_and_words_where_there_is_no_dot(tmp_path: Path) -> None:
+    found = journals.write(tmp_path, journals.USUAL)
+    (picture,) = ratio_plot.draw(found)
+    assert "Who is faster" in picture.title
+    (few,) = ratio_plot.draw(found, 2)
+    assert "10 more shapes have their numbers" in few.caption
+    assert ratio_plot.draw(journals.write(tmp_path / "empty", (), ())) == []
+
+
+def test_names_at_the_ends_of_lines_do_not_overlap() -> None:
+    for places in ([0.5] * 6, [0.0, 0.01, 0.98, 1.0], [0.2, 0.21, 0.6, 0.61, 0.62], [-0.1, 1.2], [0.3]):
+        moved = lines.apart(places, 0.07)
+        assert len(moved) == len(places)
+        assert all(after - before >= 0.07 - 1e-9 for before, after in pairwise(moved))
+        assert all(-1e-9 <= place <= 1 + 1e-9 for place in moved)
+    assert lines.apart([0.1, 0.5, 0.9], 0.07) == [0.1, 0.5, 0.9]
+
+
+def test_at_most_six_lines_have_a_name_and_the_baseline_is_among_them(tmp_path: Path) -> None:
+    found = journals.write(tmp_path, journals.USUAL)
+    panels = lines.titled(panels_of(shown(found))[:1])
+    points = lines.points_of(lines.LATENCIES, panels)
+    named = lines.chosen(points, journals.BASELINE)
+    assert len(named) == len(set(named)) == lines.MOST_LINES < points["arm"].nunique()
+    assert str(named[0]) == journals.BASELINE
+
+
+def test_the_map_has_a_cell_for_each_workload(tmp_path: Path) -> None:
+    (picture,) = winner_map.draw(journals.write(tmp_path, journals.USUAL))
+    assert "no clear winner" in picture.caption
+    one = journals.write(tmp_path / "one", journals.workloads(seq_len=(128,)))
+    assert winner_map.draw(one) == []
 
 
 def test_the_breakdown_names_each_panel_and_what_has_no_bar(pictures: dict[str, list[Picture]]) -> None:

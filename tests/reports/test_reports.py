@@ -8,6 +8,7 @@ import re
 import subprocess
 from html.parser import HTMLParser
 from pathlib import Path
+from typing import Any
 
 import pandas as pd
 import pytest
@@ -15,10 +16,12 @@ import pytest
 from attnbench import analysis, reports
 from attnbench.analysis.results import Results
 from attnbench.plugins import implementation_names, plugs
-from attnbench.reports import Report, cells, pytest_benchmark
+from attnbench.reports import Report, cells, explorer, pytest_benchmark, story
 from attnbench.units import escaped, guarded, plain
 from tests import forks, journals
+from tools import vega
 
+SCRIPT = re.compile(r"<script[^>]*>.*?</script>", re.DOTALL)
 REPORTS: dict[str, Report] = plugs("attnbench.reports", "REPORT")
 PLOTS = sorted(name for name, report in REPORTS.items() if report.draw is not None)
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 2048))
@@ -36,8 +39,22 @@ def written(results: Results, tmp_path_factory: pytest.TempPathFactory) -> dict[
 
 
 @pytest.fixture(scope="module")
-def page(written: dict[str, list[Path]]) -> str:
+def whole(written: dict[str, list[Path]]) -> str:
     return written["html"][0].read_text()
+
+
+@pytest.fixture(scope="module")
+def page(whole: str) -> str:
+    """The page less its scripts."""
+    return SCRIPT.sub("", whole)
+
+
+@pytest.fixture(scope="module")
+def explored(whole: str) -> dict[str, Any]:
+    """The data of the page."""
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', whole, re.DOTALL)
+    found: dict[str, Any] = json.loads(text)
+    return found
 
 
 @pytest.fixture(scope="module")
@@ -103,7 +120,7 @@ def test_a_report_is_the_same_at_every_call(
 def test_no_report_says_nan(name: str, written: dict[str, list[Path]]) -> None:
     for path in written[name]:
         if path.suffix not in {".png", ".svg"}:
-            assert not re.search(r"\b(nan|NaN|inf|None|Infinity)\b", path.read_text())
+            assert not re.search(r"\b(nan|NaN|inf|None|Infinity)\b", SCRIPT.sub("", path.read_text()))
 
 
 @pytest.mark.parametrize("points", [(), POINTS[:1]], ids=["no workload", "no implementation"])
@@ -205,9 +222,15 @@ class TestPytestBenchmark:
 
 
 class TestPage:
-    def test_nothing_is_loaded_and_nothing_runs(self, page: str) -> None:
+    def test_nothing_is_loaded(self, page: str, whole: str) -> None:
         found = Page(page)
         assert {"script", "link", "img", "iframe", "object"}.isdisjoint(found.tags)
+        scripts = SCRIPT.findall(whole)
+        assert [each.partition(">")[0] for each in scripts] == [
+            '<script type="application/json" id="data"',
+            *["<script"] * 2,
+        ]
+        assert "default-src 'none'" in page
         assert all(load.startswith("#") for load in found.loads)
         assert not re.search(r"@import|url\((?!#)|javascript:|\son\w+=", page)
         links = set(re.findall(r"https?://[^\s\"'<>)]+", page)) - {"http://c.example"}  # text of a name, not a link
@@ -215,19 +238,47 @@ class TestPage:
 
     def test_every_picture_is_inlined_once(self, page: str) -> None:
         assert page.count("<svg ") == len(PLOTS)
-        assert page.count('role="img"') == len(PLOTS)
+        assert page.count('role="img"') == len(PLOTS) + 1  # and the chart
 
     def test_identifiers_are_unique_and_all_references_resolve(self, page: str) -> None:
         found = Page(page)
         assert len(set(found.ids)) == len(found.ids)
         assert {load[1:] for load in found.loads} <= set(found.ids)
 
-    def test_no_cell_is_blank_and_text_from_outside_is_text(self, results: Results, page: str) -> None:
-        found = Page(page)
-        assert len(found.cells) == len(results.records) * len(cells.columns(results))
-        assert all(cell.strip() for cell in found.cells)
-        assert plain(journals.EVIL) in found.cells
-        assert plain(journals.REASON) in found.cells
+    def test_no_cell_is_blank_and_text_from_outside_is_text(
+        self, results: Results, whole: str, explored: dict[str, Any]
+    ) -> None:
+        texts = [text for row in explored["rows"] for text in row["text"]]
+        assert len(texts) == len(results.records) * (1 + len(cells.columns(results)))
+        assert all(text.strip() for text in texts)
+        assert plain(journals.EVIL) in texts
+        assert plain(journals.REASON) in texts
+        assert whole.count("<script>alert") == 0  # as in one of the names
+
+    def test_each_column_has_a_key_to_sort_by_and_each_axis_its_values(self, explored: dict[str, Any]) -> None:
+        assert all(len(row["keys"]) == len(row["text"]) == len(explored["columns"]) for row in explored["rows"])
+        ratio = [column["heading"] for column in explored["columns"]].index("ratio")
+        assert any(isinstance(row["keys"][ratio], float) for row in explored["rows"])
+        assert explored["axes"] == {
+            "seq_len": [128, 2048],
+            "kv_len": [128, 2048],
+            "mask": ["causal", "none"],
+            "scope": ["attention", "module"],
+        }
+        assert {row["implementation"] for row in explored["rows"]} == set(explored["implementations"])
+        timed = [row for row in explored["rows"] if row["time"] is not None]
+        assert all("(" in row["shown"]["samples"] for row in timed)  # as many as there is room for
+        assert all(row["time_low"] < row["time"] < row["time_high"] for row in timed)
+
+    def test_two_runs_are_in_one_page(self, results: Results) -> None:
+        both = json.loads(explorer.data([results, results]))
+        assert len(both["runs"]) == 2
+        assert len(both["rows"]) == 2 * len(results.records)
+        assert {row["run"] for row in both["rows"]} == {0, 1}
+
+
+def test_the_library_of_the_page_is_the_one_of_its_package() -> None:
+    assert explorer.library() == vega.bundle(), "run: python -m tools.vega"
 
 
 def _timed(written: dict[str, list[Path]]) -> list[dict[str, list[float]]]:
@@ -237,13 +288,7 @@ def _timed(written: dict[str, list[Path]]) -> list[dict[str, list[float]]]:
 
 def test_the_classes_of_verdicts_touch_nothing_else(page: str) -> None:
     """`why slower` was once painted as slower is."""
-    classes = re.findall(r'<td class="([^"]+)">', page)
-    assert {name for each in classes for name in each.split() if name.startswith("is-")} >= {
-        "is-slower",
-        "is-equivalent",
-    }
-    assert all(each.split()[0] == "verdict" for each in classes if "is-" in each)
-    assert "why-slower" in classes
+    assert re.search(r"^td\.verdict\.is-slower\b", page, re.MULTILINE)
     assert not re.search(r"^td\.(slower|faster|undecided)\b", page, re.MULTILINE)
 
 
@@ -265,3 +310,27 @@ def named() -> list[tuple[str, str]]:
 
 def test_no_implementation_is_named() -> None:
     assert named() == []
+
+
+@pytest.mark.parametrize(
+    ("lengths", "lead"),
+    [
+        ((4, 64, 512), "sdpa is faster from T=64 on: fused is 1."),
+        ((512, 4, 64), "sdpa is faster from T=64 on: "),  # in whatever order they were given
+        ((128, 512, 2048), "sdpa is faster at every length: sdpa is "),
+        ((64, 512), "sdpa is 1."),  # two lengths show no trend
+        ((2, 4, 16), ""),  # nobody is faster at the greatest length
+    ],
+)
+def test_of_two_the_answer_begins_with_the_length_from_which_one_is_faster(lengths, lead, tmp_path):
+    results = journals.write(tmp_path / "run", journals.workloads(seq_len=lengths), ("sdpa", "fused"))
+    (said,) = story.answer(results)
+    assert said.startswith(lead)
+    assert (" on: " in said or " every length: " in said) == (lead.count(":") > 0)
+
+
+def test_among_many_the_answer_names_no_such_length(tmp_path):
+    points = journals.workloads(seq_len=(128, 512, 2048))
+    (said,) = story.answer(journals.write(tmp_path / "run", points, ("sdpa", "fused", "bmm")))
+    assert " on: " not in said
+    assert "every length" not in said

@@ -1,43 +1,66 @@
 """`attnbench report`: regenerate every report of stored runs."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import OpenPage, ResultsFolder
+from attnbench.commands.options import AsJson, OpenPage, ResultsFolder
 
 
 def report(
     runs: Annotated[
-        list[str] | None, typer.Argument(metavar="[RUN]...", help="Names or folders. Default: newest.")
+        list[str] | None,
+        typer.Argument(metavar="[RUN]...", help="Names or folders; of several, one page of all. Default: newest."),
     ] = None,
     *,
     results: ResultsFolder = Path("results"),
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write here, with a copy of the journal.")] = None,
     open_page: OpenPage = False,
+    as_json: AsJson = False,
 ) -> None:
-    """Rebuild every report of stored runs. Needs no torch."""
+    """Rebuild every report of a stored run, or write one page that shows several side by side. Needs no torch."""
     from attnbench.analysis.results import read
     from attnbench.commands.running import finished, write_reports
+    from attnbench.reports import story
+    from attnbench.storage.files import put
     from attnbench.storage.journal import copy_journal, find_run, newest_run
 
-    folders = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
-    if to is not None and len(folders) > 1:
-        raise ValueError("--to takes one run: name a single RUN")
+    first, *others = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
+    stored, more = read(first), [read(other) for other in others]
+    target = to or (stored.folder / TOGETHER if more else stored.folder)
     failed = False
-    for folder in folders:
-        stored = read(folder)
-        target = to or stored.folder
+    if more:
+        target.mkdir(parents=True, exist_ok=True)
+        put(target / PAGE, story.page(stored, more))
+    else:
         if to is not None and to.resolve() != stored.folder.resolve():
             copy_journal(stored.folder, to)
         with finished(stored.folder):
-            failed |= write_reports(stored, target)
-        typer.echo(f"Reports and plots: {target}")
-        if open_page:
-            typer.launch(str((target / "report.html").resolve()))
+            failed = write_reports(stored, target)
+    page = target / PAGE
+    if as_json:
+        typer.echo(json.dumps({"folders": [str(target)], "failed": failed}, indent=2))
+    else:
+        if not more:
+            typer.echo(f"Reports and plots: {target}")
+        typer.echo(f"One page that you can send to anybody, complete in itself: {page}")
+    if open_page:
+        typer.launch(str(page.resolve()))
     raise typer.Exit(ExitCode.finding if failed else ExitCode.passed)
 
 
-COMMAND = Command(function=report, order=50)
+PAGE, TOGETHER = "report.html", "together"
+"""The page, and below the first of several runs the folder that it is written to."""
+COMMAND = Command(
+    function=report,
+    order=50,
+    examples=(
+        "attnbench report",
+        "attnbench report RUN --open",
+        "attnbench report RUN --to shared",
+        "attnbench report RUN_A RUN_B --open",
+    ),
+)

@@ -14,15 +14,15 @@ from attnbench.analysis.table import KIND_SHARES, Panel, Row, arm_of, rows
 from attnbench.reports import Picture, cells, style
 from attnbench.reports.lines import TITLE_LEN, absences, cells_of, titled
 from attnbench.storage.operator_kinds import PAGE_FAULTS
-from attnbench.units import plain, show, significant
+from attnbench.units import show, significant
 
 TITLE = "What the time of a call went into, by kind of operator"
 MOST_PANELS = 6
 BAR_INCHES = 0.26
 NOTE = (
     "Shares of one profiled call, operators' own time; page faults (hatched) are an estimate: their number times what "
-    "one costs, taken from the kinds that asked for memory. Right of a bar: the time of an unprofiled call, its ratio "
-    "to the fastest, and what ran."
+    "one costs, taken from the kinds that asked for memory. Right of a bar: the time of an unprofiled call, and its "
+    "ratio to the fastest."
 )
 
 
@@ -102,7 +102,7 @@ def _draw_panel(axes: Axes, panel: tuple[list[Row], str]) -> None:
         axes.text(1.015, place, _beside(row, fastest), va="center", fontsize=8)
     axes.set_yticks(range(len(drawn)), [style.label(arm_of(row)) for row in drawn])
     axes.set_ylim(len(drawn) - 0.4, -0.6)  # the fastest on top
-    axes.set_xlim(0, 1.42)
+    axes.set_xlim(0, 1.34)
     axes.set_xticks([0, 0.25, 0.5, 0.75, 1.0])
     axes.xaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(visible=False, axis="y")
@@ -111,11 +111,10 @@ def _draw_panel(axes: Axes, panel: tuple[list[Row], str]) -> None:
 
 
 def _beside(row: Row, fastest: float) -> str:
-    """The time, its ratio to the fastest, and what ran."""
-    kernel = plain(row["ran"] or "", limit=26)
+    """The time, and its ratio to the fastest."""
     if row["latency_s"] is None:
-        return f"not timed, {kernel}"
-    return f"{show(row['paired_latency_s'], 's')}, {significant(row['paired_latency_s'] / fastest, 2)} x, {kernel}"
+        return "not timed"
+    return f"{show(row['paired_latency_s'], 's')}, {significant(row['paired_latency_s'] / fastest, 2)} x"
 
 
 def _fill(kind: str) -> dict[str, Any]:

@@ -47,11 +47,11 @@ def sentence(growth: Growth) -> str:
     exponent = f"{letter}^{fit.exponent:.2f} ({fit.low:.2f} to {fit.high:.2f})"
     over = f"over {letter}={fit.lengths[0]} to {fit.lengths[-1]}, {letter}^{fit.end:.2f} at the end"
     parts = [
-        f"{plain(growth.implementation)}: memory grows with {exponent} {over}",
         _reached(growth, fit),
+        f"memory grows with {exponent} {over}",
         *(outcome_text(outcome, letter) for outcome in growth.outcomes),
     ]
-    return "; ".join(part for part in parts if part)
+    return f"{plain(growth.implementation)}: {'; '.join(filter(None, parts))}"
 
 
 def _reached(growth: Growth, fit: Fit) -> str:

@@ -1,4 +1,4 @@
-"""Time, memory and the ratio to the baseline over length: panels of lines, and a note on what is missing.
+"""Time and memory over length: panels of lines, and a note on what is missing.
 
 Dots have intervals, rings show where lines coincide, and a hollow dot is less than it seems.
 """
@@ -14,27 +14,26 @@ from typing import Any
 import numpy as np
 import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.ticker import FixedLocator, LogLocator, MaxNLocator
+from matplotlib.ticker import FixedLocator
 
-from attnbench.analysis.comparisons import noise_floors
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, Row, panels, rows, varying
 from attnbench.reports import Picture, cells, grouped, style
 from attnbench.statistics.intervals import growth_exponent
-from attnbench.statistics.verdicts import margin
-from attnbench.storage.records import Verdict
+from attnbench.storage.records import Arm
 from attnbench.units import plain
 from attnbench.workloads.workload import DTYPE_BYTES
 
-MOST_PANELS = 6
+MOST_PANELS, MOST_LINES = 6, 6
+LABEL_HEIGHT, GREY = 0.07, "#c4c4c4"
+"""Names at the ends of lines lie so far apart, as a share of the panel's height; lines without a name are grey."""
 FEWEST_LENGTHS = 3
 """Two lengths always lie on a line: their slope says nothing of how time or memory grows."""
 REASON_LEN = 72
 LONG = 4.0
 """By what factor a bar may go beyond all points."""
 SPREAD = 0.3
-"""How far apart, as a share of the gap between two lengths, points of one length are drawn where that misleads nobody:
-a steep line must stay where it is, a flat one or a lone column of points may move sideways."""
+"""How far apart, as a share of a gap between lengths, the points of a lone length are drawn; lines stay in place."""
 MANY_LENGTHS = 7
 TITLE_LEN = 48
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
@@ -54,7 +53,6 @@ class Plot:
     hollow: str = ""  # what a hollow marker says
     absent: str  # why an ok row may have no point
     is_absence_listed: Callable[[Row], bool] = lambda _: True
-    is_steep: bool = True  # values grow with length: lines stay in place, and the legend has their growth
     finish: Callable[[Axes, Panel], None]  # ticks and extra lines, once all values are in
 
     def has_point(self, row: Row) -> bool:
@@ -85,56 +83,106 @@ def draw(results: Results, plot: Plot) -> list[Picture]:
     more = [f"No panel, as there is no value: {group}." for group in empty]
     if len(full) > MOST_PANELS:
         more.append(f"{len(full) - MOST_PANELS} more groups have their numbers in records.csv.")
-    return [_picture(plot, titled(full[:MOST_PANELS]), more)] if full else []
+    return [_picture(plot, titled(full[:MOST_PANELS]), more, cells.base(results.plan))] if full else []
 
 
-def _picture(plot: Plot, shown: Sequence[Panel], more: Iterable[str]) -> Picture:
+def _picture(plot: Plot, shown: Sequence[Panel], more: Iterable[str], base: str) -> Picture:
     points, number = points_of(plot, shown), len(shown)
     num_columns = min(number, 3 if number != 4 else 2)  # noqa: PLR2004 - four panels make a square
     limits = reach(points)
 
     def fill(axes: Axes, place: int) -> None:
-        _draw_panel(axes, plot, shown[place], points.assign(is_here=points["panel"] == place))
+        _draw_panel(axes, shown[place], points[points["panel"] == place], named[place])
         axes.set_ylabel("" if place % num_columns else plot.y_label)
         axes.set_title("\n".join(textwrap.wrap(shown[place].title, TITLE_LEN)), loc="left")
         if limits is not None:
             axes.set_ylim(*limits)
 
-    handles = []
-    for arm in dict.fromkeys(points["arm"]):
-        power = growth(points[points["arm"] == arm]) if plot.is_steep else ""
-        handles.append(style.handle(arm, more=f"  ~{_letter(shown)}^{power}" if power else ""))
+    named = [chosen(points[points["panel"] == place], style.label(base)) for place in range(number)]
+    grey = [style.label(arm) for arm in dict.fromkeys(points["arm"]) if not any(arm in own for own in named)]
+    if grey:
+        more = [*more, f"Grey, and close to one of the others: {', '.join(grey)}."]
+
+    def finish(axes: Axes, place: int) -> None:
+        plot.finish(axes, shown[place])
+        _label(axes, points[points["panel"] == place], named[place], shown[place])
+
     return style.sheet(
         range(number),
         fill,
-        (1.2 + 3.9 * num_columns + 2.4, 1.0 + 3.2 * math.ceil(number / num_columns)),
+        (0.6 + 4.4 * num_columns, 1.0 + 3.2 * math.ceil(number / num_columns)),
         title=plot.title,
         subtitle=cells.shared(cells_of(shown)),
         note=" ".join([notes(plot, shown, points), *more]),
         num_columns=num_columns,
-        finish=lambda axes, place: plot.finish(axes, shown[place]),
-        legend={"handles": handles},
+        finish=finish,
+        legend={"loc": "upper right", "ncols": 3},
         sharey=number > 1,
     )
 
 
-def _draw_panel(axes: Axes, plot: Plot, panel: Panel, points: pd.DataFrame) -> None:
+def chosen(points: pd.DataFrame, base: str) -> list[Arm]:
+    """The arms of a panel that have a colour and a name: the baseline, and those that lie furthest from one another."""
+    arms: list[Arm] = list(dict.fromkeys(points["arm"]))
+    last = {arm: math.log(points[points["arm"] == arm]["value"].iloc[-1]) for arm in arms}
+    named = [arm for arm in arms if style.label(arm) == base][:1] or arms[:1]
+    while len(named) < min(MOST_LINES, len(arms)):
+        others = [arm for arm in arms if arm not in named]
+        named.append(max(others, key=lambda arm: min(abs(last[arm] - last[other]) for other in named)))
+    return named
+
+
+def _draw_panel(axes: Axes, panel: Panel, points: pd.DataFrame, named: Sequence[Arm]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log", base=10)
     lengths = panel.lengths
     gap = min((math.log(b / a) for a, b in pairwise(lengths)), default=2.0)
-    spread = gap * SPREAD * (not plot.is_steep or len(lengths) == 1)
-    arms = dict.fromkeys(points["arm"])
+    spread = gap * SPREAD * (len(lengths) == 1)
+    arms = list(dict.fromkeys(points["arm"]))
     for place, arm in enumerate(arms):
-        line = points[(points["arm"] == arm) & points["is_here"]]
-        if not line.empty:
-            _draw_line(axes, style.look(arm), line, math.exp(spread * ((place + 0.5) / len(arms) - 0.5)))
+        line, shift = points[points["arm"] == arm], math.exp(spread * ((place + 0.5) / len(arms) - 0.5))
+        if arm in named:
+            _draw_line(axes, style.look(arm), line, shift)
+        else:
+            axes.plot(line["length"] * shift, line["value"], color=GREY, linewidth=1.2, marker=".", zorder=1.8)
     style.ticks(axes.xaxis, FixedLocator(lengths), "{:.0f}".format)
     axes.tick_params(axis="x", labelrotation=45 if len(lengths) > MANY_LENGTHS else 0)
     axes.tick_params(axis="y", labelleft=True)
     edge = math.exp(0.25 * gap)
     axes.set_xlim(lengths[0] / edge, lengths[-1] * edge)
     axes.set_xlabel(X_LABELS[panel.axis])
+
+
+def _label(axes: Axes, points: pd.DataFrame, named: Sequence[Arm], panel: Panel) -> None:
+    """Name the lines at their ends, in their colours, moved apart where they would overlap."""
+    ends = {arm: points[points["arm"] == arm].iloc[-1] for arm in named}
+    low, high = (math.log(limit) for limit in axes.get_ylim())
+    at = {arm: (math.log(end["value"]) - low) / (high - low) for arm, end in ends.items()}
+    ordered = sorted(at, key=lambda arm: at[arm])
+    for arm, place in zip(ordered, apart([at[arm] for arm in ordered], LABEL_HEIGHT), strict=True):
+        power = growth(points[points["arm"] == arm])
+        text = style.label(arm) + (f"  ~{panel.letter}^{power}" if power else "")
+        short = "" if ends[arm]["length"] == panel.lengths[-1] else f" (to {ends[arm]['length']})"
+        look = style.look(arm)
+        axes.text(1.02, place, text + short, color=look.colour, va="center", fontsize=8.5, transform=axes.transAxes)
+
+
+def apart(places: Sequence[float], least: float) -> list[float]:
+    """Places in ascending order, moved as little as it takes to lie `least` apart, and the last one below 1."""
+    moved: list[list[float]] = []  # groups that touch: each lies about the mean of what its members ask for
+    for place in places:
+        moved.append([place])
+        while len(moved) > 1 and _ends(moved[-2], least)[1] + least > _ends(moved[-1], least)[0]:
+            last = moved.pop()
+            moved[-1] += last
+    return [_ends(group, least)[0] + number * least for group in moved for number in range(len(group))]
+
+
+def _ends(group: Sequence[float], least: float) -> tuple[float, float]:
+    """The first and the last place of a group of neighbours, inside the axes as far as they fit."""
+    half = (len(group) - 1) * least / 2
+    middle = min(max(sum(group) / len(group), half), 1.0 - half)
+    return middle - half, middle + half
 
 
 def _draw_line(axes: Axes, seen: style.Look, points: pd.DataFrame, shift: float) -> None:
@@ -206,9 +254,9 @@ def notes(plot: Plot, shown: Sequence[Panel], points: pd.DataFrame) -> str:
         said.append("A bar that leaves the picture goes on.")
     if points["is_hollow"].any():
         said.append(f"Hollow: {plot.hollow}.")
-    if len(set(points["arm"])) > 1 and (not plot.is_steep or any(len(panel.lengths) == 1 for panel in shown)):
+    if len(set(points["arm"])) > 1 and any(len(panel.lengths) == 1 for panel in shown):
         said.append("Points of one length are set side by side so that none hides another.")
-    if plot.is_steep and any(growth(line) for _, line in points.groupby("arm", sort=False)):
+    if any(growth(line) for _, line in points.groupby("arm", sort=False)):
         said.append(f"~{_letter(shown)}^x: growth with length, a least-squares slope.")
     return " ".join(said)
 
@@ -260,45 +308,6 @@ def _draw_theory(axes: Axes, panel: Panel) -> None:
     style.byte_ticks(axes)
 
 
-def draw_ratios(results: Results) -> list[Picture]:
-    """Times as ratios to the baseline's, paired inside blocks, with intervals; the line at 1 is the baseline."""
-    least, base = results.plan.smallest_effect, style.label(cells.base(results.plan))
-    margins = {workload: margin(floor, least) for workload, floor in noise_floors(results).items()}
-
-    def finish(axes: Axes, panel: Panel) -> None:
-        """The baseline, and around it what is too small to matter or to show."""
-        workloads = panel.cells.drop_duplicates("workload").sort_values(panel.axis)
-        at = [(int(row[panel.axis]), margins.get(str(row["workload"]), 0.0)) for _, row in workloads.iterrows()]
-        low, high = axes.get_xlim()
-        x = [low, *(length for length, _ in at), high]
-        m = [at[0][1], *(limit for _, limit in at), at[-1][1]]
-        axes.fill_between(x, [1 / (1 + v) for v in m], [1 + v for v in m], color="#bbbbbb", alpha=0.55, lw=0, zorder=1)
-        axes.axhline(1.0, color=style.INK, linewidth=1.1, zorder=2, label=f"{base} = 1")
-        axes.plot([], [], color="#bbbbbb", linewidth=6, alpha=0.55, label="too small to matter or to show")
-        low, high = axes.get_ylim()
-        low, high = min(low, 0.9), max(high, 1 / 0.9)
-        axes.set_yscale("log", base=2)
-        axes.set_ylim(low, high)
-        is_narrow = math.log2(high / low) < 1.5  # noqa: PLR2004 - powers of 2 alone would leave one tick
-        style.ticks(axes.yaxis, MaxNLocator(6, steps=[1, 2, 5, 10]) if is_narrow else LogLocator(base=2, numticks=10))
-
-    plot = Plot(
-        title=f"Time as a ratio to {base} (below 1 is faster)",
-        y_label=f"time / time of {base}",
-        column="ratio",
-        low="ratio_low",
-        high="ratio_high",
-        is_drawn=lambda row: row["verdict"] is not None,
-        is_hollow=lambda row: row["verdict"] == Verdict.undecided,
-        hollow="undecided, the interval is too wide or there are too few visits for one",
-        absent="no times of the baseline to compare with",
-        is_absence_listed=lambda row: not (row["is_baseline"] and row["latency_s"] is not None),
-        is_steep=False,
-        finish=finish,
-    )
-    return draw(results, plot)
-
-
 LATENCIES = Plot(
     title="Time per call against length (median; lower is faster)",
     y_label="time per call",
@@ -325,5 +334,4 @@ REPORT = {
     "memory_plot": style.report(
         "memory_plot", "peak memory against length with theory, as SVG and PNG", lambda results: draw(results, MEMORY)
     ),
-    "ratio_plot": style.report("ratio_plot", "ratio to the baseline with intervals, as SVG and PNG", draw_ratios),
 }

@@ -6,6 +6,7 @@ Both say what was run and where, how far to trust it, what went wrong, and have 
 import math
 import re
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import jinja2
@@ -22,19 +23,22 @@ from attnbench.analysis.comparisons import (
 )
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, cells, grouped, notable, text_report
+from attnbench.reports import Picture, cells, explorer, grouped, notable, text_report
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.samples import Samples
 from attnbench.statistics.verdicts import margin
-from attnbench.storage.records import Environment, Verdict
+from attnbench.storage.records import Environment, Status, Verdict
 from attnbench.units import MISSING, duration, escaped, markdown_list, markdown_table, percent, plain, show, span
 from attnbench.workloads.workload import Workload
 
 TEMPLATES = Path(__file__).parent
+SCRIPT = TEMPLATES / "page.js"
 OVERDRAWN = 1.1
 """A run that took more than so many times its budget says why."""
 FEW_RIVALS = 3
 """Of more, so many are named."""
+LEAST_LENGTHS = 3
+"""Of fewer, the greatest says nothing of those between."""
 
 
 def rendered(template: str, results: Results, **more: object) -> str:
@@ -70,10 +74,11 @@ def summary(results: Results) -> str:
     return rendered("summary.md.jinja", results, tables=tables).rstrip("\n") + "\n"
 
 
-def page(results: Results) -> str:
-    """The run as one page, complete in itself, without any script.
+def page(results: Results, others: Sequence[Results] = ()) -> str:
+    """The run as one page, complete in itself: the answer, what to explore, pictures, and then all about the run.
 
-    Every text from outside is escaped by the template.
+    `others` are explored together with it. Every text from outside is escaped by the template, or is data of the
+    script, which sets it as text.
     """
     drawn = [
         picture
@@ -85,9 +90,52 @@ def page(results: Results) -> str:
         "page.html.jinja",
         results,
         figures=[inlined(picture, number) for number, picture in enumerate(drawn, start=1)],
-        groups=cells.groups(results),
-        columns=cells.columns(results),
+        asked=asked(results, others),
+        machine=machine(results),
+        calm=calm(results),
+        beyond=beyond(results),
+        data=Markup(explorer.data([results, *others])),  # noqa: S704 - JSON without any "<"
+        library=Markup(explorer.library()),  # noqa: S704 - as it came from its package
+        script=Markup(SCRIPT.read_text(encoding="utf-8")),  # noqa: S704 - our own
     )
+
+
+def asked(results: Results, others: Sequence[Results] = ()) -> str:
+    """What was asked, in a line: the title of the page."""
+    plan = results.plan
+    names = len({arm.implementation for arm in plan.specs} - set(cells.absent(results)))
+    shapes = f"{len(plan.workloads)} workload{'s' * (len(plan.workloads) > 1)}"
+    what = f"{names} implementation{'s' * (names > 1)} on {shapes}"
+    if plan.sides is not None:
+        what = f"Two states of the code: {what}"
+    more = f", next to {len(others)} other run{'s' * (len(others) > 1)}" if others else ""
+    return plain(f"{what}{more}" if plan.sweep in {"set", "sides", ""} else f"{plan.sweep}: {what}{more}")
+
+
+def machine(results: Results) -> str:
+    """On which machine, when, and by which version, in a line."""
+    found = next(iter(results.environments.values()), None)
+    where = "" if found is None else f"{found.accelerator or found.cpu}, {found.num_threads} threads, "
+    versions = "" if found is None else f", torch {found.versions.get('torch', MISSING)}"
+    return plain(f"{where}{results.started.time}{versions}, run {results.run}")
+
+
+def calm(results: Results) -> str:
+    """Said where nothing is to be said against a session: which differences show."""
+    if not any(results.num_visits.values()):
+        return "Nothing was timed." if results.records else "Nothing was checked."
+    return plain(f"Nothing disturbed the session. {decided(results).capitalize()}. Noise floor: {_floor(results)}.")
+
+
+def beyond(results: Results) -> list[str]:
+    """What was predicted to be out of reach, in memory or time: a line for each implementation and status."""
+    out = [record for record in results.records if record.is_predicted and record.status != Status.unsupported]
+    titles = cells.titles(results)
+    alike = grouped(out, lambda record: (record.arm, record.status, titles[record.workload.id]))
+    return [
+        plain(f"{arm}: {status} at length {', '.join(cells.length(each.workload.axes()) for each in own)} ({title})")
+        for (arm, status, title), own in alike.items()
+    ]
 
 
 def inlined(picture: Picture, number: int) -> Markup:
@@ -103,7 +151,7 @@ def facts(results: Results) -> dict[str, str]:
     plan, records, load = results.plan, results.records, results.system_load
     called_s = results.check_s + results.called_s
     counts = Counter(str(record.status) for record in records)
-    asked = len(plan.workloads) * len(plan.implementations)
+    asked = plan.num_cells
     visits = sum(results.num_visits.values())
     timed = [Samples.of(found.samples) for record in records for found in record.measurements]
     processes = len({epoch for samples in timed for epoch in np.unique(samples.epoch).tolist()})
@@ -187,13 +235,36 @@ def answer(results: Results) -> list[str]:
         return []
     found, titles = winners(results), cells.titles(results)
     arms = {each.implementation for each in comparisons(results)}
-    words = _between_two(results, arms.pop()) if len(arms) == 1 else _among_many(found)
+    are_two = len(arms) == 1
+    words = _between_two(results, arms.pop()) if are_two else _among_many(found)
     parts: dict[str, dict[str, list[Workload]]] = {}
     for workload, text in words:
         parts.setdefault(titles[workload.id], {}).setdefault(text, []).append(workload)
     said = {title: "; ".join(f"{text} at {_lengths(at)}" for text, at in own.items()) for title, own in parts.items()}
+    for title, text in (_crossings(results, titles) if are_two else {}).items():
+        said[title] = f"{text}: {said[title]}"
     head = "doubtful: " if doubts(results) else ""
     return [plain(f"{head}{title}: {text}." if len(said) > 1 else f"{head}{text}.") for title, text in said.items()]
+
+
+def _crossings(results: Results, titles: dict[str, str]) -> dict[str, str]:
+    """Of one implementation and the baseline: in each group of three lengths or more, from which one is the faster.
+
+    A group has no such text where nobody is faster at its greatest length.
+    """
+    found = {}
+    for title, members in grouped(comparisons(results), lambda each: titles[each.workload.id]).items():
+        members.sort(key=lambda each: (each.workload.kv_len, each.workload.seq_len))
+        names = {Verdict.faster: members[-1].implementation, Verdict.slower: cells.base(results.plan)}
+        last = names.get(members[-1].verdict)
+        if last is None or len(members) < LEAST_LENGTHS:
+            continue
+        others = [number for number, each in enumerate(members) if names.get(each.verdict) != last]
+        first = members[others[-1] + 1 if others else 0].workload
+        found[title] = (
+            f"{last} is faster from {_lengths([first])} on" if others else f"{last} is faster at every length"
+        )
+    return found
 
 
 def _lengths(workloads: list[Workload]) -> str:

@@ -1,0 +1,162 @@
+"""What report.html lets its reader explore: every cell as data, and the library that draws it, in the page itself.
+
+The charts are Vega-Lite's (https://vega.github.io/vega-lite/, BSD licence). vega.js is the copy that vl-convert brings:
+`python -m tools.vega` writes it, and a test compares both.
+"""
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from attnbench.analysis.results import Results
+from attnbench.analysis.table import Row, arm_of, rows, varying
+from attnbench.reports import cells, style
+from attnbench.storage.records import LATENCY
+from attnbench.units import MISSING, show
+from attnbench.workloads.workload import Workload
+
+LIBRARY = Path(__file__).with_name("vega.js")
+USUAL = ("workload", "length", "implementation", "time per call", "ratio", "verdict")
+"""The columns that a table begins with."""
+METRICS = {
+    "ratio": "ratio",
+    "time": "latency_s",
+    "memory": "peak_memory_bytes",
+    "error": "error_ratio",
+    "rate": "flops_per_s",
+}
+SORTED_BY = {
+    "time per call": "paired_latency_s",
+    "ratio": "ratio",
+    "operators": "num_operators",
+    "allocated": "allocated_bytes",
+    "FLOP/s": "flops_per_s",
+    "bandwidth": "bytes_per_s",
+    "intensity": "arithmetic_intensity",
+    "executed": "executed_flops",
+    "error": "error_ratio",
+    "peak memory": "peak_memory_bytes",
+    "length": "kv_len",
+}
+"""By which column of the table of cells a column for people is sorted; others by their text."""
+MOST_SAMPLES, MANY_CELLS = 12, 2000
+DIGITS = 5
+
+
+def data(runs: Sequence[Results]) -> str:
+    """All cells of the runs as JSON that may stand inside of a script element.
+
+    `rows` have a text and a key to sort by for each of `columns`, the values of the `axes` that differ, and numbers.
+    """
+    columns = cells.columns(runs[0])
+    shown = [row for results in runs for row in rows(cells.shown(results))]
+    axes = [axis for axis in Workload.__struct_fields__ if len({row[axis] for row in shown}) > 1]
+    panels = {workload: text for results in runs for workload, text in _panels(results).items()}
+    headings = ["workload", *(column.heading for column in columns)]
+    found = [
+        _row(row, number, columns, axes, samples) | {"panel": panels[row["workload"]]}
+        for number, results in enumerate(runs)
+        for samples in [_samples(results) if len(shown) <= MANY_CELLS else {}]
+        for row in rows(cells.shown(results))
+    ]
+    names = _by_ratio(shown)
+    made = {
+        "runs": [results.run for results in runs],
+        "axes": {axis: sorted({row[axis] for row in shown}, key=_sortable) for axis in axes},
+        "implementations": names,
+        "colours": {name: style.look(name).colour for name in names},
+        "columns": [
+            {"heading": heading, "explanation": explanation, "kind": heading.replace(" ", "-")}
+            for heading, explanation in zip(headings, ["", *(column.explanation for column in columns)], strict=True)
+        ],
+        "usual": [headings.index(heading) for heading in USUAL if heading in headings],
+        "places": {"time": headings.index("time per call"), "ratio": headings.index("ratio")},
+        "has": {name: any(row[name] is not None for row in found) for name in METRICS},
+        "rows": found,
+    }
+    return json.dumps(made, separators=(",", ":"), allow_nan=False).replace("<", "\\u003c")
+
+
+def library() -> str:
+    """Vega, Vega-Lite and what embeds them, as one script; `vegaEmbed` is in `window`."""
+    return LIBRARY.read_text(encoding="utf-8")
+
+
+def _row(
+    row: Row, run: int, columns: Sequence[cells.Column], axes: Sequence[str], samples: dict[tuple[str, str, str], str]
+) -> dict[str, Any]:
+    texts = [row["title"], *(column.text(row) for column in columns)]
+    keys = [row["title"], *(_key(column, row) for column in columns)]
+    verdict = "baseline" if row["is_baseline"] else row["verdict"] or ""
+    is_failed = row["status"] not in {"ok", "unsupported"} and not row["is_predicted"]
+    return {
+        "run": run,
+        "implementation": str(arm_of(row)),
+        "status": row["status"],
+        "verdict": verdict,
+        "kind": f"{'predicted' if row['is_predicted'] else row['status']}{' failed' * is_failed}",
+        "title": row["title"],
+        "length": row["kv_len"],
+        "axes": {axis: row[axis] for axis in axes},
+        "text": texts,
+        "keys": keys,
+        "shown": {
+            "memory": show(row.get("peak_memory_bytes"), "bytes") if row.get("peak_memory_bytes") else MISSING,
+            "samples": samples.get((row["workload"], row["implementation"], row["side"] or ""), MISSING),
+        },
+        **{name: _number(row.get(column)) for name, column in METRICS.items()},
+        **{f"time_{end}": _number(row[f"latency_{end}_s"]) for end in ("low", "high")},
+        **{f"ratio_{end}": _number(row[f"ratio_{end}"]) for end in ("low", "high")},
+    }
+
+
+def _panels(results: Results) -> dict[str, str]:
+    """By workload what sets its panel apart: "causal, T=512"."""
+    table = cells.shown(results)
+    axes, found = varying(table), {}
+    for workload, own in table.groupby("workload", sort=False):
+        row = rows(own.iloc[:1])[0]
+        letter = "T" if row["seq_len"] == row["kv_len"] else "T x S"
+        parts = [cells.apart(own, axes).replace(" · ", ", "), f"{letter}={cells.length(row)}"]
+        found[str(workload)] = ", ".join(filter(None, parts))
+    return found
+
+
+def _key(column: cells.Column, row: Row) -> float | str | None:
+    """What a row is sorted by in a column."""
+    name = SORTED_BY.get(column.heading)
+    return column.text(row) if name is None or name not in row else _number(row[name])
+
+
+def _number(value: Any) -> float | None:  # noqa: ANN401 - a cell of a table
+    return None if value is None else float(f"{value:.{DIGITS}g}")
+
+
+def _sortable(value: Any) -> tuple[bool, float, str]:  # noqa: ANN401 - of any axis
+    is_text = isinstance(value, str)
+    return is_text, 0.0 if is_text else float(value), str(value)
+
+
+def _by_ratio(shown: Sequence[Row]) -> list[str]:
+    """The implementations, the fastest on the whole first, and last those that have no time."""
+    ratios: dict[str, list[float]] = {}
+    for row in shown:
+        own = ratios.setdefault(str(arm_of(row)), [])
+        if row["ratio"] is not None:
+            own.append(row["ratio"])
+    return sorted(ratios, key=lambda name: (not ratios[name], sum(ratios[name]) / max(len(ratios[name]), 1), name))
+
+
+def _samples(results: Results) -> dict[tuple[str, str, str], str]:
+    """A few raw times of each cell, spread over its visits."""
+    found = {}
+    for record in results.records:
+        latency = record.measurement(LATENCY)
+        values = [sample.value for sample in latency.samples] if latency is not None else []
+        if values:
+            few = values[:: max(1, -(-len(values) // MOST_SAMPLES))]
+            text = ", ".join(show(value, "s") for value in few)
+            more = f" ({len(few)} of {len(values)})" if len(few) < len(values) else ""
+            found[record.workload.id, record.arm.implementation, record.arm.side] = text + more
+    return found

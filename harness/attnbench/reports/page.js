@@ -1,0 +1,192 @@
+// The part of report.html that filters, sorts and draws. All texts come from data and are set as text, never as HTML.
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const $ = (id) => document.getElementById(id);
+const PAGE = 100;
+const MOST_PANELS = 12;
+const METRICS = {
+  ratio: { title: "ratio to the baseline", low: "ratio_low", high: "ratio_high" },
+  time: { title: "time per call in seconds", low: "time_low", high: "time_high" },
+  memory: { title: "peak memory in bytes" },
+  error: { title: "error / tolerance" },
+  rate: { title: "useful FLOP/s" },
+};
+const USUAL = { view: "dots", metric: data.has.ratio ? "ratio" : "time", scale: "log", sort: "", hide: "", cols: data.usual.join(","), rows: String(PAGE), find: "" };
+for (const axis of Object.keys(data.axes)) USUAL["f." + axis] = "";
+let state = read();
+
+// The view is in the address: whoever gets the link sees the same.
+function read() {
+  const found = { ...USUAL };
+  for (const [name, value] of new URLSearchParams(location.hash.slice(1))) if (name in found) found[name] = value;
+  if (!(found.metric in METRICS)) found.metric = USUAL.metric;
+  return found;
+}
+function change(changes) {
+  state = { ...state, ...changes };
+  const kept = new URLSearchParams();
+  for (const name of Object.keys(state)) if (state[name] !== USUAL[name]) kept.set(name, state[name]);
+  history.replaceState(null, "", kept.size ? "#" + kept : location.pathname + location.search);
+  show();
+}
+const listed = (text) => (text ? text.split(",") : []);
+
+function make(tag, attributes = {}, ...children) {
+  const made = document.createElement(tag);
+  for (const [name, value] of Object.entries(attributes)) {
+    if (name.startsWith("on")) made.addEventListener(name.slice(2), value);
+    else if (value !== false && value != null) made.setAttribute(name, value === true ? "" : value);
+  }
+  made.append(...children);
+  return made;
+}
+function choice(label, options, name) {
+  const menu = make("select", { onchange: (event) => change({ [name]: event.target.value }) });
+  for (const [value, text] of options) menu.append(make("option", { value, selected: state[name] === value }, text));
+  return make("label", {}, label, menu);
+}
+
+function isShown(row) {
+  for (const axis of Object.keys(data.axes)) if (state["f." + axis] && String(row.axes[axis]) !== state["f." + axis]) return false;
+  if (listed(state.hide).includes(row.implementation)) return false;
+  return !state.find || row.text.some((text) => text.toLowerCase().includes(state.find.toLowerCase()));
+}
+function sorted(rows) {
+  if (!state.sort) return rows;
+  const place = parseInt(state.sort, 10), sign = state.sort.endsWith("d") ? -1 : 1;
+  const key = (row) => row.keys[place];
+  return [...rows].sort((a, b) => {
+    const [x, y] = [key(a), key(b)];
+    if (x === null || y === null) return (x === null) - (y === null);
+    return sign * (typeof x === "number" && typeof y === "number" ? x - y : String(x).localeCompare(String(y)));
+  });
+}
+
+function controls() {
+  const own = $("controls");
+  own.replaceChildren(
+    choice("Show", [["dots", "by implementation"], ["lines", "over length"]], "view"),
+    choice("Metric", Object.entries(METRICS).filter(([name]) => data.has[name]).map(([name, metric]) => [name, metric.title]), "metric"),
+    choice("Scale", [["log", "logarithmic"], ["linear", "linear"]], "scale"),
+    ...Object.entries(data.axes).map(([axis, values]) =>
+      choice(axis.replaceAll("_", " "), [["", "all"], ...values.map((value) => [String(value), String(value)])], "f." + axis)),
+  );
+  const names = make("fieldset", {}, make("legend", {}, "Implementations"));
+  for (const name of data.implementations) {
+    const hidden = listed(state.hide);
+    const toggle = () => change({ hide: (hidden.includes(name) ? hidden.filter((each) => each !== name) : [...hidden, name]).join(",") });
+    const box = make("input", { type: "checkbox", onchange: toggle });
+    box.checked = !hidden.includes(name);
+    names.append(make("label", {}, box, name));
+  }
+  own.append(names, make("button", { type: "button", onclick: () => { state = { ...USUAL }; change({}); } }, "Reset"));
+}
+
+function table(rows) {
+  const shown = listed(state.cols).map(Number).filter((place) => data.columns[place]);
+  const head = make("tr");
+  for (const place of shown) {
+    const column = data.columns[place], is = parseInt(state.sort, 10) === place;
+    const order = is ? (state.sort.endsWith("d") ? "descending" : "ascending") : "none";
+    const next = is && order === "ascending" ? place + "d" : String(place);
+    const button = make("button", { type: "button", title: column.explanation, onclick: () => change({ sort: next }) }, column.heading);
+    head.append(make("th", { scope: "col", "aria-sort": order }, button));
+  }
+  const body = make("tbody");
+  for (const row of sorted(rows).slice(0, Number(state.rows) || PAGE)) {
+    const line = make("tr", { class: row.kind });
+    for (const place of shown) {
+      const tag = data.columns[place].heading === "implementation" ? "th" : "td";
+      line.append(make(tag, { scope: tag === "th" && "row", class: data.columns[place].kind + (data.columns[place].heading === "verdict" ? " is-" + row.verdict : "") }, row.text[place]));
+    }
+    body.append(line);
+  }
+  const caption = make("caption", {}, `${rows.length} of ${data.rows.length} cells`);
+  $("table").replaceChildren(caption, make("thead", {}, head), body);
+  const left = rows.length - (Number(state.rows) || PAGE);
+  $("more").hidden = left <= 0;
+  $("more").textContent = `Show ${Math.min(left, PAGE)} more of ${rows.length}`;
+}
+function columns() {
+  const shown = listed(state.cols).map(Number);
+  $("columns").replaceChildren(make("legend", {}, "Columns"), ...data.columns.map((column, place) => {
+    const toggle = () => change({ cols: data.columns.map((_, other) => other).filter((other) => (other === place) !== shown.includes(other)).join(",") });
+    const box = make("input", { type: "checkbox", onchange: toggle });
+    box.checked = shown.includes(place);
+    return make("label", { title: column.explanation }, box, column.heading);
+  }));
+}
+
+// A chart of what is shown, drawn by Vega-Lite.
+function spec(rows, ink, soft) {
+  const metric = METRICS[state.metric];
+  const scale = { type: state.scale, zero: false, nice: false };
+  const panels = [...new Set(rows.map((row) => row.panel))];
+  const few = new Set(panels.slice(0, MOST_PANELS));
+  const points = rows.filter((row) => few.has(row.panel) && row[state.metric] > 0).map((row) => ({
+    implementation: row.implementation, run: data.runs[row.run], panel: row.panel, length: row.length, group: row.title,
+    verdict: row.verdict || row.status, value: row[state.metric],
+    low: row[metric.low] ?? row[state.metric], high: row[metric.high] ?? row[state.metric],
+    time: row.text[data.places.time], ratio: row.text[data.places.ratio], memory: row.shown.memory, samples: row.shown.samples,
+  }));
+  $("left-out").textContent = panels.length > MOST_PANELS && state.view === "dots" ? `The first ${MOST_PANELS} of ${panels.length} shapes are drawn: filter to see others.` : "";
+  const order = data.implementations;
+  const tooltip = ["implementation", ...(data.runs.length > 1 ? ["run"] : []), "group", "length", "verdict", "time", "ratio", "memory", "samples"].map((field) => ({ field, type: "nominal" }));
+  const verdicts = { domain: ["faster", "equivalent", "slower", "undecided", "baseline", "ok"], range: ["#3b8fd4", "#8a8a8a", "#dd6b20", "#b9b9b9", ink, soft] };
+  const color = data.runs.length > 1
+    ? { field: "run", type: "nominal", title: null, legend: { orient: "top", labelLimit: 400 } }
+    : state.view === "lines"
+      ? { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => data.colours[name]) } }
+      : { field: "verdict", type: "nominal", title: null, scale: verdicts, legend: { orient: "top" } };
+  const config = { background: null, font: "system-ui, sans-serif", view: { stroke: null }, axis: { labelColor: ink, titleColor: ink, gridColor: soft, gridOpacity: 0.25, domainColor: soft, tickColor: soft, labelLimit: 170 }, header: { labelColor: ink, title: null, labelLimit: 330 }, legend: { labelColor: ink, titleColor: ink } };
+  const width = Math.max(160, $("chart").clientWidth - 40);
+  const x = { field: "value", type: "quantitative", scale, title: metric.title, axis: { format: "~s", tickCount: 5 } };
+  if (state.view === "lines") {
+    const y = { ...x };
+    return { config, width: width - 180, height: 380, data: { values: points }, layer: [
+      { params: [{ name: "zoom", select: "interval", bind: "scales" }], mark: { type: "line", opacity: 0.7 },
+        encoding: { x: { field: "length", type: "quantitative", scale: { type: "log", base: 2 }, title: "length" }, y, color, detail: [{ field: "group" }, { field: "run" }] } },
+      { mark: { type: "point", filled: true, size: 55 }, encoding: { x: { field: "length", type: "quantitative" }, y, color, tooltip } },
+    ] };
+  }
+  const columns = Math.max(1, Math.min(3, Math.floor(width / 300)));
+  const y = { field: "implementation", type: "nominal", sort: order, title: null };
+  const offset = data.runs.length > 1 ? { yOffset: { field: "run", type: "nominal" } } : {};
+  const layers = [
+    { mark: { type: "rule", strokeWidth: 2 }, encoding: { x: { ...x, field: "low" }, x2: { field: "high" }, y, color, ...offset } },
+    { mark: { type: "point", filled: true, size: 70, opacity: 1 }, encoding: { x, y, color, tooltip, ...offset } },
+  ];
+  if (state.metric === "ratio") layers.unshift({ mark: { type: "rule", color: soft }, encoding: { x: { datum: 1 } } });
+  return { config, data: { values: points }, columns, facet: { field: "panel", type: "nominal", sort: panels },
+    spec: { width: Math.max(120, Math.floor((width - 190) / columns) - 24), height: { step: data.runs.length > 1 ? 26 : 17 }, layer: layers } };
+}
+let drawing = 0;
+async function chart(rows) {
+  const style = getComputedStyle(document.documentElement);
+  const mine = ++drawing;
+  const options = { actions: false, renderer: "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } };
+  const place = make("div");
+  await window.vegaEmbed(place, spec(rows, style.getPropertyValue("--ink").trim(), style.getPropertyValue("--soft").trim()), options);
+  if (mine !== drawing) return; // a later one is on its way
+  $("chart").replaceChildren(place);
+  $("chart").setAttribute("aria-label", `${METRICS[state.metric].title} of ${rows.length} cells; the table below has the same numbers`);
+}
+
+function show() {
+  const rows = data.rows.filter(isShown);
+  const focused = document.activeElement?.closest("#explore label, #explore th");
+  controls();
+  columns();
+  table(rows);
+  const again = focused && [...document.querySelectorAll("#explore " + focused.tagName)].find((each) => each.textContent === focused.textContent);
+  again?.querySelector("select, input, button")?.focus(); // what was there is a new one
+  chart(rows);
+}
+$("find").addEventListener("input", (event) => change({ find: event.target.value }));
+$("more").addEventListener("click", () => change({ rows: String(Number(state.rows) + PAGE) }));
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+addEventListener("resize", () => chart(data.rows.filter(isShown)));
+addEventListener("hashchange", () => { state = read(); show(); });
+$("find").value = state.find;
+$("explore").hidden = false;
+show();

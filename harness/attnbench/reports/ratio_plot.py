@@ -1,0 +1,187 @@
+"""Who is faster on each shape: ratios to the baseline as dots with intervals, a row for each implementation.
+
+A column is a shape, a colour is a verdict, and rows are sorted by how an implementation does on the whole. Source:
+W. S. Cleveland, dot plots, The American Statistician 38, 1984, https://doi.org/10.1080/00031305.1984.10483223.
+"""
+
+import math
+import textwrap
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from statistics import fmean
+from typing import Any
+
+from matplotlib.axes import Axes
+from matplotlib.lines import Line2D
+from matplotlib.ticker import FixedLocator
+
+from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.results import Results
+from attnbench.analysis.table import Row, arm_of, rows, varying
+from attnbench.reports import Picture, cells, grouped, style
+from attnbench.storage.records import Arm, Verdict
+from attnbench.units import plain, significant
+
+MOST_SHAPES, MOST_COLUMNS = 12, 6
+FURTHEST = 4.0
+"""Axes end at this factor at most; a ratio beyond is an arrow with its number."""
+NARROWEST = 1.25
+COLOURS = {
+    Verdict.faster: "#0072B2",
+    Verdict.slower: "#D55E00",
+    Verdict.equivalent: "#555555",
+    Verdict.undecided: "#8a8a8a",
+}
+"""Blue and vermilion differ for every kind of colour vision, and the side of the line says the same."""
+TITLE_LEN, MOST_LINES = 24, 3
+
+
+@dataclass(frozen=True, kw_only=True)
+class Shape:
+    """One column: a workload's title, and the row of each arm that took part."""
+
+    title: str
+    own: Mapping[Arm, Row]
+
+
+def draw(results: Results, most: int = MOST_SHAPES) -> list[Picture]:
+    """The picture of a run, with its first twelve shapes or `most` others; none where nothing was compared."""
+    table = cells.shown(results)
+    found = grouped(rows(table), lambda row: row["workload"])
+    drawn = [own for own in found.values() if any(map(_has_ratio, own))]
+    if not drawn:
+        return []
+    seen = table[table["workload"].isin([own[0]["workload"] for own in drawn[:most]])]
+    axes = varying(seen)
+    shapes = [
+        Shape(title=_title(seen[seen["workload"] == own[0]["workload"]], own[0], axes), own=_by_arm(own))
+        for own in drawn[:most]
+    ]
+    arms = order(shapes)
+    reach = _reach(shapes)
+    base = style.label(cells.base(results.plan))
+    num_columns = min(len(shapes), MOST_COLUMNS if len(shapes) != 8 else 4)  # noqa: PLR2004 - two even rows
+    num_rows = math.ceil(len(shapes) / num_columns)
+
+    def fill(panel: Axes, place: int) -> None:
+        _draw_shape(panel, shapes[place], arms, reach, has_names=place % num_columns == 0)
+
+    more = f"{len(drawn) - most} more shapes have their numbers in records.csv. " if drawn[most:] else ""
+    doubt = "Doubtful, the session was disturbed: see the summary. " if doubts(results) else ""
+    return [
+        style.sheet(
+            range(len(shapes)),
+            fill,
+            (1.5 + 1.95 * num_columns, 1.25 + num_rows * (0.75 + 0.235 * len(arms))),
+            title=f"Who is faster: time as a ratio to {base}, left of 1 is faster",
+            subtitle=cells.shared(seen),
+            note=f"{doubt}{more}Dots are medians of paired ratios, bars their 95 % intervals; the number is the ratio.",
+            num_columns=num_columns,
+            legend={"handles": _handles(shapes), "loc": "upper right", "ncols": 5, "handlelength": 1.2},
+        )
+    ]
+
+
+def order(shapes: Sequence[Shape]) -> list[Arm]:
+    """The arms that have a ratio somewhere, the fastest on the whole first; the baseline stands among them."""
+    logs: dict[Arm, list[float]] = {}
+    for shape in shapes:
+        for arm, row in shape.own.items():
+            if _has_ratio(row) or row["is_baseline"]:
+                logs.setdefault(arm, []).append(math.log(row["ratio"] or 1.0))
+    return sorted(logs, key=lambda arm: (fmean(logs[arm]), str(arm)))
+
+
+def _by_arm(own: Sequence[Row]) -> dict[Arm, Row]:
+    return {arm_of(row): row for row in own}
+
+
+def _has_ratio(row: Row) -> bool:
+    return row["verdict"] is not None and (row["ratio"] or 0.0) > 0 and not row["is_baseline"]
+
+
+def _title(cell: Any, row: Row, axes: set[str]) -> str:  # noqa: ANN401 - a table, whose type costs an import
+    """What sets a shape apart, its length last: "causal, T=512"."""
+    letter = "T" if row["seq_len"] == row["kv_len"] else "T x S"
+    text = ", ".join(part for part in (cells.apart(cell, axes).replace(" · ", ", "), "") if part)
+    lines = textwrap.wrap(text, TITLE_LEN)[:MOST_LINES]
+    return "\n".join([*lines, f"{letter}={cells.length(row)}"])
+
+
+def _reach(shapes: Sequence[Shape]) -> float:
+    """The factor at which all axes end, the same for all on either side."""
+    ratios = [row["ratio"] for shape in shapes for row in shape.own.values() if _has_ratio(row)]
+    furthest: float = max(max(ratio, 1 / ratio) for ratio in ratios)
+    return min(FURTHEST, max(NARROWEST, 1.15 * furthest))
+
+
+def _draw_shape(panel: Axes, shape: Shape, arms: Sequence[Arm], reach: float, *, has_names: bool) -> None:
+    panel.set_xscale("log", base=2)
+    panel.set_xlim(1 / reach, reach)
+    panel.set_ylim(len(arms) - 0.5, -0.5)
+    panel.axvline(1.0, color=style.INK, linewidth=1.0, zorder=2)
+    for place, arm in enumerate(arms):
+        _draw_row(panel, shape.own.get(arm), place, reach)
+    panel.set_title(shape.title, loc="left", fontsize=9)
+    steps = (0.25, 0.5, 0.8, 1.0, 1.25, 2.0, 4.0)
+    ends = (0.8, 1.25) if reach < 2 else (0.25, 0.5, 2.0, 4.0)  # noqa: PLR2004 - else they would touch
+    style.ticks(panel.xaxis, FixedLocator([step for step in steps if step == 1.0 or step in ends]), "{:g}".format)
+    panel.set_yticks(range(len(arms)), [style.label(arm) for arm in arms] if has_names else [])
+    panel.tick_params(axis="y", length=0)
+    panel.grid(visible=False, axis="y")
+
+
+def _draw_row(panel: Axes, row: Row | None, place: int, reach: float) -> None:
+    """A dot, its bar and its number; or in words why there is none."""
+    text: dict[str, Any] = {"va": "center", "fontsize": 7.5, "transform": panel.get_yaxis_transform()}
+    if row is None or (not _has_ratio(row) and not row["is_baseline"]):
+        words, colour = _absence(row)
+        panel.text(0.02, place, words, color=colour, ha="left", **text)
+        return
+    if row["is_baseline"]:
+        panel.text(0.98, place, "baseline", color="#555555", ha="right", **text)
+        return
+    verdict, ratio = Verdict(row["verdict"]), row["ratio"]
+    colour, is_open = COLOURS[verdict], verdict is Verdict.undecided
+    low, high = row["ratio_low"] or ratio, row["ratio_high"] or ratio
+    at = min(max(ratio, 1 / reach), reach)
+    marker = "o" if at == ratio else ">" if ratio > 1 else "<"
+    ends = [min(max(end, 1 / reach), reach) for end in (low, high)]
+    panel.plot(ends, [place, place], color=colour, linewidth=1.6, solid_capstyle="butt", zorder=3)
+    face = "white" if is_open else colour
+    panel.plot([at], [place], marker=marker, ms=6, mfc=face, mec=colour, mew=1.2, zorder=4, clip_on=False)
+    number = f"{significant(ratio, 3)}{'?' * is_open}"
+    x, side = (0.98, "right") if ratio < 1 else (0.02, "left")  # where the dot is not
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
+    panel.text(x, place, number, color=colour, ha=side, bbox=behind, zorder=5, **text)
+
+
+def _absence(row: Row | None) -> tuple[str, str]:
+    """Why a row has no dot, in a word or two, and its colour."""
+    if row is None:
+        return "not asked for", "#999999"
+    if row["status"] == "ok":
+        return "not timed", "#999999"
+    is_bad = row["status"] not in {"unsupported", "timeout"} and not row["is_predicted"]
+    return plain(cells.status(row), limit=20), "#B00020" if is_bad else "#999999"
+
+
+def _handles(shapes: Sequence[Shape]) -> list[Line2D]:
+    """The verdicts that occur, each with its colour."""
+    seen = {row["verdict"] for shape in shapes for row in shape.own.values() if _has_ratio(row)}
+    return [
+        Line2D(
+            [],
+            [],
+            linestyle="",
+            marker="o",
+            mec=colour,
+            mfc="white" if verdict is Verdict.undecided else colour,
+            label=f"{verdict}{'?' if verdict is Verdict.undecided else ''}",
+        )
+        for verdict, colour in COLOURS.items()
+        if verdict in seen
+    ]
+
+
+REPORT = style.report("ratio_plot", "who is faster on each shape, with intervals and verdicts, as SVG and PNG", draw)

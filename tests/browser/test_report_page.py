@@ -1,0 +1,203 @@
+"""The page of a report in a browser without a network: what its reader can do with it.
+
+Run by `nox -s browser`. With ATTNBENCH_PICTURES=DIR it leaves pictures below DIR/../report.
+"""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from attnbench.reports import story
+from tests import journals
+from tests.browser.chromium import Browser, find
+
+pytestmark = pytest.mark.browser
+PHONE = 390
+POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 512, 2048))
+RATIOS = "[...document.querySelectorAll('#table tbody td.ratio')].map((each) => each.textContent)"
+NAMES = "[...document.querySelectorAll('#table tbody th')].map((each) => each.textContent)"
+COUNT = "document.querySelector('#table caption').textContent"
+HEADING = "[...document.querySelectorAll('#table thead button')].find((each) => each.textContent === {!r})"
+MENU = (
+    "[...document.querySelectorAll('#controls > label')].find((each) => each.textContent.startsWith({!r}))"
+    ".querySelector('select')"
+)
+CHANGE = (
+    "(() => {{ const menu = {menu}; menu.value = {value!r}; menu.dispatchEvent(new Event('change')); return true; }})()"
+)
+BOX = "[...document.querySelectorAll('{} label')].find((each) => each.textContent === {!r}).firstChild"
+
+
+@pytest.fixture(scope="module")
+def browser(tmp_path_factory):
+    program = find()
+    if program is None:
+        pytest.skip("no Chromium here: install one (apt install chromium), or name it in ATTNBENCH_CHROMIUM")
+    with Browser(program, tmp_path_factory.mktemp("profile")) as found:
+        yield found
+
+
+@pytest.fixture(scope="module")
+def files(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("pages")
+    one, other = (journals.write(folder / name, POINTS, seed=seed) for seed, name in enumerate(("one", "other")))
+    made = {"single": story.page(one), "both": story.page(one, [other])}
+    for name, text in made.items():
+        (folder / f"{name}.html").write_text(text, encoding="utf-8")
+    return folder
+
+
+@pytest.fixture
+def page(browser, files):
+    browser.requests.clear()
+    resize(browser, 1200, 900)
+    media(browser, "light")
+    load(browser, files / "single.html")
+    yield browser
+    assert browser.problems == []
+    outside = [each for each in browser.requests if not each.startswith(("file:", "data:", "about:", "blob:"))]
+    assert outside == []
+
+
+def load(browser, file, fragment=""):
+    browser.open("about:blank")
+    browser.open(f"file://{file}{fragment}")
+    browser.wait("document.querySelector('#chart svg path')")
+
+
+def resize(browser, width, height):
+    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
+    browser.ask("Emulation.setDeviceMetricsOverride", **size)
+
+
+def media(browser, scheme):
+    features = [{"name": "prefers-color-scheme", "value": scheme}]
+    browser.ask("Emulation.setEmulatedMedia", features=features)
+
+
+def choose(page, label, value):
+    page.run(CHANGE.format(menu=MENU.format(label), value=value))
+
+
+def picture(page, name, at="header"):
+    page.run(f"document.querySelector({at!r}).scrollIntoView()")
+    if folder := os.environ.get("ATTNBENCH_PICTURES"):
+        page.picture(Path(folder).parent / "report" / f"{name}.png")
+
+
+def test_the_first_screen_has_the_answer(page):
+    height = page.run("document.getElementById('answer').getBoundingClientRect().bottom")
+    assert 0 < height < 900
+    assert page.run("document.getElementById('findings').getBoundingClientRect().top") < 900
+    assert page.run("document.getElementById('environment').getBoundingClientRect().top") > 900
+    picture(page, "first_screen")
+
+
+def test_a_heading_sorts_the_table_one_way_and_the_other(page):
+    page.run(HEADING.format("ratio") + ".focus()")
+    page.run("document.activeElement.click()")
+    rising = page.run(RATIOS)
+    values = [float(each.split()[0]) for each in rising if each[0].isdigit()]
+    assert len(values) > 10
+    assert values == sorted(values)
+    assert page.run("document.querySelector('[aria-sort=ascending]').textContent") == "ratio"
+    page.run("document.activeElement.click()")  # the keyboard stays where it was
+    values = [float(each.split()[0]) for each in page.run(RATIOS) if each[0].isdigit()]
+    assert values == sorted(values, reverse=True)
+    assert page.run("document.activeElement.textContent") == "ratio"
+
+
+def test_filters_hold_for_table_and_chart_and_are_in_the_address(page, files):
+    every = page.run(COUNT)
+    panels = "[...document.querySelectorAll('#chart svg .role-column-title, #chart svg .role-title text')].length"
+    choose(page, "seq len", "512")
+    choose(page, "mask", "causal")
+    few = page.run(COUNT)
+    assert few != every
+    fragment = page.run("location.hash")
+    assert "f.mask=causal" in fragment
+    load(page, files / "single.html", fragment)
+    assert page.run(COUNT) == few
+    assert page.run(MENU.format("mask") + ".value") == "causal"
+    assert page.run(panels) <= 2
+    page.run("[...document.querySelectorAll('#controls button')].at(-1).click()")
+    assert page.run(COUNT) == every
+    assert page.run("location.hash") == ""
+
+
+def test_an_implementation_can_be_switched_off(page):
+    assert "fused" in page.run(NAMES)
+    page.run(BOX.format("#controls fieldset", "fused") + ".click()")
+    assert "fused" not in page.run(NAMES)
+    page.wait("![...document.querySelectorAll('#chart svg text')].some((each) => each.textContent === 'fused')")
+
+
+@pytest.mark.parametrize("view", ["dots", "lines"])
+def test_metric_scale_and_view_change_the_chart(page, view):
+    choose(page, "Show", view)
+    seen = set()
+    for metric in ("ratio", "time", "memory", "error"):
+        for scale in ("log", "linear"):
+            choose(page, "Metric", metric)
+            choose(page, "Scale", scale)
+            page.run("new Promise((done) => setTimeout(done, 400))")
+            seen.add(page.run("document.querySelector('#chart svg').innerHTML"))
+    assert len(seen) == 8
+    picture(page, f"view_{view}", "#controls")
+
+
+def test_hovering_shows_intervals_and_raw_samples(page):
+    choose(page, "Metric", "time")
+    page.run("new Promise((done) => setTimeout(done, 400))")
+    point = "[...document.querySelectorAll('#chart svg .mark-symbol.role-mark path')].at(3)"
+    page.run(f"{point}.scrollIntoView({{ block: 'center' }})")
+    x, y = page.run(
+        f"(() => {{ const box = {point}.getBoundingClientRect(); "
+        "return [box.left + box.width / 2, box.top + box.height / 2]; })()"
+    )
+    for off in (3, 0):
+        page.ask("Input.dispatchMouseEvent", type="mouseMoved", x=x - off, y=y - off)
+    text = page.wait("document.querySelector('#vg-tooltip-element.visible')?.innerText")
+    assert " to " in text
+    assert "samples" in text
+    if folder := os.environ.get("ATTNBENCH_PICTURES"):
+        page.picture(Path(folder).parent / "report" / "hover.png")
+
+
+def test_columns_can_be_chosen_and_the_text_searched(page):
+    assert page.run("document.querySelectorAll('#table thead th').length") == 6
+    page.run(BOX.format("#columns", "error") + ".click()")
+    assert page.run(HEADING.format("error") + " !== undefined")
+    page.run(
+        "(() => { const find = document.getElementById('find'); find.value = 'naive'; "
+        "find.dispatchEvent(new Event('input')); })()"
+    )
+    assert set(page.run(NAMES)) == {"naive_loop"}
+
+
+def test_it_fits_a_phone(page, files):
+    resize(page, PHONE, 844)
+    load(page, files / "single.html")
+    assert page.run("document.documentElement.scrollWidth") <= PHONE
+    picture(page, "phone")
+
+
+def test_it_is_dark_where_the_reader_wants_it(page, files):
+    colour = "getComputedStyle(document.body).backgroundColor"
+    fill = "[...document.querySelectorAll('#chart svg .role-axis-label text')].at(0).getAttribute('fill')"
+    light = page.run(colour), page.run(fill)
+    media(page, "dark")
+    page.run("new Promise((done) => setTimeout(done, 600))")
+    dark = page.run(colour), page.run(fill)
+    assert light[0] != dark[0]
+    assert light[1] != dark[1]
+    picture(page, "dark", "#controls")
+
+
+def test_two_runs_are_shown_side_by_side(page, files):
+    single = page.run(COUNT)
+    load(page, files / "both.html")
+    assert int(page.run(COUNT).split()[0]) == 2 * int(single.split()[0])
+    assert page.run("document.querySelectorAll('#chart svg .role-legend-label text').length") == 2
+    picture(page, "two_runs", "#controls")
