@@ -122,6 +122,25 @@ def bench_pytest(session: nox.Session) -> None:
 
 
 @nox.session
+def docs(session: nox.Session) -> None:
+    """Build the documentation site in build/site; a broken link or a missing page is an error. It needs no network."""
+    borrow(session, "tests")
+    install(session, "docs")
+    session.run("python", "docs/site.py")
+    session.run("python", "-m", "mkdocs", "build", "--quiet", env={"NO_MKDOCS_2_WARNING": "1"})
+    session.log("open build/site/index.html")
+
+
+@nox.session
+def package(session: nox.Session) -> None:
+    """Build the wheel and the source distribution, and check what an index would; tests look into the wheel."""
+    session.install("build", "twine")
+    shutil.rmtree("build/dist", ignore_errors=True)
+    session.run("python", "-m", "build", "--outdir", "build/dist")
+    session.run("python", "-m", "twine", "check", "--strict", *map(str, Path("build/dist").glob("*")))
+
+
+@nox.session
 def field(session: nox.Session) -> None:
     """Check attention that other packages have, and renew results/gallery/field; not among the default sessions."""
     needs = ["-r", "examples/field/requirements.txt"]
@@ -169,6 +188,14 @@ def acceptance(session: nox.Session) -> None:
 
 
 @nox.session
+def first_answer(session: nox.Session) -> None:
+    """Measure how soon first answers come: renew results/gallery/first_answer (-- --old DIR: next to another tree)."""
+    install(session)
+    folder = str(RESULTS / "gallery" / "first_answer")
+    session.run("python", "-m", "studies.first_answer", "--to", folder, *session.posargs)
+
+
+@nox.session
 def gallery(session: nox.Session) -> None:
     """Renew results/gallery/quick, or runs named after -- (quick, full, compiled), and the figures drawn from them."""
     install(session)
@@ -185,7 +212,7 @@ def gallery(session: nox.Session) -> None:
 
 @nox.session
 def browser(session: nox.Session) -> None:
-    """Look at every view of TensorBoard in a browser without a network, and renew results/gallery/tensorboard.
+    """Look at reports and at TensorBoard in a browser without a network, and renew their pictures in results/gallery.
 
     It needs Chromium: `apt install chromium`, or the path of any in ATTNBENCH_CHROMIUM.
     """

@@ -109,6 +109,7 @@ def test_reports_can_be_written_elsewhere_with_their_journal(theirs):
     folder, _, run = theirs
     found = command("report", run.name, "--to", "gallery/mine", cwd=folder)
     assert found.returncode == 0, found.stderr
+    assert found.stdout.splitlines()[-1].endswith("complete in itself: gallery/mine/report.html")
     again = command("report", "gallery/mine", cwd=folder)
     assert again.returncode == 0, again.stderr
     assert (folder / "gallery" / "mine" / "report.html").exists()
@@ -267,11 +268,11 @@ INTERRUPTED_IN_A_STRING = """
 import sys
 from attnbench import cli
 
-def app(standalone_mode):
+def program(**_):
     exec("import os, signal, time; os.kill(os.getpid(), signal.SIGTERM); time.sleep(9)")
 
-cli.app = app
-sys.argv = ["attnbench", "run"]
+cli.typer.main.get_command = lambda _: program
+sys.argv = ["attnbench", "none"]
 cli.main()
 """
 

@@ -12,8 +12,14 @@ from types import SimpleNamespace
 
 import pytest
 
-import attnbench
-from attnbench.pytest_plugin import MOST_SEEDS, AttentionBench, _contenders, pytest_configure
+import attnbench.api
+from attnbench.pytest_plugin import (
+    MOST_SEEDS,
+    AttentionBench,
+    _contenders,
+    pytest_assertrepr_compare,
+    pytest_configure,
+)
 from attnbench.pytest_suite.conftest import Cell, ReplayClock, chosen
 from attnbench.workloads.workload import Workload
 from tests import forks
@@ -113,19 +119,42 @@ def versions():
     return found
 
 
-def test_two_functions_of_one_name_are_compared_and_the_candidate_is_called_so(monkeypatch):
+SMALL = {"seq_len": 8, "num_heads": 1, "head_dim": 8, "num_threads": 1}
+
+
+def test_two_functions_of_one_name_are_compared_and_the_candidate_is_called_so():
     new, old = versions()
-    timed = {}
+    found = AttentionBench(seed=0)(new, old, budget_s=0.0, **SMALL)
+    (compared,) = found.comparisons
+    assert (compared.implementation, compared.baseline) == ("attention (candidate)", "attention")
+    assert found.verdicts.keys() == {"attention (candidate)"}
 
-    def compare(calls, baseline, **_):
-        timed.update(names=list(calls), baseline=baseline)
-        judged = SimpleNamespace(comparison=lambda _, arm, baseline: (arm.implementation, baseline))
-        return SimpleNamespace(run=lambda budget_s: None, judgements={"attention (candidate)": judged})
 
-    monkeypatch.setattr("attnbench.timing.functions.FunctionComparison", compare)
-    reported = AttentionBench(seed=0)(new, old, seq_len=8, num_heads=1, head_dim=8, num_threads=1)
-    assert reported == ("attention (candidate)", "attention")
-    assert timed == {"names": ["attention", "attention (candidate)"], "baseline": "attention"}
+def test_the_outcome_is_that_of_the_python_interface():
+    new, old = versions()
+    found = AttentionBench(seed=5)(new, old, budget_s=0.0, false_share=0.01, **SMALL | {"seq_len": [8, 16]})
+    assert isinstance(found, attnbench.api.Outcome)
+    assert found.verdict in {"faster", "slower", "equivalent", "undecided"}
+    frame = found.to_frame()
+    assert sorted(frame["seq_len"]) == [8, 8, 16, 16]
+    assert frame["latency_s"].gt(0).all()
+    assert found.plot() is not None
+    assert "<li>" in found._repr_html_()
+    assert (found.results.plan.seed, found.results.plan.false_share) == (5, 0.01)
+    with pytest.raises(ValueError, match="there are 2 comparisons: see `comparisons`"):
+        _ = found.ratio
+
+
+def test_an_assertion_that_fails_prints_three_lines():
+    verdict = AttentionBench(seed=5)(*versions(), budget_s=0.0, **SMALL).verdict
+    first, *others = pytest_assertrepr_compare("!=", verdict, "slower")
+    assert first == f"{verdict!r} != 'slower'"
+    assert others == list(verdict.evidence)
+    said, sure, again = others
+    assert "at T=8" in said
+    assert "blocks discarded because of interference" in sure
+    assert again == "The same inputs again: seed=5."
+    assert pytest_assertrepr_compare("==", "faster", "slower") is None
 
 
 @pytest.mark.parametrize("pair", [versions(), ("new.py:mine", "old.py:mine"), (lambda query: query, lambda key: key)])

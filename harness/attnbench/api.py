@@ -9,6 +9,7 @@ They work in scripts and in notebooks: a function that lies in no file is handed
 """
 
 import base64
+import math
 import os
 import secrets
 import sys
@@ -19,7 +20,7 @@ from html import escape
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from attnbench.analysis.comparisons import by_implementation, comparisons
+from attnbench.analysis.comparisons import by_implementation, comparisons, noise_floors
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as cells_of
 from attnbench.analysis.table import samples as samples_of
@@ -30,7 +31,8 @@ from attnbench.processes import execution
 from attnbench.processes.planning import Selection, plan
 from attnbench.reports import Picture, cells, story
 from attnbench.storage.journal import find_run
-from attnbench.storage.records import Comparison
+from attnbench.storage.records import FALSE_SHARE, Comparison
+from attnbench.units import percent
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 if TYPE_CHECKING:
@@ -49,6 +51,13 @@ GIVEN = cloudpickle.loads(base64.b85decode({!r}))
 '''
 
 
+class Verdict(str):
+    """A verdict in a word, and in three lines what it rests on: an assertion about it that fails prints them."""
+
+    __slots__ = ("evidence",)
+    evidence: tuple[str, ...]
+
+
 class Outcome:
     """One run: who is right, who is faster and by how much, and everything that was measured."""
 
@@ -62,7 +71,7 @@ class Outcome:
         return self.results.folder
 
     @property
-    def verdict(self) -> str:
+    def verdict(self) -> Verdict:
         """The verdict on the only implementation that was checked, or compared with the baseline.
 
         After a check `right`, `WRONG` or `not judged`; after a comparison `faster`, `slower`, `equivalent` or
@@ -73,7 +82,46 @@ class Outcome:
         """
         if len(self.verdicts) != 1:
             raise ValueError(f"there are {len(self.verdicts)} verdicts, on {', '.join(self.verdicts)}: see `verdicts`")
-        return next(iter(self.verdicts.values()))
+        verdict = Verdict(next(iter(self.verdicts.values())))
+        verdict.evidence = self.evidence
+        return verdict
+
+    @property
+    def evidence(self) -> tuple[str, str, str]:
+        """What came out, in one line; how sure that is, in another; and how to see it again."""
+        said = " ".join(self.answer) or "Nothing was compared."
+        floors = [floor.largest_log for floor in noise_floors(self.results).values()]
+        floor = max((each for each in floors if each is not None), default=None)
+        alike = "" if floor is None else f"Identical code seems up to {percent(math.expm1(floor))} apart; "
+        again = f"The same inputs again: seed={self.results.plan.seed}."
+        return said, f"{alike}{story.interference(self.results)}.", again
+
+    @property
+    def comparison(self) -> Comparison:
+        """The only comparison; `ratio`, `low` and `high` are its own.
+
+        Raises:
+            ValueError: there is none, or there are several, which `comparisons` has.
+        """
+        found = self.comparisons
+        if len(found) != 1:
+            raise ValueError(f"there are {len(found)} comparisons: see `comparisons`, which has them all")
+        return found[0]
+
+    @property
+    def ratio(self) -> float:
+        """Of the only comparison: how many times as long as the baseline a call takes."""
+        return self.comparison.ratio
+
+    @property
+    def low(self) -> float | None:
+        """The lower end of the 95 % interval of the ratio; None: too few visits."""
+        return self.comparison.low
+
+    @property
+    def high(self) -> float | None:
+        """The upper end."""
+        return self.comparison.high
 
     @property
     def answer(self) -> list[str]:
@@ -149,11 +197,12 @@ def check(*given: Given, seed: int | None = None, timeout: float = 60.0, **axes:
     return Outcome(results, terminal.verdicts(results))
 
 
-def compare(
+def compare(  # noqa: PLR0913 - all have defaults that serve
     *given: Given,
     baseline: Given = "sdpa",
     budget: float = 30.0,
     smallest_effect: float = SMALLEST_EFFECT,
+    false_share: float = FALSE_SHARE,
     seed: int | None = None,
     results: str | Path = "results",
     **axes: Any,  # noqa: ANN401 - one value of an axis, or several
@@ -161,8 +210,8 @@ def compare(
     """Check implementations and time them against a baseline, in blocks in a random order, for `budget` seconds.
 
     Of several the last one is the baseline if no other is named. It ends as soon as everything is decided. Times that
-    differ by less than the share `smallest_effect` are called equivalent. Everything is stored below the folder
-    `results`, where the commands find it.
+    differ by less than the share `smallest_effect` are called equivalent, and of what is called faster or slower the
+    share `false_share` may be false. Everything is stored below the folder `results`, where the commands find it.
 
     Raises:
         ValueError: there is no such implementation, axis or value; the message says what is allowed.
@@ -173,9 +222,16 @@ def compare(
     folder = execution.new_folder(Path(results), "compare")
     specs, (reference,) = _specs(given, folder), _specs([baseline], folder, "base_")
     selection = _selection(
-        "quick", specs, seed, axes, baseline=reference, budget_s=budget, smallest_effect=smallest_effect
+        "quick",
+        specs,
+        seed,
+        axes,
+        baseline=reference,
+        budget_s=budget,
+        smallest_effect=smallest_effect,
+        false_share=false_share,
     )
-    return _outcome(_executed(selection, folder))
+    return outcome(_executed(selection, folder))
 
 
 def run(
@@ -195,7 +251,7 @@ def run(
     selection = _selection(sweep, _specs(given, folder), seed, axes, is_exact=False, budget_s=budget)
     found = _executed(selection, folder)
     running.write_reports(found, folder)
-    return _outcome(found)
+    return outcome(found)
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:
@@ -205,7 +261,7 @@ def load(path: str | Path, results: str | Path = "results") -> Outcome:
         ValueError: there is no such run, or it is damaged.
     """
     is_there = Path(path).exists()
-    return _outcome(read(Path(path) if is_there else find_run(str(path), Path(results))))
+    return outcome(read(Path(path) if is_there else find_run(str(path), Path(results))))
 
 
 def samples(*paths: str | Path) -> "pd.DataFrame":
@@ -218,13 +274,16 @@ def table(*paths: str | Path) -> "pd.DataFrame":
     return cells_of(*paths)
 
 
-def _outcome(results: Results) -> Outcome:
+def outcome(results: Results) -> Outcome:
     """With a verdict for each implementation apart from the baseline."""
+    single: dict[str, set[str]] = {}
+    for each in comparisons(results):
+        single.setdefault(each.implementation, set()).add(str(each.verdict))
     together = {name: str(each.verdict) for name, each in by_implementation(results).items()}
-    alone = {each.implementation: str(each.verdict) for each in comparisons(results)}
+    alike = {name: next(iter(own)) for name, own in single.items() if len(own) == 1}  # of one cell, or of them all
     wrong = {each.implementation: terminal.WRONG for each in results.records if each.is_wrong}
     names = [name for name in map(name_of, results.plan.implementations) if name != results.plan.baseline]
-    return Outcome(results, {name: (alone | together | wrong).get(name, "not compared") for name in names})
+    return Outcome(results, {name: (together | alike | wrong).get(name, "not compared") for name in names})
 
 
 def _selection(

@@ -8,25 +8,56 @@ from importlib import metadata
 from typing import Annotated, Any
 
 import typer
+from typer.core import TyperArgument, TyperCommand, TyperGroup
 
-from attnbench.commands import EXIT_CODES, ExitCode
+from attnbench.commands import EXIT_CODES, ExitCode, defaults
 from attnbench.commands.options import flattened
 from attnbench.plugins import plugs
 from attnbench.units import plain
 
+
+def _plain(parameters: list[Any]) -> list[Any]:
+    """Parameters whose help names what a value means, and no types; typer would say that a flag is a <bool>."""
+    for each in parameters:
+        if isinstance(each, TyperArgument):
+            vars(each)["display_type_rich"] = lambda ctx: ""  # noqa: ARG005 - its signature
+        elif each.metavar is None and each.is_flag:
+            each.metavar = ""
+    return parameters
+
+
+class Plain(TyperCommand):
+    """A command with plain parameters."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - click's, of which typer may have a copy
+        """All of them, --help too."""
+        return _plain(super().get_params(ctx))
+
+
+class PlainGroup(TyperGroup):
+    """The program, likewise."""
+
+    def get_params(self, ctx: Any) -> list[Any]:  # noqa: ANN401 - as above
+        """All of them, --help too."""
+        return _plain(super().get_params(ctx))
+
+
 app = typer.Typer(
     name="attnbench",
+    cls=PlainGroup,
     help="Which attention implementation is right, which is fast, which fits in memory: on your shapes and machine.",
-    epilog=f"Exit codes: {', '.join(f'{code.value} {words}' for code, words in EXIT_CODES.items())}.",
+    epilog=f"Exit codes: {', '.join(f'{code.value} {words}' for code, words in EXIT_CODES.items())}.\n\n"
+    "Defaults of options: ATTNBENCH_BUDGET=60 or ATTNBENCH_RUN_BUDGET=60, or `budget = 60` below tool.attnbench or "
+    "tool.attnbench.run in pyproject.toml. What is typed goes first, then variables, then the file.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
-    add_completion=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
 
 for _name, _command in sorted(plugs("attnbench.commands", "COMMAND").items(), key=lambda item: int(item[1].order)):
-    app.command(_name)(flattened(_command.function))
+    _examples = "\n\n".join(["Examples:", *_command.examples])
+    app.command(_name, cls=Plain, epilog=_examples)(flattened(_command.function))
 
 
 def _print_version(is_asked: bool) -> None:  # noqa: FBT001 - as typer calls it
@@ -82,16 +113,22 @@ def main() -> None:
 
 def _code() -> int:
     """Run the command; its exit code."""
+    given: dict[str, dict[str, defaults.Default]] = {}
     try:
-        return app(standalone_mode=False) or ExitCode.passed
+        program = typer.main.get_command(app)
+        taken, given = defaults.from_here(program) if _named() else ({}, {})
+        return program(standalone_mode=False, prog_name="attnbench", default_map=taken) or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time
         mistake: Any = error
+        option = max(getattr(getattr(mistake, "param", None), "opts", None) or [""], key=len)
+        place = given.get(_named().strip(), {}).get(option.removeprefix("--"))
         if not sys.argv[1:]:
             mistake.show()  # the help
         else:
-            given = plain(shlex.join(sys.argv[1:]), LONGEST_GIVEN)
+            line = plain(shlex.join(sys.argv[1:]), LONGEST_GIVEN)
             said = mistake.format_message().rstrip(".")
-            typer.echo(plain(f"error: {said}; given: {given}; see: attnbench {_named()}--help"), err=True)
+            said += f" ({place.source})" if place is not None and option not in sys.argv else ""
+            typer.echo(plain(f"error: {said}; given: {line}; see: attnbench {_named()}--help"), err=True)
         return ExitCode.wrong_usage
     except typer.Abort:
         return ExitCode.wrong_usage

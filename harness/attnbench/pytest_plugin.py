@@ -1,22 +1,28 @@
 """The pytest fixture `attention_bench`, which checks and times attention inside your own test suite.
 
     def test_mine_is_no_slower(attention_bench):
-        comparison = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
-        assert comparison.verdict != "slower"
+        found = attention_bench(my_attention, "sdpa", seq_len=512, mask="causal")
+        assert found.verdict != "slower"
 
 It is loaded by pytest wherever attnbench is installed, and imports nothing heavy before a test asks for it.
 """
 
+import itertools
 import secrets
-from collections.abc import Callable
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
 if TYPE_CHECKING:
+    from attnbench.analysis.results import Results
+    from attnbench.api import Outcome
     from attnbench.contract import Implementation
-    from attnbench.storage.records import Comparison
+    from attnbench.storage.events import Event, Plan
+    from attnbench.storage.records import Agreement
     from attnbench.workloads.workload import Workload
 
 Given = str | Callable[..., Any] | type
@@ -33,51 +39,112 @@ class AttentionBench:
         """Keep the seed of the inputs and of all orders."""
         self.seed = seed
 
-    def __call__(
+    def __call__(  # noqa: PLR0913 - all but the first two have defaults that serve
         self,
         candidate: Given,
         baseline: Given = "sdpa",
         *,
         budget_s: float = 5.0,
+        smallest_effect: float = 0.02,
+        false_share: float = 0.001,
         seed: int | None = None,
-        **axes: Any,  # noqa: ANN401 - the workload checks them
-    ) -> "Comparison":
-        """The ratio of the candidate's time to the baseline's, its interval, and the verdict.
+        **axes: Any,  # noqa: ANN401 - one value of an axis, or several
+    ) -> "Outcome":
+        """What `attnbench.compare` gives: ratio, interval, verdict and more.
 
-        `axes` are those of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference). The
-        comparison ends when the verdict is settled, or `budget_s` is spent. Without `seed` it is the session's.
+        `axes` are those of a workload, such as seq_len, num_heads, dtype, mask and direction (default: inference), each
+        a value or a list of values. The comparison ends when the verdict is settled, or `budget_s` is spent, which all
+        workloads share. One of a thousand verdicts faster or slower may be false (`false_share`), since a suite may
+        have hundreds. Without `seed` it is the session's.
 
         Raises:
             AssertionError: the answers of either disagree with the float64 oracle; the message is the diagnosis.
             ValueError: no such axis or implementation, or it does not support the workload.
         """
-        import torch
-
-        from attnbench.processes.worker.answers import Bench
-        from attnbench.storage.records import Arm
-        from attnbench.timing.functions import FunctionComparison
+        from attnbench.api import outcome
+        from attnbench.processes.execution import now
+        from attnbench.storage import events
         from attnbench.workloads import sweep
 
-        seed = self.seed if seed is None else seed
-        workload = sweep.make({"direction": "inference", **axes})
+        start_s, seed = time.monotonic(), self.seed if seed is None else seed
+        every = {"direction": "inference", **axes}
+        lists = [value if isinstance(value, list | tuple | range) else [value] for value in every.values()]
+        workloads = [sweep.make(dict(zip(every, values, strict=True))) for values in itertools.product(*lists)]
         contenders = _contenders(candidate, baseline)
-        before = torch.get_num_threads()
-        torch.set_num_threads(workload.num_threads or before)
-        try:
-            bench, calls = Bench(workload), {}
-            for name, given in contenders.items():
-                arm, checked = Arm(implementation=name), _checked(given, name, workload, seed)
-                calls[name] = bench.timed(arm, checked).call
-            reference, mine = calls
-            with torch.set_grad_enabled(workload.direction != "inference"):
-                compared = FunctionComparison(calls, reference, seed=seed)
-                compared.run(budget_s)
-            for name in calls:
-                if wrong := bench.verify(Arm(implementation=name)):
-                    raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")
-        finally:
-            torch.set_num_threads(before)
-        return compared.judgements[mine].comparison(workload, Arm(implementation=mine), reference)
+        reference, _ = contenders
+        plan = events.Plan(
+            sweep="pytest",
+            workloads=tuple(workloads),
+            implementations=tuple(contenders),
+            baseline=reference,
+            metrics=("latency",),
+            budget_s=budget_s,
+            call_limit_s=0.0,
+            timeout_s=0.0,
+            memory_limit_bytes=0,
+            smallest_effect=smallest_effect,
+            false_share=false_share,
+            seed=seed,
+        )
+        taken = [event for workload in workloads for event in _measured(workload, contenders, plan)]
+        finished = events.RunFinished(time=now(), elapsed_s=time.monotonic() - start_s)
+        return outcome(_stored(plan, [*taken, finished]))
+
+
+def _measured(workload: "Workload", contenders: Mapping[str, Given], plan: "Plan") -> "Iterator[Event]":
+    """Check both, and compare them: what a run would write down."""
+    import torch
+
+    from attnbench.processes.worker.answers import Bench
+    from attnbench.storage import events
+    from attnbench.storage.records import Arm, Status
+    from attnbench.timing.functions import FunctionComparison
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(workload.num_threads or before)
+    try:
+        bench, calls = Bench(workload), {}
+        for name, given in contenders.items():
+            arm, (checked, agreed) = Arm(implementation=name), _checked(given, name, workload, plan.seed)
+            yield events.CellChecked(workload=workload.id, implementation=name, status=Status.ok, agreement=agreed)
+            calls[name] = bench.timed(arm, checked).call
+        with torch.set_grad_enabled(workload.direction != "inference"):
+            compared = FunctionComparison(
+                calls,
+                plan.baseline,
+                smallest_effect=plan.smallest_effect,
+                false_share=plan.false_share,
+                seed=plan.seed,
+            )
+            compared.run(plan.budget_s / len(plan.workloads))
+        for name in calls:
+            if wrong := bench.verify(Arm(implementation=name)):
+                raise AssertionError(f"{name} was right before it was timed, and no longer is: {wrong}")
+    finally:
+        torch.set_num_threads(before)
+    for number in range(compared.num_visits):
+        arms = [(arm, tuple(s for s in own if s.visit == number)) for arm, own in compared.samples.items()]
+        taken = tuple(events.ArmSamples(arm=arm, samples=own) for arm, own in arms)
+        yield events.VisitFinished(workload=workload.id, epoch=0, visit=number, arms=taken)
+
+
+def _stored(plan: "Plan", taken: "Sequence[Event]") -> "Results":
+    """What is read of a run that consists of these events; its folder is gone afterwards."""
+    from attnbench.analysis.results import read
+    from attnbench.devices import environment
+    from attnbench.processes.execution import now
+    from attnbench.processes.sides import current_commit
+    from attnbench.storage import events
+    from attnbench.storage.journal import Journal
+
+    with tempfile.TemporaryDirectory(prefix="attnbench-pytest-") as name:
+        with Journal(Path(name)) as journal:
+            commit = current_commit()
+            journal.append(events.RunStarted(schema=events.SCHEMA, run="pytest", time=now(), commit=commit, plan=plan))
+            journal.append(events.WorkerStarted(time=now(), environment=environment.collect()))
+            for event in taken:
+                journal.append(event)
+        return read(Path(name))
 
 
 def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:
@@ -97,7 +164,7 @@ def _contenders(candidate: Given, baseline: Given) -> dict[str, Given]:
     return {reference: baseline, mine if mine != reference else f"{mine}{CANDIDATE}": candidate}
 
 
-def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Implementation":
+def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "tuple[Implementation, Agreement]":
     from attnbench.checking import agreement
     from attnbench.checking.case import reason_against
     from attnbench.contract import loading
@@ -108,7 +175,7 @@ def _checked(given: Given, name: str, workload: "Workload", seed: int) -> "Imple
     agreed = agreement.check(agreement.ask_oracle(workload, seed), made)
     if not agreed.agrees:
         raise AssertionError(f"{name} is wrong on {workload.id} (seed {seed}): {agreed.diagnosis}")
-    return made
+    return made, agreed
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -140,6 +207,14 @@ def pytest_configure(config: pytest.Config) -> None:
     if not given.isdecimal():
         raise pytest.UsageError(f"attnbench_seed={given} is not allowed: give a whole number, 0 or more")
     config.option.attnbench_seed = int(given)
+
+
+def pytest_assertrepr_compare(op: str, left: object, right: object) -> list[str] | None:
+    """What a verdict rests on, in three lines below the assertion that failed."""
+    for each in (left, right):
+        if evidence := getattr(each, "evidence", ()) if isinstance(each, str) else ():
+            return [f"{left!r} {op} {right!r}", *evidence]
+    return None
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from attnbench.devices.cpu import CpuClock
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Estimate, pairs
-from attnbench.storage.records import Arm, Verdict
+from attnbench.storage.records import FALSE_SHARE, Arm, Verdict
 from attnbench.timing.functions import FunctionComparison
 from attnbench.timing.schedule import load_libraries
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -85,13 +85,16 @@ def compare(  # noqa: PLR0913 - all but the first three have defaults
     clock: CpuClock | None = None,
     seed: int = 0,
     smallest_effect: float = SMALLEST_EFFECT,
+    false_share: float = FALSE_SHARE,
 ) -> Ours:
     """B against A within the budget, calibration, control and probe included; no visit begins that would exceed it."""
     clock = clock or CpuClock()
     load_libraries()
     visit_s = ARMS * BLOCKS * max(SHORTEST_SAMPLE_S, min(clock.elapsed(a, 1) for _ in range(2)))
     start = time.perf_counter()
-    found = FunctionComparison({"a": a, "b": b}, "a", clock=clock, seed=seed, smallest_effect=smallest_effect)
+    found = FunctionComparison(
+        {"a": a, "b": b}, "a", clock=clock, seed=seed, smallest_effect=smallest_effect, false_share=false_share
+    )
     found.run(budget_s - visit_s, stops=stops)
     return read(found, "b", start)
 

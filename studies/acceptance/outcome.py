@@ -21,6 +21,8 @@ LABELS = {
     "kills": "T14",
     "overhead": "T15",
     "called_share": "T16",
+    "small_slowdown": "T18",
+    "small_slowdown_simulated": "T18s",
     "many_cells": "C1",
     "kernel_sum": "G1",
     "cold_caches": "G2",

@@ -28,6 +28,11 @@ INVARIANCE_ERRORS = 1.0
 OVERHEAD = 0.01
 CALLED_SHARE = 0.70
 KILLS = 50
+SMALL_EFFECT, SMALL_S, SMALL_FOUND, SMALL_FALSE_SHARE = 0.01, 60.0, 0.90, 0.001
+"""The slowdown of T18, within how many seconds it is to be found, and in what share of sessions; and in what share of
+sessions of identical code its verdicts may be false."""
+SMALL_SESSIONS = {"same": 60, "slower": 40}
+"""Its real sessions: identical code, in none of which anything may be called faster or slower, and the slowdown."""
 GATE_S = 120.0
 GATE_WRONG = 0.05
 GATE_FOUND = 0.95
@@ -66,6 +71,8 @@ SHORT = {
     "kills": Size(piece_s=75, num_repeats=5),
     "overhead": Size(piece_s=10, num_repeats=300),
     "called_share": Size(piece_s=290),
+    "small_slowdown": Size(num_pieces=1, piece_s=30, num_cells=16, compare_s=SMALL_S),
+    "small_slowdown_simulated": Size(piece_s=20),
     "many_cells": Size(piece_s=70),
 }
 OFTEN = (0.5, 1.0, 2.0) * 4 + (5.0, 10.0)
@@ -88,6 +95,15 @@ FULL = {
     "kills": Size(piece_s=350, num_repeats=KILLS),
     "overhead": Size(piece_s=40, num_repeats=3000),
     "called_share": Size(piece_s=330),
+    "small_slowdown": Size(
+        num_pieces=SMALL_SESSIONS["same"],
+        piece_s=60,
+        num_cells=16,
+        compare_s=SMALL_S,
+        num_repeats=SMALL_SESSIONS["slower"],
+        num_rivals=3,
+    ),
+    "small_slowdown_simulated": Size(piece_s=250),
     "many_cells": Size(piece_s=70),
 }
 ON_CUDA = {
@@ -112,6 +128,7 @@ GATE_FULL = {test: replace(size, num_pieces=GATE_SESSIONS[test]) for test, size 
 WHOLE = {
     **dict.fromkeys(("simulated_false_alarms", "null_sessions", "bias", "racing", "detectable_effect"), "simulated"),
     "many_cells": "growth",
+    "small_slowdown_simulated": "small",
     **dict.fromkeys(ON_CUDA, "on_cuda"),
 }
 """Tests made by one function that gives the whole outcome, and its module."""

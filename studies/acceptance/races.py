@@ -10,9 +10,8 @@ import numpy as np
 from attnbench.analysis.results import Results
 from attnbench.processes import execution
 from attnbench.statistics import evidence
-from attnbench.statistics.verdicts import FALSE_SHARE
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Arm, Key, Verdict
+from attnbench.storage.records import FALSE_SHARE, Arm, Key, Verdict
 from attnbench.timing.schedule import Race, State, visit_seed
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient

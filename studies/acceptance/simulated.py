@@ -12,9 +12,9 @@ import numpy as np
 from attnbench.analysis import comparisons as compare
 from attnbench.statistics import evidence
 from attnbench.statistics.intervals import Pairs, paired_ratio, pairs
-from attnbench.statistics.verdicts import FALSE_SHARE, Effect, detectable, judge, paired_effect
+from attnbench.statistics.verdicts import Effect, detectable, judge, paired_effect
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Arm, Comparison, Verdict
+from attnbench.storage.records import FALSE_SHARE, Arm, Comparison, Verdict
 from attnbench.timing.schedule import Race, State, visit_seed
 from attnbench.workloads.workload import Workload
 from studies.acceptance.outcome import LABELS, Outcome

@@ -19,7 +19,8 @@ from studies.acceptance.plan import ON_CUDA, WHOLE, Size, missing, sizes
 
 ROOT = Path(__file__).parents[2]
 NOT_RUN = "not run"
-AS_USERS_HAVE_IT = {"kills", "called_share", "same_code", "slowdown", "same_code_apart", "slowdown_apart"}
+GATE = ["same_code", "slowdown", "same_code_apart", "slowdown_apart"]
+AS_USERS_HAVE_IT = {"kills", "called_share", *GATE}
 """Whole runs, with the C library as it is. In all other pieces it is made to retain freed memory, for every tool alike:
 else the ratio of two things depends on where on the heap a process happens to have them (docs/method.md)."""
 Make = Callable[[int, Size], list[Row]]
@@ -61,6 +62,7 @@ MAKERS = {
     "kills": ("endurance", "kill"),
     "overhead": ("overhead", "interleave"),
     "called_share": ("endurance", "run_quick"),
+    "small_slowdown": ("small", "sessions"),
     "same_code": ("revisions", "same_here"),
     "slowdown": ("revisions", "slower_here"),
     "same_code_apart": ("revisions", "same_apart"),
@@ -68,7 +70,6 @@ MAKERS = {
 }
 """Module and function that makes a test's pieces. The function that reads them has the test's name."""
 TESTS = [name for name, label in LABELS.items() if label[0] in "TC"]
-GATE = ["same_code", "slowdown", "same_code_apart", "slowdown_apart"]
 
 
 def jobs(tests: list[str], *, short: bool) -> list[Job]:
@@ -219,6 +220,7 @@ TITLES = {
     "kills": "kills",
     "overhead": "overhead",
     "called_share": "share of time inside calls",
+    "small_slowdown": "a slowdown of 1 %",
     "same_code": "two revisions with the same code",
     "slowdown": "a slowdown between two revisions",
     "same_code_apart": "two revisions with the same code, apart",

@@ -16,6 +16,7 @@ from attnbench.analysis.breakdown import (
     reasons,
     timed,
     times,
+    where,
 )
 from attnbench.analysis.comparisons import comparisons
 from attnbench.statistics.intervals import median
@@ -50,6 +51,13 @@ def operator(name: str, self_s: float, size: int = 0, calls: int = 1) -> Operato
     return Operator(
         name=name, kind=kind_of(name), num_calls=calls, self_s=self_s, allocated_bytes=size * calls, largest_bytes=size
     )
+
+
+def test_where_the_time_of_a_call_goes_is_said_in_a_line_largest_first() -> None:
+    calls = (operator("aten::bmm", 5e-3), operator("aten::mm", 1e-3), operator("aten::_softmax", 3e-3))
+    calls += (operator("aten::where", 0.98e-3), operator("aten::empty", 0.02e-3))
+    seen = Operators(calls=calls, num_faults=1e4, fault_s=1e-6)  # page faults are no part of what was profiled
+    assert where(seen) == "60 % matmul (bmm), 30 % softmax, 10 % mask (where)"
 
 
 def test_own_time_leaves_out_what_was_called_and_sums_to_the_whole() -> None:

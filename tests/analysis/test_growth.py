@@ -157,7 +157,7 @@ def test_what_comes_as_predicted_is_reported_so(fused):
     assert [outcome.status for outcome in checked.outcomes] == [Status.ok, Status.out_of_memory]
     assert not checked.is_wrong
     said = growth_report.sentence(checked)
-    assert "256 MiB are reached at T=2032, growing with T^1.98" in said
+    assert said.startswith("fused: 256 MiB are reached at T=2032, growing with T^1.98; memory grows with T^")
     assert "tried T=1960: predicted 238 MiB, measured 238 MiB" in said
     assert said.endswith("tried T=2112: out of memory, as predicted")
 

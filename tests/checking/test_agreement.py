@@ -9,7 +9,7 @@ import re
 import pytest
 import torch
 
-from attnbench.checking import oracle
+from attnbench.checking import agreement, oracle
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator
 from attnbench.checking.reference import (
@@ -24,6 +24,7 @@ from attnbench.checking.reference import (
     reference_for_probe,
 )
 from attnbench.contract import Attention, Implementation
+from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload
 
 
@@ -329,3 +330,15 @@ def test_an_answer_that_is_one_call_late_is_said_to_be():
     found = verdict(Late, direction="inference", mask="none", scope="attention")
     assert "A second call gives the answer to the inputs of an earlier call (rule: outputs apart)" in found.diagnosis
     assert found.mistakes == ("stale_output_buffer",)
+
+
+def test_rules_are_tried_once_for_the_workloads_that_share_their_short_length(monkeypatch):
+    known, tried = {}, []
+    monkeypatch.setattr(agreement, "try_rules", lambda *_: tried.append(1) or ())
+    for seq_len in (40, 48):
+        references = ask_oracle(Workload(seq_len=seq_len, num_heads=2, head_dim=8, scope="attention"), 0)
+        agreement.compare(references, implementation("fused"), known)
+    assert (len(tried), len(known)) == (1, 1)
+    shorter = ask_oracle(Workload(seq_len=20, num_heads=2, head_dim=8, scope="attention"), 0)
+    agreement.compare(shorter, implementation("fused"), known)
+    assert len(tried) == 2

@@ -113,6 +113,12 @@ def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
     assert found.stdout.count("needs window") == 1  # once, however many cells
 
 
+@pytest.mark.parametrize(("kv_heads", "is_told"), [(1, True), (2, False)])
+def test_it_says_where_grouped_heads_come_repeated(folder: Path, kv_heads: int, *, is_told: bool) -> None:
+    found = checked(folder, "mine.py:right", "--set", "num_heads=2", "--set", f"num_kv_heads={kv_heads}")
+    assert ("come repeated, one for each query head" in found.stdout) == is_told
+
+
 def test_it_passes_where_all_are_right_and_refuses_where_none_can_be_tried(folder: Path) -> None:
     assert checked(folder, "mine.py:right").returncode == 0
     for name in ("unreadable.py", "mine.py:rihgt", "nowhere.py"):

@@ -122,3 +122,24 @@ def test_a_check_says_wrong_of_wrong_answers_alone(tmp_path: Path) -> None:
 
 def test_text_from_outside_has_no_effect(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
     assert "\x1b[31m" not in raw(results, monkeypatch)
+
+
+def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(terminal.VOICE, "is_quiet", True)
+    lines = printed(results, monkeypatch, width=400)
+    answer = story.answer(results)
+    assert lines[-len(answer) :] == answer
+    assert len(lines) == len(answer) + len(story.troubles(results))
+
+
+def test_what_fails_in_one_way_on_many_workloads_is_one_line_and_a_number(tmp_path, capsys):
+    points = journals.workloads(scope=("module",), mask=("causal",), seq_len=(16, 128, 512))
+    made = journals.write(tmp_path / "run", points, ("sdpa", "module_list", "liar"))
+    wrong = [(each, f"{each.implementation} at {each.workload.seq_len}") for each in made.records if each.is_wrong]
+    terminal._print_failed(wrong)
+    assert capsys.readouterr().out.splitlines() == [
+        "module_list at 16",
+        f"  The same on 2 other workloads, such as {points[-1].id}.",
+        "liar at 16",
+        f"  The same on 2 other workloads, such as {points[-1].id}.",
+    ]

@@ -19,11 +19,11 @@ from attnbench.reports.lines import LATENCIES, points_of
 from attnbench.reports.sides import document, headline
 from attnbench.reports.story import summary
 from attnbench.statistics.intervals import Pairs, mean_of, paired_ratio, pairs_with_baseline
-from attnbench.statistics.verdicts import ALONE, CELLS, FALSE_SHARE, WHOLE_SHARE, mean_over_cells, midmeans
+from attnbench.statistics.verdicts import ALONE, CELLS, WHOLE_SHARE, mean_over_cells, midmeans
 from attnbench.storage import journal
 from attnbench.storage.events import CellFailed, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal
-from attnbench.storage.records import BASE, CANDIDATE, PROBE, Arm, Sample, Status, Verdict
+from attnbench.storage.records import BASE, CANDIDATE, FALSE_SHARE, PROBE, Arm, Sample, Status, Verdict
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, SimulatedPair, with_sides
 from studies.simulated.worlds import WORLDS
@@ -145,6 +145,7 @@ class Asked(SimulatedPair):
 
 def test_answers_are_verified_in_the_first_rounds_and_then_now_and_then(tmp_path):
     asked = with_sides(virtual.plan(1, ("x",), budget_s=60.0), is_apart=True)
+    asked = msgspec.structs.replace(asked, smallest_effect=1e-3)  # it goes on until that is seen
     client = Asked(WORLDS["calm"], lambda *_: 2e-3)
     virtual.execute(asked, tmp_path / "run", client)
     assert len(client.verified) > 8

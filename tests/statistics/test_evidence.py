@@ -242,3 +242,29 @@ def test_the_usual_size_of_one_path_is_that_of_many(number):
     assert usual(one).tolist() == usual(np.stack([one, one], axis=1))[:, 1].tolist()
     one[::5] = np.nan
     assert usual(one).tolist() == usual(one[:, None])[:, 0].tolist()
+
+
+def test_the_place_among_three_shows_what_is_plain_after_seven_blocks():
+    plain = np.full(7, 0.3)
+    assert e_values(plain, plain)[-1] > 30
+    assert e_values(plain)[-1] < 10
+    between = e_values(plain, -plain)  # slower than the one and faster than the other, as one of three may be
+    assert between[-1] < 1.1
+
+
+def test_close_differences_that_scatter_normally_are_seen_after_a_few():
+    draws = np.random.default_rng(8)
+    close = np.median([evidence.e_student(draws.normal(3.0, 1.0, 6)) for _ in range(200)])
+    assert close > 100 > evidence.last(e_values(np.full(6, 3.0), upwards_only=True))
+    assert evidence.e_student(np.full(6, -1.0) + draws.normal(0.0, 0.1, 6)) < 0.1
+    assert evidence.e_student(np.zeros(5)) == evidence.e_student(np.array([])) == 1.0
+
+
+@pytest.mark.parametrize("number", [1, 2, 5, 9])
+def test_of_normal_differences_about_zero_few_ever_seem_above_it_in_any_unit(number):
+    draws = np.random.default_rng(9)
+    samples = draws.normal(0.0, 1.0, (4000, number))
+    values = np.array([evidence.e_student(each) for each in samples])
+    assert values.mean() < 1.1
+    assert (values >= 20).mean() <= 0.02
+    assert [evidence.e_student(1e-3 * each) for each in samples[:20]] == pytest.approx(values[:20])

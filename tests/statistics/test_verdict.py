@@ -17,6 +17,7 @@ from attnbench.statistics.verdicts import (
     needed,
     paired_effect,
     visits_to_go,
+    within,
 )
 from attnbench.storage.records import LARGEST_EQUIVALENCE, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -244,3 +245,9 @@ def test_processes_further_apart_than_is_known_of_any_need_more():
     usual, wide = ([in_processes(rng, 0.06, number=6, bias=bias) for _ in range(50)] for bias in (0.0135, 0.08))
     assert np.median([each.e_same for each in usual]) > 100
     assert np.median([each.e_same for each in wide]) < 20
+
+
+def test_a_session_with_a_smaller_share_of_false_verdicts_asks_for_more_evidence():
+    plain = said(math.log(1.2), e_same=100.0)
+    verdicts = [judge([plain], within(JUDGED_ALONE, share))[0].verdict for share in (0.05, 0.001)]
+    assert verdicts == [Verdict.slower, Verdict.undecided]

@@ -51,6 +51,7 @@ def test_what_hangs_is_killed():
     assert ended(process, limit_s=1.0) == (None, "here\n")
 
 
+@pytest.mark.long
 def test_a_number_that_was_changed_unnoticed_would_be_called_lost(tmp_path, monkeypatch):
     run = tmp_path / "run"
     journals.write(run, journals.workloads(seq_len=(16,)), ("sdpa", "fused"), num_visits=2)

@@ -253,3 +253,36 @@ def test_a_process_settles_when_its_threads_sleep_and_does_not_wait_for_ever(mon
     monkeypatch.setattr(blocks, "time", busy)
     blocks.settle()
     assert busy.now_s == pytest.approx(waits_s)
+
+
+def test_what_an_earlier_process_found_is_not_calibrated_anew_but_called_once():
+    clock = VirtualClock()
+    (known,) = calls_of(clock, a=0.2e-3)
+    known.num_calls, known.call_s = 8, 0.2e-3
+    taken = visit([known], clock, at(num_blocks=1))
+    assert [each.num_calls for each in taken["a"]] == [8]
+    assert known.called_s == pytest.approx((1 + 1 + 8) * 0.2e-3)  # the first, the touch, and the sample
+
+
+@pytest.mark.parametrize(
+    ("longest_s", "base", "short", "long"),
+    [(0.0, 8, 8, 8), (4.0, 8, 8, 8), (1.0, 8, 8, 2), (0.75, 8, 8, 1), (0.5, 4, 4, 1), (0.1, 1, 1, 1)],
+)
+def test_long_calls_take_part_in_fewer_blocks_where_a_visit_would_last_too_long(longest_s, base, short, long):
+    clock = VirtualClock()
+    limited = blocks.Visit(epoch=0, number=0, num_blocks=8, seed=0, longest_s=longest_s)
+    calls = calls_of(clock, base=20e-3, short=10e-3, long=300e-3)
+    control = blocks.TimedCall(arm=calls[0].arm.as_control(), call=calls[0].call)
+    taken = blocks.visit([*calls, control], clock, limited)
+    counts = {str(arm): len(samples) for arm, samples in taken.items()}
+    assert counts == {"base": base, "base (control)": base, "short": short, "long": long}
+    assert {sample.block for sample in taken[calls[2].arm]} == set(range(long))
+    assert sorted(sample.slot for samples in taken.values() for sample in samples if sample.block == 0) == [0, 1, 2, 3]
+
+
+def test_a_long_baseline_has_no_block_to_itself():
+    clock = VirtualClock()
+    calls = calls_of(clock, base=100e-3, short=10e-3)
+    control = blocks.TimedCall(arm=calls[0].arm.as_control(), call=calls[0].call)
+    limited = blocks.Visit(epoch=0, number=0, num_blocks=8, seed=0, longest_s=0.65)
+    assert {len(samples) for samples in blocks.visit([*calls, control], clock, limited).values()} == {3}

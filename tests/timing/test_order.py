@@ -9,8 +9,7 @@ import pytest
 
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
-from attnbench.statistics.verdicts import FALSE_SHARE
-from attnbench.storage.records import Arm
+from attnbench.storage.records import FALSE_SHARE, Arm
 from attnbench.timing import blocks
 from attnbench.timing.schedule import visit_seed
 from studies.simulated.machine import VirtualClock
@@ -36,7 +35,8 @@ def session(seed: int) -> tuple[np.ndarray, np.ndarray]:
 
     clock = VirtualClock(disturb)
     reported = blocks.Conditions(on_turn=turns.append)
-    calls = [blocks.TimedCall(arm=arm, call=lambda: clock.spend(CALL_S), num_calls=1, call_s=CALL_S) for arm in ARMS]
+    warm = {"num_calls": 1, "call_s": CALL_S, "called_s": CALL_S}
+    calls = [blocks.TimedCall(arm=arm, call=lambda: clock.spend(CALL_S), **warm) for arm in ARMS]
     samples = {arm: [] for arm in ARMS}
     for number in range(NUM_VISITS):
         drawn = visit_seed(seed, "identical", number)

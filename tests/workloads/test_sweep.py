@@ -54,8 +54,8 @@ def test_what_means_nothing_is_not_silently_left_out(settings):
 
 def test_settings_narrow_a_sweep():
     whole = sweep.workloads(sweep.load("quick"), {}, ("cpu",))
-    assert sweep.workloads(sweep.load("quick"), {"mask": ["causal"], "seq_len": ["128", "2048"]}, ("cpu",)) == tuple(
-        w for w in whole if w.mask == "causal" and w.seq_len in {128, 2048}
+    assert sweep.workloads(sweep.load("quick"), {"mask": ["causal"], "seq_len": ["128", "1024"]}, ("cpu",)) == tuple(
+        w for w in whole if w.mask == "causal" and w.seq_len in {128, 1024}
     )
 
 
@@ -68,7 +68,7 @@ def test_an_axis_that_a_sweep_does_not_name_is_set_for_all_of_it():
 @pytest.mark.parametrize(
     ("settings", "said"),
     [
-        ({"seq_len": ["128", "64"]}, "the sweep has no seq_len=64 here, only 128, 512, 2048: leave out --sweep"),
+        ({"seq_len": ["128", "64"]}, "the sweep has no seq_len=64 here, only 128, 512, 1024: leave out --sweep"),
         ({"dtype": ["float16"], "mask": ["causal"]}, "the sweep has no mask=causal here, only none"),
         ({"mask": ["none", "casual"]}, "did you mean causal?"),
         ({"seq_len": ["many"]}, "seq_len is a whole number"),
@@ -157,4 +157,30 @@ def test_a_sweep_cannot_leave_out_what_there_is_not(tmp_path):
     file = tmp_path / "mine.toml"
     file.write_text('summary = "mine"\nleave_out = ["flexx"]\n[[grid]]\nseq_len = 4\n')
     with pytest.raises(ValueError, match=r"flexx .did you mean flex"):
+        plan(Selection(sweep=str(file)))
+
+
+def test_a_grid_leaves_out_what_no_other_grid_has_there(tmp_path):
+    file = tmp_path / "mine.toml"
+    file.write_text(
+        'summary = "mine"\n[[grid]]\nseq_len = [4, 8]\nmask = ["none", "causal"]\n'
+        '[[grid]]\nleave_out = ["naive_loop"]\nseq_len = [8, 16]\n'
+    )
+    planned = plan(Selection(sweep=str(file)))
+    ids = {(workload.seq_len, workload.mask): workload.id for workload in planned.workloads}
+    assert planned.left_out == {"naive_loop": (ids[16, "none"],)}
+    assert planned.num_cells == 5 * len(planned.specs) - 1
+    for workload in planned.workloads:
+        taking_part = {arm.implementation for arm in planned.cells(workload)}
+        assert ("naive_loop" in taking_part) == (workload.seq_len < 16)
+        assert len(taking_part) == len(planned.specs) - (workload.seq_len == 16)
+    assert plan(Selection(sweep=str(file), implementations=["naive_loop"])).left_out == {}
+    assert plan(Selection(sweep=str(file), settings=["seq_len=16"], is_exact=True)).left_out == {}
+
+
+@pytest.mark.parametrize("names", ['"flex"', '["flexx"]', "[1]"])
+def test_a_grid_cannot_leave_out_what_there_is_not(tmp_path, names):
+    file = tmp_path / "mine.toml"
+    file.write_text(f'summary = "mine"\n[[grid]]\nleave_out = {names}\nseq_len = 4\n')
+    with pytest.raises(ValueError, match=r"flexx .did you mean flex|give a list of names"):
         plan(Selection(sweep=str(file)))

@@ -92,6 +92,16 @@ def reasons(operators: Operators, call_s: float, best: dict[str, float], workloa
     return [f"{100 * share:.0f} % {_described(kind, operators, workload)}" for kind, share in shares.items()]
 
 
+def where(operators: Operators) -> str:
+    """Where the time of a call goes, the largest share first: "62 % matmul (bmm), 21 % softmax, 17 % mask (where)".
+
+    Of the operators' own time as they were profiled; a share below 5 % is not named.
+    """
+    shares = times(msgspec.structs.replace(operators, num_faults=0.0), 1.0)
+    largest = sorted((kind for kind in shares if shares[kind] >= SMALL_SHARE), key=lambda kind: -shares[kind])
+    return ", ".join(f"{100 * shares[kind]:.0f} % {_named(kind, operators)}" for kind in largest)
+
+
 def _described(kind: str, operators: Operators, workload: Workload) -> str:
     """A kind with what stands behind it in this cell."""
     if kind == PAGE_FAULTS:
@@ -101,6 +111,11 @@ def _described(kind: str, operators: Operators, workload: Workload) -> str:
         size = show(largest, "bytes")
         blocks = f"the {size} score matrix" if largest == score_matrix_bytes(workload) else f"blocks of up to {size}"
         return f"{kind} on {blocks}"
+    return _named(kind, operators)
+
+
+def _named(kind: str, operators: Operators) -> str:
+    """A kind with its operator that takes the most time."""
     main = max((one for one in operators.calls if one.kind == kind), key=lambda one: one.self_s)
     name = short(main.name)
     return kind if kind in name else f"{kind} ({name})"

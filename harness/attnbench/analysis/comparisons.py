@@ -29,6 +29,7 @@ from attnbench.statistics.verdicts import (
     paired_effect,
     robust_spread,
     visits_to_go,
+    within,
 )
 from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import (
@@ -130,7 +131,7 @@ def comparisons(results: Results) -> list[Comparison]:
     """Every cell that has times, except the baseline's own, against the plan's baseline on the same workload."""
     plan, cells = results.plan, compared(results)
     found = []
-    judged = judge([cell.effect for cell in cells], ALONE if plan.sides is None else CELLS)
+    judged = judge([cell.effect for cell in cells], within(ALONE if plan.sides is None else CELLS, plan.false_share))
     for cell, judgement in zip(cells, judged, strict=True):
         record, effect, more_s = cell.record, cell.effect, math.inf
         if judgement.verdict is Verdict.undecided:
@@ -217,7 +218,7 @@ def _apart(results: Results, record: Record, other: Record) -> Effect | None:
 def suite(results: Results) -> Judgement | None:
     """The verdict on all cells of a session with two sides; None where no cell has enough visits for an interval."""
     effect = whole_effect(results)
-    return None if effect is None else judge([effect], WHOLE)[0]
+    return None if effect is None else judge([effect], within(WHOLE, results.plan.false_share))[0]
 
 
 def whole_effect(results: Results) -> Effect | None:
@@ -249,7 +250,7 @@ def by_implementation(results: Results) -> dict[str, Judgement]:
         for name, members in cells.items()
         if len(members) >= FEWEST_CELLS
     }
-    judged = zip(together, judge(list(together.values())), strict=True)
+    judged = zip(together, judge(list(together.values()), within(ALONE, results.plan.false_share)), strict=True)
     return dict(sorted(judged, key=lambda item: item[1].effect.ratio.point))
 
 
@@ -299,17 +300,22 @@ def losses(results: Results) -> list[str]:
     """What the candidate did worse than is allowed whatever its speed: who is gone, wrong or failed, a line each."""
     sides = results.plan.sides
     assert sides is not None
+    return [f"lost: {name}: {reason}" for name, reason in sides.lost.items()] + [line for _, line in failed(results)]
+
+
+def failed(results: Results) -> list[tuple[Record, str]]:
+    """Of two sides the cells that are gone, wrong or failed on the candidate's, each with what is said of it."""
     base, candidate = by_side(results)
     before = {(record.workload.id, record.implementation): record.status for record in base}
-    lines = [f"lost: {name}: {reason}" for name, reason in sides.lost.items()]
+    found = []
     for record in candidate:
         was = before.get((record.workload.id, record.implementation))
         is_gone = was is Status.ok and record.status is not Status.ok and not record.is_predicted
         if record.is_finding or is_gone:
             before_it = "" if was is None else f" (the base: {was})"
             where = f"{record.implementation} on {record.workload.id}"
-            lines.append(f"{record.status}: {where}{before_it}: {record.message}")
-    return lines
+            found.append((record, f"{record.status}: {where}{before_it}: {record.message}"))
+    return found
 
 
 def untried(results: Results) -> list[str]:

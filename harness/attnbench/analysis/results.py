@@ -85,8 +85,7 @@ class Results:
     @property
     def num_left_out(self) -> int:
         """How many cells of a run that came to its end were not checked, since there was no time for more."""
-        asked = len(self.plan.workloads) * len(self.plan.specs)
-        return 0 if self.elapsed_s is None else asked - len(self.records)
+        return 0 if self.elapsed_s is None else self.plan.num_cells - len(self.records)
 
     @property
     def environments(self) -> dict[str, Environment]:

@@ -10,6 +10,7 @@ import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import NamedTuple
 
 import msgspec
 import torch
@@ -38,6 +39,10 @@ from attnbench.workloads.workload import Workload
 
 RULES_LEN = 35
 """The rules are tried at this length, which no tile divides, or at a shorter workload's own."""
+
+
+RulesAt = dict[str, tuple[RuleResult, ...]]
+"""What the rules gave for one implementation, by the workload at which they were tried."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -91,16 +96,31 @@ def check(references: References, implementation: Implementation, earlier: Seque
 
     `earlier` are diagnoses of the same implementation at other workloads, which make another one quick.
     """
-    agreement, by_probe = _compare(references, implementation)
-    if agreement.agrees:
-        return agreement
-    return explain(implementation, by_probe, agreement, references.seed, references.on_step, earlier=earlier)
+    compared = compare(references, implementation)
+    return compared.agreement if compared.agreement.agrees else diagnose(references, implementation, compared, earlier)
 
 
-def _compare(references: References, implementation: Implementation) -> tuple[Agreement, dict[str, Reference]]:
-    """The results of probes and rules, and the references with the rows that were compared.
+class Compared(NamedTuple):
+    """The results of probes and rules, and the references with the rows that were compared."""
 
-    Where a call changes what belongs to others, only that.
+    agreement: Agreement
+    by_probe: dict[str, Reference]
+
+
+def diagnose(
+    references: References, implementation: Implementation, compared: Compared, earlier: Sequence[Agreement] = ()
+) -> Agreement:
+    """The same of an implementation that is wrong, with what is wrong with it."""
+    return explain(
+        implementation, compared.by_probe, compared.agreement, references.seed, references.on_step, earlier=earlier
+    )
+
+
+def compare(references: References, implementation: Implementation, known: RulesAt | None = None) -> Compared:
+    """Compare an implementation with the references of all probes and try the rules; what it raises passes through.
+
+    Where a call changes what belongs to others, the result is only that. `known` are what the rules gave at other
+    workloads, which may share their short length; what they give here is added.
     """
     results, by_probe = [], dict(references.by_probe)
     try:
@@ -112,26 +132,29 @@ def _compare(references: References, implementation: Implementation) -> tuple[Ag
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
     except conduct.ConductError as changed:
         broken = RuleResult(rule=changed.rule, holds=False, found=str(changed))
-        return Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe
-    rule_results = _rule_results(references, implementation)
+        return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
+    rule_results = _rule_results(references, implementation, {} if known is None else known)
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
     if agreement.agrees and references.workload.dropout > 0:
         references.on_step()
         dropout_results = dropout.examine(implementation, references.workload, references.seed)
         agreement = msgspec.structs.replace(agreement, rules=rule_results + dropout_results)
-    return agreement, by_probe
+    return Compared(agreement, by_probe)
 
 
-def _rule_results(references: References, implementation: Implementation) -> tuple[RuleResult, ...]:
+def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
     """The rules at the short length or, for a candidate that does not support it, at the workload's own."""
     for short in (references.for_rules, None):
         by_probe = short or _references_for_rules(references.workload, references.seed)
         if by_probe:
-            try:
-                candidate = Candidate(implementation, *by_probe.values())
-            except Exception:  # noqa: BLE001, S112 - it does not take this length
-                continue
-            return try_rules(candidate, references.on_step)
+            at = by_probe["normal"].workload.id
+            if at not in known:
+                try:
+                    candidate = Candidate(implementation, *by_probe.values())
+                except Exception:  # noqa: BLE001, S112 - it does not take this length
+                    continue
+                known[at] = try_rules(candidate, references.on_step)
+            return known[at]
     return ()
 
 

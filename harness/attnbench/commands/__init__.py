@@ -13,11 +13,25 @@ from enum import IntEnum
 class Command:
     """The function that typer calls, whose docstring is the help, and the command's place among the others.
 
-    A parameter whose type is a dataclass stands for all of its fields: each is an option (options.py).
+    A parameter whose type is a dataclass stands for all of its fields: each is an option (options.py). `examples` are
+    whole command lines.
     """
 
     function: Callable[..., None]
     order: int
+    examples: tuple[str, ...]
+
+
+@dataclass(kw_only=True)
+class Voice:
+    """How much a command says beyond its answer: quiet leaves out progress, tables and notes, verbose shows steps."""
+
+    is_quiet: bool = False
+    is_verbose: bool = False
+
+
+VOICE = Voice()
+"""Of this process: --quiet and --verbose set it."""
 
 
 class ExitCode(IntEnum):

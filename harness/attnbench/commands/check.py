@@ -43,7 +43,7 @@ def check(
     else:
         terminal.print_check(checked, not_judged)
     if stopped is not None:
-        number = len(planned.workloads) * len(planned.specs)
+        number = planned.num_cells
         typer.echo(f"stopped: {len(checked.records)} of {number} cells were checked", err=True)
         raise stopped
     running.conclude_check(checked, is_complete=not not_judged)
@@ -76,4 +76,12 @@ def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
     return specs, problems
 
 
-COMMAND = Command(function=check, order=30)
+COMMAND = Command(
+    function=check,
+    order=30,
+    examples=(
+        "attnbench check mine.py:attention",
+        "attnbench check mine.py --set mask=causal --set dtype=bfloat16 --set seq_len=128",
+        "attnbench check fused -i mine.py --all",
+    ),
+)

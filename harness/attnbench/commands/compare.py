@@ -14,7 +14,8 @@ if TYPE_CHECKING:
     from attnbench.storage.events import Plan
 
 OPTIONS = TimingOptions(sweep="sides", isolation="shared")
-OF_STORED = {"base", "candidate", "--thresholds", "--to", "--results", "--json"}
+OF_STORED = {"base", "candidate", "--thresholds", "--to", "--results", "--json", "--quiet", "--verbose"}
+OF_STORED |= {"names", "--implementation", "--set"}
 """The arguments and options that two stored runs allow."""
 SIDE = "rev:REVISION, rev:WORKTREE, a folder, a python, FILE.py:NAME, or a stored run."
 
@@ -45,7 +46,7 @@ def compare(
     if resume is None and (stored := _stored_runs((base, candidate), results)):
         if more := typed(options.context) - OF_STORED:
             raise ValueError(f"two stored runs are compared as they are: leave out {', '.join(sorted(more))}")
-        before, after = stored
+        before, after = gate.narrowed(stored, options.named, options.settings or ())
         gate.show(decision.judge(before, after, rulings.load(thresholds)), after, as_json=as_json, to=to)
         return
     if thresholds is not None or to is not None:
@@ -76,16 +77,14 @@ def compare(
             base, candidate, selection, folder, is_apart=options.isolation == "process", build=build
         )
         if same:
-            typer.echo(
-                f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)", err=True
-            )
+            running.note(f"the same on both sides, not compared: {', '.join(same)} (name them with -i to do so)")
     if planned is None:
         typer.echo("nothing to compare: every implementation is the same on both sides")
         raise typer.Exit(ExitCode.passed)
     assert planned.sides is not None
     how = "each side in processes of its own" if planned.sides.is_apart else "both sides in one process"
     plural = "" if len(planned.workloads) == 1 else "s"
-    typer.echo(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}", err=True)
+    running.note(f"{len(planned.workloads)} workload{plural}, {how}, into {folder}")
     with sides.checked_out(planned, folder):
         measured = running.execute(planned, folder, kept=running.kept(planned, folder))
     with running.finished(folder):
@@ -143,4 +142,12 @@ def conclude(results: "Results", *, has_findings: bool = False) -> NoReturn:
     raise typer.Exit(ExitCode.inconclusive if is_open else ExitCode.passed)
 
 
-COMMAND = Command(function=compare, order=80)
+COMMAND = Command(
+    function=compare,
+    order=80,
+    examples=(
+        "attnbench compare rev:main rev:WORKTREE",
+        "attnbench compare old.py:attention new.py:attention --set seq_len=512",
+        "attnbench compare RUN_A RUN_B -i fused",
+    ),
+)

@@ -24,4 +24,11 @@ def doctor(*, as_json: AsJson = False) -> None:
     raise typer.Exit(ExitCode.finding if any(finding.advice for finding in findings) else ExitCode.passed)
 
 
-COMMAND = Command(function=doctor, order=130)
+COMMAND = Command(
+    function=doctor,
+    order=130,
+    examples=(
+        "attnbench doctor",
+        "attnbench doctor --json",
+    ),
+)

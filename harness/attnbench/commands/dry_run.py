@@ -23,7 +23,7 @@ def predicted(plan: Plan, seen: Sequence[Predicted]) -> dict[str, Any]:
     """What is predicted of a plan, as data; of a part of its cells where not all were looked at."""
     tried = [(each, each.reply) for each in seen if isinstance(each.reply, messages.Prepared)]
     left_out = [(each, each.reply) for each in seen if isinstance(each.reply, messages.Failed)]
-    asked = len(plan.workloads) * len(plan.specs)
+    asked = plan.num_cells
     share = asked / len(seen) if seen else 0.0
     check_s = share * sum(CHECK_S + CHECK_CALLS * (reply.call_s or 0.0) for _, reply in tried)
     limit_s = check_limit_s(plan)

@@ -1,5 +1,6 @@
 """`attnbench gate`: a comparison that passes or fails."""
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -21,12 +22,20 @@ def gate(
     runs: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="[BASE] [CANDIDATE]",
+            metavar="[BASE] [CANDIDATE] [NAME]...",
             help="Runs or journals. Two: BASE and CANDIDATE. One: against the stored baseline of its machine, or its "
-            "own base if it compared two sides. None: the newest run, likewise.",
+            "own base if it compared two sides. None: the newest run, likewise. NAME: an implementation, as -i.",
         ),
     ] = None,
     *,
+    implementations: Annotated[
+        list[str] | None,
+        typer.Option("--implementation", "-i", metavar="NAME", help="Judge these alone; may be repeated."),
+    ] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", metavar="AXIS=V,V", help="Judge only what has these values; may be repeated."),
+    ] = None,
     thresholds: ThresholdsFile = None,
     results: ResultsFolder = Path("results"),
     to: GateFolder = None,
@@ -37,19 +46,42 @@ def gate(
     from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.rulings import load
     from attnbench.analysis.results import read
+    from attnbench.plugins import implementation_names
     from attnbench.storage.journal import newest_run
 
-    if len(runs or ()) > MOST_RUNS:
-        raise ValueError(f"gate takes two runs at most, and {len(runs or ())} were given: BASE and CANDIDATE")
     allowed = load(thresholds)
-    paths = [stored.locate(name, results) for name in runs or ()] or [newest_run(results)]
-    *before, after = (read(path) for path in paths)
+    given = list(runs or ())
+    names = [name for name in given if name in implementation_names() and not (results / "runs" / name).exists()]
+    given = [name for name in given if name not in names]
+    if len(given) > MOST_RUNS:
+        raise ValueError(f"gate takes two runs at most, and {len(given)} were given: BASE and CANDIDATE")
+    paths = [stored.locate(name, results) for name in given] or [newest_run(results)]
+    found = [read(path) for path in paths]
+    if len(found) == 1 and found[0].plan.sides is None:
+        found.insert(0, read(stored.find(found[0], results)))
+    *before, after = narrowed(found, [*names, *(implementations or ())], settings or ())
     if not before and after.plan.sides is not None:
         decision = judge_sides(after, allowed)
     else:
-        decision = judge(before[0] if before else read(stored.find(after, results)), after, allowed)
+        decision = judge(before[0], after, allowed)
     show(decision, after, as_json=as_json, to=to)
     raise typer.Exit(EXIT_CODES.get(decision.outcome, ExitCode.passed))
+
+
+def narrowed(found: "Sequence[Results]", names: Sequence[str], settings: Sequence[str]) -> "list[Results]":
+    """The runs with these implementations and values alone; what is left out of the last one is said.
+
+    Raises:
+        ValueError: a run has none of them.
+    """
+    from attnbench.analysis.selection import only
+    from attnbench.commands.running import note
+
+    if not names and not settings:
+        return list(found)
+    kept = [only(each, names, settings) for each in found]
+    note(f"judged: {len(kept[-1].records)} of {len(found[-1].records)} cells, the baseline's own among them")
+    return kept
 
 
 def show(decision: "Decision", candidate: "Results", *, as_json: bool, to: Path | None) -> None:
@@ -66,4 +98,12 @@ def show(decision: "Decision", candidate: "Results", *, as_json: bool, to: Path 
         typer.echo(f"Files: {to}")
 
 
-COMMAND = Command(function=gate, order=90)
+COMMAND = Command(
+    function=gate,
+    order=90,
+    examples=(
+        "attnbench gate",
+        "attnbench gate BASE CANDIDATE --to gate",
+        "attnbench gate BASE CANDIDATE -i fused --set seq_len=512",
+    ),
+)

@@ -67,4 +67,11 @@ def growth(
     running.conclude(measured)
 
 
-COMMAND = Command(function=growth, order=60)
+COMMAND = Command(
+    function=growth,
+    order=60,
+    examples=(
+        "attnbench growth sdpa fused",
+        "attnbench growth fused --memory-limit 8 --set num_heads=8",
+    ),
+)

@@ -67,4 +67,11 @@ def history(
         typer.echo(f"\nTable, CSV and pictures: {to}")
 
 
-COMMAND = Command(function=history, order=70)
+COMMAND = Command(
+    function=history,
+    order=70,
+    examples=(
+        "attnbench history",
+        "attnbench history --metric peak_memory_bytes results/runs",
+    ),
+)

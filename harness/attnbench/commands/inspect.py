@@ -15,9 +15,14 @@ def inspect(
         str, typer.Argument(metavar="[NAME|FILE.py:NAME]", help="What to compare with the oracle.")
     ] = "fused",
     *,
-    sentence: Annotated[list[str] | None, typer.Option(help="Words to attend over; may be repeated.")] = None,
+    implementation: Annotated[
+        str, typer.Option("--implementation", "-i", metavar="NAME|FILE.py:NAME", help="The same.", show_default=False)
+    ] = "",
+    sentence: Annotated[
+        list[str] | None, typer.Option(metavar="WORDS", help="Words to attend over; may be repeated.")
+    ] = None,
     settings: Annotated[list[str] | None, typer.Option("--set", metavar="AXIS=V", help="Heads, widths, mask.")] = None,
-    seed: Annotated[int, typer.Option(min=0, help="Seed of the words' vectors and the weights.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Seed of the words' vectors and the weights.")] = 0,
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Default: results/inspect/NAME.")] = None,
     open_page: OpenPage = False,
     as_json: AsJson = False,
@@ -28,7 +33,7 @@ def inspect(
     from attnbench.inspection import page, text
     from attnbench.inspection.oracle_diff import look
 
-    results = look(name, sentence or (), settings or (), seed)
+    results = look(implementation or name, sentence or (), settings or (), seed)
     folder = to or Path("results") / "inspect" / results.implementation
     page.prepare(folder)
     console = Console()
@@ -47,4 +52,12 @@ def inspect(
     raise typer.Exit(ExitCode.finding if results.differs else ExitCode.passed)
 
 
-COMMAND = Command(function=inspect, order=40)
+COMMAND = Command(
+    function=inspect,
+    order=40,
+    examples=(
+        "attnbench inspect",
+        "attnbench inspect mine.py:attention --set num_heads=2 --open",
+        'attnbench inspect fused --sentence "the cat sat"',
+    ),
+)

@@ -39,4 +39,12 @@ def list_what(
         terminal.print_entries(entries, notes)
 
 
-COMMAND = Command(function=list_what, order=10)
+COMMAND = Command(
+    function=list_what,
+    order=10,
+    examples=(
+        "attnbench list",
+        "attnbench list axes",
+        "attnbench list sweeps --json",
+    ),
+)

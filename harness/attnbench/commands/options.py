@@ -4,19 +4,24 @@ import functools
 import inspect
 import math
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, is_dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
+from attnbench.commands import VOICE
+from attnbench.storage.records import FALSE_SHARE
+
 if TYPE_CHECKING:
     from attnbench.processes.planning import Selection
 
 MOST_SEEDS = 2**31
 ResultsFolder = Annotated[Path, typer.Option("--results", metavar="DIR", help="Where runs are kept.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read.")]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON for a program to read, and nothing else there.")]
+Quiet = Annotated[bool, typer.Option("--quiet", "-q", help="Say the answer and warnings alone.")]
+Verbose = Annotated[bool, typer.Option("--verbose", "-v", help="Say each step as it is done.")]
 OpenPage = Annotated[bool, typer.Option("--open", help="Open the page in a browser.")]
 Resume = Annotated[
     str | None, typer.Option(metavar="RUN", help="Go on with this run, as it was planned (its name or folder).")
@@ -26,7 +31,7 @@ ThresholdsFile = Annotated[
     typer.Option(
         "--thresholds",
         metavar="FILE",
-        help="What is allowed, between stored runs. Default: [gate] of ./attnbench.toml, if any.",
+        help="What is allowed, between stored runs. Default: the table gate of ./attnbench.toml, if any.",
     ),
 ]
 GateFolder = Annotated[
@@ -71,16 +76,20 @@ class SelectionOptions:
         typer.Option(
             "--call-limit",
             min=0.0,
-            help="Seconds: a cell whose call is predicted to last longer is not tried. Default: the sweep's.",
+            metavar="SECONDS",
+            help="A cell whose call is predicted to last longer is not tried. Default: the sweep's.",
         ),
     ] = None
     memory_limit: Annotated[
-        float, typer.Option(min=0.0, help="GiB a call may need; 0: three quarters of what is free.")
+        float, typer.Option(min=0.0, metavar="GIB", help="What a call may need; 0: three quarters of what is free.")
     ] = 0.0
     timeout_s: Annotated[
         float,
         typer.Option(
-            "--timeout", min=1.0, help="Seconds: a step (a probe, a sample, a metric) that lasts longer is killed."
+            "--timeout",
+            min=1.0,
+            metavar="SECONDS",
+            help="A step (a probe, a sample, a metric) that lasts longer is killed.",
         ),
     ] = 60.0
     isolation: Annotated[
@@ -94,6 +103,7 @@ class SelectionOptions:
         int | None,
         typer.Option(
             min=0,
+            metavar="N",
             show_default=False,
             help="Seed of the inputs and the query rows that are checked, and of all orders. Default: drawn for each "
             "run, and recorded.",
@@ -125,7 +135,7 @@ class SelectionOptions:
         if "implementations" not in more:
             given["implementations"] = self.named
         given.setdefault("seed", secrets.randbelow(MOST_SEEDS))  # what is checked cannot be known before
-        given["is_exact"] = bool(self.context) and "--sweep" not in typed(self.context)
+        given["is_exact"] = bool(self.context) and "--sweep" not in named(self.context)
         return Selection(**(given | {"memory_limit_bytes": int(self.memory_limit * 2**30)} | more))
 
 
@@ -151,11 +161,20 @@ class TimingOptions(SelectionOptions):
             "Default: the sweep's, 0.02.",
         ),
     ] = None
+    false_share: Annotated[
+        float,
+        typer.Option(
+            metavar="SHARE",
+            help="Of what is called faster or slower, the share that may be false: 0.001 takes longer, and is for many "
+            "runs that alarm somebody.",
+        ),
+    ] = FALSE_SHARE
     num_rounds: Annotated[
         int | None,
         typer.Option(
             "--rounds",
             min=3,
+            metavar="N",
             help="Visits that every cell gets, decided or not; 3 are usual, 12 for runs that a gate is to judge.",
         ),
     ] = None
@@ -163,10 +182,11 @@ class TimingOptions(SelectionOptions):
         Literal["warm", "cold"], typer.Option(help="warm: after an untimed call; cold: emptied before every call.")
     ] = "warm"
     allocator: Annotated[
-        Literal["system", "retain"] | None,
+        Literal["system", "steady", "retain"] | None,
         typer.Option(
-            help="retain: freed memory stays with the process: no call pays for new pages. "
-            "Default: retain where some code has a process of its own, else system."
+            help="retain: freed memory stays with the process: no call pays for new pages. steady: the C library's own "
+            "rules where they end up, whatever ran before. "
+            "Default: retain where some code has a process of its own, else as the sweep says."
         ),
     ] = None
 
@@ -186,15 +206,24 @@ def held(named: str) -> list[str]:
 
 def typed(context: typer.Context) -> set[str]:
     """The options that stood on the command line, by their long names, and the arguments, by the names in the code."""
+    return _from(context, {"COMMANDLINE"})
+
+
+def named(context: typer.Context) -> set[str]:
+    """Likewise those that somebody gave, on the command line or as a default of their own (defaults.py)."""
+    return _from(context, {"COMMANDLINE", "DEFAULT_MAP"})
+
+
+def _from(context: typer.Context, places: Collection[str]) -> set[str]:
     long_names = {each.name: max(each.opts, key=len) for each in context.command.params}
     sources = {name: context.get_parameter_source(name) for name in context.params}
-    return {long_names[name] for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    return {long_names[name] for name, source in sources.items() if source and source.name in places}
 
 
 def flattened(function: Callable[..., None]) -> Callable[..., None]:
     """The function as typer can read it: in place of a parameter that is a dataclass, one for each of its fields.
 
-    The parameter's default holds the defaults of the fields.
+    The parameter's default holds the defaults of the fields. Every command has --quiet and --verbose, too.
     """
     signature = inspect.signature(function)
     groups = {name: each for name, each in signature.parameters.items() if is_dataclass(each.annotation)}
@@ -207,8 +236,13 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
             default = getattr(parameter.default, field)
             parameters.append(parameter.replace(name=field, annotation=kind, default=default))
 
+    loud = {"is_quiet": Quiet, "is_verbose": Verbose}
+    last = inspect.Parameter.KEYWORD_ONLY
+    parameters += [inspect.Parameter(name, last, annotation=kind, default=False) for name, kind in loud.items()]
+
     @functools.wraps(function)
     def call(**given: Any) -> None:  # noqa: ANN401 - whatever the options are
+        VOICE.is_quiet, VOICE.is_verbose = (given.pop(name) for name in loud)
         for name, group in groups.items():
             given[name] = group.annotation(**{field: given.pop(field) for field in fields[name]})
         function(**given)

@@ -14,7 +14,11 @@ OPTIONS = SelectionOptions(sweep="profile")
 def profile(
     *, options: SelectionOptions = OPTIONS, results: ResultsFolder = Path("results"), as_json: AsJson = False
 ) -> None:
-    """Trace what each call does, step by step, for attnbench tensorboard and Perfetto. Checked first, never timed."""
+    """Say where the time of a call goes, and trace each of its steps for attnbench tensorboard and Perfetto.
+
+    What is profiled is checked first, and never timed: a profiler slows calls down, some more than others.
+    """
+    from attnbench.analysis.breakdown import where
     from attnbench.commands import running, terminal
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan
@@ -24,7 +28,7 @@ def profile(
     planned = plan(options.selection(budget_s=0.0, metrics=()), with_baseline=False)
     folder = new_folder(results, planned.sweep, folders.FOLDER)
     kept = f"the traces made so far are in {folder}"
-    traced = running.execute(planned, folder, stages=("check", "trace"), kept=kept)
+    traced = running.execute(planned, folder, stages=("check", "operators", "trace"), kept=kept)
     files = {
         record.key: folders.trace_file(folder, record.workload.id, record.implementation)
         for record in traced.records
@@ -38,6 +42,7 @@ def profile(
                 "status": str(record.status),
                 "message": record.message,
                 "trace": str(files[record.key]) if record.key in files else None,
+                "spends": None if record.operators is None else where(record.operators),
             }
             for record in traced.records
         ]
@@ -49,4 +54,11 @@ def profile(
     running.conclude(traced)
 
 
-COMMAND = Command(function=profile, order=110)
+COMMAND = Command(
+    function=profile,
+    order=110,
+    examples=(
+        "attnbench profile fused sdpa",
+        "attnbench profile mine.py --set seq_len=512 --set mask=causal",
+    ),
+)

@@ -50,7 +50,7 @@ def run(
         folder = new_folder(results, planned.sweep)
     number = len(planned.implementations)
     plural = "" if number == 1 else "s"
-    typer.echo(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}", err=True)
+    running.note(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}")
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
     with running.finished(folder):
         failed = running.write_reports(measured, folder)
@@ -62,4 +62,13 @@ def run(
     running.conclude(measured, has_findings=failed)
 
 
-COMMAND = Command(function=run, order=20)
+COMMAND = Command(
+    function=run,
+    order=20,
+    examples=(
+        "attnbench run",
+        "attnbench run sdpa fused --set seq_len=128,1024 --set mask=causal",
+        "attnbench run mine.py --sweep quick --budget 120",
+        "attnbench run --resume RUN",
+    ),
+)

@@ -16,7 +16,7 @@ from rich.table import Column
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.commands import ExitCode, options
+from attnbench.commands import VOICE, ExitCode, options
 from attnbench.processes import execution
 from attnbench.processes.execution import Progress, Watch
 from attnbench.storage.events import Plan
@@ -89,6 +89,12 @@ def finished(folder: Path) -> Iterator[None]:
         raise typer.Exit(ExitCode.interrupted) from None
 
 
+def note(text: str) -> None:
+    """Say something on standard error that is neither an answer nor a warning."""
+    if not VOICE.is_quiet:
+        typer.echo(text, err=True)
+
+
 def kept(plan: Plan, folder: Path) -> str:
     """What is left of a run that did not come to its end, and how to go on with it."""
     return f"what was finished is kept; go on with: {plan.resume_command(str(folder))}"
@@ -127,8 +133,16 @@ def watching(named: Collection[str] = ()) -> Iterator[Watch]:
             parts = [f"{STAGE_WORDS[stage]} {share:.0f} %", _counts(progress), _left(progress), progress.cell]
             console.print(", ".join(filter(None, parts)), markup=False, highlight=False, soft_wrap=True)
 
-    if not console.is_terminal:
-        yield print_line
+    def print_each(progress: Progress) -> None:
+        if not print_news(progress) and progress.cell:
+            text = f"{STAGE_WORDS[progress.stage]} {progress.cell}"
+            console.print(text, markup=False, highlight=False, soft_wrap=not console.is_terminal)
+
+    def print_nothing_else(progress: Progress) -> None:
+        print_news(progress)
+
+    if VOICE.is_quiet or VOICE.is_verbose or not console.is_terminal:
+        yield print_nothing_else if VOICE.is_quiet else print_each if VOICE.is_verbose else print_line
         return
     whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (

@@ -1,23 +1,25 @@
 """`attnbench salvage`: keep what is intact of a damaged run."""
 
+import json
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from attnbench.commands import Command, ExitCode
-from attnbench.commands.options import ResultsFolder
+from attnbench.commands.options import AsJson, ResultsFolder
 
 MOST_SHOWN = 10
 
 
 def salvage(
-    run: Annotated[str, typer.Argument(help="Its name, its folder or its journal.")],
+    run: Annotated[str, typer.Argument(metavar="RUN", help="Its name, its folder or its journal.")],
     *,
     results: ResultsFolder = Path("results"),
     to: Annotated[
         Path | None, typer.Option(metavar="DIR", help="The new run's folder. Default: next to it, RUN-salvaged.")
     ] = None,
+    as_json: AsJson = False,
 ) -> None:
     """Write every intact part of a damaged run into a new one, and say what is left out. The damaged one stays."""
     from attnbench.storage import salvage as storage
@@ -25,6 +27,15 @@ def salvage(
 
     given = Path(run)
     saved = storage.salvage(given if given.is_file() else find_run(run, results), to)
+    if as_json:
+        shown = {
+            "folder": str(saved.folder) if saved.is_damaged else None,
+            "num_kept": saved.num_kept,
+            "dropped": {str(number): wrong for number, wrong in saved.dropped.items()},
+            "gaps": list(saved.gaps),
+        }
+        typer.echo(json.dumps(shown, indent=2))
+        raise typer.Exit(ExitCode.passed)
     if not saved.is_damaged:
         typer.echo(f"{run} is intact: all of its {saved.num_kept} lines are; nothing was written")
         raise typer.Exit(ExitCode.passed)
@@ -40,4 +51,8 @@ def salvage(
     typer.echo(f"  {saved.plan.resume_command(str(saved.folder))}")
 
 
-COMMAND = Command(function=salvage, order=55)
+COMMAND = Command(
+    function=salvage,
+    order=55,
+    examples=("attnbench salvage RUN",),
+)

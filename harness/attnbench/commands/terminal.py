@@ -12,9 +12,11 @@ from rich.measure import Measurement
 from rich.table import Table
 
 from attnbench import plugins
-from attnbench.analysis.comparisons import doubts, losses, untried
+from attnbench.analysis.breakdown import where
+from attnbench.analysis.comparisons import doubts, failed, untried
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
+from attnbench.commands import VOICE
 from attnbench.reports import cells, grouped, sides, story
 from attnbench.storage.records import Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
@@ -46,6 +48,9 @@ def print_results(results: Results) -> None:
     """A table for each group of workloads, with a row for each implementation and a column for each length."""
     console = Console()
     print_troubles(results)
+    if VOICE.is_quiet:
+        _print_answer(results)
+        return
     metrics = metric_columns(results)
     for title, members in cells.groups(results).items():
         say(title, "bold")
@@ -62,6 +67,10 @@ def print_results(results: Results) -> None:
         say(line)
     print_findings(results)
     say("")
+    _print_answer(results)
+
+
+def _print_answer(results: Results) -> None:
     for line in story.answer(results) or ["Nothing was compared."]:
         say(line, "bold")
 
@@ -146,9 +155,12 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
         shown.append((name, found[name], counts, worst))
     shown += [(spec, NOT_JUDGED, "", MISSING) for spec in not_judged]
     print_table(("implementation", "verdict", "cells", "worst error / tolerance"), shown)
-    for spec in results.plan.implementations:
+    is_grouped = any(record.workload.num_kv_heads < record.workload.num_heads for record in results.records)
+    for spec in results.plan.implementations if not VOICE.is_quiet else ():
         if given := plugins.given(spec):
             say(f"{plugins.name_of(spec)} is given {given}", "dim")
+            if "num_kv_heads" not in given and is_grouped:
+                say("  it does not name num_kv_heads: key and value come repeated, one for each query head", "dim")
     _print_groups((record for record in results.records if record.is_wrong), "bold red")
     _print_groups((record for record in results.records if record.is_finding and not record.is_wrong), "bold yellow")
     for spec, reason in not_judged.items():
@@ -159,6 +171,8 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     for record in results.records:
         for note in () if record.agreement is None else record.agreement.notes:
             noted.setdefault(f"{record.implementation}, {note.rule}", note.found)
+    if VOICE.is_quiet:
+        return
     if noted:
         say("")
         say("Noted, and no reason to reject:")
@@ -197,10 +211,13 @@ def _print_groups(records: Iterable[Record], style: str) -> None:
         say(f"{first.implementation}: {kind} on {first.workload.id}", style)
         for line in first.message.replace("; found by:", ".\nFound by:").replace(". ", ".\n").splitlines():
             say(f"  {line}")
-        if others:
-            plural = "s" if len(others) > 1 else ""
-            more = f"The same on {len(others)} other workload{plural}, such as {others[-1].workload.id}."
-            say(f"  {more}", "dim")
+        _say_others(others)
+
+
+def _say_others(records: Sequence[Record]) -> None:
+    if records:
+        plural = "s" if len(records) > 1 else ""
+        say(f"  The same on {len(records)} other workload{plural}, such as {records[-1].workload.id}.", "dim")
 
 
 def _mistake(record: Record) -> tuple[str, ...]:
@@ -236,12 +253,15 @@ def _print_not_tried(results: Results) -> None:
 
 
 def print_traces(results: Results, files: Mapping[Key, Path]) -> None:
-    """A table for each workload with the size of each trace; then what went wrong."""
+    """For each workload the size of each trace, and where the time of a call goes; then what went wrong."""
     sizes = {key: show(file.stat().st_size, "bytes") for key, file in files.items()}
     for workload, records in grouped(results.records, lambda record: record.workload.id).items():
         say(workload, "bold")
         traced = [(plain(one.implementation), str(one.status), sizes.get(one.key, MISSING)) for one in records]
         print_table(("implementation", "status", "trace"), traced)
+        for one in records:
+            if one.operators is not None and (shares := where(one.operators)):
+                say(f"{one.implementation} spends {shares}")
     print_findings(results)
 
 
@@ -292,16 +312,25 @@ def summary(found: Results) -> dict[str, object]:
 def print_sides(results: Results) -> None:
     """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
     print_troubles(results)
-    for title, members in sides.rows(results).items():
+    for title, members in sides.rows(results).items() if not VOICE.is_quiet else ():
         say(title, "bold")
         columns = ("implementation", "length", "base", "candidate", "ratio", "verdict")
         shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
         print_table(columns, shown)
         say("")
-    for name, text in sides.facts(results).items():
+    for name, text in sides.facts(results).items() if not VOICE.is_quiet else ():
         say(f"{name}: {text}", "dim")
-    for line in losses(results):
-        say(line, "red")
+    assert results.plan.sides is not None
+    for name, reason in results.plan.sides.lost.items():
+        say(f"lost: {name}: {reason}", "red")
+    _print_failed(failed(results))
     for line in untried(results):
         say(line, "yellow")
     say(sides.headline(results), "bold")
+
+
+def _print_failed(cells_and_lines: Iterable[tuple[Record, str]]) -> None:
+    """A line for each cell that failed, but one for all in which an implementation fails in one way."""
+    for group in grouped(cells_and_lines, lambda each: _mistake(each[0])).values():
+        say(group[0][1], "red")
+        _say_others([record for record, _ in group[1:]])

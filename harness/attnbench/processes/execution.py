@@ -52,7 +52,8 @@ EPOCH_SHARE = 0.1
 layout does to a ratio must not last, and a fresh process costs seconds."""
 VERIFY_EVERY = 4
 """Where processes count each epoch is a fresh one, in which the right answers cost as much as the times: they are
-verified in the first rounds, and then in one visit of so many."""
+verified in the first rounds, and then in one visit of so many. What comes with the harness is verified in the first
+visit, and then likewise; code from elsewhere, in a process that others share, in every one."""
 FRESH_S, MOST_BLOCKS = 0.5, 4
 """To make processes ready takes about so many seconds, and their visit has up to so many times as many blocks."""
 PREDICTING_S = 60.0
@@ -61,6 +62,8 @@ MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
 """Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
 FEWEST_KEYS = 16
 """Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
+MOST_READ = 64
+"""Of an arm's samples so many are looked at to know what a call takes."""
 DECIDED = "every comparison is decided"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
@@ -314,7 +317,7 @@ def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator
         for number, workload in enumerate(spread(plan.workloads)):
             if time.monotonic() - start_s > limit_s:
                 return
-            for arm, spec in plan.specs.items():
+            for arm, spec in plan.cells(workload).items():
                 progress = Progress(
                     stage="predict",
                     cell=f"{arm} on {workload.id}",
@@ -355,11 +358,11 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
     if stops_when_wrong:
         workloads = sorted(workloads, key=_telling)
     wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
-    cells = [(workload, arm) for workload in workloads for arm in session.specs]
+    cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
     close = []
     for number, (workload, arm) in enumerate(cells):
         if (workload.id, arm) not in session.state.status and not (stops_when_wrong and arm in wrong):
-            if arm == cells[0][1] and session.elapsed_s > limit_s:
+            if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
                 left_out = sum((each.id, own) not in session.state.status for each, own in cells[number:])
                 return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
             done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
@@ -478,6 +481,12 @@ class TimingStage:
         self.places = {workload: number for number, workload in enumerate(self.workloads)}
         self.race = Race(self.plan)
         self.counts_processes = any(map(self.plan.counts_processes, session.specs))
+        is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
+        self.num_verified: float = math.inf
+        if self.plan.sides is not None or self.counts_processes:
+            self.num_verified = self.plan.num_rounds
+        elif is_ours:
+            self.num_verified = 1
 
     def run(self) -> str:
         """Visit every workload in the first rounds, and then where it helps; return why timing ended."""
@@ -561,6 +570,15 @@ class TimingStage:
         block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
         return min(MOST_BLOCKS * least, max(least, int(FRESH_S / block_s)))
 
+    def _calibrated(self, workload: Workload) -> tuple[messages.Calibrated, ...]:
+        """What earlier processes found of its arms, the quickest call of each: calibration costs calls."""
+        taken = self.state.samples.get(workload.id, {})
+        last = {arm: own[-MOST_READ:] for arm, own in taken.items() if own}
+        return tuple(
+            messages.Calibrated(arm=arm, num_calls=own[-1].num_calls, call_s=min(each.value for each in own))
+            for arm, own in last.items()
+        )
+
     def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
         """One visit; an arm that fails is dropped, and the visit taken again without it.
 
@@ -587,9 +605,11 @@ class TimingStage:
                 epoch=self.state.num_workers - 1,
                 number=number,
                 num_blocks=self._num_blocks(workload, live),
+                longest_s=0.0 if self.counts_processes else self.plan.visit_s,
                 seed=seed,
+                calibrated=self._calibrated(workload),
                 cache=self.plan.cache,
-                verifies=not self.counts_processes or number < self.plan.num_rounds or is_due,
+                verifies=is_due or number < self.num_verified,
             )
             reply = self.session.ask(request)
             if isinstance(reply, events.VisitFinished):

@@ -7,7 +7,9 @@ from pathlib import Path
 from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.storage.events import Plan
+from attnbench.storage.records import FALSE_SHARE
 from attnbench.workloads import sweep
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out what takes longer than its own limit; who asks for exact workloads wants to have them."""
@@ -28,6 +30,7 @@ class Selection:
     memory_limit_bytes: int = 0
     num_rounds: int | None = None
     smallest_effect: float | None = None
+    false_share: float = FALSE_SHARE
     seed: int = 0
     cache: str = "warm"
     allocator: str | None = None
@@ -49,7 +52,8 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     workloads = (sweep.alone if is_exact else sweep.workloads)(chosen, settings, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
         device(named)  # raises where there is no such device
-    plugins.check_specs(chosen.leave_out)
+    left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
+    plugins.check_specs([*chosen.leave_out, *left_out])
     usual = [name for name in plugins.implementation_names() if name not in chosen.leave_out]
     specs = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
     if with_baseline and selection.baseline not in map(plugins.name_of, specs):
@@ -64,6 +68,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         if metric not in known:
             raise ValueError(plugins.unknown("metric", metric, known))
     call_limit_s = max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if is_exact else chosen.call_limit_s
+    smallest_effect = SMALLEST_EFFECT if is_exact else chosen.smallest_effect
     return Plan(
         sweep="set" if is_exact else Path(selection.sweep).stem,
         workloads=workloads,
@@ -75,12 +80,15 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         timeout_s=selection.timeout_s,
         memory_limit_bytes=selection.memory_limit_bytes,
         num_blocks=chosen.num_blocks,
+        visit_s=chosen.visit_s,
         num_epochs=chosen.num_epochs,
         num_rounds=chosen.num_rounds if selection.num_rounds is None else selection.num_rounds,
-        smallest_effect=chosen.smallest_effect if selection.smallest_effect is None else selection.smallest_effect,
+        smallest_effect=smallest_effect if selection.smallest_effect is None else selection.smallest_effect,
+        false_share=selection.false_share,
         seed=selection.seed,
         cache=selection.cache,
-        allocator=selection.allocator or ("retain" if alone else "system"),  # between heaps the same code may differ
+        allocator=selection.allocator or ("retain" if alone else chosen.allocator),  # heaps differ, and so may times
         digests={spec: plugins.digest(spec) for spec in specs},
         alone=alone,
+        left_out={} if selection.implementations else {name: ids for name, ids in left_out.items() if name in specs},
     )

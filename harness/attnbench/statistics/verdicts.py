@@ -36,13 +36,10 @@ from attnbench.statistics.intervals import (
     t_quantile,
     total_error,
 )
-from attnbench.storage.records import LARGEST_EQUIVALENCE, Arm, Comparison, Verdict
+from attnbench.storage.records import FALSE_SHARE, LARGEST_EQUIVALENCE, Arm, Comparison, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
-FALSE_SHARE = 0.05
-"""Of what a session calls faster or slower, the expected share that is false is at most this; of what it calls
-equivalent, too."""
 WHOLE_SHARE = FALSE_SHARE / 2
 """The part of it that goes to the verdict on the whole, where a session has one; the cells' is the rest."""
 POWER = 0.80
@@ -136,17 +133,17 @@ def paired_effect(
     medians = np.array(list(pairs.medians.values()))
     sameness = math.log1p(min(limit, LARGEST_EQUIVALENCE))
     e_same = evidence.last(evidence.e_values(pairs.logs, pairs.controls))
-    e_apart = evidence.against_beyond(medians, sameness)
-    if within is not None:  # the mean of e-values is one
+    beyond = [evidence.against_beyond(medians, sameness), evidence.student_against_beyond(medians, sameness)]
+    if within is not None:
         spreads = process_spreads(medians, within)
         e_same = (e_same + evidence.e_normal(medians, spreads)) / 2
-        e_apart = (e_apart + evidence.normal_against_beyond(medians, spreads, sameness)) / 2
+        beyond.append(evidence.normal_against_beyond(medians, spreads, sameness))
     return Effect(
         ratio=ratio,
         margin=limit,
         smallest=smallest,
         e_same=e_same,
-        e_apart=e_apart,
+        e_apart=sum(beyond) / len(beyond),  # the mean of e-values is one
         spread=robust_spread(pairs.halfway),
     )
 
@@ -374,6 +371,11 @@ WHOLE = Policy(false_share=WHOLE_SHARE)
 """For that verdict."""
 
 
+def within(policy: Policy, false_share: float) -> Policy:
+    """The policy for a session of whose verdicts that share may be false, in place of `FALSE_SHARE`."""
+    return replace(policy, false_share=policy.false_share * false_share / FALSE_SHARE)
+
+
 def judge(effects: Sequence[Effect], policy: Policy = ALONE) -> list[Judgement]:
     """The verdicts on effects that are judged together.
 
@@ -421,10 +423,10 @@ def _judgement(effect: Effect, policy: Policy, needed: Needed, *, differs: bool,
     return replace(judged, verdict=verdict, reason=reason)
 
 
-def needed(verdicts: Sequence[Verdict]) -> Needed:
+def needed(verdicts: Sequence[Verdict], false_share: float = FALSE_SHARE) -> Needed:
     """What the next verdict among these takes: the fewer of its kind there are, the more."""
     num_agreed, num_open = verdicts.count(Verdict.equivalent), verdicts.count(Verdict.undecided)
-    return _needed(len(verdicts), len(verdicts) - num_agreed - num_open, num_agreed, FALSE_SHARE)
+    return _needed(len(verdicts), len(verdicts) - num_agreed - num_open, num_agreed, false_share)
 
 
 def _needed(number: int, num_differ: int, num_agree: int, share: float) -> Needed:

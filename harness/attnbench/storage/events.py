@@ -9,6 +9,7 @@ from attnbench.plugins import name_of, split, variant
 from attnbench.storage.records import (
     BASE,
     CANDIDATE,
+    FALSE_SHARE,
     LARGEST_EQUIVALENCE,
     Agreement,
     Arm,
@@ -33,10 +34,13 @@ TOUCH_BELOW_S = 10e-3
 Longer calls warm themselves, and a touch would double their cost."""
 ALLOCATORS: dict[str, dict[str, str]] = {
     "system": {},
+    "steady": {"MALLOC_MMAP_THRESHOLD_": str(2**25), "MALLOC_TRIM_THRESHOLD_": str(2**26)},
     "retain": {"MALLOC_MMAP_MAX_": "0", "MALLOC_TRIM_THRESHOLD_": str(2**40)},
 }
 """What is set before a worker starts. The C library gives large blocks back when they are freed, and each call pays for
-their pages again; with these settings, it does not (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
+their pages again; what is large it adapts to what was freed before. `steady` is where that ends, so that what ran
+before does not matter: blocks from 32 MiB on, and more than 64 MiB at the end of the heap. `retain` keeps everything.
+Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 
 
 class DamagedError(ValueError):
@@ -77,19 +81,22 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     timeout_s: float  # a step (a probe, a sample, a metric) that lasts longer is killed
     memory_limit_bytes: int  # a cell predicted to need more is not tried; 0: three quarters of what is free
     num_blocks: int = 4  # of one visit
+    visit_s: float = 0.0  # a visit has fewer where they would last longer than this, but one; 0: it has not
     num_epochs: int = 1
     num_rounds: int = 3  # over all workloads, before visits go where doubt is
     smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
+    false_share: float = FALSE_SHARE  # of what is called faster or slower, the expected share that is false, at most
     seed: int = 0
     cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
     allocator: str = "system"  # or retain: memory that is freed stays with the process
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of each implementation's source, by its spec
     sides: Sides | None = None  # where two states of the code are compared
     alone: tuple[str, ...] = ()  # the implementations that have a process of their own, by name
+    left_out: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # by name: workloads it has no part in
 
     def __post_init__(self) -> None:
         """Numbers that JSON cannot hold, or that no run can have, are refused before anything is written."""
-        for name in ("budget_s", "call_limit_s", "timeout_s"):
+        for name in ("budget_s", "call_limit_s", "timeout_s", "visit_s"):
             if not (math.isfinite(getattr(self, name)) and getattr(self, name) >= 0):
                 raise ValueError(f"{name}={getattr(self, name)} is not allowed: give seconds, 0 or more")
         for name in ("num_blocks", "num_epochs", "num_rounds"):
@@ -98,6 +105,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 < self.smallest_effect <= LARGEST_EQUIVALENCE:
             allowed = f"a share above 0 and up to {LARGEST_EQUIVALENCE}, as in 0.02 for 2 %"
             raise ValueError(f"smallest_effect={self.smallest_effect} is not allowed: give {allowed}")
+        if not 0 < self.false_share <= FALSE_SHARE:
+            allowed = f"a share above 0 and up to {FALSE_SHARE}, as in 0.001 for one in a thousand"
+            raise ValueError(f"false_share={self.false_share} is not allowed: give {allowed}")
         if self.allocator not in ALLOCATORS:
             raise ValueError(f"allocator={self.allocator} is not allowed: it is one of {', '.join(ALLOCATORS)}")
         if self.cache not in CACHES:
@@ -116,6 +126,16 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             for side in given
             if name in given[side]
         }
+
+    def cells(self, workload: Workload) -> dict[Arm, str]:
+        """The arms that take part in a workload, and from where each is loaded."""
+        out = self.left_out
+        return {arm: spec for arm, spec in self.specs.items() if workload.id not in out.get(arm.implementation, ())}
+
+    @property
+    def num_cells(self) -> int:
+        """How many cells there are: each arm on each workload, but for what is left out."""
+        return len(self.workloads) * len(self.specs) - sum(map(len, self.left_out.values()))
 
     def reference(self, arm: Arm) -> Arm:
         """What an arm is compared with: the baseline or, of two sides, the same implementation on the base."""

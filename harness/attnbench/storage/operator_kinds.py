@@ -102,14 +102,14 @@ def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
     self_ns: Counter[str] = Counter()  # without the operators that it called
     blocks: defaultdict[str, list[int]] = defaultdict(list)  # the bytes of each
     for span, running in nested(spans):
-        names = [plain_name(each.name) for each in running]
         if span.allocated_bytes is None:
             name, duration_ns = plain_name(span.name), span.end_ns - span.start_ns
             num_calls[name] += 1
             self_ns[name] += duration_ns
-            if names:
-                self_ns[names[-1]] -= duration_ns
+            if running:
+                self_ns[plain_name(running[-1].name)] -= duration_ns
         elif span.allocated_bytes > 0:
+            names = [plain_name(each.name) for each in running]
             writers = (name for name in reversed(names) if kind_of(name) != "allocation")
             blocks[next(writers, names[0] if names else OUTSIDE)].append(span.allocated_bytes)
     operators = [

@@ -8,7 +8,7 @@ import enum
 import hashlib
 from collections.abc import Iterator, Sequence
 from statistics import median
-from typing import Annotated
+from typing import Annotated, Any
 
 import msgspec
 from msgspec import Meta
@@ -195,6 +195,9 @@ class Status(enum.StrEnum):
     invalid = "invalid"
 
 
+FALSE_SHARE = 0.05
+"""Of what a session calls faster or slower, the expected share that is false is at most this, unless it is given less;
+of what it calls equivalent, too."""
 LARGEST_EQUIVALENCE = 0.10
 """Times that may differ by more are not called equivalent, however noisy the machine."""
 
@@ -271,10 +274,14 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         Memory counts in whole GiB: what a kernel or a hypervisor keeps of it differs from version to version. The
         native dtypes follow from the processor and the version of torch.
         """
-        must_match = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
+        return hashlib.sha256(msgspec.json.encode(self.must_match(), order="deterministic")).hexdigest()[:8]
+
+    def must_match(self) -> dict[str, Any]:
+        """These fields by name."""
+        fields = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
         for varies in ("load", "clocks", "moment", "native_dtypes"):
-            del must_match[varies]
-        return hashlib.sha256(msgspec.json.encode(must_match, order="deterministic")).hexdigest()[:8]
+            del fields[varies]
+        return fields
 
 
 MATMUL, COPY = "matmul", "copy"

@@ -5,6 +5,7 @@ drift of the machine leaves alone. Source: R. A. Fisher, The Design of Experimen
 """
 
 import gc
+import operator
 import os
 import random
 import resource
@@ -51,12 +52,16 @@ class TimedCall:
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
-    """A few blocks of one workload: epoch and number, and the seed of their orders."""
+    """A few blocks of one workload: epoch and number, and the seed of their orders.
+
+    Where all of them would last longer than `longest_s`, long calls take part in fewer, but in one at least; 0: in all.
+    """
 
     epoch: int
     number: int
     num_blocks: int
     seed: int
+    longest_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -125,6 +130,31 @@ def turns(calls: Sequence[TimedCall], *, is_cold: bool) -> list[Turn]:
     return [made[timed.arm] for timed in calls]
 
 
+def num_blocks_each(ready: Sequence[Turn], at: Visit) -> list[int]:
+    """In how many of the visit's first blocks each turn takes part: the longest in fewer, until they fit.
+
+    What has an A/A control, the control and the interference probe are in every block: the others are compared there.
+    """
+    costs_s = [(turn.num_calls + turn.is_touched) * turn.timed.call_s for turn in ready]
+    arms = [turn.timed.arm for turn in ready]
+    controls = {arm for arm in arms if arm == arm.as_control()}
+    is_shared = [arm == PROBE or arm.as_control() in controls for arm in arms]
+    shares = [at.num_blocks] * len(ready)
+    shared_s = sum(cost for cost, always in zip(costs_s, is_shared, strict=True) if always)
+    while at.longest_s and sum(map(operator.mul, shares, costs_s)) > at.longest_s and max(shares) > 1:
+        longest = max(
+            (number for number in range(len(ready)) if not is_shared[number] and shares[number] > 1),
+            key=lambda number: shares[number] * costs_s[number],
+            default=None,
+        )
+        most = max(shares)
+        if longest is not None and shares[longest] * costs_s[longest] >= most * shared_s:
+            shares[longest] -= 1
+        else:
+            shares = [min(share, most - 1) for share in shares]
+    return shares
+
+
 def visit(
     calls: Sequence[TimedCall], clock: Clock, at: Visit, conditions: Conditions = SIMULATED
 ) -> dict[Arm, tuple[Sample, ...]]:
@@ -136,12 +166,17 @@ def visit(
     gc.disable()
     try:
         for timed in calls:
-            if not timed.num_calls:
+            if not timed.called_s:
                 conditions.on_turn(timed.arm)
-                calibrate(timed, clock)
+                if timed.num_calls:  # as another process found: the first call in this one allocates
+                    timed.called_s = clock.elapsed(timed.call, 1)
+                else:
+                    calibrate(timed, clock)
         ready = turns(calls, is_cold=conditions.flush is not None)
-        for block in range(at.num_blocks):
-            for slot, turn in enumerate(draws.sample(ready, len(ready))):
+        shares = num_blocks_each(ready, at)
+        for block in range(max(shares)):
+            present = [turn for turn, share in zip(ready, shares, strict=True) if block < share]
+            for slot, turn in enumerate(draws.sample(present, len(present))):
                 conditions.on_turn(turn.timed.arm)
                 samples[turn.timed.arm].append(_sample(turn, clock, at, (block, slot), conditions))
     finally:

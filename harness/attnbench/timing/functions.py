@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from attnbench.devices import Clock, device
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, paired_ratio, pairs
-from attnbench.statistics.verdicts import Effect, Judgement, judge, paired_effect
-from attnbench.storage.records import PROBE, Arm, Sample
+from attnbench.statistics.verdicts import Effect, Judgement, Policy, judge, paired_effect
+from attnbench.storage.records import FALSE_SHARE, PROBE, Arm, Sample
 from attnbench.timing import blocks
 from attnbench.timing.schedule import GROWTH, load_libraries, visit_seed
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -22,8 +22,8 @@ class FunctionComparison:
     """A comparison of each of `calls` with `calls[baseline]`; the method `run` takes its visits.
 
     A difference below `smallest_effect` does not matter. `gauge_work` is the interference probe's, by default a small
-    matrix product and a copy. `clock` and `conditions` are this machine's unless others are given, as where it is
-    simulated.
+    matrix product and a copy. `false_share` is what share of sessions of identical code may call it faster or slower,
+    at most. `clock` and `conditions` are this machine's unless others are given, as where it is simulated.
 
     Raises:
         ValueError: the baseline is not among the calls.
@@ -35,6 +35,7 @@ class FunctionComparison:
         baseline: str,
         *,
         smallest_effect: float = SMALLEST_EFFECT,
+        false_share: float = FALSE_SHARE,
         clock: Clock | None = None,
         num_blocks: int = 4,
         seed: int = 0,
@@ -52,6 +53,7 @@ class FunctionComparison:
         self.calls.append(blocks.TimedCall(arm=self.control, call=calls[baseline]))
         self.calls.append(blocks.TimedCall(arm=PROBE, call=gauge_work or device("cpu").interference_probe()))
         self.smallest_effect, self.num_blocks, self.seed = smallest_effect, num_blocks, seed
+        self.policy = Policy(false_share=false_share)
         self.clock = clock or device("cpu").clock
         self.conditions = conditions or blocks.Conditions()
         self.samples: dict[Arm, list[Sample]] = {}
@@ -106,7 +108,7 @@ class FunctionComparison:
             effect = paired_effect(compared, floor, self.smallest_effect)
             if effect is not None:
                 effects[name] = effect
-        self.judgements = dict(zip(effects, judge(list(effects.values())), strict=True))
+        self.judgements = dict(zip(effects, judge(list(effects.values()), self.policy), strict=True))
         for name, judged in self.judgements.items():
             if judged.is_settled:
                 self.settled_s.setdefault(name, self.spent_s)

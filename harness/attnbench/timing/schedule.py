@@ -13,24 +13,27 @@ import sys
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import takewhile
 
 import numpy as np
 
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, paired_ratio, pairs_with_baseline, t_quantile
-from attnbench.statistics.verdicts import ALONE, CELLS, Effect, Policy, judge, needed, paired_effect, visits_to_go
+from attnbench.statistics.verdicts import ALONE, CELLS, Effect, judge, needed, paired_effect, visits_to_go, within
 from attnbench.storage import events
 from attnbench.storage.events import Plan
 from attnbench.storage.records import PROBE, Arm, Key, Place, Sample, Status, Verdict
 from attnbench.timing.blocks import settle
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 MIN_ROUNDS = 3
 """Fewer visits than this give no interval: for these the budget may be exceeded."""
 UNIFORM_SHARE = 0.1
 CAUTION = 0.8
 """A comparison is closed when its verdict would hold with this share of the false verdicts that are allowed: visits
-that it shares with others afterwards may weaken it."""
+that it shares with others afterwards may weaken it. What is equivalent within a noise floor is closed, too, unless the
+smallest effect that matters is less than usual: then the floor is to fall."""
 GROWTH = 1.1
 """A workload is judged again when it has this many times the visits that it had."""
 
@@ -136,9 +139,10 @@ class Race:
             return
         alive = [key for key in self.judged if key[1] in live.get(key[0], ())]
         usual = ALONE if self.plan.sides is None else CELLS
-        cautious = Policy(false_share=CAUTION * usual.false_share)
+        cautious = within(usual, CAUTION * self.plan.false_share)
+        is_fine = self.plan.smallest_effect < SMALLEST_EFFECT  # who looks for less than is usual
         for key, judgement in zip(alive, judge([self.judged[key] for key in alive], cautious), strict=True):
-            if judgement.verdict is not Verdict.undecided:
+            if judgement.is_settled or (judgement.verdict is Verdict.equivalent and not is_fine):
                 self.closed[key] = judgement.verdict
 
     def _judge(self, workload: str, state: State, arms: Sequence[Arm]) -> None:
@@ -152,9 +156,9 @@ class Race:
             by_epoch = self.plan.counts_processes(arm)
             own_control = taken.get(arm.as_control(), []) if by_epoch else None
             compared, controls = pairs_with_baseline(own, baseline, control, discarded, own_control)
-            within = compared if self.plan.is_alone(arm) else None
+            blocks = compared if self.plan.is_alone(arm) else None
             compared, floor = compared.by_epoch() if by_epoch else compared, paired_ratio(controls)
-            effect = paired_effect(compared, floor, self.plan.smallest_effect, within=within)
+            effect = paired_effect(compared, floor, self.plan.smallest_effect, within=blocks)
             if effect is not None:
                 self.judged[workload, arm] = effect
 
@@ -162,13 +166,13 @@ class Race:
         """The workload to visit, and the arms to compare with its baseline; None when every comparison is closed."""
         self.refresh(state, live)
         verdicts = [self.closed.get(key, Verdict.undecided) for key in self.judged]
-        limits = needed(verdicts)
+        limits = needed(verdicts, self.plan.false_share)
         opened: dict[str, list[tuple[Arm, float, float]]] = {}  # about how many visits decide it, and what one costs
         for workload, arms in self.still_open(live).items():
             for arm in arms:
                 judged = self.judged.get((workload, arm))  # None: all blocks discarded
                 visits = FEWEST_CLUSTERS if judged is None else visits_to_go(judged, limits)
-                cost_s = self.plan.num_blocks * _sample_s(state.samples[workload][arm])
+                cost_s = _visit_s(state.samples[workload][arm])
                 opened.setdefault(workload, []).append((arm, visits, cost_s))
         if not opened:
             return None
@@ -180,7 +184,7 @@ class Race:
         chosen: dict[str, list[Arm]] = {}
         weights: list[float] = []
         for workload, rows in opened.items():  # most promising first, as long as each raises the promise per second
-            total_s = 2 * self.plan.num_blocks * _sample_s(state.samples[workload][baseline])  # with its A/A control
+            total_s = 2 * _visit_s(state.samples[workload][baseline])  # with its A/A control
             evidence, chosen[workload] = 0.0, []
             for arm, visits, cost_s in sorted(rows, key=lambda row: row[1] * row[2]):
                 if chosen[workload] and (evidence + 1 / visits) / (total_s + cost_s) < evidence / total_s:
@@ -200,7 +204,8 @@ class Race:
         return {workload: arms for workload, arms in undecided.items() if arms}
 
 
-def _sample_s(samples: Sequence[Sample]) -> float:
-    """About how many seconds a sample takes; before a short one come an untimed call and some bookkeeping."""
-    last = samples[-1]
-    return max(1e-3, last.value * last.num_calls)
+def _visit_s(samples: Sequence[Sample]) -> float:
+    """About how many seconds its samples take in a visit; before a short one come an untimed call and bookkeeping."""
+    last = samples[-1].visit
+    own = takewhile(lambda sample: sample.visit == last, reversed(samples))
+    return sum(max(1e-3, sample.value * sample.num_calls) for sample in own)

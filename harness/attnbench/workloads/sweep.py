@@ -5,7 +5,7 @@ import math
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
@@ -15,12 +15,16 @@ from attnbench.workloads.workload import CHOICES, Workload
 FOLDER = Path(__file__).parent / "sweeps"
 AXES = {field.name: field for field in msgspec.structs.fields(Workload)}
 MAX_WORKLOADS = 100_000
+LEAVE_OUT = "leave_out"
 SMALLEST_EFFECT = 0.02
 """Times that differ by less are called equivalent however sure it is, where nothing else is asked for."""
 
 
 class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What a sweep file may say. Each table of `grid` is a product of its axes; an axis has a value or a list."""
+    """What a sweep file may say. Each table of `grid` is a product of its axes; an axis has a value or a list.
+
+    A grid's own `leave_out` names implementations that take part there only where they are named.
+    """
 
     summary: str
     grid: list[dict[str, Any]]
@@ -30,7 +34,9 @@ class Sweep(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     metrics: tuple[str, ...] = ("latency", "peak_memory")
     implementations: tuple[str, ...] = ()  # none named: all
     leave_out: tuple[str, ...] = ()  # of all, those that take part only where they are named
+    allocator: Literal["system", "steady", "retain"] = "system"  # where no code has a process of its own
     num_blocks: int = 4  # of one visit
+    visit_s: float = 0.0  # a visit has fewer where they would last longer than this, but one; 0: it has not
     num_epochs: int = 1  # fresh processes over the run
     num_rounds: int = 3  # visits that every cell gets, decided or not
     smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
@@ -110,9 +116,8 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
         ValueError: an axis that does not exist, a value or combination that is not allowed or that the sweep does not
             have, or nothing to do.
     """
-    named = {axis for grid in sweep.grid for axis in grid} - {"device"}
-    more = {axis: values for axis, values in settings.items() if axis not in named}
-    made = _products([_values(grid | more, devices) for grid in sweep.grid])
+    named = {axis for grid in sweep.grid for axis in grid} - {"device", LEAVE_OUT}
+    made = _products([values for _, values in _grids(sweep, settings, devices)])
     for axis in (axis for axis in settings if axis in named):
         values = _values({axis: settings[axis]}, devices)[axis]
         kept = [workload for workload in made if any(_has(workload, axis, value) for value in values)]
@@ -125,6 +130,38 @@ def workloads(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[st
                 )
         made = tuple(kept)
     return made
+
+
+def left_out(sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]) -> dict[str, tuple[str, ...]]:
+    """Which implementations no grid that has a workload lets take part in it: by their names, the workloads' ids.
+
+    Raises:
+        ValueError: as of `workloads`; or a `leave_out` is no list of names.
+    """
+    grids = [(_names_in(grid), _products([values])) for grid, values in _grids(sweep, settings, devices)]
+    found: dict[str, tuple[str, ...]] = {}
+    for name in sorted({name for names, _ in grids for name in names}):
+        kept = {workload for names, made in grids if name not in names for workload in made}
+        out = [workload.id for names, made in grids if name in names for workload in made if workload not in kept]
+        found[name] = tuple(dict.fromkeys(out))
+    return found
+
+
+def _grids(
+    sweep: Sweep, settings: Mapping[str, list[str]], devices: tuple[str, ...]
+) -> list[tuple[dict[str, Any], dict[str, list[Any]]]]:
+    """Each grid and the values of its axes, with those of the settings that no grid names."""
+    bare = [{axis: value for axis, value in grid.items() if axis != LEAVE_OUT} for grid in sweep.grid]
+    named = {axis for grid in bare for axis in grid} - {"device"}
+    more = {axis: values for axis, values in settings.items() if axis not in named}
+    return [(grid, _values(own | more, devices)) for grid, own in zip(sweep.grid, bare, strict=True)]
+
+
+def _names_in(grid: Mapping[str, Any]) -> list[str]:
+    names = grid.get(LEAVE_OUT, [])
+    if not (isinstance(names, list) and all(isinstance(name, str) for name in names)):
+        raise ValueError(f'{LEAVE_OUT} = {names} is not allowed: give a list of names, as in {LEAVE_OUT} = ["flex"]')
+    return names
 
 
 def _has(workload: Workload, axis: str, value: Any) -> bool:  # noqa: ANN401 - as typed

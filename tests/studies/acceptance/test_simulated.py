@@ -5,7 +5,7 @@ import pytest
 
 from attnbench.analysis import comparisons as compare
 from attnbench.statistics import evidence
-from studies.acceptance import simulated
+from studies.acceptance import simulated, small
 from studies.acceptance.races import whole_run
 from studies.acceptance.simulated import (
     bias,
@@ -103,3 +103,26 @@ def test_t13_what_is_said_to_be_detectable_is_found_more_often_than_not():
     found = detectable_effect(num_runs=6)
     assert 0.6 <= np.mean([row["found"] for row in found.rows]) <= 0.95
     assert all(row["effect"] >= 0.02 for row in found.rows)
+
+
+def test_a_slowdown_of_one_percent_is_found_and_identical_code_alarms_nobody():
+    found = small.small_slowdown_simulated(num_runs=16)
+    assert found.passes, found.found
+    assert found.is_short
+    assert "slower in 16 of 16" in found.found
+
+
+def test_who_alarms_or_misses_does_not_pass():
+    same = {"tool": "attnbench", "kind": "same", "verdict": "equivalent", "log": 0.0, "decided_s": 1.0}
+    slower = same | {"kind": "extra work", "verdict": "slower", "log": 0.01}
+    theirs = [{"tool": "other", "statistic": "mean", "kind": "same", "log": log} for log in (0.002, -0.005)]
+    cases = [
+        ([same, slower], True),
+        ([same | {"verdict": "faster"}, slower], False),
+        ([same, slower | {"decided_s": 61.0}], False),
+        ([same, slower | {"verdict": "equivalent"}], False),
+    ]
+    for rows, passes in cases:
+        found = small.small_slowdown([*rows, *theirs], short=True)
+        assert found.passes is passes, found.found
+    assert found.rivals["other"].startswith("75% by mean (identical code up to 0.50% apart, n=2)")

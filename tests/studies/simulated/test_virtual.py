@@ -174,7 +174,7 @@ def test_what_is_decided_gets_no_more_visits(tmp_path):
     taken = [event for event in events(tmp_path / "run" / JOURNAL) if isinstance(event, VisitFinished)]
     visits = Counter((event.workload, str(each.arm)) for event in taken for each in event.arms)
     for workload in asked.workloads:
-        assert visits[workload.id, "plain"] < visits[workload.id, "near"] / 2
+        assert visits[workload.id, "plain"] <= visits[workload.id, "near"] / 2
         assert visits[workload.id, "baseline"] == results.num_visits[workload.id]
 
 
@@ -309,8 +309,7 @@ def test_a_comparison_of_functions_goes_on_where_two_are_equivalent_within_a_hig
 
 
 def test_a_run_says_how_many_equivalents_rest_on_the_noise_floor_alone(tmp_path):
-    client = SimulatedClient(WORLDS["random_walk"], lambda *_: 2e-3)
-    asked = msgspec.structs.replace(plan(1, ("baseline", "same"), budget_s=60.0), smallest_effect=1e-4)
-    results = virtual.execute(asked, tmp_path / "run", client)
+    client = SimulatedClient(WORLDS["calm"], lambda *_: 2e-3, layout=0.02)
+    results = virtual.execute(plan(1, ("baseline", "same"), budget_s=60.0), tmp_path / "run", client)
     reported = "1 of 1 comparisons decided, 1 of them as equivalent within a noise floor that more time may lower"
     assert story.facts(results)["verdicts"] == f"{reported} (every comparison is decided)"

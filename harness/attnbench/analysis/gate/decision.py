@@ -44,7 +44,7 @@ from attnbench.statistics.verdicts import (
     margin,
     mean_between_runs,
 )
-from attnbench.storage.records import LATENCY, Record, Status, Verdict
+from attnbench.storage.records import FALSE_SHARE, LATENCY, Record, Status, Verdict
 from attnbench.units import percent
 
 REFUSED = (Reason.noise_floor, Reason.smallest_effect)
@@ -93,8 +93,9 @@ def judge_sides(results: Results, thresholds: Thresholds) -> Decision:
     sides = results.plan.sides
     assert sides is not None
     matches, cells = match_records(*by_side(results)), [(cell.record, cell.effect) for cell in compared(results)]
-    timed = side_by_side(cells, matches, thresholds, CELLS, noise_floors(results), is_apart=sides.is_apart)
-    judged = whole(whole_effect(results), thresholds, [key_of(record) for record, _ in cells])
+    policy = verdicts.within(CELLS, results.plan.false_share)
+    timed = side_by_side(cells, matches, thresholds, policy, noise_floors(results), is_apart=sides.is_apart)
+    judged = whole(whole_effect(results), thresholds, [key_of(record) for record, _ in cells], results.plan.false_share)
     invalid = list(invalid_reasons(results, thresholds, "the session"))
     if sides.is_apart:  # two environments are what was asked for
         invalid = [reason for reason in invalid if "environments" not in reason]
@@ -228,6 +229,7 @@ def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterato
             f"ratios to {reference} are compared, and growth of up to {100 * thresholds.elsewhere:g} % is put down to "
             "the machine"
         )
+        yield from machine.differences(base, candidate)
     before, after = (
         {name_of(spec): digest for spec, digest in results.plan.digests.items()} for results in (base, candidate)
     )
@@ -340,11 +342,14 @@ def _judged(cells: Sequence[Cell], policy: Policy, thresholds: Thresholds) -> li
     ]
 
 
-def whole(effect: Effect | None, thresholds: Thresholds, cells: Collection[Key]) -> Ruling:
+def whole(
+    effect: Effect | None, thresholds: Thresholds, cells: Collection[Key], false_share: float = FALSE_SHARE
+) -> Ruling:
     """The ruling on a whole session with two sides; what rules allow to each of its cells is allowed to it."""
     if effect is None:
         return ruling(EVERYTHING, LATENCY, Kind.undecided, "nothing can be said of the whole")
-    (judged,) = verdicts.judge([replace(effect, allowed=thresholds.asked_of_all(cells, LATENCY))], WHOLE)
+    policy = verdicts.within(WHOLE, false_share)
+    (judged,) = verdicts.judge([replace(effect, allowed=thresholds.asked_of_all(cells, LATENCY))], policy)
     return _ruling(EVERYTHING, judged, lead="geometric mean: ")
 
 

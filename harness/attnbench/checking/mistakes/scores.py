@@ -322,6 +322,18 @@ def bias_of_next_head(scores: Tensor, mask: RowMask) -> Tensor:
     return adding(scores, mask, lambda bias, _: bias.roll(-1, 0))
 
 
+def regroupings(workload: Workload) -> dict[str, int]:
+    """The numbers of heads in a row, by which the heads can be arranged in a rectangle."""
+    heads = workload.num_heads
+    return {f"({each}, {heads // each})": each for each in range(2, heads) if heads % each == 0}
+
+
+@mistake("masked scores", has(*BIASES), choices=regroupings)
+def bias_heads_regrouped(scores: Tensor, mask: RowMask, choice: int) -> Tensor:
+    """The heads of the bias are taken as {choice} and transposed: a head of a group has the bias of another group."""
+    return adding(scores, mask, lambda bias, _: bias.unflatten(0, (choice, -1)).transpose(0, 1).flatten(0, 1))
+
+
 @mistake("masked scores", has(masks.Additive, square=True))
 def bias_transposed(scores: Tensor, mask: RowMask) -> Tensor:
     """Query and key have changed places in the bias."""

@@ -87,6 +87,7 @@ class Worker:
         self.benches: OrderedDict[str, Bench] = OrderedDict()
         self.references: agreement.References | None = None
         self.diagnosed: defaultdict[str, list[Agreement]] = defaultdict(list)  # by spec
+        self.rules: defaultdict[tuple[str, int], agreement.RulesAt] = defaultdict(dict)  # by spec and seed
         self.probes: dict[str, blocks.TimedCall] = {}
         self.metrics: dict[str, Metric] = plugins.plugs("attnbench.metrics", "METRIC")
         self.observed: tuple[tuple[str, str], Case] | None = None
@@ -279,9 +280,16 @@ class Worker:
             self.references = agreement.ask_oracle(request.workload, request.seed, on_step=self.heartbeat.beat)
         self.heartbeat.beat()
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
-        earlier = self.diagnosed[request.spec]
-        agreed = agreement.check(self.references, stand_in(Remote(self.consult, cell), request.prepared), earlier)
+        candidate, num_threads = stand_in(Remote(self.consult, cell), request.prepared), torch.get_num_threads()
+        torch.set_num_threads(1)  # else threads of both processes spin where the other one computes
+        try:
+            compared = agreement.compare(self.references, candidate, self.rules[request.spec, request.seed])
+        finally:
+            torch.set_num_threads(num_threads)
+        agreed = compared.agreement
         if not agreed.agrees:
+            earlier = self.diagnosed[request.spec]
+            agreed = agreement.diagnose(self.references, candidate, compared, earlier)
             earlier.append(agreed)
         return CellChecked(
             **request.names,
@@ -391,6 +399,7 @@ class Worker:
             self.heartbeat.beat(arms.index(arm))
 
         here, bench = device(request.workload.device), self.bench(request.workload)
+        calibrated = {each.arm: each for each in request.calibrated}
         calls = []
         for arm, spec in request.arms:
             on_turn(arm)
@@ -400,6 +409,9 @@ class Worker:
             if (name := request.workload.device) not in self.probes:  # one on the processor for all thread numbers
                 self.probes[name] = blocks.TimedCall(arm=PROBE, call=here.interference_probe())
             calls.append(self.probes[name])
+        for timed in calls:
+            if not timed.num_calls and (known := calibrated.get(timed.arm)) is not None:
+                timed.num_calls, timed.call_s = known.num_calls, known.call_s
         called_s = -sum(timed.called_s for timed in calls)
         conditions = blocks.Conditions(on_turn=on_turn, flush=here.flush if request.cache == "cold" else None)
         with torch.set_grad_enabled(request.workload.direction != "inference"):
