@@ -3,11 +3,12 @@
 That the blocks run is tested by test_documents.py; here, that nothing which they add is hidden or mixed up.
 """
 
+import itertools
+import json
 import os
 import re
 import shutil
 import subprocess
-from html.parser import HTMLParser
 from pathlib import Path
 
 import pandas as pd
@@ -44,7 +45,7 @@ print(*(panel.title for panel in titled(panels(shown(read(Path(sys.argv[1]))))))
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A copy of the project with the three recipes applied."""
     folder = tmp_path_factory.mktemp("copy")
-    for name in ("harness", "implementations", "tests", "studies"):
+    for name in ("harness", "implementations", "tests", "studies", "tools"):
         shutil.copytree(ROOT / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
     shutil.copy(ROOT / "pyproject.toml", folder)
     for what in ("axis", "metric", "report"):
@@ -113,31 +114,15 @@ def test_the_summary_has_both_under_titles_of_their_own(run: Path) -> None:
     assert "memory that autograd keeps of a forward call" in summary
 
 
-class Tables(HTMLParser):
-    """The texts of the headings and cells of each table, by the summary above it."""
-
-    def __init__(self, text: str) -> None:
-        super().__init__()
-        self.tables: dict[str, list[str]] = {}
-        self.place, self.title = "", ""
-        self.feed(text)
-
-    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
-        self.place = tag
-
-    def handle_data(self, data: str) -> None:
-        if self.place == "summary" and data.strip():
-            self.title = data.strip()
-        elif self.place in {"th", "td"} and data.strip():
-            self.tables.setdefault(self.title, []).append(data.strip())
-
-
-def test_the_page_has_both_under_titles_of_their_own(run: Path) -> None:
-    found = Tables((run / "report.html").read_text(encoding="utf-8")).tables
-    assert [title.partition("no mask, ")[2] for title in found] == list(GROUPS)
-    for texts in found.values():
-        assert "autograd memory" in texts
-        assert sum(text in {"fused", "sdpa"} for text in texts) == 4
+def test_the_page_tells_their_rows_apart(run: Path) -> None:
+    page = (run / "report.html").read_text(encoding="utf-8")
+    (text,) = re.findall(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
+    data = json.loads(text)
+    place = [column["heading"] for column in data["columns"]].index("autograd memory")
+    panels = [f"spread={value}, T={length}" for value in (1, 4) for length in (16, 32)]
+    found = [(row["panel"], row["implementation"]) for row in data["rows"]]
+    assert sorted(found) == sorted(itertools.product(panels, ("fused", "sdpa")))
+    assert all(re.match(r"[\d.]+ ([KM]iB|B) \([\d.]+ S\)", row["text"][place]) for row in data["rows"])
 
 
 def test_pictures_have_a_panel_for_each_value(copy: Path, run: Path) -> None:
