@@ -216,6 +216,6 @@ def browser(session: nox.Session) -> None:
 
     It needs Chromium: `apt install chromium`, or the path of any in ATTNBENCH_CHROMIUM.
     """
-    install(session, "test")
+    install(session, "browser")
     pictures = str((RESULTS / "gallery" / "tensorboard").resolve())
     session.run("pytest", "-m", "browser", "tests/browser", *session.posargs, env={"ATTNBENCH_PICTURES": pictures})

@@ -11,18 +11,22 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import textwrap
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from attnbench.commands import demo
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "first-hour.md"
 EXAMPLES = ROOT / "examples" / "first_hour"
-WIDTH = 100
+WIDTH = 96
+AS_IT_IS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
+"""Lines are broken where a terminal of that width would break them."""
 FIRST, LAST = 14, 12
 """Of a long output so many lines are shown from its beginning and its end."""
 
@@ -106,7 +110,8 @@ def answered(question: Question, folder: Path, *, with_time: bool = True) -> str
     took_s = time.monotonic() - start
     if done.returncode not in question.exit_codes:
         raise RuntimeError(f"{question.command} exits {done.returncode}:\n{done.stdout}\n{done.stderr}")
-    lines = [re.sub(r"\x1b\[[\d;]*m", "", line.rstrip()) for line in done.stdout.strip().splitlines()]
+    printed = re.sub(r"\x1b\[[\d;]*m", "", done.stdout).strip().splitlines()
+    lines = [part for line in printed for part in textwrap.wrap(line, WIDTH, **AS_IT_IS) or [""]]
     if len(lines) > FIRST + LAST + 1:
         lines = [*lines[:FIRST], "...", *lines[-LAST:]]
     shown = "\n".join(lines).replace(str(folder), ".")

@@ -28,7 +28,7 @@ def installed(tmp_path_factory) -> Path:
     ignored = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for folder in ("harness", "implementations", "studies", "examples", "tests"):
         shutil.copytree(ROOT / folder, copy / folder, ignore=ignored, symlinks=True)
-    for file in ("pyproject.toml", "README.md", "LICENSE"):
+    for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, copy)
     build = "from setuptools import build_meta; build_meta.build_wheel('.')"
     subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)

@@ -33,7 +33,7 @@ class Browser:
         self.requests: list[str] = []
         """Every address that the page asked for."""
         self.problems: list[str] = []
-        """What the page's scripts threw."""
+        """What the page's scripts threw, and what came to the console as a warning or an error."""
         theirs, self._write = os.pipe()
         self._read, answers = os.pipe()
         command = [
@@ -61,7 +61,7 @@ class Browser:
         (page,) = [each for each in self.ask("Target.getTargets")["targetInfos"] if each["type"] == "page"]
         attached = self.ask("Target.attachToTarget", targetId=page["targetId"], flatten=True)
         self._session = attached["sessionId"]
-        for domain in ("Page", "Network", "Runtime"):
+        for domain in ("Page", "Network", "Runtime", "Log"):
             self.ask(f"{domain}.enable")
         size = {"width": WINDOW[0], "height": WINDOW[1], "deviceScaleFactor": 1, "mobile": False}
         self.ask("Emulation.setDeviceMetricsOverride", **size)
@@ -95,6 +95,10 @@ class Browser:
         if reported.get("method") == "Runtime.exceptionThrown":
             details = reported["params"]["exceptionDetails"]
             self.problems.append(details.get("exception", {}).get("description", details["text"]))
+        if reported.get("method") == "Runtime.consoleAPICalled" and reported["params"]["type"] in {"warning", "error"}:
+            self.problems.append(str([each.get("value") for each in reported["params"]["args"]]))
+        if reported.get("method") == "Log.entryAdded" and reported["params"]["entry"]["level"] in {"warning", "error"}:
+            self.problems.append(reported["params"]["entry"]["text"])
 
     def open(self, address: str) -> None:
         self.ask("Page.navigate", url=address)

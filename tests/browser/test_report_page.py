@@ -1,8 +1,13 @@
 """The page of a report in a browser without a network: what its reader can do with it.
 
-Run by `nox -s browser`. With ATTNBENCH_PICTURES=DIR it leaves pictures below DIR/../report.
+Run by `nox -s browser`. With ATTNBENCH_PICTURES=DIR it leaves pictures below DIR/../report, and how long each change of
+the view took with 10,000 cells.
+
+Source: axe-core, https://github.com/dequelabs/axe-core, finds what a keyboard or a screen reader cannot use.
 """
 
+import importlib.util
+import json
 import os
 from pathlib import Path
 
@@ -14,6 +19,13 @@ from tests.browser.chromium import Browser, find
 
 pytestmark = pytest.mark.browser
 PHONE = 390
+MANY = journals.workloads(
+    mask=("none", "causal"),
+    dtype=("float32", "float64", "float16", "bfloat16"),
+    num_heads=(1, 2, 4, 8, 12, 16, 32, 64),
+    seq_len=tuple(range(64, 64 * 17, 64)),
+)
+PRINTED = (210 / 25.4, 297 / 25.4)
 POINTS = journals.workloads(scope=("attention", "module"), mask=("none", "causal"), seq_len=(128, 512, 2048))
 RATIOS = "[...document.querySelectorAll('#table tbody td.ratio')].map((each) => each.textContent)"
 NAMES = "[...document.querySelectorAll('#table tbody th')].map((each) => each.textContent)"
@@ -55,6 +67,11 @@ def page(browser, files):
     media(browser, "light")
     load(browser, files / "single.html")
     yield browser
+    calm(browser)
+
+
+def calm(browser):
+    """No script failed, nothing was written to the console, and nothing was asked of another machine."""
     assert browser.problems == []
     outside = [each for each in browser.requests if not each.startswith(("file:", "data:", "about:", "blob:"))]
     assert outside == []
@@ -201,3 +218,78 @@ def test_two_runs_are_shown_side_by_side(page, files):
     assert int(page.run(COUNT).split()[0]) == 2 * int(single.split()[0])
     assert page.run("document.querySelectorAll('#chart svg .role-legend-label text').length") == 2
     picture(page, "two_runs", "#controls")
+
+
+@pytest.mark.parametrize(
+    ("width", "scheme", "name"), [(1200, "light", "single"), (1200, "dark", "both"), (PHONE, "dark", "single")]
+)
+def test_axe_finds_no_serious_violation(page, files, width, scheme, name):
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None:
+        pytest.skip("no axe-core here: `nox -s browser` installs it")
+    resize(page, width, 900)
+    media(page, scheme)
+    load(page, files / f"{name}.html")
+    page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
+    library = Path(spec.submodule_search_locations[0], "axe.min.js").read_text(encoding="utf-8")
+    page.run(library + "; true")
+    found = json.loads(page.run("axe.run().then((found) => JSON.stringify(found))"))
+    assert len(found["passes"]) > 20
+    assert [each for each in found["violations"] if each["impact"] in {"serious", "critical"}] == []
+    # The check can fail: an image without a text is one.
+    page.run("document.querySelector('main').append(document.createElement('img')); true")
+    found = json.loads(page.run("axe.run().then((found) => JSON.stringify(found))"))
+    assert "image-alt" in [each["id"] for each in found["violations"]]
+
+
+def test_paper_has_the_answer_and_the_table_and_no_controls(page):
+    page.ask("Emulation.setEmulatedMedia", media="print")
+    resize(page, int(PRINTED[0] * 96), int(PRINTED[1] * 96))
+    visible = "getComputedStyle(document.querySelector({!r})).display !== 'none'"
+    shown = ("#answer", "#chart", "#table", "#controls", "details", "nav")
+    assert [what for what in shown if page.run(visible.format(what))] == ["#answer", "#chart", "#table"]
+    assert page.run("document.documentElement.scrollWidth") <= PRINTED[0] * 96
+    picture(page, "print")
+    page.ask("Emulation.setEmulatedMedia", media="")
+
+
+def test_ten_thousand_cells_can_be_explored(browser, tmp_path):
+    """What is drawn stays bounded, which is why each change takes less than a second (the times are in the gallery)."""
+    run = journals.write(tmp_path / "many", MANY, num_epochs=1, num_visits=3)
+    file = tmp_path / "many.html"
+    file.write_text(story.page(run), encoding="utf-8")
+    browser.requests.clear()
+    resize(browser, 1200, 900)
+    media(browser, "light")
+    load(browser, file)
+    cells = int(browser.run(COUNT).split()[0])
+    assert cells >= 10_000
+    changes = {
+        "sort by a column": HEADING.format("ratio") + ".click()",
+        "filter by an axis": CHANGE.format(menu=MENU.format("num heads"), value="8"),
+        "remove the filter": CHANGE.format(menu=MENU.format("num heads"), value=""),
+        "switch an implementation off": BOX.format("#controls fieldset", "fused") + ".click()",
+        "search the text": "(() => { const find = document.getElementById('find'); find.value = 'bfloat16'; "
+        "find.dispatchEvent(new Event('input')); })()",
+        "show a column": BOX.format("#columns", "error") + ".click()",
+        "choose another metric": CHANGE.format(menu=MENU.format("Metric"), value="time"),
+        "draw lines over length": CHANGE.format(menu=MENU.format("Show"), value="lines"),
+        "draw lines of all cells": "[...document.querySelectorAll('#controls button')].at(-1).click(); "
+        + CHANGE.format(menu=MENU.format("Show"), value="lines"),
+    }
+    taken = {}
+    for name, change in changes.items():
+        seconds = "(performance.now() - start) / 1000"
+        script = f"const start = performance.now(); {change}; await window.attnbenchDrawn; return {seconds};"
+        taken[name] = browser.run(f"(async () => {{ {script} }})()")
+        assert browser.run("document.querySelectorAll('#table tbody tr').length") <= 100
+        assert browser.run("document.querySelectorAll('#chart *').length") <= 12_000
+    calm(browser)
+    if folder := os.environ.get("ATTNBENCH_PICTURES"):
+        rows = [f"| {name} | {seconds:.2f} s |" for name, seconds in taken.items()]
+        lines = [
+            f"A page of {cells:,} cells ({file.stat().st_size / 1e6:.1f} MB); each change is to take less than 1 s.",
+            "",
+        ]
+        text = "\n".join([*lines, "| change of the view | until table and chart show it |", "| --- | --- |", *rows, ""])
+        (Path(folder).parent / "report" / "interactions.md").write_text(text, encoding="utf-8")

@@ -93,7 +93,7 @@ def compare(
             typer.echo(json.dumps(terminal.summary(measured) | summary(measured), indent=2))
         else:
             terminal.print_sides(measured)
-            typer.echo(f"\nReports and plots: {measured.folder}")
+            typer.echo(f"Reports and plots: {measured.folder}")
     conclude(measured, has_findings=failed)
 
 

@@ -58,7 +58,7 @@ def run(
             typer.echo(json.dumps(terminal.summary(measured), indent=2))
         else:
             terminal.print_results(measured)
-            typer.echo(f"\nReports and plots: {folder}")
+            typer.echo(f"Reports and plots: {folder}")
     running.conclude(measured, has_findings=failed)
 
 

@@ -61,10 +61,9 @@ def print_results(results: Results) -> None:
         elif any(row["verdict"] == Verdict.undecided for row in members):
             say(UNDECIDED, "dim")
         console.print()
-    text = f"Time of a call; x: times that of {results.plan.baseline}, by pairs in the same blocks."
-    say(f"{text} Intervals, every metric and errors are in summary.md.", "dim")
-    for line in (story.decided(results), story.interference(results)):
-        say(line)
+    baseline = results.plan.baseline
+    say(f"Time of a call; x: ratio to {baseline}, by pairs in the same blocks. More is in summary.md.", "dim")
+    say(f"{story.decided(results)}; {story.interference(results, is_brief=not VOICE.is_verbose)}")
     print_findings(results)
     say("")
     _print_answer(results)

@@ -120,7 +120,7 @@ function columns() {
 // A chart of what is shown, drawn by Vega-Lite.
 function spec(rows, ink, soft) {
   const metric = METRICS[state.metric];
-  const scale = { type: state.scale, zero: false, nice: false };
+  const scale = { type: state.scale, nice: false, ...(state.scale === "linear" && { zero: false }) };
   const panels = [...new Set(rows.map((row) => row.panel))];
   const few = new Set(panels.slice(0, MOST_PANELS));
   const points = rows.filter((row) => few.has(row.panel) && row[state.metric] > 0).map((row) => ({
@@ -165,7 +165,7 @@ async function chart(rows) {
   const style = getComputedStyle(document.documentElement);
   const mine = ++drawing;
   const options = { actions: false, renderer: "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } };
-  const place = make("div");
+  const place = make("div", { "aria-hidden": "true" }); // the label of #chart is its text, and the table its numbers
   await window.vegaEmbed(place, spec(rows, style.getPropertyValue("--ink").trim(), style.getPropertyValue("--soft").trim()), options);
   if (mine !== drawing) return; // a later one is on its way
   $("chart").replaceChildren(place);
@@ -180,7 +180,7 @@ function show() {
   table(rows);
   const again = focused && [...document.querySelectorAll("#explore " + focused.tagName)].find((each) => each.textContent === focused.textContent);
   again?.querySelector("select, input, button")?.focus(); // what was there is a new one
-  chart(rows);
+  window.attnbenchDrawn = chart(rows);
 }
 $("find").addEventListener("input", (event) => change({ find: event.target.value }));
 $("more").addEventListener("click", () => change({ rows: String(Number(state.rows) + PAGE) }));

@@ -345,14 +345,14 @@ def decided(results: Results) -> str:
     return f"{text}; about {duration(together(half))} more would decide {len(half)} of the others{more}"
 
 
-def interference(results: Results) -> str:
-    """How many blocks are discarded because of interference, and how much of the machine other work took."""
+def interference(results: Results, *, is_brief: bool = False) -> str:
+    """How many blocks are discarded because of interference; if not brief, how much of the machine other work took."""
     if not results.num_blocks:
         return "not watched"
     text = f"{results.num_discarded} of {results.num_blocks} blocks discarded because of interference"
     if results.num_discarded > MANY * results.num_blocks:
         text += ": other work disturbed this machine too much for verdicts to be trusted"
-    if results.system_load is not None:
+    if results.system_load is not None and not is_brief:
         others, host = percent(results.system_load.others), percent(results.system_load.stolen)
         text += f"; others had {others} of the processors' time, and the host took {host}"
     return text
