@@ -49,11 +49,12 @@ OTHERS = {
     "scale/scale.md": "what large journals, histories and sweeps cost",
     "first_answer/first_answer.md": "how soon the first answers come, and how much a quick sweep decides",
     "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
+    "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",
     "tensorboard": "the views of TensorBoard, without a network",
 }
 FACTS = ("started", "commit", "took", "cells", "verdicts", "interference", "noise floor")
-NUM_FIRST = 6
-"""The README's picture has so many shapes."""
+NUM_FIRST, ROW = 5, 0.175
+"""The README's picture has so many shapes, and rows of so many inches: it fits the first screen."""
 SHOWN_SCOPE, SHOWN_MASK, SHOWN_LEN = "attention", "causal", 512
 OWN, OFFICIAL = "fused", "torch_mha"
 TOLD_OF_TESTS, RESULT, CAUSE = (0, 1, 2, 3, 5, 7), 5, 6
@@ -65,6 +66,8 @@ ACCEPTED = {
     "coverage": "The 95 % intervals of many sessions about the errors of their ratios; misses have another colour",
 }
 """The pictures of acceptance, and what they show."""
+MOST_SUMMARY = 200_000
+TABLES = "The tables are left out here for their size: `attnbench report FOLDER --to DIR` writes them from the journal."
 MAX_WIDTH, NUM_COLOURS = 1200, 64
 """Pixels and palette of the pictures that are committed: text and lines stay sharp, and a picture takes some 60 KB."""
 REGENERATED = re.compile(r".*\.(svg|html)|benchmark\.json|records\.csv|honest\.csv\.gz|\w+_plot_\d+\.png")
@@ -83,7 +86,7 @@ def redraw(folder: Path) -> None:
             if not REGENERATED.fullmatch(path.name):
                 shutil.copyfile(path, folder / path.name)
     if folder == QUICK:
-        ratio_plot.draw(results, NUM_FIRST)[0].save(folder / "first_plot.png")
+        ratio_plot.draw(results, NUM_FIRST, ROW)[0].save(folder / "first_plot.png")
 
 
 def reduce(folder: Path) -> None:
@@ -96,6 +99,9 @@ def reduce(folder: Path) -> None:
             path.unlink()
         elif path.suffix == ".png":
             shrink(path)
+        elif path.name == "summary.md" and path.stat().st_size > MOST_SUMMARY:
+            above, _, _ = path.read_text(encoding="utf-8").partition("\n### ")
+            path.write_text(f"{above}\n{TABLES}\n", encoding="utf-8")
 
 
 def shrink(path: Path) -> None:

@@ -22,7 +22,7 @@ from attnbench.storage import events
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "build" / "pages"
 SINGLE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
-SHOWN = {".md", ".png", ".svg"}
+SHOWN = {".md", ".png", ".svg", ".js"}
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 WIDTH = 100
 

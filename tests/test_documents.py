@@ -6,7 +6,7 @@
 - `bash` runs; `attnbench` in it is the copy's, on small settings. A block with a comment `# exits N` or
   `# exits N or M` ends with that exit code. Set-up commands (pip, nox, git, ...) stand in blocks of their own; they
   are not run but compared with .ci/run and the sessions that exist.
-- `text`, `console` and `json` show output, `yaml` is for CI systems, and `mermaid` is drawn. In the documents of
+- `text`, `console` and `json` show output, and `yaml` is for CI systems. In the documents of
   PRINTED, a `text` right below a block is what it prints: a number to its last digit or nearly, `...` for anything, any
   white space for any other.
 """
@@ -31,6 +31,7 @@ DOCUMENTS = [
     *WITH_SET_UP,
     "docs/adapters.md",
     "docs/ci.md",
+    "docs/findings.md",
     "docs/guide.md",
     "docs/profiling.md",
     "docs/pytest.md",
@@ -38,7 +39,7 @@ DOCUMENTS = [
     "docs/side-by-side.md",
     *PRINTED,
 ]
-SHOWN = {"text", "console", "json", "yaml", "mermaid"}
+SHOWN = {"text", "console", "json", "yaml"}
 SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commit|source)\b")
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 240
@@ -165,6 +166,7 @@ MINUTES = {
     "README.md",
     "docs/adapters.md",
     "docs/ci.md",
+    "docs/findings.md",
     "docs/guide.md",
     "docs/profiling.md",
     "docs/pytest.md",

@@ -242,3 +242,14 @@ def test_what_is_reduced_keeps_its_tables_journals_and_small_pictures(tmp_path):
         with Image.open(tmp_path / name) as picture:
             assert (picture.mode, picture.size) == ("P", size)
             assert picture.convert("RGB").getpixel((0, 0)) == (0x00, 0x72, 0xB2)
+
+
+def test_a_long_summary_keeps_what_is_above_its_tables(tmp_path):
+    found = figures()
+    text = f"# Run\n\n## Findings\n\n- none\n\n### causal\n\n{'| cell ' * 40_000}\n"
+    (tmp_path / "summary.md").write_text(text, encoding="utf-8")
+    for _ in range(2):
+        found.reduce(tmp_path)
+        assert (tmp_path / "summary.md").read_text(
+            encoding="utf-8"
+        ) == f"# Run\n\n## Findings\n\n- none\n\n{found.TABLES}\n"

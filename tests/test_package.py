@@ -1,5 +1,8 @@
 """What an installed wheel of the project is: the package alone, which works outside of the checkout."""
 
+import importlib.util
+import os
+import re
 import shutil
 import subprocess
 import sys
@@ -31,7 +34,8 @@ def installed(tmp_path_factory) -> Path:
     for file in ("pyproject.toml", "setup.py", "README.md", "LICENSE"):
         shutil.copy(ROOT / file, copy)
     build = "from setuptools import build_meta; build_meta.build_wheel('.')"
-    subprocess.run([sys.executable, "-c", build], cwd=copy, check=True, capture_output=True)
+    environment = os.environ | {"GITHUB_REPOSITORY": "someone/attnbench", "GITHUB_SERVER_URL": "https://github.com"}
+    subprocess.run([sys.executable, "-c", build], cwd=copy, env=environment, check=True, capture_output=True)
     (wheel,) = copy.glob("*.whl")
     with zipfile.ZipFile(wheel) as file:
         file.extractall(site)
@@ -47,6 +51,39 @@ def test_it_holds_the_package_and_nothing_else(installed):
     found = {path.relative_to(installed / "attnbench") for path in (installed / "attnbench").rglob("*.*")}
     assert found == {path for path in expected if "__pycache__" not in path.parts and path.name != "__pycache__"}
     assert Path("implementations/fused.py") in found
+
+
+LINKED = """# name
+[![ci](../../actions/workflows/ci.yml/badge.svg)](../../actions/workflows/ci.yml) [![MIT](https://a.example/b)](LICENSE)
+![picture](results/a.png) [docs](docs/a.md#part) [web](https://b.example) [here](#there) `[code](x.md)`?
+"""
+ABSOLUTE = """# name
+[![ci](https://h.example/o/n/actions/workflows/ci.yml/badge.svg)](https://h.example/o/n/actions/workflows/ci.yml) \
+[![MIT](https://a.example/b)](https://h.example/o/n/blob/v1/LICENSE)
+![picture](https://raw.githubusercontent.com/o/n/v1/results/a.png) [docs](https://h.example/o/n/blob/v1/docs/a.md#part) \
+[web](https://b.example) [here](#there) `[code](https://h.example/o/n/blob/v1/x.md)`?
+"""
+
+
+@pytest.fixture(scope="module")
+def script():
+    spec = importlib.util.spec_from_file_location("setup", ROOT / "setup.py")
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_an_index_gets_addresses_in_place_of_relative_links(script):
+    assert script.description(LINKED, "https://h.example", "o/n", "v1") == ABSOLUTE
+    readme = script.description((ROOT / "README.md").read_text(encoding="utf-8"), "https://h.example", "o/n", "v1")
+    assert re.findall(r"\]\((?!https://|#)[^)]*\)", readme) == []
+
+
+def test_the_package_knows_who_publishes_it(installed):
+    (information,) = installed.glob("*.dist-info/METADATA")
+    text = information.read_text(encoding="utf-8")
+    assert "Project-URL: Issues, https://github.com/someone/attnbench/issues\n" in text
+    assert "](https://raw.githubusercontent.com/someone/attnbench/" in text
 
 
 @pytest.mark.long

@@ -286,10 +286,15 @@ def test_ten_thousand_cells_can_be_explored(browser, tmp_path):
         assert browser.run("document.querySelectorAll('#chart *').length") <= 12_000
     calm(browser)
     if folder := os.environ.get("ATTNBENCH_PICTURES"):
+        folder = Path(folder).parent / "report"
         rows = [f"| {name} | {seconds:.2f} s |" for name, seconds in taken.items()]
-        lines = [
-            f"A page of {cells:,} cells ({file.stat().st_size / 1e6:.1f} MB); each change is to take less than 1 s.",
-            "",
-        ]
-        text = "\n".join([*lines, "| change of the view | until table and chart show it |", "| --- | --- |", *rows, ""])
-        (Path(folder).parent / "report" / "interactions.md").write_text(text, encoding="utf-8")
+        shown = [f"\n![{each.stem.replace('_', ' ')}]({each.name})" for each in sorted(folder.glob("*.png"))]
+        size = file.stat().st_size / 1e6
+        text = f"""# The page of a report
+
+Made by `nox -s browser`. A page of {cells:,} cells ({size:.1f} MB) is to answer each change of the view within 1 s:
+
+| change of the view | until the table and the chart show it |
+| --- | --- |
+"""
+        (folder / "README.md").write_text("\n".join([text + "\n".join(rows), *shown, ""]), encoding="utf-8")

@@ -150,6 +150,14 @@ def titles(results: Results) -> dict[str, str]:
     return {workload: title(each, differ) for workload, each in axes.items()}
 
 
+def kinds(results: Results, workloads: Collection[str]) -> tuple[dict[str, str], str]:
+    """By id, what sets each of these workloads apart but its length; and what all of them have in common."""
+    parts = {workload: text.split(", ") for workload, text in titles(results).items() if workload in workloads}
+    every = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
+    apart = {workload: ", ".join(part for part in own if part not in every) for workload, own in parts.items()}
+    return apart, ", ".join(every)
+
+
 def length(axes: Axes) -> str:
     """The query length, and the key length where it differs: "512" or "1 x 512"."""
     same = axes["kv_len"] == axes["seq_len"]

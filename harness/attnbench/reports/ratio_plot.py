@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import Row, arm_of, rows, varying
+from attnbench.analysis.table import Row, arm_of, rows
 from attnbench.reports import Picture, cells, grouped, style
 from attnbench.storage.records import Arm, Verdict
 from attnbench.units import plain, significant
@@ -26,6 +26,7 @@ MOST_SHAPES, MOST_COLUMNS = 12, 6
 FURTHEST = 4.0
 """Axes end at this factor at most; a ratio beyond is an arrow with its number."""
 NARROWEST = 1.25
+ROW = 0.235
 COLOURS = {
     Verdict.faster: "#0072B2",
     Verdict.slower: "#D55E00",
@@ -44,19 +45,17 @@ class Shape:
     own: Mapping[Arm, Row]
 
 
-def draw(results: Results, most: int = MOST_SHAPES) -> list[Picture]:
-    """The picture of a run, with its first twelve shapes or `most` others; none where nothing was compared."""
-    table = cells.shown(results)
-    found = grouped(rows(table), lambda row: row["workload"])
+def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Picture]:
+    """The picture of a run, with its first twelve shapes or `most`, and rows of so many inches.
+
+    There is none where nothing was compared.
+    """
+    found = grouped(rows(cells.shown(results)), lambda row: row["workload"])
     drawn = [own for own in found.values() if any(map(_has_ratio, own))]
     if not drawn:
         return []
-    seen = table[table["workload"].isin([own[0]["workload"] for own in drawn[:most]])]
-    axes = varying(seen)
-    shapes = [
-        Shape(title=_title(seen[seen["workload"] == own[0]["workload"]], own[0], axes), own=_by_arm(own))
-        for own in drawn[:most]
-    ]
+    titles, every = cells.kinds(results, {own[0]["workload"] for own in drawn[:most]})
+    shapes = [Shape(title=_title(titles[own[0]["workload"]], own[0]), own=_by_arm(own)) for own in drawn[:most]]
     arms = order(shapes)
     reach = _reach(shapes)
     base = style.label(cells.base(results.plan))
@@ -72,9 +71,9 @@ def draw(results: Results, most: int = MOST_SHAPES) -> list[Picture]:
         style.sheet(
             range(len(shapes)),
             fill,
-            (1.5 + 1.95 * num_columns, 1.25 + num_rows * (0.75 + 0.235 * len(arms))),
+            (1.5 + 1.95 * num_columns, 1.25 + num_rows * (0.75 + row * len(arms))),
             title=f"Who is faster: time as a ratio to {base}, left of 1 is faster",
-            subtitle=cells.shared(seen),
+            subtitle=every,
             note=f"{doubt}{more}Dots are medians of paired ratios, bars their 95 % intervals; the number is the ratio.",
             num_columns=num_columns,
             legend={"handles": _handles(shapes), "loc": "upper right", "ncols": 5, "handlelength": 1.2},
@@ -100,12 +99,10 @@ def _has_ratio(row: Row) -> bool:
     return row["verdict"] is not None and (row["ratio"] or 0.0) > 0 and not row["is_baseline"]
 
 
-def _title(cell: Any, row: Row, axes: set[str]) -> str:  # noqa: ANN401 - a table, whose type costs an import
+def _title(apart: str, row: Row) -> str:
     """What sets a shape apart, its length last: "causal, T=512"."""
     letter = "T" if row["seq_len"] == row["kv_len"] else "T x S"
-    text = ", ".join(part for part in (cells.apart(cell, axes).replace(" · ", ", "), "") if part)
-    lines = textwrap.wrap(text, TITLE_LEN)[:MOST_LINES]
-    return "\n".join([*lines, f"{letter}={cells.length(row)}"])
+    return "\n".join([*textwrap.wrap(apart, TITLE_LEN)[:MOST_LINES], f"{letter}={cells.length(row)}"])
 
 
 def _reach(shapes: Sequence[Shape]) -> float:
@@ -133,10 +130,11 @@ def _draw_shape(panel: Axes, shape: Shape, arms: Sequence[Arm], reach: float, *,
 
 def _draw_row(panel: Axes, row: Row | None, place: int, reach: float) -> None:
     """A dot, its bar and its number; or in words why there is none."""
+    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
     text: dict[str, Any] = {"va": "center", "fontsize": 7.5, "transform": panel.get_yaxis_transform()}
     if row is None or (not _has_ratio(row) and not row["is_baseline"]):
         words, colour = _absence(row)
-        panel.text(0.02, place, words, color=colour, ha="left", **text)
+        panel.text(0.02, place, words, color=colour, ha="left", bbox=behind, zorder=5, **text)
         return
     if row["is_baseline"]:
         panel.text(0.98, place, "baseline", color="#555555", ha="right", **text)
@@ -152,7 +150,6 @@ def _draw_row(panel: Axes, row: Row | None, place: int, reach: float) -> None:
     panel.plot([at], [place], marker=marker, ms=6, mfc=face, mec=colour, mew=1.2, zorder=4, clip_on=False)
     number = f"{significant(ratio, 3)}{'?' * is_open}"
     x, side = (0.98, "right") if ratio < 1 else (0.02, "left")  # where the dot is not
-    behind = {"facecolor": "white", "edgecolor": "none", "pad": 0.6}
     panel.text(x, place, number, color=colour, ha=side, bbox=behind, zorder=5, **text)
 
 

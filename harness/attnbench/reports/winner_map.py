@@ -1,6 +1,7 @@
 """Who wins where: a map with a row for each kind of workload and a column for each length."""
 
 import textwrap
+from collections import Counter
 from collections.abc import Sequence
 
 from matplotlib.axes import Axes
@@ -9,13 +10,12 @@ from matplotlib.patches import Rectangle
 
 from attnbench.analysis.comparisons import Winner, doubts, winners
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import varying
 from attnbench.reports import Picture, cells, grouped, style
 from attnbench.units import plain, significant
 
 FEWEST = 2
 """Of one workload a sentence says more."""
-MOST_ROWS, MOST_COLUMNS = 16, 10
+MOST_ROWS, MOST_COLUMNS = 16, 6
 PALE = 0.3
 """How much of an implementation's colour a cell has: its text stays readable."""
 TITLE_LEN = 44
@@ -30,12 +30,11 @@ def draw(results: Results) -> list[Picture]:
     found = winners(results)
     if len(found) < FEWEST:
         return []
-    table = cells.shown(results)
-    axes = varying(table)
-    titles = {workload: cells.apart(own, axes) or "all" for workload, own in table.groupby("workload", sort=False)}
-    kinds = grouped(found, lambda each: titles[each.workload.id])
-    lengths = list(dict.fromkeys(_length(each) for each in sorted(found, key=_size)))
-    shown, columns = list(kinds)[:MOST_ROWS], lengths[:MOST_COLUMNS]
+    titles, every = cells.kinds(results, {each.workload.id for each in found})
+    kinds = grouped(found, lambda each: titles[each.workload.id] or "all")
+    lengths = Counter(_length(each) for each in sorted(found, key=_size))
+    usual = [length for length, _ in lengths.most_common(MOST_COLUMNS)]
+    shown, columns = list(kinds)[:MOST_ROWS], [length for length in lengths if length in usual]
     cut = len(kinds) > len(shown) or len(lengths) > len(columns)
 
     def fill(panel: Axes, _: int) -> None:
@@ -56,9 +55,9 @@ def draw(results: Results) -> list[Picture]:
     doubt = "Doubtful, the session was disturbed: see the summary. " if doubts(results) else ""
     more = " More rows and columns are in the tables." if cut else ""
     note = f"{doubt}A factor is by how much the next one is slower. Hatched: no clear winner among those named.{more}"
-    size = (4.6 + 1.7 * len(columns), 1.2 + 0.55 * len(shown))
+    size = (3.9 + 1.45 * len(columns), 1.2 + 0.45 * len(shown))
     title = "Who is the fastest where"
-    return [style.sheet([0], fill, size, title=title, subtitle=cells.shared(table), note=note)]
+    return [style.sheet([0], fill, size, title=title, subtitle=every, note=note)]
 
 
 def _length(each: Winner) -> str:

@@ -1,0 +1,222 @@
+"""Measure the findings of docs/findings.md again, and write the page and its pictures.
+
+Command: `python docs/findings.py [NAME ...]`, all in about ten minutes on two cores; or these alone. With `page` as
+argument, the page and its pictures are written from the numbers that are kept in results/gallery/findings. Two findings
+need packages: `pip install monai==1.6.1 transformers==5.23.0`.
+
+A finding is kept only where its `least` is reached: what does not hold on a machine is said and not written.
+"""
+
+import json
+import os
+import shlex
+import subprocess
+import sys
+import tempfile
+import textwrap
+import time
+from collections.abc import Mapping
+from datetime import UTC, datetime
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.ticker import LogLocator
+
+from attnbench.analysis.results import read
+from attnbench.analysis.table import table
+from attnbench.devices import environment
+from attnbench.reports import style
+from attnbench.units import show, significant
+
+ROOT = Path(__file__).parent.parent
+PAGE = ROOT / "docs" / "findings.md"
+GALLERY = ROOT / "results" / "gallery" / "findings"
+KEPT = GALLERY / "findings.json"
+SOURCE = ROOT / "docs" / "findings.toml"
+TITLE_LEN = 84
+TIME, ERROR = "latency_s", "error_ratio"
+AXES = {
+    TIME: ("time per call", "s"),
+    ERROR: ("error / tolerance: beyond 1 it is wrong", ""),
+}
+
+
+BEGINNING = """{} things about attention in PyTorch that this tool measured, each with its picture, its cause and the
+command that measures it on your machine. Times are medians with 95 % intervals, and differ from machine to machine
+([why](different.md)). `python docs/findings.py` measures all again, and writes nothing that no longer holds."""
+
+
+class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A row of a finding's picture: a cell of a run, by the implementation and the axes that tell it apart."""
+
+    run: str
+    implementation: str
+    axes: dict[str, str | int] = {}
+
+
+class Fact(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The quotient of two points, by their labels; below `least` the finding does not hold."""
+
+    over: str
+    under: str
+    least: float = 0.0
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """What was found, and the command lines by name that show it: one that begins with `attnbench check` has errors."""
+
+    title: str
+    cause: str
+    runs: dict[str, str]
+    what: str
+    points: dict[str, Point]
+    facts: dict[str, Fact]
+    needs: str = ""
+
+
+FINDINGS = msgspec.toml.decode(SOURCE.read_bytes(), type=dict[str, Finding])
+"""In the order of the page."""
+
+
+def measure(finding: Finding) -> dict[str, Any]:
+    """Run its commands and take its numbers: for each point the value, and the ends of its interval where it has one.
+
+    Raises:
+        LookupError: a point has no number, or the finding does not hold here.
+    """
+    found, start = {}, time.monotonic()
+    for name, command in finding.runs.items():
+        found[name] = _cells(command)
+    took_s = time.monotonic() - start
+    points = {label: _point(found[point.run], point, finding.what) for label, point in finding.points.items()}
+    facts = {name: points[fact.over]["value"] / points[fact.under]["value"] for name, fact in finding.facts.items()}
+    below = [f"{name} is {facts[name]:.3g}" for name, fact in finding.facts.items() if facts[name] < fact.least]
+    if below:
+        raise LookupError(f"does not hold here: {', '.join(below)}")
+    return {"points": points, "facts": facts, "took_s": round(took_s), "made": _made(finding)}
+
+
+def _cells(command: str) -> pd.DataFrame:
+    """What a command line measured: the table of its run, or the cells of a check."""
+    with tempfile.TemporaryDirectory(prefix="attnbench-finding-") as folder:
+        words = shlex.split(command)[1:]
+        is_check = words[0] == "check"
+        words += ["--json"] if is_check else ["--results", folder, "--quiet"]
+        asked = [sys.executable, "-m", "attnbench", *words]
+        environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "harness"), str(ROOT)])}
+        done = subprocess.run(asked, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 - ours
+        runs = list(Path(folder).glob("runs/*"))
+        if done.returncode not in {0, 1} or not (is_check or runs):
+            raise LookupError(f"{command} ends with {done.returncode}")
+        return pd.DataFrame(json.loads(done.stdout)["cells"]) if is_check else table(read(runs[0]))
+
+
+def _point(cells: pd.DataFrame, point: Point, what: str) -> dict[str, float]:
+    own = cells[cells["implementation"] == point.implementation]
+    for axis, value in point.axes.items():
+        own = own[own[axis] == value]
+    if len(own) != 1 or pd.isna(own[what].iloc[0]):
+        told = f"{point.implementation} {dict(point.axes)}: {own[['status', 'message']].to_dict('records')}"
+        raise LookupError(f"no {what} of {told}")
+    row = own.iloc[0]
+    found = {"value": float(row[what])}
+    if what == TIME:
+        found |= {"low": float(row["latency_low_s"]), "high": float(row["latency_high_s"])}
+    return {name: float(f"{value:.4g}") for name, value in found.items()}
+
+
+def _made(finding: Finding) -> str:
+    """Where and when: what a reader needs to know before comparing."""
+    here = environment.collect()
+    packages = [each.partition("==")[0] for each in finding.needs.split()]
+    versions = ", ".join(f"{name} {metadata.version(name)}" for name in ("torch", *packages))
+    return f"{versions}, {here.cpu}, {here.num_physical_cores} cores, {datetime.now(UTC):%Y-%m-%d}"
+
+
+def draw(name: str, kept: Mapping[str, Any]) -> None:
+    """A dot for each point, with its interval and its number, the points of the page's order from the top."""
+    finding, points = FINDINGS[name], kept["points"]
+    label, unit = AXES[finding.what]
+    warned = {fact.over for fact in finding.facts.values() if fact.least}
+
+    def fill(panel: Axes, _: int) -> None:
+        panel.set_xscale("log")
+        for place, (text, point) in enumerate(points.items()):
+            value, low, high = (point.get(end, point["value"]) for end in ("value", "low", "high"))
+            is_bad = finding.what == ERROR and value > 1
+            colour = "#D55E00" if is_bad or text in warned else "#0072B2"
+            panel.plot([low, high], [place, place], color=colour, linewidth=2)
+            panel.plot([value], [place], marker="o", ms=7, color=colour)
+            number = show(value, unit) if unit else significant(value, 2)
+            panel.annotate(number, (high, place), (8, 0), textcoords="offset points", va="center", fontsize=9)
+        if finding.what == ERROR:
+            panel.axvline(1.0, color=style.INK, linewidth=1.0)
+        panel.set_yticks(range(len(points)), list(points))
+        panel.set_ylim(len(points) - 0.5, -0.5)
+        low, high = panel.get_xlim()
+        panel.set_xlim(low, high * (high / low) ** 0.16)
+        if unit:
+            style.log_ticks(panel.xaxis, unit)
+        else:
+            style.ticks(panel.xaxis, LogLocator(numticks=7), lambda value: significant(value, 1))
+        panel.set_xlabel(f"{label} (logarithmic)")
+        panel.tick_params(axis="y", length=0)
+        panel.grid(visible=False, axis="y")
+
+    title = "\n".join(textwrap.wrap(said(finding.title, kept), TITLE_LEN))
+    picture = style.sheet([0], fill, (8.2, 1.1 + 0.36 * len(points)), title=title)
+    picture.save(GALLERY / f"{name}.png")
+
+
+def said(text: str, kept: Mapping[str, Any]) -> str:
+    """A text with its facts in it."""
+    return text.format_map({name: significant(value, 2) for name, value in kept["facts"].items()})
+
+
+def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
+    """The page, from the numbers that are kept."""
+    lines = ["# Findings", "", BEGINNING.format(len(kept)), ""]
+    for number, (name, found) in enumerate(kept.items(), 1):
+        finding = FINDINGS[name]
+        language, prompt = ("console", "$ ") if finding.needs else ("bash", "")
+        commands = [f"{prompt}{command}" for command in finding.runs.values()]
+        if finding.needs:
+            commands.insert(0, f"$ python -m pip install {finding.needs}")
+        title = said(finding.title, found)
+        lines += [f"## {number}. {title}", "", f"![{title}](../results/gallery/findings/{name}.png)", ""]
+        lines += [said(finding.cause.strip(), found), "", f"```{language}", *commands, "```", ""]
+        lines += [f"It took {found['took_s']} s with {found['made']}.", ""]
+    return "\n".join(lines)
+
+
+def _keep(kept: Mapping[str, Any]) -> None:
+    text = json.dumps({name: kept[name] for name in FINDINGS if name in kept}, indent=1)
+    KEPT.write_text(f"{text}\n", encoding="utf-8")
+
+
+def main(names: list[str]) -> int:
+    """Measure these, or all, and write the page; 1 if one does not hold."""
+    GALLERY.mkdir(parents=True, exist_ok=True)
+    kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
+    failed = 0
+    for name in [] if names == ["page"] else names or FINDINGS:
+        print(f"{name}: {' && '.join(FINDINGS[name].runs.values())}", file=sys.stderr, flush=True)  # noqa: T201 - progress
+        try:
+            kept[name] = measure(FINDINGS[name])
+            _keep(kept)
+        except LookupError as why:
+            print(f"{name}: {why}", file=sys.stderr, flush=True)  # noqa: T201 - likewise
+            failed = 1
+    kept = {name: kept[name] for name in FINDINGS if name in kept}
+    for name, found in kept.items():
+        draw(name, found)
+    PAGE.write_text(page(kept), encoding="utf-8")
+    return failed
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
