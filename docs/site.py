@@ -23,6 +23,8 @@ ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "build" / "pages"
 SINGLE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
 SHOWN = {".md", ".png", ".svg", ".js"}
+BADGE = re.compile(r"^\[?!\[[^\]]*\]\((?:\.\./\.\./|https:)[^\n]*\n", re.MULTILINE)
+"""Badges come from elsewhere: the site does without."""
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")
 WIDTH = 100
 
@@ -51,7 +53,7 @@ def _copy(path: Path, to: Path) -> None:
     if path.suffix != ".md":
         shutil.copyfile(path, to)
         return
-    text = path.read_text(encoding="utf-8")
+    text = BADGE.sub("", path.read_text(encoding="utf-8"))
     to.write_text(LINK.sub(lambda found: _link(found, path), text), encoding="utf-8")
 
 

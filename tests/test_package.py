@@ -60,7 +60,8 @@ LINKED = """# name
 ABSOLUTE = """# name
 [![ci](https://h.example/o/n/actions/workflows/ci.yml/badge.svg)](https://h.example/o/n/actions/workflows/ci.yml) \
 [![MIT](https://a.example/b)](https://h.example/o/n/blob/v1/LICENSE)
-![picture](https://raw.githubusercontent.com/o/n/v1/results/a.png) [docs](https://h.example/o/n/blob/v1/docs/a.md#part) \
+![picture](https://raw.githubusercontent.com/o/n/v1/results/a.png) \
+[docs](https://h.example/o/n/blob/v1/docs/a.md#part) \
 [web](https://b.example) [here](#there) `[code](https://h.example/o/n/blob/v1/x.md)`?
 """
 

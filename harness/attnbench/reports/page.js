@@ -138,12 +138,12 @@ function spec(rows, ink, soft) {
     : state.view === "lines"
       ? { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => data.colours[name]) } }
       : { field: "verdict", type: "nominal", title: null, scale: verdicts, legend: { orient: "top" } };
-  const config = { background: null, font: "system-ui, sans-serif", view: { stroke: null }, axis: { labelColor: ink, titleColor: ink, gridColor: soft, gridOpacity: 0.25, domainColor: soft, tickColor: soft, labelLimit: 170 }, header: { labelColor: ink, title: null, labelLimit: 330 }, legend: { labelColor: ink, titleColor: ink } };
+  const config = { background: null, font: "system-ui, sans-serif", view: { stroke: null }, axis: { labelColor: ink, titleColor: ink, gridColor: soft, gridOpacity: 0.25, domainColor: soft, tickColor: soft, labelLimit: 170 }, header: { labelColor: ink, title: null, labelLimit: 330 }, legend: { labelColor: ink, titleColor: ink, labelLimit: 150 } };
   const width = Math.max(160, $("chart").clientWidth - 40);
   const x = { field: "value", type: "quantitative", scale, title: metric.title, axis: { format: "~s", tickCount: 5 } };
   if (state.view === "lines") {
     const y = { ...x };
-    return { config, width: width - 180, height: 380, data: { values: points }, layer: [
+    return { config, width: width - 230, height: 380, data: { values: points }, layer: [
       { params: [{ name: "zoom", select: "interval", bind: "scales" }], mark: { type: "line", opacity: 0.7 },
         encoding: { x: { field: "length", type: "quantitative", scale: { type: "log", base: 2 }, title: "length" }, y, color, detail: [{ field: "group" }, { field: "run" }] } },
       { mark: { type: "point", filled: true, size: 55 }, encoding: { x: { field: "length", type: "quantitative" }, y, color, tooltip } },

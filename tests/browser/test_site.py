@@ -1,0 +1,62 @@
+"""The documentation site, opened from a folder without a network: its search, a phone, and no request elsewhere."""
+
+import importlib.util
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.browser.chromium import Browser, find
+
+pytestmark = pytest.mark.browser
+ROOT = Path(__file__).parents[2]
+PHONE = 390
+FIELD = "document.querySelector('[data-md-component=search-query]')"
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    if importlib.util.find_spec("material") is None:
+        pytest.skip("no mkdocs-material here: `nox -s browser` installs it")
+    folder = tmp_path_factory.mktemp("site")
+    environment = os.environ | {"NO_MKDOCS_2_WARNING": "1", "PYTHONPATH": str(ROOT / "harness")}
+    for command in (["docs/site.py"], ["-m", "mkdocs", "build", "--quiet", "--site-dir", str(folder)]):
+        subprocess.run([sys.executable, *command], cwd=ROOT, env=environment, check=True)
+    return folder
+
+
+@pytest.fixture
+def page(site, tmp_path):
+    program = find()
+    if program is None:
+        pytest.skip("no Chromium here: install one (apt install chromium), or name it in ATTNBENCH_CHROMIUM")
+    with Browser(program, tmp_path) as browser:
+        yield browser
+        assert browser.problems == []
+        assert [each for each in browser.requests if not each.startswith(("file:", "data:", "about:", "blob:"))] == []
+
+
+def load(page, file):
+    page.open(f"file://{file}")
+    page.wait("document.readyState === 'complete' && document.querySelector('.md-content')")
+
+
+def test_search_finds_a_page_without_a_server(page, site):
+    load(page, site / "index.html")
+    page.run(f"{FIELD}.focus()")
+    page.ask("Input.insertText", text="interferenc")
+    page.ask("Input.dispatchKeyEvent", type="keyDown", key="e", text="e")
+    page.ask("Input.dispatchKeyEvent", type="keyUp", key="e")
+    found = page.wait("[...document.querySelectorAll('.md-search-result__item h1')].map((each) => each.textContent)[0]")
+    assert found
+
+
+@pytest.mark.parametrize("name", ["index.html", "docs/findings.html", "docs/guide.html", "reference/commands.html"])
+def test_it_fits_a_phone(page, site, name):
+    size = {"width": PHONE, "height": 844, "deviceScaleFactor": 1, "mobile": True}
+    page.ask("Emulation.setDeviceMetricsOverride", **size)
+    load(page, site / name)
+    assert page.run("document.documentElement.scrollWidth") <= PHONE
+    assert page.run("[...document.images].every((each) => each.complete && each.naturalWidth > 0)")
