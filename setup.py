@@ -32,7 +32,7 @@ def description(text: str, server: str, repository: str, revision: str) -> str:
 
 
 def addresses(server: str, repository: str) -> dict[str, str]:
-    """What an index shows beside the description."""
+    """What an index shows with the description."""
     home = f"{server}/{repository}"
     changes = f"{home}/blob/HEAD/CHANGELOG.md"
     return {"Repository": home, "Issues": f"{home}/issues", "Changelog": changes, "Documentation": f"{home}#readme"}

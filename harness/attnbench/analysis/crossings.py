@@ -33,7 +33,7 @@ class Crossing:
 
 
 def crossings(results: Results, group: Callable[[Workload], str]) -> list[Crossing]:
-    """All crossings of a run, in the order of its workloads; `group` tells those apart that differ by more than length.
+    """All crossings of a run, in the order of its workloads; `group` is equal where only lengths differ.
 
     What is undecided or equivalent between two decided lengths belongs to the way from the one to the other.
     """
