@@ -51,7 +51,7 @@ command that measures it on your machine. Times are medians with 95 % intervals,
 
 
 class Point(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A row of a finding's picture: a cell of a run, by the implementation and the axes that tell it apart."""
+    """A row of a finding's picture: a cell of a run, by the implementation and the axes that set it apart."""
 
     run: str
     implementation: str
