@@ -3,6 +3,7 @@
 Titles are derived from the axes of workloads, so that a new axis is shown, too.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -109,6 +110,10 @@ def absent(results: Results) -> dict[str, str]:
     return {str(name): str(reasons[name]) for name in is_absent.index[is_absent]}
 
 
+PART = re.compile(r", | (?=\w+=)")
+"""Between two axes of a title: only a space before sizes."""
+
+
 @lru_cache(maxsize=1)
 def shown(results: Results) -> "pd.DataFrame":
     """The cells of tables and pictures with their titles: all but those of implementations that this run lacks.
@@ -152,7 +157,7 @@ def titles(results: Results) -> dict[str, str]:
 
 def kinds(results: Results, workloads: Collection[str]) -> tuple[dict[str, str], str]:
     """By id, what sets each of these workloads apart but its length; and what all of them have in common."""
-    parts = {workload: text.split(", ") for workload, text in titles(results).items() if workload in workloads}
+    parts = {workload: PART.split(text) for workload, text in titles(results).items() if workload in workloads}
     every = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
     apart = {workload: ", ".join(part for part in own if part not in every) for workload, own in parts.items()}
     return apart, ", ".join(every)
