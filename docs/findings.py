@@ -9,6 +9,7 @@ A finding is kept only where its `least` is reached: what does not hold on a mac
 
 import json
 import os
+import runpy
 import shlex
 import subprocess
 import sys
@@ -214,6 +215,7 @@ def main(names: list[str]) -> int:
     kept = {name: kept[name] for name in FINDINGS if name in kept}
     for name, found in kept.items():
         draw(name, found)
+    runpy.run_path(str(ROOT / "docs" / "figures.py"))["reduce"](GALLERY)
     PAGE.write_text(page(kept), encoding="utf-8")
     return failed
 

@@ -45,7 +45,7 @@ def test_lines_are_broken_between_words(results: Results, monkeypatch: pytest.Mo
     assert max(map(len, lines)) <= 80
     text = " ".join(lines)
     for reported in (
-        "Intervals, every metric and errors are in summary.md.",
+        "More is in summary.md.",
         "blocks discarded because of interference",
     ):
         assert " ".join(reported.split()) in " ".join(text.split())
