@@ -44,16 +44,20 @@ SET_UP = re.compile(r"(python[\d.]* -m (pip|venv)|pip|nox|git clone|cd|pre-commi
 FENCE = re.compile(r"^```(\w*)[^\n]*\n(.*?)^```\s*$", re.MULTILINE | re.DOTALL)
 TIMEOUT_S = 240
 
-SMALL = """
-import runpy, sys
+SMALL = r"""
+import re, runpy, sys
 arguments = sys.argv[1:]
 if arguments and arguments[0] == "growth" and "--help" not in arguments:
     arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1", "--no-try"]
 if "--sweep" in arguments and "--help" not in arguments:  # what is set below stands alone
     del arguments[(place := arguments.index("--sweep")) : place + 2]
 if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--help" not in arguments:
+    shorter = lambda found: f"padding({','.join(str(int(each) // 64) for each in found[1].split(','))})"
+    arguments = [re.sub(r"(?<=[=,])padding\(([\d,]+)\)", shorter, argument) for argument in arguments]
     given = " ".join(arguments)
-    fitting = given.replace("symmetric_window(", "").replace("sliding_window(", "")
+    if arguments[0] == "run" and ("flex" in given or "+compile" in given):  # a compilation takes half a minute
+        arguments.append("--dry-run")
+    fitting = given.replace("symmetric_window(", "").replace("sliding_window(", "").replace("padding(16,", "")
     if "(" not in fitting:  # lengths in a mask must fit the others
         arguments += ["--set", "seq_len=16"]
     if arguments[0] == "check":  # few points: each that disagrees is diagnosed, which takes a second
