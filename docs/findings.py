@@ -109,7 +109,7 @@ def _cells(command: str) -> pd.DataFrame:
         words += ["--json"] if is_check else ["--results", folder, "--quiet"]
         asked = [sys.executable, "-m", "attnbench", *words]
         environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "harness"), str(ROOT)])}
-        done = subprocess.run(asked, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=False)  # noqa: S603 - ours
+        done = subprocess.run(asked, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=False)
         runs = list(Path(folder).glob("runs/*"))
         if done.returncode not in {0, 1} or not (is_check or runs):
             raise LookupError(f"{command} ends with {done.returncode}")
@@ -205,12 +205,12 @@ def main(names: list[str]) -> int:
     kept = json.loads(KEPT.read_text(encoding="utf-8")) if KEPT.exists() else {}
     failed = 0
     for name in [] if names == ["page"] else names or FINDINGS:
-        print(f"{name}: {' && '.join(FINDINGS[name].runs.values())}", file=sys.stderr, flush=True)  # noqa: T201 - progress
+        print(f"{name}: {' && '.join(FINDINGS[name].runs.values())}", file=sys.stderr, flush=True)
         try:
             kept[name] = measure(FINDINGS[name])
             _keep(kept)
         except LookupError as why:
-            print(f"{name}: {why}", file=sys.stderr, flush=True)  # noqa: T201 - likewise
+            print(f"{name}: {why}", file=sys.stderr, flush=True)
             failed = 1
     kept = {name: kept[name] for name in FINDINGS if name in kept}
     for name, found in kept.items():

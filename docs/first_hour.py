@@ -124,7 +124,7 @@ def answered(question: Question, folder: Path, *, with_time: bool = True) -> str
 def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
     environment = os.environ | {"COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT / "harness")}
     program = f'attnbench() {{ {shlex.quote(sys.executable)} -m attnbench "$@"; }}; {command}'
-    return subprocess.run(  # noqa: S603 - the commands above
+    return subprocess.run(
         ["/bin/bash", "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=False
     )
 
@@ -167,7 +167,7 @@ def main(numbers: list[int]) -> None:
             (folder / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
         for number in numbers or range(1, len(QUESTIONS) + 1):
             question = QUESTIONS[number - 1]
-            print(f"{number}: {question.text}", file=sys.stderr, flush=True)  # noqa: T201 - progress
+            print(f"{number}: {question.text}", file=sys.stderr, flush=True)
             text = page(PAGE.read_text(encoding="utf-8"), {number: answered(question, folder), 0: machine()})
             PAGE.write_text(text, encoding="utf-8")
 

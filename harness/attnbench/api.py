@@ -51,7 +51,7 @@ GIVEN = cloudpickle.loads(base64.b85decode({!r}))
 '''
 
 
-class Verdict(str):
+class ExplainedVerdict(str):
     """A verdict in a word, and in three lines what it rests on: an assertion about it that fails prints them."""
 
     __slots__ = ("evidence",)
@@ -71,7 +71,7 @@ class Outcome:
         return self.results.folder
 
     @property
-    def verdict(self) -> Verdict:
+    def verdict(self) -> ExplainedVerdict:
         """The verdict on the only implementation that was checked, or compared with the baseline.
 
         After a check `right`, `WRONG` or `not judged`; after a comparison `faster`, `slower`, `equivalent` or
@@ -82,7 +82,7 @@ class Outcome:
         """
         if len(self.verdicts) != 1:
             raise ValueError(f"there are {len(self.verdicts)} verdicts, on {', '.join(self.verdicts)}: see `verdicts`")
-        verdict = Verdict(next(iter(self.verdicts.values())))
+        verdict = ExplainedVerdict(next(iter(self.verdicts.values())))
         verdict.evidence = self.evidence
         return verdict
 

@@ -67,10 +67,10 @@ def page(browser, files):
     media(browser, "light")
     load(browser, files / "single.html")
     yield browser
-    calm(browser)
+    require_no_trouble(browser)
 
 
-def calm(browser):
+def require_no_trouble(browser):
     """No script failed, nothing was written to the console, and nothing was asked of another machine."""
     assert browser.problems == []
     outside = [each for each in browser.requests if not each.startswith(("file:", "data:", "about:", "blob:"))]
@@ -284,7 +284,7 @@ def test_ten_thousand_cells_can_be_explored(browser, tmp_path):
         taken[name] = browser.run(f"(async () => {{ {script} }})()")
         assert browser.run("document.querySelectorAll('#table tbody tr').length") <= 100
         assert browser.run("document.querySelectorAll('#chart *').length") <= 12_000
-    calm(browser)
+    require_no_trouble(browser)
     if folder := os.environ.get("ATTNBENCH_PICTURES"):
         folder = Path(folder).parent / "report"
         rows = [f"| {name} | {seconds:.2f} s |" for name, seconds in taken.items()]

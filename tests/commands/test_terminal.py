@@ -125,7 +125,7 @@ def test_text_from_outside_has_no_effect(results: Results, monkeypatch: pytest.M
 
 
 def test_quiet_leaves_warnings_and_the_answer(results: Results, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(terminal.VOICE, "is_quiet", True)
+    monkeypatch.setattr(terminal.VERBOSITY, "is_quiet", True)
     lines = printed(results, monkeypatch, width=400)
     answer = story.answer(results)
     assert lines[-len(answer) :] == answer

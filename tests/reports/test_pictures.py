@@ -1,13 +1,18 @@
 """Pictures: whole, the same for every name everywhere, and with a word on what they do not show."""
 
 import math
-from itertools import pairwise
+from itertools import combinations, pairwise
 from pathlib import Path
 from xml.etree import ElementTree as ET
 
 import pandas as pd
 import pytest
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.text import Text
+from matplotlib.transforms import Bbox
 
+from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.crossings import crossings
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import panels as panels_of
@@ -122,6 +127,17 @@ def test_nobody_crosses_where_the_order_stays_or_is_undecided(tmp_path: Path) ->
     assert crossings(few, lambda _: "") == []
 
 
+def test_lengths_of_another_shape_are_no_part_of_a_crossing(tmp_path: Path) -> None:
+    square = journals.workloads(seq_len=(128, 2048))
+    few_queries = journals.workloads(seq_len=(16,), kv_len=(1024, 4096))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(journals.SPEEDS, "fused", CROSSING["fused"])
+        found = journals.write(tmp_path, (*few_queries, *square), ("sdpa", "fused"))
+    (only,) = crossings(found, lambda _: "")
+    assert (only.workload.seq_len, only.before, only.after) == (2048, 128, 2048)
+    assert len(comparisons(found)) == 4
+
+
 def test_the_breakdown_names_each_panel_and_what_has_no_bar(pictures: dict[str, list[Picture]]) -> None:
     (picture,) = pictures["breakdown_plot"]
     assert "page faults (hatched) are an estimate" in picture.caption
@@ -226,3 +242,57 @@ def test_of_many_workloads_the_longest_of_each_group_has_its_bars_before_any_oth
     assert chosen(1, 3) == {"00", "10", "11", "12"}
     assert chosen(9, 9) == {"08", "18", "00", "10", "07", "17"}
     assert chosen(*[2] * 12) == {f"{group}1" for group in range(0, 12, 2)}
+
+
+MANY = journals.workloads(
+    scope=("attention", "module"), mask=("none", "causal"), dtype=("float32", "bfloat16"), seq_len=(128, 512, 2048)
+)
+
+
+def seen_texts(figure: Figure) -> list[tuple[str, Bbox]]:
+    """Each text of a figure that is drawn, and its place; a label of a tick beyond the axes is not."""
+    canvas = FigureCanvasAgg(figure)
+    canvas.draw()
+    ticks = [
+        (axis, tick) for axes in figure.axes for axis in (axes.xaxis, axes.yaxis) for tick in axis.get_major_ticks()
+    ]
+    beyond = {
+        id(label)
+        for axis, tick in ticks
+        if not min(axis.get_view_interval()) <= tick.get_loc() <= max(axis.get_view_interval())
+        for label in (tick.label1, tick.label2)
+    }
+    texts = [each for each in figure.findobj(Text) if each.get_visible() and each.get_text().strip()]
+    return [
+        (each.get_text(), each.get_window_extent(canvas.get_renderer())) for each in texts if id(each) not in beyond
+    ]
+
+
+def overlaps(texts: list[tuple[str, Bbox]]) -> list[tuple[str, str]]:
+    return [
+        (one, other)
+        for (one, a), (other, b) in combinations(texts, 2)
+        if min(a.x1, b.x1) - max(a.x0, b.x0) > 1 and min(a.y1, b.y1) - max(a.y0, b.y0) > 1
+    ]
+
+
+@pytest.mark.long
+def test_no_text_lies_on_another_with_sixteen_implementations_and_a_dozen_panels(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for number in range(16 - len(journals.SPEEDS)):
+        speed = ((1.4 + 0.2 * number) * 1e-3, 1.5 + 0.1 * number, float(number % 2))
+        monkeypatch.setitem(journals.SPEEDS, f"implementation_{number}", speed)
+    found = journals.write(tmp_path, MANY, tuple(journals.SPEEDS), num_epochs=1)
+    figures: list[Figure] = []
+    real = style.picture
+    monkeypatch.setattr(style, "picture", lambda figure, *texts: figures.append(figure) or real(figure, *texts))
+    for name, report in DRAWN.items():
+        figures.clear()
+        assert report.draw is not None
+        report.draw(found)
+        for figure in figures:
+            assert overlaps(seen_texts(figure)) == [], name
+    figure.text(0.5, 0.5, "planted")
+    figure.text(0.5, 0.5, "likewise")
+    assert ("planted", "likewise") in overlaps(seen_texts(figure))

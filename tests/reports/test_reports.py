@@ -331,6 +331,27 @@ def test_of_two_the_answer_begins_with_the_length_from_which_one_is_faster(lengt
     assert (" on: " in said or " every length: " in said) == (lead.count(":") > 0)
 
 
+def test_where_nobody_wins_the_answer_says_by_how_much_those_ahead_lead(tmp_path, monkeypatch):
+    points = journals.workloads(seq_len=(512,))
+    found = journals.write(tmp_path / "in", points, ("sdpa", "sdpa_flash", "einsum", "chunked"))
+    (line,) = story.answer(found)
+    lead = re.fullmatch(
+        r"no clear winner among [a-z_, ]+ \(the next, einsum takes (.+) times as long as sdpa\) at T=512\.", line
+    )
+    assert lead is not None, line
+    assert float(lead[1].split()[0]) == pytest.approx(2.62 / 1.3, rel=0.05)
+    for name in ("bmm", "fused"):
+        monkeypatch.setitem(journals.SPEEDS, name, (0.65e-3, 1.8, 2.0))
+    found = journals.write(tmp_path / "out", points, ("sdpa", "bmm", "fused", "chunked"))
+    (line,) = story.answer(found)
+    lead = re.fullmatch(
+        r"no clear winner among (bmm, fused|fused, bmm) \((bmm|fused) takes (.+) times as long as sdpa\) at T=512\.",
+        line,
+    )
+    assert lead is not None, line
+    assert float(lead[3].split()[0]) == pytest.approx(0.5, rel=0.05)
+
+
 def test_among_many_the_answer_names_no_such_length(tmp_path):
     points = journals.workloads(seq_len=(128, 512, 2048))
     (said,) = story.answer(journals.write(tmp_path / "run", points, ("sdpa", "fused", "bmm")))

@@ -35,20 +35,25 @@ class Crossing:
 def crossings(results: Results, group: Callable[[Workload], str]) -> list[Crossing]:
     """All crossings of a run, in the order of its workloads; `group` is equal where only lengths differ.
 
+    Workloads with as many queries as keys are compared with one another, and others with those of as many queries.
     What is undecided or equivalent between two decided lengths belongs to the way from the one to the other.
     """
     found = []
-    order = {workload: number for number, workload in enumerate(dict.fromkeys(map(group, results.plan.workloads)))}
+
+    def shape(workload: Workload) -> tuple[str, int]:
+        return group(workload), 0 if workload.seq_len == workload.kv_len else workload.seq_len
+
+    order = {each: number for number, each in enumerate(dict.fromkeys(map(shape, results.plan.workloads)))}
 
     def place(each: Comparison) -> tuple[int, str]:
-        return order[group(each.workload)], each.implementation
+        return order[shape(each.workload)], each.implementation
 
     by_place = sorted(comparisons(results), key=lambda each: (*place(each), _length(each)))
     for _, own in groupby(by_place, key=place):
         members = [each for each in own if each.ratio > 0]
         decided = [number for number, each in enumerate(members) if each.verdict in DECIDED]
         for first, last in pairwise(decided):
-            if members[first].verdict is not members[last].verdict and _length(members[first]) < _length(members[last]):
+            if members[first].verdict is not members[last].verdict:
                 found.append(_crossing(members[first : last + 1]))
     return found
 

@@ -23,14 +23,14 @@ class Command:
 
 
 @dataclass(kw_only=True)
-class Voice:
+class Verbosity:
     """How much a command says beyond its answer: quiet leaves out progress, tables and notes, verbose shows steps."""
 
     is_quiet: bool = False
     is_verbose: bool = False
 
 
-VOICE = Voice()
+VERBOSITY = Verbosity()
 """Of this process: --quiet and --verbose set it."""
 
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal, get_type_hints
 
 import typer
 
-from attnbench.commands import VOICE
+from attnbench.commands import VERBOSITY
 from attnbench.storage.records import FALSE_SHARE
 
 if TYPE_CHECKING:
@@ -236,13 +236,13 @@ def flattened(function: Callable[..., None]) -> Callable[..., None]:
             default = getattr(parameter.default, field)
             parameters.append(parameter.replace(name=field, annotation=kind, default=default))
 
-    loud = {"is_quiet": Quiet, "is_verbose": Verbose}
+    shared = {"is_quiet": Quiet, "is_verbose": Verbose}
     last = inspect.Parameter.KEYWORD_ONLY
-    parameters += [inspect.Parameter(name, last, annotation=kind, default=False) for name, kind in loud.items()]
+    parameters += [inspect.Parameter(name, last, annotation=kind, default=False) for name, kind in shared.items()]
 
     @functools.wraps(function)
     def call(**given: Any) -> None:  # noqa: ANN401 - whatever the options are
-        VOICE.is_quiet, VOICE.is_verbose = (given.pop(name) for name in loud)
+        VERBOSITY.is_quiet, VERBOSITY.is_verbose = (given.pop(name) for name in shared)
         for name, group in groups.items():
             given[name] = group.annotation(**{field: given.pop(field) for field in fields[name]})
         function(**given)

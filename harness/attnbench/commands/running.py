@@ -16,7 +16,7 @@ from rich.table import Column
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.commands import VOICE, ExitCode, options
+from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.processes import execution
 from attnbench.processes.execution import Progress, Watch
 from attnbench.storage.events import Plan
@@ -91,7 +91,7 @@ def finished(folder: Path) -> Iterator[None]:
 
 def note(text: str) -> None:
     """Say something on standard error that is neither an answer nor a warning."""
-    if not VOICE.is_quiet:
+    if not VERBOSITY.is_quiet:
         typer.echo(text, err=True)
 
 
@@ -141,8 +141,8 @@ def watching(named: Collection[str] = ()) -> Iterator[Watch]:
     def print_nothing_else(progress: Progress) -> None:
         print_news(progress)
 
-    if VOICE.is_quiet or VOICE.is_verbose or not console.is_terminal:
-        yield print_nothing_else if VOICE.is_quiet else print_each if VOICE.is_verbose else print_line
+    if VERBOSITY.is_quiet or VERBOSITY.is_verbose or not console.is_terminal:
+        yield print_nothing_else if VERBOSITY.is_quiet else print_each if VERBOSITY.is_verbose else print_line
         return
     whole, rest = Column(no_wrap=True), Column(no_wrap=True, overflow="ellipsis", ratio=1)
     columns = (

@@ -16,7 +16,7 @@ from attnbench.analysis.breakdown import where
 from attnbench.analysis.comparisons import doubts, failed, untried
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
-from attnbench.commands import VOICE
+from attnbench.commands import VERBOSITY
 from attnbench.reports import cells, grouped, sides, story
 from attnbench.storage.records import Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
@@ -48,7 +48,7 @@ def print_results(results: Results) -> None:
     """A table for each group of workloads, with a row for each implementation and a column for each length."""
     console = Console()
     print_troubles(results)
-    if VOICE.is_quiet:
+    if VERBOSITY.is_quiet:
         _print_answer(results)
         return
     metrics = metric_columns(results)
@@ -63,7 +63,7 @@ def print_results(results: Results) -> None:
         console.print()
     baseline = results.plan.baseline
     say(f"Time of a call; x: ratio to {baseline}, by pairs in the same blocks. More is in summary.md.", "dim")
-    say(f"{story.decided(results)}; {story.interference(results, is_brief=not VOICE.is_verbose)}")
+    say(f"{story.decided(results)}; {story.interference(results, is_brief=not VERBOSITY.is_verbose)}")
     print_findings(results)
     say("")
     _print_answer(results)
@@ -155,7 +155,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     shown += [(spec, NOT_JUDGED, "", MISSING) for spec in not_judged]
     print_table(("implementation", "verdict", "cells", "worst error / tolerance"), shown)
     is_grouped = any(record.workload.num_kv_heads < record.workload.num_heads for record in results.records)
-    for spec in results.plan.implementations if not VOICE.is_quiet else ():
+    for spec in results.plan.implementations if not VERBOSITY.is_quiet else ():
         if given := plugins.given(spec):
             say(f"{plugins.name_of(spec)} is given {given}", "dim")
             if "num_kv_heads" not in given and is_grouped:
@@ -170,7 +170,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
     for record in results.records:
         for note in () if record.agreement is None else record.agreement.notes:
             noted.setdefault(f"{record.implementation}, {note.rule}", note.found)
-    if VOICE.is_quiet:
+    if VERBOSITY.is_quiet:
         return
     if noted:
         say("")
@@ -311,13 +311,13 @@ def summary(found: Results) -> dict[str, object]:
 def print_sides(results: Results) -> None:
     """Two sides: a table of cells, the verdict on all of them, and what went wrong."""
     print_troubles(results)
-    for title, members in sides.rows(results).items() if not VOICE.is_quiet else ():
+    for title, members in sides.rows(results).items() if not VERBOSITY.is_quiet else ():
         say(title, "bold")
         columns = ("implementation", "length", "base", "candidate", "ratio", "verdict")
         shown = [[row[name].partition(" (")[0] if name in SIDES else row[name] for name in columns] for row in members]
         print_table(columns, shown)
         say("")
-    for name, text in sides.facts(results).items() if not VOICE.is_quiet else ():
+    for name, text in sides.facts(results).items() if not VERBOSITY.is_quiet else ():
         say(f"{name}: {text}", "dim")
     assert results.plan.sides is not None
     for name, reason in results.plan.sides.lost.items():

@@ -3,7 +3,6 @@
 Titles are derived from the axes of workloads, so that a new axis is shown, too.
 """
 
-import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -110,10 +109,6 @@ def absent(results: Results) -> dict[str, str]:
     return {str(name): str(reasons[name]) for name in is_absent.index[is_absent]}
 
 
-PART = re.compile(r", | (?=\w+=)")
-"""Between two axes of a title: only a space before sizes."""
-
-
 @lru_cache(maxsize=1)
 def shown(results: Results) -> "pd.DataFrame":
     """The cells of tables and pictures with their titles: all but those of implementations that this run lacks.
@@ -155,14 +150,6 @@ def titles(results: Results) -> dict[str, str]:
     return {workload: title(each, differ) for workload, each in axes.items()}
 
 
-def kinds(results: Results, workloads: Collection[str]) -> tuple[dict[str, str], str]:
-    """By id, what sets each of these workloads apart but its length; and what all of them have in common."""
-    parts = {workload: PART.split(text) for workload, text in titles(results).items() if workload in workloads}
-    every = [part for part in next(iter(parts.values()), []) if all(part in own for own in parts.values())]
-    apart = {workload: ", ".join(part for part in own if part not in every) for workload, own in parts.items()}
-    return apart, ", ".join(every)
-
-
 def length(axes: Axes) -> str:
     """The query length, and the key length where it differs: "512" or "1 x 512"."""
     same = axes["kv_len"] == axes["seq_len"]
@@ -176,9 +163,11 @@ def shared(cells: "pd.DataFrame") -> str:
 
 
 def apart(cells: "pd.DataFrame", differ: Collection[str]) -> str:
-    """What sets one panel apart from others that differ in those axes: "causal · H=8"."""
+    """What sets one panel apart from others that differ in those axes: "causal · H=8"; usual values are not said."""
     first = rows(cells.iloc[:1])[0]
-    return " · ".join(_word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ)
+    return " · ".join(
+        _word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ and _is_shown(axis, first, differ)
+    )
 
 
 def base(plan: Plan) -> str:

@@ -8,6 +8,7 @@ from matplotlib.ticker import LogLocator
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.crossings import Crossing, crossings
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import varying
 from attnbench.reports import Picture, cells, style
 from attnbench.storage.records import Verdict
 from attnbench.units import plain
@@ -25,7 +26,10 @@ def draw(results: Results) -> list[Picture]:
     found = crossings(results, lambda workload: cells.titles(results)[workload.id])
     if not found:
         return []
-    titles, every = cells.kinds(results, {each.workload.id for each in found})
+    table = cells.shown(results)
+    table = table[table["workload"].isin([each.workload.id for each in found])]
+    axes = varying(table)
+    titles = {workload: cells.apart(own, axes) for workload, own in table.groupby("workload", sort=False)}
     shown, base = found[:MOST_ROWS], cells.base(results.plan)
 
     def fill(panel: Axes, _: int) -> None:
@@ -34,7 +38,7 @@ def draw(results: Results) -> list[Picture]:
         panel.set_ylim(len(shown) - 0.4, -0.6)
         for place, each in enumerate(shown):
             _draw_row(panel, each, place, base)
-        names = ["\n".join(textwrap.wrap(titles[each.workload.id], TITLE_LEN)) for each in shown]
+        names = ["\n".join(textwrap.wrap(_name(titles[each.workload.id], each), TITLE_LEN)) for each in shown]
         panel.set_yticks(range(len(shown)), names)
         style.ticks(panel.xaxis, LogLocator(base=2, numticks=12))
         panel.set_xlabel("length in keys")
@@ -49,7 +53,13 @@ def draw(results: Results) -> list[Picture]:
     )
     size = (9.0, 1.5 + 0.6 * len(shown))
     title = f"From which length on who is faster than {style.label(base)}, or the other way round"
-    return [style.sheet([0], fill, size, title=title, subtitle=every, note=note)]
+    return [style.sheet([0], fill, size, title=title, subtitle=cells.shared(table), note=note)]
+
+
+def _name(title: str, each: Crossing) -> str:
+    """What sets a row apart; with its query length, where that is not the key length."""
+    is_square = each.workload.seq_len == each.workload.kv_len
+    return ", ".join(filter(None, [title.replace(" · ", ", "), "" if is_square else f"T={each.workload.seq_len}"]))
 
 
 def _draw_row(panel: Axes, each: Crossing, place: int, base: str) -> None:

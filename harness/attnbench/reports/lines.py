@@ -179,9 +179,9 @@ def apart(places: Sequence[float], least: float) -> list[float]:
 
 
 def _ends(group: Sequence[float], least: float) -> tuple[float, float]:
-    """The first and the last place of a group of neighbours, inside the axes as far as they fit."""
-    half = (len(group) - 1) * least / 2
-    middle = min(max(sum(group) / len(group), half), 1.0 - half)
+    """The first and the last place of a group of neighbours, whole names inside the axes as far as they fit."""
+    half, room = (len(group) - 1) * least / 2, len(group) * least / 2
+    middle = min(max(sum(group) / len(group), room), 1.0 - room)
     return middle - half, middle + half
 
 

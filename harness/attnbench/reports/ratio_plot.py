@@ -17,7 +17,7 @@ from matplotlib.ticker import FixedLocator
 
 from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.results import Results
-from attnbench.analysis.table import Row, arm_of, rows
+from attnbench.analysis.table import Row, arm_of, rows, varying
 from attnbench.reports import Picture, cells, grouped, style
 from attnbench.storage.records import Arm, Verdict
 from attnbench.units import plain, significant
@@ -50,12 +50,15 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Pi
 
     There is none where nothing was compared.
     """
-    found = grouped(rows(cells.shown(results)), lambda row: row["workload"])
+    table = cells.shown(results)
+    found = grouped(rows(table), lambda row: row["workload"])
     drawn = [own for own in found.values() if any(map(_has_ratio, own))]
     if not drawn:
         return []
-    titles, every = cells.kinds(results, {own[0]["workload"] for own in drawn[:most]})
-    shapes = [Shape(title=_title(titles[own[0]["workload"]], own[0]), own=_by_arm(own)) for own in drawn[:most]]
+    seen = table[table["workload"].isin([own[0]["workload"] for own in drawn[:most]])]
+    axes, panels = varying(seen), dict(iter(seen.groupby("workload")))
+    titles = [_title(cells.apart(panels[own[0]["workload"]], axes), own[0]) for own in drawn[:most]]
+    shapes = [Shape(title=title, own=_by_arm(own)) for title, own in zip(titles, drawn, strict=False)]
     arms = order(shapes)
     reach = _reach(shapes)
     base = style.label(cells.base(results.plan))
@@ -73,7 +76,7 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Pi
             fill,
             (1.5 + 1.95 * num_columns, 1.25 + num_rows * (0.75 + row * len(arms))),
             title=f"Who is faster: time as a ratio to {base}, left of 1 is faster",
-            subtitle=every,
+            subtitle=cells.shared(seen),
             note=f"{doubt}{more}Dots are medians of paired ratios, bars their 95 % intervals; the number is the ratio.",
             num_columns=num_columns,
             legend={"handles": _handles(shapes), "loc": "upper right", "ncols": 5, "handlelength": 1.2},

@@ -27,7 +27,7 @@ from attnbench.reports import Picture, cells, explorer, grouped, notable, text_r
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.samples import Samples
 from attnbench.statistics.verdicts import margin
-from attnbench.storage.records import Environment, Status, Verdict
+from attnbench.storage.records import Comparison, Environment, Status, Verdict
 from attnbench.units import MISSING, duration, escaped, markdown_list, markdown_table, percent, plain, show, span
 from attnbench.workloads.workload import Workload
 
@@ -92,7 +92,7 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
         figures=[inlined(picture, number) for number, picture in enumerate(drawn, start=1)],
         asked=asked(results, others),
         machine=machine(results),
-        calm=calm(results),
+        undisturbed=undisturbed(results),
         beyond=beyond(results),
         data=Markup(explorer.data([results, *others])),  # noqa: S704 - JSON without any "<"
         library=Markup(explorer.library()),  # noqa: S704 - as it came from its package
@@ -120,7 +120,7 @@ def machine(results: Results) -> str:
     return plain(f"{where}{results.started.time}{versions}, run {results.run}")
 
 
-def calm(results: Results) -> str:
+def undisturbed(results: Results) -> str:
     """Said where nothing is to be said against a session: which differences show."""
     if not any(results.num_visits.values()):
         return "Nothing was timed." if results.records else "Nothing was checked."
@@ -236,7 +236,7 @@ def answer(results: Results) -> list[str]:
     found, titles = winners(results), cells.titles(results)
     arms = {each.implementation for each in comparisons(results)}
     are_two = len(arms) == 1
-    words = _between_two(results, arms.pop()) if are_two else _among_many(found)
+    words = _between_two(results, arms.pop()) if are_two else _among_many(results, found)
     parts: dict[str, dict[str, list[Workload]]] = {}
     for workload, text in words:
         parts.setdefault(titles[workload.id], {}).setdefault(text, []).append(workload)
@@ -289,8 +289,9 @@ def _between_two(results: Results, name: str) -> list[tuple[Workload, str]]:
     return said
 
 
-def _among_many(found: list[Winner]) -> list[tuple[Workload, str]]:
-    """Of several: who is the fastest on each workload, or who may be."""
+def _among_many(results: Results, found: list[Winner]) -> list[tuple[Workload, str]]:
+    """Of several: who is the fastest on each workload, or who may be, and by how much."""
+    own, base = grouped(comparisons(results), lambda each: each.workload.id), cells.base(results.plan)
     said = []
     for each in found:
         if each.is_clear and each.ratio is not None:
@@ -301,8 +302,22 @@ def _among_many(found: list[Winner]) -> list[tuple[Workload, str]]:
             names = [each.implementation, *each.rivals]
             rest = f" and {len(names) - FEW_RIVALS} more" if len(names) > FEW_RIVALS + 1 else ""
             text = f"no clear winner among {', '.join(names[:FEW_RIVALS] if rest else names)}{rest}"
+            text += _lead(own[each.workload.id], base, names)
         said.append((each.workload, text))
     return said
+
+
+def _lead(own: Sequence[Comparison], base: str, names: Sequence[str]) -> str:
+    """How far those who may be the fastest are ahead: of the next one or, where it is not among them, the baseline."""
+    if base in names:
+        others = [each for each in own if each.implementation not in names and each.verdict is Verdict.slower]
+        shown = [("the next, ", each) for each in sorted(others, key=lambda each: each.ratio)[:1]]
+    else:
+        shown = [("", each) for each in own if each.implementation == names[0] and each.verdict is Verdict.faster]
+    return "".join(
+        f" ({lead}{each.implementation} takes {span(each.ratio, each.low, each.high)} times as long as {base})"
+        for lead, each in shown
+    )
 
 
 def _faster(name: str, other: str, factor: float, low: float | None, high: float | None) -> str:

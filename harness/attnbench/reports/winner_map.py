@@ -10,6 +10,7 @@ from matplotlib.patches import Rectangle
 
 from attnbench.analysis.comparisons import Winner, doubts, winners
 from attnbench.analysis.results import Results
+from attnbench.analysis.table import varying
 from attnbench.reports import Picture, cells, grouped, style
 from attnbench.units import plain, significant
 
@@ -30,8 +31,10 @@ def draw(results: Results) -> list[Picture]:
     found = winners(results)
     if len(found) < FEWEST:
         return []
-    titles, every = cells.kinds(results, {each.workload.id for each in found})
-    kinds = grouped(found, lambda each: titles[each.workload.id] or "all")
+    table = cells.shown(results)
+    axes = varying(table)
+    titles = {workload: cells.apart(own, axes) or "all" for workload, own in table.groupby("workload", sort=False)}
+    kinds = grouped(found, lambda each: titles[each.workload.id])
     lengths = Counter(_length(each) for each in sorted(found, key=_size))
     usual = [length for length, _ in lengths.most_common(MOST_COLUMNS)]
     shown, columns = list(kinds)[:MOST_ROWS], [length for length in lengths if length in usual]
@@ -57,7 +60,7 @@ def draw(results: Results) -> list[Picture]:
     note = f"{doubt}A factor is by how much the next one is slower. Hatched: no clear winner among those named.{more}"
     size = (3.9 + 1.45 * len(columns), 1.2 + 0.45 * len(shown))
     title = "Who is the fastest where"
-    return [style.sheet([0], fill, size, title=title, subtitle=every, note=note)]
+    return [style.sheet([0], fill, size, title=title, subtitle=cells.shared(table), note=note)]
 
 
 def _length(each: Winner) -> str:

@@ -88,7 +88,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     false_share: float = FALSE_SHARE  # of what is called faster or slower, the expected share that is false, at most
     seed: int = 0
     cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
-    allocator: str = "system"  # or retain: memory that is freed stays with the process
+    allocator: str = "system"  # one of ALLOCATORS: what becomes of memory that is freed
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of each implementation's source, by its spec
     sides: Sides | None = None  # where two states of the code are compared
     alone: tuple[str, ...] = ()  # the implementations that have a process of their own, by name
