@@ -9,13 +9,18 @@ width.
 At its peak a call holds scores, weights and output: 2 B H T S + B H T V numbers beyond its inputs.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnbench.contract import BoundMask, CanonicalAttention, Implementation, dense_flops, repeat_heads
+from attnbench.contract import (
+    BoundMask,
+    CanonicalAttention,
+    Implementation,
+    dense_flops,
+    repeat_heads,
+    softmax_with_sinks,
+)
 
 
 class Bmm(CanonicalAttention):
@@ -34,13 +39,14 @@ class Bmm(CanonicalAttention):
         query = query.flatten(0, 1)  # (B,H,T,K) -> (B*H,T,K)
         key = repeat_heads(key, sizes[1]).flatten(0, 1)  # (B,G,S,K) -> (B*H,S,K)
         value = repeat_heads(value, sizes[1]).flatten(0, 1)  # (B,G,S,V) -> (B*H,S,V)
-        scores = torch.bmm(query, key.transpose(1, 2)) / math.sqrt(query.shape[-1])  # -> (B*H,T,S)
+        scores = torch.bmm(query, key.transpose(1, 2)) * mask.scale_for(query.shape[-1])  # -> (B*H,T,S)
         if mask.changes_scores:
             scores = mask.adjust(torch.unflatten(scores, 0, sizes)).flatten(0, 1)  # by (B,H,T,S), as masks are
         if mask.hidden is not None:
             scores = torch.unflatten(scores, 0, sizes)  # (B*H,T,S) -> (B,H,T,S)
             scores = scores.masked_fill(mask.hidden, -torch.inf).flatten(0, 1)  # (B,H,T,S) -> (B*H,T,S)
-        weights = scores.softmax(dim=-1)  # over the keys
+        sinks = None if mask.sinks is None else mask.sinks.repeat(sizes[0])[:, None, None]  # (H,) -> (B*H,1,1)
+        weights = softmax_with_sinks(scores, sinks)  # over the keys
         if mask.empty is not None:  # a query that sees no key gets 0
             weights = torch.unflatten(weights, 0, sizes).masked_fill(mask.empty, 0.0).flatten(0, 1)
         weights = F.dropout(weights, self.dropout)
@@ -61,4 +67,5 @@ IMPLEMENTATION = Implementation(
     source="https://sebastianraschka.com/blog/2023/self-attention-from-scratch.html",
     executed_flops=dense_flops,
     has_dropout=True,
+    features=("scale", "sinks", "learned bias"),
 )

@@ -37,9 +37,10 @@ class Chunked(Attention):
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
         dtype = torch.promote_types(query.dtype, torch.float32)
         key, value = (repeat_heads(tensor.to(dtype), query.shape[1]) for tensor in (key, value))  # -> (B,H,S,K)
-        scaled = query.to(dtype) / math.sqrt(query.shape[-1])
+        scaled = query.to(dtype) * mask.scale_for(query.shape[-1])
+        sinks = None if mask.sinks is None else mask.sinks.to(dtype)[:, None, None]  # (H,) -> (H,1,1)
         drop = Drop(share=self.dropout, seed=int(torch.randint(2**31, ()))) if self.dropout else None
-        attended: Tensor = TiledAttention.apply(scaled, key, value, mask, drop)  # type: ignore[no-untyped-call]
+        attended: Tensor = TiledAttention.apply(scaled, key, value, sinks, mask, drop)  # type: ignore[no-untyped-call]
         return attended.to(query.dtype)
 
 
@@ -66,25 +67,26 @@ class TiledAttention(torch.autograd.Function):
         query: Tensor,
         key: Tensor,
         value: Tensor,
+        sinks: Tensor | None,
         mask: BoundMask,
         drop: Drop | None,
     ) -> Tensor:
-        """Query (B, H, T, K) already scaled, key (B, H, S, K), value (B, H, S, V) -> (B, H, T, V)."""
+        """Query (B, H, T, K) already scaled, key (B, H, S, K), value (B, H, S, V), sinks (H, 1, 1) -> (B, H, T, V)."""
         output = query.new_empty(*query.shape[:-1], value.shape[-1])
         logsumexp = query.new_empty(*query.shape[:-1], 1)
         for rows in tiles(query.shape[-2]):
             output[..., rows, :], logsumexp[..., rows, :] = attend_rows(  # nothing of it is kept for the next
-                (query[..., rows, :], key, value), mask, rows, drop
+                (query[..., rows, :], key, value), sinks, mask, rows, drop
             )
-        ctx.save_for_backward(query, key, value, output, logsumexp)
+        ctx.save_for_backward(query, key, value, output, logsumexp, sinks)
         ctx.mask, ctx.drop = mask, drop
         return output
 
     @staticmethod
     @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
-        """The gradients of query, key and value."""
-        query, key, value, output, logsumexp = ctx.saved_tensors
+        """The gradients of query, key and value, and of the sinks: a sink is one more key, whose value is 0."""
+        query, key, value, output, logsumexp, sinks = ctx.saved_tensors
         grad_query, grad_key, grad_value = (torch.zeros_like(tensor) for tensor in (query, key, value))
         correction = (grad_output * output).sum(dim=-1, keepdim=True)  # (B,H,T,V) -> (B,H,T,1)
         for rows in tiles(query.shape[-2]):
@@ -102,16 +104,24 @@ class TiledAttention(torch.autograd.Function):
                     grad_scores = before_change(grad_scores, (row_query, key), ctx.mask, rows, keys)
                 grad_query[..., rows, :] += grad_scores @ key[..., keys, :]  # (B,H,t,s) @ (B,H,s,K)
                 grad_key[..., keys, :] += grad_scores.transpose(-2, -1) @ row_query  # (B,H,s,t) @ (B,H,t,K)
-        return grad_query, grad_key, grad_value, None, None
+        grad_sinks = None
+        if sinks is not None:
+            grad_sinks = (exp_(sinks - logsumexp).mul_(correction)).sum(dim=(0, 2), keepdim=True)[0].neg_()  # (H,1,1)
+        return grad_query, grad_key, grad_value, grad_sinks, None, None
 
 
 def attend_rows(
-    given: tuple[Tensor, Tensor, Tensor], mask: BoundMask, rows: slice, drop: Drop | None
+    given: tuple[Tensor, Tensor, Tensor], sinks: Tensor | None, mask: BoundMask, rows: slice, drop: Drop | None
 ) -> tuple[Tensor, Tensor]:
-    """Query (B, H, t, K), key (B, H, S, K), value (B, H, S, V) -> output (B, H, t, V), logsumexp (B, H, t, 1)."""
+    """Query (B, H, t, K), key (B, H, S, K), value (B, H, S, V) -> output (B, H, t, V), logsumexp (B, H, t, 1).
+
+    Where there are sinks (H, 1, 1), they are the first to be summed.
+    """
     query, key, value = given
     maximum = query.new_full((*query.shape[:-1], 1), torch.finfo(query.dtype).min)  # finite: -inf - -inf is NaN
     total = torch.zeros_like(maximum)
+    if sinks is not None:
+        maximum, total = sinks.expand_as(maximum).clone(), torch.ones_like(maximum)
     output = query.new_zeros(*query.shape[:-1], value.shape[-1])
     for keys, scores in score_tiles(query, key, mask, rows):
         previous, maximum = maximum, torch.maximum(maximum, scores.amax(dim=-1, keepdim=True))  # (B,H,t,1)
@@ -198,4 +208,5 @@ IMPLEMENTATION = Implementation(
     source="https://arxiv.org/abs/1805.02867, https://arxiv.org/abs/2112.05682",
     executed_flops=executed_flops,
     has_dropout=True,
+    features=("scale", "sinks"),
 )

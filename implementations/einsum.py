@@ -8,13 +8,11 @@ width, v value width, d embedding width. Weights keep their three axes (H, K, D)
 At its peak a call holds scores, weights and output: 2 B H T S + B H T V numbers beyond its inputs.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnbench.contract import BoundMask, CanonicalAttention, Implementation, dense_flops
+from attnbench.contract import BoundMask, CanonicalAttention, Implementation, dense_flops, softmax_with_sinks
 
 
 class Einsum(CanonicalAttention):
@@ -34,11 +32,12 @@ class Einsum(CanonicalAttention):
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
         groups = (key.shape[1], query.shape[1] // key.shape[1])
         query = torch.unflatten(query, 1, groups)  # (B,H,T,K) -> (B,G,R,T,K)
-        scores = torch.einsum("bgrtk,bgsk->bgrts", query, key) / math.sqrt(query.shape[-1])
+        scores = torch.einsum("bgrtk,bgsk->bgrts", query, key) * mask.scale_for(query.shape[-1])
         scores = mask.adjust(scores.flatten(1, 2))  # (B,G,R,T,S) -> (B,H,T,S), changed where the mask says so
         if mask.hidden is not None:
             scores = scores.masked_fill(mask.hidden, -torch.inf)
-        weights = scores.softmax(dim=-1)  # over the keys
+        sinks = None if mask.sinks is None else mask.sinks[:, None, None]  # (H,) -> (H,1,1)
+        weights = softmax_with_sinks(scores, sinks)  # over the keys
         if mask.empty is not None:
             weights = weights.masked_fill(mask.empty, 0.0)  # a query that sees no key gets 0
         weights = F.dropout(weights, self.dropout)
@@ -47,5 +46,9 @@ class Einsum(CanonicalAttention):
 
 
 IMPLEMENTATION = Implementation(
-    build=Einsum, source="https://rockt.ai/2018/04/30/einsum", executed_flops=dense_flops, has_dropout=True
+    build=Einsum,
+    source="https://rockt.ai/2018/04/30/einsum",
+    executed_flops=dense_flops,
+    has_dropout=True,
+    features=("scale", "sinks", "learned bias"),
 )

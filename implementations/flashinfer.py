@@ -38,7 +38,7 @@ class FlashInfer(Attention):
         tokens = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
         window = attention_window(mask.rule, *mask.sizes[1:])
         attended: Tensor
-        if window is None:
+        if window is None or window[1] > 0:  # it has no limit on the right but the diagonal
             assert mask.visible is not None
             visible = mask.visible[0, 0].expand(mask.sizes[1:])  # (1,1,T,S) -> (T,S)
             attended = self.kernel(*tokens, custom_mask=visible, kv_layout="NHD")

@@ -33,6 +33,7 @@ class Flex(Attention):
             value,
             score_mod=mask.keep("flex scores", lambda: score_mod(mask)),
             block_mask=mask.keep("flex blocks", lambda: block_mask(mask)) if mask.rule.hides else None,
+            scale=mask.scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
         return attended
@@ -93,4 +94,5 @@ IMPLEMENTATION = Implementation(
     source="https://arxiv.org/abs/2412.05496",
     unsupported=unsupported,
     compiles=True,
+    features=("scale",),
 )

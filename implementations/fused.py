@@ -8,13 +8,20 @@ width. Scores and weights are both (B, H, T, S), and live together with the outp
 B H T V numbers beyond its inputs, and keeps the B H T S weights for a backward pass.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, dense_flops, nn, repeat_heads
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    Weights,
+    dense_flops,
+    nn,
+    repeat_heads,
+    softmax_with_sinks,
+)
 
 
 class Fused(Attention):
@@ -52,11 +59,12 @@ class Fused(Attention):
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
         key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # (B,G,S,K) -> (B,H,S,K)
-        scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B,H,T,K) @ (B,H,K,S) -> (B,H,T,S)
+        scores = query @ key.transpose(-2, -1) * mask.scale_for(query.shape[-1])  # (B,H,T,K) @ (B,H,K,S) -> (B,H,T,S)
         scores = mask.adjust(scores)  # where the mask changes scores
         if mask.hidden is not None:
             scores = scores.masked_fill(mask.hidden, -torch.inf)
-        weights = scores.softmax(dim=-1)  # over the keys
+        sinks = None if mask.sinks is None else mask.sinks[:, None, None]  # (H,) -> (H,1,1)
+        weights = softmax_with_sinks(scores, sinks)  # over the keys
         if mask.empty is not None:
             weights = weights.masked_fill(mask.empty, 0.0)  # a query that sees no key gets 0
         weights = F.dropout(weights, self.dropout)
@@ -68,4 +76,5 @@ IMPLEMENTATION = Implementation(
     source="https://arxiv.org/abs/1706.03762, section 3.2",
     executed_flops=dense_flops,
     has_dropout=True,
+    features=("scale", "sinks", "learned bias"),
 )

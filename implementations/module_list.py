@@ -9,13 +9,20 @@ At its peak a call holds scores and weights of one head and the outputs of all: 
 graph is recorded, the weights of all heads and the scores of one.
 """
 
-import math
-
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnbench.contract import Attention, BoundMask, Implementation, Weights, Workload, dense_flops, nn
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    Weights,
+    Workload,
+    dense_flops,
+    nn,
+    softmax_with_sinks,
+)
 
 
 class Head(nn.Module):
@@ -76,11 +83,11 @@ def attend_head(  # noqa: PLR0913, PLR0917 - three tensors, and what is done to 
     query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, number: int, dropout: float
 ) -> Tensor:
     """Query (B, T, K), key (B, S, K), value (B, S, V) of head `number` -> (B, T, V)."""
-    scores = query @ key.transpose(-2, -1) / math.sqrt(query.shape[-1])  # (B,T,K) @ (B,K,S) -> (B,T,S)
+    scores = query @ key.transpose(-2, -1) * mask.scale_for(query.shape[-1])  # (B,T,K) @ (B,K,S) -> (B,T,S)
     scores = mask.adjust(scores, heads=number)  # where the mask changes scores
     if mask.hidden is not None:
         scores = scores.masked_fill(mask.hidden.squeeze(1), -torch.inf)  # (B,1,T,S) -> (B,T,S)
-    weights = scores.softmax(dim=-1)  # over the keys
+    weights = softmax_with_sinks(scores, None if mask.sinks is None else mask.sinks[number])  # over the keys
     if mask.empty is not None:
         weights = weights.masked_fill(mask.empty.squeeze(1), 0.0)  # a query that sees no key gets 0
     weights = F.dropout(weights, dropout)
@@ -100,4 +107,5 @@ IMPLEMENTATION = Implementation(
     unsupported=unsupported,
     executed_flops=dense_flops,
     has_dropout=True,
+    features=("scale", "sinks", "learned bias"),
 )

@@ -8,7 +8,6 @@ Shapes: B batch, T query length, S key length, H heads, G key/value heads, K hea
 At its peak a call holds the output of each token, and the same once more, stacked: 2 B H T V numbers.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 
@@ -16,9 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from attnbench.contract import Attention, BoundMask, Implementation, Workload, dense_flops
-
-Change = Callable[[Tensor], Tensor]
+from attnbench.contract import Attention, BoundMask, Implementation, Workload, dense_flops, softmax_with_sinks
 
 
 class NaiveLoop(Attention):
@@ -35,24 +32,36 @@ class NaiveLoop(Attention):
         group_size = num_heads // key.shape[1]  # query heads that read the same key/value head
         hidden = torch.zeros((), dtype=torch.bool, device=query.device) if mask.hidden is None else mask.hidden
         hidden = hidden.expand(batch_size, num_heads, query_len, key.shape[2])  # any -> (B,H,T,S)
+        scale = mask.scale_for(query.shape[-1])
+
+        def change(products: Tensor, row: int, head: int, token: int) -> Tensor:
+            return mask.adjust(products * scale, rows=row, heads=head, queries=token)
+
         attended = []
         for b in range(batch_size):
             for h in range(num_heads):
                 keys, values = key[b, h // group_size], value[b, h // group_size]  # (S,K), (S,V)
+                sink = None if mask.sinks is None else mask.sinks[h]
                 for t, token in enumerate(query[b, h]):  # T times (K,)
-                    change = partial(mask.adjust, heads=h, queries=t)  # what the mask makes of its scores (S,)
-                    attended.append(attend_token(token, keys, values, hidden[b, h, t], change, self.dropout))
+                    scores_of = partial(change, row=b, head=h, token=t)  # of its products with the keys (S,)
+                    attended.append(attend_token(token, keys, values, hidden[b, h, t], scores_of, sink, self.dropout))
         return torch.stack(attended).view(batch_size, num_heads, query_len, -1).to(dtype)  # (B*H*T,V) -> (B,H,T,V)
 
 
 def attend_token(  # noqa: PLR0913, PLR0917 - three tensors, and what is done to the weights
-    query: Tensor, keys: Tensor, values: Tensor, hidden: Tensor, change: Change, dropout: float
+    query: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    hidden: Tensor,
+    scores_of: Callable[[Tensor], Tensor],
+    sink: Tensor | None,
+    dropout: float,
 ) -> Tensor:
-    """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,) -> (V,)."""
+    """What one token takes from the others: query (K,), keys (S, K), values (S, V), hidden (S,), sink () -> (V,)."""
     if hidden.all():
         return torch.zeros_like(values[0])  # a query that sees no key gets 0
-    scores = change(keys @ query / math.sqrt(len(query)))  # (S,K) @ (K,) -> (S,)
-    weights = scores.masked_fill(hidden, -torch.inf).softmax(dim=0)  # over the keys
+    scores = scores_of(keys @ query)  # (S,K) @ (K,) -> (S,)
+    weights = softmax_with_sinks(scores.masked_fill(hidden, -torch.inf), sink)  # over the keys
     weights = F.dropout(weights, dropout)
     return weights @ values  # (S,) @ (S,V) -> (V,)
 
@@ -68,4 +77,5 @@ IMPLEMENTATION = Implementation(
     source="https://magazine.sebastianraschka.com/p/understanding-and-coding-self-attention",
     executed_flops=executed_flops,
     has_dropout=True,
+    features=("scale", "sinks", "learned bias"),
 )

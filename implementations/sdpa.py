@@ -23,6 +23,7 @@ class Sdpa(Attention):
             attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
             is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
             dropout_p=self.dropout,
+            scale=mask.scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
@@ -37,4 +38,5 @@ IMPLEMENTATION = Implementation(
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.functional.scaled_dot_product_attention.html",
     unsupported=unsupported,
     has_dropout=True,
+    features=("scale", "learned bias"),
 )

@@ -34,6 +34,7 @@ class SdpaBias(Attention):
             value,
             attn_mask=mask.keep("causal bias", lambda: self.biases[mask.rule.name](*mask.sizes[1:])),
             dropout_p=self.dropout,
+            scale=mask.scale,
             enable_gqa=query.shape[1] != key.shape[1],
         )
 
@@ -52,4 +53,5 @@ IMPLEMENTATION = Implementation(
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.bias.CausalBias.html",
     unsupported=unsupported,
     has_dropout=True,
+    features=("scale",),
 )

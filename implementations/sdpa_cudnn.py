@@ -26,6 +26,7 @@ class SdpaCudnn(Attention):
                 value,
                 attn_mask=None if mask.is_causal else mask.visible,
                 is_causal=mask.is_causal,  # aligned at the start (top-left)
+                scale=mask.scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
 
@@ -49,4 +50,5 @@ IMPLEMENTATION = Implementation(
     build=SdpaCudnn,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html",
     unsupported=unsupported,
+    features=("scale",),
 )

@@ -27,6 +27,7 @@ class SdpaEfficient(Attention):
                 value,
                 attn_mask=None if mask.is_causal else mask.visible,
                 is_causal=mask.is_causal,  # aligned at the start (top-left)
+                scale=mask.scale,
             )
 
 
@@ -45,4 +46,5 @@ IMPLEMENTATION = Implementation(
     build=SdpaEfficient,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html",
     unsupported=unsupported,
+    features=("scale",),
 )

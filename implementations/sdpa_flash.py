@@ -31,6 +31,7 @@ class SdpaFlash(Attention):
                 attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
                 is_causal=mask.is_causal,  # aligned at the start (top-left); the kernel skips the hidden half
                 dropout_p=self.dropout,
+                scale=mask.scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
 
@@ -41,6 +42,8 @@ def unsupported(workload: Workload) -> str | None:
         return "scaled_dot_product_attention has no softcap"
     if workload.value_dim != workload.head_dim:
         return "the flash kernel needs value_dim == head_dim"
+    if workload.mask_rule.is_learned and workload.direction != "inference":
+        return "the flash kernel gives no gradient of a learned bias"
     if is_on("cuda", workload):
         return unsupported_on_cuda(workload)
     return "the flash kernel has no dropout on the CPU" if workload.dropout > 0 else None
@@ -65,4 +68,5 @@ IMPLEMENTATION = Implementation(
     unsupported=unsupported,
     backend="flash",
     has_dropout=True,
+    features=("scale", "learned bias"),
 )

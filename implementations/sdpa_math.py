@@ -28,6 +28,7 @@ class SdpaMath(Attention):
                 attn_mask=None if mask.is_causal else mask.explicit(query.dtype),
                 is_causal=mask.is_causal,  # aligned at the start (top-left)
                 dropout_p=self.dropout,
+                scale=mask.scale,
                 enable_gqa=query.shape[1] != key.shape[1],
             )
 
@@ -44,4 +45,5 @@ IMPLEMENTATION = Implementation(
     backend="math",
     unsupported=unsupported,
     has_dropout=True,
+    features=("scale", "learned bias"),
 )

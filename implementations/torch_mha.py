@@ -104,4 +104,5 @@ IMPLEMENTATION = Implementation(
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.MultiheadAttention.html",
     unsupported=unsupported,
     has_dropout=True,
+    features=("learned bias",),
 )

@@ -36,7 +36,7 @@ class TransformersEager(Attention):
             key,
             value,
             None if mask.is_none else mask.keep(f"lowest {query.dtype}", lambda: lowest(mask, query.dtype)),
-            scaling=query.shape[-1] ** -0.5,
+            scaling=mask.scale_for(query.shape[-1]),
         )[0]
         return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
 
@@ -63,4 +63,5 @@ IMPLEMENTATION = Implementation(
     build=TransformersEager,
     source="https://github.com/huggingface/transformers",
     unsupported=unsupported,
+    features=("scale",),
 )

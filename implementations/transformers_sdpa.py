@@ -35,7 +35,7 @@ class TransformersSdpa(Attention):
             key,
             value,
             None if mask.is_causal else mask.visible,
-            scaling=query.shape[-1] ** -0.5,
+            scaling=mask.scale_for(query.shape[-1]),
             is_causal=mask.is_causal,
         )[0]
         return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
@@ -54,4 +54,5 @@ IMPLEMENTATION = Implementation(
     build=TransformersSdpa,
     source="https://github.com/huggingface/transformers",
     unsupported=unsupported,
+    features=("scale",),
 )

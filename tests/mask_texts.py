@@ -1,6 +1,15 @@
 """Masks as texts, so that tests cover one that is new."""
 
-from attnbench.workloads.masks import masks
+from attnbench.workloads.masks import masks, parse_mask
+
+
+def fits(text: str, sizes: tuple[int, int, int]) -> bool:
+    """Whether there is such a mask at sizes (B, T, S)."""
+    try:
+        parse_mask(text).check(*sizes)
+    except ValueError:
+        return False
+    return True
 
 
 def plain(name: str) -> str:

@@ -26,7 +26,7 @@ IMPLEMENTATIONS = "implementations"
 PACKAGE = f"attnbench.{IMPLEMENTATIONS}"
 OPTIONS = ("compile",)
 """What may follow a name after a plus: the same implementation run in another way (contract/loading.py)."""
-KEYWORDS = ("mask", "is_causal", "bias", "scale", "num_kv_heads", "dropout")
+KEYWORDS = ("mask", "is_causal", "bias", "scale", "sinks", "num_kv_heads", "dropout")
 """What a plain function may be given by name, after query, key and value (contract/functions.py)."""
 LONGEST_NAME = 100
 _LABELLED = re.compile(r"([^=/]+)=(.+)")

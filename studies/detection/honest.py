@@ -27,7 +27,16 @@ MASKS = (
     "causal+alibi",
     "sliding_window(5)+softcap(5)",
     "padding+softcap(20)+alibi",
+    "window(2,5)",
+    "causal+chunks(4)",
+    "streaming(3,2)",
+    "tree(2)",
+    "ragged",
+    "relative_buckets(8,20)",
+    "causal+relative_buckets_past(8,20)",
+    "decomposed",
 )
+QUERIES_ARE_KEYS = {"tree(2)", "ragged"}
 HEADS = ((1, 1), (2, 2), (4, 2), (3, 1))
 WIDTHS = (1, 4, 16, 40, 64)
 OTHERS_TRY = {"normal", "needles"}
@@ -50,17 +59,21 @@ def workload_of(seed: int) -> Workload:
     draws = Random(seed)
     heads, groups = draws.choice(HEADS)
     seq_len = draws.choice(LENGTHS)
+    kv_len = seq_len if draws.random() < 0.7 else draws.choice(LENGTHS)  # noqa: PLR2004 - mostly self-attention
+    width, mask = draws.choice(WIDTHS), draws.choice(MASKS)
     return Workload(
         batch_size=draws.choice((1, 2)),
         seq_len=seq_len,
-        kv_len=seq_len if draws.random() < 0.7 else draws.choice(LENGTHS),  # noqa: PLR2004 - mostly self-attention
+        kv_len=max(seq_len, kv_len) if mask in QUERIES_ARE_KEYS else kv_len,
         num_heads=heads,
         num_kv_heads=groups,
-        head_dim=draws.choice(WIDTHS),
+        head_dim=width,
         dtype=draws.choice(DTYPES),
-        mask=draws.choice(MASKS),
+        mask=mask,
         direction=draws.choice(("inference", "forward_backward")),
         scope=draws.choice(("attention", "module")),
+        sinks=draws.choice(("none", "none", "learned")),
+        scale=draws.choice((0.0, 0.0, 0.3, 1.0)),
         seed=seed,
     )
 

@@ -37,4 +37,12 @@ def implementation(mistake: Mistake) -> Implementation:
 
 def at_rows(mask: BoundMask, rows: Tensor) -> RowMask:
     """The mask of a call at some of its query rows."""
-    return RowMask(rule=mask.rule, sizes=mask.sizes, num_heads=mask.num_heads, rows=rows, device=rows.device)
+    return RowMask(
+        rule=mask.rule,
+        sizes=mask.sizes,
+        num_heads=mask.num_heads,
+        rows=rows,
+        device=rows.device,
+        scale=mask.scale,
+        inputs=mask.inputs,
+    )

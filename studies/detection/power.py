@@ -69,6 +69,18 @@ def _window(length: int) -> str:
     return f"sliding_window({max(1, length // 4)})"
 
 
+def _much_longer(length: int) -> int:
+    return 2 * length + 3
+
+
+def _part(length: int) -> int:
+    return max(2, length // 4)
+
+
+def _sides(length: int) -> str:
+    return f"window({max(1, length // 8)},{max(1, length // 4)})"
+
+
 FAMILIES = (
     Sizes({}),
     Sizes({"mask": "causal"}),
@@ -87,6 +99,20 @@ FAMILIES = (
     Sizes({"mask": "alibi", "num_heads": 3, "kv_len": _odd}),
     Sizes({"mask": "alibi_bottom_right", "num_heads": 8, "kv_len": _odd}),
     Sizes({"mask": "causal+softcap(2)+additive"}),
+    Sizes({"sinks": "learned", "mask": "causal"}),
+    Sizes({"scale": 0.1, "mask": "causal"}),
+    Sizes({"layout": "value_in_key", "num_kv_heads": 1, "value_dim": 12, "scale": 0.3}),
+    Sizes({"mask": "relative_buckets(8,20)", "num_heads": 4, "scale": 1.0}),
+    Sizes({"mask": "causal+relative_buckets_past(8,20)", "num_heads": 3, "kv_len": _longer}),
+    Sizes({"mask": "decomposed", "batch_size": 2}),
+    Sizes({"mask": _sides}),
+    Sizes({"mask": lambda length: f"causal+chunks({_part(length)})"}),
+    Sizes({"mask": lambda length: f"causal_bottom_right+chunks_bottom_right({_part(length)})", "kv_len": _longer}),
+    Sizes({"mask": lambda length: f"streaming({_part(length)},2)"}),
+    Sizes({"mask": lambda length: f"streaming_bottom_right({_part(length)},2)", "kv_len": _longer}),
+    Sizes({"mask": "tree(2)", "kv_len": _longer}),
+    Sizes({"mask": "ragged", "batch_size": 2, "kv_len": _longer}),
+    Sizes({"mask": "ragged", "batch_size": 3, "kv_len": _much_longer}),
 )
 """Each mistake is tried at the first of these where it can be made and makes a difference."""
 

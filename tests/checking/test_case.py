@@ -17,6 +17,7 @@ STRIDES = {  # of a key (2, 2, 6, 8)
     "transposed": (96, 8, 16, 1),
     "expanded": (48, 0, 8, 1),
     "broadcast": (0, 48, 8, 1),
+    "value_in_key": (96, 48, 8, 1),
 }
 
 

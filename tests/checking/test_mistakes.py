@@ -38,6 +38,19 @@ WORKLOADS = (
     workload(mask="alibi", num_heads=3, kv_len=8),
     workload(mask="alibi_bottom_right", num_heads=8, kv_len=8),
     workload(mask="causal+softcap(2)+additive", direction="forward_backward"),
+    workload(sinks="learned", num_heads=3, mask="causal", direction="forward_backward"),
+    workload(scale=0.1, mask="causal", direction="forward_backward"),
+    workload(layout="value_in_key", num_heads=4, num_kv_heads=1, value_dim=6, scale=0.3),
+    workload(mask="relative_buckets(8,20)", num_heads=4, scale=1.0, direction="forward_backward"),
+    workload(mask="causal+relative_buckets_past(4,8)", num_heads=3, kv_len=15),
+    workload(mask="decomposed", batch_size=2, kv_len=12, direction="forward_backward"),
+    workload(mask="window(2,3)"),
+    workload(mask="causal+chunks(3)"),
+    workload(mask="causal_bottom_right+chunks_bottom_right(3)", kv_len=15),
+    workload(mask="streaming(3,2)"),
+    workload(mask="streaming_bottom_right(3,2)", kv_len=15),
+    workload(mask="tree(2)", kv_len=15),
+    workload(mask="ragged", batch_size=3, kv_len=40),
 )
 NAMES = [mistake.name for mistake in ALL]
 MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]

@@ -348,3 +348,48 @@ def test_a_list_says_what_a_function_is_given(tmp_path):
     from attnbench.contract.loading import implementation
 
     assert implementation(f"{file}:mine").source == f"{file}:mine, given query, key, value, mask, scale"
+
+
+def with_sinks(query, key, value, *, mask=None, bias=None, scale=None, sinks=None):
+    scores = query @ key.mT * (query.shape[-1] ** -0.5 if scale is None else scale)
+    scores = scores if bias is None else scores + bias
+    scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
+    if sinks is None:
+        return scores.softmax(-1).nan_to_num(0.0) @ value
+    one_more = sinks[:, None, None].expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, one_more], dim=-1).softmax(-1)[..., :-1] @ value
+
+
+@pytest.mark.parametrize(
+    "axes",
+    [
+        {"scale": 0.3},
+        {"sinks": "learned", "mask": "causal+padding", "num_kv_heads": 2},
+        {"mask": "causal+relative_buckets_past(8,20)", "scale": 1.0},
+        {"mask": "decomposed"},
+    ],
+    ids=str,
+)
+def test_scale_sinks_and_learned_biases_reach_a_function_with_their_gradients(axes):
+    sizes = {"batch_size": 2, "seq_len": 12, "num_heads": 4, "head_dim": 8, "direction": "forward_backward"}
+    point = Workload(**sizes, **axes)
+    made = from_function(with_sinks, "f")
+    assert made.unsupported(point) is None
+    found = check(ask_oracle(point, 0), made)
+    assert found.agrees, found.diagnosis
+    compared = {tensor.tensor for _, tensor in found.tensors()}
+    assert {f"gradient of {name}" for name in point.operands} <= compared
+
+
+@pytest.mark.parametrize(
+    ("axes", "reason"),
+    [
+        ({"scale": 0.3}, "the function has no parameter scale, and the workload has a scale of the scores"),
+        ({"sinks": "learned"}, "the function has no parameter sinks (its s_aux has to be called sinks)"),
+        ({"mask": "relative_buckets"}, "the function has no parameter bias"),
+    ],
+)
+def test_a_function_that_would_ignore_what_is_asked_for_is_refused(axes, reason):
+    def mine(query, key, value, *, mask=None, s_aux=None): ...
+
+    assert from_function(mine, "f").unsupported(Workload(**axes)).startswith(reason)

@@ -12,6 +12,9 @@ BY_TILES = ("TILE = 256", "TILE = 8")
 """Not a mistake: `chunked` in tiles so small that a short length has several."""
 
 HIDING = "scores = scores.masked_fill(mask.hidden, -torch.inf)"
+SOFTMAX = "softmax_with_sinks(scores, sinks)"
+HEAD_SOFTMAX = "softmax_with_sinks(scores, None if mask.sinks is None else mask.sinks[number])"
+SCALED = "* mask.scale_for(query.shape[-1])"
 EXPLICIT = "mask.explicit(query.dtype)"
 MASKED = f"attn_mask=None if mask.is_causal else {EXPLICIT}"
 EACH_HEAD = "head(x, context, mask, self.dropout) for head in self.heads"
@@ -45,7 +48,7 @@ def edit(file, changed, names, axes=None, reported=""):
 
 
 EDITS = [
-    edit("naive_loop", {" / math.sqrt(len(query))": ""}, "no_scale"),
+    edit("naive_loop", {"products * scale": "products"}, "no_scale"),
     edit("naive_loop", {".masked_fill(hidden, -torch.inf)": ""}, "mask_ignored", {"mask": "causal"}),
     edit(
         "naive_loop",
@@ -75,7 +78,7 @@ EDITS = [
         reported="query, value and key",
     ),
     edit("module_list", {"merged if self.out is None else self.out(merged)": "merged"}, "no_output_projection", MODULE),
-    edit("module_list", {"softmax(dim=-1)": "softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
+    edit("module_list", {HEAD_SOFTMAX: "scores.softmax(dim=-2)"}, "softmax_over_queries", {"mask": "prefix(3)"}),
     edit(
         "module_list",
         {"mask.empty.squeeze(1), 0.0": "mask.empty.squeeze(1), torch.nan"},
@@ -103,7 +106,7 @@ EDITS = [
     ),
     edit(
         "naive_loop",
-        {"heads=h, queries=t": "heads=(h + 1) % num_heads, queries=t"},
+        {"heads=head, queries": "heads=(head + 1) % num_heads, queries"},
         "bias_of_next_head",
         {"mask": "causal+alibi", "num_heads": 3},
     ),
@@ -146,11 +149,11 @@ EDITS = [
         "kv_heads_interleaved",
         GROUPED | {"num_heads": 6},
     ),
-    edit("einsum", {"softmax(dim=-1)": "softmax(dim=1)"}, "softmax_over_heads"),
-    edit("einsum", {"softmax(dim=-1)": "sigmoid()"}, "sigmoid_for_softmax"),
+    edit("einsum", {SOFTMAX: "scores.softmax(dim=1)"}, "softmax_over_heads"),
+    edit("einsum", {SOFTMAX: "scores.sigmoid()"}, "sigmoid_for_softmax"),
     edit(
         "einsum",
-        {"softmax(dim=-1)": "relu()"},
+        {SOFTMAX: "scores.relu()"},
         "",
         reported="No known mistake explains it. Its weights, seen from outside",
     ),
@@ -164,8 +167,8 @@ EDITS = [
         "no_input_biases",
         MODULE | BOTH,
     ),
-    edit("bmm", {"math.sqrt(query.shape[-1])": "query.shape[-1]"}, "scaled_by_width"),
-    edit("bmm", {"math.sqrt(query.shape[-1])": "math.sqrt(sizes[1] * query.shape[-1])"}, "scaled_by_embedding"),
+    edit("bmm", {SCALED: "/ query.shape[-1]"}, "scaled_by_width"),
+    edit("bmm", {SCALED: "/ (sizes[1] * query.shape[-1]) ** 0.5"}, "scaled_by_embedding"),
     edit("bmm", {"query, key.transpose(1, 2)": "key, query.transpose(1, 2)"}, "query_key_swapped", {"mask": "causal"}),
     edit(
         "bmm",
@@ -220,13 +223,13 @@ EDITS = [
     ),
     edit(
         "chunked",
-        {"grad_value, None": "torch.zeros_like(value), None"},
+        {"grad_value, grad_sinks": "torch.zeros_like(value), grad_sinks"},
         "no_gradient_of_value",
         TILES | BOTH | {"mask": "padding", "batch_size": 2},
     ),
     edit("sdpa", {"dropout_p=self.dropout": "dropout_p=0.1"}, "dropout_in_evaluation"),
-    edit("sdpa", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", GROUPED),
-    edit("sdpa", {"enable_gqa=": "scale=query.shape[-1] ** 0.5, enable_gqa="}, "multiplied_by_root", BOTH),
+    edit("sdpa", {"scale=mask.scale": "scale=1.0"}, "no_scale", GROUPED),
+    edit("sdpa", {"scale=mask.scale": "scale=query.shape[-1] ** 0.5"}, "multiplied_by_root", BOTH),
     edit("sdpa", {EXPLICIT: "mask.hidden"}, "mask_inverted", {"mask": "sliding_window(3)"}),
     edit(
         "sdpa",
@@ -284,14 +287,14 @@ EDITS = [
         "mask_inverted",
         {"mask": "sliding_window(3)"},
     ),
-    edit("sdpa_mask", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", GROUPED),
+    edit("sdpa_mask", {"scale=mask.scale": "scale=1.0"}, "no_scale", GROUPED),
     edit(
         "sdpa_bias",
         {'"causal_bottom_right": bias.causal_lower_right': '"causal_bottom_right": bias.causal_upper_left'},
         "top_left_for_bottom_right",
         {"mask": "causal_bottom_right", "kv_len": 15},
     ),
-    edit("sdpa_bias", {"enable_gqa=": "scale=1.0, enable_gqa="}, "no_scale", {"mask": "causal"}),
+    edit("sdpa_bias", {"scale=mask.scale": "scale=1.0"}, "no_scale", {"mask": "causal"}),
     edit(
         "torch_mha_weights",
         {'packed("in_proj_{}",': 'packed("in_proj_{}", "vqk",'},

@@ -13,7 +13,7 @@ def backward_flops(workload: Workload) -> int:
     tensors = [torch.randn(shape).requires_grad_() for _ in range(3)]
     sizes = (workload.batch_size, workload.seq_len, workload.seq_len)
     mask = BoundMask(workload.mask_rule, sizes, "cpu", num_heads=workload.num_heads)
-    output = TiledAttention.apply(*tensors, mask, None)
+    output = TiledAttention.apply(*tensors, None, mask, None)
     with FlopCounterMode(display=False) as counter:
         output.sum().backward()
     return counter.get_total_flops()

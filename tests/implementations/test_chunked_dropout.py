@@ -38,7 +38,7 @@ def test_output_and_gradients_are_those_of_the_whole_matrix_with_the_same_weight
         weights = (query @ key.transpose(-2, -1)).masked_fill(hidden, -math.inf).softmax(-1)
         return (weights * factors(drop)) @ value
 
-    by_tiles = gradients(lambda *tensors: TiledAttention.apply(*tensors, mask, drop))
+    by_tiles = gradients(lambda *tensors: TiledAttention.apply(*tensors, None, mask, drop))
     for found, expected in zip(by_tiles, gradients(whole), strict=True):
         torch.testing.assert_close(found, expected, rtol=1e-11, atol=1e-12)
 

@@ -21,6 +21,7 @@ from attnbench.checking.case import TORCH_DTYPES, Case, build, set_dropout
 from attnbench.checking.diagnosis import describe, explain
 from attnbench.checking.reference import (
     PROBES,
+    TOKENS,
     FormError,
     Reference,
     VacuousError,
@@ -197,7 +198,10 @@ class Candidate:
         self.output = self.call()  # on the normal inputs
         self.first = self.conduct  # of the call on the normal inputs
         self.tolerance = 2 * normal.tolerance("output")  # how far two honest answers on them may be apart
-        self.sources = [name for name in ("key", "value", "context") if name in normal.inputs.tensors]  # rows of keys
+        self.tokens = {name: tensor for name, tensor in normal.inputs.tensors.items() if name in TOKENS}
+        self.sources = [name for name in ("key", "value", "context") if name in self.tokens]  # rows of keys
+        if normal.workload.layout == "value_in_key":
+            self.sources.remove("value")
         self.seen = oracle.row_mask(normal.workload, torch.arange(normal.workload.seq_len)).seen[:, 0]  # (B, T, S)
         hidden = (~self.seen).any(dim=0).any(dim=0).nonzero().flatten()
         self.hidden_key = int(hidden[-1]) if len(hidden) else None  # the last key that some query does not see
@@ -209,6 +213,8 @@ class Candidate:
     def call(self, **changed: Tensor) -> Tensor:
         """The output on the normal inputs, some of them replaced."""
         case = self.case()
+        if self.normal.workload.layout == "value_in_key" and "key" in changed:
+            changed["value"] = changed["key"][..., : self.normal.workload.value_dim]
         case.tensors.update(changed)
         with conduct.watched(case.tensors, case.mask) as self.conduct, case.grad_mode():
             output = case.output()
@@ -299,7 +305,7 @@ def draws_nothing(candidate: Candidate) -> str:
 def layouts(candidate: Candidate) -> str:
     """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps."""
     for name, change in LAYOUTS.items():
-        changed = {key: change(tensor) for key, tensor in candidate.normal.inputs.tensors.items()}
+        changed = {key: change(tensor) for key, tensor in candidate.tokens.items()}
         apart = _apart(candidate.call(**changed), candidate.output)
         if not apart <= candidate.tolerance:
             return (
@@ -310,7 +316,7 @@ def layouts(candidate: Candidate) -> str:
 
 def expanded(candidate: Candidate) -> str:
     """A batch that is one row expanded, with stride 0, gives what its copy in memory gives."""
-    shared = {name: tensor[:1].expand_as(tensor) for name, tensor in candidate.normal.inputs.tensors.items()}
+    shared = {name: tensor[:1].expand_as(tensor) for name, tensor in candidate.tokens.items()}
     copied = {name: tensor.contiguous() for name, tensor in shared.items()}
     apart = _apart(candidate.call(**shared), candidate.call(**copied))
     return "" if apart <= candidate.tolerance else f"inputs that are expanded give another answer: off by {apart:.3g}"

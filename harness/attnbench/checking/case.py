@@ -21,6 +21,7 @@ from attnbench.workloads.workload import Workload
 
 LEAST_DROPOUT, MOST_DROPOUT = 0.005, 0.995
 """What is dropped, or kept, more rarely than this would not show in as many weights as the check looks at."""
+QKV = ("query", "key", "value")
 TORCH_DTYPES = {name: getattr(torch, name) for name in ("float64", "float32", "bfloat16", "float16")}
 
 
@@ -30,6 +31,7 @@ class Inputs:
 
     Scope `attention`: query (B, H, T, K), key (B, G, S, K), value (B, G, S, V).
     Scope `module`: x (B, T, D) and, where S differs from T, context (B, S, D).
+    After these, in either scope, the workload's other operands: sinks (H,), and what a learned bias is looked up in.
     """
 
     tensors: dict[str, Tensor]
@@ -78,8 +80,18 @@ def draw_normal(workload: Workload, seed: int) -> Inputs:
             "key": normal(batch, groups, workload.kv_len, workload.head_dim),
             "value": normal(batch, groups, workload.kv_len, workload.value_dim),
         }
-    drawn = Inputs(tensors=tensors, weights=draw_weights(workload))
+    drawn = Inputs(tensors=tensors | draw_operands(workload, draws), weights=draw_weights(workload))
     return laid_out(drawn, workload).map(torch.Tensor.contiguous)  # equal where heads or batch rows share their memory
+
+
+def draw_operands(workload: Workload, draws: Generator) -> dict[str, Tensor]:
+    """The workload's other operands, standard normal; a sink takes about as much as all keys together."""
+    drawn = {
+        name: torch.randn(*shape, generator=draws, dtype=torch.float64) for name, shape in workload.operands.items()
+    }
+    if "sinks" in drawn:
+        drawn["sinks"] += math.log(workload.kv_len)
+    return drawn
 
 
 def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
@@ -87,11 +99,14 @@ def laid_out(inputs: Inputs, workload: Workload) -> Inputs:
 
     `transposed`: query, key and value are views of (B, T, H, K), as a projection yields them. `expanded`: key and value
     are those of head 0, expanded over the others with stride 0; `broadcast`: those of batch row 0, over the others.
+    `value_in_key`: a value is the first V numbers of its key, in the same memory.
     """
     tensors = dict(inputs.tensors)
     match workload.layout:
         case "transposed":
-            tensors = {name: each.transpose(1, 2).contiguous().transpose(1, 2) for name, each in tensors.items()}
+            tensors |= {name: tensors[name].transpose(1, 2).contiguous().transpose(1, 2) for name in QKV}
+        case "value_in_key":
+            tensors |= {"value": tensors["key"][..., : workload.value_dim]}
         case "expanded":
             tensors |= {name: tensors[name][:, :1].contiguous().expand_as(tensors[name]) for name in ("key", "value")}
         case "broadcast":
@@ -182,6 +197,11 @@ class Case:
             return self.tensors
         return self.tensors | {f"parameter {name}": value for name, value in self.module.named_parameters()}
 
+    @cached_property
+    def num_given(self) -> int:
+        """How many of the tensors are given to the module itself; the others are with the mask."""
+        return len(self.tensors) - len(self.workload.operands)
+
     def grad_mode(self) -> AbstractContextManager[Any]:
         """The gradient mode in which every call of this case is made."""
         return torch.set_grad_enabled(self.workload.direction != "inference")
@@ -189,6 +209,8 @@ class Case:
     def output(self) -> Tensor:
         """One forward call. Scope `attention`: (B, H, T, V); scope `module`: (B, T, D)."""
         result: Tensor
+        if len(self.tensors) > self.num_given:
+            self.mask.inputs = dict(list(self.tensors.items())[self.num_given :])
         if self.workload.scope == "attention":
             attend: Callable[..., Tensor] = self.module.attend  # type: ignore[assignment] # reason_against saw to it
             result = attend(self.tensors["query"], self.tensors["key"], self.tensors["value"], self.mask)
@@ -275,7 +297,9 @@ class Case:
 def bind(workload: Workload) -> BoundMask:
     """The workload's mask at its sizes on its device; cases of one workload may share it."""
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
-    return BoundMask(workload.mask_rule, sizes, device(workload.device).torch_device, num_heads=workload.num_heads)
+    where = device(workload.device).torch_device
+    scale = workload.scale or None
+    return BoundMask(workload.mask_rule, sizes, where, num_heads=workload.num_heads, scale=scale)
 
 
 def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:

@@ -493,7 +493,7 @@ def describe_weights(
         with torch.no_grad():
             return case.output()
 
-    mask = oracle.row_mask(workload, torch.arange(workload.seq_len))
+    mask = oracle.row_mask(workload, torch.arange(workload.seq_len), inputs=reference.drawn.tensors)
     right = oracle.weights(reference.drawn.tensors["query"], reference.drawn.tensors["key"], mask)
     actual = recover_weights(attend, inputs.tensors["value"]).double().cpu()
     ratio = (actual / right)[right > SMALL_WEIGHT]

@@ -4,9 +4,10 @@ It shares no code with any implementation, and reads key/value head h // (H / G)
 automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2.
 """
 
+import functools
 import math
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -50,6 +51,17 @@ class RowMask:
     num_heads: int
     rows: Tensor  # (R,) the queries' indices
     device: torch.device | str = "cpu"
+    scale: float | None = None  # None: 1 / sqrt(K)
+    inputs: Mapping[str, Tensor] = field(default_factory=dict)  # sinks, and what learned biases are looked up in
+
+    def scale_for(self, head_dim: int) -> float:
+        """What products of queries and keys of that width are multiplied by."""
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """The score of each head's sink (H, 1, 1), or None."""
+        return self.inputs["sinks"][:, None, None] if "sinks" in self.inputs else None
 
     @property
     def queries(self) -> Tensor:
@@ -71,25 +83,35 @@ class RowMask:
         return torch.from_numpy(rule.dense(*self.sizes, rows=self.rows.cpu().numpy()).copy())[:, None].to(self.device)
 
     def bias(self, part: Mask) -> Tensor:
-        """What an additive mask adds to the scores (H, R, S), in float64."""
-        _, query_len, key_len = self.sizes
+        """What an additive mask adds to the scores (H, R, S), in float64; a learned one also (B, H, R, S), as given."""
+        batch_size, query_len, key_len = self.sizes
+        if part.is_learned:
+            index = part.index(self.queries, self.keys, key_len - query_len, key_len)
+            row, head = torch.arange(batch_size)[:, None, None, None], torch.arange(self.num_heads)[:, None, None]
+            found: Tensor = part.looked_up(self.inputs, (row, head, self.queries), index)
+            return found
         per_head = torch.from_numpy(part.per_head(self.num_heads))[:, None, None]
         bias: Tensor = part.bias(per_head, self.queries.cpu(), self.keys.cpu(), key_len - query_len)
         return bias.double().to(self.device)
 
     @cached_property
     def biases(self) -> dict[Mask, Tensor]:
-        """The bias of each additive part (H, R, S), in float64."""
+        """What each additive part adds, as `bias` gives it."""
         return {part: self.bias(part) for part in self.rule.changes if part.is_additive}
 
-    def change(self, scores: Tensor, part: Mask, heads: int | slice = slice(None)) -> Tensor:
-        """The scores ([heads], R, S) as one part of the mask changes them, in their own dtype."""
-        return scores + self.biases[part][heads].to(scores.dtype) if part.is_additive else part.transform(scores)
+    def change(self, scores: Tensor, part: Mask, place: tuple[int, int] | None = None) -> Tensor:
+        """The scores (B, H, R, S), or (R, S) of one batch row and head, as one part of the mask changes them."""
+        if not part.is_additive:
+            return part.transform(scores)  # type: ignore[no-any-return]
+        bias = self.biases[part]
+        if place is not None:
+            bias = bias[place[4 - bias.dim() :]]  # of the batch row only where it has them
+        return scores + bias.to(scores.dtype)
 
-    def changed(self, scores: Tensor, heads: int | slice = slice(None)) -> Tensor:
-        """The scores ([heads], R, S) after every change, none hidden yet."""
+    def changed(self, scores: Tensor, place: tuple[int, int] | None = None) -> Tensor:
+        """The scores (B, H, R, S), or (R, S) of one batch row and head, after every change, none hidden yet."""
         for part in self.rule.changes:
-            scores = self.change(scores, part, heads)
+            scores = self.change(scores, part, place)
         return scores
 
     def derivative(self, scores: Tensor) -> Tensor:
@@ -101,10 +123,26 @@ class RowMask:
         return rate
 
 
-def row_mask(workload: Workload, rows: Tensor, device: torch.device | str = "cpu") -> RowMask:
-    """The workload's mask at those query rows."""
-    sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
-    return RowMask(rule=workload.mask_rule, sizes=sizes, num_heads=workload.num_heads, rows=rows, device=device)
+def row_mask(
+    workload: Workload,
+    rows: Tensor,
+    device: torch.device | str = "cpu",
+    inputs: Mapping[str, Tensor] | None = None,
+) -> RowMask:
+    """The workload's mask at those query rows; of the tensors of `inputs` it keeps the workload's operands.
+
+    They are those of all rows, and may be left out where the mask is only asked what it hides.
+    """
+    operands = {name: tensor for name, tensor in (inputs or {}).items() if name in workload.operands}
+    return RowMask(
+        rule=workload.mask_rule,
+        sizes=(workload.batch_size, workload.seq_len, workload.kv_len),
+        num_heads=workload.num_heads,
+        rows=rows,
+        device=device,
+        scale=workload.scale or None,
+        inputs=operands,
+    )
 
 
 def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
@@ -117,11 +155,15 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     for row in range(batch_size):
         for head in range(num_heads):
             group = head // (num_heads // key.shape[1])
-            scores = query[row, head] @ key[row, group].T / math.sqrt(head_dim)  # (R,S)
-            scores = mask.changed(scores, head).where(mask.seen[row, 0], -math.inf)
+            scores = query[row, head] @ key[row, group].T * mask.scale_for(head_dim)  # (R,S)
+            scores = mask.changed(scores, (row, head)).where(mask.seen[row, 0], -math.inf)
             largest = scores.max(dim=1, keepdim=True).values.clamp(min=torch.finfo(scores.dtype).min)
+            if mask.sinks is not None:
+                largest = torch.maximum(largest, mask.sinks[head])
             powers = (scores - largest).exp()
             total = powers.sum(dim=1, keepdim=True)
+            if mask.sinks is not None:
+                total = total + (mask.sinks[head] - largest).exp()
             weights = powers / total.where(total > 0, 1.0)
             results.append(weights @ value[row, group])  # (R,V)
     return torch.stack(results).reshape(batch_size, num_heads, num_rows, value.shape[-1])
@@ -130,36 +172,62 @@ def attend(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
 def textbook(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
     """The plain textbook form, all heads at once, in the dtype of its inputs: a yardstick of the check."""
     scores = _masked_scores(query, _all_heads(key, query), mask)
-    return torch.softmax(scores, dim=-1).nan_to_num(0.0) @ _all_heads(value, query)
+    if mask.sinks is not None:
+        scores = torch.cat([scores, mask.sinks.expand(*scores.shape[:-1], 1)], dim=-1)
+    return torch.softmax(scores, dim=-1).nan_to_num(0.0)[..., : key.shape[2]] @ _all_heads(value, query)
 
 
 class _Recomputed(torch.autograd.Function):
     """Attention whose backward pass recomputes the weights from the rows' logsumexp, each step written out."""
 
     @staticmethod
-    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:  # noqa: ANN401
-        """All heads alike: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V)."""
+    def forward(  # noqa: PLR0913, PLR0917 - every tensor that has a gradient
+        ctx: Any,  # noqa: ANN401
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        learned: Tensor | None,
+        sinks: Tensor | None,
+        mask: RowMask,
+    ) -> Tensor:
+        """All heads alike: (B, H, R, K), (B, H, S, K), (B, H, S, V) -> (B, H, R, V).
+
+        `learned` is the sum of the learned biases, which broadcasts to (B, H, R, S), `sinks` is (H, 1, 1).
+        """
         scores = _masked_scores(query, key, mask)
         logsumexp = scores.logsumexp(dim=-1, keepdim=True)
+        if sinks is not None:
+            logsumexp = torch.logaddexp(logsumexp, sinks)
         out = (scores - logsumexp).exp().nan_to_num(0.0) @ value
         signs = torch.randint(2, out.shape, generator=torch.Generator().manual_seed(0)) * 2 - 1
         moved = out * (1 + torch.finfo(out.dtype).eps / 2 * signs.to(out.device))
-        ctx.save_for_backward(query, key, value, logsumexp, moved.to(out.dtype))
-        ctx.mask = mask
+        ctx.save_for_backward(query, key, value, logsumexp, moved.to(out.dtype), sinks)
+        ctx.mask, ctx.learned = mask, None if learned is None else learned.shape
         return out
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, Tensor, None]:  # noqa: ANN401
-        """Equations of FlashAttention-2, algorithm 2, without its tiles; then back through the change of the scores."""
-        query, key, value, logsumexp, out = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
+        """Equations of FlashAttention-2, algorithm 2, without its tiles; then back through the change of the scores.
+
+        A sink is one more key with value 0: its score's gradient is its weight times 0 - `along`.
+        """
+        query, key, value, logsumexp, out, sinks = ctx.saved_tensors
         (grad_out,) = grads
-        scores = (query @ key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
+        scale = ctx.mask.scale_for(query.shape[-1])
+        scores = (query @ key.transpose(-2, -1)) * scale
         masked = ctx.mask.changed(scores).masked_fill(~ctx.mask.seen, -math.inf)
         weights = (masked - logsumexp).exp().nan_to_num(0.0)
         along = (grad_out * out).sum(dim=-1, keepdim=True)
         grad_changed = weights * (grad_out @ value.transpose(-2, -1) - along)
-        grad_scores = grad_changed * ctx.mask.derivative(scores) / math.sqrt(query.shape[-1])
-        return grad_scores @ key, grad_scores.transpose(-2, -1) @ query, weights.transpose(-2, -1) @ grad_out, None
+        grad_scores = grad_changed * ctx.mask.derivative(scores) * scale
+        return (
+            grad_scores @ key,
+            grad_scores.transpose(-2, -1) @ query,
+            weights.transpose(-2, -1) @ grad_out,
+            None if ctx.learned is None else grad_changed.sum_to_size(ctx.learned),
+            None if sinks is None else ((sinks - logsumexp).exp() * -along).sum_to_size(sinks.shape),
+            None,
+        )
 
 
 def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tensor:
@@ -169,7 +237,10 @@ def recomputed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Tens
 
     Source: https://arxiv.org/abs/2307.08691, algorithm 2.
     """
-    out: Tensor = _Recomputed.apply(query, _all_heads(key, query), _all_heads(value, query), mask)  # type: ignore[no-untyped-call]
+    biases = [mask.bias(part) for part in mask.rule.changes if part.is_learned]
+    learned = functools.reduce(torch.add, biases) if biases else None
+    key, value = _all_heads(key, query), _all_heads(value, query)
+    out: Tensor = _Recomputed.apply(query, key, value, learned, mask.sinks, mask)  # type: ignore[no-untyped-call]
     return out
 
 
@@ -178,7 +249,7 @@ def _all_heads(tensor: Tensor, query: Tensor) -> Tensor:
 
 
 def _masked_scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
-    scores = (query @ key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
+    scores = (query @ key.transpose(-2, -1)) * mask.scale_for(query.shape[-1])
     return mask.changed(scores).masked_fill(~mask.seen, -math.inf)
 
 
@@ -213,7 +284,8 @@ def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend
     Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D), or (B, R, H*V) where there is no output projection.
     """
     query, key, value = heads(workload, inputs, rows)
-    return output(workload, form(query, key, value, row_mask(workload, rows, query.device)), inputs.weights)
+    attended = form(query, key, value, row_mask(workload, rows, query.device, inputs.tensors))
+    return output(workload, attended, inputs.weights)
 
 
 def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> Tensor:
@@ -224,7 +296,7 @@ def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], objec
 
     def attended_by(rows: Tensor) -> Tensor:
         on_step()
-        return textbook(query[:, :, rows], key, value, row_mask(workload, rows, query.device))
+        return textbook(query[:, :, rows], key, value, row_mask(workload, rows, query.device, inputs.tensors))
 
     every = torch.arange(workload.seq_len)
     query, key, value = heads(workload, inputs, every)
@@ -255,16 +327,16 @@ def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Ten
 
 
 def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
-    """A bound on the size of the scores that get weight: the longest query times the longest key / sqrt(K).
+    """A bound on the size of the scores that get weight: the longest query times the longest key, scaled.
 
     (Cauchy-Schwarz.) A bias moves them by as much as the best one that a row sees; a softcap squashes them.
     """
     query, key, _ = heads(workload, inputs, rows)
-    bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() / math.sqrt(query.shape[-1])
-    mask = row_mask(workload, rows)
+    bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() * workload.score_scale
+    mask = row_mask(workload, rows, inputs=inputs.tensors)
     for part in mask.rule.changes:
         if part in mask.biases:
-            best = mask.biases[part].masked_fill(~mask.seen[:, 0].any(dim=0), -math.inf).amax(dim=-1)  # (H,R)
+            best = mask.biases[part].masked_fill(~mask.seen[:, 0].any(dim=0), -math.inf).amax(dim=-1)  # (..., R)
             bound = bound + best.abs().where(best.isfinite(), 0.0).max()
         else:
             bound = part.transform(bound)

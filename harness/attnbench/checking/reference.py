@@ -55,6 +55,7 @@ LARGE_TOKENS = {"float16": 8.0, "bfloat16": 8.0, "float32": 30.0, "float64": 30.
 """In half precision less: a rounding of a projected query or key would decide between keys."""
 SCREENED = "needles"
 """The probe on which every row of a long output is looked at: no row is the mean of many values, and so nearly 0."""
+TOKENS = ("query", "key", "value", "x", "context")
 NUM_SUSPECTS = 8
 """So many rows, those furthest from an honest evaluation, are put to the oracle as well as those that were chosen."""
 LENIENCY_OF_LARGE = 4.0
@@ -150,8 +151,8 @@ def draw_large(workload: Workload, seed: int) -> Inputs:
     if workload.scope == "module" or workload.head_dim == 1:
         return _times(draw_normal(workload, seed), LARGE_TOKENS[workload.dtype])
     is_narrow = workload.dtype == "float16"
-    root = math.sqrt(workload.head_dim)
-    return _pointed(workload, seed, min(LARGEST_LOGIT, LARGEST_PRODUCT / root) if is_narrow else LARGEST_LOGIT)
+    most = LARGEST_PRODUCT * workload.score_scale
+    return _pointed(workload, seed, min(LARGEST_LOGIT, most) if is_narrow else LARGEST_LOGIT)
 
 
 def draw_huge(workload: Workload, seed: int) -> Inputs:
@@ -168,7 +169,7 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
     if workload.scope == "module":
         if workload.embed_dim == 1:
             raise VacuousError("tokens of one number cannot say how far their scores are moved")
-        return _shifted(draw_large(workload, seed), size, generator(workload.seed, 6, seed))
+        return _shifted(draw_large(workload, seed), size, workload.score_scale, generator(workload.seed, 6, seed))
     if workload.head_dim == 1:
         raise VacuousError("keys of one number cannot all have large scores")
     return _pointed(workload, seed, size)
@@ -177,6 +178,7 @@ def draw_huge(workload: Workload, seed: int) -> Inputs:
 def _pointed(workload: Workload, seed: int, size: float) -> Inputs:
     """Normal inputs with queries that point at keys that they see, at scores of that size: see `draw_large`."""
     inputs, root = draw_normal(workload, seed), math.sqrt(workload.head_dim)
+    of_one = size / (workload.head_dim * workload.score_scale)  # keys have length sqrt(K)
     draws = generator(workload.seed, 5, seed)
     key = inputs.tensors["key"].clone()
     key[..., 1:] *= root / key[..., 1:].norm(dim=-1, keepdim=True)
@@ -188,12 +190,12 @@ def _pointed(workload: Workload, seed: int, size: float) -> Inputs:
         visible.append(target.where(seen.gather(2, target[..., None])[..., 0], _last_seen(seen)))
     targets = torch.cat(visible, dim=1)[:, None, :, None]  # (B,1,T,1)
     spread = repeat_heads(key, workload.num_heads)
-    query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (POINTED * size / root)
-    query[..., 0] = (1 - POINTED) * size * (torch.randint(2, query.shape[:-1], generator=draws) * 2 - 1)
+    query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (POINTED * of_one)
+    query[..., 0] = (1 - POINTED) * of_one * root * (torch.randint(2, query.shape[:-1], generator=draws) * 2 - 1)
     return replace(inputs, tensors=inputs.tensors | {"query": query, "key": key})
 
 
-def _shifted(inputs: Inputs, shift: float, draws: Generator) -> Inputs:
+def _shifted(inputs: Inputs, shift: float, scale: float, draws: Generator) -> Inputs:
     """The inputs of scope `module` with every score of a query `shift` higher, or lower, in random turn.
 
     The first number of a query's token says which; the second of a key's token is the same for all. One more column of
@@ -207,7 +209,7 @@ def _shifted(inputs: Inputs, shift: float, draws: Generator) -> Inputs:
     keys[..., 1] = 1.0
     weights = inputs.weights.map(torch.clone)
     head_dim = weights.query.shape[1]
-    each = math.sqrt(shift / math.sqrt(head_dim))  # K of these squared, divided by sqrt(K), are the shift
+    each = math.sqrt(shift / (head_dim * scale))  # K of these squared, scaled, are the shift
     weights.query[:, :, :2] = torch.tensor([each, 0.0])
     weights.key[:, :, :2] = torch.tensor([0.0, each])
     return Inputs(tensors=tensors | {source: keys}, weights=weights)
@@ -227,7 +229,8 @@ def draw_equal(workload: Workload, seed: int) -> Inputs:
 
 
 def _times(inputs: Inputs, factor: float) -> Inputs:
-    return replace(inputs, tensors={name: factor * tensor for name, tensor in inputs.tensors.items()})
+    times = {name: factor * tensor for name, tensor in inputs.tensors.items() if name in TOKENS}
+    return replace(inputs, tensors=inputs.tensors | times)
 
 
 PROBES: dict[str, Callable[[Workload, int], Inputs]] = {
@@ -412,12 +415,14 @@ def rounding_band(reference: Tensor, scale: float, workload: Workload, score_bou
 
 
 def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
-    """For each tensor the largest value among those of its kind: output, gradients of inputs, gradients of weights.
+    """For each tensor the largest value among those of its kind: output, gradients of tokens, gradients of weights.
 
-    Gradients of one kind are sums of terms of one size; where they cancel in one tensor, their roundings remain.
+    Gradients of one kind are sums of terms of one size; where they cancel in one tensor, their roundings remain. Any
+    other operand is a kind of its own: a sink's gradient is a sum over all queries.
     """
     sizes = {name: float(tensor.abs().max()) for name, tensor in expected.items()}
-    kinds = {name: (name.startswith("gradient"), name.endswith("weights")) for name in expected}
+    tokens = {f"gradient of {name}" for name in TOKENS}
+    kinds = {name: "tokens" if name in tokens else "weights" * name.endswith(" weights") or name for name in expected}
     return {name: max(size for other, size in sizes.items() if kinds[other] == kinds[name]) for name in sizes}
 
 

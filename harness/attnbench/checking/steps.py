@@ -17,7 +17,7 @@ from torch import Tensor
 
 from attnbench.checking.case import Inputs
 from attnbench.checking.oracle import RowMask, row_mask
-from attnbench.contract import Weights, repeat_heads
+from attnbench.contract import Weights, repeat_heads, softmax_with_sinks
 from attnbench.workloads.workload import Workload
 
 Condition = Callable[[Workload], bool]
@@ -53,7 +53,7 @@ def heads(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> tuple[Ten
 
 def scores(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """(B, H, R, K), (B, H, S, K) -> (B, H, R, S)."""
-    return product(query, key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
+    return product(query, key.transpose(-2, -1)) * mask.scale_for(query.shape[-1])
 
 
 def hide(scores: Tensor, seen: Tensor) -> Tensor:
@@ -67,9 +67,9 @@ def masked_scores(scores: Tensor, mask: RowMask) -> Tensor:
 
 
 def weights(masked: Tensor, mask: RowMask) -> Tensor:
-    """Softmax over the keys; a query that sees no key gives each of them 0."""
+    """Softmax over the keys and the head's sink, if there is one; a query that sees no key gives each of them 0."""
     empty = (masked == -math.inf).all(dim=-1, keepdim=True)
-    return masked.softmax(dim=-1).masked_fill(empty, 0.0)
+    return softmax_with_sinks(masked, mask.sinks).masked_fill(empty, 0.0)
 
 
 def context(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor:
@@ -147,7 +147,7 @@ class Textbook:
     def __init__(self, workload: Workload, inputs: Inputs, rows: Tensor) -> None:
         """Compute every step on inputs of any dtype."""
         self.is_module = workload.scope == "module"
-        self.inputs, self.mask = inputs, row_mask(workload, rows)
+        self.inputs, self.mask = inputs, row_mask(workload, rows, inputs=inputs.tensors)
         if self.is_module:
             x = inputs.tensors["x"]
             self.tokens = (x[:, rows], inputs.tensors.get("context", x))
@@ -229,10 +229,9 @@ class Mistake:
     def answer(self, workload: Workload, rows: Tensor) -> Callable[[Inputs], Tensor]:
         """A function of inputs that returns the wrong output at those query rows (B, H, R, V) or (B, R, D)."""
         chosen = torch.arange(workload.seq_len) if self.needs_all_rows else rows
-        mask = row_mask(workload, chosen)
 
         def ask(inputs: Inputs) -> Tensor:
-            tensors = inputs.tensors
+            tensors, mask = inputs.tensors, row_mask(workload, chosen, inputs=inputs.tensors)
             if workload.scope == "attention":
                 query = tensors["query"][:, :, chosen]
                 made = attend(query, tensors["key"], tensors["value"], mask, self.changes)["context"]

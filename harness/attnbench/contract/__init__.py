@@ -9,8 +9,9 @@ torch.compile as this project uses it.
 
 import importlib.util
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass, fields
+from functools import partial
 from importlib.machinery import PathFinder
 from typing import Any
 
@@ -30,7 +31,7 @@ from attnbench.workloads.masks import (
     attention_window,
     not_a_window,
 )
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import FEATURES, Workload
 
 __all__ = [
     "Attention",
@@ -55,6 +56,7 @@ __all__ = [
     "only_on",
     "product_flops",
     "repeat_heads",
+    "softmax_with_sinks",
     "without_attend",
 ]
 
@@ -188,6 +190,21 @@ def repeat_heads(tensor: Tensor, num_heads: int) -> Tensor:
     return tensor if group_size == 1 else tensor.repeat_interleave(group_size, dim=1)
 
 
+def softmax_with_sinks(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Softmax over the keys, the last axis, where `sinks` is the score of one more key, whose value is 0.
+
+    `sinks` broadcasts to (..., T, 1), as (H, 1, 1) does to that of scores (B, H, T, S); without sinks it is the plain
+    softmax. A query that sees no key gives 0 where there are sinks, and NaN where there are none.
+
+    Source: gpt-oss, https://arxiv.org/abs/2508.10925, section 2.2, and `sdpa` in
+    https://github.com/openai/gpt-oss/blob/main/gpt_oss/torch/model.py
+    """
+    if sinks is None:
+        return scores.softmax(dim=-1)
+    one_more = sinks.to(scores.dtype).expand(*scores.shape[:-1], 1)
+    return torch.cat([scores, one_more], dim=-1).softmax(dim=-1)[..., :-1]
+
+
 class CanonicalAttention(Attention):
     """Attention whose parameters are the canonical weights: query (H, K, D), key (G, K, D), value (G, V, D), biases.
 
@@ -214,6 +231,18 @@ def supports_everything(workload: Workload) -> str | None:  # noqa: ARG001 - the
     return None
 
 
+def _reason_against(
+    unsupported: Callable[[Workload], str | None], features: frozenset[str], workload: Workload
+) -> str | None:
+    """What an implementation itself says, or the first feature that it does not take."""
+    if reason := unsupported(workload):
+        return reason
+    for needed in workload.features:
+        if needed not in features:
+            return f"it does not take {FEATURES[needed].partition(' (')[0].partition(',')[0]}"
+    return None
+
+
 @dataclass(frozen=True, kw_only=True)
 class Implementation:
     """What a file in implementations/ holds: how to build the module, where the idea is from, what it cannot do.
@@ -228,9 +257,10 @@ class Implementation:
     `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which
     is a number or an `nn.Dropout`.
     `compiles` says that it compiles for every new size, for seconds: it is tried at few lengths before its own.
+    `features` are those of FEATURES that it takes; a workload that needs another is unsupported.
 
     Raises:
-        ValueError: there is no such backend.
+        ValueError: there is no such backend or feature.
     """
 
     build: Callable[[Weights], nn.Module]
@@ -240,11 +270,16 @@ class Implementation:
     backend: str = ""
     has_dropout: bool = False
     compiles: bool = False
+    features: Collection[str] = ()
 
     def __post_init__(self) -> None:
-        """Check the backend."""
+        """Check the backend and the features; `unsupported` speaks of the features, too, from here on."""
         if self.backend not in {"", *BACKENDS}:
             raise ValueError(f"backend={self.backend} is not allowed: it is one of {', '.join(BACKENDS)}, or empty")
+        if isinstance(self.features, str) or (strange := set(self.features) - set(FEATURES)):
+            given = self.features if isinstance(self.features, str) else ", ".join(sorted(strange))
+            raise ValueError(f"features={given!r} is not allowed: it is a collection of {', '.join(FEATURES)}")
+        object.__setattr__(self, "unsupported", partial(_reason_against, self.unsupported, frozenset(self.features)))
 
 
 def is_on(kind: str, workload: Workload) -> bool:

@@ -1,6 +1,6 @@
 """A mask bound to the sizes of a workload, as tensors on a device. Shapes as in the contract."""
 
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Mapping
 from functools import cached_property
 from typing import Any, TypeVar
 
@@ -12,20 +12,33 @@ from attnbench.workloads.masks import Causal, Mask, Padding
 
 ALL = slice(None)
 Index = int | slice
+Places = tuple[Index, Index, Index, Index]
+EVERYWHERE: Places = (ALL, ALL, ALL, ALL)
+"""Batch rows, heads, queries, keys."""
 Kept = TypeVar("Kept")
 KEPT_FORMS = ("_table", "per_head", "visible", "hidden", "empty")
 
 
 class BoundMask:
-    """A mask at one batch size, query length, key length and number of heads on one device.
+    """All that is done to the products of query and key before their softmax, at one workload's sizes on one device.
 
+    They are multiplied by the scale, changed by the mask, hidden by it, and joined by the sinks.
     Tensors are made at first use and kept, so that a call after the first pays nothing for them; they count as inputs.
+    `inputs` are those that a call is given besides query, key and value, by name: what is made of them is not kept.
     """
 
     def __init__(
-        self, rule: Mask, sizes: tuple[int, int, int], device: torch.device | str, *, num_heads: int = 0
+        self,
+        rule: Mask,
+        sizes: tuple[int, int, int],
+        device: torch.device | str,
+        *,
+        num_heads: int = 0,
+        scale: float | None = None,
     ) -> None:
         """Bind `rule` to `sizes` (B, T, S).
+
+        `scale` is None where it is 1 / sqrt(K), as in scaled_dot_product_attention.
 
         Raises:
             ValueError: the mask changes scores, which it does for each head, and `num_heads` is not given.
@@ -35,6 +48,8 @@ class BoundMask:
         self.rule = rule
         self.sizes = sizes
         self.num_heads = num_heads
+        self.scale = scale
+        self.inputs: Mapping[str, Tensor] = {}
         self.device = torch.device(device)
         self.changes_scores = rule.changes_scores  # by `adjust`; else the mask only hides keys
         self.is_none = not (rule.hides or rule.changes_scores)  # every key is visible and keeps its score
@@ -43,6 +58,15 @@ class BoundMask:
         self._table = on_device(rule.table(*sizes), self.device)
         self.per_head = [on_device(part.per_head(num_heads), self.device) for part in rule.changes]
         self._forms: dict[Hashable, Any] = {}
+
+    def scale_for(self, head_dim: int) -> float:
+        """What products of queries and keys of that width are multiplied by."""
+        return head_dim**-0.5 if self.scale is None else self.scale
+
+    @property
+    def sinks(self) -> Tensor | None:
+        """The score of each head's sink (H,), in the dtype of the inputs; None where there are none."""
+        return self.inputs.get("sinks")
 
     def keep(self, name: Hashable, make: Callable[[], Kept]) -> Kept:
         """The result of `make`, called at the first use of this name: a form of the mask that few kernels need."""
@@ -57,15 +81,18 @@ class BoundMask:
         A form that an implementation keeps under a name of its own is that implementation's.
         """
         anew, changed = BoundMask(self.rule, self.sizes, self.device, num_heads=self.num_heads), []
+        anew.inputs = self.inputs
         for name in KEPT_FORMS:
             if name in vars(self) and not _are_equal(vars(self)[name], getattr(anew, name)):
                 vars(self)[name] = getattr(anew, name)
                 changed.append(name.lstrip("_"))
         for key, form in self._forms.items():
-            if isinstance(key, torch.dtype):
+            if isinstance(key, int):
+                right, words = anew.index(key), f"index of bias {key}"
+            elif isinstance(key, torch.dtype):
                 right, words = anew.bias(key), f"bias in {key}"
             elif isinstance(key, tuple) and len(key) == 2 and isinstance(key[1], torch.dtype):  # noqa: PLR2004
-                right, words = anew._added(*key, (ALL, ALL, ALL)), f"bias {key[0]} in {key[1]}"
+                right, words = anew._added(*key, EVERYWHERE), f"bias {key[0]} in {key[1]}"
             else:
                 continue
             if not _are_equal(form, right):
@@ -108,7 +135,8 @@ class BoundMask:
     def bias(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as numbers to add to the scores, broadcastable to (B, H, T, S), -inf where hidden.
 
-        None for the mask `none`, and where the change depends on the score, as with softcap.
+        None for the mask `none`, and where the change depends on the score, as with softcap. A learned bias is looked
+        up each time, with its gradient.
         """
         if self.is_none or not self.rule.is_additive:
             return None
@@ -116,24 +144,27 @@ class BoundMask:
         def make() -> Tensor:
             added = torch.zeros(1, 1, 1, 1, dtype=dtype, device=self.device)
             for number in range(len(self.rule.changes)):
-                added = added + self._added(number, dtype, (ALL, ALL, ALL))
+                added = added + self._added(number, dtype, EVERYWHERE)
             return added if self.hidden is None else torch.where(self.hidden, -torch.inf, added)
 
-        return self.keep(dtype, make)
+        return make() if self.rule.is_learned else self.keep(dtype, make)
 
     def explicit(self, dtype: torch.dtype) -> Tensor | None:
         """The mask as one tensor, for a call that takes either: boolean, True where visible, or the `bias`; or None."""
         return self.bias(dtype) if self.changes_scores else self.visible
 
-    def adjust(self, scores: Tensor, *, heads: Index = ALL, queries: Index = ALL, keys: Index = ALL) -> Tensor:
+    def adjust(
+        self, scores: Tensor, *, rows: Index = ALL, heads: Index = ALL, queries: Index = ALL, keys: Index = ALL
+    ) -> Tensor:
         """The scores as the mask changes them, before keys are hidden; unchanged under a mask that only hides.
 
-        `scores` are those of (..., H, T, S) at [..., heads, queries, keys]: a number removes its axis, as in indexing.
-        The bias of a tile is computed from the rule; that of whole rows is kept from the first use.
+        `scores` are those of (B, H, T, S) at [rows, heads, queries, keys]: a number removes its axis, as in indexing.
+        The bias of a tile is computed from the rule; that of whole rows is kept from the first use; a learned one is
+        looked up.
         """
         for number, part in enumerate(self.rule.changes):
             if part.is_additive:
-                scores = scores + self._kept(number, scores.dtype, (heads, queries, keys))
+                scores = scores + self._kept(number, scores.dtype, (rows, heads, queries, keys))
             else:
                 scores = part.transform(scores)
         return scores
@@ -147,29 +178,43 @@ class BoundMask:
         rate = torch.ones_like(scores)
         for number, part in enumerate(self.rule.changes):
             if part.is_additive:
-                scores = scores + self._kept(number, scores.dtype, (heads, queries, keys))
+                scores = scores + self._kept(number, scores.dtype, (ALL, heads, queries, keys))
             else:
                 rate, scores = rate * part.derivative(scores), part.transform(scores)
         return rate
 
-    def _kept(self, number: int, dtype: torch.dtype, places: tuple[Index, Index, Index]) -> Tensor:
-        """The bias of a part at those heads, queries and keys; kept where queries and keys are not cut into tiles."""
-        heads, queries, keys = places
-        if any(isinstance(index, slice) and index != ALL for index in (queries, keys)):
+    def _kept(self, number: int, dtype: torch.dtype, places: Places) -> Tensor:
+        """The bias of a part at those places; kept where it is not learned, and is of whole rows."""
+        _, heads, queries, keys = places
+        is_tile = any(isinstance(index, slice) and index != ALL for index in (queries, keys))
+        if is_tile or self.rule.changes[number].is_learned:
             return self._added(number, dtype, places)
-        whole = self.keep((number, dtype), lambda: self._added(number, dtype, (ALL, ALL, ALL)))
+        whole = self.keep((number, dtype), lambda: self._added(number, dtype, EVERYWHERE))
         return whole[heads, queries, keys]
 
-    def _added(self, number: int, dtype: torch.dtype, places: tuple[Index, Index, Index]) -> Tensor:
-        """The same from the rule, in float64 and rounded once."""
-        sizes = (self.num_heads, *self.sizes[1:])
+    def _added(self, number: int, dtype: torch.dtype, places: Places) -> Tensor:
+        """The same afresh: looked up, or from the rule, in float64 and rounded once.
+
+        A learned one begins with the batch rows; any other is the same in all of them, and begins with the heads.
+        """
+        part, sizes = self.rule.changes[number], (self.sizes[0], self.num_heads, *self.sizes[1:])
         indices = [torch.arange(size, device=self.device)[index] for size, index in zip(sizes, places, strict=True)]
         after = [sum(later.dim() for later in indices[place + 1 :]) for place in range(len(indices))]
-        head, query, key = (index[(..., *[None] * count)] for index, count in zip(indices, after, strict=True))
-        bias: Tensor = self.rule.changes[number].bias(
-            self.per_head[number][head], query, key, self.sizes[2] - self.sizes[1]
-        )
+        row, head, query, key = (index[(..., *[None] * count)] for index, count in zip(indices, after, strict=True))
+        if part.is_learned:
+            index = self.index(number)
+            if places[2:] != (ALL, ALL):
+                index = tuple(each.expand(self.sizes[1:])[places[2:]] for each in index)
+            return part.looked_up(self.inputs, (row, head, query), index).to(dtype)
+        bias: Tensor = part.bias(self.per_head[number][head], query, key, self.sizes[2] - self.sizes[1])
         return bias.to(dtype)
+
+    def index(self, number: int) -> tuple[Tensor, ...]:
+        """Where the learned bias of a part is looked up, each broadcastable to (T, S); kept from the first use."""
+        _, query_len, key_len = self.sizes
+        query, key = torch.arange(query_len, device=self.device)[:, None], torch.arange(key_len, device=self.device)
+        part = self.rule.changes[number]
+        return self.keep(number, lambda: part.index(query, key, key_len - query_len, key_len))
 
 
 def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - tensors, perhaps several, or what is none

@@ -7,8 +7,9 @@ It is always given query (B, H, T, K), key and value by position. Whatever else 
 - `mask`: boolean, True where a key is visible, broadcastable to (B, H, T, S); or None.
 - `is_causal`: whether the mask is the causal one, aligned at the start; then `mask` is None.
 - `bias`: numbers to add to the scores, broadcastable to (B, H, T, S), as ALiBi has them; or None. A function without
-  `mask` finds -inf there where a key is hidden.
-- `scale`: 1 / sqrt(K), which the products of query and key are multiplied by.
+  `mask` finds -inf there where a key is hidden. A learned bias has a gradient.
+- `scale`: what the products of query and key are multiplied by, 1 / sqrt(K) or as the workload says.
+- `sinks`: for each head (H,) the score of one more key, whose value is 0; or None.
 - `num_kv_heads`: G. Key (B, G, S, K) and value (B, G, S, V) are then as they are; otherwise each key/value head is
   repeated for the query heads that read it, (B, H, S, K) and (B, H, S, V).
 - `dropout`: the share of the weights to drop.
@@ -26,7 +27,7 @@ from torch import Tensor, nn
 from attnbench.contract import Attention, BoundMask, Implementation, repeat_heads
 from attnbench.plugins import KEYWORDS, given_words
 from attnbench.workloads.masks import Causal, Mask
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import FEATURES, Workload
 
 BY_POSITION = ("query", "key", "value")
 MEANT = {
@@ -36,6 +37,9 @@ MEANT = {
     "softmax_scale": "scale",
     "sm_scale": "scale",
     "scaling": "scale",
+    "s_aux": "sinks",
+    "sink": "sinks",
+    "learnable_sink": "sinks",
     "attn_bias": "bias",
     "alibi": "bias",
     "dropout_p": "dropout",
@@ -78,7 +82,9 @@ def from_function(function: Callable[..., Tensor], spec: str, *, source: str = "
             else:
                 key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
             if "scale" in named:
-                given["scale"] = query.shape[-1] ** -0.5
+                given["scale"] = mask.scale_for(query.shape[-1])
+            if "sinks" in named:
+                given["sinks"] = mask.sinks
             if "dropout" in named:
                 given["dropout"] = self.dropout
             try:
@@ -97,11 +103,17 @@ def from_function(function: Callable[..., Tensor], spec: str, *, source: str = "
         otherwise = _asked_in_other_words(function)
         if workload.dropout > 0 and "dropout" not in named:
             return f"{_lacks('dropout', otherwise)}, the share of the weights to drop"
+        for feature, name in (("scale", "scale"), ("sinks", "sinks")):
+            if feature in workload.features and name not in named:
+                return f"{_lacks(name, otherwise)}, and the workload has {FEATURES[feature].partition(' (')[0]}"
         return _reason_in_mask(named, workload.mask_rule, otherwise)
 
-    described = f"{source or spec}, given {given_words(named)}"
     return Implementation(
-        build=FunctionAttention, source=described, unsupported=unsupported, has_dropout="dropout" in named
+        build=FunctionAttention,
+        source=f"{source or spec}, given {given_words(named)}",
+        unsupported=unsupported,
+        has_dropout="dropout" in named,
+        features=tuple(FEATURES),
     )
 
 
@@ -222,10 +234,9 @@ def _hides_the_future(rule: Mask) -> bool:
 def _changes(mask: BoundMask, dtype: torch.dtype, spec: str) -> Tensor:
     """What the mask adds to scores, without what it hides: broadcastable to (B, H, T, S), made at the first use.
 
-    Each function has its own: one that writes into it misleads no other.
+    Each function has its own: one that writes into it misleads no other. A learned bias is looked up each time.
     """
-    zero = (1, 1, 1, 1)
-    return mask.keep(
-        (spec, "changes of scores alone", dtype),
-        lambda: mask.adjust(torch.zeros(zero, dtype=dtype, device=mask.device)),
-    )
+    zero = torch.zeros((1, 1, 1, 1), dtype=dtype, device=mask.device)
+    if mask.rule.is_learned:
+        return mask.adjust(zero)
+    return mask.keep((spec, "changes of scores alone", dtype), lambda: mask.adjust(zero))

@@ -223,6 +223,7 @@ def compare(implementation: Implementation | str, walk: Walkthrough) -> OracleDi
     if isinstance(module, _Trouble):
         return OracleDiff(walk=walk, comparisons=(Comparison("output", right, module),))
     x = placed.tensors["x"]
+    mask.inputs = {name: tensor for name, tensor in placed.tensors.items() if name in workload.operands}
     output = Comparison("output", right, _asked(lambda: module(x.clone(), None, mask=mask)))
     comparisons: list[Comparison] = []
     unseen = []
@@ -257,7 +258,8 @@ def _weights_and_context(module: Any, workload: Workload, inputs: Inputs, mask: 
     """The weights that the module uses on the oracle's query and key, then its context."""
     x = inputs.tensors["x"]
     query, key, value = (tensor.float() for tensor in oracle.project(x, x, inputs.weights))
-    rows = oracle.row_mask(workload, torch.arange(workload.seq_len))
+    rows = oracle.row_mask(workload, torch.arange(workload.seq_len), inputs=inputs.tensors)
+    mask.inputs = {name: tensor.float() for name, tensor in rows.inputs.items()}
     right = oracle.attend(query.double(), key.double(), value.double(), rows)
 
     def actual(values: Tensor) -> Any:  # noqa: ANN401 - whatever it gives

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import oracle, steps
-from attnbench.checking.case import Inputs, draw_weights, generator
+from attnbench.checking.case import Inputs, draw_operands, draw_weights, generator
 from attnbench.units import plain
 from attnbench.workloads import sweep
 from attnbench.workloads.masks import Causal, Mask
@@ -174,7 +174,8 @@ def inputs(words: Sequence[str], point: Workload) -> Inputs:
         digest = int.from_bytes(hashlib.sha256(word.encode(errors="surrogateescape")).digest()[:6], "big")
         draws = generator(point.seed, 4, digest)
         rows.append(torch.randn(point.embed_dim, generator=draws, dtype=torch.float64))
-    drawn = Inputs(tensors={"x": torch.stack(rows)[None]}, weights=draw_weights(point))
+    tensors = {"x": torch.stack(rows)[None]} | draw_operands(point, generator(point.seed, 5))
+    drawn = Inputs(tensors=tensors, weights=draw_weights(point))
     return drawn.map(lambda tensor: tensor.float().double())
 
 
@@ -182,7 +183,7 @@ def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
     """Every step of the textbook form on one sentence, in float64."""
     given = inputs(words, point)
     x = given.tensors["x"]
-    mask = oracle.row_mask(point, torch.arange(point.seq_len))
+    mask = oracle.row_mask(point, torch.arange(point.seq_len), inputs=given.tensors)
     made = steps.attend_tokens(x, x, given.weights, mask)
     query, key, value = steps.project(x, x, given.weights)
     made |= {"x": x, "query": query, "key": key, "value": value}
@@ -194,7 +195,7 @@ def walk(words: tuple[str, ...], point: Workload) -> Walkthrough:
         mask=_mask_effect(point, made["scores"], mask),
         scaling={
             "query @ key / sqrt(K)": softness(made["scores"]),
-            "query @ key": softness(made["scores"] * math.sqrt(point.head_dim)),
+            "query @ key": softness(made["scores"] / point.score_scale),
             f"query @ key / sqrt(K), times {FACTOR}": softness(made["scores"] * FACTOR),
         },
     )

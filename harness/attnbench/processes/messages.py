@@ -119,6 +119,7 @@ class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
     mask: str
     sizes: tuple[int, int, int]
     num_heads: int
+    scale: float | None
     device: str
     dropout: float
 

@@ -32,6 +32,8 @@ NUM_CALLS = 4
 """Of so many calls outputs and graphs are kept: two forward calls may come before both of their backward calls."""
 NUM_INPUTS = 32
 GRADIENT = "incoming gradient"
+GIVEN = ("query", "key", "value", "x", "context")
+"""What a module is given itself; all else is with the mask."""
 Context = Any
 """What autograd keeps between the two passes of a call."""
 
@@ -179,6 +181,7 @@ class Remote:
             mask=str(mask.rule),
             sizes=mask.sizes,
             num_heads=mask.num_heads,
+            scale=mask.scale,
             device=str(mask.device),
             dropout=stand_in.dropout,
         )
@@ -241,8 +244,9 @@ class StandIn(nn.Module):
         """Tokens (B, T, D) and, where S differs, context (B, S, D) -> (B, T, D)."""
         return self.made_there({"x": x} if context is None else {"x": x, "context": context}, mask)
 
-    def made_there(self, inputs: dict[str, Tensor], mask: BoundMask) -> Tensor:
+    def made_there(self, given: dict[str, Tensor], mask: BoundMask) -> Tensor:
         """The output of a call."""
+        inputs = {**given, **mask.inputs}
         if not torch.is_grad_enabled():
             return self.remote.call(self, inputs, mask, needs=())
         output: Tensor = _RemoteCall.apply(self, mask, tuple(inputs), *inputs.values(), *self.parameters())  # type: ignore[no-untyped-call]
@@ -348,16 +352,16 @@ class Candidates:
         has_weights = any(name not in given for name in request.needs)
         for parameter in parameters.values():
             parameter.requires_grad_(has_weights)
-        key = (request.mask, request.sizes, request.num_heads, request.device)
+        key = (request.mask, request.sizes, request.device, request.num_heads, request.scale)
         if key not in self._masks:
-            self._masks[key] = BoundMask(
-                parse_mask(request.mask), request.sizes, request.device, num_heads=request.num_heads
-            )
+            rule, num_heads, scale = parse_mask(request.mask), request.num_heads, request.scale
+            self._masks[key] = BoundMask(rule, request.sizes, request.device, num_heads=num_heads, scale=scale)
         mask = self._masks[key]
+        mask.inputs = {name: tensor for name, tensor in given.items() if name not in GIVEN}
         with conduct.watched({}, mask) as seen, torch.set_grad_enabled(bool(request.needs)):
             if "query" in given:
                 attend: Callable[..., Tensor] = module.attend  # type: ignore[assignment]
-                output = attend(*given.values(), mask)
+                output = attend(given["query"], given["key"], given["value"], mask)
             else:
                 output = module(given["x"], given.get("context"), mask=mask)
         require_plain("output", output)

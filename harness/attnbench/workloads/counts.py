@@ -5,6 +5,7 @@ Source: FlashAttention's count, of whose five products in a backward pass one ma
 https://github.com/Dao-AILab/flash-attention/blob/main/benchmarks/benchmark_flash_attention.py.
 """
 
+import math
 from functools import lru_cache
 
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
@@ -123,10 +124,15 @@ def _moved(workload: Workload, queries: int, keys: int, *, is_backward: bool) ->
 
 
 def input_numbers(workload: Workload, queries: int, keys: int) -> int:
-    """Numbers in so many tokens of the inputs, and in the weights of scope `module`."""
+    """Numbers in so many tokens of the inputs, in the weights of scope `module`, and in all other operands.
+
+    Values that are part of the keys are not counted again.
+    """
     heads, groups = workload.num_heads, workload.num_kv_heads
     widths = workload.head_dim + workload.value_dim
+    others = sum(map(math.prod, workload.operands.values()))
     if workload.scope == "attention":
-        return queries * heads * workload.head_dim + keys * groups * widths
+        of_a_key = workload.head_dim if workload.layout == "value_in_key" else widths
+        return queries * heads * workload.head_dim + keys * groups * of_a_key + others
     tokens = max(queries, keys) if workload.seq_len == workload.kv_len else queries + keys  # x alone, or a context too
-    return workload.embed_dim * (tokens + (heads + groups) * widths)
+    return workload.embed_dim * (tokens + (heads + groups) * widths) + others

@@ -11,6 +11,7 @@ import functools
 import math
 import operator
 import re
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 import numpy as np
@@ -34,7 +35,7 @@ class Mask:
 
     A mask that hides keys overrides `span`, which returns None where a query's keys are not neighbours: `sees` is then
     overridden too. One that changes scores sets `changes_scores` and overrides `bias`, or `transform` with its
-    `derivative`.
+    `derivative`. One whose bias is learned sets `is_learned`, too, and overrides `parameters`, `index` and `looked_up`.
     Sizes are B (batch), T (query length) and S (key length) throughout.
     """
 
@@ -45,6 +46,7 @@ class Mask:
     argument_range: ClassVar[tuple[int, int]] = (0, LARGEST)  # of each of them
     changes_scores: bool = False
     is_additive: bool = True  # False: the change depends on the score, so that no bias does the same
+    is_learned: bool = False  # it adds numbers that it looks up in tensors, which are inputs of the call
 
     def __init__(self, *arguments: int) -> None:
         """Keep the arguments between the parentheses.
@@ -108,6 +110,18 @@ class Mask:
         `per_head` is the head's number. Hidden keys get -inf after all changes.
         """
         return key * 0.0
+
+    def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
+        """The shapes of the tensors in which a learned bias is looked up, by name, at sizes (B, T, S)."""
+        return {}
+
+    def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
+        """Where a learned bias is looked up, one index for each of its parameters, elementwise: whole numbers."""
+        return ()
+
+    def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
+        """The learned bias at `places` (batch row, head, query), which broadcast, in its parameters by name."""
+        return 0.0
 
     def transform(self, score: Array) -> Array:
         """The score (a torch tensor) as a mask that is not additive changes it, elementwise."""
@@ -262,6 +276,196 @@ class PaddingToNothing(Padding):
         return lengths
 
 
+class Window(Mask):
+    """Query i sees the keys up to `left` before and `right` after its own place, as encoders with local layers do.
+
+    Source: ModernBERT, https://arxiv.org/abs/2412.13663, section 2.1 (64 on either side).
+    """
+
+    name = "window"
+    summary = "query i sees keys i-left..i+right, aligned at the start (top-left)"
+    usage = "window(left,right)"
+    num_arguments = (2, 2)
+
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
+        """Both ends are whole numbers of places away."""
+        left, right = self.arguments
+        return query - left, query + right
+
+
+class Chunks(Mask):
+    """The keys come in chunks of n, and a query sees those of its own chunk; decoders add `causal`.
+
+    Source: Llama 4, the layers with rotary positions, `attention_chunk_size` in
+    https://github.com/huggingface/transformers/blob/main/src/transformers/models/llama4/configuration_llama4.py
+    """
+
+    name = "chunks"
+    summary = "query i sees the keys of its own chunk of n, n*(i//n)..n*(i//n)+n-1, aligned at the start"
+    usage = "chunks(n), n at least 1"
+    num_arguments = (1, 1)
+    argument_range = (1, LARGEST)
+
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
+        """From the chunk's first place to its last."""
+        (length,) = self.arguments
+        first = query // length * length
+        return first, first + length - 1
+
+
+class ChunksBottomRight(Chunks):
+    """The same with positions counted from the end, as in decoding with a cache."""
+
+    name = "chunks_bottom_right"
+    summary = "query i sees the keys of the chunk of n that place i+S-T lies in, aligned at the end"
+    usage = "chunks_bottom_right(n), n at least 1"
+
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
+        """The chunk of its place, counted from the end."""
+        return super().span(batch, query + offset, table, offset)
+
+
+class Streaming(Mask):
+    """The first k keys, which draw the attention that no other key wants, and the last n up to the query's own place.
+
+    Source: StreamingLLM, https://arxiv.org/abs/2309.17453, section 3.2 (k = 4).
+    """
+
+    name = "streaming"
+    summary = "query i sees keys i-n+1..i and the first k up to i (attention sinks), aligned at the start"
+    usage = "streaming(n,k), both at least 1"
+    num_arguments = (2, 2)
+    argument_range = (1, LARGEST)
+
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
+        """None: what lies between the first keys and the window is hidden."""
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """In the window or among the first, and not in the future."""
+        length, first = self.arguments
+        return (key <= query) & ((key > query - length) | (key < first))
+
+
+class StreamingBottomRight(Streaming):
+    """The same with positions counted from the end, as in decoding with a cache."""
+
+    name = "streaming_bottom_right"
+    summary = "query i sees keys i+S-T-n+1..i+S-T and the first k up to i+S-T, aligned at the end"
+    usage = "streaming_bottom_right(n,k), both at least 1"
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """As it is with positions counted from the end."""
+        return super().sees(batch, query + offset, key, table, offset)
+
+
+class Tree(Mask):
+    """Speculative decoding: the queries are drafted tokens in a tree; each sees the cache, its ancestors and itself.
+
+    The queries are the last T of the S keys. `tree(n)` is the tree in which each token has n children, level by level.
+    Source: SpecInfer, https://arxiv.org/abs/2305.09781, section 4.2; Medusa, https://arxiv.org/abs/2401.10774.
+    """
+
+    name = "tree"
+    summary = "query i sees the first S-T keys, itself and its ancestors in a tree of T tokens with n children each"
+    usage = "tree(n), n at least 1, with kv_len at least seq_len"
+    num_arguments = (1, 1)
+    argument_range = (1, LARGEST)
+
+    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
+        """The queries are among the keys."""
+        if query_len > key_len:
+            given = f"mask={self} with seq_len={query_len} and kv_len={key_len}"
+            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+
+    def parents(self, query_len: int) -> list[int]:
+        """The parent of each token, which comes before it; -1 for a root."""
+        return [(token - 1) // self.arguments[0] if token else -1 for token in range(query_len)]
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> tuple[npt.NDArray[np.int64], ...]:
+        """For each token its number in a walk of the tree, and the first number after its descendants, both (T,)."""
+        parents = self.parents(query_len)
+        below = np.ones(query_len, dtype=np.int64)  # descendants, itself included
+        for token in range(query_len - 1, -1, -1):
+            if parents[token] >= 0:
+                below[parents[token]] += below[token]
+        entered, free = np.zeros(query_len, dtype=np.int64), {-1: 0}
+        for token, parent in enumerate(parents):
+            entered[token] = free[parent]
+            free[parent] += int(below[token])
+            free[token] = int(entered[token]) + 1
+        return entered, entered + below
+
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> None:
+        """None: siblings between are hidden."""
+
+    def sees(self, batch: Array, query: Array, key: Array, table: Table, offset: int) -> Array:
+        """In the cache, or a token in whose part of the tree the query is."""
+        entered, left = table
+        is_token = key >= offset
+        token = (key - offset) * is_token
+        return ~is_token | ((entered[token] <= entered[query]) & (entered[query] < left[token]))
+
+    def at_other_length(self) -> Mask:
+        """A tree of that many tokens."""
+        return Tree(2)
+
+
+class TreeOf(Tree):
+    """The same with the parent of each token given."""
+
+    name = "tree_of"
+    summary = "as tree, with the parent of each of the T tokens; 0 is the root's, n the n-th token before it"
+    usage = "tree_of(parent,parent,...), one for each of seq_len tokens, 0 or how many places before it"
+    num_arguments = (1, 1_000_000)
+
+    argument_range = (0, LARGEST)
+
+    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
+        """One parent for each token, and before it."""
+        super().check(batch_size, query_len, key_len)
+        is_before = all(back <= token for token, back in enumerate(self.arguments))
+        if len(self.arguments) != query_len or not is_before:
+            raise ValueError(f"mask={self} with seq_len={query_len} is not allowed: write it as {self.usage}")
+
+    def parents(self, query_len: int) -> list[int]:
+        """As given."""
+        return [token - back if back else -1 for token, back in enumerate(self.arguments)]
+
+
+class Ragged(Mask):
+    """A batch of caches of different lengths: batch row b has lengths[b] keys, and its queries are the last T of them.
+
+    With one query it is `padding`. Source: the `cache_seqlens` of flash_attn_with_kvcache,
+    https://github.com/Dao-AILab/flash-attention
+    """
+
+    name = "ragged"
+    summary = "batch row b has lengths[b] keys and its queries are the last T of them, causal; without lengths 1/4..1"
+    usage = "ragged or ragged(len,len,...) with one length for each batch row, from seq_len to kv_len"
+    num_arguments = (0, 1_000_000)
+
+    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
+        """One length for each row, with room for the queries."""
+        lengths = self.arguments or (key_len,) * batch_size
+        if len(lengths) != batch_size or not query_len <= min(lengths) <= max(lengths) <= key_len:
+            given = f"mask={self} with batch_size={batch_size}, seq_len={query_len} and kv_len={key_len}"
+            raise ValueError(f"{given} is not allowed: write it as {self.usage}")
+
+    def table(self, batch_size: int, query_len: int, key_len: int) -> npt.NDArray[np.int64]:
+        """The place of each row's first query (B,)."""
+        shortest = max(query_len, key_len // 4)
+        spread = [key_len - row * (key_len - shortest) // max(1, batch_size - 1) for row in range(batch_size)]
+        return np.asarray(self.arguments or spread, dtype=np.int64) - query_len
+
+    def span(self, batch: Array, query: Array, table: Table, offset: int) -> Span:
+        """Up to its own place in its row."""
+        return None, table[batch] + query
+
+    def at_other_length(self) -> Mask:
+        """Lengths as fractions of the new one."""
+        return Ragged()
+
+
 class Document(Mask):
     """Several documents packed into one row: a query sees the keys of its own document."""
 
@@ -394,6 +598,119 @@ class AlibiBottomRight(Alibi):
         return super().bias(per_head, query + offset, key, offset)
 
 
+class RelativeBuckets(Mask):
+    """A learned bias for each head and bucket of distances: small ones each have a bucket, larger ones share them.
+
+    Half of the n buckets are for keys before the query, half for keys after it, as in the encoder of T5; the widths of
+    the buckets grow as powers up to a distance of `farthest`, beyond which there is one.
+    Source: T5, https://arxiv.org/abs/1910.10683, section 2.1, and `_relative_position_bucket` in
+    https://github.com/huggingface/transformers/blob/main/src/transformers/models/t5/modeling_t5.py
+    """
+
+    name = "relative_buckets"
+    summary = "adds a learned number for each head and bucket of the distance j-i (T5), n buckets, both directions"
+    usage = "relative_buckets or relative_buckets(n,farthest), n even and at least 4, farthest more than n; else 32,128"
+    num_arguments = (0, 2)
+    changes_scores = True
+    is_learned = True
+    is_two_sided = True
+    parameter = "relative_bias"
+
+    def __init__(self, *arguments: int) -> None:
+        """Keep the number of buckets and the farthest distance.
+
+        Raises:
+            ValueError: one alone, too few buckets or too near.
+        """
+        super().__init__(*arguments)
+        self.num_buckets, self.farthest = arguments if len(arguments) == 2 else (32, 128)  # noqa: PLR2004 - both
+        if len(arguments) == 1 or self.num_buckets % 2 or not 4 <= self.num_buckets < self.farthest:  # noqa: PLR2004
+            raise ValueError(f"mask={self} is not allowed: write it as {self.usage}")
+
+    def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
+        """One table (H, n)."""
+        return {self.parameter: (num_heads, self.num_buckets)}
+
+    def edges(self) -> list[int]:
+        """The first distance of each bucket of one direction but the first."""
+        number = self.num_buckets // 2 if self.is_two_sided else self.num_buckets
+        single = number // 2  # these have one distance each
+        rest, reach = number - single, self.farthest / single
+        wide = [math.ceil(single * reach ** (step / rest) - 1e-9) for step in range(1, rest)]
+        return [*range(1, single + 1), *wide]
+
+    def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
+        """The bucket of the distance."""
+        ahead = key - query
+        distance = abs(ahead) if self.is_two_sided else -ahead * (ahead < 0)
+        bucket = sum((distance >= edge) * 1 for edge in self.edges())
+        return (bucket + (ahead > 0) * (self.num_buckets // 2) if self.is_two_sided else bucket,)
+
+    def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
+        """The number of its head and bucket."""
+        return tables[self.parameter][places[1], index[0]]
+
+
+class RelativeBucketsPast(RelativeBuckets):
+    """The same with all buckets for keys before the query, as in the decoder of T5, and one for those after it."""
+
+    name = "relative_buckets_past"
+    summary = "adds a learned number for each head and bucket of the distance i-j, 0 for keys ahead (T5's decoder)"
+    usage = (
+        "relative_buckets_past or relative_buckets_past(n,farthest), n even and at least 4, farthest more than n; "
+        "else 32,128"
+    )
+    is_two_sided = False
+    parameter = "relative_bias_past"
+
+
+class Decomposed(Mask):
+    """Keys in a grid: a query adds a number for the key's row and one for its column, both given for each query.
+
+    They are products of the query with learned tables, made before attention is called.
+    Source: SAM, https://arxiv.org/abs/2304.02643, and `add_decomposed_rel_pos` in
+    https://github.com/facebookresearch/segment-anything/blob/main/segment_anything/modeling/image_encoder.py
+    """
+
+    name = "decomposed"
+    summary = "keys in a grid: adds a number for key j's row and one for its column, given for each query (SAM)"
+    usage = "decomposed or decomposed(columns), a divisor of kv_len; else the largest up to its root"
+    num_arguments = (0, 1)
+    argument_range = (1, LARGEST)
+    changes_scores = True
+    is_learned = True
+
+    def check(self, batch_size: int, query_len: int, key_len: int) -> None:
+        """Every row of the grid is full."""
+        if self.arguments and key_len % self.arguments[0]:
+            raise ValueError(f"mask={self} with kv_len={key_len} is not allowed: write it as {self.usage}")
+
+    def columns(self, key_len: int) -> int:
+        """The number of columns."""
+        roots = range(math.isqrt(key_len), 0, -1)
+        return self.arguments[0] if self.arguments else next(each for each in roots if key_len % each == 0)
+
+    def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
+        """`row_bias` (B, H, T, rows) and `column_bias` (B, H, T, columns)."""
+        batch_size, query_len, key_len = sizes
+        columns = self.columns(key_len)
+        each = (batch_size, num_heads, query_len)
+        return {"row_bias": (*each, key_len // columns), "column_bias": (*each, columns)}
+
+    def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
+        """The key's row and its column."""
+        columns = self.columns(key_len)
+        return key // columns, key % columns
+
+    def looked_up(self, tables: Mapping[str, Array], places: tuple[Array, Array, Array], index: Array) -> Array:
+        """The sum of both."""
+        return tables["row_bias"][*places, index[0]] + tables["column_bias"][*places, index[1]]
+
+    def at_other_length(self) -> Mask:
+        """A grid for that length."""
+        return Decomposed()
+
+
 class Softcap(Mask):
     """Scores squashed to +-x by x * tanh(score / x) (Gemma 2, https://arxiv.org/abs/2408.00118, section 2)."""
 
@@ -430,7 +747,7 @@ class Combined(Mask):
         """Join two parts or more.
 
         Raises:
-            ValueError: `none` among the parts, or one mask twice.
+            ValueError: `none` among the parts, one mask twice, or a learned bias with a softcap.
         """
         self._parts = (
             *sorted((part for part in parts if not part.changes_scores), key=str),
@@ -442,10 +759,13 @@ class Combined(Mask):
         self.summary = "; ".join(part.summary for part in self._parts)
         self.changes_scores = any(part.changes_scores for part in self._parts)
         self.is_additive = all(part.is_additive for part in self._parts)
+        self.is_learned = any(part.is_learned for part in self._parts)
         if Mask.name in names:
             raise ValueError(f"mask={self} is not allowed: {Mask.name} hides nothing, leave it out")
         if twice := sorted({name for name in names if names.count(name) > 1}):
             raise ValueError(f"mask={self} is not allowed: {', '.join(twice)} stands there twice, give it once")
+        if self.is_learned and not self.is_additive:
+            raise ValueError(f"mask={self} is not allowed: no model has a learned bias and a softcap, give one of them")
 
     def __str__(self) -> str:
         """The text that `parse_mask` reads back."""
@@ -465,6 +785,10 @@ class Combined(Mask):
         """Each part's."""
         for part in self._parts:
             part.check(batch_size, query_len, key_len)
+
+    def parameters(self, sizes: tuple[int, int, int], num_heads: int) -> dict[str, tuple[int, ...]]:
+        """All parts'."""
+        return {name: shape for part in self._parts for name, shape in part.parameters(sizes, num_heads).items()}
 
     def table(self, batch_size: int, query_len: int, key_len: int) -> Table:
         """Each part's."""
@@ -509,8 +833,12 @@ def attention_window(mask: Mask, query_len: int, key_len: int) -> tuple[int, int
         return UNLIMITED, UNLIMITED
     if isinstance(mask, CausalBottomRight) or (isinstance(mask, Causal) and query_len == key_len):
         return UNLIMITED, 0
-    if isinstance(mask, SlidingWindow) and query_len == key_len:
+    if type(mask) in {SlidingWindow, SlidingWindowBottomRight} and (
+        query_len == key_len or type(mask) is SlidingWindowBottomRight
+    ):
         return mask.arguments[0] - 1, 0
+    if isinstance(mask, Window) and query_len == key_len:
+        return mask.arguments[0], mask.arguments[1]
     return None
 
 

@@ -17,7 +17,8 @@ DTYPE_BYTES = {"float64": 8, "float32": 4, "bfloat16": 2, "float16": 2}
 DIRECTIONS = ("inference", "forward", "backward", "forward_backward")
 BIASES = ("all", "qkv", "out", "none")
 SCOPES = ("attention", "module")
-LAYOUTS = ("contiguous", "transposed", "expanded", "broadcast")
+LAYOUTS = ("contiguous", "transposed", "expanded", "broadcast", "value_in_key")
+SINKS = ("none", "learned")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 CHOICES = {
     "dtype": DTYPES,
@@ -25,8 +26,15 @@ CHOICES = {
     "scope": SCOPES,
     "bias": BIASES,
     "layout": LAYOUTS,
+    "sinks": SINKS,
     "float32_matmul_precision": MATMUL_PRECISIONS,
 }
+FEATURES = {
+    "scale": "a scale of the scores (`mask.scale_for`)",
+    "sinks": "sinks (`mask.sinks`)",
+    "learned bias": "a learned bias, whose gradient is asked for (`mask.adjust` or `mask.bias`)",
+}
+"""What an implementation says that it takes, since one that does not know of it would ignore it; and where it is."""
 MOST_THREADS = 1024
 """PyTorch crashes with too many."""
 FROM_1 = ("batch_size", "seq_len", "num_heads")
@@ -79,6 +87,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     seed: int = 0
     layout: str = "contiguous"  # how query, key and value lie in memory; scope module makes its own: always contiguous
     float32_matmul_precision: str = "highest"  # as in torch.set_float32_matmul_precision; of float32 alone
+    scale: float = 0.0  # what products of query and key are multiplied by; 0: 1 / sqrt(head_dim)
+    sinks: str = "none"  # learned: a number for each head, as the score of one more key whose value is 0
 
     def __post_init__(self) -> None:
         """Check each axis, fill in the ones that follow from others, check the combination."""
@@ -90,6 +100,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             *((axis, axes[axis] in choices, f"one of {', '.join(choices)}") for axis, choices in CHOICES.items()),
             ("device", re.fullmatch(r"[a-z]\w*(:\d+)?", self.device), "NAME or NAME:N, as in cuda:1"),
             ("dropout", 0.0 <= self.dropout < 1.0, "a probability from 0 up to, not including, 1"),
+            ("scale", 0.0 <= self.scale < math.inf, "a number above 0, or 0 for 1 / sqrt(head_dim)"),
         ]
         for axis, holds, allowed in rules:
             if not holds:
@@ -111,8 +122,13 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             if axis in FROM_0 and getattr(self, axis) > LARGEST:
                 parts = f"num_heads={self.num_heads} and head_dim={self.head_dim}"
                 raise ValueError(f"{axis}={getattr(self, axis)} follows from {parts} and is more than 2^31: give less")
+        if math.isclose(self.scale, 1 / math.sqrt(self.head_dim), rel_tol=1e-9):
+            fill("scale", 0.0)
         if self.scope == "attention":
             fill("bias", "all")
+        if self.layout == "value_in_key" and self.value_dim > self.head_dim:
+            widths = f"head_dim={self.head_dim} and value_dim={self.value_dim}"
+            raise ValueError(f"layout=value_in_key with {widths} is not allowed: a value is the first part of its key")
         shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)
         if self.scope == "module" or shares == 1:  # one alone is shared with nobody
             fill("layout", "contiguous")
@@ -135,6 +151,24 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     def place(self) -> tuple[str, str, int]:
         """Where and in what it is computed: device, dtype and threads, the key of the ceilings that hold for it."""
         return self.device, self.dtype, self.num_threads
+
+    @property
+    def score_scale(self) -> float:
+        """What the products of query and key are multiplied by."""
+        return float(self.scale or self.head_dim**-0.5)
+
+    @property
+    def features(self) -> tuple[str, ...]:
+        """Those of FEATURES that an implementation must take to compute it."""
+        needed = {"scale": self.scale, "sinks": self.sinks != "none", "learned bias": self.mask_rule.is_learned}
+        return tuple(name for name in FEATURES if needed[name])
+
+    @property
+    def operands(self) -> dict[str, tuple[int, ...]]:
+        """The shapes of the inputs of a call besides query, key and value, by name: sinks (H,), learned biases."""
+        sizes = (self.batch_size, self.seq_len, self.kv_len)
+        sinks = {} if self.sinks == "none" else {"sinks": (self.num_heads,)}
+        return sinks | self.mask_rule.parameters(sizes, self.num_heads)
 
     @property
     def mask_rule(self) -> Mask:

@@ -6,13 +6,23 @@ decorated with `@mistake`, into the module of the step: the function's name and 
 
 from collections.abc import Iterator
 
-from attnbench.checking.mistakes import scores, weights
-from attnbench.checking.steps import Mistake
+from attnbench.checking.mistakes import features, scores, weights
+from attnbench.checking.steps import DEFAULTS, Mistake
 from attnbench.workloads.workload import Workload
 
 __all__ = ["Mistake", "catalogue"]
 
-ALL = tuple(value for module in (scores, weights) for value in vars(module).values() if isinstance(value, Mistake))
+ALL = tuple(
+    sorted(
+        (
+            value
+            for module in (scores, weights, features)
+            for value in vars(module).values()
+            if isinstance(value, Mistake)
+        ),
+        key=lambda mistake: [*DEFAULTS].index(mistake.step),
+    )
+)
 """Every mistake, in the order of the steps."""
 
 

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import normalize
 
+from attnbench.checking import steps
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Condition, has_several, hide, is_square, mistake, product, project
 from attnbench.contract import Weights, repeat_heads
@@ -23,7 +24,7 @@ Pair = tuple[Tensor, Tensor]
 Triple = tuple[Tensor, Tensor, Tensor]
 PARTS = ("query", "key", "value")
 ALIBI = (masks.Alibi, masks.AlibiBottomRight)
-BIASES = (*ALIBI, masks.Additive)
+BIASES = (*ALIBI, masks.Additive, masks.RelativeBuckets, masks.RelativeBucketsPast)
 WINDOWS = (masks.SlidingWindow, masks.SlidingWindowBottomRight)
 AT_THE_END: dict[type[Mask], type[Mask]] = {
     masks.Causal: masks.CausalBottomRight,
@@ -174,25 +175,30 @@ def divided_by(divisor: float, query: Tensor, key: Tensor) -> Tensor:
     return product(query, key.transpose(-2, -1)) / divisor
 
 
-@mistake("scores")
+def has_usual_scale(workload: Workload) -> bool:
+    """Whether scores are to be divided by sqrt(K)."""
+    return workload.scale == 0
+
+
+@mistake("scores", lambda workload: workload.scale != 1)
 def no_scale(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
-    """The scores are not divided by sqrt(K)."""
+    """The scores are not scaled: they are not divided by sqrt(K), or multiplied by what is asked for."""
     return product(query, key.transpose(-2, -1))
 
 
-@mistake("scores")
+@mistake("scores", has_usual_scale)
 def scaled_by_width(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """The scores are divided by K, or twice by sqrt(K), instead of once by sqrt(K)."""
     return divided_by(query.shape[-1], query, key)
 
 
-@mistake("scores")
+@mistake("scores", has_usual_scale)
 def scaled_by_embedding(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """The scores are divided by the root of all heads' width, sqrt(H*K), instead of one head's, sqrt(K)."""
     return divided_by(math.sqrt(query.shape[1] * query.shape[-1]), query, key)
 
 
-@mistake("scores")
+@mistake("scores", has_usual_scale)
 def multiplied_by_root(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """The scores are multiplied by sqrt(K) instead of divided."""
     return divided_by(1 / math.sqrt(query.shape[-1]), query, key)
@@ -201,7 +207,7 @@ def multiplied_by_root(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
 @mistake("scores", is_fitted=True, choices=lambda _: {"1.25": 1.25})
 def scores_scaled(query: Tensor, key: Tensor, mask: RowMask, choice: float) -> Tensor:
     """The scores are {choice} times what they should be, as if the softmax had a temperature."""
-    return divided_by(math.sqrt(query.shape[-1]) / choice, query, key)
+    return choice * steps.scores(query, key, mask)
 
 
 def normalisations(workload: Workload) -> dict[str, float]:
@@ -223,7 +229,7 @@ def query_key_normalised(query: Tensor, key: Tensor, mask: RowMask, choice: floa
 @mistake("scores", is_square, needs_all_rows=True)
 def query_key_swapped(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """Query and key have changed places in the scores: entry (i, j) holds the score of query j with key i."""
-    return divided_by(math.sqrt(query.shape[-1]), key, query)
+    return steps.scores(key, query, mask)
 
 
 ROUNDED_BEFORE = {each: each for each in ("queries", "keys", "products of queries and keys", "scores")}
@@ -234,8 +240,8 @@ def bfloat16_scores(query: Tensor, key: Tensor, mask: RowMask, choice: str) -> T
     """The {choice} are rounded to bfloat16 on the way."""
     query, key = coarse(query) if choice == "queries" else query, coarse(key) if choice == "keys" else key
     if choice == "products of queries and keys":
-        return coarse(product(query, key.transpose(-2, -1))) / math.sqrt(query.shape[-1])
-    made = divided_by(math.sqrt(query.shape[-1]), query, key)
+        return coarse(product(query, key.transpose(-2, -1))) * mask.scale_for(query.shape[-1])
+    made = steps.scores(query, key, mask)
     return coarse(made) if choice == "scores" else made
 
 
@@ -275,13 +281,13 @@ def only_hidden(scores: Tensor, mask: RowMask) -> Tensor:
 
 @mistake(
     "scores",
-    has_several("head_dim"),
+    lambda workload: workload.score_scale != 1,
     lambda workload: workload.mask_rule.changes_scores,
     also={"masked scores": only_hidden},
 )
 def changed_before_scale(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
-    """The scores are given their bias, or capped, before the division by sqrt(K) instead of after it."""
-    return mask.changed(product(query, key.transpose(-2, -1))) / math.sqrt(query.shape[-1])
+    """The scores are given their bias, or capped, before they are scaled, by 1/sqrt(K) say, instead of after it."""
+    return mask.changed(product(query, key.transpose(-2, -1))) * mask.scale_for(query.shape[-1])
 
 
 @mistake("masked scores", has(Softcap), lambda workload: len(workload.mask_rule.changes) > 1)
@@ -549,7 +555,7 @@ def padding_of_queries(scores: Tensor, mask: RowMask) -> Tensor:
     return showing(scores, mask, lambda part: mask.queries < row_lengths(part, mask), Padding)
 
 
-@mistake("masked scores", has_several("batch_size"), has(Padding, masks.PaddingToNothing, masks.Boolean))
+@mistake("masked scores", has_several("batch_size"), has(Padding, masks.PaddingToNothing, masks.Boolean, masks.Ragged))
 def first_rows_mask_for_all(scores: Tensor, mask: RowMask) -> Tensor:
     """The mask of batch row 0 is used for every row."""
     return hide(mask.changed(scores), mask.seen[:1])

@@ -400,14 +400,14 @@ def with_gradient_times(tensor: Tensor, factor: float) -> Tensor:
 
 @mistake("scores", is_gradient=True)
 def gradient_of_query_not_scaled(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
-    """The gradient of the queries lacks the factor 1/sqrt(K)."""
-    return steps.scores(with_gradient_times(query, math.sqrt(query.shape[-1])), key, mask)
+    """The gradient of the queries lacks the factor 1/sqrt(K), or another scale."""
+    return steps.scores(with_gradient_times(query, 1 / mask.scale_for(query.shape[-1])), key, mask)
 
 
 @mistake("scores", is_gradient=True)
 def gradient_of_key_not_scaled(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
-    """The gradient of the keys lacks the factor 1/sqrt(K)."""
-    return steps.scores(query, with_gradient_times(key, math.sqrt(query.shape[-1])), mask)
+    """The gradient of the keys lacks the factor 1/sqrt(K), or another scale."""
+    return steps.scores(query, with_gradient_times(key, 1 / mask.scale_for(query.shape[-1])), mask)
 
 
 @mistake("scores", is_gradient=True)
@@ -480,5 +480,5 @@ def stale_output_buffer(weights: Tensor, value: Tensor, mask: RowMask) -> Tensor
 @mistake("scores", has_several("head_dim"), is_memory=True)
 def input_changed(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """The call changes its input: the query is scaled in place."""
-    query.data.div_(math.sqrt(query.shape[-1]))
+    query.data.mul_(mask.scale_for(query.shape[-1]))
     return product(query, key.transpose(-2, -1))
