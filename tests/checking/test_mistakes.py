@@ -13,6 +13,8 @@ from studies.detection import power
 from studies.detection.planted import implementation
 
 LENGTH = 11
+TAKES_MORE = {"streaming_off_by_one", "window_sides_swapped", "causal_for_tree", "tree_with_parent_only"}
+"""Mistakes that make no difference among two queries."""
 
 
 def workload(**axes):
@@ -118,8 +120,9 @@ def test_the_whole_check_catches_every_mistake_in_each_dtype(length, dtype):
     assert len(whole) > 60
     assert [cell.mistake for cell in whole if not cell.is_caught] == []
     absent = {cell.mistake for cell in cells if isinstance(cell, power.Absent)}
-    assert absent <= {mistake.name for mistake in ALL if mistake.is_rounding}
-    assert not absent or dtype in {"bfloat16", "float16"}
+    roundings = {mistake.name for mistake in ALL if mistake.is_rounding}
+    assert absent - roundings <= (TAKES_MORE if length == 2 else set())
+    assert not absent & roundings or dtype in {"bfloat16", "float16"}
 
 
 def test_uniform_inputs_let_mistakes_through_that_needles_catch():

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from attnbench import plugins
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import reason_against
-from attnbench.contract.functions import keywords
+from attnbench.contract.functions import from_function, keywords
 from attnbench.contract.loading import compiled, from_value
 from attnbench.processes.worker import attempts
 from attnbench.storage.records import Agreement, Status

@@ -87,6 +87,7 @@ class BoundMask:
                 vars(self)[name] = getattr(anew, name)
                 changed.append(name.lstrip("_"))
         for key, form in self._forms.items():
+            right: Any
             if isinstance(key, int):
                 right, words = anew.index(key), f"index of bias {key}"
             elif isinstance(key, torch.dtype):
@@ -205,7 +206,8 @@ class BoundMask:
             index = self.index(number)
             if places[2:] != (ALL, ALL):
                 index = tuple(each.expand(self.sizes[1:])[places[2:]] for each in index)
-            return part.looked_up(self.inputs, (row, head, query), index).to(dtype)
+            found: Tensor = part.looked_up(self.inputs, (row, head, query), index)
+            return found.to(dtype)
         bias: Tensor = part.bias(self.per_head[number][head], query, key, self.sizes[2] - self.sizes[1])
         return bias.to(dtype)
 

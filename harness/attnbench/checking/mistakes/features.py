@@ -1,5 +1,6 @@
 """Mistakes in what real models add to plain attention: a scale, sinks, learned biases, and their masks and layouts."""
 
+import math
 from collections.abc import Callable
 
 import torch
@@ -54,13 +55,13 @@ def any_of(*conditions: Condition) -> Condition:
 @mistake("scores", has_scale)
 def scale_ignored(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """The scale that is asked for is ignored: the scores are divided by sqrt(K)."""
-    return product(query, key.transpose(-2, -1)) / query.shape[-1] ** 0.5
+    return product(query, key.transpose(-2, -1)) / math.sqrt(query.shape[-1])
 
 
 @mistake("scores", has_scale, has_several("head_dim"))
 def scale_and_root(query: Tensor, key: Tensor, mask: RowMask) -> Tensor:
     """The scores are multiplied by the scale that is asked for, and also divided by sqrt(K)."""
-    return steps.scores(query, key, mask) / query.shape[-1] ** 0.5
+    return steps.scores(query, key, mask) / math.sqrt(query.shape[-1])
 
 
 @mistake("scores", has_scale, lambda workload: workload.scale != 1)
