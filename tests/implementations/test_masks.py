@@ -137,9 +137,12 @@ def learned(part: str, point: Workload, inputs: dict[str, Tensor]) -> Tensor:
         ]
         return torch.stack(added, dim=-1)
     is_two_sided = not part.startswith("relative_buckets_past")
+    offset = 0 if is_two_sided else key_len - query_len
     sizes = (8, 9) if is_two_sided else (4, 5)
     (table,) = (each for name, each in inputs.items() if name.startswith("relative_bias"))
-    places = [[bucket(j - i, *sizes, is_two_sided=is_two_sided) for j in range(key_len)] for i in range(query_len)]
+    places = [
+        [bucket(j - i - offset, *sizes, is_two_sided=is_two_sided) for j in range(key_len)] for i in range(query_len)
+    ]
     return table[:, torch.tensor(places)]
 
 

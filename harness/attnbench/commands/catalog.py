@@ -14,7 +14,7 @@ import msgspec
 from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.storage.files import put
-from attnbench.workloads import sweep
+from attnbench.workloads import models, sweep
 from attnbench.workloads.masks import Combined, Mask, masks
 from attnbench.workloads.workload import CHOICES, FOLLOWS, Workload
 
@@ -51,19 +51,21 @@ KEPT_S = 86_400.0
 DEFAULTS = {axis: rule if "*" in rule else f"as {rule}" for axis, rule in FOLLOWS.items()} | {
     "head_dim": "embed_dim / num_heads, or 64",
     "num_threads": "physical cores",
+    "scale": "1 / sqrt(head_dim)",
 }
 """What an axis is where it is not given, or given as 0, if that is no plain number."""
 ALLOWED = {axis: ", ".join(choices) for axis, choices in CHOICES.items()} | {
     "device": f"{', '.join(names())}; NAME:N for one of several; or all",
     "mask": "see `attnbench list masks`",
     "dropout": "a probability below 1; not in inference",
+    "scale": "a number above 0",
 }
 ALLOWED["layout"] += "; scope attention alone"
 ALLOWED["float32_matmul_precision"] += "; dtype float32 alone; TF32 on CUDA"
 
 
 def entries(what: str) -> list[dict[str, str]]:
-    """The rows of a list, all with the same columns: sweeps, axes, masks, metrics or reports."""
+    """The rows of a list, all with the same columns: sweeps, axes, masks, models, metrics or reports."""
     match what:
         case "sweeps":
             sweeps = {name: sweep.load(name) for name in sweep.names()}
@@ -81,6 +83,18 @@ def entries(what: str) -> list[dict[str, str]]:
                     "allowed": ALLOWED.get(name, kinds.get(axis.type, "a word")),
                 }
                 for name, axis in sweep.AXES.items()
+            ]
+        case "models":
+            presets = [models.load(name) for name in models.names()]
+            return [
+                {
+                    "model": each.name,
+                    "layers x H/G/K": models.summarised(each),
+                    "phases": ", ".join(each.phases),
+                    "meaning": each.summary,
+                    "source": each.source,
+                }
+                for each in presets
             ]
         case "masks":
             listed: list[type[Mask]] = [*masks().values(), Combined]

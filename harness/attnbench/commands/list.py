@@ -8,7 +8,7 @@ import typer
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, held
 
-What = Literal["implementations", "sweeps", "axes", "masks", "metrics", "reports"]
+What = Literal["implementations", "sweeps", "axes", "masks", "models", "metrics", "reports"]
 
 
 def list_what(
@@ -45,6 +45,7 @@ COMMAND = Command(
     examples=(
         "attnbench list",
         "attnbench list axes",
+        "attnbench list models",
         "attnbench list sweeps --json",
     ),
 )

@@ -60,6 +60,18 @@ class SelectionOptions:
             "the sweep, only what has these values.",
         ),
     ] = None
+    model: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|config.json",
+            help="The attention of a model's layers: a preset (attnbench list models), or a Hugging Face "
+            "configuration. --set changes its axes.",
+        ),
+    ] = ""
+    phase: Annotated[
+        Literal["prefill", "decode", "training"],
+        typer.Option(help="Of the model: all tokens at once, one token with a cache, or both passes."),
+    ] = "prefill"
     context: typer.Context = None  # type: ignore[assignment]  # typer gives it: it knows what was typed
     implementations: Annotated[
         list[str] | None,
@@ -130,6 +142,11 @@ class SelectionOptions:
 
         if not math.isfinite(self.memory_limit):
             raise ValueError(f"--memory-limit {self.memory_limit} is not allowed: give GiB, 0 or more")
+        given_here = named(self.context) if bool(self.context) else set()
+        if self.model and "--sweep" in given_here:
+            raise ValueError("--model and --sweep: give one of them")
+        if "--phase" in given_here and not self.model:
+            raise ValueError("--phase is of a model: give --model NAME, too (attnbench list models)")
         others = {"memory_limit", "context", "names", "implementations"}
         given = {name: value for name, value in vars(self).items() if value is not None and name not in others}
         if "implementations" not in more:

@@ -8,7 +8,8 @@ from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.storage.events import Plan
 from attnbench.storage.records import FALSE_SHARE
-from attnbench.workloads import sweep
+from attnbench.workloads import models, sweep
+from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 EXACT_CALL_LIMIT_S = 2.0
@@ -21,6 +22,8 @@ class Selection:
 
     sweep: str
     settings: Sequence[str] = ()
+    model: str = ""  # a preset, or a config.json: its workloads, and of the sweep only its limits
+    phase: str = "prefill"
     is_exact: bool = False  # the settings stand alone: of the sweep only its limits hold
     implementations: Sequence[str] = ()
     baseline: str = "sdpa"
@@ -48,8 +51,13 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     settings = sweep.parse_settings(selection.settings)
     here = (name for name in names() if device(name).seems_present())  # what the device `all` stands for
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
-    is_exact = bool(settings) and selection.is_exact
-    workloads = (sweep.alone if is_exact else sweep.workloads)(chosen, settings, present)
+    is_exact = bool(selection.model or settings) and selection.is_exact
+    mixes: tuple[Mix, ...] = ()
+    model = models.load(selection.model) if selection.model else None
+    if model is not None:
+        workloads, mixes = models.mixes(model, selection.phase, {"device": [present[-1]]} | settings)
+    else:
+        workloads = (sweep.alone if is_exact else sweep.workloads)(chosen, settings, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
         device(named)  # raises where there is no such device
     left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
@@ -70,7 +78,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     call_limit_s = max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if is_exact else chosen.call_limit_s
     smallest_effect = SMALLEST_EFFECT if is_exact else chosen.smallest_effect
     return Plan(
-        sweep="set" if is_exact else Path(selection.sweep).stem,
+        sweep=f"{model.name}-{selection.phase}" if model else "set" if is_exact else Path(selection.sweep).stem,
         workloads=workloads,
         implementations=tuple(specs),
         baseline=plugins.name_of(selection.baseline),
@@ -90,5 +98,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         allocator=selection.allocator or ("retain" if alone else chosen.allocator),  # heaps differ, and so may times
         digests={spec: plugins.digest(spec) for spec in specs},
         alone=alone,
+        model="" if model is None else model.name,
+        mixes=mixes,
         left_out={} if selection.implementations else {name: ids for name, ids in left_out.items() if name in specs},
     )

@@ -21,6 +21,7 @@ from attnbench.analysis.comparisons import (
     noise_floors,
     winners,
 )
+from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
 from attnbench.reports import Picture, cells, explorer, grouped, notable, text_report
@@ -229,10 +230,40 @@ def findings(results: Results) -> list[str]:
     return lines
 
 
+MOST_NAMED = 4
+"""Of more implementations, so many are named with their times."""
+
+
+def of_model(results: Results) -> list[str]:
+    """What the run says of the whole model: the time of the attention of all its layers, for each point and arm."""
+    lines = []
+    for label, found in grouped(totals(results), lambda each: each.mix.label).items():
+        timed = [each for each in found if each.seconds is not None]
+        layers = f"{found[0].num_layers} layers of attention"
+        named = [f"{each.arm} {show(each.seconds, 's')}{_beside_base(each)}" for each in timed[:MOST_NAMED]]
+        rest = f", {len(timed) - MOST_NAMED} more are slower" if len(timed) > MOST_NAMED else ""
+        missing = [str(each.arm) for each in found if each.seconds is None]
+        none = f"; no time: {', '.join(missing)}" if missing else ""
+        text = ", ".join(named) + rest if named else "none has a time for all of them"
+        lines.append(plain(f"{results.plan.model} {label}, {layers}: {text}{none}."))
+    return lines
+
+
+def _beside_base(total: Total) -> str:
+    """As in: (2.3x as long as sdpa, 2.2 to 2.4)."""
+    if total.ratio is None or total.ratio == 1.0:
+        return ""
+    number, _, interval = span(total.ratio, total.low, total.high).partition(" ")
+    return f" (x{number}{', ' if interval else ''}{interval.strip('()')})"
+
+
 def answer(results: Results) -> list[str]:
-    """Who is faster, by how much and at which lengths: a sentence for each group of workloads, first of all."""
+    """Who is faster, by how much and at which lengths: a sentence for each group of workloads, first of all.
+
+    Before these what the run says of a whole model, where it was planned for one.
+    """
     if results.plan.sides is not None or not comparisons(results):
-        return []
+        return of_model(results)
     found, titles = winners(results), cells.titles(results)
     arms = {each.implementation for each in comparisons(results)}
     are_two = len(arms) == 1
@@ -244,7 +275,9 @@ def answer(results: Results) -> list[str]:
     for title, text in (_crossings(results, titles) if are_two else {}).items():
         said[title] = f"{text}: {said[title]}"
     head = "doubtful: " if doubts(results) else ""
-    return [plain(f"{head}{title}: {text}." if len(said) > 1 else f"{head}{text}.") for title, text in said.items()]
+    found_of_model = [plain(f"{head}{line}") for line in of_model(results)]
+    lines = [plain(f"{head}{title}: {text}." if len(said) > 1 else f"{head}{text}.") for title, text in said.items()]
+    return found_of_model + lines
 
 
 def _crossings(results: Results, titles: dict[str, str]) -> dict[str, str]:

@@ -641,7 +641,7 @@ class RelativeBuckets(Mask):
 
     def index(self, query: Array, key: Array, offset: int, key_len: int) -> tuple[Array, ...]:
         """The bucket of the distance."""
-        ahead = key - query
+        ahead = key - query if self.is_two_sided else key - query - offset
         distance = abs(ahead) if self.is_two_sided else -ahead * (ahead < 0)
         bucket = sum((distance >= edge) * 1 for edge in self.edges())
         return (bucket + (ahead > 0) * (self.num_buckets // 2) if self.is_two_sided else bucket,)
@@ -652,10 +652,13 @@ class RelativeBuckets(Mask):
 
 
 class RelativeBucketsPast(RelativeBuckets):
-    """The same with all buckets for keys before the query, as in the decoder of T5, and one for those after it."""
+    """The same with all buckets for keys before the query, as in the decoder of T5, and one for those after it.
+
+    A query's place is counted from the end, as in decoding with a cache.
+    """
 
     name = "relative_buckets_past"
-    summary = "adds a learned number for each head and bucket of the distance i-j, 0 for keys ahead (T5's decoder)"
+    summary = "adds a learned number for each head and bucket of the distance i+S-T-j, 0 where below (T5's decoder)"
     usage = (
         "relative_buckets_past or relative_buckets_past(n,farthest), n even and at least 4, farthest more than n; "
         "else 32,128"

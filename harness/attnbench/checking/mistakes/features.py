@@ -176,7 +176,8 @@ def by_other_index(scores: Tensor, mask: RowMask, index: Callable[[Mask], tuple[
 
 def bucket_of(mask: RowMask, part: Mask, *, one_more: int = 0, is_mirrored: bool = False) -> tuple[Tensor, ...]:
     """The bucket of each query and key, with the distance so much larger, or in the opposite direction."""
-    ahead = (mask.keys - mask.queries) * (-1 if is_mirrored else 1)
+    end = 0 if type(part) is masks.RelativeBuckets else mask.sizes[2] - mask.sizes[1]
+    ahead = (mask.keys - mask.queries - end) * (-1 if is_mirrored else 1)
     ahead = ahead + ahead.sign() * one_more
     return part.index(torch.zeros_like(ahead), ahead, 0, mask.sizes[2])
 
@@ -196,10 +197,10 @@ def buckets_one_further(scores: Tensor, mask: RowMask) -> Tensor:
 @mistake("masked scores", has_several("seq_len", "kv_len"), has(*BUCKETS))
 def buckets_of_other_kind(scores: Tensor, mask: RowMask) -> Tensor:
     """The buckets are those of the other half of T5: of the decoder for the encoder, or the other way round."""
-    kinds = {BUCKETS[0]: BUCKETS[1], BUCKETS[1]: BUCKETS[0]}
+    kinds, offset = {BUCKETS[0]: BUCKETS[1], BUCKETS[1]: BUCKETS[0]}, mask.sizes[2] - mask.sizes[1]
 
     def index(part: Mask) -> tuple[Tensor, ...]:
-        return kinds[type(part)](*part.arguments).index(mask.queries, mask.keys, 0, mask.sizes[2])  # type: ignore[index]
+        return kinds[type(part)](*part.arguments).index(mask.queries, mask.keys, offset, mask.sizes[2])  # type: ignore[index]
 
     return by_other_index(scores, mask, index)
 

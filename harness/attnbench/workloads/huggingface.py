@@ -1,0 +1,213 @@
+"""Hugging Face configurations (config.json) as models: what their attention layers are, without weights or a network.
+
+A configuration leaves out what is its architecture's default: the package transformers, where it is installed, fills
+these in; without it what a file does not say is asked for.
+"""
+
+from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench.workloads.models import Layer, Model
+
+HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "attention_heads")
+WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
+KV_HEADS = ("num_key_value_heads", "num_kv_heads", "n_head_kv", "multi_query_group_num")
+HEAD_DIMS = ("head_dim", "d_kv", "attention_head_dim")
+NUM_LAYERS = ("num_hidden_layers", "n_layer", "num_layers", "n_layers", "encoder_layers", "num_encoder_layers")
+CONTEXTS = ("max_position_embeddings", "n_positions", "max_sequence_length", "max_seq_len", "n_ctx", "n_positions")
+LATENT = ("kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+NESTED = ("text_config", "llm_config", "language_config", "thinker_config")
+USUAL_CONTEXT = 2048
+"""Where a configuration names none."""
+ENCODERS = {
+    *("albert", "bert", "camembert", "clip_vision_model", "deberta", "deberta-v2", "deit", "dinov2", "distilbert"),
+    *("electra", "esm", "hubert", "modernbert", "mpnet", "roberta", "siglip_vision_model", "vit", "vit_mae"),
+    *("wav2vec2", "xlm-roberta"),
+}
+"""Model types whose queries see keys on both sides."""
+WITH_SINKS = {"gpt_oss"}
+DTYPES = ("float64", "float32", "bfloat16", "float16")
+FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+def read(path: Path) -> Model:
+    """The model that a configuration describes; `path` is the file, or the folder that it lies in.
+
+    Raises:
+        ValueError: it cannot be read, or says nothing of its attention that is known here; the message names the
+            fields that were looked for.
+    """
+    file = path / "config.json" if path.is_dir() else path
+    try:
+        given = msgspec.json.decode(file.read_bytes(), type=dict[str, Any])
+    except OSError as error:
+        raise ValueError(f"cannot read the configuration {file}: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"{file} is no configuration, a model's config.json: {error}") from None
+    name = file.parent.name if file.name == "config.json" and file.parent.name else file.stem
+    return described(_completed(given), name, str(file))
+
+
+def _completed(given: dict[str, Any]) -> dict[str, Any]:
+    """The configuration with the defaults of its architecture, where transformers knows it."""
+    if find_spec("transformers") is None or "model_type" not in given:
+        return given
+    from transformers import CONFIG_MAPPING
+
+    if given["model_type"] not in CONFIG_MAPPING:
+        return given
+    try:
+        made = CONFIG_MAPPING[given["model_type"]](**given).to_dict()
+    except Exception:  # noqa: BLE001 - what the file says is read as it stands
+        return given
+    return {**made, **{field: value for field, value in given.items() if not isinstance(value, dict)}}
+
+
+def described(config: Mapping[str, Any], name: str, source: str) -> Model:
+    """The model of a configuration, as a mapping.
+
+    Raises:
+        ValueError: see `read`.
+    """
+    nested = next((config[field] for field in NESTED if isinstance(config.get(field), Mapping)), None)
+    if nested is not None and _first(config, HEADS) is None:
+        return described({**nested, "architectures": config.get("architectures")}, name, source)
+    kind = config.get("model_type", "of no model_type")
+    heads, count = _first(config, HEADS), _first(config, NUM_LAYERS)
+    width = _first(config, WIDTHS)
+    head_dim = _first(config, HEAD_DIMS) or (width // heads if heads and width else None)
+    is_latent = all(config.get(field) for field in LATENT)
+    missing = [
+        f"{what} ({', '.join(fields)})"
+        for what, fields, value in (
+            ("heads", HEADS, heads),
+            ("layers", NUM_LAYERS, count),
+            ("head width", (*HEAD_DIMS, *WIDTHS), head_dim or is_latent),
+        )
+        if not value
+    ]
+    if missing or heads is None or count is None:
+        hint = "; pip install transformers fills in what a file leaves out" if find_spec("transformers") is None else ""
+        raise ValueError(
+            f"{source} ({kind}) does not say its {'; '.join(missing)}: none of these fields is there{hint}"
+        )
+    if config.get("is_encoder_decoder"):
+        raise ValueError(
+            f"{source} ({kind}) is an encoder with a decoder: of these there are presets alone, such as t5-small"
+        )
+    is_shared = config.get("multi_query") and not config.get("new_decoder_architecture")
+    shared = 1 if is_shared else _first(config, KV_HEADS) or heads
+    axes: dict[str, Any] = {"num_heads": heads, "num_kv_heads": shared, "head_dim": head_dim}
+    if is_latent:
+        return _latent(config, name, source, heads, count)
+    if scalar := config.get("query_pre_attn_scalar"):
+        axes["scale"] = scalar**-0.5
+    if config.get("attention_multiplier"):
+        axes["scale"] = config["attention_multiplier"]
+    if kind in WITH_SINKS:
+        axes["sinks"] = "learned"
+    softcap = int(config.get("attn_logit_softcapping") or 0)
+    is_encoder = _is_encoder(config)
+    layers = []
+    for layer_kind, number in _counted(config, count).items():
+        local = _local(config, layer_kind, is_encoder=is_encoder)
+        own = axes | ({"seq_len": _context(config)} if is_encoder else {})
+        layers.append(Layer(count=number, softcap=softcap, axes=own | local.pop("axes", {}), **local))
+    return Model(
+        name=name,
+        summary=f"{kind} as {source} describes it",
+        source=source,
+        kind="encoder" if is_encoder else "decoder",
+        context=_context(config),
+        layers=tuple(layers),
+        dtype=_dtype(config),
+    )
+
+
+def _latent(config: Mapping[str, Any], name: str, source: str, heads: int, count: int) -> Model:
+    """DeepSeek's latent attention: keys of two parts, and in decoding one head whose values are part of its keys."""
+    latent, plain, rotary, value_dim = (int(config[field]) for field in LATENT)
+    decode = {"num_kv_heads": 1, "head_dim": latent + rotary, "value_dim": latent, "layout": "value_in_key"}
+    layer = Layer(
+        count=count,
+        axes={
+            "num_heads": heads,
+            "head_dim": plain + rotary,
+            "value_dim": value_dim,
+            "scale": (plain + rotary) ** -0.5,
+        },
+        decode=decode,
+    )
+    return Model(
+        name=name,
+        summary=f"{config.get('model_type')} as {source} describes it",
+        source=source,
+        kind="decoder",
+        context=_context(config),
+        layers=(layer,),
+        dtype=_dtype(config),
+    )
+
+
+def _first(config: Mapping[str, Any], fields: Sequence[str]) -> int | None:
+    """The first of some fields that holds a whole number above 0."""
+    values = (config.get(field) for field in fields)
+    return next((value for value in values if isinstance(value, int) and value > 0), None)
+
+
+def _is_encoder(config: Mapping[str, Any]) -> bool:
+    if config.get("is_decoder"):
+        return False
+    architectures = config.get("architectures") or []
+    named = any(word in each for each in architectures for word in ("MaskedLM", "ImageClassification"))
+    return bool(named or config.get("model_type") in ENCODERS)
+
+
+def _counted(config: Mapping[str, Any], count: int) -> dict[str, int]:
+    """How many layers there are of each kind."""
+    kinds = config.get("layer_types")
+    if isinstance(kinds, list) and kinds:
+        return {kind: kinds.count(kind) for kind in dict.fromkeys(kinds)}
+    has_window = bool(config.get("sliding_window")) and config.get("use_sliding_window", True)
+    every = config.get("sliding_window_pattern") or config.get("global_attn_every_n_layers")
+    if has_window and isinstance(every, int) and every > 1:
+        full = count // every
+        return {WINDOWED: count - full, FULL: full}
+    return {WINDOWED if has_window else FULL: count}
+
+
+def _local(config: Mapping[str, Any], kind: str, *, is_encoder: bool) -> dict[str, Any]:
+    """What the queries of such a layer see: fields of a Layer.
+
+    Raises:
+        ValueError: the kind is not known here.
+    """
+    if kind == FULL:
+        return {}
+    if kind == CHUNKED:
+        return {"chunk": int(config.get("attention_chunk_size") or 0)}
+    if kind == WINDOWED:
+        window = int(config.get("sliding_window") or 0)
+        if is_encoder:
+            side = int(config.get("local_attention") or 2 * window) // 2
+            return {"axes": {"mask": f"window({side},{side})"}}
+        return {"window": window}
+    raise ValueError(f"layers of the kind {kind} are not known: known are {FULL}, {WINDOWED} and {CHUNKED}")
+
+
+def _context(config: Mapping[str, Any]) -> int:
+    if (named := _first(config, CONTEXTS)) is not None:
+        return named
+    image, patch = config.get("image_size"), config.get("patch_size")
+    if isinstance(image, int) and isinstance(patch, int):
+        return (image // patch) ** 2 + 1
+    return USUAL_CONTEXT
+
+
+def _dtype(config: Mapping[str, Any]) -> str:
+    named = str(config.get("dtype") or config.get("torch_dtype") or "").removeprefix("torch.")
+    return named if named in DTYPES else "bfloat16"
