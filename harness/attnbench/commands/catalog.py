@@ -85,7 +85,7 @@ def entries(what: str) -> list[dict[str, str]]:
                 for name, axis in sweep.AXES.items()
             ]
         case "models":
-            presets = [models.load(name) for name in models.names()]
+            presets = [models.preset(name) for name in models.names()]
             return [
                 {
                     "model": each.name,

@@ -8,7 +8,7 @@ from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.storage.events import Plan
 from attnbench.storage.records import FALSE_SHARE
-from attnbench.workloads import models, sweep
+from attnbench.workloads import huggingface, models, sweep
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
@@ -53,7 +53,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
     is_exact = bool(selection.model or settings) and selection.is_exact
     mixes: tuple[Mix, ...] = ()
-    model = models.load(selection.model) if selection.model else None
+    model = huggingface.load(selection.model) if selection.model else None
     if model is not None:
         workloads, mixes = models.mixes(model, selection.phase, {"device": [present[-1]]} | settings)
     else:

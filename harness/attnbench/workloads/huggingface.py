@@ -11,7 +11,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.workloads.models import Layer, Model
+from attnbench.workloads.models import Layer, Model, names, preset
 
 HEADS = ("num_attention_heads", "n_head", "num_heads", "encoder_attention_heads", "attention_heads")
 WIDTHS = ("hidden_size", "d_model", "n_embd", "dim", "embed_dim")
@@ -32,6 +32,17 @@ ENCODERS = {
 WITH_SINKS = {"gpt_oss"}
 DTYPES = ("float64", "float32", "bfloat16", "float16")
 FULL, WINDOWED, CHUNKED = "full_attention", "sliding_attention", "chunked_attention"
+
+
+def load(name_or_file: str) -> Model:
+    """The preset of that name, or the model that a config.json describes, given as its path or its folder's.
+
+    Raises:
+        ValueError: there is no such preset; or as of `read`.
+    """
+    path = Path(name_or_file)
+    is_file = path.suffix == ".json" or (path.is_dir() and name_or_file not in names())
+    return read(path) if is_file else preset(name_or_file)
 
 
 def read(path: Path) -> Model:

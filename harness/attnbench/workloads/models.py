@@ -6,7 +6,6 @@ here needs torch, a network, or a model's weights.
 
 import itertools
 import json
-import math
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any, Literal
@@ -78,24 +77,14 @@ def names() -> list[str]:
     return sorted(file.stem for file in FOLDER.glob("*.toml"))
 
 
-def load(name_or_file: str) -> Model:
-    """The preset of that name, or the model that a config.json describes.
+def preset(name: str) -> Model:
+    """The preset of that name.
 
     Raises:
-        ValueError: there is no such preset, or the file does not describe attention that is known; it says which
-            fields were looked for.
+        ValueError: there is none.
     """
-    path = Path(name_or_file)
-    if path.suffix == ".json" or path.is_dir():
-        from attnbench.workloads.huggingface import read
-
-        return read(path)
-    if name_or_file not in names():
-        raise ValueError(unknown("model", name_or_file, names(), "; or give the path of a config.json"))
-    return _preset(name_or_file)
-
-
-def _preset(name: str) -> Model:
+    if name not in names():
+        raise ValueError(unknown("model", name, names(), "; or give the path of a config.json"))
     given = msgspec.toml.decode((FOLDER / f"{name}.toml").read_bytes())
     layers = [
         {rule: value for rule, value in table.items() if rule in RULES}
@@ -190,8 +179,3 @@ def summarised(model: Model) -> str:
         shapes.append((layer.count, f"{shape.num_heads}/{shape.num_kv_heads}/{shape.head_dim}"))
     counted = {text: sum(count for count, other in shapes if other == text) for _, text in shapes}
     return ", ".join(f"{count} x {text}" for text, count in counted.items())
-
-
-def usual_scale(head_dim: int) -> float:
-    """1 / sqrt(K)."""
-    return 1 / math.sqrt(head_dim)

@@ -1,0 +1,165 @@
+"""`attnbench model`: attention inside a real model."""
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from attnbench.commands import Command, ExitCode
+from attnbench.commands.options import AsJson
+
+if TYPE_CHECKING:
+    from attnbench.processes.model_check import Outcome
+    from attnbench.storage.model_events import AnyEvent, Built, Difference, Judged
+
+USUAL = ("sdpa", "eager")
+MOST_PLACES = 3
+
+
+def model(
+    config: Annotated[str, typer.Argument(metavar="CONFIG", help="A model's config.json, or the folder it lies in.")],
+    *,
+    attention: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="NAME|FILE.py:NAME",
+            help="May be repeated; times are compared with the first. eager, sdpa and flex_attention are those of "
+            "transformers; any other is an implementation of attnbench, or yours. Default: sdpa, eager.",
+        ),
+    ] = None,
+    num_layers: Annotated[int, typer.Option("--layers", min=0, metavar="N", help="0: as many as fit.")] = 0,
+    batch_size: Annotated[int, typer.Option(min=1, metavar="B", help="Sequences.")] = 2,
+    seq_len: Annotated[int, typer.Option(min=2, metavar="T", help="Tokens; no more than the model can take.")] = 128,
+    dtype: Annotated[
+        Literal["float32", "bfloat16", "float16", "float64"], typer.Option(help="Of weights and inputs.")
+    ] = "float32",
+    gradients: Annotated[bool, typer.Option("--gradients/--no-gradients", help="Also check and time backward.")] = True,
+    budget_s: Annotated[
+        float, typer.Option("--budget", min=0.0, metavar="SECONDS", help="For timing; 0: only check.")
+    ] = 30.0,
+    timeout_s: Annotated[float, typer.Option("--timeout", min=1.0, metavar="SECONDS", help="Of one step.")] = 600.0,
+    seed: Annotated[int, typer.Option(min=0, metavar="N", help="Of weights and inputs.")] = 0,
+    as_json: AsJson = False,
+) -> None:
+    """Swap the attention of a transformers model with random weights, check every layer, time the whole step.
+
+    Outputs of each attention layer, logits and gradients are compared with the model in float64. Nothing is downloaded.
+    """
+    from importlib.util import find_spec
+
+    from attnbench import plugins
+    from attnbench.processes import model_check
+    from attnbench.storage.model_events import OWN, Asked
+
+    if find_spec("transformers") is None:
+        raise ValueError('transformers is not installed: pip install "attnbench[transformers]"')
+    if not Path(config).exists():
+        raise ValueError(f"{config} does not exist: give a config.json, or the folder it lies in")
+    asked = Asked(
+        config=config,
+        attentions=tuple(dict.fromkeys(attention or USUAL)),
+        num_layers=num_layers,
+        batch_size=batch_size,
+        seq_len=seq_len,
+        dtype=dtype,
+        seed=seed,
+        budget_s=budget_s,
+        has_gradients=gradients,
+    )
+    plugins.check_specs([each for each in asked.attentions if each not in OWN])
+    outcome = model_check.run(asked, _progress, timeout_s)
+    if as_json:
+        _print_json(outcome)
+    else:
+        _print(outcome)
+    judged = outcome.judged.values()
+    if any(each.is_finding for each in judged) or outcome.trouble:
+        raise typer.Exit(ExitCode.finding)
+    raise typer.Exit(ExitCode.passed if any(each.is_right for each in judged) else ExitCode.inconclusive)
+
+
+def _progress(event: "AnyEvent") -> None:
+    from attnbench.commands import running
+    from attnbench.storage.model_events import Trying
+
+    if isinstance(event, Trying):
+        running.note(f"{event.step} {event.attention}".rstrip())
+
+
+def _print(outcome: "Outcome") -> None:
+    """The answer first: what a faster attention means for the model; then who is right, and what was built."""
+    from attnbench.commands.terminal import say
+
+    for line in _answer(outcome):
+        say(line, "bold")
+    for each in outcome.judged.values():
+        say(_verdict(each), "bold red" if each.is_finding else "")
+        for found in each.differences[1:MOST_PLACES]:
+            say(f"  also {_place(found)}")
+        if len(each.differences) > MOST_PLACES:
+            say(f"  and {len(each.differences) - MOST_PLACES} more")
+    if outcome.built is not None:
+        say(_described(outcome.built))
+
+
+def _answer(outcome: "Outcome") -> list[str]:
+    from attnbench.units import percent, show, span
+
+    if not outcome.timed:
+        return [f"nothing was timed: {outcome.trouble}"] if outcome.trouble else []
+    base, *others = outcome.timed
+    lines = [
+        f"With {each.attention} a step takes {span(each.ratio, each.low, each.high)} times as long as with "
+        f"{base.attention}: {each.verdict}."
+        for each in others
+        if each.ratio is not None
+    ]
+    times = ", ".join(f"{each.attention} {show(each.seconds, 's')}" for each in outcome.timed)
+    shares = ", ".join(
+        f"{percent(each.attention_share)} with {each.attention}"
+        for each in outcome.timed
+        if each.attention_share is not None
+    )
+    return [*lines, f"A step: {times}." + (f" Forward passes of attention are {shares}." if shares else "")]
+
+
+def _verdict(judged: "Judged") -> str:
+    from attnbench.units import percent, plain
+
+    if judged.reason:
+        return plain(f"{judged.attention}: {'not tried' if judged.is_refused else 'FAILED'}: {judged.reason}")
+    if judged.differences:
+        return plain(f"{judged.attention}: WRONG, first at {_place(judged.differences[0])}")
+    share = "" if judged.error_ratio is None else f", errors up to {percent(judged.error_ratio)} of what is allowed"
+    return plain(f"{judged.attention}: right in all {judged.num_compared} tensors{share}")
+
+
+def _place(found: "Difference") -> str:
+    size = "not finite" if found.error is None else f"off by {found.error:.3g}"
+    return f"{found.place} ({found.batch} batch): {size}, allowed {found.allowed:.3g}"
+
+
+def _described(built: "Built") -> str:
+    layers = f"{built.num_layers} layers"
+    if built.num_layers < built.all_layers:
+        layers = f"reduced to {built.num_layers} of {built.all_layers} layers"
+    sizes = f"B={built.batch_size} T={built.seq_len} {built.dtype}"
+    weights = f"{built.num_parameters / 1e6:.3g} M random weights"
+    return f"{built.architecture}, {layers}, {weights}; {sizes}; batches: {', '.join(built.batches)}"
+
+
+def _print_json(outcome: "Outcome") -> None:
+    import msgspec
+
+    typer.echo(msgspec.json.format(msgspec.json.encode(outcome), indent=2).decode())
+
+
+COMMAND = Command(
+    function=model,
+    order=55,
+    examples=(
+        "attnbench model config.json",
+        "attnbench model llama/config.json --attention sdpa --attention mine.py:mine",
+        "attnbench model config.json --layers 2 --dtype bfloat16 --no-gradients",
+    ),
+)
