@@ -52,6 +52,8 @@ def unsupported(workload: Workload) -> str | None:
     """What the package has no words for."""
     if missing := missing_package("transformers"):
         return missing
+    if workload.dtype == "float64":
+        return "the function makes its softmax in float32, whatever the dtype: half of the digits of float64 are lost"
     if workload.mask_rule.changes_scores:
         return f"this form hands over no mask {workload.mask_rule.name}"
     if workload.mask_rule.has_empty_rows(workload.batch_size, workload.seq_len, workload.kv_len):

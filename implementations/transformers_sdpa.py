@@ -29,14 +29,15 @@ class TransformersSdpa(Attention):
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
+        is_causal = mask.is_causal and query.shape[2] > 1  # of one query the function shows it every key
         attended: Tensor = self.function(
             self.as_module,
             query,
             key,
             value,
-            None if mask.is_causal else mask.visible,
+            None if is_causal else mask.visible,
             scaling=mask.scale_for(query.shape[-1]),
-            is_causal=mask.is_causal,
+            is_causal=is_causal,
         )[0]
         return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
 

@@ -62,7 +62,7 @@ WORKLOADS = SMALL + GROUPED + LONG
 HERE = [
     name
     for name, each in IMPLEMENTATIONS.items()
-    if not each.compiles and each.unsupported(Workload(scope="module", seq_len=4, mask="causal")) is None
+    if not each.compiles and each.unsupported(workload("causal", (4, 4), scope="module")) is None
 ]
 """Those that run on any machine; the others are tried in test_compiled and test_optional."""
 

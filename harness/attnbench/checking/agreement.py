@@ -7,7 +7,7 @@ forward only. What PyTorch's own kernels break is only noted (docs/adr/0007).
 
 import dataclasses
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import NamedTuple
@@ -36,6 +36,7 @@ from attnbench.checking.reference import (
 )
 from attnbench.contract import Implementation
 from attnbench.storage.records import Agreement, ProbeResult, RuleResult
+from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
 RULES_LEN = 35
@@ -85,7 +86,10 @@ def ask_oracle(workload: Workload, seed: int, on_step: Callable[[], object] = la
 
 def _references_for_rules(workload: Workload, seed: int) -> dict[str, Reference]:
     direction = "inference" if workload.direction == "inference" else "forward"
-    forward = msgspec.structs.replace(workload, direction=direction, layout="contiguous", dropout=0.0)
+    layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
+    forward = msgspec.structs.replace(
+        workload, direction=direction, layout=layout, dropout=0.0, page_size=0, cache_dtype="same"
+    )
     try:
         return {probe: reference_for_probe(forward, probe, seed) for probe in ("normal", "needles")}
     except VacuousError:
@@ -135,12 +139,22 @@ def compare(references: References, implementation: Implementation, known: Rules
         broken = RuleResult(rule=changed.rule, holds=False, found=str(changed))
         return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
     rule_results = _rule_results(references, implementation, {} if known is None else known)
+    rule_results += tuple(_storage_notes(references))
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
     if agreement.agrees and references.workload.dropout > 0:
         references.on_step()
         dropout_results = dropout.examine(implementation, references.workload, references.seed)
         agreement = msgspec.structs.replace(agreement, rules=rule_results + dropout_results)
     return Compared(agreement, by_probe)
+
+
+def _storage_notes(references: References) -> Iterator[RuleResult]:
+    """What a cache of fewer bits costs in accuracy, whoever reads it: a note on every implementation."""
+    workload = references.workload
+    if (reference := references.by_probe.get("normal")) is not None and workload.cache_dtype != "same":
+        found = f"outputs are off by up to {percent(reference.storage_error)} of the largest"
+        rule = f"cache in {workload.cache_dtype}"
+        yield RuleResult(rule=rule, holds=False, found=f"{found}, beside a cache in {workload.dtype}", is_noted=True)
 
 
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import oracle
-from attnbench.checking.case import build
+from attnbench.checking.case import build, stored
 from attnbench.checking.mistakes import ALL, Mistake, catalogue
 from attnbench.checking.reference import (
     Reference,
@@ -489,13 +489,17 @@ def describe_weights(
 
     def attend(value: Tensor) -> Tensor:
         case = build(workload, implementation, inputs.map(lambda tensor: tensor.clone()))
-        case.tensors["value"] = value
+        tensors = {"key": reference.drawn.tensors["key"].to(value), "value": value}
+        case.tensors.update(stored(replace(inputs, tensors=tensors), workload).tensors if workload.has_cache else {})
+        if not workload.has_cache:
+            case.tensors["value"] = value
         with torch.no_grad():
             return case.output()
 
     mask = oracle.row_mask(workload, torch.arange(workload.seq_len), inputs=reference.drawn.tensors)
     right = oracle.weights(reference.drawn.tensors["query"], reference.drawn.tensors["key"], mask)
-    actual = recover_weights(attend, inputs.tensors["value"]).double().cpu()
+    like = reference.drawn.tensors["value"].to(inputs.tensors["query"])
+    actual = recover_weights(attend, like).double().cpu()
     ratio = (actual / right)[right > SMALL_WEIGHT]
     dropped = ratio.abs() < CLOSE
     kept, share = ratio[~dropped], float(dropped.double().mean())

@@ -29,6 +29,7 @@ from attnbench.checking.case import (
     copied,
     draw_normal,
     generator,
+    held,
     laid_out,
     output_shape,
     place,
@@ -278,7 +279,8 @@ class Reference:
         self.workload, self.seed, self.leniency, self.has_gradients = workload, seed, leniency, has_gradients
         compared = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
         self.inputs = place(drawn, workload)  # on the device, in the workload's dtype
-        self.drawn = drawn.map(lambda tensor: tensor.to(dtype).double())  # the same in float64 on the CPU
+        self.unrounded = drawn  # before its numbers are rounded to the dtype, or stored in fewer bits
+        self.drawn = held(drawn.map(lambda tensor: tensor.to(dtype)), workload)  # the same in float64 on the CPU
         chosen = oracle.checked_rows(workload, draws)
         self.rows = chosen if rows is None else rows  # (R,) the query rows that are compared
         self.on_step = on_step
@@ -324,6 +326,14 @@ class Reference:
     def tolerance(self, name: str) -> float:
         """The largest error that a tensor may have."""
         return self.leniency * (2 * self.yardstick_errors[name] + self.rounding_bands[name])
+
+    @cached_property
+    def storage_error(self) -> float:
+        """How far the output is from that of a cache in the workload's own dtype, as a share of its largest value."""
+        dtype = TORCH_DTYPES[self.workload.dtype]
+        plain = self.unrounded.map(lambda tensor: tensor.to(dtype).double())
+        apart = largest(oracle.answer(self.workload, plain, self.rows), self.expected["output"])
+        return apart / float(self.expected["output"].abs().max())
 
     @cached_property
     def screen(self) -> Tensor | None:

@@ -20,7 +20,7 @@ import torch
 from torch import Generator, Tensor, nn
 
 from attnbench.checking import conduct
-from attnbench.checking.case import set_dropout
+from attnbench.checking.case import GIVEN, set_dropout
 from attnbench.checking.reference import canonical_gradients, require_plain
 from attnbench.contract import BoundMask, Implementation, Weights
 from attnbench.devices import device
@@ -32,8 +32,6 @@ NUM_CALLS = 4
 """Of so many calls outputs and graphs are kept: two forward calls may come before both of their backward calls."""
 NUM_INPUTS = 32
 GRADIENT = "incoming gradient"
-GIVEN = ("query", "key", "value", "x", "context")
-"""What a module is given itself; all else is with the mask."""
 Context = Any
 """What autograd keeps between the two passes of a call."""
 

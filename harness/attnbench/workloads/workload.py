@@ -19,6 +19,7 @@ BIASES = ("all", "qkv", "out", "none")
 SCOPES = ("attention", "module")
 LAYOUTS = ("contiguous", "transposed", "expanded", "broadcast", "value_in_key")
 SINKS = ("none", "learned")
+CACHE_DTYPES = ("same", "float8_e4m3fn")
 MATMUL_PRECISIONS = ("highest", "high", "medium")
 CHOICES = {
     "dtype": DTYPES,
@@ -27,18 +28,20 @@ CHOICES = {
     "bias": BIASES,
     "layout": LAYOUTS,
     "sinks": SINKS,
+    "cache_dtype": CACHE_DTYPES,
     "float32_matmul_precision": MATMUL_PRECISIONS,
 }
 FEATURES = {
     "scale": "a scale of the scores (`mask.scale_for`)",
     "sinks": "sinks (`mask.sinks`)",
     "learned bias": "a learned bias, whose gradient is asked for (`mask.adjust` or `mask.bias`)",
+    "cache": "a cache in pages, or in 8 bits (`mask.cached`)",
 }
 """What an implementation says that it takes, since one that does not know of it would ignore it; and where it is."""
 MOST_THREADS = 1024
 """PyTorch crashes with too many."""
 FROM_1 = ("batch_size", "seq_len", "num_heads")
-FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed")
+FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed", "page_size")
 """Axes of whole numbers up to LARGEST."""
 DEFAULT_HEAD_DIM = 64
 FOLLOWS = {
@@ -89,6 +92,8 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     float32_matmul_precision: str = "highest"  # as in torch.set_float32_matmul_precision; of float32 alone
     scale: float = 0.0  # what products of query and key are multiplied by; 0: 1 / sqrt(head_dim)
     sinks: str = "none"  # learned: a number for each head, as the score of one more key whose value is 0
+    page_size: int = 0  # key and value lie in pages of so many tokens, which a block table names; 0: in one piece
+    cache_dtype: str = "same"  # in what key and value are stored: as dtype, or in 8 bits with a scale for each head
 
     def __post_init__(self) -> None:
         """Check each axis, fill in the ones that follow from others, check the combination."""
@@ -129,6 +134,10 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.layout == "value_in_key" and self.value_dim > self.head_dim:
             widths = f"head_dim={self.head_dim} and value_dim={self.value_dim}"
             raise ValueError(f"layout=value_in_key with {widths} is not allowed: a value is the first part of its key")
+        if self.has_cache and (self.scope, self.direction, self.layout) != ("attention", "inference", "contiguous"):
+            given = f"page_size={self.page_size} and cache_dtype={self.cache_dtype}"
+            needed = "scope=attention, direction=inference and layout=contiguous"
+            raise ValueError(f"{given} need {needed}: a cache is read")
         shares = {"expanded": self.num_kv_heads, "broadcast": self.batch_size}.get(self.layout, 0)
         if self.scope == "module" or shares == 1:  # one alone is shared with nobody
             fill("layout", "contiguous")
@@ -158,9 +167,15 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return float(self.scale or self.head_dim**-0.5)
 
     @property
+    def has_cache(self) -> bool:
+        """Whether key and value are stored in another form than the call computes with."""
+        return bool(self.page_size) or self.cache_dtype != CACHE_DTYPES[0]
+
+    @property
     def features(self) -> tuple[str, ...]:
         """Those of FEATURES that an implementation must take to compute it."""
         needed = {"scale": self.scale, "sinks": self.sinks != "none", "learned bias": self.mask_rule.is_learned}
+        needed["cache"] = self.has_cache
         return tuple(name for name in FEATURES if needed[name])
 
     @property

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
+from attnbench.checking.case import LARGEST_FLOAT8, block_table, paged
 from attnbench.checking.mistakes.scores import adding, changing, has, showing
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Condition, has_several, is_square, mistake, product
@@ -86,6 +87,84 @@ def value_at_end_of_key(query: Tensor, key: Tensor, value: Tensor, mask: RowMask
 def only_value_part_in_scores(query: Tensor, key: Tensor, mask: RowMask, choice: int) -> Tensor:
     """The scores are products of the first V numbers of query and key alone: the rest, its position, is left out."""
     return product(query[..., :choice], key[..., :choice].transpose(-2, -1)) * mask.scale_for(query.shape[-1])
+
+
+def in_pages(workload: Workload) -> bool:
+    """Whether key and value lie in pages."""
+    return bool(workload.page_size)
+
+
+def in_8_bits(workload: Workload) -> bool:
+    """Whether key and value are stored in 8 bits."""
+    return workload.cache_dtype != "same"
+
+
+def workload_itself(workload: Workload) -> dict[str, Workload]:
+    """The workload, for a step that must know more of it than its tensors say."""
+    return {"": workload}
+
+
+def by_table(query: Tensor, key: Tensor, value: Tensor, workload: Workload, table: Tensor) -> Pair:
+    """Key and value read from their pages by another block table (B, pages)."""
+    right = block_table(workload).to(key.device)
+
+    def read(tensor: Tensor) -> Tensor:
+        pages = paged(tensor, right, workload.page_size)[table.to(tensor.device)]  # (B,pages,G,page,K)
+        gathered = pages.transpose(1, 2).flatten(2, 3)[:, :, : workload.kv_len]
+        return repeat_heads(gathered, query.shape[1])
+
+    return read(key), read(value)
+
+
+@mistake("heads", in_pages, choices=workload_itself)
+def pages_in_order(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, choice: Workload) -> Pair:
+    """The block table is ignored: a row's pages are read one after the other as they lie."""
+    table = block_table(choice)
+    return by_table(query, key, value, choice, torch.arange(table.numel()).view(table.shape))
+
+
+@mistake("heads", in_pages, has_several("batch_size"), choices=workload_itself)
+def pages_of_other_rows(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, choice: Workload) -> Pair:
+    """Each row reads the pages of the next one, and the last those of row 0."""
+    return by_table(query, key, value, choice, block_table(choice).roll(-1, 0))
+
+
+@mistake("heads", in_pages, lambda each: each.kv_len > each.page_size, choices=workload_itself)
+def pages_reversed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, choice: Workload) -> Pair:
+    """Each row's pages are read in the opposite order."""
+    return by_table(query, key, value, choice, block_table(choice).flip(1))
+
+
+def scales(tensor: Tensor) -> Tensor:
+    """What the numbers of a cache in 8 bits are multiplied by (G, 1, 1): the largest of each head is 448 in it."""
+    return tensor.abs().amax(dim=(0, 2, 3), keepdim=True)[0] / LARGEST_FLOAT8
+
+
+@mistake("heads", in_8_bits, choices=lambda _: {"keys": "keys", "values": "values"})
+def cache_scale_ignored(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, choice: str) -> Pair:
+    """The {choice} of the cache are not multiplied by their scale."""
+    if choice == "keys":
+        key = key / scales(key)
+    else:
+        value = value / scales(value)
+    return steps.heads(query, key, value, mask)
+
+
+@mistake("heads", in_8_bits)
+def cache_scales_exchanged(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
+    """The keys of the cache are multiplied by the scale of the values, and the other way round."""
+    ratio = scales(value) / scales(key)
+    return steps.heads(query, key * ratio, value / ratio, mask)
+
+
+@mistake("heads", in_8_bits, has_several("num_kv_heads"))
+def cache_scale_of_first_head(query: Tensor, key: Tensor, value: Tensor, mask: RowMask) -> Pair:
+    """The scale of key/value head 0 is used for every head of the cache."""
+
+    def with_first(tensor: Tensor) -> Tensor:
+        return tensor * (scales(tensor)[:1] / scales(tensor))
+
+    return steps.heads(query, with_first(key), with_first(value), mask)
 
 
 def ignoring_sinks(masked: Tensor) -> Tensor:
