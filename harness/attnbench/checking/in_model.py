@@ -7,7 +7,6 @@ be from it is what two honest forms in the model's dtype show, as in the check o
 """
 
 import copy
-import functools
 import math
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -24,6 +23,7 @@ from attnbench.contract import BoundMask, Weights
 from attnbench.contract.loading import implementation
 from attnbench.storage.model_events import OWN, Asked, Built, Difference, Judged
 from attnbench.workloads.masks import Causal, Combined, Mask, Softcap
+from attnbench.workloads.workload import Workload
 
 REFERENCE, NAME = "attnbench_reference", "attnbench_candidate"
 LENIENCY = 2.0
@@ -73,6 +73,16 @@ class Given(Mask):
         """The bias there; of one that all batch rows or heads share, the first."""
         table, (row, head, _) = tables[BIAS], places
         return table[row * (table.shape[0] > 1), head * (table.shape[1] > 1), index[0], index[1]]
+
+
+PLAIN: dict[str, Any] = {"direction": "inference", "num_heads": 2, "head_dim": 8, "seq_len": 8}
+ASKING = {
+    "a scale": Workload(**PLAIN, scale=1.0),
+    "sinks": Workload(**PLAIN, sinks="learned"),
+    "a position bias": Workload(**PLAIN, mask="relative_buckets"),
+    "a softcap": Workload(**PLAIN, mask="softcap(20)"),
+}
+"""Workloads that have what a model may have; whether an implementation supports them says whether it knows of it."""
 
 
 @dataclass
@@ -210,15 +220,13 @@ class Candidate:
         return attended.transpose(1, 2), None
 
     def require(self, call: Call) -> None:
-        """Raise RefusedError where the implementation would ignore something that the model asks for."""
+        """Raise RefusedError where the implementation would ignore something that the model asks for, as it says."""
         usual = call.scale is None or math.isclose(call.scale, call.query.shape[-1] ** -0.5, rel_tol=1e-6)
-        needed = {"scale": not usual, "sinks": call.sinks is not None}
-        needed["learned bias"] = call.bias is not None and (call.bias.requires_grad or "bias" not in self.made.features)
-        for feature, is_needed in needed.items():
-            if is_needed and feature not in self.made.features:
-                raise RefusedError(f"{self.spec} does not take {feature}, which the model has")
-        if call.softcap is not None and "softcap" in (self.made.unsupported(_capped()) or ""):
-            raise RefusedError(f"{self.spec} has no softcap, which the model has")
+        has = {"a scale": not usual, "sinks": call.sinks is not None}
+        has |= {"a position bias": call.bias is not None, "a softcap": call.softcap is not None}
+        for what, is_there in has.items():
+            if is_there and (reason := self.made.unsupported(ASKING[what])):
+                raise RefusedError(f"the model has {what}: {reason}")
 
     def module(self, call: Call) -> nn.Module:
         """The implementation's module for the call's sizes."""
@@ -247,13 +255,6 @@ class Candidate:
         bound = self.masks[key][1]
         bound.inputs = call.inputs
         return bound
-
-
-@functools.cache
-def _capped() -> Any:  # noqa: ANN401 - a Workload
-    from attnbench.workloads.workload import Workload
-
-    return Workload(mask="softcap(20)", direction="inference")
 
 
 @dataclass

@@ -1,6 +1,7 @@
 """`attnbench check`: is it right?"""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -10,12 +11,22 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson, SelectionOptions, held
 
 OPTIONS = SelectionOptions(sweep="check")
+INVARIANCE = "seq_len=256"
+"""Where --invariance is given no workload."""
 
 
 def check(
     *,
     options: SelectionOptions = OPTIONS,
     goes_on: Annotated[bool, typer.Option("--all", help="Go on with who is wrong, at every workload.")] = False,
+    is_invariance: Annotated[
+        bool,
+        typer.Option(
+            "--invariance",
+            help="Is a query's answer the same to the last bit whatever the batch, the padding, the chunk, the heads? "
+            "And what does it cost beside sdpa?",
+        ),
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Check agreement with the float64 oracle, outputs and gradients; measure nothing, keep nothing.
@@ -25,11 +36,17 @@ def check(
     import tempfile
 
     from attnbench.analysis.results import read
-    from attnbench.commands import running, terminal
+    from attnbench.commands import invariance, running, terminal
     from attnbench.processes.planning import plan
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
-    planned = plan(options.selection(implementations=specs, metrics=()), with_baseline=False)
+    if is_invariance and not (options.settings or options.model):
+        options = replace(options, settings=[INVARIANCE])
+        planned = plan(options.selection(implementations=specs, metrics=(), is_exact=True), with_baseline=False)
+    else:
+        planned = plan(options.selection(implementations=specs, metrics=()), with_baseline=False)
+    if is_invariance:
+        invariance.check(planned, not_judged, timeout_s=options.timeout_s, as_json=as_json)
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
         stopped = None
         try:
@@ -83,5 +100,6 @@ COMMAND = Command(
         "attnbench check mine.py:attention",
         "attnbench check mine.py --set mask=causal --set dtype=bfloat16 --set seq_len=128",
         "attnbench check fused -i mine.py --all",
+        "attnbench check mine.py:attention --invariance --model smollm2-135m",
     ),
 )

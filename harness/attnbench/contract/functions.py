@@ -76,6 +76,7 @@ def from_function(function: Callable[..., Tensor], spec: str, *, source: str = "
 
     class FunctionAttention(Attention):
         def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+            key, value = mask.cached(key, value, query.dtype)
             given = _of_mask(named, mask, query.dtype, spec)
             if "num_kv_heads" in named:
                 given["num_kv_heads"] = key.shape[1]

@@ -1,0 +1,99 @@
+"""What `attnbench check --invariance` says: a certificate, or the first difference, and the price in time beside it."""
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, NoReturn
+
+import msgspec
+import typer
+
+from attnbench.commands import VERBOSITY, ExitCode
+from attnbench.processes import invariance
+from attnbench.storage.invariance_events import Asked, Certificate, LawTried, Priced
+from attnbench.units import plain, show, span
+
+if TYPE_CHECKING:
+    from attnbench.storage.events import Plan
+
+BASELINE = "sdpa"
+PRICE_S = 6.0
+"""For the price of one implementation at one shape."""
+
+
+def check(planned: "Plan", not_judged: Mapping[str, str], *, timeout_s: float, as_json: bool) -> NoReturn:
+    """Certify every implementation of a plan at each of its shapes, and end as the findings deserve."""
+    from attnbench.commands import running
+
+    asked = [
+        Asked(spec=spec, workload=shape, baseline=BASELINE, budget_s=PRICE_S, seed=planned.seed)
+        for shape in invariance.shapes(planned.workloads)
+        for spec in planned.implementations
+    ]
+    found = []
+    for each in asked:
+        running.note(f"trying {each.spec} at {each.workload.id}")
+        found.append(invariance.certify(each, timeout_s, lambda _: None))
+        if not as_json:
+            print_certificate(found[-1])
+    if as_json:
+        typer.echo(msgspec.json.format(msgspec.json.encode(found), indent=2).decode())
+    elif not VERBOSITY.is_quiet:
+        print_foot(found, not_judged)
+    if any(each.broken or each.failed for each in found):
+        raise typer.Exit(ExitCode.finding)
+    raise typer.Exit(ExitCode.passed if found and all(each.holds for each in found) else ExitCode.inconclusive)
+
+
+def print_certificate(found: Certificate) -> None:
+    """The verdict, each law that is broken, what could not be tried, and the price."""
+    from attnbench.commands.terminal import say
+
+    shape = found.workload
+    where = f"H={shape.num_heads} G={shape.num_kv_heads} K={shape.head_dim} S={shape.kv_len} {shape.dtype}"
+    if found.failed:
+        say(plain(f"{found.implementation} ({where}): FAILED: {found.failed}"), "bold red")
+        return
+    tried = [law for law in found.laws if law.num_tried and not law.broken]
+    kept = ", ".join(law.law for law in tried)
+    number = sum(law.num_tried for law in tried)
+    if found.holds:
+        text = f"{found.implementation} ({where}): the same to the last bit in {number} comparisons: {kept}"
+        say(plain(text), "bold green")
+    elif found.broken:
+        names = ", ".join(law.law for law in found.broken)
+        say(plain(f"{found.implementation} ({where}): NOT invariant: {names}"), "bold red")
+        for law in found.broken:
+            say(f"  {law.law}: {plain(law.broken)}")
+        if kept:
+            say(f"  kept: {kept}")
+    else:
+        say(plain(f"{found.implementation} ({where}): nothing could be tried"), "bold yellow")
+    for reason, laws in _reasons(found.laws).items():
+        say(f"  not tried: {', '.join(laws)}: {plain(reason)}", "dim")
+    for price in found.prices:
+        say(f"  {_price(price)}")
+
+
+def _reasons(laws: Sequence[LawTried]) -> dict[str, list[str]]:
+    found: dict[str, list[str]] = {}
+    for law in laws:
+        if law.reason:
+            found.setdefault(law.reason, []).append(law.law)
+    return found
+
+
+def _price(price: Priced) -> str:
+    if price.ratio is None:
+        return f"{price.phase}: {show(price.seconds, 's')}"
+    ratio = span(price.ratio, price.low, price.high)
+    return f"{price.phase}: {show(price.seconds, 's')}, {ratio} times as long as {BASELINE}: {price.verdict}"
+
+
+def print_foot(found: Sequence[Certificate], not_judged: Mapping[str, str]) -> None:
+    """What the certificate is about."""
+    from attnbench.commands.terminal import say
+
+    for spec, reason in not_judged.items():
+        say(f"{spec}: not judged: {reason}", "bold yellow")
+    say("")
+    say("It holds for this machine, these shapes and threads, and for no others. The same inputs again:", "dim")
+    say(f"--seed {found[0].seed if found else 0}", "dim")
