@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from attnbench import cli
+from attnbench.analysis.comparisons import comparisons
 from tests import journals
 
 POINTS = journals.workloads(scope=("attention",), mask=("none", "causal"), seq_len=(128, 2048))
@@ -76,3 +77,74 @@ def test_one_run_at_a_time_for_a_format_that_holds_one(results, monkeypatch, cap
         cli.main()
     assert left.value.code == 2
     assert "name a single RUN" in capsys.readouterr().err
+
+
+def test_traces_are_written_of_what_has_a_definition_and_was_tried(tmp_path, monkeypatch, capsys):
+    points = journals.workloads(
+        scope=("attention",),
+        mask=("causal", "none"),
+        seq_len=(128, 2048),
+        dtype=("bfloat16",),
+        direction=("inference",),
+    )
+    names = ("sdpa", "fused", "liar", "naive_loop", "torch_mha", "sdpa_math")
+    stored = journals.write(tmp_path / "results" / "runs" / "traced", points, names)
+    text = exported(tmp_path / "results", monkeypatch, capsys, "--format", "flashinfer-trace")
+    found = {
+        (each["solution"], each["workload"]["axes"]["total_q"]): each for each in map(json.loads, text.splitlines())
+    }
+    tried = {"sdpa", "fused", "liar", "sdpa_math"}  # torch_mha has no part, naive_loop is too slow at 2048
+    assert set(found) == {(name, length) for name in tried for length in (128, 2048)} | {("naive_loop", 128)}
+    assert {each["definition"] for each in found.values()} == {"gqa_ragged_prefill_causal_h8_kv8_d64"}
+    assert found["sdpa", 128]["evaluation"]["performance"]["speedup_factor"] == 1.0
+    fused = found["fused", 128]["evaluation"]
+    assert fused["status"] == "PASSED"
+    times = fused["performance"]
+    assert times["speedup_factor"] == pytest.approx(times["reference_latency_ms"] / times["latency_ms"])
+    (ratio,) = (
+        each.ratio
+        for each in comparisons(stored)
+        if each.implementation == "fused" and each.workload.seq_len == 128 and each.workload.mask == "causal"
+    )
+    assert 1 / times["speedup_factor"] == pytest.approx(ratio)
+    assert fused["correctness"]["max_absolute_error"] > 0
+    assert fused["environment"]["libs"]["torch"]
+    wrong = found["liar", 128]["evaluation"]
+    assert (wrong["status"], wrong["performance"]) == ("INCORRECT_NUMERICAL", None)
+    assert wrong["correctness"]["max_absolute_error"] == "NaN"
+    failed = found["sdpa_math", 2048]["evaluation"]
+    assert (failed["status"], failed["correctness"], failed["performance"]) == ("RUNTIME_ERROR", None, None)
+    assert "signal 9" in failed["log"]
+
+
+def test_without_a_definition_there_is_nothing_to_write(results, monkeypatch, capsys):
+    monkeypatch.setattr(
+        "sys.argv", ["attnbench", "export", "one", "--format", "flashinfer-trace", "--results", str(results)]
+    )
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    assert left.value.code == 2
+    assert "no cell that was tried has a definition" in capsys.readouterr().err
+
+
+def test_the_calls_of_a_service_are_replayed_and_their_lines_come_back(tmp_path, monkeypatch, capsys):
+    lines = [
+        {"uuid": name, "axes": {"batch_size": 1, "num_kv_indices": 2, "len_indptr": 2}, "inputs": {}} for name in "ab"
+    ]
+    (tmp_path / "gqa_paged_decode_h4_kv2_d8_ps16.jsonl").write_text("\n".join(map(json.dumps, lines)))
+    monkeypatch.chdir(tmp_path)
+    options = ["--set", "dtype=float32", "--budget", "1", "--isolation", "shared"]
+    sweep = ["--sweep", "gqa_paged_decode_h4_kv2_d8_ps16.jsonl", "-i", "fused"]
+    monkeypatch.setattr("sys.argv", ["attnbench", "run", *sweep, *options])
+    with pytest.raises(SystemExit) as left:
+        cli.main()
+    said = capsys.readouterr()
+    assert left.value.code == 0, said.err
+    assert "gqa_paged_decode_h4_kv2_d8_ps16.jsonl, 2 calls of attention: " in said.out
+    back = [
+        json.loads(each)
+        for each in exported(Path("results"), monkeypatch, capsys, "--format", "flashinfer-trace").splitlines()
+    ]
+    assert [(each["solution"], each["workload"]) for each in back] == [
+        (name, line) for name in ("fused", "sdpa") for line in lines
+    ]

@@ -29,8 +29,8 @@ class Total:
     reasons: tuple[str, ...] = ()  # why layers have no time
 
     @property
-    def num_layers(self) -> int:
-        """How many layers the model has at this point."""
+    def num_calls(self) -> int:
+        """How many layers the model has at this point, or calls the service."""
         return sum(self.mix.counts.values())
 
 

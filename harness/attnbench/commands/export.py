@@ -5,17 +5,24 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
+import msgspec
 import typer
 
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, ResultsFolder
+from attnbench.storage.records import Record, Status
+from attnbench.workloads.flashinfer_trace import DEFINITIONS, described
 
 if TYPE_CHECKING:
     from attnbench.analysis.results import Results
+    from attnbench.storage.records import Key
 
-Format = Literal["csv", "pytest-benchmark", "customSmallerIsBetter", "oss-ci-v3"]
+Format = Literal["csv", "pytest-benchmark", "customSmallerIsBetter", "oss-ci-v3", "flashinfer-trace"]
 MODES = {"inference": "inference", "forward": "inference", "backward": "training", "forward_backward": "training"}
 """What PyTorch's benchmark database calls a direction."""
+NUMERICAL, FAILED, PASSED = "INCORRECT_NUMERICAL", "RUNTIME_ERROR", "PASSED"
+TRACED = {Status.ok: PASSED, Status.disagrees: NUMERICAL, Status.timeout: "TIMEOUT"}
+"""What a flashinfer-trace calls a status; any other is FAILED, but for what was not tried, which is no evaluation."""
 
 
 def export(
@@ -28,7 +35,8 @@ def export(
         typer.Option(
             "--format",
             help="csv: every cell as a row. pytest-benchmark: for `pytest-benchmark compare`. customSmallerIsBetter: "
-            "for github-action-benchmark. oss-ci-v3: for PyTorch's benchmark database.",
+            "for github-action-benchmark. oss-ci-v3: for PyTorch's benchmark database. flashinfer-trace: for "
+            "flashinfer-bench, a trace in each line.",
         ),
     ] = "csv",
     to: Annotated[Path | None, typer.Option(metavar="FILE", help="Write there. Default: print it.")] = None,
@@ -95,6 +103,65 @@ def records(stored: "Results") -> list[dict[str, Any]]:
     ]
 
 
+def traces(stored: "Results") -> list[dict[str, Any]]:
+    """Each cell that was tried, as a flashinfer-trace: one for each line that it was read from, or one of its own.
+
+    Cells that have no definition there are left out, and so is what agrees but has no time beside the baseline's.
+    Source: https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace/trace.mdx
+    """
+    from attnbench.analysis.breakdown import paired_times
+    from attnbench.analysis.comparisons import comparisons
+    from attnbench.units import plain
+
+    compared = {each.key: each for each in comparisons(stored)}
+    times_s = paired_times(stored.records, stored.plan.reference, compared)
+    found = next(iter(stored.environments.values()), None)
+    hardware = "unknown" if found is None else found.accelerator or found.cpu
+    made: list[dict[str, Any]] = []
+    for record in stored.records:
+        evaluation = _evaluation(record, times_s, (record.workload.id, stored.plan.reference(record.arm)))
+        own = described(record.workload)
+        lines = stored.plan.traced.get(record.workload.id, () if own is None else (own,))
+        for line in lines if evaluation is not None else ():
+            about = {"hardware": hardware, "libs": {} if found is None else dict(found.versions)}
+            made.append(
+                {
+                    "definition": line.definition,
+                    "workload": msgspec.structs.asdict(line.workload),
+                    "solution": plain(str(record.arm)),
+                    "evaluation": {"environment": about, "timestamp": record.time, **(evaluation or {})},
+                }
+            )
+    return made
+
+
+def _evaluation(record: Record, times_s: "dict[Key, float]", reference: "Key") -> dict[str, Any] | None:
+    """What a trace says of a cell; None where nothing was tried, or a right answer has no time."""
+    if record.status is Status.unsupported or record.is_predicted:
+        return None
+    status = TRACED.get(record.status, FAILED)
+    correctness = performance = None
+    if status in {PASSED, NUMERICAL} and record.agreement is not None:
+        errors = [error for _, error in record.agreement.tensors()]
+        sizes = [(each.error, abs(each.expected)) for each in errors]
+        is_finite = all(error is not None for error, _ in sizes)
+        relative = max((error / size for error, size in sizes if error and size), default=0.0)
+        correctness = {
+            "max_absolute_error": max((error or 0.0 for error, _ in sizes), default=0.0) if is_finite else "NaN",
+            "max_relative_error": relative if is_finite else "NaN",
+            "extra": {"note": "the relative error is that of the element with the largest absolute error"},
+        }
+    if status == PASSED:
+        own_s, base_s = times_s.get(record.key), times_s.get(reference)
+        if own_s is None or base_s is None or correctness is None:
+            return None
+        times = {"latency_ms": own_s * 1e3, "reference_latency_ms": base_s * 1e3}
+        performance = times | {"speedup_factor": base_s / own_s}
+    if status == NUMERICAL and correctness is None:
+        status = FAILED
+    return {"status": status, "log": record.message, "correctness": correctness, "performance": performance}
+
+
 def _csv(found: "list[Results]") -> str:
     import pandas as pd
 
@@ -123,11 +190,20 @@ def _records(found: "list[Results]") -> str:
     return as_json([each for stored in found for each in records(stored)])
 
 
+def _traces(found: "list[Results]") -> str:
+    lines = [json.dumps(each) for stored in found for each in traces(stored)]
+    if not lines:
+        kinds = ", ".join(DEFINITIONS)
+        raise ValueError(f"no cell that was tried has a definition of flashinfer-trace: there are {kinds}")
+    return "".join(f"{line}\n" for line in lines)
+
+
 WRITERS: "dict[Format, Callable[[list[Results]], str]]" = {
     "csv": _csv,
     "pytest-benchmark": _pytest_benchmark,
     "customSmallerIsBetter": _series,
     "oss-ci-v3": _records,
+    "flashinfer-trace": _traces,
 }
 COMMAND = Command(
     function=export,
@@ -136,5 +212,6 @@ COMMAND = Command(
         "attnbench export --to cells.csv",
         "attnbench export RUN --format pytest-benchmark --to 0001_run.json",
         "attnbench export --format oss-ci-v3",
+        "attnbench export RUN --format flashinfer-trace --to traces.jsonl",
     ),
 )

@@ -8,10 +8,13 @@ from attnbench import plugins
 from attnbench.devices import device, names
 from attnbench.storage.events import Plan
 from attnbench.storage.records import FALSE_SHARE
-from attnbench.workloads import huggingface, models, sweep
+from attnbench.workloads import flashinfer_trace, huggingface, models, sweep
+from attnbench.workloads.flashinfer_trace import Line
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
+LIMITS = "quick"
+"""The sweep whose limits hold where the workloads are a file's."""
 EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out what takes longer than its own limit; who asks for exact workloads wants to have them."""
 
@@ -47,15 +50,20 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     Raises:
         ValueError: whatever was given that is not possible; the message says what is allowed.
     """
-    chosen = sweep.load(selection.sweep)
+    file = Path(selection.sweep)
+    is_traced = file.suffix == flashinfer_trace.SUFFIX
+    chosen = sweep.load(LIMITS if is_traced else selection.sweep)
     settings = sweep.parse_settings(selection.settings)
     here = (name for name in names() if device(name).seems_present())  # what the device `all` stands for
     present = tuple(sorted(here, key=lambda name: not device(name).is_host))  # the host first
-    is_exact = bool(selection.model or settings) and selection.is_exact
+    is_exact = is_traced or (bool(selection.model or settings) and selection.is_exact)
     mixes: tuple[Mix, ...] = ()
+    traced: dict[str, tuple[Line, ...]] = {}
     model = huggingface.load(selection.model) if selection.model else None
     if model is not None:
         workloads, mixes = models.mixes(model, selection.phase, {"device": [present[-1]]} | settings)
+    elif is_traced:
+        workloads, mixes, traced = flashinfer_trace.load(file, {"device": [present[-1]]} | settings)
     else:
         workloads = (sweep.alone if is_exact else sweep.workloads)(chosen, settings, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
@@ -78,7 +86,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     call_limit_s = max(chosen.call_limit_s, EXACT_CALL_LIMIT_S) if is_exact else chosen.call_limit_s
     smallest_effect = SMALLEST_EFFECT if is_exact else chosen.smallest_effect
     return Plan(
-        sweep=f"{model.name}-{selection.phase}" if model else "set" if is_exact else Path(selection.sweep).stem,
+        sweep=f"{model.name}-{selection.phase}" if model else "set" if is_exact and not is_traced else file.stem,
         workloads=workloads,
         implementations=tuple(specs),
         baseline=plugins.name_of(selection.baseline),
@@ -100,5 +108,6 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         alone=alone,
         model="" if model is None else model.name,
         mixes=mixes,
+        traced=traced,
         left_out={} if selection.implementations else {name: ids for name, ids in left_out.items() if name in specs},
     )

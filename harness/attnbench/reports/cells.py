@@ -3,6 +3,7 @@
 Titles are derived from the axes of workloads, so that a new axis is shown, too.
 """
 
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -53,14 +54,18 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "scope": lambda scope: SCOPES.get(scope, scope),
     "direction": lambda direction: str(direction).replace("_", " and "),
     "dtype": str,
-    "mask": lambda mask: "no mask" if mask == "none" else str(mask).replace("_", " "),
+    "mask": lambda mask: _mask(str(mask)),
     **{axis: f"{letter}={{}}".format for axis, letter in SIZES.items()},
     "bias": lambda bias: BIASES.get(bias, bias),
     "dropout": lambda dropout: f"dropout {dropout:g}" if dropout else "no dropout",
     "device": lambda device: f"on {device}",
     "num_threads": lambda number: f"{number} thread{'s' * (number > 1)}" if number else "a thread for each core",
     "seed": lambda seed: f"seed {seed}",
-    "layout": lambda layout: f"{layout} in memory",
+    "layout": lambda layout: "values in the keys" if layout == "value_in_key" else f"{layout} in memory",
+    "scale": lambda scale: f"scale {scale:.3g}" if scale else "scale 1/sqrt(K)",
+    "sinks": lambda sinks: "no sinks" if sinks == "none" else f"{sinks} sinks",
+    "page_size": lambda size: f"pages of {size}" if size else "in one piece",
+    "cache_dtype": lambda dtype: "cache as computed" if dtype == "same" else f"cache in {dtype}",
     "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
 }
 """The value of an axis in a title, in the order of titles."""
@@ -72,6 +77,8 @@ DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Worklo
 LARGEST_EFFECT = 1.0
 """Where even a factor of two would be missed, the smallest detectable difference is no number to read."""
 HUGE = 1000.0
+LONG_LIST = 24
+"""Characters of a mask's numbers, the first two not counted, from which on they are not all said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,6 +175,13 @@ def apart(cells: "pd.DataFrame", differ: Collection[str]) -> str:
     return " · ".join(
         _word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ and _is_shown(axis, first, differ)
     )
+
+
+def _mask(mask: str) -> str:
+    """In words; of many numbers the first two and how many there are."""
+    long = rf"(\w+\(\d+,\d+),[\d,]{{{LONG_LIST},}}\)"
+    said = re.sub(long, lambda found: f"{found[1]},... {found[0].count(',') + 1} in all)", mask)
+    return "no mask" if mask == "none" else said.replace("_", " ")
 
 
 def base(plan: Plan) -> str:

@@ -239,13 +239,14 @@ def of_model(results: Results) -> list[str]:
     lines = []
     for label, found in grouped(totals(results), lambda each: each.mix.label).items():
         timed = [each for each in found if each.seconds is not None]
-        layers = f"{found[0].num_layers} layers of attention"
+        whole = f"{results.plan.model} {label}" if results.plan.model else label
+        calls = f"{found[0].num_calls} {'layers' if results.plan.model else 'calls'} of attention"
         named = [f"{each.arm} {show(each.seconds, 's')}{_beside_base(each)}" for each in timed[:MOST_NAMED]]
         rest = f", {len(timed) - MOST_NAMED} more are slower" if len(timed) > MOST_NAMED else ""
         missing = [str(each.arm) for each in found if each.seconds is None]
         none = f"; no time: {', '.join(missing)}" if missing else ""
         text = ", ".join(named) + rest if named else "none has a time for all of them"
-        lines.append(plain(f"{results.plan.model} {label}, {layers}: {text}{none}."))
+        lines.append(plain(f"{whole}, {calls}: {text}{none}."))
     return lines
 
 

@@ -22,6 +22,7 @@ from attnbench.storage.records import (
     Sample,
     Status,
 )
+from attnbench.workloads.flashinfer_trace import Line
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
@@ -95,7 +96,8 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     alone: tuple[str, ...] = ()  # the implementations that have a process of their own, by name
     left_out: dict[str, tuple[str, ...]] = msgspec.field(default_factory=dict)  # by name: workloads it has no part in
     model: str = ""  # whose attention the workloads are, where it was planned for a model
-    mixes: tuple[Mix, ...] = ()  # how they make up its layers, at each point
+    mixes: tuple[Mix, ...] = ()  # how they make up its layers, at each point; or the calls of a service
+    traced: dict[str, tuple[Line, ...]] = msgspec.field(default_factory=dict)  # by workload: the calls it stands for
 
     def __post_init__(self) -> None:
         """Numbers that JSON cannot hold, or that no run can have, are refused before anything is written."""

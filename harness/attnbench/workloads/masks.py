@@ -859,7 +859,8 @@ def masks() -> dict[str, type[Mask]]:
     family = [Mask]
     for mask in family:  # it grows until the last has no subclass
         family += mask.__subclasses__()
-    others = sorted((mask for mask in family[1:] if not issubclass(mask, Combined)), key=lambda mask: mask.name)
+    named = [mask for mask in family[1:] if mask.name and not issubclass(mask, Combined)]  # "": code alone makes it
+    others = sorted(named, key=lambda mask: mask.name)
     return {mask.name: mask for mask in (Mask, *others)}
 
 

@@ -66,7 +66,10 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Mix(msgspec.Struct, frozen=True, kw_only=True):
-    """The attention of a whole model at one point: workloads, by their ids, and how many layers each stands for."""
+    """The attention of a whole model at one point: workloads, by their ids, and how many layers each stands for.
+
+    Likewise of a service, whose calls a file has (flashinfer_trace.py): how many calls each stands for.
+    """
 
     label: str
     counts: dict[str, int]
@@ -119,7 +122,7 @@ def mixes(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[
         raise ValueError(f"{model.name} has no phase {phase}: choose among {', '.join(model.phases)}")
     found: dict[str, Workload] = {}
     made: dict[str, Mix] = {}
-    for point, setting in itertools.product(points(model, phase), _combinations(settings)):
+    for point, setting in itertools.product(points(model, phase), combinations(settings)):
         counts: dict[str, int] = {}
         for layer in model.layers:
             if phase in layer.phases:
@@ -131,7 +134,8 @@ def mixes(model: Model, phase: str, settings: Mapping[str, list[str]]) -> tuple[
     return tuple(found.values()), tuple(made.values())
 
 
-def _combinations(settings: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
+def combinations(settings: Mapping[str, list[str]]) -> Iterator[dict[str, str]]:
+    """Each combination of one value of every axis."""
     for values in itertools.product(*settings.values()):
         yield dict(zip(settings, values, strict=True))
 
