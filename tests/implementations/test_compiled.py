@@ -176,13 +176,12 @@ def test_sizes_beyond_pytorchs_own_limit_are_compiled_too():
     assert counters["stats"]["unique_graphs"] == 12
 
 
-def test_a_limit_that_is_reached_is_an_error_and_not_eager(monkeypatch):
+def test_a_limit_that_is_reached_is_an_error_and_not_eager():
     import torch._dynamo.config
 
     torch.compiler.reset()
     compiled = compile_whole(lambda x: x + 1)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 0)
-    with pytest.raises(Exception, match=r"[Rr]ecompile_limit"):
+    with torch._dynamo.config.patch(recompile_limit=0), pytest.raises(Exception, match=r"[Rr]ecompile_limit"):
         compiled(torch.zeros(3))
 
 

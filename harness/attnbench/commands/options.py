@@ -46,7 +46,14 @@ GateFolder = Annotated[
 class SelectionOptions:
     """What a command works on, and within which limits: the fields of a Selection, as options."""
 
-    sweep: Annotated[str, typer.Option(metavar="NAME|FILE", help="A sweep by name, or a TOML file.")]
+    sweep: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="A sweep by name, or a TOML file; or a .jsonl file of flashinfer-trace workloads, whose axes --set "
+            "changes.",
+        ),
+    ]
     names: Annotated[
         list[str] | None,
         typer.Argument(metavar="NAME|FILE.py:NAME", help="What to take, as -i does; FILE.py: all it holds."),

@@ -53,6 +53,6 @@ def salvage(
 
 COMMAND = Command(
     function=salvage,
-    order=55,
+    order=56,
     examples=("attnbench salvage RUN",),
 )
