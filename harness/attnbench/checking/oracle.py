@@ -16,6 +16,7 @@ from torch import Tensor
 
 from attnbench.checking.case import Inputs
 from attnbench.contract import Weights
+from attnbench.contract.bound_mask import widened
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
@@ -88,7 +89,7 @@ class RowMask:
         if part.is_learned:
             index = part.index(self.queries, self.keys, key_len - query_len, key_len)
             row, head = torch.arange(batch_size)[:, None, None, None], torch.arange(self.num_heads)[:, None, None]
-            found: Tensor = part.looked_up(self.inputs, (row, head, self.queries), index)
+            found: Tensor = part.looked_up(widened(self.inputs), (row, head, self.queries), index)
             return found
         per_head = torch.from_numpy(part.per_head(self.num_heads))[:, None, None]
         bias: Tensor = part.bias(per_head, self.queries.cpu(), self.keys.cpu(), key_len - query_len)

@@ -16,6 +16,7 @@ Places = tuple[Index, Index, Index, Index]
 EVERYWHERE: Places = (ALL, ALL, ALL, ALL)
 """Batch rows, heads, queries, keys."""
 Kept = TypeVar("Kept")
+HALVES = (torch.bfloat16, torch.float16)
 KEPT_FORMS = ("_table", "per_head", "visible", "hidden", "empty")
 
 
@@ -222,7 +223,7 @@ class BoundMask:
             index = self.index(number)
             if places[2:] != (ALL, ALL):
                 index = tuple(each.expand(self.sizes[1:])[places[2:]] for each in index)
-            found: Tensor = part.looked_up(self.inputs, (row, head, query), index)
+            found: Tensor = part.looked_up(widened(self.inputs), (row, head, query), index)
             return found.to(dtype)
         bias: Tensor = part.bias(self.per_head[number][head], query, key, self.sizes[2] - self.sizes[1])
         return bias.to(dtype)
@@ -233,6 +234,14 @@ class BoundMask:
         query, key = torch.arange(query_len, device=self.device)[:, None], torch.arange(key_len, device=self.device)
         part = self.rule.changes[number]
         return self.keep(number, lambda: part.index(query, key, key_len - query_len, key_len))
+
+
+def widened(inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The tensors in float32 where they have half precision: the gradient of a number that many pairs look up is a sum.
+
+    In half precision, what comes late in a long sum is lost: of 10^5 numbers in bfloat16, nearly all.
+    """
+    return {name: tensor.float() if tensor.dtype in HALVES else tensor for name, tensor in inputs.items()}
 
 
 def _are_equal(one: Any, other: Any) -> bool:  # noqa: ANN401 - tensors, perhaps several, or what is none

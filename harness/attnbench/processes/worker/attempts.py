@@ -228,7 +228,12 @@ def require_within(
     if call_s > limit_s:
         why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')}"
         include = f"--call-limit {math.ceil(call_s)} includes it"
-        message = f"predicted {show(call_s, 's')} for one call, {why} at seq_len {last}; {include}"
+        for length in [*times_s][-2:]:  # for the message alone
+            cost = None if length in peaks else attempt(workload.at_length(length), True)  # noqa: FBT003 - its signature
+            if cost is not None and cost[1] is not None:
+                peaks[length] = cost[1]
+        needs = f" and {show(_at(workload.seq_len, peaks), 'bytes')}" if peaks else ""
+        message = f"predicted {show(call_s, 's')}{needs} for one call, {why} at seq_len {last}; {include}"
         raise OutOfReachError(Status.timeout, message, is_close=call_s <= CLEARLY_OVER * limit_s)
     peak = _at(workload.seq_len, peaks) if peaks else None
     if peak is not None and peak > limit_bytes:
