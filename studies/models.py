@@ -52,7 +52,7 @@ class Row:
 
 
 def planned(presets: Iterable[str], call_limit_s: float) -> tuple[Plan, dict[str, Workload]]:
-    """One plan for all presets in all phases, their workloads each once; and all of these, those not to try included."""
+    """One plan for all presets in all phases, each workload once; and all workloads, those not to try included."""
     plans = [
         (name, plan(Selection(sweep="quick", model=name, phase=phase, is_exact=True, implementations=IMPLEMENTATIONS)))
         for name in presets

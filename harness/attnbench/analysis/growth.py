@@ -201,7 +201,7 @@ class Growth:
         """The panel's workload at a length, its mask made to fit."""
         longest = workload_of(rows(self.panel.cells.nlargest(1, self.panel.axis))[0])
         if self.panel.axis == "seq_len":
-            return longest.at_length(length)
+            return longest.at_length(max(1, round(length * longest.longest / longest.seq_len)))
         mask = str(longest.mask_rule.at_other_length())
         return msgspec.structs.replace(longest, kv_len=length, mask=mask)
 

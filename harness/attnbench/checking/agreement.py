@@ -79,7 +79,7 @@ def ask_oracle(workload: Workload, seed: int, on_step: Callable[[], object] = la
     if not by_probe:
         raise ValueError(reason)
     on_step()
-    short = plain.at_length(RULES_LEN) if plain.seq_len > RULES_LEN else plain
+    short = plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain
     for_rules = _references_for_rules(short, seed)
     return References(workload=workload, seed=seed, by_probe=by_probe, for_rules=for_rules, on_step=on_step)
 

@@ -238,7 +238,7 @@ def gather(implementation: Implementation, references: dict[str, Reference], see
 
 def shorter(workload: Workload) -> Iterator[Workload]:
     """The workload at a short length: with fewer heads and batch rows first, then with all of them."""
-    short = workload.at_length(min(SHORT_LEN, workload.seq_len))
+    short = workload.at_length(min(SHORT_LEN, workload.longest))
     group_size = workload.num_heads // workload.num_kv_heads
     groups = max(1, min(workload.num_kv_heads, MOST_HEADS // group_size))
     sizes = {"batch_size": min(MOST_ROWS, workload.batch_size), "num_kv_heads": groups}

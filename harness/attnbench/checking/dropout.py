@@ -224,7 +224,7 @@ def mean(trial: DropoutTrial) -> str:
     Hoeffding (1963), theorem 2, https://doi.org/10.1080/01621459.1963.10500830.
     """
     plain = msgspec.structs.replace(trial.merged, dropout=0.0, direction="inference")
-    plain = plain.at_length(LONGER_LEN) if plain.seq_len > LONGER_LEN else plain  # several small tiles
+    plain = plain.at_length(LONGER_LEN) if plain.longest > LONGER_LEN else plain  # several small tiles
     right = Reference(plain, merged_inputs(plain, trial.seed), trial.seed)
 
     def sum_of_squares(query: Tensor, key: Tensor, value: Tensor, mask: oracle.RowMask) -> Tensor:

@@ -52,6 +52,8 @@ def demo(
     from attnbench.commands import terminal
 
     file = results / FOLDER / FILE
+    if "=" in str(file):  # else it would read as LABEL=FILE
+        file = file.resolve()
     if not file.exists():
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text(SOURCE, encoding="utf-8")

@@ -34,8 +34,15 @@ def test_steps_grow_fourfold_and_stay_below_the_length():
 
 
 def test_other_axes_keep_their_proportion_and_masks_fit():
-    step = Workload(seq_len=100, kv_len=300, mask="padding(300)").at_length(10)
+    step = Workload(seq_len=100, kv_len=300, mask="padding(300)").at_length(30)
     assert (step.seq_len, step.kv_len, step.mask) == (10, 30, "padding")
+
+
+def test_one_query_with_a_long_cache_climbs_by_the_length_of_the_cache():
+    decode = Workload(seq_len=1, kv_len=8192)
+    assert [(step.seq_len, step.kv_len) for step in staircase(decode)] == [(1, 4**n) for n in range(2, 7)]
+    with pytest.raises(OutOfReachError, match=r"predicted 8\.19 s for one call.* it takes 256 ms at kv_len 256"):
+        require_within(1.0, PLENTY, decode, lambda step, _: (1e-3 * step.kv_len, None))
 
 
 def test_a_quadratic_cost_is_foreseen_within_a_few_percent():
@@ -81,7 +88,17 @@ def test_nor_does_one_that_the_system_kept_waiting_for_a_hundred_times_as_long(l
 def test_the_climb_stops_before_a_step_that_would_not_fit():
     tried, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n, call_s=1.0)
     assert error is not None
-    assert tried == [16, 64, 256, 256]  # the next, 1024, would take 10 s; the last one is asked twice
+    assert tried == [16, 64, 256, 256, 64, 256]  # 1024 would take 10 s; the last is timed again, then two for memory
+
+
+def test_what_takes_too_long_is_also_predicted_in_memory():
+    _, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n, peak=lambda n: 16.0 * n * n)
+    assert error is not None
+    assert error.status is Status.timeout
+    assert " and 256 GiB for one call" in str(error)  # 16 * (2^17)^2 bytes
+    _, error = climb(Workload(seq_len=2**17), lambda n: 1e-5 * n * n)
+    assert error is not None
+    assert "iB for one call" not in str(error)  # where memory is not counted, none is claimed
 
 
 def test_memory_is_foreseen_too_and_only_asked_for_where_it_could_matter():

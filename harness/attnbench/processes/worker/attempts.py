@@ -102,7 +102,7 @@ def attempt(request: Attempt, made: Implementation, on_step: Callable[[], object
         message = f"the limit and the inputs need {show(needed, 'bytes')}, and {show(free_bytes, 'bytes')} are free"
         raise OutOfReachError(Status.unsupported, message)
 
-    short = workload.at_length(min(WARM_LEN, workload.seq_len))
+    short = workload.at_length(min(WARM_LEN, workload.longest))
     if reason_against(made, short) is None:
         case = build(short, made, place(draw_normal(short, 0), short))
         with case.grad_mode():
@@ -169,7 +169,7 @@ def require_within_limits(request: Prepare, made: Implementation, on_step: Calla
         clock = case.device.clock
         with case.grad_mode():
             call_s = clock.elapsed(call, 1)
-            if is_first and (step.seq_len == FIRST_LEN or call_s > request.call_limit_s):
+            if is_first and (step.longest == FIRST_LEN or call_s > request.call_limit_s):
                 call_s = min(call_s, clock.elapsed(call, 1))  # the first call may have compiled
             counts = with_memory and case.device.is_host
             peak = float(case.device.record(call).footprint().peak_bytes) if counts else None
@@ -179,12 +179,12 @@ def require_within_limits(request: Prepare, made: Implementation, on_step: Calla
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
-    """The same workload at lengths that grow fourfold, all below its own, the last at least a quarter of it.
+    """The same workload at longest lengths that grow fourfold, all below its own, the last at least a quarter of it.
 
     With `compiles`, at few lengths, the last at least a sixteenth of its own.
     """
     length, step = (FIRST_COMPILED_LEN, COMPILED_STEP) if compiles else (FIRST_LEN, STEP)
-    while length < workload.seq_len:
+    while length < workload.longest:
         yield workload.at_length(length)
         length *= step
 
@@ -210,21 +210,21 @@ def require_within(
     times_s: dict[int, float] = {}  # by length
     peaks: dict[int, float] = {}
     for step in staircase(workload, compiles=compiles):
-        if times_s and _at(step.seq_len, times_s, least=0.0) > limit_s:
+        if times_s and _at(step.longest, times_s, least=0.0) > limit_s:
             break
         if (cost := attempt(step, with_memory)) is not None:
-            times_s[step.seq_len], peak = cost
+            times_s[step.longest], peak = cost
             if peak is not None:
-                peaks[step.seq_len] = peak
+                peaks[step.longest] = peak
     if not times_s:
         return None
-    last = max(times_s)
-    call_s = _at(workload.seq_len, times_s)
+    last, axis = max(times_s), "seq_len" if workload.seq_len == workload.longest else "kv_len"
+    call_s = _at(workload.longest, times_s)
     for retry in range(MOST_RETRIES):  # one slow call must not cost a cell its place
         if limit_s < call_s and (retry == 0 or call_s <= CLEARLY_OVER * limit_s):
             again = attempt(workload.at_length(last), False)  # noqa: FBT003 - its signature
             times_s[last] = min(times_s[last], again[0] if again else math.inf)
-            call_s = _at(workload.seq_len, times_s)
+            call_s = _at(workload.longest, times_s)
     if call_s > limit_s:
         why = f"over the limit of {show(limit_s, 's')}; it takes {show(times_s[last], 's')}"
         include = f"--call-limit {math.ceil(call_s)} includes it"
@@ -232,14 +232,14 @@ def require_within(
             cost = None if length in peaks else attempt(workload.at_length(length), True)  # noqa: FBT003 - its signature
             if cost is not None and cost[1] is not None:
                 peaks[length] = cost[1]
-        needs = f" and {show(_at(workload.seq_len, peaks), 'bytes')}" if peaks else ""
-        message = f"predicted {show(call_s, 's')}{needs} for one call, {why} at seq_len {last}; {include}"
+        needs = f" and {show(_at(workload.longest, peaks), 'bytes')}" if peaks else ""
+        message = f"predicted {show(call_s, 's')}{needs} for one call, {why} at {axis} {last}; {include}"
         raise OutOfReachError(Status.timeout, message, is_close=call_s <= CLEARLY_OVER * limit_s)
-    peak = _at(workload.seq_len, peaks) if peaks else None
+    peak = _at(workload.longest, peaks) if peaks else None
     if peak is not None and peak > limit_bytes:
         why = f"over the limit of {show(limit_bytes, 'bytes')}; it needs {show(peaks[last], 'bytes')}"
         include = f"--memory-limit {math.ceil(peak / 2**30)} includes it"
-        message = f"predicted a peak of {show(peak, 'bytes')}, {why} at seq_len {last}; {include}"
+        message = f"predicted a peak of {show(peak, 'bytes')}, {why} at {axis} {last}; {include}"
         raise OutOfReachError(Status.out_of_memory, message)
     return call_s, peak
 
