@@ -91,7 +91,7 @@ def rows(results: Results, every: Mapping[str, Workload]) -> list[Row]:
 def _cell(total: Total, records: Iterable[Record], every: Mapping[str, Workload]) -> str:
     """The time of all layers and its ratio, or why there is none."""
     if total.seconds is not None:
-        ratio = "" if total.ratio is None else f" (x{significant(total.ratio, 3)})"
+        ratio = "" if total.ratio in {None, 1.0} else f" (x{significant(total.ratio, 3)})"  # the baseline's is 1.0
         return show(total.seconds, "s") + ratio
     own = {record.workload.id: record for record in records if record.arm == total.arm}
     absent = [each for each in total.mix.counts if each not in own or not own[each].samples(LATENCY)]
@@ -153,6 +153,18 @@ Measured by `nox -s models` on {environment.cpu}, {environment.num_physical_core
 """
 
 
+def write(found: list[Row], path: Path) -> None:
+    """The same as CSV, with the mean of a layer in seconds."""
+    names = list(found[0].cells)
+    columns = [f"{name}: {what}" for name in names for what in ("all layers", "mean of a layer, s")]
+    with path.open("w", encoding="utf-8", newline="") as file:
+        writer = csv.writer(file)
+        writer.writerow(["model", "phase", "at", "layers", *columns])
+        for row in found:
+            cells = [each for name in names for each in (row.cells[name], row.means_s[name] or "")]
+            writer.writerow([row.model, row.phase, row.point, row.layers, *cells])
+
+
 def study(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where the table goes.")] = Path("results/models"),
     runs: Annotated[Path, typer.Option(metavar="DIR", help="Where the run is, to go on with it.")] = Path(
@@ -169,14 +181,7 @@ def study(
     found = rows(results, every)
     to.mkdir(parents=True, exist_ok=True)
     (to / "README.md").write_text(page(results, found), encoding="utf-8")
-    with (to / "models.csv").open("w", encoding="utf-8", newline="") as file:
-        names = list(found[0].cells)
-        columns = [f"{name}: {what}" for name in names for what in ("all layers", "mean of a layer, s")]
-        writer = csv.writer(file)
-        writer.writerow(["model", "phase", "at", "layers", *columns])
-        for row in found:
-            cells = [each for name in names for each in (row.cells[name], row.means_s[name] or "")]
-            writer.writerow([row.model, row.phase, row.point, row.layers, *cells])
+    write(found, to / "models.csv")
     typer.echo(f"{to / 'README.md'} has {len(found)} points of {len({row.model for row in found})} models")
 
 

@@ -40,6 +40,7 @@ from attnbench.storage.records import (
     TensorError,
 )
 from attnbench.workloads.counts import dense_flops
+from attnbench.workloads.models import Mix
 from attnbench.workloads.workload import Workload
 
 EVIL = "=cmd|'<script>alert(1)</script>`$x_{1}` --> *a* [b](http://c.example)\x1b[31m"
@@ -114,6 +115,7 @@ def write(
     commit: str = "1a2b3c4",
     environment: Environment = ENVIRONMENT,
     levels: dict[str, float] | None = None,
+    mixes: tuple[Mix, ...] = (),
 ) -> Results:
     """Write the run's journal into `folder` and read it back; `slowdown` slows all but the baseline.
 
@@ -132,6 +134,7 @@ def write(
         timeout_s=30.0,
         memory_limit_bytes=0,
         num_epochs=num_epochs,
+        mixes=mixes,
     )
     with Journal(folder) as journal:
         journal.append(RunStarted(schema=SCHEMA, run=folder.name, time=time, commit=commit, plan=plan))

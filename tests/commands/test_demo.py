@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from attnbench import cli
+from attnbench import cli, plugins
 from attnbench.commands import demo
 
 ROOT = Path(__file__).parents[2]
@@ -14,6 +14,19 @@ ROOT = Path(__file__).parents[2]
 @pytest.mark.parametrize("document", ["README.md", "docs/guide.md"])
 def test_the_documents_have_the_same_functions(document):
     assert demo.SOURCE in (ROOT / document).read_text(encoding="utf-8")
+
+
+def test_a_folder_with_an_equals_sign_is_no_label(tmp_path, monkeypatch):
+    class AskedError(Exception):
+        pass
+
+    def checked(spec):
+        raise AskedError(plugins.name_of(spec))
+
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(demo, "_checked", checked)
+    with pytest.raises(AskedError, match=r"^mistaken$"):
+        demo.demo(budget_s=0.0, results=Path("seq_len="))
 
 
 @pytest.mark.long

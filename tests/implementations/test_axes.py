@@ -22,13 +22,15 @@ USUAL = {
 AXES: dict[str, list[object]] = {
     "dtype": ["float64", "bfloat16", "float16"],
     "dropout": [0.1, 0.6],
-    "layout": ["transposed", "expanded", "broadcast"],
+    "layout": ["transposed", "expanded", "broadcast", "value_in_key"],
     "float32_matmul_precision": ["high", "medium"],
     "num_threads": [1],
     "batch_size": [3],
     "kv_len": [5, 12],
     "value_dim": [4, 11],
     "num_kv_heads": [1],
+    "scale": [0.2],
+    "sinks": ["learned"],
 }
 POINTS = [
     Workload(**(USUAL | {"scope": scope, axis: value}))

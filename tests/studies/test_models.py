@@ -1,0 +1,82 @@
+"""The table of models: a row for each point, what each implementation takes there, or what a call would take."""
+
+import csv
+import re
+
+import pytest
+
+from attnbench.workloads import models
+from attnbench.workloads.counts import compulsory_bytes
+from attnbench.workloads.models import Mix
+from attnbench.workloads.workload import Workload
+from studies.models import IMPLEMENTATIONS, LARGEST_BYTES, page, planned, rows, write
+from tests import journals
+
+NEAR, FAR = Workload(mask="none", seq_len=512), Workload(mask="none", seq_len=2048)
+UNTRIED = Workload(mask="none", seq_len=2**15)
+ROWS = (
+    Mix(label="tiny prefill B=1 T=512", counts={NEAR.id: 3}),
+    Mix(label="tiny training B=1 T=2048", counts={NEAR.id: 3, FAR.id: 1}),
+    Mix(label="huge prefill B=1 T=32768", counts={UNTRIED.id: 2}),
+)
+EVERY = {each.id: each for each in (NEAR, FAR, UNTRIED)}
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("models")
+    return journals.write(folder, (NEAR, FAR), ("sdpa", "naive_loop", "liar"), levels={}, mixes=ROWS)
+
+
+@pytest.fixture(scope="module")
+def found(results):
+    return rows(results, EVERY)
+
+
+def test_each_row_is_a_point_of_a_model_in_a_phase(found):
+    assert [(row.model, row.phase, row.point, row.layers) for row in found] == [
+        ("tiny", "prefill", "B=1 T=512", 3),
+        ("tiny", "training", "B=1 T=2048", 4),
+        ("huge", "prefill", "B=1 T=32768", 2),
+    ]
+
+
+def test_what_was_measured_has_the_time_of_all_layers_and_their_mean(found):
+    base, slow = found[0].cells["sdpa"], found[0].cells["naive_loop"]
+    assert base.endswith(" ms")
+    assert re.fullmatch(r"1[78]\d ms \(x4\d\.\d\)", slow)  # three layers of 60 ms
+    assert found[0].means_s["sdpa"] == pytest.approx(1.3e-3, rel=0.1)
+    assert found[1].means_s["naive_loop"] is None
+
+
+def test_what_is_too_large_has_the_time_and_memory_that_were_predicted_or_that_follow_from_a_smaller_one(found):
+    assert found[1].cells["naive_loop"].startswith("too large here: about 96")  # 16 times the FLOPs of 60 ms
+    assert found[2].cells["sdpa"].startswith("too large here: about ")
+    assert found[2].cells["sdpa"].endswith(", at least 256 MiB a call")
+    assert {row.cells["liar"] for row in found[:2]} == {"wrong"}
+
+
+def test_the_page_counts_what_has_a_time(results, found):
+    text = page(results, found)
+    assert "3 of 9 have a time" in text
+    assert "| tiny " in text
+
+
+def test_a_table_for_programs_has_a_line_for_each_row(found, tmp_path):
+    write(found, tmp_path / "models.csv")
+    with (tmp_path / "models.csv").open(encoding="utf-8", newline="") as file:
+        lines = list(csv.DictReader(file))
+    assert [line["model"] for line in lines] == ["tiny", "tiny", "huge"]
+    assert float(lines[0]["sdpa: mean of a layer, s"]) == pytest.approx(1.3e-3, rel=0.1)
+    assert lines[2]["sdpa: mean of a layer, s"] == ""
+
+
+def test_every_preset_in_every_phase_is_planned_and_each_workload_once():
+    plan, every = planned(models.names(), 0.2)
+    planned_rows = {tuple(mix.label.split(" ", 2)[:2]) for mix in plan.mixes}
+    assert planned_rows == {(name, phase) for name in models.names() for phase in models.preset(name).phases}
+    assert len(plan.workloads) == len(set(plan.workloads))
+    assert {each for mix in plan.mixes for each in mix.counts} <= set(every)
+    assert all(compulsory_bytes(each) <= LARGEST_BYTES for each in plan.workloads)
+    assert len(plan.workloads) < len(every)
+    assert plan.implementations == IMPLEMENTATIONS
