@@ -157,6 +157,14 @@ def detection(session: nox.Session) -> None:
 
 
 @nox.session
+def models(session: nox.Session) -> None:
+    """Measure the attention of every preset in every phase: renew results/gallery/models (half an hour)."""
+    install(session)
+    folder = str(RESULTS / "gallery" / "models")
+    session.run("python", "-m", "studies.models", "--to", folder, *session.posargs)
+
+
+@nox.session
 def cheats(session: nox.Session) -> None:
     """Run cheats, contaminations and unusual honest forms for real: renew results/gallery/trust (long; -- --short)."""
     install(session)

@@ -40,6 +40,7 @@ RUNS = {
 OTHERS = {
     "acceptance/acceptance.md": "what the method was asked to show, next to its rivals, misses included",
     "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
+    "models/README.md": "the attention of 29 models in every phase, by five implementations",
     "detection/detection.md": "which mistakes the check catches, and what it costs",
     "field/README.md": "attention of other packages, checked",
     "trust/trust.md": "cheats and contaminations: who got a time, and who was affected",
