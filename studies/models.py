@@ -5,6 +5,7 @@ layers of a model together; a layer's kind counts as often as the model has it.
 """
 
 import csv
+import math
 import re
 import statistics
 from collections.abc import Iterable, Mapping
@@ -19,10 +20,11 @@ from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import Results, read
 from attnbench.commands.running import watching
 from attnbench.processes import execution
+from attnbench.processes.messages import Failed, Prepared
 from attnbench.processes.planning import Selection, plan
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL
-from attnbench.storage.records import LATENCY, Record, Status
+from attnbench.storage.records import LATENCY, Arm, Key, Record, Status
 from attnbench.units import markdown_table, show, significant
 from attnbench.workloads import models
 from attnbench.workloads.counts import compulsory_bytes, useful_flops
@@ -34,9 +36,11 @@ STAGES = ("check", "time")
 WRONG = {Status.disagrees, Status.invalid}
 TOO_LARGE = {Status.timeout, Status.out_of_memory}
 LARGEST_BYTES = 2**28
-"""What has more bytes to read and write is not tried: to draw and to check it would take minutes."""
+"""What has more bytes to read and write is only predicted: to draw and to check it would take minutes."""
 SIZES = {"batch_size", "seq_len", "kv_len"}
-PREDICTED = re.compile(r"predicted ([\d.,]+ (?:ns|us|ms|s|min|h))(?: and ([\d.,]+ \w+))? for one call")
+PEAK = re.compile(r"predicted a peak of ([\d.e+]+ \w+)")
+UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
+PREDICTED = re.compile(rf"predicted ([\d.e+]+) ({'|'.join(UNITS)})(?: and ([\d.e+]+ \w+))? for one call")
 
 
 @dataclass(frozen=True)
@@ -72,61 +76,114 @@ def planned(presets: Iterable[str], call_limit_s: float) -> tuple[Plan, dict[str
     return made, every
 
 
-def rows(results: Results, every: Mapping[str, Workload]) -> list[Row]:
-    """A row for each point of each model, in the order of the plan."""
+def foreseen(made: Plan, every: Mapping[str, Workload]) -> dict[Key, Prepared | Failed]:
+    """What each implementation is predicted to take at the workloads that are not tried."""
+    tried = {each.id for each in made.workloads}
+    untried = tuple(each for each in every.values() if each.id not in tried)
+    if not untried:
+        return {}
+    asked = msgspec.structs.replace(made, workloads=untried, mixes=())
+    with watching() as watch:
+        found = execution.predict(asked, watch, limit_s=math.inf)
+        return {(each.workload.id, each.arm): each.reply for each in found}
+
+
+def rows(results: Results, every: Mapping[str, Workload], others: Mapping[Key, Prepared | Failed]) -> list[Row]:
+    """A row for each point of each model, in the order of the plan; `others` are the predictions of what was not tried.
+
+    Raises:
+        KeyError: something was neither tried nor predicted.
+    """
+    ends = {key: Ended.foreseen(reply) for key, reply in others.items()}
+    ends |= {record.key: Ended.tried(record) for record in results.records}
     by_label: dict[str, list[Total]] = {}
     for total in totals(results):
         by_label.setdefault(total.mix.label, []).append(total)
     found = []
     for mix in results.plan.mixes:
         model, phase, point = mix.label.split(" ", 2)
-        by_arm = {total.arm: total for total in by_label[mix.label]}
-        own = {arm.implementation: by_arm[arm] for arm in results.plan.specs}
-        cells = {name: _cell(total, results.records, every) for name, total in own.items()}
+        own = {total.arm.implementation: total for total in by_label[mix.label]}
+        cells = {name: _cell(own[name], ends, every) for name in results.plan.implementations}
         means_s = {name: total.seconds and total.seconds / total.num_calls for name, total in own.items()}
         found.append(Row(model, phase, point, sum(mix.counts.values()), cells, means_s))
     return found
 
 
-def _cell(total: Total, records: Iterable[Record], every: Mapping[str, Workload]) -> str:
+@dataclass(frozen=True)
+class Ended:
+    """What became of an implementation at a workload: a time that was measured or predicted, a peak, a status."""
+
+    status: Status
+    seconds: float | None = None
+    memory: str = ""
+
+    @classmethod
+    def tried(cls, record: Record) -> "Ended":
+        """A cell of the run."""
+        if record.samples(LATENCY):
+            return cls(record.status, statistics.median(sample.value for sample in record.samples(LATENCY)))
+        return cls(record.status, *_read(record.message))
+
+    @classmethod
+    def foreseen(cls, reply: Prepared | Failed) -> "Ended":
+        """A cell that was predicted alone."""
+        if isinstance(reply, Failed):
+            return cls(reply.status, *_read(reply.message))
+        memory = "" if reply.peak_bytes is None else show(reply.peak_bytes, "bytes")
+        return cls(Status.timeout, reply.call_s, memory)
+
+
+def _read(message: str) -> tuple[float | None, str]:
+    """Time and memory that a message says are predicted."""
+    if found := PREDICTED.search(message):
+        return float(found[1]) * UNITS[found[2]], found[3] or ""
+    peak = PEAK.search(message)
+    return None, peak[1] if peak else ""
+
+
+def _cell(total: Total, ends: Mapping[Key, Ended], every: Mapping[str, Workload]) -> str:
     """The time of all layers and its ratio, or why there is none."""
     if total.seconds is not None:
         ratio = "" if total.ratio in {None, 1.0} else f" (x{significant(total.ratio, 3)})"  # the baseline's is 1.0
         return show(total.seconds, "s") + ratio
-    own = {record.workload.id: record for record in records if record.arm == total.arm}
-    absent = [each for each in total.mix.counts if each not in own or not own[each].samples(LATENCY)]
-    found = {own[each].status for each in absent if each in own}
+    own = {workload: ends[workload, total.arm] for workload in total.mix.counts}
+    found = {ended.status for ended in own.values()}
     if found & WRONG:
         return "wrong"
-    large = [each for each in absent if each not in own or own[each].status in TOO_LARGE]
+    if others := found - TOO_LARGE - {Status.ok}:
+        return ", ".join(sorted(map(str, others)))
+    large = [workload for workload, ended in own.items() if ended.status in TOO_LARGE]
     if not large:
-        return ", ".join(map(str, found))
+        return "not timed"
     largest = max(large, key=lambda each: useful_flops(every[each]))
-    message = own[largest].message if largest in own else ""
-    return f"too large here: {_predicted(every[largest], message, own.values())} a call"
+    return f"too large here: {_predicted(every[largest], total.arm, ends, every)} a call"
 
 
-def _predicted(workload: Workload, message: str, own: Iterable[Record]) -> str:
-    """Time and memory of a call that was not tried.
+def _predicted(workload: Workload, arm: Arm, ends: Mapping[Key, Ended], every: Mapping[str, Workload]) -> str:
+    """Time and memory of a call that was not made.
 
-    Where the run predicted no time, it is that of the largest smaller call that the implementation was timed at, times
-    the ratio of their FLOPs; where it predicted no memory, it is what a call must read and write.
+    Where no time was predicted, it is that of the largest smaller call, times the ratio of their FLOPs; where no memory
+    was, it is what a call must read and write.
     """
-    found = PREDICTED.search(message)
-    memory = found[2] if found and found[2] else f"at least {show(compulsory_bytes(workload), 'bytes')}"
-    if found:
-        return f"{found[1]}, {memory}"
+    own = ends[workload.id, arm]
+    memory = own.memory or f"at least {show(compulsory_bytes(workload), 'bytes')}"
+    if own.seconds is not None:
+        return f"{show(own.seconds, 's')}, {memory}"
 
     def shape(each: Workload) -> dict[str, object]:
         return {axis: value for axis, value in each.axes().items() if axis not in SIZES}
 
-    flops = {useful_flops(each.workload): each for each in own if each.samples(LATENCY)}
-    alike = {number: each for number, each in flops.items() if shape(each.workload) == shape(workload)}
-    smaller = [number for number in alike if number < useful_flops(workload)]
-    if not smaller:
+    flops = useful_flops(workload)
+    smaller = [
+        (useful_flops(every[other]), ended.seconds)
+        for (other, one), ended in ends.items()
+        if one == arm and ended.seconds is not None and shape(every[other]) == shape(workload)
+    ]
+    below = [each for each in smaller if each[0] < flops]
+    if not below:
         return f"no time to go by, {memory}"
-    median_s = statistics.median(sample.value for sample in alike[max(smaller)].samples(LATENCY))
-    return f"about {show(median_s * useful_flops(workload) / max(smaller), 's')}, {memory}"
+    known, seconds = max(below)
+    return f"about {show(seconds * flops / known, 's')}, {memory}"
 
 
 def page(results: Results, found: list[Row]) -> str:
@@ -142,9 +199,10 @@ def page(results: Results, found: list[Row]) -> str:
     return f"""# The attention of {len({row.model for row in found})} models, in every phase
 
 Each cell is the time of the attention of all layers of the model together, by one implementation, and its ratio to
-`sdpa`; a kind of layer counts as often as the model has it. `models.csv` has the mean of a layer, too. What takes
-longer than {show(limit, "s")} a call, or reads and writes more than {show(LARGEST_BYTES, "bytes")}, is not tried: it is
-too large here, with the predicted time and peak of one call. {counts}.
+`sdpa`; a kind of layer counts as often as the model has it. `models.csv` has the mean of a layer, too. {counts}.
+
+What takes longer than {show(limit, "s")} a call, or reads and writes more than {show(LARGEST_BYTES, "bytes")}, is too
+large here: the time and the memory of one call are then predicted from shorter lengths.
 
 {markdown_table(table)}
 
@@ -178,7 +236,7 @@ def study(
     with watching() as watch:
         execution.execute(read(runs).plan if (runs / JOURNAL).exists() else made, runs, watch, STAGES)
     results = read(runs)
-    found = rows(results, every)
+    found = rows(results, every, foreseen(results.plan, every))
     to.mkdir(parents=True, exist_ok=True)
     (to / "README.md").write_text(page(results, found), encoding="utf-8")
     write(found, to / "models.csv")

@@ -5,11 +5,14 @@ import re
 
 import pytest
 
+from attnbench.processes.messages import Failed
+from attnbench.processes.worker.attempts import OutOfReachError, require_within
+from attnbench.storage.records import Arm, Status
 from attnbench.workloads import models
 from attnbench.workloads.counts import compulsory_bytes
 from attnbench.workloads.models import Mix
 from attnbench.workloads.workload import Workload
-from studies.models import IMPLEMENTATIONS, LARGEST_BYTES, page, planned, rows, write
+from studies.models import IMPLEMENTATIONS, LARGEST_BYTES, Ended, page, planned, rows, write
 from tests import journals
 
 NEAR, FAR = Workload(mask="none", seq_len=512), Workload(mask="none", seq_len=2048)
@@ -19,6 +22,7 @@ ROWS = (
     Mix(label="tiny training B=1 T=2048", counts={NEAR.id: 3, FAR.id: 1}),
     Mix(label="huge prefill B=1 T=32768", counts={UNTRIED.id: 2}),
 )
+FORESEEN = "predicted 4.00 s and 1.50 GiB for one call, over the limit of 200 ms; it takes 9 ms at seq_len 1024"
 EVERY = {each.id: each for each in (NEAR, FAR, UNTRIED)}
 
 
@@ -30,7 +34,12 @@ def results(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def found(results):
-    return rows(results, EVERY)
+    others = {
+        (UNTRIED.id, Arm(implementation="sdpa")): Failed(status=Status.timeout, message=FORESEEN),
+        (UNTRIED.id, Arm(implementation="naive_loop")): Failed(status=Status.out_of_memory, message="its inputs"),
+        (UNTRIED.id, Arm(implementation="liar")): Failed(status=Status.unsupported, message="no liar takes it"),
+    }
+    return rows(results, EVERY, others)
 
 
 def test_each_row_is_a_point_of_a_model_in_a_phase(found):
@@ -50,10 +59,24 @@ def test_what_was_measured_has_the_time_of_all_layers_and_their_mean(found):
 
 
 def test_what_is_too_large_has_the_time_and_memory_that_were_predicted_or_that_follow_from_a_smaller_one(found):
-    assert found[1].cells["naive_loop"].startswith("too large here: about 96")  # 16 times the FLOPs of 60 ms
-    assert found[2].cells["sdpa"].startswith("too large here: about ")
-    assert found[2].cells["sdpa"].endswith(", at least 256 MiB a call")
-    assert {row.cells["liar"] for row in found[:2]} == {"wrong"}
+    assert re.fullmatch(r"too large here: about 9\d\d ms, at least 16.0 MiB a call", found[1].cells["naive_loop"])
+    assert found[2].cells["sdpa"] == "too large here: 4.00 s, 1.50 GiB a call"
+    assert re.fullmatch(r"too large here: about 2\d\d s, at least 256 MiB a call", found[2].cells["naive_loop"])
+
+
+def test_what_is_wrong_or_unsupported_is_never_called_too_large(found):
+    assert [row.cells["liar"] for row in found] == ["wrong", "wrong", "unsupported"]
+
+
+def test_what_the_messages_of_a_run_predict_is_read():
+    with pytest.raises(OutOfReachError) as ended:
+        require_within(1.0, 2**60, FAR, lambda step, _: (1e-5 * step.seq_len**2, 16.0 * step.seq_len**2))
+    record = Ended.foreseen(Failed(status=Status.timeout, message=str(ended.value)))
+    assert (record.seconds, record.memory) == (pytest.approx(41.9), "64.0 MiB")
+    with pytest.raises(OutOfReachError) as ended:
+        require_within(1e3, 2**20, FAR, lambda step, _: (1e-9, 16.0 * step.seq_len**2))
+    record = Ended.foreseen(Failed(status=Status.out_of_memory, message=str(ended.value)))
+    assert (record.seconds, record.memory) == (None, "64.0 MiB")
 
 
 def test_the_page_counts_what_has_a_time(results, found):
