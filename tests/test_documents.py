@@ -53,9 +53,11 @@ import os, re, runpy, sys
 arguments = sys.argv[1:]
 if arguments and arguments[0] == "growth" and "--help" not in arguments:
     arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1", "--no-try"]
-if "--sweep" in arguments and "--help" not in arguments:  # what is set below stands alone
+traced = "--sweep" in arguments and arguments[arguments.index("--sweep") + 1].endswith(".jsonl")
+if "--sweep" in arguments and "--help" not in arguments and not traced:  # what is set below stands alone
     del arguments[(place := arguments.index("--sweep")) : place + 2]
-if arguments and arguments[0] in {"run", "check", "compare", "profile"} and "--help" not in arguments:
+adjusted = {"run", "check", "compare", "profile"}
+if arguments and arguments[0] in adjusted and "--help" not in arguments and not traced:
     shorter = lambda found: f"padding({','.join(str(int(each) // 64) for each in found[1].split(','))})"
     arguments = [re.sub(r"(?<=[=,])padding\(([\d,]+)\)", shorter, argument) for argument in arguments]
     given = " ".join(arguments)
