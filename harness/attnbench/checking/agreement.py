@@ -154,7 +154,7 @@ def _storage_notes(references: References) -> Iterator[RuleResult]:
     if (reference := references.by_probe.get("normal")) is not None and workload.cache_dtype != "same":
         found = f"outputs are off by up to {percent(reference.storage_error)} of the largest"
         rule = f"cache in {workload.cache_dtype}"
-        yield RuleResult(rule=rule, holds=False, found=f"{found}, beside a cache in {workload.dtype}", is_noted=True)
+        yield RuleResult(rule=rule, holds=False, found=f"{found}, against a cache in {workload.dtype}", is_noted=True)
 
 
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:

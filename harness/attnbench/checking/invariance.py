@@ -125,7 +125,7 @@ def padded(subject: Subject) -> Iterator[Comparison]:
 
 
 def ragged(subject: Subject) -> Iterator[Comparison]:
-    """The last query of sequences of which some are shorter, each beside itself alone."""
+    """The last query of sequences of which some are shorter, each compared with itself alone."""
     length = subject.shape.kv_len
     lengths = [length, length - length // 3, length // 2]
     lengths = [max(1, each) for each in lengths]

@@ -24,7 +24,7 @@ def check(
         typer.Option(
             "--invariance",
             help="Is a query's answer the same to the last bit whatever the batch, the padding, the chunk, the heads? "
-            "And what does it cost beside sdpa?",
+            "And what does it cost compared with sdpa?",
         ),
     ] = False,
     as_json: AsJson = False,

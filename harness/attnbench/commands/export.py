@@ -106,7 +106,7 @@ def records(stored: "Results") -> list[dict[str, Any]]:
 def traces(stored: "Results") -> list[dict[str, Any]]:
     """Each cell that was tried, as a flashinfer-trace: one for each line that it was read from, or one of its own.
 
-    Cells that have no definition there are left out, and so is what agrees but has no time beside the baseline's.
+    Cells that have no definition there are left out, and so is what agrees but has no ratio to the baseline in time.
     Source: https://github.com/flashinfer-ai/flashinfer-bench, docs/flashinfer-trace/trace.mdx
     """
     from attnbench.analysis.breakdown import paired_times

@@ -1,4 +1,4 @@
-"""What `attnbench check --invariance` says: a certificate, or the first difference, and the price in time beside it."""
+"""What `attnbench check --invariance` says: a certificate, or the first difference, and its price in time."""
 
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, NoReturn

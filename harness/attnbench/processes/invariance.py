@@ -13,7 +13,7 @@ MODULE = "attnbench.processes.worker.invariance"
 DECIDE = ("device", "dtype", "num_heads", "num_kv_heads", "head_dim", "value_dim", "kv_len", "scale", "sinks")
 """Axes of a workload that decide what is tried: the laws vary the others."""
 LONGEST = 1024
-"""Of a longer cache, so many keys: the laws vary what is computed beside them, not their number."""
+"""Of a longer cache, so many keys: the laws vary what is computed with them, not their number."""
 
 
 def shapes(workloads: tuple[Workload, ...]) -> list[Workload]:

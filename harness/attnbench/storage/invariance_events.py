@@ -29,7 +29,7 @@ class LawTried(Event, frozen=True, kw_only=True, tag="law"):
 
 
 class Priced(Event, frozen=True, kw_only=True, tag="priced"):
-    """The time of a call beside the baseline's, in interleaved blocks."""
+    """The time of a call next to the baseline's, in interleaved blocks."""
 
     phase: str
     seconds: float

@@ -43,7 +43,7 @@ def main() -> None:
 
 
 def prices(asked: Asked, subject: Subject) -> Iterator[Priced]:
-    """The time of prefill and of decoding beside the baseline's."""
+    """The time of prefill and of decoding, next to the baseline's."""
     length = asked.workload.kv_len
     phases = {
         "prefill": subject.at(seq_len=length, kv_len=length, mask="causal"),
