@@ -216,7 +216,7 @@ def write(found: list[Row], path: Path) -> None:
     names = list(found[0].cells)
     columns = [f"{name}: {what}" for name in names for what in ("all layers", "mean of a layer, s")]
     with path.open("w", encoding="utf-8", newline="") as file:
-        writer = csv.writer(file)
+        writer = csv.writer(file, lineterminator="\n")
         writer.writerow(["model", "phase", "at", "layers", *columns])
         for row in found:
             cells = [each for name in names for each in (row.cells[name], row.means_s[name] or "")]
