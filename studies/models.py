@@ -37,6 +37,7 @@ WRONG = {Status.disagrees, Status.invalid}
 TOO_LARGE = {Status.timeout, Status.out_of_memory}
 LARGEST_BYTES = 2**28
 """What has more bytes to read and write is only predicted: to draw and to check it would take minutes."""
+PREDICTIONS = "predictions.jsonl"
 SIZES = {"batch_size", "seq_len", "kv_len"}
 PEAK = re.compile(r"predicted a peak of ([\d.e+]+ \w+)")
 UNITS = {"ns": 1e-9, "us": 1e-6, "ms": 1e-3, "s": 1.0}
@@ -76,16 +77,32 @@ def planned(presets: Iterable[str], call_limit_s: float) -> tuple[Plan, dict[str
     return made, every
 
 
-def foreseen(made: Plan, every: Mapping[str, Workload]) -> dict[Key, Prepared | Failed]:
-    """What each implementation is predicted to take at the workloads that are not tried."""
+class Foreseen(msgspec.Struct, frozen=True):
+    """A line of the file of predictions: what an implementation is predicted to take at a workload."""
+
+    workload: str
+    arm: Arm
+    reply: Prepared | Failed
+
+
+def foreseen(made: Plan, every: Mapping[str, Workload], file: Path) -> dict[Key, Prepared | Failed]:
+    """What each implementation is predicted to take at workloads that are not tried; `file` keeps what is known."""
+    data = file.read_bytes() if file.exists() else b""
+    file.write_bytes(data[: data.rfind(b"\n") + 1])  # without a line that was cut off
+    lines = [msgspec.json.decode(line, type=Foreseen) for line in file.read_bytes().splitlines()]
+    known = {(line.workload, line.arm): line.reply for line in lines}
     tried = {each.id for each in made.workloads}
-    untried = tuple(each for each in every.values() if each.id not in tried)
-    if not untried:
-        return {}
-    asked = msgspec.structs.replace(made, workloads=untried, mixes=())
-    with watching() as watch:
-        found = execution.predict(asked, watch, limit_s=math.inf)
-        return {(each.workload.id, each.arm): each.reply for each in found}
+    untried = [each for each in every.values() if each.id not in tried]
+    left = tuple(each for each in untried if not all((each.id, arm) in known for arm in made.cells(each)))
+    if not left:
+        return known
+    asked = msgspec.structs.replace(made, workloads=left, mixes=())
+    with watching() as watch, file.open("ab") as kept:
+        for each in execution.predict(asked, watch, limit_s=math.inf):
+            known[each.workload.id, each.arm] = each.reply
+            kept.write(msgspec.json.encode(Foreseen(each.workload.id, each.arm, each.reply)) + b"\n")
+            kept.flush()
+    return known
 
 
 def rows(results: Results, every: Mapping[str, Workload], others: Mapping[Key, Prepared | Failed]) -> list[Row]:
@@ -236,7 +253,7 @@ def study(
     with watching() as watch:
         execution.execute(read(runs).plan if (runs / JOURNAL).exists() else made, runs, watch, STAGES)
     results = read(runs)
-    found = rows(results, every, foreseen(results.plan, every))
+    found = rows(results, every, foreseen(results.plan, every, runs / PREDICTIONS))
     to.mkdir(parents=True, exist_ok=True)
     (to / "README.md").write_text(page(results, found), encoding="utf-8")
     write(found, to / "models.csv")

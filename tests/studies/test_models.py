@@ -5,6 +5,7 @@ import re
 
 import pytest
 
+from attnbench.processes.execution import Predicted
 from attnbench.processes.messages import Failed
 from attnbench.processes.worker.attempts import OutOfReachError, require_within
 from attnbench.storage.records import Arm, Status
@@ -12,7 +13,7 @@ from attnbench.workloads import models
 from attnbench.workloads.counts import compulsory_bytes
 from attnbench.workloads.models import Mix
 from attnbench.workloads.workload import Workload
-from studies.models import IMPLEMENTATIONS, LARGEST_BYTES, Ended, page, planned, rows, write
+from studies.models import IMPLEMENTATIONS, LARGEST_BYTES, Ended, foreseen, page, planned, rows, write
 from tests import journals
 
 NEAR, FAR = Workload(mask="none", seq_len=512), Workload(mask="none", seq_len=2048)
@@ -103,3 +104,23 @@ def test_every_preset_in_every_phase_is_planned_and_each_workload_once():
     assert all(compulsory_bytes(each) <= LARGEST_BYTES for each in plan.workloads)
     assert len(plan.workloads) < len(every)
     assert plan.implementations == IMPLEMENTATIONS
+
+
+def test_what_is_predicted_is_kept_and_a_line_that_was_cut_off_is_predicted_again(results, tmp_path, monkeypatch):
+    asked = []
+
+    def predict(plan, watch, limit_s):
+        for workload in plan.workloads:
+            for arm in plan.cells(workload):
+                asked.append(arm.implementation)
+                yield Predicted(workload, arm, Failed(status=Status.timeout, message=FORESEEN))
+
+    monkeypatch.setattr("studies.models.execution.predict", predict)
+    file = tmp_path / "predictions.jsonl"
+    first = foreseen(results.plan, EVERY, file)
+    assert {(key, arm.implementation) for key, arm in first} == {(UNTRIED.id, name) for name in asked}
+    assert foreseen(results.plan, EVERY, file) == first
+    assert len(asked) == len(first)
+    file.write_bytes(file.read_bytes()[:-9])
+    assert foreseen(results.plan, EVERY, file) == first
+    assert len(asked) > len(first)
