@@ -11,7 +11,7 @@ import torch
 
 from attnbench.checking import agreement, oracle
 from attnbench.checking.agreement import ask_oracle, check
-from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator
+from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator, quantised
 from attnbench.checking.reference import (
     PROBES,
     SCREENED,
@@ -351,3 +351,17 @@ def test_many_small_gradients_of_a_learned_bias_are_not_lost_in_bfloat16():
     found = [each for probe in agreement.probes for each in probe.tensors if "bias" in each.tensor]
     assert found
     assert max(each.error / each.allowed for each in found) < 0.2  # 0.48 where the bias is looked up in bfloat16
+
+
+def test_gradients_of_a_value_that_cancel_among_its_query_heads_leave_their_roundings():
+    sizes = {"batch_size": 2, "seq_len": 1, "num_heads": 3, "num_kv_heads": 1, "head_dim": 1, "dtype": "float16"}
+    workload = Workload(direction="forward_backward", seed=368, mask="ragged", **sizes)
+    agreement = check(ask_oracle(workload, 368), implementation("sdpa"))
+    assert agreement.agrees, agreement.diagnosis
+
+
+def test_every_other_head_of_a_cache_in_8_bits_has_twice_the_scale_so_that_mixing_them_up_shows():
+    numbers, scale = quantised(torch.ones(1, 4, 3, 2, dtype=torch.float64))
+    assert (scale / scale[0]).tolist() == [1.0, 2.0, 1.0, 2.0]
+    held = numbers.double() * scale.double()[:, None, None]
+    torch.testing.assert_close(held, torch.ones_like(held), rtol=1e-6, atol=0)

@@ -61,6 +61,7 @@ NUM_SUSPECTS = 8
 """So many rows, those furthest from an honest evaluation, are put to the oracle as well as those that were chosen."""
 LENIENCY_OF_LARGE = 4.0
 """With large logits a weight near a tie hangs on the last bit of a score: a few draws of an honest error say less."""
+SUMMED = "gradient of value"
 BAND_ANCHOR = 0.3
 """The rounding band is taken at this share of the reference's largest value."""
 
@@ -304,6 +305,8 @@ class Reference:
         if (expected["output"] == expected["output"].flatten()[0]).all():
             raise VacuousError("the reference output is constant: nothing can be compared with it")
         scales = scales_of(expected)
+        if scales.get(SUMMED, 0.0) > 0:
+            scales[SUMMED] = max(scales[SUMMED], group_sum(workload, self.grad_rows))
         self.expected = {name: tensor for name, tensor in expected.items() if scales[name] > 0}  # float64 on the CPU
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is on the device alone
         where = here if has_own_products else "cpu"
@@ -324,8 +327,9 @@ class Reference:
         }
 
     def tolerance(self, name: str) -> float:
-        """The largest error that a tensor may have."""
-        return self.leniency * (2 * self.yardstick_errors[name] + self.rounding_bands[name])
+        """The largest error that a tensor may have: of few numbers, more than the largest that a few draws showed."""
+        few = 1 + 1 / self.expected[name].numel()
+        return few * self.leniency * (2 * self.yardstick_errors[name] + self.rounding_bands[name])
 
     @cached_property
     def storage_error(self) -> float:
@@ -434,6 +438,16 @@ def scales_of(expected: dict[str, Tensor]) -> dict[str, float]:
     tokens = {f"gradient of {name}" for name in TOKENS}
     kinds = {name: "tokens" if name in tokens else "weights" * name.endswith(" weights") or name for name in expected}
     return {name: max(size for other, size in sizes.items() if kinds[other] == kinds[name]) for name in sizes}
+
+
+def group_sum(workload: Workload, grad_rows: Tensor) -> float:
+    """How large a sum may become on the way to the gradient of a value that several query heads read; 0 where one does.
+
+    With few keys such sums may cancel in every number, and their roundings remain. Of a query's weights on S keys one
+    is at least 1/S, so that its term is at least that share of the output's gradient.
+    """
+    readers = workload.num_heads // workload.num_kv_heads
+    return readers * float(grad_rows.abs().max()) / workload.kv_len if readers > 1 else 0.0
 
 
 def largest(candidate: Tensor, reference: Tensor) -> float:
