@@ -126,14 +126,19 @@ def block_table(workload: Workload) -> Tensor:
     return order[: workload.batch_size * each].view(workload.batch_size, each)
 
 
-def quantised(tensor: Tensor) -> tuple[Tensor, Tensor]:
-    """Numbers (B, G, S, K) in 8 bits, and what they are multiplied by, for each head (G,): its largest is 448 or 224.
+def cache_scales(tensor: Tensor) -> Tensor:
+    """What the numbers of a cache in 8 bits (B, G, S, K) are multiplied by, for each head (G,).
 
-    Every other head has twice the scale, which loses nothing: else all would have nearly the same, and to mix up heads
-    would not show in the rounding.
+    A head's largest is 448, and 224 in every other head, which loses nothing: else all would have nearly the same
+    scale, and to mix up heads would not show in the rounding.
     """
-    scale = (tensor.abs().amax(dim=(0, 2, 3)).float() / LARGEST_FLOAT8).clamp(min=torch.finfo(torch.float32).tiny)
-    scale = scale * (1 + torch.arange(len(scale), device=scale.device) % 2)
+    scale = tensor.abs().amax(dim=(0, 2, 3)).float() / LARGEST_FLOAT8
+    return scale * (1 + torch.arange(len(scale), device=scale.device) % 2)
+
+
+def quantised(tensor: Tensor) -> tuple[Tensor, Tensor]:
+    """Numbers (B, G, S, K) in 8 bits, and what they are multiplied by (G,)."""
+    scale = cache_scales(tensor).clamp(min=torch.finfo(torch.float32).tiny)
     return (tensor.float() / scale[:, None, None]).to(torch.float8_e4m3fn), scale
 
 

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from attnbench.checking import steps
-from attnbench.checking.case import LARGEST_FLOAT8, block_table, paged
+from attnbench.checking.case import block_table, cache_scales, paged
 from attnbench.checking.mistakes.scores import adding, changing, has, showing
 from attnbench.checking.oracle import RowMask
 from attnbench.checking.steps import Condition, has_several, is_square, mistake, product
@@ -136,8 +136,8 @@ def pages_reversed(query: Tensor, key: Tensor, value: Tensor, mask: RowMask, cho
 
 
 def scales(tensor: Tensor) -> Tensor:
-    """What the numbers of a cache in 8 bits are multiplied by (G, 1, 1): the largest of each head is 448 in it."""
-    return tensor.abs().amax(dim=(0, 2, 3), keepdim=True)[0] / LARGEST_FLOAT8
+    """What the numbers of a cache in 8 bits are multiplied by (G, 1, 1)."""
+    return cache_scales(tensor)[:, None, None]
 
 
 @mistake("heads", in_8_bits, choices=lambda _: {"keys": "keys", "values": "values"})
