@@ -158,7 +158,7 @@ def detection(session: nox.Session) -> None:
 
 @nox.session
 def models(session: nox.Session) -> None:
-    """Measure the attention of every preset in every phase: renew results/gallery/models (half an hour)."""
+    """Measure the attention of every preset in every phase: renew results/gallery/models (an hour)."""
     install(session)
     folder = str(RESULTS / "gallery" / "models")
     session.run("python", "-m", "studies.models", "--to", folder, *session.posargs)

@@ -219,7 +219,8 @@ Each cell is the time of the attention of all layers of the model together, by o
 `sdpa`; a kind of layer counts as often as the model has it. `models.csv` has the mean of a layer, too. {counts}.
 
 What takes longer than {show(limit, "s")} a call, or reads and writes more than {show(LARGEST_BYTES, "bytes")}, is too
-large here: the time and the memory of one call are then predicted from shorter lengths.
+large here: the time and the memory of one call are then predicted from shorter lengths. "About" is a smaller call's
+time by the ratio of their FLOPs, and "at least" is what a call must read and write.
 
 {markdown_table(table)}
 

@@ -62,6 +62,7 @@ NUM_SUSPECTS = 8
 LENIENCY_OF_LARGE = 4.0
 """With large logits a weight near a tie hangs on the last bit of a score: a few draws of an honest error say less."""
 SUMMED = "gradient of value"
+"""Whose terms are known without another backward pass: see `group_sum`."""
 BAND_ANCHOR = 0.3
 """The rounding band is taken at this share of the reference's largest value."""
 

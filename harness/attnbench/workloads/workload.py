@@ -196,7 +196,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         return max(self.seq_len, self.kv_len)
 
     def at_length(self, length: int) -> "Workload":
-        """The workload with another longest length, the other one in proportion, and its mask made to fit."""
+        """The workload with `length` as its longer length, the other one in proportion, and its mask made to fit."""
         query_len, key_len = (max(1, round(length * each / self.longest)) for each in (self.seq_len, self.kv_len))
         mask = str(self.mask_rule.at_other_length())
         return msgspec.structs.replace(self, seq_len=query_len, kv_len=key_len, mask=mask)

@@ -179,7 +179,7 @@ def require_within_limits(request: Prepare, made: Implementation, on_step: Calla
 
 
 def staircase(workload: Workload, *, compiles: bool = False) -> Iterator[Workload]:
-    """The same workload at longest lengths that grow fourfold, all below its own, the last at least a quarter of it.
+    """The same workload, its longer length growing fourfold, always below its own, the last at least a quarter of it.
 
     With `compiles`, at few lengths, the last at least a sixteenth of its own.
     """
