@@ -62,7 +62,7 @@ class AttentionBench:
             ValueError: no such axis or implementation, or it does not support the workload.
         """
         from attnbench.api import outcome
-        from attnbench.processes.execution import now
+        from attnbench.processes.stages import now
         from attnbench.storage import events
         from attnbench.workloads import sweep
 
@@ -132,8 +132,8 @@ def _stored(plan: "Plan", taken: "Sequence[Event]") -> "Results":
     """What is read of a run that consists of these events; its folder is gone afterwards."""
     from attnbench.analysis.results import read
     from attnbench.devices import environment
-    from attnbench.processes.execution import now
     from attnbench.processes.sides import current_commit
+    from attnbench.processes.stages import now
     from attnbench.storage import events
     from attnbench.storage.journal import Journal
 

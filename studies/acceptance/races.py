@@ -8,7 +8,7 @@ from unittest.mock import patch
 import numpy as np
 
 from attnbench.analysis.results import Results
-from attnbench.processes import execution
+from attnbench.processes import stages
 from attnbench.statistics import evidence
 from attnbench.storage.events import Plan
 from attnbench.storage.records import FALSE_SHARE, Arm, Key, Verdict
@@ -48,5 +48,5 @@ class Uniform(Race):
 
 def whole_run(asked: Plan, client: SimulatedClient, race: type[Race] = Race) -> Results:
     """The run, in a folder that is gone afterwards."""
-    with tempfile.TemporaryDirectory() as folder, patch.object(execution, "Race", race):
+    with tempfile.TemporaryDirectory() as folder, patch.object(stages, "Race", race):
         return virtual.execute(asked, Path(folder) / "run", client)

@@ -6,7 +6,7 @@ import pytest
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.processes import execution
+from attnbench.processes import stages
 from attnbench.statistics.verdicts import Effect
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.journal import JOURNAL, events
@@ -52,7 +52,7 @@ def heard(monkeypatch):
                 if key in self.judged and key not in self.closed
             }
 
-    monkeypatch.setattr(execution, "Race", Listening)
+    monkeypatch.setattr(stages, "Race", Listening)
     return found
 
 

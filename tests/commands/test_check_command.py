@@ -11,7 +11,7 @@ from typer.testing import CliRunner
 
 from attnbench.cli import app
 from attnbench.commands import running
-from attnbench.processes import execution
+from attnbench.processes import execution, stages
 from attnbench.processes.messages import Check, Reply, Work
 from attnbench.storage.records import Status
 from studies.simulated import virtual
@@ -163,14 +163,14 @@ def test_who_is_wrong_is_not_checked_any_further_and_the_cheap_that_tell_come_fi
 def test_what_was_found_is_printed_on_ctrl_c(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "mine.py").write_text(MINE)
-    number, really = count(), execution.check_cell
+    number, really = count(), stages.check_cell
 
     def interrupted(*given: object, **more: object) -> bool:
         if next(number) == 3:
             raise KeyboardInterrupt
         return really(*given, **more)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(execution, "check_cell", interrupted)
+    monkeypatch.setattr(stages, "check_cell", interrupted)
     sizes = [f"--set={axis}" for axis in ("seq_len=16,19,23", "num_heads=2", "head_dim=8", "num_threads=1")]
     done = CliRunner().invoke(app, ["check", "mine.py:mistaken", "fused", *sizes])
     assert done.exit_code == 130

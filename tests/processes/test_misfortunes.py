@@ -5,8 +5,8 @@ import pytest
 import torch
 
 from attnbench.analysis.results import read
-from attnbench.processes.execution import DECIDED, NOTHING, SPENT
 from attnbench.processes.messages import Check, Envelope, Failed, Heartbeat, Observe, Prepare, SampleBlocks, Traced
+from attnbench.processes.stages import DECIDED, NOTHING, SPENT
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient
 from attnbench.statistics.interference import InterferenceGauge

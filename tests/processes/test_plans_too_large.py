@@ -11,8 +11,9 @@ from typer.testing import CliRunner
 
 from attnbench.cli import app
 from attnbench.commands.dry_run import predicted, sentence
-from attnbench.processes.execution import CHECKS_FACTOR, LEAST_CHECKS_S, MANY, Predicted, check_limit_s, spread
+from attnbench.processes.execution import Predicted
 from attnbench.processes.messages import Failed, Prepared
+from attnbench.processes.stages import CHECKS_FACTOR, LEAST_CHECKS_S, MANY, check_limit_s, spread
 from attnbench.reports.story import troubles
 from attnbench.storage.records import Arm, Status
 from studies.simulated import virtual
@@ -36,7 +37,7 @@ def run_of(number, tmp_path, budget_s):
 
 
 def test_what_does_not_fit_is_left_out_and_counted(tmp_path, monkeypatch):
-    monkeypatch.setattr("attnbench.processes.execution.MANY", 20)
+    monkeypatch.setattr("attnbench.processes.stages.MANY", 20)
     monkeypatch.setattr(virtual, "CHECK_S", 3.0)
     plan, found = run_of(40, tmp_path, budget_s=5.0)
     assert check_limit_s(plan) == LEAST_CHECKS_S == 20.0

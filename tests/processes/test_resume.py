@@ -5,9 +5,9 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.processes import execution, worker_client
-from attnbench.processes.execution import Session, TimingStage
 from attnbench.processes.messages import Failed
 from attnbench.processes.planning import Selection, plan
+from attnbench.processes.stages import Session, TimingStage
 from attnbench.storage.events import ALLOCATORS, CellChecked, CellFailed, Plan, WorkerStarted
 from attnbench.storage.journal import JOURNAL, Journal, events, write
 from attnbench.storage.records import Arm, Environment, Status

@@ -11,7 +11,7 @@ import pytest
 
 from attnbench.analysis.results import read
 from attnbench.processes import execution
-from attnbench.processes.execution import now
+from attnbench.processes.stages import now
 from attnbench.storage.events import (
     SCHEMA,
     CellChecked,

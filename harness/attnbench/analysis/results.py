@@ -85,7 +85,9 @@ class Results:
     @property
     def num_left_out(self) -> int:
         """How many cells of a run that came to its end were not checked, since there was no time for more."""
-        return 0 if self.elapsed_s is None else self.plan.num_cells - len(self.records)
+        unasked = set(self.plan.unasked)
+        concluded = sum(record.workload.id not in unasked for record in self.records)
+        return 0 if self.elapsed_s is None else self.plan.num_cells - concluded
 
     @property
     def environments(self) -> dict[str, Environment]:

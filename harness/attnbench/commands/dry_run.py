@@ -9,7 +9,8 @@ import typer
 
 from attnbench.commands import running, terminal
 from attnbench.processes import messages
-from attnbench.processes.execution import Predicted, check_limit_s, predict
+from attnbench.processes.execution import Predicted, predict
+from attnbench.processes.stages import check_limit_s
 from attnbench.storage.events import Plan
 from attnbench.units import duration, plain, show
 from attnbench.workloads.counts import compulsory_bytes

@@ -18,7 +18,7 @@ from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.processes import execution
-from attnbench.processes.execution import Progress, Watch
+from attnbench.processes.stages import Progress, Watch
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import LATENCY

@@ -4,86 +4,54 @@ Every step is an event on disk before the next begins, so that a run can be kill
 works on the session, and passes over what the journal already holds.
 """
 
-import math
 import os
-import random
 import secrets
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection, Iterator
 from datetime import UTC, datetime
 from pathlib import Path
-from statistics import median
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple, TypeVar
 
-import msgspec
-
-from attnbench import plugins
 from attnbench.devices import read_counters
 from attnbench.processes import messages
+from attnbench.processes.choosing import Choosing, Searching, shortlist
 from attnbench.processes.runners import IsolatingClient, PairedClient
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
+from attnbench.processes.stages import (
+    Progress,
+    Session,
+    TimingStage,
+    Watch,
+    check_cells,
+    measure_ceilings,
+    now,
+    observe_cells,
+    spread,
+    trace_cells,
+)
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, SCHEMA, Plan
 from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
-from attnbench.storage.records import LATENCY, PROBE, Arm, Ceilings, Counters, Status
+from attnbench.storage.records import LATENCY, Arm, Counters
 from attnbench.storage.soundness import Sense
-from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
-from attnbench.tracing import folders
+from attnbench.timing.schedule import State
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
-"""The stages of a run. Operators and metrics are read together, cell by cell; "trace" is a stage of its own kind."""
+"""The stages of a run. Operators and metrics are read together, cell by cell; "trace" is a stage of its own kind.
+
+A plan may have others: "shortlist", "choose" and "search" look for the fastest, and for where that changes.
+"""
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Where two workers take turns: threads that wait for work spin for a millisecond at most, as between the operators of
 a call, and then sleep, so that they take none of the other's cores."""
-CEILINGS_SHARE = 0.05
-CEILINGS_S = 1.0
-"""What the ceilings of one place may cost beyond their fewest rounds: this, or their part of that share of the budget
-where it is less."""
-EPOCH_S = 15.0
-EPOCH_SHARE = 0.1
-"""The race goes on in a fresh process after 15 s, or a tenth of the time so far where that is more: what a memory
-layout does to a ratio must not last, and a fresh process costs seconds."""
-VERIFY_EVERY = 4
-"""Where processes count each epoch is a fresh one, in which the right answers cost as much as the times: they are
-verified in the first rounds, and then in one visit of so many. What comes with the harness is verified in the first
-visit, and then likewise; code from elsewhere, in a process that others share, in every one."""
-FRESH_S, MOST_BLOCKS = 0.5, 4
-"""To make processes ready takes about so many seconds, and their visit has up to so many times as many blocks."""
 PREDICTING_S = 60.0
 """What a dry run may take."""
-MANY, LEAST_CHECKS_S, CHECKS_FACTOR = 1000, 20.0, 2.0
-"""Of more workloads than that, as many are checked as fit into so many seconds, or times the budget if that is more."""
-FEWEST_KEYS = 16
-"""Among fewer keys a mask hides nothing, and a softmax is soon one-hot."""
-MOST_READ = 64
-"""Of an arm's samples so many are looked at to know what a call takes."""
-DECIDED = "every comparison is decided"
-NOTHING = "there is nothing to compare"
-SPENT = "the budget is spent"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Progress:
-    """How far a run is, for whoever watches it."""
-
-    stage: str  # check, observe, ceilings, time or trace
-    cell: str
-    done: float  # of `total`, in the stage
-    total: float
-    counts: Mapping[str, int]  # cells by status
-    left_s: float | None
-    left_out: str = ""  # why a prediction has just left out the cell
-    wrong: str = ""  # in what way the cell has just been found wrong
-
-
-Watch = Callable[[Progress], None]
 
 
 class Predicted(NamedTuple):
@@ -92,127 +60,6 @@ class Predicted(NamedTuple):
     workload: Workload
     arm: Arm
     reply: messages.Prepared | messages.Failed
-
-
-@dataclass
-class Session:
-    """One run in progress. What it has done so far is in `state`, which follows from the journal alone."""
-
-    plan: Plan
-    journal: Journal
-    client: WorkerClient
-    watch: Watch
-    clock: Callable[[], float] = time.monotonic
-    read_counters: Callable[[], Counters | None] = read_counters
-    state: State = field(default_factory=State)
-    sense: Sense = field(default_factory=Sense)
-
-    def __post_init__(self) -> None:
-        """Begin now; `earlier_s` is what the run had spent before it was resumed, as far as its journal says."""
-        self.specs: dict[Arm, str] = self.plan.specs
-        self.earlier_s = self.state.spent_s
-        self._start = self._stage_start = self.clock()
-        self._stage = ""
-
-    @property
-    def elapsed_s(self) -> float:
-        """Seconds that the run has taken so far."""
-        return self.earlier_s + self.clock() - self._start
-
-    @property
-    def live_cells(self) -> list[tuple[Workload, Arm]]:
-        """The cells that have passed so far, workload by workload."""
-        return [(workload, arm) for workload in self.plan.workloads for arm in self.state.live(workload.id, self.specs)]
-
-    def record(self, event: events.Event) -> None:
-        """Write an event to the journal, and apply it to the state."""
-        self.journal.append(event)
-        self.state.apply(event)
-        self.sense.add(event)
-
-    def start_worker(self) -> None:
-        """Start a fresh worker process, with the code and in the environment that the run began with.
-
-        Raises:
-            ValueError: it cannot start, or the code or the environment is no longer the same.
-        """
-        for spec, digest in self.plan.digests.items():
-            if plugins.digest(spec) != digest:
-                raise ValueError(
-                    f"{spec} has changed since the run began, so that its check no longer holds: start a new run"
-                )
-        before = self.read_counters()
-        reply = self.client.start(self.state.num_workers)
-        started = events.WorkerStarted(
-            time=now(), environment=reply.environment, base=reply.base, before=before, counters=self.read_counters()
-        )
-        began = self.state.began or started
-        for first, here in ((began.environment, started.environment), (began.base, started.base)):
-            if first is not None and here is not None and first.fingerprint != here.fingerprint:
-                there = f"fingerprint {first.fingerprint}, and here it is {here.fingerprint}"
-                raise ValueError(f"the run began in another environment ({there}): start a new run")
-        self.record(started)
-
-    def require_worker(self) -> None:
-        """Start a worker where none is running."""
-        if not self.client.is_running:
-            self.start_worker()
-
-    def ask(self, request: messages.Work) -> messages.Reply:
-        """The answer of the worker, which is started where none is running.
-
-        Where its process ended meanwhile it is asked once more before anybody is blamed: what ended it may be gone.
-        """
-        self.require_worker()
-        reply = self.client.ask(request)
-        if isinstance(reply, messages.Failed) and reply.is_lost:
-            self.require_worker()
-            if isinstance(request, messages.SampleBlocks):
-                request = msgspec.structs.replace(request, epoch=self.state.num_workers - 1)
-            reply = self.client.ask(request)
-        reply = self._sensible(request, reply)
-        for cell, changes in self.client.noted():
-            if plugins.is_foreign(cell.spec):  # torch itself changes this and that where it compiles
-                self.record(events.StateChanged(**cell.names, changes=changes))
-        return reply
-
-    def _sensible(self, request: messages.Work, reply: messages.Reply) -> messages.Reply:
-        """The same, about the cell that was asked about; Failed where no journal could hold it."""
-        if isinstance(request, messages.CellRequest) and isinstance(reply, events.CellEvent):
-            reply = msgspec.structs.replace(reply, **request.names)
-        if isinstance(reply, events.CellChecked | events.CellMeasured | events.CeilingsMeasured | events.VisitFinished):
-            problem = self.sense.problem(reply)
-            message = f"its process answered what cannot be: {problem}"
-            reply = messages.Failed(status=Status.invalid, message=message) if problem else reply
-        return reply
-
-    def request_of(self, workload: Workload, arm: Arm) -> dict[str, Any]:
-        """What a request about one cell says of it."""
-        return {"workload": workload, "arm": arm, "spec": self.specs[arm]}
-
-    def record_failure(self, workload: Workload, arm: Arm, failed: messages.Failed) -> None:
-        """End a cell which had passed its check."""
-        names = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
-        self.record(events.CellFailed(**names, status=failed.status, message=failed.message))
-
-    def show_progress(self, stage: str, cell: str, done: float, total: float) -> None:
-        """Call the watcher. The time left is what the stage's pace says, or the rest of the budget if that is more."""
-        spent_s = self.clock() - self._stage_start if self._stage == stage else 0.0
-        if self._stage != stage:
-            self._stage, self._stage_start = stage, self.clock()
-        pace_s = spent_s / done * (total - done) if done and spent_s else 0.0
-        left_s = max(pace_s, self.plan.budget_s - self.elapsed_s, 0.0) or None
-        counts = {str(status): number for status, number in self.state.counts.items() if number}
-        self._shown = Progress(stage=stage, cell=cell, done=done, total=total, counts=counts, left_s=left_s)
-        self.watch(self._shown)
-
-    def show_left_out(self, workload: Workload, arm: Arm, why: str) -> None:
-        """Call the watcher: a prediction has left out a cell."""
-        self.watch(replace(self._shown, cell=f"{arm} on {workload.id}", left_out=why))
-
-    def show_wrong(self, checked: events.CellChecked) -> None:
-        """Call the watcher: an answer is wrong."""
-        self.watch(replace(self._shown, cell=f"{checked.key[1]} on {checked.workload}", wrong=checked.message))
 
 
 def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
@@ -230,6 +77,8 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
 
     With `stops_when_wrong` workloads are checked in the order in which they show most for their time, and an
     implementation is not checked any further once it is wrong.
+
+    The stages of the plan, where it has some, go before `stages`.
 
     `client`, `clock` and `read_counters` are a worker process's and the machine's unless others are given, as in
     studies/simulated.
@@ -249,6 +98,9 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
                 events.RunStarted(schema=SCHEMA, run=folder.name, time=now(), commit=current_commit(), plan=plan)
             )
         session.start_worker()
+        stages = plan.stages or stages
+        if "shortlist" in stages:
+            shortlist(session)
         left_out = check_cells(session, stops_when_wrong=stops_when_wrong) if "check" in stages else ""
         if "operators" in stages or "metrics" in stages:
             read = [metric for metric in plan.metrics if metric != LATENCY and "metrics" in stages]
@@ -258,6 +110,10 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         if "trace" in stages:
             trace_cells(session, folder)
         ended = TimingStage(session).run() if "time" in stages and LATENCY in plan.metrics else ""
+        if "choose" in stages:
+            ended = Choosing(session).run()
+        if "search" in stages:
+            ended = Searching(session).run()
         reason = "; ".join(filter(None, [ended, left_out]))
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
@@ -287,20 +143,6 @@ def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
     """A new run's folder below `results`/`kind`; its name begins with the time, so that names sort by age."""
     moment = datetime.now(UTC).strftime("%Y%m%dT%H%M%SZ")
     return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"
-
-
-def now() -> str:
-    """This moment in UTC, to the second, in ISO 8601."""
-    return datetime.now(UTC).isoformat(timespec="seconds")
-
-
-def spread(items: Sequence[T]) -> list[T]:
-    """The same in an order in which any first few are spread evenly over all: that of their numbers read backwards.
-
-    Source: J. G. van der Corput, 1935.
-    """
-    bits = max(1, (len(items) - 1).bit_length())
-    return [items[place] for place in sorted(range(len(items)), key=lambda place: f"{place:0{bits}b}"[::-1])]
 
 
 def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator[Predicted]:
@@ -340,289 +182,3 @@ def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator
                 assert isinstance(reply, messages.Prepared | messages.Failed)
                 counts["left out" if isinstance(reply, messages.Failed) else "to try"] += 1
                 yield Predicted(workload=workload, arm=arm, reply=reply)
-
-
-def check_limit_s(plan: Plan) -> float:
-    """How long checks may take before the rest is left out; infinity where workloads are few."""
-    return max(LEAST_CHECKS_S, CHECKS_FACTOR * plan.budget_s) if len(plan.workloads) > MANY else math.inf
-
-
-def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
-    """Bring every cell to a status, or as many as there is time for, spread evenly; return how many are left out.
-
-    What is predicted to be just out of reach is looked at once more at the end: the machine may have been busy.
-    """
-    plan = session.plan
-    limit_s = check_limit_s(plan)
-    workloads = spread(plan.workloads) if len(plan.workloads) > MANY else plan.workloads
-    if stops_when_wrong:
-        workloads = sorted(workloads, key=_telling)
-    wrong = {arm for (_, arm), status in session.state.status.items() if status is Status.disagrees}
-    cells = [(workload, arm) for workload in workloads for arm in plan.cells(workload)]
-    close = []
-    for number, (workload, arm) in enumerate(cells):
-        if (workload.id, arm) not in session.state.status and not (stops_when_wrong and arm in wrong):
-            if workload != cells[number - 1][0] and session.elapsed_s > limit_s:
-                left_out = sum((each.id, own) not in session.state.status for each, own in cells[number:])
-                return f"{left_out:,} of {len(cells):,} cells were left out: no more fit into the budget"
-            done = max(number, len(cells) * min(1.0, session.elapsed_s / limit_s))
-            session.show_progress("check", f"{arm} on {workload.id}", done, len(cells))
-            if not check_cell(session, workload, arm, is_last=False):
-                close.append((workload, arm))
-            elif session.state.status[workload.id, arm] is Status.disagrees:
-                wrong.add(arm)
-    for workload, arm in close:
-        check_cell(session, workload, arm)
-    session.show_progress("check", "", len(cells), len(cells))
-    return ""
-
-
-def check_cell(session: Session, workload: Workload, arm: Arm, *, is_last: bool = True) -> bool:
-    """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time."""
-    request = messages.Check(
-        **session.request_of(workload, arm),
-        call_limit_s=session.plan.call_limit_s,
-        memory_limit_bytes=session.plan.memory_limit_bytes,
-        seed=session.plan.seed,
-    )
-    reply = session.ask(request)
-    if isinstance(reply, messages.Failed):
-        if reply.is_close and not is_last:
-            return False
-        if reply.is_predicted and reply.status is not Status.unsupported:
-            session.show_left_out(workload, arm, reply.message)
-        reply = events.CellChecked(
-            **request.names, status=reply.status, message=reply.message, is_predicted=reply.is_predicted
-        )
-    assert isinstance(reply, events.CellChecked)
-    session.record(reply)
-    if reply.status is Status.disagrees:
-        session.show_wrong(reply)
-    return True
-
-
-def _telling(workload: Workload) -> tuple[bool, int]:
-    """Cheap workloads first, but last those so short that most mistakes change nothing there."""
-    return workload.kv_len < FEWEST_KEYS, workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
-
-
-def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: bool) -> None:
-    """See which operators run in each live cell, and read each metric that has a pass of its own, cell by cell.
-
-    One after the other of the same cell, since both are read from one recorded call where the device allows it.
-    """
-    known = plugins.plugs("attnbench.metrics", "METRIC")
-    cells = session.live_cells
-    for number, (workload, arm) in enumerate(cells):
-        requests: dict[str, messages.Profile | messages.Observe] = {}
-        if with_operators and (workload.id, arm) not in session.state.profiled:
-            requests["operators"] = messages.Profile(**session.request_of(workload, arm))
-        for metric in metrics:
-            if ((workload.id, arm), metric) not in session.state.observed and known[metric].fits(workload):
-                requests[metric] = messages.Observe(**session.request_of(workload, arm), metric=metric)
-        for what, request in requests.items():
-            if session.state.live(workload.id, [arm]):
-                session.show_progress("observe", f"{what} of {arm} on {workload.id}", number, len(cells))
-                reply = session.ask(request)
-                assert isinstance(reply, events.CellProfiled | events.CellMeasured | messages.Failed)
-                if isinstance(reply, messages.Failed):
-                    session.record_failure(workload, arm, reply)
-                else:
-                    session.record(reply)
-
-
-def measure_ceilings(session: Session) -> None:
-    """Measure each device, dtype and number of threads that is going to be timed.
-
-    What cannot be measured is recorded with its reason, and times stand alone.
-    """
-    live = [workload for workload in session.plan.workloads if session.state.live(workload.id, session.specs)]
-    places = {workload.place: workload for workload in reversed(live)}
-    for number, (place, workload) in enumerate(places.items()):
-        if place in session.state.ceilings:
-            continue
-        device, dtype, num_threads = place
-        session.show_progress("ceilings", f"{device}, {dtype}", number, len(places))
-        session.require_worker()
-        start_s = session.clock()
-        limit_s = min(CEILINGS_S, CEILINGS_SHARE * session.plan.budget_s / len(places))
-        reply = session.ask(messages.MeasureCeilings(workload=workload, limit_s=limit_s))
-        if isinstance(reply, messages.Failed):
-            none = Ceilings(device=device, dtype=dtype, num_threads=num_threads, message=reply.message)
-            reply = events.CeilingsMeasured(ceilings=none)
-        assert isinstance(reply, events.CeilingsMeasured)
-        session.record(msgspec.structs.replace(reply, spent_s=session.clock() - start_s))
-
-
-def trace_cells(session: Session, folder: Path) -> None:
-    """Trace each live cell into its file below `folder` (tracing/folders.py).
-
-    A trace shares no pass with any timing, and no folder with any run: tracing slows a call down.
-    """
-    cells = session.live_cells
-    for number, (workload, arm) in enumerate(cells):
-        session.show_progress("trace", f"{arm} on {workload.id}", number, len(cells))
-        file = folders.trace_file(folder, workload.id, arm.implementation)
-        reply = session.ask(messages.Trace(**session.request_of(workload, arm), file=str(file.resolve())))
-        if isinstance(reply, messages.Failed):
-            session.record_failure(workload, arm, reply)
-    session.show_progress("trace", "", len(cells), len(cells))
-
-
-class TimingStage:
-    """Visits workloads until every comparison is decided, or the budget is spent."""
-
-    def __init__(self, session: Session) -> None:
-        """Every cell that has passed so far takes part."""
-        self.session = session
-        self.state, self.plan = session.state, session.plan
-        alive = (w for w in self.plan.workloads if self.state.live(w.id, session.specs))
-        self.workloads = {workload.id: workload for workload in alive}
-        self.places = {workload: number for number, workload in enumerate(self.workloads)}
-        self.race = Race(self.plan)
-        self.counts_processes = any(map(self.plan.counts_processes, session.specs))
-        is_ours = all(self.plan.is_alone(arm) or not plugins.is_foreign(spec) for arm, spec in session.specs.items())
-        self.num_verified: float = math.inf
-        if self.plan.sides is not None or self.counts_processes:
-            self.num_verified = self.plan.num_rounds
-        elif is_ours:
-            self.num_verified = 1
-
-    def run(self) -> str:
-        """Visit every workload in the first rounds, and then where it helps; return why timing ended."""
-        load_libraries()
-        if self.plan.alone and self.workloads:  # what the checks have left behind disturbs no sample
-            self.session.start_worker()
-        num_rounds, num_epochs = self.plan.num_rounds, self.plan.num_epochs
-        for number, order in enumerate(rounds(list(self.workloads), self.plan.seed, num_rounds)):
-            todo = [workload for workload in order if self.state.num_visits[workload] <= number]
-            begins = number * num_epochs // num_rounds > (number - 1) * num_epochs // num_rounds
-            if todo and number and (begins or self.counts_processes):
-                self.session.start_worker()
-            for workload in todo:
-                self._show_progress(f"round {number + 1} of {num_rounds}, {workload}")
-                self.visit(self.workloads[workload], self.state.live(workload, self.session.specs))
-        is_decided = not self.counts_processes or self._epoch_by_epoch()
-        if is_decided and (self.plan.sides is not None or self._visit_by_visit()):
-            return DECIDED if self.race.judged else NOTHING
-        return SPENT if self.workloads else ""
-
-    def _visit_by_visit(self) -> bool:
-        """Each visit goes where it promises most. Returns whether nothing is open any more."""
-        began_s = self.session.elapsed_s  # the epoch
-        while self.session.elapsed_s < self.plan.budget_s:
-            chosen = self.race.next(self.state, self._comparable())
-            if chosen is None:
-                return True
-            if self.session.elapsed_s > began_s + max(EPOCH_S, EPOCH_SHARE * began_s):
-                self.session.start_worker()
-                began_s = self.session.elapsed_s
-            workload, arms = chosen
-            self._show_progress(f"{workload}, {len(self.race.judged) - len(self.race.closed)} open")
-            self._visit_with_references(workload, arms)
-        return False
-
-    def _epoch_by_epoch(self) -> bool:
-        """Where a fresh process is the unit of evidence: one visit in each for all that is open.
-
-        Returns whether nothing is open any more that processes count for.
-        """
-        draws = random.Random(f"{self.plan.seed}/{self.state.num_workers}")
-        longest_s = 0.0
-        while self.session.elapsed_s + longest_s < self.plan.budget_s:
-            start_s, comparable = self.session.elapsed_s, self._comparable()
-            self.race.refresh(self.state, comparable)
-            todo = self.race.still_open(comparable)
-            if not any(self.plan.counts_processes(arm) for arms in todo.values() for arm in arms):
-                return True
-            self.session.start_worker()
-            for workload in draws.sample(list(todo), len(todo)):
-                self._show_progress(f"{workload}, {sum(map(len, todo.values()))} open")
-                self._visit_with_references(workload, todo[workload])
-            longest_s = max(longest_s, self.session.elapsed_s - start_s)
-        return False
-
-    def _visit_with_references(self, workload: str, arms: Sequence[Arm]) -> None:
-        """One visit of these arms and of what they are compared with."""
-        self.visit(self.workloads[workload], dict.fromkeys([*map(self.plan.reference, arms), *arms]))
-
-    def _comparable(self) -> dict[str, list[Arm]]:
-        """By workload, the live arms whose reference is live."""
-        live = {workload: self.state.live(workload, self.session.specs) for workload in self.workloads}
-        return {workload: [arm for arm in arms if self.plan.reference(arm) in arms] for workload, arms in live.items()}
-
-    def _show_progress(self, cell: str) -> None:
-        visits = sum(min(self.state.num_visits[workload], self.plan.num_rounds) for workload in self.workloads)
-        share = min(
-            visits / (self.plan.num_rounds * len(self.workloads)),
-            self.session.elapsed_s / max(self.plan.budget_s, 1e-9),
-        )
-        self.session.show_progress("time", cell, share, 1.0)
-
-    def _num_blocks(self, workload: Workload, arms: Iterable[Arm]) -> int:
-        """How many blocks the next visit has: more where it is the only one of fresh processes, which cost so much.
-
-        From the second visit on, as it must be known what a block takes.
-        """
-        least, taken = self.plan.num_blocks, self.state.samples.get(workload.id, {})
-        if not taken or not any(map(self.plan.is_alone, arms)):
-            return least
-        block_s = sum(median(sample.value * sample.num_calls for sample in own) for own in taken.values() if own)
-        return min(MOST_BLOCKS * least, max(least, int(FRESH_S / block_s)))
-
-    def _calibrated(self, workload: Workload) -> tuple[messages.Calibrated, ...]:
-        """What earlier processes found of its arms, the quickest call of each: calibration costs calls."""
-        taken = self.state.samples.get(workload.id, {})
-        last = {arm: own[-MOST_READ:] for arm, own in taken.items() if own}
-        return tuple(
-            messages.Calibrated(arm=arm, num_calls=own[-1].num_calls, call_s=min(each.value for each in own))
-            for arm, own in last.items()
-        )
-
-    def visit(self, workload: Workload, arms: Iterable[Arm]) -> None:
-        """One visit; an arm that fails is dropped, and the visit taken again without it.
-
-        It has the arms, A/A controls and the interference probe, in a random order.
-        """
-        arms = list(arms)
-        while live := self.state.live(workload.id, arms):
-            if self.plan.sides is not None:  # those that are live on both
-                sides = Counter(map(self.plan.reference, live))
-                live = [arm for arm in live if sides[self.plan.reference(arm)] > 1]
-                if not live:
-                    return
-            self.session.require_worker()  # first, since the request names the epoch
-            number = self.state.num_visits[workload.id]
-            is_due = (number + self.places[workload.id]) % VERIFY_EVERY == 0  # not all in one process
-            seed = visit_seed(self.plan.seed, workload.id, number)
-            taken = [(arm, self.session.specs[arm]) for arm in live]
-            taken += [(arm.as_control(), self.session.specs[arm]) for arm in live if self.plan.is_reference(arm)]
-            taken.append((PROBE, ""))
-            random.Random(seed).shuffle(taken)
-            request = messages.SampleBlocks(
-                workload=workload,
-                arms=tuple(taken),
-                epoch=self.state.num_workers - 1,
-                number=number,
-                num_blocks=self._num_blocks(workload, live),
-                longest_s=0.0 if self.counts_processes else self.plan.visit_s,
-                seed=seed,
-                calibrated=self._calibrated(workload),
-                cache=self.plan.cache,
-                verifies=is_due or number < self.num_verified,
-            )
-            reply = self.session.ask(request)
-            if isinstance(reply, events.VisitFinished):
-                elapsed_s = round(self.session.elapsed_s, 3)
-                self.session.record(msgspec.structs.replace(reply, elapsed_s=elapsed_s))
-                return
-            assert isinstance(reply, messages.Failed)
-            if reply.arm != PROBE:
-                self.session.record_failure(workload, reply.arm, reply)
-                continue
-            # The harness itself failed: no arm is to blame, none can be measured, and the workload ends for all.
-            message = f"while the harness prepared or read the workload: {reply.message}"
-            failed = msgspec.structs.replace(reply, message=message)
-            for arm in self.state.live(workload.id, self.session.specs):
-                self.session.record_failure(workload, arm, failed)
-            return

@@ -70,6 +70,24 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
 
 
+class Ladder(msgspec.Struct, frozen=True, kw_only=True):
+    """Workloads that differ in one axis alone, in order, along which somebody may change places with somebody else.
+
+    `pairs` names who is compared; without pairs it is whoever is fastest at `base` with whoever is at other values.
+    """
+
+    axis: str  # one of AXES_OF_LADDERS
+    values: tuple[int, ...]
+    workloads: tuple[str, ...]  # the id at each value
+    base: str = ""  # the workload that was asked about
+    pairs: tuple[tuple[str, str], ...] = ()
+
+    @property
+    def by_value(self) -> dict[int, str]:
+        """The id of the workload at each value."""
+        return dict(zip(self.values, self.workloads, strict=True))
+
+
 class Plan(msgspec.Struct, frozen=True, kw_only=True):
     """All that a run was asked to do: enough to go on with it after a kill."""
 
@@ -98,6 +116,10 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     model: str = ""  # whose attention the workloads are, where it was planned for a model
     mixes: tuple[Mix, ...] = ()  # how they make up its layers, at each point; or the calls of a service
     traced: dict[str, tuple[Line, ...]] = msgspec.field(default_factory=dict)  # by workload: the calls it stands for
+    stages: tuple[str, ...] = ()  # in their order; none: those of a run
+    unasked: tuple[str, ...] = ()  # workloads that are looked at only where something else asks for it
+    ladders: tuple[Ladder, ...] = ()
+    shortlist: int = 0  # so many implementations of each workload are tried, those predicted to be fastest; 0: all
 
     def __post_init__(self) -> None:
         """Numbers that JSON cannot hold, or that no run can have, are refused before anything is written."""
@@ -138,9 +160,14 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return {arm: spec for arm, spec in self.specs.items() if workload.id not in out.get(arm.implementation, ())}
 
     @property
+    def asked(self) -> tuple[Workload, ...]:
+        """The workloads but for those that are looked at only where something else asks for it."""
+        return tuple(each for each in self.workloads if each.id not in set(self.unasked))
+
+    @property
     def num_cells(self) -> int:
-        """How many cells there are: each arm on each workload, but for what is left out."""
-        return len(self.workloads) * len(self.specs) - sum(map(len, self.left_out.values()))
+        """How many cells there are: each arm on each workload that is asked for, but for what is left out."""
+        return len(self.asked) * len(self.specs) - sum(map(len, self.left_out.values()))
 
     def reference(self, arm: Arm) -> Arm:
         """What an arm is compared with: the baseline or, of two sides, the same implementation on the base."""

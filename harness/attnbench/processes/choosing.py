@@ -1,0 +1,270 @@
+"""Stages that answer "which is the fastest, and where does that change": shortlist, choose, search.
+
+The shortlist is by prediction: what is clearly too slow is not tried. Those on it are checked like any others. Choosing
+visits whoever may still be the fastest, and searching halves the way between two values of an axis until it is known
+between which of them two change places (statistics/crossover.py). What comes next follows from the journal alone, so
+that a search that was killed goes on where it was.
+"""
+
+from collections.abc import Mapping, Sequence
+
+from attnbench.processes import messages
+from attnbench.processes.stages import SPENT, Session, TimingStage, check_cell
+from attnbench.statistics.choice import Standing, standing
+from attnbench.statistics.crossover import MOST_VALUES, Point, following, point
+from attnbench.statistics.intervals import pairs
+from attnbench.storage import events
+from attnbench.storage.events import Ladder
+from attnbench.storage.records import Arm, Status
+from attnbench.timing.schedule import load_libraries
+from attnbench.units import show, significant
+from attnbench.workloads.workload import Workload
+
+TOO_SLOW = 2.5
+"""Predictions are this uncertain: who is predicted to take more than so many times the fastest's time is not tried."""
+CHOOSING_SHARE = 0.75
+"""Of the budget, at most, to know who is the fastest where it was asked; the rest is for where that changes."""
+MOST_BLOCKS, POINT_S = 96, 3.0
+"""At one value of a search: no more blocks, and no more seconds once there are `FEWEST_BLOCKS`."""
+FEWEST_BLOCKS = 16
+FEWEST_VISITS = 3
+CALLS_AT_A_VALUE = 60
+"""A value is only looked at where so many calls fit into the time that is left, checks included."""
+MOST_RIVALS = 3
+"""Of those who were fastest where it was asked, so many are looked at elsewhere."""
+ANSWERED = "the answer is clear"
+SEARCHED = "every search came to its end"
+
+
+def shortlist(session: Session) -> None:
+    """Leave out, of each workload, whoever is predicted to be too slow, and all beyond the plan's number.
+
+    The baseline stays. A workload that has a status already has its shortlist.
+    """
+    plan = session.plan
+    for number, workload in enumerate(plan.asked):
+        cells = plan.cells(workload)
+        if any((workload.id, arm) in session.state.status for arm in cells):
+            continue
+        seconds: dict[Arm, float] = {}
+        failed: dict[Arm, messages.Failed] = {}
+        for arm in cells:
+            session.show_progress("predict", f"{arm} on {workload.id}", number, len(plan.asked))
+            reply = session.ask(
+                messages.Prepare(
+                    **session.request_of(workload, arm),
+                    call_limit_s=plan.call_limit_s,
+                    memory_limit_bytes=plan.memory_limit_bytes,
+                )
+            )
+            if isinstance(reply, messages.Prepared):
+                seconds[arm] = reply.call_s or 0.0
+            else:
+                assert isinstance(reply, messages.Failed)
+                failed[arm] = reply
+        out = _too_slow(session, seconds)
+        for arm, reply in failed.items():
+            _leave_out(session, workload, arm, reply.status, reply.message)
+        for arm, why in out.items():
+            _leave_out(session, workload, arm, Status.timeout, why)
+
+
+def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
+    """Who is not tried, and why, of those with a predicted time of a call."""
+    if not session.plan.shortlist:
+        return {}
+    order = sorted(seconds, key=lambda arm: seconds[arm])
+    out = {}
+    for place, arm in enumerate(order):
+        first = order[0]
+        factor = seconds[arm] / seconds[first] if seconds[first] else 1.0
+        if (factor > TOO_SLOW or place >= session.plan.shortlist) and not session.plan.is_reference(arm):
+            times = f"{significant(factor, 2)} times as long as {first}"
+            out[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
+    return out
+
+
+def _leave_out(session: Session, workload: Workload, arm: Arm, status: Status, why: str) -> None:
+    session.record(
+        events.CellChecked(
+            workload=workload.id,
+            implementation=arm.implementation,
+            side=arm.side,
+            status=status,
+            message=why,
+            is_predicted=True,
+        )
+    )
+
+
+class Looking(TimingStage):
+    """What choosing and searching share: a standing, and what is known at the values of a ladder."""
+
+    def standing(self, workload: str) -> Standing | None:
+        """Who is the fastest of a workload so far."""
+        taken = self.state.samples.get(workload, {})
+        live = self.state.live(workload, self.session.specs)
+        baseline = Arm(implementation=self.plan.baseline)
+        return standing(
+            {arm.implementation: taken.get(arm, []) for arm in live},
+            self.plan.baseline,
+            taken.get(baseline.as_control(), []),
+            self.state.gauge.discarded.get(workload, set()),
+            self.plan.smallest_effect,
+        )
+
+    def show(self, stage: str, cell: str) -> None:
+        """Call the watcher."""
+        self.session.show_progress(stage, cell, min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9)), 1.0)
+
+
+class Choosing(Looking):
+    """Visits whoever may be the fastest, of all workloads that were asked for, until that is clear."""
+
+    def run(self) -> str:
+        """A few visits of each, and then of whom it is not known; return why it ended."""
+        load_libraries()
+        self.session.start_worker()  # what the checks have left behind disturbs no sample
+        number = 0
+        while todo := self._todo(number):
+            for workload, arms in todo.items():
+                if number >= FEWEST_VISITS and self.session.elapsed_s > CHOOSING_SHARE * self.plan.budget_s:
+                    return SPENT
+                self.show("choose", f"{workload}: {', '.join(arm.implementation for arm in arms)}")
+                self.visit(self.workloads[workload], arms)
+            number += 1
+        return ANSWERED if self.workloads else ""
+
+    def _todo(self, number: int) -> dict[str, list[Arm]]:
+        """By workload, who is to be visited: all at first, then the leader, who is open, and the baseline."""
+        found = {}
+        for workload in self.workloads:
+            live = self.state.live(workload, self.session.specs)
+            stands = self.standing(workload) if self.state.num_visits[workload] >= FEWEST_VISITS else None
+            if number < FEWEST_VISITS and self.state.num_visits[workload] <= number:
+                found[workload] = live
+            elif stands is not None and stands.open:
+                names = {stands.leader, self.plan.baseline, *stands.open}
+                found[workload] = [arm for arm in live if arm.implementation in names]
+        return found
+
+
+class Searching(Looking):
+    """Finds between which values of each ladder two implementations change places."""
+
+    def run(self) -> str:
+        """Search every ladder of the plan; return why it ended."""
+        load_libraries()
+        self.session.require_worker()
+        share = len(self.plan.ladders)
+        for number, ladder in enumerate(self.plan.ladders):
+            self.until_s = self.session.elapsed_s + (self.plan.budget_s - self.session.elapsed_s) / (share - number)
+            if ladder.pairs:
+                pairs_left = len(ladder.pairs)
+                end_s = self.until_s
+                for place, (one, other) in enumerate(ladder.pairs):
+                    now_s = self.session.elapsed_s
+                    self.until_s = now_s + (end_s - now_s) / (pairs_left - place)
+                    self._search(ladder, (Arm(implementation=one), Arm(implementation=other)), ladder.values)
+            else:
+                self._changes(ladder)
+        return SPENT if self.session.elapsed_s >= self.plan.budget_s else SEARCHED
+
+    def _search(self, ladder: Ladder, both: tuple[Arm, Arm], values: Sequence[int]) -> None:
+        """Halve the way until nothing more can be learned, or the time is over."""
+        allowed = list(values)
+        while len(allowed) > 1 and self.session.elapsed_s < self.until_s:
+            points = self.points(ladder, both, allowed)
+            value = following(points, allowed)
+            if value is None:
+                return
+            if not self._look(ladder, both, value):
+                # what is too large for the time that is left, or not supported, ends the ladder there
+                allowed = [each for each in allowed if (each < value) == (value > allowed[0])]
+
+    def _look(self, ladder: Ladder, both: Sequence[Arm], value: int) -> bool:
+        """Sample a value until it is known who is faster there. Returns whether it can be sampled at all."""
+        workload = self._ready(ladder, both, value)
+        if workload is None:
+            return False
+        start_s = self.session.elapsed_s
+        while True:
+            self.show("search", f"{both[0]} and {both[1]} at {ladder.axis} {value}")
+            self.visit(workload, both)
+            if len(self.state.live(workload.id, both)) < len(both):
+                return False
+            known = self._point(workload.id, both[0], both[1])
+            if known.sign or known.num_blocks >= MOST_BLOCKS:
+                return True
+            now_s = self.session.elapsed_s
+            if known.num_blocks >= FEWEST_BLOCKS and (now_s > start_s + POINT_S or now_s > self.until_s):
+                return True
+
+    def _ready(self, ladder: Ladder, arms: Sequence[Arm], value: int) -> Workload | None:
+        """The workload at that value, with each of the arms checked; None where one of them cannot take part."""
+        by_id = {each.id: each for each in self.plan.workloads}
+        workload = by_id[ladder.by_value[value]]
+        left_s = max(0.0, self.until_s - self.session.elapsed_s)
+        for arm in arms:
+            if (workload.id, arm) not in self.state.status:
+                self.show("search", f"{arm} at {ladder.axis} {value}")
+                limit_s = min(self.plan.call_limit_s, left_s / CALLS_AT_A_VALUE)
+                check_cell(self.session, workload, arm, call_limit_s=limit_s)
+        return workload if len(self.state.live(workload.id, arms)) == len(arms) else None
+
+    def _point(self, workload: str, one: Arm, other: Arm) -> Point:
+        taken = self.state.samples.get(workload, {})
+        discarded = self.state.gauge.discarded.get(workload, set())
+        num_searches = sum(max(1, len(each.pairs)) for each in self.plan.ladders)
+        return point(pairs(taken.get(one, []), taken.get(other, []), discarded), num_searches)
+
+    def points(self, ladder: Ladder, both: tuple[Arm, Arm], values: Sequence[int]) -> dict[int, Point]:
+        """What is known at those values where both were sampled in common blocks."""
+        found = {value: self._point(ladder.by_value[value], *both) for value in values}
+        return {value: each for value, each in found.items() if each.num_blocks}
+
+    def _changes(self, ladder: Ladder) -> None:
+        """Whether somebody else is the fastest at the ends of the ladder; and if so, from where on."""
+        stands = self.standing(ladder.base)
+        if stands is None:
+            return
+        names = list(dict.fromkeys([stands.leader, self.plan.baseline, *stands.others]))[:MOST_RIVALS]
+        rivals = [Arm(implementation=name) for name in names]
+        start = ladder.values[ladder.workloads.index(ladder.base)]
+        end_s = self.until_s
+        ways = [[each for each in ladder.values if each <= start], [each for each in ladder.values if each >= start]]
+        ways = [way for way in ways if len(way) > 1]
+        for number, way in enumerate(ways):
+            now_s = self.session.elapsed_s
+            self.until_s = now_s + (end_s - now_s) / (len(ways) - number)
+            end = way[0] if way[-1] == start else way[-1]
+            while end != start and not self._sampled(ladder, rivals, end):
+                end = (
+                    way[(way.index(end) + way.index(start)) // 2]
+                    if abs(way.index(end) - way.index(start)) > 1
+                    else start
+                )
+            there = self.standing(ladder.by_value[end]) if end != start else None
+            if there is not None and there.leader != stands.leader:
+                both = (Arm(implementation=stands.leader), Arm(implementation=there.leader))
+                between = [each for each in way if min(start, end) <= each <= max(start, end)]
+                self._search(ladder, both, between)
+
+    def _sampled(self, ladder: Ladder, rivals: Sequence[Arm], value: int) -> bool:
+        """Visit all rivals at that value a few times; whether those that are left are several."""
+        workload_id = ladder.by_value[value]
+        if self.session.elapsed_s > self.until_s:
+            return False
+        for arm in rivals:
+            self._ready(ladder, [arm], value)
+        live = self.state.live(workload_id, rivals)
+        if len(live) < 2 or Arm(implementation=self.plan.baseline) not in live:  # noqa: PLR2004 - one has no rival
+            return False
+        workload = next(each for each in self.plan.workloads if each.id == workload_id)
+        while self.state.num_visits[workload_id] < FEWEST_VISITS:
+            self.show("search", f"{len(live)} rivals at {ladder.axis} {value}")
+            self.visit(workload, live)
+        return True
+
+
+__all__ = ["MOST_VALUES", "Choosing", "Searching", "shortlist"]
