@@ -35,7 +35,7 @@ from attnbench.checking.reference import (
     require_form,
 )
 from attnbench.contract import Implementation
-from attnbench.storage.records import Agreement, ProbeResult, RuleResult
+from attnbench.storage.records import REPEATABLE, Agreement, ProbeResult, RuleResult
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -431,7 +431,7 @@ MAY_REFUSE = {"layouts", "expanded"}
 NOTED: dict[str, Callable[[Candidate], str]] = {
     "visible NaN": visible_nan,
     "hidden NaN": hidden_nan,
-    "repeatable": repeatable,
+    REPEATABLE: repeatable,
     conduct.DRAWS: draws_nothing,
 }
 

@@ -35,6 +35,8 @@ STAGE_WORDS = {
     "observe": "seeing what runs",
     "ceilings": "measuring ceilings",
     "time": "timing",
+    "choose": "finding the fastest",
+    "search": "looking where that changes",
     "trace": "tracing",
 }
 

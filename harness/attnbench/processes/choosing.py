@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from attnbench.processes import messages
 from attnbench.processes.stages import SPENT, Session, TimingStage, check_cell
 from attnbench.statistics.choice import Standing, standing
-from attnbench.statistics.crossover import MOST_VALUES, Point, following, point
+from attnbench.statistics.crossover import Point, following, point
 from attnbench.statistics.intervals import pairs
 from attnbench.storage import events
 from attnbench.storage.events import Ladder
@@ -30,8 +30,8 @@ FEWEST_BLOCKS = 16
 FEWEST_VISITS = 3
 CALLS_AT_A_VALUE = 60
 """A value is only looked at where so many calls fit into the time that is left, checks included."""
-MOST_RIVALS = 3
-"""Of those who were fastest where it was asked, so many are looked at elsewhere."""
+MOST_RIVALS = 4
+"""So many are looked at elsewhere: the fastest where it was asked, and those that are predicted to be fastest there."""
 ANSWERED = "the answer is clear"
 SEARCHED = "every search came to its end"
 
@@ -46,27 +46,34 @@ def shortlist(session: Session) -> None:
         cells = plan.cells(workload)
         if any((workload.id, arm) in session.state.status for arm in cells):
             continue
-        seconds: dict[Arm, float] = {}
-        failed: dict[Arm, messages.Failed] = {}
-        for arm in cells:
-            session.show_progress("predict", f"{arm} on {workload.id}", number, len(plan.asked))
-            reply = session.ask(
-                messages.Prepare(
-                    **session.request_of(workload, arm),
-                    call_limit_s=plan.call_limit_s,
-                    memory_limit_bytes=plan.memory_limit_bytes,
-                )
-            )
-            if isinstance(reply, messages.Prepared):
-                seconds[arm] = reply.call_s or 0.0
-            else:
-                assert isinstance(reply, messages.Failed)
-                failed[arm] = reply
+        session.show_progress("predict", workload.id, number, len(plan.asked))
+        seconds, failed = _predictions(session, workload, plan.call_limit_s)
         out = _too_slow(session, seconds)
         for arm, reply in failed.items():
             _leave_out(session, workload, arm, reply.status, reply.message)
         for arm, why in out.items():
             _leave_out(session, workload, arm, Status.timeout, why)
+
+
+def _predictions(
+    session: Session, workload: Workload, call_limit_s: float
+) -> tuple[dict[Arm, float], dict[Arm, messages.Failed]]:
+    """The predicted seconds of a call of each implementation, 0 where it is so short that nobody asks; who fails."""
+    seconds: dict[Arm, float] = {}
+    failed: dict[Arm, messages.Failed] = {}
+    for arm in session.plan.cells(workload):
+        request = messages.Prepare(
+            **session.request_of(workload, arm),
+            call_limit_s=call_limit_s,
+            memory_limit_bytes=session.plan.memory_limit_bytes,
+        )
+        reply = session.ask(request)
+        if isinstance(reply, messages.Prepared):
+            seconds[arm] = reply.call_s or 0.0
+        else:
+            assert isinstance(reply, messages.Failed)
+            failed[arm] = reply
+    return seconds, failed
 
 
 def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
@@ -108,9 +115,9 @@ class Looking(TimingStage):
         return standing(
             {arm.implementation: taken.get(arm, []) for arm in live},
             self.plan.baseline,
-            taken.get(baseline.as_control(), []),
-            self.state.gauge.discarded.get(workload, set()),
-            self.plan.smallest_effect,
+            control=taken.get(baseline.as_control(), []),
+            discarded=self.state.gauge.discarded.get(workload, set()),
+            smallest=self.plan.smallest_effect,
         )
 
     def show(self, stage: str, cell: str) -> None:
@@ -202,8 +209,7 @@ class Searching(Looking):
 
     def _ready(self, ladder: Ladder, arms: Sequence[Arm], value: int) -> Workload | None:
         """The workload at that value, with each of the arms checked; None where one of them cannot take part."""
-        by_id = {each.id: each for each in self.plan.workloads}
-        workload = by_id[ladder.by_value[value]]
+        workload = self._workload(ladder, value)
         left_s = max(0.0, self.until_s - self.session.elapsed_s)
         for arm in arms:
             if (workload.id, arm) not in self.state.status:
@@ -224,47 +230,42 @@ class Searching(Looking):
         return {value: each for value, each in found.items() if each.num_blocks}
 
     def _changes(self, ladder: Ladder) -> None:
-        """Whether somebody else is the fastest at the ends of the ladder; and if so, from where on."""
+        """Whether somebody else is the fastest towards the ends of the ladder; and if so, from where on."""
         stands = self.standing(ladder.base)
         if stands is None:
             return
-        names = list(dict.fromkeys([stands.leader, self.plan.baseline, *stands.others]))[:MOST_RIVALS]
-        rivals = [Arm(implementation=name) for name in names]
-        start = ladder.values[ladder.workloads.index(ladder.base)]
-        end_s = self.until_s
-        ways = [[each for each in ladder.values if each <= start], [each for each in ladder.values if each >= start]]
-        ways = [way for way in ways if len(way) > 1]
-        for number, way in enumerate(ways):
+        start, end_s = ladder.workloads.index(ladder.base), self.until_s
+        ways = [each for each in (ladder.values[: start + 1], ladder.values[start:][::-1]) if len(each) > 1]
+        for number, way in enumerate(ways):  # from an end to where it was asked
             now_s = self.session.elapsed_s
             self.until_s = now_s + (end_s - now_s) / (len(ways) - number)
-            end = way[0] if way[-1] == start else way[-1]
-            while end != start and not self._sampled(ladder, rivals, end):
-                end = (
-                    way[(way.index(end) + way.index(start)) // 2]
-                    if abs(way.index(end) - way.index(start)) > 1
-                    else start
-                )
-            there = self.standing(ladder.by_value[end]) if end != start else None
+            place = 0
+            while place < len(way) - 1 and not self._sampled(ladder, stands.leader, way[place]):
+                place = (place + len(way)) // 2
+            there = self.standing(ladder.by_value[way[place]]) if place < len(way) - 1 else None
             if there is not None and there.leader != stands.leader:
                 both = (Arm(implementation=stands.leader), Arm(implementation=there.leader))
-                between = [each for each in way if min(start, end) <= each <= max(start, end)]
-                self._search(ladder, both, between)
+                self._search(ladder, both, sorted(way[place:]))
 
-    def _sampled(self, ladder: Ladder, rivals: Sequence[Arm], value: int) -> bool:
-        """Visit all rivals at that value a few times; whether those that are left are several."""
-        workload_id = ladder.by_value[value]
-        if self.session.elapsed_s > self.until_s:
+    def _sampled(self, ladder: Ladder, leader: str, value: int) -> bool:
+        """Visit the leader and its rivals at that value a few times; whether that could be done."""
+        left_s = self.until_s - self.session.elapsed_s
+        if left_s <= 0:
             return False
+        workload = self._workload(ladder, value)
+        named = [Arm(implementation=name) for name in dict.fromkeys([leader, self.plan.baseline])]
+        self.show("search", f"who is fast at {ladder.axis} {value}")
+        seconds, _ = _predictions(self.session, workload, left_s / CALLS_AT_A_VALUE)
+        rivals = list(dict.fromkeys([*named, *sorted(seconds, key=lambda arm: seconds[arm])]))[:MOST_RIVALS]
         for arm in rivals:
             self._ready(ladder, [arm], value)
-        live = self.state.live(workload_id, rivals)
+        live = self.state.live(workload.id, rivals)
         if len(live) < 2 or Arm(implementation=self.plan.baseline) not in live:  # noqa: PLR2004 - one has no rival
             return False
-        workload = next(each for each in self.plan.workloads if each.id == workload_id)
-        while self.state.num_visits[workload_id] < FEWEST_VISITS:
+        while self.state.num_visits[workload.id] < FEWEST_VISITS:
             self.show("search", f"{len(live)} rivals at {ladder.axis} {value}")
             self.visit(workload, live)
         return True
 
-
-__all__ = ["MOST_VALUES", "Choosing", "Searching", "shortlist"]
+    def _workload(self, ladder: Ladder, value: int) -> Workload:
+        return next(each for each in self.plan.workloads if each.id == ladder.by_value[value])

@@ -1,22 +1,44 @@
 """From what was typed to a plan: sweep, settings, implementations and limits, checked before any work begins."""
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from itertools import combinations
 from pathlib import Path
+
+import msgspec
 
 from attnbench import plugins
 from attnbench.devices import device, names
-from attnbench.storage.events import Plan
+from attnbench.statistics.crossover import ladder
+from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import FALSE_SHARE
 from attnbench.workloads import flashinfer_trace, huggingface, models, sweep
 from attnbench.workloads.flashinfer_trace import Line
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
+from attnbench.workloads.workload import Workload
 
 LIMITS = "quick"
 """The sweep whose limits hold where the workloads are a file's."""
 EXACT_CALL_LIMIT_S = 2.0
 """A sweep leaves out what takes longer than its own limit; who asks for exact workloads wants to have them."""
+MOST_TRIED = 6
+"""Of all implementations, so many are checked and timed to find the fastest: those with the least predicted time."""
+MOST_LADDERS = 4
+"""Of more workloads, nobody asks from which length on the answer changes: there is no time to find out."""
+REACH = 16
+"""A change is looked for from so many times shorter to so many times longer."""
+LENGTH = "length"
+"""The axis of a ladder whose lengths of query and key grow together."""
+WAYS = {
+    LENGTH: (16, 16384),
+    "seq_len": (16, 16384),
+    "kv_len": (16, 65536),
+    "num_heads": (1, 128),
+    "batch_size": (1, 128),
+    "head_dim": (8, 256),
+}
+"""Axes along which two may change places, and from where to where they are searched if nothing else is said."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -111,3 +133,89 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         traced=traced,
         left_out={} if selection.implementations else {name: ids for name, ids in left_out.items() if name in specs},
     )
+
+
+def plan_to_choose(selection: Selection, *, searches: bool = True) -> Plan:
+    """The plan of a run that finds the fastest implementation of each workload.
+
+    With `searches`, and where workloads are few, also from which length on somebody else is the fastest.
+
+    Raises:
+        ValueError: as of `plan`.
+    """
+    planned = plan(selection)
+    asked = {each.id for each in planned.workloads}
+    ladders, made = [], dict[str, Workload]()
+    for base in planned.workloads if searches and len(asked) <= MOST_LADDERS else ():
+        length, (least, most) = base.longest, WAYS[LENGTH]
+        shorter, longer = max(least, length // REACH), max(length, min(most, length * REACH))
+        values = sorted({*_way(min(shorter, length), length), *_way(length, longer)})
+        steps = [base if value == length else base.at_length(value) for value in values]
+        made |= {each.id: each for each in steps}
+        ladders.append(Ladder(axis=LENGTH, values=tuple(values), workloads=_ids(steps), base=base.id))
+    unasked = {key: each for key, each in made.items() if key not in asked}
+    return msgspec.structs.replace(
+        planned,
+        workloads=(*planned.workloads, *unasked.values()),
+        unasked=tuple(unasked),
+        stages=("shortlist", "check", "metrics", "choose", *(["search"] if ladders else [])),
+        ladders=tuple(ladders),
+        shortlist=MOST_TRIED,
+    )
+
+
+def plan_to_search(selection: Selection, axis: str = LENGTH, low: int = 0, high: int = 0) -> Plan:
+    """The plan of a run that finds where each two of the named implementations change places along an axis.
+
+    `low` and `high` bound the way; 0: as `WAYS` says.
+
+    Raises:
+        ValueError: fewer than two were named, an axis that is no way up, or as of `plan`.
+    """
+    names = list(dict.fromkeys(map(plugins.name_of, selection.implementations)))
+    if len(names) < 2:  # noqa: PLR2004 - two change places
+        given = f"{names[0]} alone" if names else "nobody"
+        raise ValueError(
+            f"{given} cannot change places: give two implementations, as in attnbench crossover fused sdpa"
+        )
+    if axis not in WAYS:
+        raise ValueError(plugins.unknown("axis", axis, WAYS))
+    planned, (least, most) = plan(selection), WAYS[axis]
+    values = ladder(low or least, high or most, 8 if axis == "head_dim" else 1)
+    ladders: list[Ladder] = []
+    made: dict[str, Workload] = {}
+    for base in planned.workloads:
+        steps = [base.at_length(value) if axis == LENGTH else _with(base, axis, value) for value in values]
+        made |= {each.id: each for each in steps}
+        ladders.append(
+            Ladder(axis=axis, values=tuple(values), workloads=_ids(steps), pairs=tuple(combinations(names, 2)))
+        )
+    return msgspec.structs.replace(
+        planned,
+        workloads=tuple(made.values()),
+        unasked=tuple(made),
+        stages=("search",),
+        ladders=tuple(dict.fromkeys(ladders)),
+    )
+
+
+def _way(low: int, high: int) -> list[int]:
+    return ladder(low, high) if low < high else [low]
+
+
+def _ids(workloads: Iterable[Workload]) -> tuple[str, ...]:
+    return tuple(each.id for each in workloads)
+
+
+def _with(base: Workload, axis: str, value: int) -> Workload:
+    """A workload with another value of an axis; of what followed from it, so much follows again.
+
+    Raises:
+        ValueError: there is no such workload.
+    """
+    changed = {axis: value}
+    if axis == "num_heads":
+        changed["num_kv_heads"] = max(1, value * base.num_kv_heads // base.num_heads)
+    if axis == "head_dim" and base.value_dim == base.head_dim:
+        changed["value_dim"] = value
+    return msgspec.structs.replace(base, embed_dim=0, **changed)

@@ -44,20 +44,29 @@ def is_final(judged: Judgement) -> bool:
     return judged.verdict is not Verdict.undecided
 
 
-def standing(
+def standing(  # noqa: PLR0913 - all but the first two have defaults that serve
     samples: Mapping[str, Sequence[Sample]],
     reference: str,
+    *,
     control: Sequence[Sample] = (),
     discarded: Collection[Block] = (),
     smallest: float = SMALLEST_EFFECT,
+    candidates: Collection[str] | None = None,
 ) -> Standing | None:
-    """Who leads among those with samples; None where the reference, with whom all share blocks, has none."""
+    """Who leads among those with samples; None where the reference, with whom all share blocks, has none.
+
+    With `candidates`, only they can lead, and others are not compared.
+    """
     if not samples.get(reference):
         return None
     to_reference = {
         name: pairs(own, samples[reference], discarded) for name, own in samples.items() if own and name != reference
     }
     logs = {name: _log(_choosing(each)) for name, each in to_reference.items() if len(each.logs)} | {reference: 0.0}
+    if candidates is not None:
+        logs = {name: log for name, log in logs.items() if name in candidates}
+    if not logs:
+        return None
     leader = min(logs, key=lambda name: (logs[name], name != reference))
     floor = paired_ratio(pairs(control, samples[reference], discarded)) if control else None
     compared = {

@@ -109,6 +109,10 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
     is_noted: bool = False
 
 
+REPEATABLE = "repeatable"
+"""The rule that the same input twice gives the same answer."""
+
+
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of the check: which oracle, probes and rules, each tensor's error, a diagnosis where it fails."""
 

@@ -1,0 +1,271 @@
+"""One recommendation for each workload of a run: which implementation, by how much, how sure, and what was excluded.
+
+A run that looks for the fastest (processes/choosing.py) has stages of its own; what they found follows from its journal
+alone, and is read here. Where two are equal within the margin, PyTorch's own choice, the baseline, is preferred, then
+the one that needs less memory.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from attnbench.analysis.results import Results
+from attnbench.statistics.choice import Standing, standing
+from attnbench.statistics.crossover import Place, Point, located, point
+from attnbench.statistics.intervals import Estimate, median_estimate, pairs
+from attnbench.statistics.verdicts import Judgement
+from attnbench.storage.events import Ladder
+from attnbench.storage.records import CONTROL_LATENCY, LATENCY, REPEATABLE, Arm, Record, Status, Verdict
+from attnbench.units import show
+from attnbench.workloads.workload import Workload
+
+PEAK_MEMORY = "peak_memory"
+EXCLUDED = {
+    Status.disagrees: "wrong",
+    Status.unsupported: "not supported",
+    Status.fallback: "not what it says",
+    Status.timeout: "too slow to try",
+    Status.out_of_memory: "needs too much memory",
+}
+"""Why an implementation is no candidate, in a word or two; other statuses are their own word."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Limits:
+    """What an implementation must keep to be recommended."""
+
+    memory_bytes: int = 0  # the most that a call may need beyond its inputs; 0: any
+    is_deterministic: bool = False  # the same input gives the same answer
+    without: Mapping[str, str] = field(default_factory=dict)  # excluded for a reason that was found elsewhere
+
+
+@dataclass(frozen=True, kw_only=True)
+class Change:
+    """Where the answer changes along one axis: `before` is faster below `place`, `after` from there on."""
+
+    axis: str
+    place: Place
+    before: str
+    after: str
+
+    def facts(self) -> dict[str, Any]:
+        """It, as JSON has it."""
+        place = {"at": self.place.at, "low": self.place.low, "high": self.place.high}
+        return {"axis": self.axis, **place, "before": self.before, "after": self.after}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Recommendation:
+    """The answer for one workload."""
+
+    workload: Workload
+    choice: str  # "" where there is nothing to recommend
+    standing: Standing | None
+    reference: str  # PyTorch's own choice
+    seconds: dict[str, float]  # of a call, by implementation: medians
+    peaks: dict[str, float]  # peak bytes of a call beyond its inputs, where they were measured
+    changes: tuple[Change, ...]
+    looked: tuple[int, int] | None  # the shortest and the longest length at which a change was looked for
+    excluded: dict[str, str]  # by implementation, why it is no candidate
+
+    @property
+    def equals(self) -> list[str]:
+        """Those that are equal to the choice within the margin, or of whom it is not known."""
+        return [name for name in self.seconds if name != self.choice and self._judged(name) is not Verdict.slower]
+
+    @property
+    def runner_up(self) -> str:
+        """The next one; "" where there is none."""
+        others = sorted((name for name in self.seconds if name != self.choice), key=lambda name: self.seconds[name])
+        return others[0] if others else ""
+
+    @property
+    def is_clear(self) -> bool:
+        """Whether every other one is slower than the choice."""
+        return bool(self.choice) and not self.equals
+
+    def lead(self, other: str) -> Estimate | None:
+        """How many times as long as the choice another one takes, from visits that did not choose; None: not known."""
+        stands = self.standing
+        if stands is None or other == self.choice:
+            return None
+        if self.choice == stands.leader:
+            return stands.leads.get(other)
+        to_choice, to_other = stands.leads.get(self.choice), stands.leads.get(other)
+        if to_choice is None or (to_other is None and other != stands.leader):
+            return None
+        known = to_choice if to_other is None else to_other
+        ratio = (1.0 if to_other is None else to_other.point) / to_choice.point
+        return Estimate(
+            point=ratio, standard_error=None, num_clusters=known.num_clusters, num_samples=known.num_samples
+        )
+
+    def judgement(self, other: str) -> Judgement | None:
+        """The verdict on another one relative to the leader."""
+        return None if self.standing is None else self.standing.others.get(other)
+
+    def _judged(self, name: str) -> Verdict:
+        judged = self.judgement(name)
+        return Verdict.undecided if judged is None else judged.verdict
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, as JSON has it."""
+        leads = {name: self.lead(name) for name in self.seconds if name != self.choice}
+        return {
+            "workload": self.workload.id,
+            "axes": self.workload.axes(),
+            "choice": self.choice or None,
+            "is_clear": self.is_clear,
+            "equals": self.equals,
+            "runner_up": self.runner_up or None,
+            "reference": self.reference,
+            "seconds": self.seconds,
+            "peak_memory_bytes": self.peaks,
+            "slower_by": {
+                name: {"ratio": lead.point, "low": lead.low, "high": lead.high, "verdict": str(self._judged(name))}
+                for name, lead in leads.items()
+                if lead is not None
+            },
+            "changes": [each.facts() for each in self.changes],
+            "looked_for_changes": self.looked,
+            "excluded": self.excluded,
+        }
+
+
+def recommend(results: Results, limits: Limits | None = None) -> list[Recommendation]:
+    """The recommendation for each workload that was asked for, in the order of the plan."""
+    limits = Limits() if limits is None else limits
+    return [_recommended(results, workload, limits) for workload in results.plan.asked]
+
+
+def _recommended(results: Results, workload: Workload, limits: Limits) -> Recommendation:
+    plan = results.plan
+    own = {record.implementation: record for record in results.records if record.workload == workload}
+    excluded = {name: reason for name, record in own.items() if (reason := _reason(record, limits))}
+    fit = {name: record for name, record in own.items() if name not in excluded and record.samples(LATENCY)}
+    stands = _standing(results, workload, own, set(fit))
+    seconds = {name: median_estimate(record.samples(LATENCY)).point for name, record in fit.items()}
+    order = sorted(seconds, key=lambda name: _from_leader(stands, name, seconds))
+    peaks = {name: record.samples(PEAK_MEMORY)[0].value for name, record in own.items() if record.samples(PEAK_MEMORY)}
+    choice = _preferred(stands, plan.baseline if plan.baseline in fit else "", peaks)
+    ladder = next((each for each in plan.ladders if each.base == workload.id), None)
+    changes, looked = (changes_along(results, ladder), _looked(results, ladder)) if ladder else ((), None)
+    return Recommendation(
+        workload=workload,
+        choice=choice or (order[0] if order else ""),
+        standing=stands,
+        reference=plan.baseline,
+        seconds={name: seconds[name] for name in order},
+        peaks={name: peaks[name] for name in [*order, *peaks] if name in peaks},
+        changes=changes,
+        looked=looked,
+        excluded=excluded,
+    )
+
+
+def _reason(record: Record, limits: Limits) -> str:
+    """Why an implementation is no candidate; "" where it is one."""
+    if record.status is not Status.ok:
+        head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
+        return f"{head}: {record.message}" if record.message else head
+    if record.implementation in limits.without:
+        return limits.without[record.implementation]
+    peaks = record.samples(PEAK_MEMORY)
+    if limits.memory_bytes and peaks and peaks[0].value > limits.memory_bytes:
+        return f"needs {show(peaks[0].value, 'bytes')}, more than the {show(limits.memory_bytes, 'bytes')} allowed"
+    if limits.is_deterministic and record.agreement is not None:
+        broken = [rule.found for rule in record.agreement.notes if rule.rule == REPEATABLE]
+        return f"not deterministic: {broken[0]}" if broken else ""
+    return ""
+
+
+def _standing(results: Results, workload: Workload, own: Mapping[str, Record], candidates: set[str]) -> Standing | None:
+    baseline = own.get(results.plan.baseline)
+    if baseline is None or not candidates:
+        return None
+    return standing(
+        {name: record.samples(LATENCY) for name, record in own.items()},
+        results.plan.baseline,
+        control=baseline.samples(CONTROL_LATENCY),
+        discarded=results.discarded.get(workload.id, frozenset()),
+        smallest=results.plan.smallest_effect,
+        candidates=candidates,
+    )
+
+
+def _from_leader(stands: Standing | None, name: str, seconds: Mapping[str, float]) -> float:
+    """For the order of names: the ratio to the leader by pairs where it is known, or by medians."""
+    if stands is None:
+        return seconds[name]
+    if name == stands.leader:
+        return 0.0
+    judged = stands.others.get(name)
+    return seconds[name] / seconds[stands.leader] if judged is None else judged.effect.ratio.point
+
+
+def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, float]) -> str:
+    """The leader; or where others are equivalent to it the reference, or else the one that needs least memory."""
+    if stands is None:
+        return ""
+    alike = [name for name, each in stands.others.items() if each.verdict is Verdict.equivalent]
+    if reference and reference in alike:
+        return reference
+    if not alike or stands.leader == reference:
+        return stands.leader
+    return min([stands.leader, *alike], key=lambda name: peaks.get(name, float("inf")))
+
+
+def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None = None) -> tuple[Change, ...]:
+    """Where two implementations change places along a ladder, those that were searched for, in order.
+
+    Without `only`, of every two that were sampled together and of whom one is the fastest at the base.
+    """
+    both = [only] if only else list(ladder.pairs) or _pairs_searched(results, ladder)
+    found = []
+    for one, other in both:
+        for place in located(points(results, ladder, one, other)):
+            before, after = (one, other) if place.sign > 0 else (other, one)
+            found.append(Change(axis=ladder.axis, place=place, before=before, after=after))
+    return tuple(sorted(found, key=lambda each: each.place.at))
+
+
+def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
+    """What is known of two implementations at each value of a ladder where both were sampled."""
+    records = _by_cell(results)
+    num_searches = sum(max(1, len(each.pairs)) for each in results.plan.ladders)
+    found = {}
+    for value, workload in ladder.by_value.items():
+        both = [records.get((workload, Arm(implementation=name))) for name in (one, other)]
+        if both[0] is None or both[1] is None:
+            continue
+        discarded = results.discarded.get(workload, frozenset())
+        taken = pairs(both[0].samples(LATENCY), both[1].samples(LATENCY), discarded)
+        if len(taken.logs):
+            found[value] = point(taken, num_searches)
+    return found
+
+
+def _by_cell(results: Results) -> dict[tuple[str, Arm], Record]:
+    timed = (record for record in results.records if record.samples(LATENCY))
+    return {(record.workload.id, record.arm): record for record in timed}
+
+
+def _pairs_searched(results: Results, ladder: Ladder) -> list[tuple[str, str]]:
+    """The leader where it was asked, with each other one that was sampled somewhere else on the ladder."""
+    workloads = {each.id: each for each in results.plan.workloads}
+    own = {record.implementation: record for record in results.records if record.workload.id == ladder.base}
+    stands = _standing(results, workloads[ladder.base], own, set(own)) if ladder.base in workloads else None
+    if stands is None:
+        return []
+    others = set(ladder.workloads) - {ladder.base}
+    elsewhere = {arm.implementation for workload, arm in _by_cell(results) if workload in others}
+    return [(stands.leader, name) for name in sorted(elsewhere - {stands.leader})]
+
+
+def _looked(results: Results, ladder: Ladder) -> tuple[int, int] | None:
+    """The least and the greatest value at which at least two were sampled."""
+    counts: dict[str, int] = {}
+    for workload, _ in _by_cell(results):
+        counts[workload] = counts.get(workload, 0) + 1
+    values = [value for value, workload in ladder.by_value.items() if counts.get(workload, 0) > 1]
+    return (min(values), max(values)) if values else None

@@ -1,0 +1,83 @@
+"""`attnbench fastest`: one recommendation for these shapes on this machine."""
+
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from attnbench.commands import Command
+from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
+
+OPTIONS = TimingOptions(sweep="fastest")
+
+
+def fastest(
+    *,
+    options: TimingOptions = OPTIONS,
+    seq_len: Annotated[int, typer.Option(min=0, metavar="T", help="The same as --set seq_len=T.")] = 0,
+    memory: Annotated[
+        str, typer.Option(metavar="SIZE", help="Only what needs no more beyond its inputs, as in 512MiB or 8GiB.")
+    ] = "",
+    is_deterministic: Annotated[
+        bool, typer.Option("--deterministic", help="Only what gives the same answer to the same input.")
+    ] = False,
+    with_gradients: Annotated[
+        bool, typer.Option("--gradients", help="A forward and a backward pass: --set direction=forward_backward.")
+    ] = False,
+    is_batch_invariant: Annotated[
+        bool,
+        typer.Option("--batch-invariant", help="Only what answers the same to the last bit whatever else is computed."),
+    ] = False,
+    searches: Annotated[
+        bool, typer.Option("--changes/--no-changes", help="Look for the length from which on the answer changes.")
+    ] = True,
+    policy: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Learn a policy from all workloads, and write it here.")
+    ] = None,
+    results: ResultsFolder = Path("results"),
+    resume: Resume = None,
+    as_json: AsJson = False,
+) -> None:
+    """Recommend an implementation for these shapes on this machine: which, by how much, how sure, and what it needs.
+
+    The answer takes a minute at most. With --policy, a sweep's answers are learned as a policy (attnbench.attention).
+    """
+    from attnbench.analysis.recommendation import Limits
+    from attnbench.commands import recommending, running
+    from attnbench.processes.execution import new_folder
+    from attnbench.processes.planning import plan_to_choose
+
+    limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
+    if resume is not None:
+        folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation"})
+        running.require_named(planned, planned.implementations, options.named)
+    else:
+        settings = [*(options.settings or ())]
+        settings += [f"seq_len={seq_len}"] if seq_len else []
+        settings += ["direction=forward_backward"] if with_gradients else []
+        selection = replace(options, settings=settings).selection()
+        planned = plan_to_choose(selection, searches=searches and policy is None)
+        folder = new_folder(results, planned.sweep)
+    measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
+    found = recommending.recommended(measured, limits, is_batch_invariant=is_batch_invariant)
+    if as_json:
+        typer.echo(json.dumps(recommending.facts(measured, found), indent=2))
+    else:
+        recommending.print_recommendations(measured, found)
+    if policy is not None:
+        recommending.learn(measured, policy)
+    recommending.conclude(measured, found)
+
+
+COMMAND = Command(
+    function=fastest,
+    order=15,
+    examples=(
+        "attnbench fastest --model smollm2-135m --phase prefill --seq-len 1024",
+        "attnbench fastest --set seq_len=1024 --set mask=causal --gradients",
+        "attnbench fastest mine.py:mine sdpa --set seq_len=256 --memory 512MiB",
+        "attnbench fastest --sweep quick --policy results/policy.json",
+    ),
+)
