@@ -21,6 +21,8 @@ from attnbench.processes.messages import (
     Check,
     MeasureCeilings,
     Observe,
+    Prepare,
+    Prepared,
     Profile,
     Reply,
     SampleBlocks,
@@ -145,6 +147,9 @@ class SimulatedClient(WorkerClient):
             case Check():
                 self.clock.spend(CHECK_S)
                 return CellChecked(**request.names, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S)
+            case Prepare():
+                call_s = self.seconds(request.workload, name_of(request.spec))
+                return Prepared(has_dropout=False, executed_flops=None, call_s=call_s)
             case Profile():
                 return CellProfiled(**request.names, operators=OPERATORS)
             case Observe():

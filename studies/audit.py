@@ -1,0 +1,245 @@
+"""What do fixed choices of an implementation cost? The regret of choosers on presets and on random shapes.
+
+    python -m studies.audit --run DIR train held_out     measures, and goes on where it was stopped
+    python -m studies.audit --run DIR table --to results/gallery/fastest
+
+A policy is learned from the training shapes alone; everybody is judged on the held-out ones: those of all presets and
+shapes drawn at random. On each of these all implementations are checked and then timed in the same blocks. The best is
+chosen by every second visit and everybody is measured by the others, so that no luck is taken for regret.
+"""
+
+import argparse
+import math
+import random
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import msgspec
+import typer
+
+from attnbench.analysis.recommendation import recommend
+from attnbench.analysis.results import Results, read
+from attnbench.commands import running
+from attnbench.processes.planning import Selection, plan
+from attnbench.statistics.intervals import t_quantile
+from attnbench.storage.events import Plan
+from attnbench.units import markdown_table, significant
+from attnbench.workloads import models
+from attnbench.workloads.counts import dense_flops, score_matrix_bytes
+from attnbench.workloads.workload import Workload
+
+CHOOSERS = {
+    "PyTorch's automatic choice": "sdpa",
+    "transformers, default": "transformers_sdpa",
+    "transformers, eager": "transformers_eager",
+    "always flash": "sdpa_flash",
+    "always math": "sdpa_math",
+}
+"""Who always takes one implementation, by name."""
+OTHERS = ("fused", "bmm", "einsum")
+"""What a policy and the best may take as well."""
+NAMES = (*CHOOSERS.values(), *OTHERS)
+NUM_TRAINED, NUM_DRAWN = 160, 200
+NUM_VISITS = 6
+CALL_LIMIT_S = 0.25
+MOST_FLOPS, MOST_SCORE_BYTES = 4e9, 2.0**28
+"""Of a shape that is drawn, so that its calls take milliseconds on one core."""
+POINTS = {"prefill": {"seq_len": ["256"]}, "decode": {"batch_size": ["1"], "kv_len": ["1024"]}}
+"""Where presets are looked at."""
+
+
+def drawn(number: int, seed: int, num_threads: int) -> list[Workload]:
+    """So many shapes at random: short and long, one query with a cache, batches, grouped heads, both directions."""
+    draws, found = random.Random(seed), dict[str, Workload]()
+    while len(found) < number:
+        heads = draws.choice([1, 2, 4, 8, 12, 16, 32])
+        is_decode = draws.random() < 0.25  # noqa: PLR2004 - a share
+        length = round(math.exp(draws.uniform(math.log(8), math.log(2048))))
+        has_gradients = not is_decode and draws.random() < 0.3  # noqa: PLR2004 - likewise
+        workload = Workload(
+            batch_size=draws.choice([1, 1, 2, 4, 8, 16]),
+            seq_len=1 if is_decode else length,
+            kv_len=2 * length if is_decode else length,
+            num_heads=heads,
+            num_kv_heads=draws.choice([each for each in (1, heads // 4, heads, heads) if each and heads % each == 0]),
+            head_dim=draws.choice([32, 64, 64, 80, 128]),
+            dtype=draws.choice(["float32", "float32", "float32", "bfloat16"]),
+            mask="none" if is_decode else draws.choice(["none", "causal"]),
+            direction="forward_backward" if has_gradients else "inference",
+            num_threads=num_threads,
+        )
+        if dense_flops(workload) <= MOST_FLOPS and score_matrix_bytes(workload) <= MOST_SCORE_BYTES:
+            found.setdefault(workload.id, workload)
+    return list(found.values())
+
+
+def of_presets(num_threads: int) -> list[Workload]:
+    """Each kind of layer of each preset, in each phase that it has."""
+    found: dict[str, Workload] = {}
+    for name in models.names():
+        model = models.preset(name)
+        for phase, settings in POINTS.items():
+            if phase in model.phases:
+                for each in models.mixes(model, phase, settings if model.kind == "decoder" else {})[0]:
+                    workload = msgspec.structs.replace(each, num_threads=num_threads)
+                    if not workload.features:  # what a function of query, key and value can be given
+                        found.setdefault(workload.id, workload)
+    return list(found.values())
+
+
+def planned(workloads: Sequence[Workload], seed: int) -> Plan:
+    """A run that checks everybody and then visits each workload equally often."""
+    limits = plan(Selection(sweep="fastest", implementations=NAMES, call_limit_s=CALL_LIMIT_S, seed=seed))
+    return msgspec.structs.replace(
+        limits,
+        sweep="audit",
+        workloads=tuple(workloads),
+        metrics=("latency",),
+        budget_s=0.0,
+        num_rounds=NUM_VISITS,
+        num_blocks=3,
+        visit_s=0.4,
+    )
+
+
+def measure(folder: Path, workloads: Sequence[Workload], seed: int) -> None:
+    """Start the run in that folder, or go on with the one that is there."""
+    asked = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, seed)
+    running.execute(asked, folder, stages=("check", "time"))
+
+
+@dataclass(frozen=True, kw_only=True)
+class Regret:
+    """What a choice costs on one workload: the logarithm of its time over the best's, from visits that did not choose.
+
+    `floor` is how far identical code seemed to be apart there. `log` is None where the choice has no time.
+    """
+
+    workload: Workload
+    chosen: str
+    best: str
+    log: float | None
+    floor: float
+    against_reference: float | None  # the logarithm of its time over that of PyTorch's own choice
+
+
+def regrets(results: Results, choose: Callable[[Workload], str]) -> Iterator[Regret]:
+    """What one chooser costs on each workload on which anybody has a time."""
+    for found in recommend(results):
+        stands = found.standing
+        if stands is None or stands.floor is None:
+            continue
+        leads = {stands.leader: 0.0} | {name: math.log(each.point) for name, each in stands.leads.items()}
+        name = choose(found.workload)
+        log, reference = leads.get(name), leads.get(found.reference)
+        yield Regret(
+            workload=found.workload,
+            chosen=name,
+            best=stands.leader,
+            log=log,
+            floor=stands.floor.largest_log or 0.0,
+            against_reference=None if log is None or reference is None else log - reference,
+        )
+
+
+def mean(logs: Sequence[float]) -> tuple[float, float]:
+    """The geometric mean of ratios less 1, and half of its 95 % interval, by workloads."""
+    number = len(logs)
+    centre = sum(logs) / number
+    error = math.sqrt(sum((log - centre) ** 2 for log in logs) / max(1, number - 1) / number)
+    return centre, t_quantile(0.975, max(1, number - 1)) * error
+
+
+def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
+    """What a chooser costs, in one row."""
+    logs = [each.log for each in found if each.log is not None]
+    if not logs:
+        return {"chooser": name, "shapes": "0"}
+    centre, half = mean(logs)
+    worst = max((each for each in found if each.log is not None), key=lambda each: (each.log or 0.0) - each.floor)
+    beyond = [each for each in found if each.log is not None and each.log > each.floor + math.log1p(0.05)]
+    behind = [each for each in found if each.against_reference is not None and each.against_reference > each.floor]
+    return {
+        "chooser": name,
+        "shapes": str(len(logs)),
+        "no time": str(len(found) - len(logs)),
+        "regret (mean, 95 %)": f"{_share(centre)} ({_share(centre - half)} to {_share(centre + half)})",
+        "worst": f"{significant(math.exp(worst.log or 0.0), 3)}x",
+        "worst beyond the noise": _share(max(0.0, (worst.log or 0.0) - worst.floor)),
+        "5 % or more beyond the noise": str(len(beyond)),
+        "behind PyTorch's choice beyond the noise": str(len(behind)),
+    }
+
+
+def _share(log: float) -> str:
+    return f"{100 * math.expm1(log):.2f} %"
+
+
+def table(run: Path, to: Path) -> str:
+    """Learn the policy, judge everybody, and write what came out."""
+    from attnbench.analysis.policy import learn
+
+    trained, held_out = read(run / "train"), read(run / "held_out")
+    policy = learn([trained])
+    to.mkdir(parents=True, exist_ok=True)
+    policy.save(to / "policy.json")
+    choosers: dict[str, Callable[[Workload], str]] = {
+        "our policy": policy.choose,
+        **{name: lambda _, fixed=fixed: fixed for name, fixed in CHOOSERS.items()},  # type: ignore[misc] # mypy knows no type of a default
+    }
+    judged = {name: list(regrets(held_out, choose)) for name, choose in choosers.items()}
+    own = [each for each in judged["our policy"] if each.log is not None]
+    centre, half = mean([each.log or 0.0 for each in own])
+    worst = max(max(0.0, (each.log or 0.0) - each.floor) for each in own)
+    behind = sum((each.against_reference or 0.0) > each.floor for each in own)
+    limits = [
+        ("regret in the geometric mean", f"{_share(centre)} (+- {_share(half)})", "1 %", math.expm1(centre) <= 0.01),  # noqa: PLR2004
+        ("worst, beyond the noise floor", _share(worst), "5 %", math.expm1(worst) <= 0.05),  # noqa: PLR2004
+        ("behind PyTorch's choice beyond the floor", str(behind), "0", behind == 0),
+    ]
+    asked = [
+        {"asked of our policy": what, "found": found, "limit": limit, "": "met" if met else "MISSED"}
+        for what, found, limit, met in limits
+    ]
+    environment = next(iter(held_out.environments.values()))
+    where = f"{environment.cpu}, {held_out.plan.workloads[0].num_threads} thread, torch {environment.versions['torch']}"
+    text = f"""# What fixed choices of an implementation cost
+
+{markdown_table(asked)}
+
+{markdown_table([row(name, found) for name, found in judged.items()])}
+
+Regret is the time of what was chosen over that of the best of {len(NAMES)} implementations on the same shape, in the
+same blocks; a mean is geometric, with a 95 % interval by shapes. The policy was learned from
+{len(trained.plan.workloads)} other shapes. {len(held_out.plan.workloads)} shapes are held out: those of all presets and
+{NUM_DRAWN} drawn at random ({where}). "No time": not supported there, or too slow to try.
+
+Made by `python -m studies.audit --run DIR train held_out` and `python -m studies.audit --run DIR table --to DIR`.
+"""
+    (to / "audit.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def main() -> None:
+    """Measure what was named, or write the table."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("steps", nargs="*", choices=("train", "held_out", "table"), default=[])
+    parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="where both runs lie")
+    parser.add_argument("--to", type=Path, default=Path("results/gallery/fastest"), metavar="DIR")
+    parser.add_argument("--num-threads", type=int, default=1)
+    parser.add_argument("--number", type=int, default=0, help="of drawn shapes; 0: as in the gallery")
+    given = parser.parse_args()
+    shapes: Mapping[str, Callable[[], list[Workload]]] = {
+        "train": lambda: drawn(given.number or NUM_TRAINED, 1, given.num_threads),
+        "held_out": lambda: of_presets(given.num_threads) + drawn(given.number or NUM_DRAWN, 2, given.num_threads),
+    }
+    for step in given.steps or ("train", "held_out", "table"):
+        if step == "table":
+            typer.echo(table(given.run, given.to))
+        else:
+            measure(given.run / step, shapes[step](), seed=len(step))
+
+
+if __name__ == "__main__":
+    main()
