@@ -129,9 +129,7 @@ def main() -> None:
         rows.append(row(world, found))
     share = sum(each.holds for each in whole) / len(whole)
     verdict = "met" if share >= 0.95 else "missed"  # noqa: PLR2004 - as the acceptance has it
-    head = (
-        f"{percent(share)} of {len(whole)} planted crossovers lie inside the interval that was found (95 %: {verdict})."
-    )
+    head = f"{percent(share)} of {len(whole)} planted crossovers lie inside the interval that was found"
     command = f"python -m studies.crossovers --to DIR --seed {given.seed} --repeats {given.repeats}"
     typer.echo(head)
     given.to.mkdir(parents=True, exist_ok=True)

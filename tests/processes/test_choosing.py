@@ -1,0 +1,185 @@
+"""The stages that look for the fastest, on a simulated machine: what is left out, who is visited, what is resumed."""
+
+import itertools
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.recommendation import Limits, changes_along, points, recommend
+from attnbench.analysis.results import Results
+from attnbench.processes import choosing
+from attnbench.processes.planning import MOST_LADDERS, Selection, plan_to_choose, plan_to_search
+from attnbench.storage.events import Plan, VisitFinished
+from attnbench.storage.journal import JOURNAL, events, write
+from attnbench.storage.records import Status
+from attnbench.workloads.workload import Workload
+from studies import crossovers
+from studies.simulated import virtual
+from studies.simulated.worlds import WORLDS
+
+NAMES = ("sdpa", "fused", "bmm", "einsum", "sdpa_math")
+SPEEDS = {"sdpa": 1.0, "fused": 0.7, "bmm": 0.72, "einsum": 1.3, "sdpa_math": 4.0}
+LENGTH = 256
+
+
+def chosen(*settings: str, names: tuple[str, ...] = NAMES, budget_s: float = 40.0, searches: bool = False) -> Plan:
+    selection = Selection(
+        sweep="fastest",
+        settings=(f"seq_len={LENGTH}", "mask=causal", *settings),
+        is_exact=True,
+        implementations=names,
+        seed=3,
+    )
+    return msgspec.structs.replace(plan_to_choose(selection, searches=searches), budget_s=budget_s)
+
+
+def seconds(workload: Workload, name: str) -> float:
+    """The hand-written one is the fastest where the others are called most often: up to a length of 512."""
+    own = {"fused": (0.7e-3, 1.5), "bmm": (0.72e-3, 1.5)}.get(name, (SPEEDS[name] * 1e-3, 1.0))
+    return own[0] * (workload.longest / LENGTH) ** own[1]
+
+
+def run(plan: Plan, folder: Path, world: str = "calm") -> tuple[Results, virtual.SimulatedClient]:
+    client = virtual.SimulatedClient(WORLDS[world], seconds)
+    return virtual.execute(plan, folder / "run", client), client
+
+
+@pytest.mark.parametrize("world", ["calm", "drift", "spikes", "throttling"])
+def test_the_fastest_is_recommended_with_its_lead(world: str, tmp_path: Path) -> None:
+    results, _ = run(chosen(), tmp_path, world)
+    (found,) = recommend(results)
+    assert found.choice == "fused"
+    lead = found.lead("einsum")
+    assert lead is not None
+    assert lead.point == pytest.approx(1.3 / 0.7, rel=0.03)
+    assert found.is_clear
+    assert list(found.seconds) == ["fused", "bmm", "sdpa", "einsum"]
+
+
+def test_who_is_predicted_to_be_too_slow_is_not_tried_and_named(tmp_path: Path) -> None:
+    results, _ = run(chosen(), tmp_path)
+    (found,) = recommend(results)
+    assert list(found.excluded) == ["sdpa_math"]
+    assert "5.7 times as long as fused: not tried" in found.excluded["sdpa_math"]
+    record = next(each for each in results.records if each.implementation == "sdpa_math")
+    assert (record.status, record.is_predicted, record.agreement) == (Status.timeout, True, None)
+
+
+def test_the_baseline_is_tried_however_slow_it_is(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(chosen(), baseline="sdpa_math")
+    results, _ = run(plan, tmp_path)
+    (found,) = recommend(results)
+    assert "sdpa_math" in found.seconds
+
+
+def test_time_goes_to_those_who_may_be_the_fastest(tmp_path: Path) -> None:
+    results, _ = run(chosen(), tmp_path)
+    taken = Counter(
+        arm.arm.implementation
+        for event in events(results.folder / JOURNAL)
+        if isinstance(event, VisitFinished)
+        for arm in event.arms
+    )
+    assert taken["fused"] >= taken["bmm"] > taken["einsum"] == choosing.FEWEST_VISITS
+
+
+def test_equal_ones_give_way_to_pytorch_s_own_choice(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPEEDS, "einsum", 0.998)
+    results, _ = run(chosen(names=("sdpa", "einsum")), tmp_path)
+    (found,) = recommend(results)
+    assert found.choice == "sdpa"
+    monkeypatch.setitem(SPEEDS, "einsum", 0.9)
+    (other,) = recommend(run(chosen(names=("sdpa", "einsum")), tmp_path / "other")[0])
+    assert other.choice == "einsum"
+
+
+def test_limits_exclude_with_the_reason_and_the_next_one_is_chosen(tmp_path: Path) -> None:
+    results, _ = run(chosen(), tmp_path)
+    (found,) = recommend(results, Limits(without={"fused": "not batch-invariant: padding"}))
+    assert found.choice == "bmm"
+    assert found.excluded["fused"] == "not batch-invariant: padding"
+    (none,) = recommend(results, Limits(memory_bytes=1000))
+    assert none.choice == ""
+    assert none.excluded["fused"] == "needs 1.00 MiB, more than the 1000 B allowed"
+    (enough,) = recommend(results, Limits(memory_bytes=2**20))
+    assert enough.choice == "fused"
+
+
+def test_where_the_answer_changes_is_found_and_lies_inside_its_interval(tmp_path: Path) -> None:
+    results, _ = run(chosen(searches=True), tmp_path)
+    (found,) = recommend(results)
+    assert found.choice == "fused"
+    (change,) = found.changes
+    assert (change.before, change.after) == ("fused", "sdpa")
+    assert change.place.low <= LENGTH * (1 / 0.7) ** 2 <= change.place.high
+    assert found.looked == (16, 4096)
+    assert len(results.plan.asked) == 1
+    assert results.num_left_out == 0
+
+
+def test_many_workloads_are_not_searched(tmp_path: Path) -> None:
+    lengths = ",".join(str(64 * (number + 1)) for number in range(MOST_LADDERS + 1))
+    selection = Selection(sweep="fastest", settings=(f"seq_len={lengths}",), is_exact=True, implementations=NAMES)
+    plan = plan_to_choose(selection)
+    assert (plan.ladders, plan.unasked) == ((), ())
+    results, _ = run(msgspec.structs.replace(plan, budget_s=60.0), tmp_path)
+    assert [each.choice for each in recommend(results)] == ["fused"] * (MOST_LADDERS + 1)
+
+
+def test_a_search_that_was_killed_anywhere_goes_on_to_the_same_answer(tmp_path: Path) -> None:
+    plan = crossovers.planned(5)
+    truth = crossovers.planted(5, 0)
+
+    def client() -> virtual.SimulatedClient:
+        return virtual.SimulatedClient(WORLDS["calm"], truth.seconds, seed=5)
+
+    whole = virtual.execute(plan, tmp_path / "whole", client())
+    lines = list(events(whole.folder / JOURNAL))
+    for number, end in enumerate(range(2, len(lines), max(1, len(lines) // 5))):
+        folder = tmp_path / f"cut{number}"
+        folder.mkdir()
+        write(folder / JOURNAL, lines[:end])
+        again = virtual.execute(plan, folder, client())
+        assert list(itertools.islice(events(folder / JOURNAL), end)) == lines[:end]
+        (change,) = changes_along(again, plan.ladders[0], crossovers.NAMES)
+        assert change.place.low <= truth.at <= change.place.high
+
+
+@pytest.mark.parametrize("world", ["calm", "spikes", "bimodal", "busy"])
+def test_planted_crossovers_lie_inside_their_intervals(world: str) -> None:
+    found = [crossovers.search(number, world, seed=7) for number in range(5)]
+    assert sum(each.holds for each in found) >= 4
+    assert all(each.holds for each in found if each.interval)
+
+
+def test_two_with_a_constant_ratio_do_not_change_places(tmp_path: Path) -> None:
+    plan = crossovers.planned(1)
+    client = virtual.SimulatedClient(
+        WORLDS["calm"], lambda workload, name: 1e-6 * workload.longest * (1 + (name == "fused"))
+    )
+    results = virtual.execute(plan, tmp_path / "run", client)
+    assert changes_along(results, plan.ladders[0], crossovers.NAMES) == ()
+    assert {each.sign for each in points(results, plan.ladders[0], *crossovers.NAMES).values()} == {1}
+
+
+def test_a_search_needs_two_and_an_axis_that_grows() -> None:
+    with pytest.raises(ValueError, match="fused alone cannot change places"):
+        plan_to_search(Selection(sweep="fastest", implementations=("fused",)))
+    with pytest.raises(ValueError, match="axis dtype"):
+        plan_to_search(Selection(sweep="fastest", implementations=NAMES), "dtype")
+    with pytest.raises(ValueError, match="is no way up"):
+        plan_to_search(Selection(sweep="fastest", implementations=NAMES), "length", 512, 512)
+
+
+@pytest.mark.parametrize("axis", ["kv_len", "num_heads", "batch_size", "head_dim"])
+def test_a_ladder_varies_one_axis_and_what_follows_from_it(axis: str) -> None:
+    settings = ("seq_len=1", "kv_len=64", "num_heads=8", "num_kv_heads=8", "mask=none")
+    selection = Selection(sweep="fastest", settings=settings, is_exact=True, implementations=("fused", "sdpa"))
+    plan = plan_to_search(selection, axis)
+    (ladder,) = plan.ladders
+    workloads = {each.id: each for each in plan.workloads}
+    assert [getattr(workloads[each], axis) for each in ladder.workloads] == list(ladder.values)
+    if axis == "num_heads":
+        assert {each.num_kv_heads == each.num_heads for each in plan.workloads} == {True}

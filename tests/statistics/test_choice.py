@@ -1,0 +1,62 @@
+"""Who is the fastest: chosen by some visits, measured by others."""
+
+import numpy as np
+import pytest
+
+from attnbench.statistics.choice import FEWEST_VISITS, standing
+from attnbench.storage.records import Sample, Verdict
+
+
+def samples(seconds: float, *, num_visits: int = 8, noise: float = 0.01, seed: int = 0) -> list[Sample]:
+    """Visits of six blocks each; the drift of a block is common to all who are drawn with the same seed."""
+    drift = np.random.default_rng(99).normal(0.0, 0.1, (num_visits, 6))
+    own = np.random.default_rng(seed).normal(0.0, noise, (num_visits, 6))
+    return [
+        Sample(value=seconds * float(np.exp(drift[visit, block] + own[visit, block])), visit=visit, block=block)
+        for visit in range(num_visits)
+        for block in range(6)
+    ]
+
+
+def test_the_fastest_leads_and_the_others_are_slower() -> None:
+    times = {"sdpa": 1.0, "quick": 0.8, "slow": 1.5}
+    found = standing({name: samples(each, seed=number) for number, (name, each) in enumerate(times.items())}, "sdpa")
+    assert found is not None
+    assert found.leader == "quick"
+    assert list(found.others) == ["sdpa", "slow"]
+    assert {each.verdict for each in found.others.values()} == {Verdict.slower}
+    assert found.leads["slow"].point == pytest.approx(1.5 / 0.8, rel=0.02)
+    assert found.equals == found.open == []
+
+
+def test_without_the_reference_nothing_is_known_and_a_tie_goes_to_it() -> None:
+    assert standing({"quick": samples(1.0)}, "sdpa") is None
+    same = samples(1.0)
+    found = standing({"a": same, "sdpa": same}, "sdpa")
+    assert found is not None
+    assert found.leader == "sdpa"
+
+
+def test_only_candidates_lead() -> None:
+    taken = {"sdpa": samples(1.0), "quick": samples(0.5, seed=1), "fair": samples(0.9, seed=2)}
+    found = standing(taken, "sdpa", candidates={"sdpa", "fair"})
+    assert found is not None
+    assert (found.leader, list(found.others)) == ("fair", ["sdpa"])
+    alone = standing(taken, "sdpa", candidates={"quick"})
+    assert alone is not None
+    assert (alone.leader, alone.others) == ("quick", {})
+    assert standing(taken, "sdpa", candidates=set()) is None
+
+
+def test_the_winner_of_many_equals_owes_nothing_to_luck() -> None:
+    """Of twelve that are equal, whoever seems the fastest seems so by luck: in the other visits it is as the others."""
+    leads, naive = [], []
+    for seed in range(30):
+        taken = {f"i{number}": samples(1.0, noise=0.05, seed=100 * seed + number) for number in range(12)}
+        found = standing(taken, "i0")
+        assert found is not None
+        leads += [np.log(each.point) for each in found.leads.values()]
+        naive += [each.effect.log for each in found.others.values()]
+    assert np.mean(leads) < np.mean(naive) / 2
+    assert abs(np.mean(leads)) < 0.005
+    assert FEWEST_VISITS <= 8

@@ -1,0 +1,96 @@
+"""Where two change places: the ladder, what is looked at next, and the place that follows."""
+
+import itertools
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from attnbench.statistics.crossover import MOST_VALUES, STEP, Point, evidence, following, ladder, located, point
+from attnbench.statistics.intervals import Pairs
+
+
+def at(sign: int, log: float | None = None) -> Point:
+    return Point(sign=sign, log=0.1 * sign if log is None else log, num_blocks=20)
+
+
+def search(values: list[int], sign_at) -> dict[int, Point]:
+    """Look until nothing more can be learned, where every value shows what it is."""
+    points: dict[int, Point] = {}
+    while (value := following(points, values)) is not None:
+        assert value not in points
+        points[value] = sign_at(value)
+    return points
+
+
+@given(st.integers(1, 64), st.integers(2, 10_000))
+def test_a_ladder_has_both_ends_and_even_steps(low: int, factor: int) -> None:
+    values = ladder(low, low * factor)
+    assert (values[0], values[-1]) == (low, low * factor)
+    assert values == sorted(set(values))
+    assert all(after <= max(before + 1, math.ceil(before * STEP) + 1) for before, after in itertools.pairwise(values))
+
+
+def test_a_ladder_keeps_to_multiples() -> None:
+    assert all(value % 8 == 0 for value in ladder(8, 256, 8))
+    for low, high, multiple in ((8, 8, 1), (16, 8, 1), (4, 64, 8), (0, 8, 1)):
+        with pytest.raises(ValueError, match="is no way up"):
+            ladder(low, high, multiple)
+
+
+@given(st.integers(17, 4095))
+def test_a_crossing_is_found_between_two_neighbours_of_the_ladder(where: int) -> None:
+    values = ladder(16, 4096)
+    points = search(values, lambda value: at(-1 if value < where else 1))
+    (place,) = located(points)
+    assert place.low < where <= place.high
+    assert values.index(place.high) == values.index(place.low) + 1
+    assert place.low <= place.at <= place.high
+    assert place.sign == 1
+    assert len(points) <= 2 + math.ceil(math.log2(len(values)))
+
+
+def test_what_stays_open_is_left_inside_the_interval() -> None:
+    values = ladder(16, 4096)
+    points = search(
+        values, lambda value: at(0 if 200 < value < 400 else -1 if value < 300 else 1, math.log(value / 300))
+    )
+    (place,) = located(points)
+    assert place.low <= 200
+    assert place.high >= 400
+    assert place.at == pytest.approx(300, rel=0.01)
+    assert len(points) <= MOST_VALUES
+
+
+def test_two_that_never_change_places_are_looked_at_at_both_ends_and_in_the_middle() -> None:
+    points = search(ladder(16, 4096), lambda _: at(1))
+    assert len(points) == 3
+    assert located(points) == []
+
+
+def pairs_of(logs: np.ndarray) -> Pairs:
+    return Pairs(logs=logs, visits=tuple((0, number // 6) for number in range(len(logs))))
+
+
+def test_a_difference_that_does_not_matter_is_none() -> None:
+    draws = np.random.default_rng(0)
+    assert point(pairs_of(draws.normal(0.004, 0.001, 400))).sign == 0
+    assert point(pairs_of(draws.normal(0.02, 0.001, 60))).sign == 1
+    assert point(pairs_of(draws.normal(-0.02, 0.001, 60))).sign == -1
+
+
+def test_more_searches_need_more_evidence() -> None:
+    logs = np.full(14, 0.05)
+    largest = max(evidence(logs).values())
+    assert point(pairs_of(logs)).sign == (largest >= MOST_VALUES / 0.05)
+    assert point(pairs_of(logs), num_searches=10**9).sign == 0
+
+
+def test_equal_times_are_called_different_in_less_than_a_twentieth_of_whole_searches() -> None:
+    draws, wrong = np.random.default_rng(1), 0
+    for _ in range(200):
+        looked = [point(pairs_of(draws.normal(0.0, 0.02, 96))) for _ in range(6)]
+        wrong += any(each.sign for each in looked)
+    assert wrong <= 10
