@@ -1,15 +1,15 @@
 """attnbench: which attention implementation is right, which is fast, which fits in memory.
 
-From Python, `check`, `compare` and `run` do what the commands of these names do, `load` reads a stored run, and
-`table` and `samples` read many as tables.
+From Python, `check`, `compare`, `run` and `fastest` do what the commands of these names do, `load` reads a stored run,
+and `table` and `samples` read many as tables.
 """
 
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from attnbench.api import check, compare, load, run, samples, table
+    from attnbench.api import check, compare, fastest, load, run, samples, table
 
-__all__ = ["check", "compare", "load", "run", "samples", "table"]
+__all__ = ["check", "compare", "fastest", "load", "run", "samples", "table"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - what it is follows from the name

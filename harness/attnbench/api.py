@@ -21,15 +21,17 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from attnbench.analysis.comparisons import by_implementation, comparisons, noise_floors
+from attnbench.analysis.recommendation import Limits, Recommendation
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load as cells_of
 from attnbench.analysis.table import samples as samples_of
-from attnbench.commands import running, terminal
+from attnbench.commands import recommending, running, terminal
 from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
-from attnbench.processes.planning import Selection, plan
+from attnbench.processes.planning import Selection, plan, plan_to_choose
 from attnbench.reports import Picture, cells, story
+from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import FALSE_SHARE, Comparison
 from attnbench.units import percent
@@ -254,6 +256,78 @@ def run(
     return outcome(found)
 
 
+class Fastest:
+    """What is recommended for each of some shapes: `choice`, `answer`, and all grounds in `recommendations`."""
+
+    def __init__(self, results: Results, recommendations: Sequence[Recommendation]) -> None:
+        """Keep what was read of the run, and what follows from it."""
+        self.results, self.recommendations = results, list(recommendations)
+
+    @property
+    def choice(self) -> str:
+        """The implementation that is recommended, of one shape; "" where none is left.
+
+        Raises:
+            ValueError: there are several shapes; `recommendations` has one for each.
+        """
+        if len(self.recommendations) != 1:
+            raise ValueError(f"there are {len(self.recommendations)} recommendations: see `recommendations`")
+        return self.recommendations[0].choice
+
+    @property
+    def answer(self) -> list[str]:
+        """What came out, in sentences; warnings first."""
+        said = [[recommending.answer(each), recommending.of_changes(each)] for each in self.recommendations]
+        return [*story.troubles(self.results), *(line for lines in said for line in lines if line)]
+
+    def facts(self) -> dict[str, Any]:
+        """All of it, as `attnbench fastest --json` prints it."""
+        return recommending.facts(self.results, self.recommendations)
+
+    def __repr__(self) -> str:
+        """The answer."""
+        return "\n".join(self.answer)
+
+
+def fastest(  # noqa: PLR0913 - all have defaults that serve
+    *given: Given,
+    budget: float | None = None,
+    memory: str = "",
+    deterministic: bool = False,
+    batch_invariant: bool = False,
+    model: str = "",
+    phase: str = "prefill",
+    changes: bool = True,
+    seed: int | None = None,
+    results: str | Path = "results",
+    **axes: Any,  # noqa: ANN401 - one value of an axis, or several
+) -> Fastest:
+    """Recommend an implementation for shapes on this machine, as `attnbench fastest` does, within `budget` seconds.
+
+    Without any given, all that come with attnbench are candidates. `memory`, as in "512MiB", is the most that a call
+    may need beyond its inputs; `changes` asks from which length on somebody else is the fastest. A backward pass is
+    direction="forward_backward". Everything is stored below the folder `results`.
+
+    Raises:
+        ValueError: there is no such implementation, model, axis or value; the message says what is allowed.
+    """
+    limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=deterministic)
+    folder = execution.new_folder(Path(results), "fastest")
+    selection = _selection(
+        "fastest",
+        _specs(given, folder),
+        seed,
+        axes,
+        is_exact=bool(axes or model),
+        budget_s=budget,
+        model=model,
+        phase=phase,
+    )
+    planned = plan_to_choose(selection, searches=changes)
+    measured = _measured(planned, folder, execution.STAGES, set(map(name_of, selection.implementations)))
+    return Fastest(measured, recommending.recommended(measured, limits, is_batch_invariant=batch_invariant))
+
+
 def load(path: str | Path, results: str | Path = "results") -> Outcome:
     """A stored run: its folder, its journal, or its name below the folder `results`.
 
@@ -311,7 +385,11 @@ def _executed(
     stages: Sequence[str] = execution.STAGES,
 ) -> Results:
     planned = plan(selection, with_baseline=with_baseline)
-    with running.watching(set(map(name_of, selection.implementations))) as watch, _own_path():
+    return _measured(planned, folder, stages, set(map(name_of, selection.implementations)))
+
+
+def _measured(planned: Plan, folder: Path, stages: Sequence[str], named: set[str]) -> Results:
+    with running.watching(named) as watch, _own_path():
         execution.execute(planned, folder, watch, stages)
     return read(folder)
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from attnbench.analysis.results import Results
-from attnbench.statistics.choice import Standing, standing
-from attnbench.statistics.crossover import Place, Point, located, point
+from attnbench.statistics.choice import BETWEEN_PROCESSES, Standing, standing
+from attnbench.statistics.crossover import BEYOND, Place, Point, located, point
 from attnbench.statistics.intervals import Estimate, median_estimate, pairs
 from attnbench.statistics.verdicts import Judgement
 from attnbench.storage.events import Ladder
@@ -189,6 +189,7 @@ def _standing(results: Results, workload: Workload, own: Mapping[str, Record], c
         control=baseline.samples(CONTROL_LATENCY),
         discarded=results.discarded.get(workload.id, frozenset()),
         smallest=results.plan.smallest_effect,
+        alone=results.plan.alone,
         candidates=candidates,
     )
 
@@ -232,7 +233,8 @@ def changes_along(results: Results, ladder: Ladder, only: tuple[str, str] | None
 def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, Point]:
     """What is known of two implementations at each value of a ladder where both were sampled."""
     records = _by_cell(results)
-    num_searches = sum(max(1, len(each.pairs)) for each in results.plan.ladders)
+    num_searches = results.plan.num_searches
+    beyond = BETWEEN_PROCESSES if _are_apart(results, one, other) else BEYOND
     found = {}
     for value, workload in ladder.by_value.items():
         both = [records.get((workload, Arm(implementation=name))) for name in (one, other)]
@@ -241,8 +243,14 @@ def points(results: Results, ladder: Ladder, one: str, other: str) -> dict[int, 
         discarded = results.discarded.get(workload, frozenset())
         taken = pairs(both[0].samples(LATENCY), both[1].samples(LATENCY), discarded)
         if len(taken.logs):
-            found[value] = point(taken, num_searches)
+            found[value] = point(taken, num_searches, beyond)
     return found
+
+
+def _are_apart(results: Results, one: str, other: str) -> bool:
+    """Whether two are measured in different processes."""
+    runners = {results.plan.runner(Arm(implementation=name)) for name in (one, other)}
+    return len(runners) > 1
 
 
 def _by_cell(results: Results) -> dict[tuple[str, Arm], Record]:

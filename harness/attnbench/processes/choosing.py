@@ -10,8 +10,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from attnbench.processes import messages
 from attnbench.processes.stages import SPENT, Session, TimingStage, check_cell
-from attnbench.statistics.choice import Standing, standing
-from attnbench.statistics.crossover import Point, following, point
+from attnbench.statistics.choice import BETWEEN_PROCESSES, Standing, standing
+from attnbench.statistics.crossover import BEYOND, Point, following, point
 from attnbench.statistics.intervals import pairs
 from attnbench.storage import events
 from attnbench.storage.events import Ladder
@@ -120,6 +120,7 @@ class Looking(TimingStage):
             control=taken.get(baseline.as_control(), []),
             discarded=self.state.gauge.discarded.get(workload, set()),
             smallest=self.plan.smallest_effect,
+            alone=self.plan.alone,
         )
 
     def show(self, stage: str, cell: str) -> None:
@@ -223,8 +224,9 @@ class Searching(Looking):
     def _point(self, workload: str, one: Arm, other: Arm) -> Point:
         taken = self.state.samples.get(workload, {})
         discarded = self.state.gauge.discarded.get(workload, set())
-        num_searches = sum(max(1, len(each.pairs)) for each in self.plan.ladders)
-        return point(pairs(taken.get(one, []), taken.get(other, []), discarded), num_searches)
+        are_apart = self.plan.runner(one) != self.plan.runner(other)
+        taken_together = pairs(taken.get(one, []), taken.get(other, []), discarded)
+        return point(taken_together, self.plan.num_searches, BETWEEN_PROCESSES if are_apart else BEYOND)
 
     def points(self, ladder: Ladder, both: tuple[Arm, Arm], values: Sequence[int]) -> dict[int, Point]:
         """What is known at those values where both were sampled in common blocks."""

@@ -11,12 +11,14 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, Pairs, paired_ratio, pairs
-from attnbench.statistics.verdicts import ALONE, Judgement, judge, paired_effect, within
+from attnbench.statistics.verdicts import ALONE, PROCESS_SPREAD, Judgement, judge, paired_effect, within
 from attnbench.storage.records import FALSE_SHARE, Sample, Verdict
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 FEWEST_VISITS = 2 * FEWEST_CLUSTERS
 """With fewer visits than this, all of them choose and all of them measure."""
+BETWEEN_PROCESSES = 3 * PROCESS_SPREAD
+"""Relative. Less is not told apart where one of two has a process of its own: both processes may differ by as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -52,10 +54,11 @@ def standing(  # noqa: PLR0913 - all but the first two have defaults that serve
     discarded: Collection[Block] = (),
     smallest: float = SMALLEST_EFFECT,
     candidates: Collection[str] | None = None,
+    alone: Collection[str] = (),
 ) -> Standing | None:
     """Who leads among those with samples; None where the reference, with whom all share blocks, has none.
 
-    With `candidates`, only they can lead, and others are not compared.
+    With `candidates`, only they can lead, and others are not compared. Those in `alone` have processes of their own.
     """
     if not samples.get(reference):
         return None
@@ -74,7 +77,11 @@ def standing(  # noqa: PLR0913 - all but the first two have defaults that serve
         for name in sorted(logs, key=lambda name: logs[name])
         if name != leader
     }
-    effects = {name: paired_effect(each, floor, smallest) for name, each in compared.items()}
+    apart = max(smallest, BETWEEN_PROCESSES)
+    effects = {
+        name: paired_effect(each, floor, smallest if {name, leader}.isdisjoint(alone) else apart)
+        for name, each in compared.items()
+    }
     known = {name: effect for name, effect in effects.items() if effect is not None}
     judged = judge([*known.values()], within(ALONE, FALSE_SHARE / max(1, len(logs))))
     leads = {name: paired_ratio(_measuring(compared[name])) for name in known}

@@ -65,16 +65,16 @@ def ladder(low: int, high: int, multiple: int = 1) -> list[int]:
     return sorted({multiple * max(1, round(value / multiple)) for value in exact})
 
 
-def evidence(logs: Array) -> dict[int, float]:
+def evidence(logs: Array, beyond: float = BEYOND) -> dict[int, float]:
     """The e-values against "not slower" (1) and "not faster" (-1), beyond what does not matter; logs (n,)."""
-    margin = math.log1p(BEYOND)
+    margin = math.log1p(beyond)
     return {sign: last(e_values(sign * logs - margin, upwards_only=True)) for sign in (1, -1)}
 
 
-def point(paired: Pairs, num_searches: int = 1) -> Point:
-    """What the pairs at one value show, in one of so many searches."""
+def point(paired: Pairs, num_searches: int = 1, beyond: float = BEYOND) -> Point:
+    """What the pairs at one value show, in one of so many searches; `beyond` is relative."""
     needed = num_searches * MOST_VALUES / FALSE_SHARE
-    found = [sign for sign, value in evidence(paired.logs).items() if value >= needed]
+    found = [sign for sign, value in evidence(paired.logs, beyond).items() if value >= needed]
     ratio = paired_ratio(paired)
     return Point(
         sign=found[0] if found else 0,

@@ -169,6 +169,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """How many cells there are: each arm on each workload that is asked for, but for what is left out."""
         return len(self.asked) * len(self.specs) - sum(map(len, self.left_out.values()))
 
+    @property
+    def num_searches(self) -> int:
+        """How many searches there are, at most, which share the probability of a false interval."""
+        return sum(max(1, len(each.pairs)) for each in self.ladders)
+
     def reference(self, arm: Arm) -> Arm:
         """What an arm is compared with: the baseline or, of two sides, the same implementation on the base."""
         if self.sides is None:

@@ -1,0 +1,97 @@
+"""What is recommended of a stored run: limits, ties, and the words."""
+
+import json
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.recommendation import Limits, recommend
+from attnbench.analysis.results import Results
+from attnbench.commands import recommending
+from attnbench.storage.records import REPEATABLE, RuleResult
+from attnbench.workloads.workload import Workload
+from tests import journals
+
+POINT = Workload(seq_len=512, mask="causal", scope="attention", direction="forward")
+NAMES = ("sdpa", "sdpa_flash", "fused", "einsum", "chunked")
+
+
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> Results:
+    return journals.write(tmp_path_factory.mktemp("chosen"), (POINT,), NAMES)
+
+
+def test_equals_are_named_and_pytorch_s_own_is_preferred(results: Results) -> None:
+    (found,) = recommend(results)
+    assert found.choice == "sdpa"
+    assert found.equals == ["sdpa_flash"]
+    assert not found.is_clear
+    said = recommending.answer(found)
+    assert said.startswith("Take PyTorch's own choice, sdpa: it is as fast as sdpa_flash, within ")
+    assert "faster than the next, " in said
+
+
+def test_a_clear_winner_says_its_lead_over_the_next_and_over_pytorch(tmp_path: Path) -> None:
+    run = journals.write(tmp_path, (POINT,), ("sdpa", "fused", "chunked"), slowdown=0.25)
+    (found,) = recommend(run)
+    assert found.choice == "chunked"
+    said = recommending.answer(found)
+    assert said.startswith("Take chunked: it is the fastest, ")
+    assert "faster than the next, " in said
+    assert "PyTorch's own choice, sdpa" in said
+
+
+def test_too_much_memory_and_answers_that_vary_exclude(results: Results) -> None:
+    peaks = recommend(results)[0].peaks
+    assert set(peaks) == set(NAMES)
+    (found,) = recommend(results, Limits(memory_bytes=int(max(peaks.values())) - 1))
+    largest = [name for name, peak in peaks.items() if peak == max(peaks.values())]
+    assert set(found.excluded) >= set(largest)
+    assert all("more than the" in found.excluded[name] for name in largest)
+
+
+def test_what_is_not_deterministic_is_excluded_where_that_is_asked(results: Results) -> None:
+    varies = RuleResult(rule=REPEATABLE, holds=False, found="two calls differ by 1e-7", is_noted=True)
+    records = tuple(
+        msgspec.structs.replace(each, agreement=msgspec.structs.replace(each.agreement, rules=(varies,)))
+        if each.implementation == "sdpa" and each.agreement is not None
+        else each
+        for each in results.records
+    )
+    import dataclasses
+
+    changed = dataclasses.replace(results, records=records)
+    assert recommend(changed)[0].choice == "sdpa"
+    (found,) = recommend(changed, Limits(is_deterministic=True))
+    assert found.choice == "sdpa_flash"
+    assert found.excluded["sdpa"] == "not deterministic: two calls differ by 1e-7"
+
+
+def test_nothing_left_is_said(results: Results) -> None:
+    (found,) = recommend(results, Limits(memory_bytes=1))
+    assert found.choice == ""
+    assert recommending.answer(found).startswith("There is nothing to recommend")
+    assert set(found.excluded) == set(NAMES)
+
+
+def test_all_of_it_is_json(results: Results) -> None:
+    facts = json.loads(json.dumps(recommending.facts(results, recommend(results))))
+    (only,) = facts["recommendations"]
+    assert only["choice"] == "sdpa"
+    assert set(only["slower_by"]) == set(NAMES) - {"sdpa"}
+    assert only["peak_memory_bytes"].keys() == set(NAMES)
+
+
+@pytest.mark.parametrize(
+    ("text", "size"),
+    [("", 0), ("1000", 1000), ("512MiB", 2**29), ("8GiB", 2**33), ("8G", 2**33), ("1.5 KiB", 1536), ("2tb", 2**41)],
+)
+def test_sizes_are_read(text: str, size: int) -> None:
+    assert recommending.bytes_of(text) == size
+
+
+@pytest.mark.parametrize("text", ["8 apples", "GiB", "-1GiB", "1e9", "inf"])
+def test_what_is_no_size_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match="is no size: give a number of bytes"):
+        recommending.bytes_of(text)

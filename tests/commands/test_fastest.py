@@ -1,0 +1,102 @@
+"""`attnbench fastest` and `attnbench crossover` with real workers on tiny shapes: words, JSON, exit codes, mistakes."""
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+import attnbench
+from attnbench.cli import app
+from attnbench.commands import recommending
+from attnbench.storage.journal import find_runs
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+TINY = [f"--set={axis}" for axis in ("seq_len=16", "num_heads=2", "head_dim=8", "num_threads=1")]
+MINE = """def slow(query, key, value):
+    for _ in range(40):
+        out = (query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5).softmax(dim=-1) @ value
+    return out
+
+
+def wrong(query, key, value):
+    return (query @ key.transpose(-2, -1)).softmax(dim=-1) @ value
+"""
+
+
+@pytest.fixture(autouse=True)
+def _elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "mine.py").write_text(MINE)
+
+
+def invoke(*words: str) -> Result:
+    return CliRunner().invoke(app, [*words])
+
+
+def test_the_answer_comes_first_and_the_slow_one_is_not_taken() -> None:
+    done = invoke("fastest", "mine.py:slow", "fused", "sdpa", *TINY, "--budget", "4", "--no-changes")
+    assert done.exit_code in {0, 3}, done.output
+    lines = [line for line in done.stdout.splitlines() if line]
+    told = next(line for line in lines if "contention" not in line)
+    assert told.removeprefix("doubtful: ").startswith(("Take ", "Not clear: "))
+    assert "slow seems" not in told
+    assert "PyTorch's own" in done.stdout
+    assert "slow" in done.stdout
+
+
+def test_a_wrong_one_is_excluded_and_a_finding() -> None:
+    done = invoke("fastest", "mine.py:wrong", "sdpa", *TINY, "--budget", "1", "--no-changes", "--json")
+    assert done.exit_code == 1, done.output
+    (found,) = json.loads(done.stdout)["recommendations"]
+    assert found["choice"] == "sdpa"
+    assert found["excluded"]["wrong"].startswith("wrong: ")
+    assert "It looks as if" in found["excluded"]["wrong"]
+
+
+def test_memory_restricts_and_is_said(tmp_path: Path) -> None:
+    done = invoke("fastest", "fused", "sdpa", *TINY, "--budget", "1", "--no-changes", "--memory", "1", "--json")
+    assert done.exit_code == 3
+    (found,) = json.loads(done.stdout)["recommendations"]
+    assert found["choice"] is None
+    assert all("more than the 1.00 B allowed" in reason for reason in found["excluded"].values())
+    assert len(list(find_runs(tmp_path / "results"))) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["fastest", "--memory", "much"], "--memory much is no size"),
+        (["fastest", "--set", "mask=casual"], "did you mean"),
+        (["crossover", "fused"], "fused alone cannot change places"),
+        (["crossover", "fused", "sdpa", "--axis", "dtype"], "dtype"),
+        (["crossover", "fused", "sdpa", "--from", "512", "--to", "16"], "no way up"),
+    ],
+)
+def test_mistakes_are_explained_and_nothing_is_left(words: list[str], said: str, tmp_path: Path) -> None:
+    done = invoke(*words)
+    assert isinstance(done.exception, ValueError)
+    assert said in str(done.exception)
+    assert not (tmp_path / "results").exists()
+
+
+def test_a_crossover_that_is_none_says_who_is_faster() -> None:
+    ends = ["--from", "16", "--to", "64", "--budget", "8"]
+    done = invoke("crossover", "mine.py:slow", "sdpa", *TINY, *ends, "--json")
+    assert done.exit_code in {0, 3}, done.output
+    (found,) = json.loads(done.stdout)["crossings"]
+    assert found["implementations"] == ["slow", "sdpa"]
+    assert found["changes"] == []
+    assert set(found["points"]) <= {str(value) for value in range(16, 65)}
+    assert "slow is faster" not in found["answer"]
+
+
+def test_from_python_the_same_is_given() -> None:
+    found = attnbench.fastest(
+        "fused", "sdpa", budget=1.0, changes=False, seq_len=16, num_heads=2, head_dim=8, num_threads=1
+    )
+    assert found.choice in {"fused", "sdpa"}
+    assert recommending.answer(found.recommendations[0]) in found.answer
+    assert repr(found) == "\n".join(found.answer)
+    assert found.facts()["recommendations"][0]["choice"] == found.choice
