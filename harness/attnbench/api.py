@@ -30,7 +30,7 @@ from attnbench.commands.options import MOST_SEEDS, held
 from attnbench.plugins import name_of, plugs, unknown
 from attnbench.processes import execution
 from attnbench.processes.planning import Selection, plan, plan_to_choose
-from attnbench.reports import Picture, cells, story
+from attnbench.reports import Picture, cells, recommended, story
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import find_run
 from attnbench.storage.records import FALSE_SHARE, Comparison
@@ -277,12 +277,12 @@ class Fastest:
     @property
     def answer(self) -> list[str]:
         """What came out, in sentences; warnings first."""
-        said = [[recommending.answer(each), recommending.of_changes(each)] for each in self.recommendations]
+        said = [[recommended.answer(each), recommended.of_changes(each)] for each in self.recommendations]
         return [*story.troubles(self.results), *(line for lines in said for line in lines if line)]
 
     def facts(self) -> dict[str, Any]:
         """All of it, as `attnbench fastest --json` prints it."""
-        return recommending.facts(self.results, self.recommendations)
+        return recommended.facts(self.results, self.recommendations)
 
     def __repr__(self) -> str:
         """The answer."""
@@ -325,7 +325,7 @@ def fastest(  # noqa: PLR0913 - all have defaults that serve
     )
     planned = plan_to_choose(selection, searches=changes)
     measured = _measured(planned, folder, execution.STAGES, set(map(name_of, selection.implementations)))
-    return Fastest(measured, recommending.recommended(measured, limits, is_batch_invariant=batch_invariant))
+    return Fastest(measured, recommending.choose(measured, limits, is_batch_invariant=batch_invariant))
 
 
 def load(path: str | Path, results: str | Path = "results") -> Outcome:

@@ -9,6 +9,7 @@ import pytest
 from attnbench.analysis.recommendation import Limits, recommend
 from attnbench.analysis.results import Results
 from attnbench.commands import recommending
+from attnbench.reports import recommended
 from attnbench.storage.records import REPEATABLE, RuleResult
 from attnbench.workloads.workload import Workload
 from tests import journals
@@ -27,7 +28,7 @@ def test_equals_are_named_and_pytorch_s_own_is_preferred(results: Results) -> No
     assert found.choice == "sdpa"
     assert found.equals == ["sdpa_flash"]
     assert not found.is_clear
-    said = recommending.answer(found)
+    said = recommended.answer(found)
     assert said.startswith("Take PyTorch's own choice, sdpa: it is as fast as sdpa_flash, within ")
     assert "faster than the next, " in said
 
@@ -36,7 +37,7 @@ def test_a_clear_winner_says_its_lead_over_the_next_and_over_pytorch(tmp_path: P
     run = journals.write(tmp_path, (POINT,), ("sdpa", "fused", "chunked"), slowdown=0.25)
     (found,) = recommend(run)
     assert found.choice == "chunked"
-    said = recommending.answer(found)
+    said = recommended.answer(found)
     assert said.startswith("Take chunked: it is the fastest, ")
     assert "faster than the next, " in said
     assert "PyTorch's own choice, sdpa" in said
@@ -71,12 +72,12 @@ def test_what_is_not_deterministic_is_excluded_where_that_is_asked(results: Resu
 def test_nothing_left_is_said(results: Results) -> None:
     (found,) = recommend(results, Limits(memory_bytes=1))
     assert found.choice == ""
-    assert recommending.answer(found).startswith("There is nothing to recommend")
+    assert recommended.answer(found).startswith("There is nothing to recommend")
     assert set(found.excluded) == set(NAMES)
 
 
 def test_all_of_it_is_json(results: Results) -> None:
-    facts = json.loads(json.dumps(recommending.facts(results, recommend(results))))
+    facts = json.loads(json.dumps(recommended.facts(results, recommend(results))))
     (only,) = facts["recommendations"]
     assert only["choice"] == "sdpa"
     assert set(only["slower_by"]) == set(NAMES) - {"sdpa"}

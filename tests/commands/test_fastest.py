@@ -8,7 +8,7 @@ from typer.testing import CliRunner, Result
 
 import attnbench
 from attnbench.cli import app
-from attnbench.commands import recommending
+from attnbench.reports import recommended
 from attnbench.storage.journal import find_runs
 
 pytestmark = pytest.mark.usefixtures("forked_workers")
@@ -97,6 +97,6 @@ def test_from_python_the_same_is_given() -> None:
         "fused", "sdpa", budget=1.0, changes=False, seq_len=16, num_heads=2, head_dim=8, num_threads=1
     )
     assert found.choice in {"fused", "sdpa"}
-    assert recommending.answer(found.recommendations[0]) in found.answer
+    assert recommended.answer(found.recommendations[0]) in found.answer
     assert repr(found) == "\n".join(found.answer)
     assert found.facts()["recommendations"][0]["choice"] == found.choice

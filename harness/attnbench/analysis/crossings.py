@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from itertools import groupby, pairwise
 
 from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.recommendation import changes_along
 from attnbench.analysis.results import Results
 from attnbench.storage.records import Comparison, Verdict
 from attnbench.workloads.workload import Workload
@@ -19,11 +20,13 @@ class Crossing:
 
     `at` is a length in keys, by a straight line between the logarithms of ratio and length. `low` and `high` are where
     the ends of the ratios' 95 % intervals are 1, or None where they are not between `before` and `after`, the next
-    lengths that are decided. `verdict` is the implementation's from there on.
+    lengths that are decided. `verdict` is the implementation's from there on, relative to `reference`. Where they were
+    searched for, `at` is a value of the axis of the search.
     """
 
     workload: Workload
     implementation: str
+    reference: str
     verdict: Verdict
     at: float
     low: float | None
@@ -38,6 +41,8 @@ def crossings(results: Results, group: Callable[[Workload], str]) -> list[Crossi
     Workloads with as many queries as keys are compared with one another, and others with those of as many queries.
     What is undecided or equivalent between two decided lengths belongs to the way from the one to the other.
     """
+    if results.plan.ladders:
+        return _searched(results)
     found = []
 
     def shape(workload: Workload) -> tuple[str, int]:
@@ -54,11 +59,31 @@ def crossings(results: Results, group: Callable[[Workload], str]) -> list[Crossi
         decided = [number for number, each in enumerate(members) if each.verdict in DECIDED]
         for first, last in pairwise(decided):
             if members[first].verdict is not members[last].verdict:
-                found.append(_crossing(members[first : last + 1]))
+                found.append(_crossing(members[first : last + 1], results.plan.baseline))
     return found
 
 
-def _crossing(way: Sequence[Comparison]) -> Crossing:
+def _searched(results: Results) -> list[Crossing]:
+    """Those that a run searched for, along each of its ladders (processes/choosing.py)."""
+    workloads = {each.id: each for each in results.plan.workloads}
+    return [
+        Crossing(
+            workload=workloads[ladder.by_value[change.place.high]],
+            implementation=change.after,
+            reference=change.before,
+            verdict=Verdict.faster,
+            at=change.place.at,
+            low=None,
+            high=None,
+            before=change.place.low,
+            after=change.place.high,
+        )
+        for ladder in results.plan.ladders
+        for change in changes_along(results, ladder)
+    ]
+
+
+def _crossing(way: Sequence[Comparison], reference: str) -> Crossing:
     """The crossing on the way from the first to the last."""
     lengths = [_length(each) for each in way]
     ratios = [each.ratio for each in way]
@@ -71,6 +96,7 @@ def _crossing(way: Sequence[Comparison]) -> Crossing:
     return Crossing(
         workload=way[-1].workload,
         implementation=way[-1].implementation,
+        reference=reference,
         verdict=way[-1].verdict,
         at=at,
         low=early,

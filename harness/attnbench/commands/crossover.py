@@ -35,6 +35,7 @@ def crossover(
     from attnbench.commands import recommending, running
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan_to_search
+    from attnbench.reports import recommended
 
     if resume is not None:
         folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation"})
@@ -45,12 +46,12 @@ def crossover(
         folder = new_folder(results, "crossover")
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
     if as_json:
-        typer.echo(json.dumps(recommending.crossing_facts(measured), indent=2))
+        typer.echo(json.dumps(recommended.crossing_facts(measured), indent=2))
     else:
         recommending.print_crossings(measured)
     if any(record.is_wrong for record in measured.records):
         raise typer.Exit(ExitCode.finding)
-    if not any(points(measured, ladder, *both) for ladder, both, _ in recommending.crossings(measured)):
+    if not any(points(measured, ladder, *both) for ladder, both, _ in recommended.crossings(measured)):
         raise typer.Exit(ExitCode.inconclusive)
 
 

@@ -48,6 +48,7 @@ def fastest(
     from attnbench.commands import recommending, running
     from attnbench.processes.execution import new_folder
     from attnbench.processes.planning import plan_to_choose
+    from attnbench.reports import recommended
 
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
     if resume is not None:
@@ -61,9 +62,9 @@ def fastest(
         planned = plan_to_choose(selection, searches=searches and policy is None)
         folder = new_folder(results, planned.sweep)
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
-    found = recommending.recommended(measured, limits, is_batch_invariant=is_batch_invariant)
+    found = recommending.choose(measured, limits, is_batch_invariant=is_batch_invariant)
     if as_json:
-        typer.echo(json.dumps(recommending.facts(measured, found), indent=2))
+        typer.echo(json.dumps(recommended.facts(measured, found), indent=2))
     else:
         recommending.print_recommendations(measured, found)
     if policy is not None:

@@ -30,18 +30,18 @@ def draw(results: Results) -> list[Picture]:
     table = table[table["workload"].isin([each.workload.id for each in found])]
     axes = varying(table)
     titles = {workload: cells.apart(own, axes) for workload, own in table.groupby("workload", sort=False)}
-    shown, base = found[:MOST_ROWS], cells.base(results.plan)
+    shown, bases = found[:MOST_ROWS], {each.reference for each in found}
 
     def fill(panel: Axes, _: int) -> None:
         panel.set_xscale("log", base=2)
         panel.set_xlim(min(each.before for each in shown) / SPARE, max(each.after for each in shown) * SPARE)
         panel.set_ylim(len(shown) - 0.4, -0.6)
         for place, each in enumerate(shown):
-            _draw_row(panel, each, place, base)
+            _draw_row(panel, each, place)
         names = ["\n".join(textwrap.wrap(_name(titles[each.workload.id], each), TITLE_LEN)) for each in shown]
         panel.set_yticks(range(len(shown)), names)
         style.ticks(panel.xaxis, LogLocator(base=2, numticks=12))
-        panel.set_xlabel("length in keys")
+        panel.set_xlabel(results.plan.ladders[0].axis if results.plan.ladders else "length in keys")
         panel.tick_params(axis="y", length=0)
         panel.grid(visible=False, axis="y")
 
@@ -52,7 +52,8 @@ def draw(results: Results) -> list[Picture]:
         f"is where the ends of the ratios' 95 % intervals are 1. Pale: between the lengths that are decided.{more}"
     )
     size = (9.0, 1.5 + 0.6 * len(shown))
-    title = f"From which length on who is faster than {style.label(base)}, or the other way round"
+    whom = f"than {style.label(bases.pop())}, or the other way round" if len(bases) == 1 else "than whom"
+    title = f"From which {results.plan.ladders[0].axis if results.plan.ladders else 'length'} on who is faster {whom}"
     return [style.sheet([0], fill, size, title=title, subtitle=cells.shared(table), note=note)]
 
 
@@ -62,14 +63,14 @@ def _name(title: str, each: Crossing) -> str:
     return ", ".join(filter(None, [title.replace(" · ", ", "), "" if is_square else f"T={each.workload.seq_len}"]))
 
 
-def _draw_row(panel: Axes, each: Crossing, place: int, base: str) -> None:
+def _draw_row(panel: Axes, each: Crossing, place: int) -> None:
     """Between the lengths that are decided a pale band, the interval on it, and who is faster on either side."""
     colour = style.look(each.implementation).colour
     low, high = each.low or each.before, each.high or each.after
     panel.plot([each.before, each.after], [place, place], color=colour, alpha=0.2, linewidth=7, solid_capstyle="butt")
     panel.plot([low, high], [place, place], color=colour, linewidth=2.2, solid_capstyle="butt")
     panel.plot([each.at], [place], marker="o", ms=7, mfc=colour, mec="white")
-    names = [plain(base, limit=20), plain(each.implementation, limit=20)]
+    names = [plain(each.reference, limit=20), plain(each.implementation, limit=20)]
     first, later = names if each.verdict is Verdict.faster else reversed(names)
     text = {"va": "bottom", "fontsize": 8, "color": style.INK}
     panel.annotate(f"{first} is faster", (each.before, place), (0, 5), textcoords="offset points", ha="left", **text)

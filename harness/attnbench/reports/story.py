@@ -24,7 +24,7 @@ from attnbench.analysis.comparisons import (
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, cells, explorer, grouped, notable, text_report
+from attnbench.reports import Picture, cells, explorer, grouped, notable, recommended, text_report
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.samples import Samples
 from attnbench.statistics.verdicts import margin
@@ -263,6 +263,9 @@ def answer(results: Results) -> list[str]:
 
     Before these what the run says of a whole model, where it was planned for one.
     """
+    if results.plan.stages:
+        doubtful = "doubtful: " if doubts(results) else ""
+        return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
     if results.plan.sides is not None or not comparisons(results):
         return of_model(results)
     found, titles = winners(results), cells.titles(results)
