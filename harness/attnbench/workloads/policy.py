@@ -5,6 +5,7 @@ implementations that are installed. It holds for the machine and the versions th
 of calls and the ranges of sizes that were measured there; anywhere else the choice is PyTorch's own.
 """
 
+import hashlib
 import json
 import os
 import re
@@ -15,6 +16,7 @@ from typing import Any
 
 import msgspec
 
+from attnbench import plugins
 from attnbench.plugins import unknown
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
 
@@ -171,7 +173,7 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         lines = []
         for name, value in fields.items():
             text = json.dumps(value)
-            if isinstance(value, list) and value:
+            if isinstance(value, list | tuple) and value:
                 text = "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
             lines.append(f"  {json.dumps(name)}: {text}")
         Path(path).parent.mkdir(parents=True, exist_ok=True)
@@ -227,6 +229,14 @@ def default_path() -> Path | None:
     if named := os.environ.get(VARIABLE):
         return Path(named)
     return USUAL_PATH if USUAL_PATH.exists() else None
+
+
+def digest(spec: str) -> str:
+    """That of the source file of a spec (plugins.py); of what follows the usual policy, of both, since both decide."""
+    own, path = plugins.digest(spec), default_path()
+    if plugins.split(plugins.variant(spec)[0]) != (None, ITSELF) or path is None or not path.exists():
+        return own
+    return hashlib.sha256(own.encode() + path.read_bytes()).hexdigest()[:8]
 
 
 def _covers(cover: Mapping[str, str | tuple[int, int]], values: Mapping[str, Any]) -> bool:
