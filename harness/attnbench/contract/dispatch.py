@@ -102,9 +102,9 @@ class Dispatcher:
             attend = self._bind(kind, lambda: _any_mask((query, key, value), mask))
         return attend(query, key, value)
 
-    def __len__(self) -> int:
-        """How many kinds of calls are kept."""
-        return len(self._bound)
+    def kept(self) -> list[Attend]:
+        """What is bound to each kind of call that is kept."""
+        return list(self._bound.values())
 
     def _bind(self, kind: Hashable, make: Callable[[], Attend]) -> Attend:
         made = make()
@@ -207,7 +207,11 @@ def _any_mask(given: Tensors, mask: BoundMask) -> Attend:
     """What computes calls with this mask."""
     workload, found = _workload(given, mask.rule, mask.scale), usable(None)
     name, reason = OTHERWISE, None
-    if workload is not None and found is not None:
+    if workload is None:  # a rule that has no name
+        reason = None if mask.rule.is_additive else f"{OTHERWISE} takes no mask that changes scores by more than a bias"
+    elif found is None:
+        reason = implementation(name).unsupported(workload)
+    else:
         name, reason = _chosen(found, workload)
     if reason is not None:
         raise ValueError(reason)
