@@ -1,7 +1,7 @@
 """`python -m studies.dispatch`: what `attnbench.attention` adds to a call of the implementation that it chooses.
 
 Both call the same bound implementation on the same tiny tensors, in interleaved blocks, with the engine that times
-everything else (timing/functions.py); the difference of their times in a block is the dispatch. Its interval is that of
+everything else (timing/functions.py); the difference of their least times in a visit is the dispatch. Its interval is that of
 the median over visits, by ranks. The direct call's A/A control shows what no difference looks like.
 """
 
@@ -45,8 +45,8 @@ def dispatch(
     found = environment.collect()
     text = (
         "# What `attnbench.attention` adds to a call\n\n"
-        f"{shape}, float32, causal, no gradients, one thread; {found.cpu}, torch {found.versions['torch']}. Times "
-        "are medians over visits; differences are taken within blocks.\n\n" + table
+        f"{shape}, float32, causal, no gradients, one thread; {found.cpu}, torch {found.versions['torch']}. Of each "
+        "visit the least time of an undisturbed block counts; shown are medians over visits.\n\n" + table
     )
     (to / "dispatch.md").write_text(text, encoding="utf-8")
     typer.echo(text)
@@ -59,9 +59,9 @@ def row(name: str, budget_s: float) -> tuple[list[str], float]:
     """The cells of a choice, and the lower end of the interval in us."""
     compared = FunctionComparison(calls(name), DIRECT)
     compared.run(budget_s, stops=False)
-    blocks = {arm: by_block(samples, compared.discarded) for arm, samples in compared.samples.items()}
-    direct, dispatched = blocks[compared.reference], blocks[Arm(implementation=DISPATCHED)]
-    added, same = interval(by_visit(dispatched, direct)), interval(by_visit(blocks[compared.control], direct))
+    visits = {arm: least(samples, compared.discarded) for arm, samples in compared.samples.items()}
+    direct, dispatched = visits[compared.reference], visits[Arm(implementation=DISPATCHED)]
+    added, same = interval(apart(dispatched, direct)), interval(apart(visits[compared.control], direct))
     cells = [
         f"`{name}`",
         f"{np.median([*direct.values()]):.2f} us",
@@ -109,20 +109,18 @@ def always(name: str) -> Policy:
     )
 
 
-def by_block(samples: list[Sample], discarded: set[Block]) -> dict[Block, float]:
-    """The mean of each block that was not disturbed, in us."""
-    found: dict[Block, list[float]] = {}
+def least(samples: list[Sample], discarded: set[Block]) -> dict[tuple[int, int], float]:
+    """The least of each visit in us, of the blocks that were not disturbed: whatever interrupts a call adds to it."""
+    found: dict[tuple[int, int], list[float]] = {}
     for each in samples:
-        found.setdefault((each.epoch, each.visit, each.block), []).append(each.value)
-    return {place: float(np.mean(values)) * 1e6 for place, values in found.items() if place not in discarded}
+        if (each.epoch, each.visit, each.block) not in discarded:
+            found.setdefault((each.epoch, each.visit), []).append(each.value * 1e6)
+    return {place: min(values) for place, values in found.items()}
 
 
-def by_visit(one: Mapping[Block, float], other: Mapping[Block, float]) -> Floats:
-    """By how much `one` takes longer in the same block: the median of each visit."""
-    visits: dict[tuple[int, int], list[float]] = {}
-    for place in one.keys() & other.keys():
-        visits.setdefault(place[:2], []).append(one[place] - other[place])
-    return np.array([float(np.median(values)) for values in visits.values()])
+def apart(one: Mapping[tuple[int, int], float], other: Mapping[tuple[int, int], float]) -> Floats:
+    """By how much `one` takes longer in each visit."""
+    return np.array([one[place] - other[place] for place in one.keys() & other.keys()])
 
 
 def interval(differences: Floats) -> tuple[float, float, float]:
