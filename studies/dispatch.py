@@ -1,8 +1,8 @@
 """`python -m studies.dispatch`: what `attnbench.attention` adds to a call of the implementation that it chooses.
 
 Both call the same bound implementation on the same tiny tensors, in interleaved blocks, with the engine that times
-everything else (timing/functions.py); the difference of their least times in a visit is the dispatch. Its interval is that of
-the median over visits, by ranks. The direct call's A/A control shows what no difference looks like.
+everything else (timing/functions.py); the difference of their least times in a visit is the dispatch. Its
+interval is that of the median over visits, by ranks. The direct call's A/A control shows what no difference looks like.
 """
 
 import math

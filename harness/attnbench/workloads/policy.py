@@ -99,7 +99,7 @@ class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 class Regret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """How much longer calls take than with the fastest of all candidates, as a share: 0.02 is 2 %.
 
-    Each workload is judged by a policy that was learned without it.
+    Each workload is judged by a policy that was learned without it. What seems the fastest by noise counts as such.
     """
 
     mean: float  # in the geometric mean over the workloads
