@@ -26,6 +26,7 @@ from attnbench.reports.cells import error, groups, metric, ratio, time, verdict
 from attnbench.storage.journal import JOURNAL, PACKED
 from attnbench.storage.records import Status
 from attnbench.units import escaped, significant
+from attnbench.workloads.policy import ITSELF
 
 ROOT = Path(__file__).parent.parent
 GUIDE, METHOD, TRUST = (ROOT / "docs" / name for name in ("guide.md", "method.md", "trust.md"))
@@ -118,7 +119,7 @@ def shrink(path: Path) -> None:
 
 def blocks(results: Results) -> dict[str, str]:
     """Every generated block of the guide, by name."""
-    names = plugins.implementation_names()
+    names = [name for name in plugins.implementation_names() if name != ITSELF]  # it supports what it chooses
     needs = {name: package for name in names if (package := _package(name))}
     entries = catalog.implementations([name for name in names if name not in needs], on_this_machine=False)
     return {

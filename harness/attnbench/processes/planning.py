@@ -12,7 +12,7 @@ from attnbench.devices import device, names
 from attnbench.statistics.crossover import ladder
 from attnbench.storage.events import Ladder, Plan
 from attnbench.storage.records import FALSE_SHARE
-from attnbench.workloads import flashinfer_trace, huggingface, models, sweep
+from attnbench.workloads import flashinfer_trace, huggingface, models, policy, sweep
 from attnbench.workloads.flashinfer_trace import Line
 from attnbench.workloads.models import Mix
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -92,7 +92,8 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         device(named)  # raises where there is no such device
     left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
-    usual = [name for name in plugins.implementation_names() if name not in chosen.leave_out]
+    without = set() if policy.default_path() else {policy.ITSELF}
+    usual = [name for name in plugins.implementation_names() if name not in {*chosen.leave_out, *without}]
     specs = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
     if with_baseline and selection.baseline not in map(plugins.name_of, specs):
         specs.append(selection.baseline)
@@ -126,7 +127,7 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         seed=selection.seed,
         cache=selection.cache,
         allocator=selection.allocator or ("retain" if alone else chosen.allocator),  # heaps differ, and so may times
-        digests={spec: plugins.digest(spec) for spec in specs},
+        digests={spec: policy.digest(spec) for spec in specs},
         alone=alone,
         model="" if model is None else model.name,
         mixes=mixes,

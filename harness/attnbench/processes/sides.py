@@ -28,6 +28,7 @@ from attnbench.processes.planning import Selection
 from attnbench.processes.worker_client import ROOT
 from attnbench.statistics.verdicts import FEWEST_EPOCHS
 from attnbench.storage.events import Plan, Side, Sides
+from attnbench.workloads import policy
 
 REVISION = "rev:"
 WORKTREE = "WORKTREE"
@@ -128,7 +129,7 @@ def plan(  # noqa: PLR0913 - the sides, and what is done with them
             implementations=(),
             baseline="",
             alone=(),
-            digests={spec: plugins.digest(spec) for spec in specs},
+            digests={spec: policy.digest(spec) for spec in specs},
             sides=compared,
             num_epochs=max(usual.num_epochs, FEWEST_EPOCHS),  # with fewer there is no verdict on the whole
         )

@@ -27,6 +27,7 @@ from attnbench.storage.records import PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
 from attnbench.tracing import folders
+from attnbench.workloads import policy
 from attnbench.workloads.workload import Workload
 
 T = TypeVar("T")
@@ -115,7 +116,7 @@ class Session:
             ValueError: it cannot start, or the code or the environment is no longer the same.
         """
         for spec, digest in self.plan.digests.items():
-            if plugins.digest(spec) != digest:
+            if policy.digest(spec) != digest:
                 raise ValueError(
                     f"{spec} has changed since the run began, so that its check no longer holds: start a new run"
                 )

@@ -280,6 +280,16 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         """
         return hashlib.sha256(msgspec.json.encode(self.must_match(), order="deterministic")).hexdigest()[:8]
 
+    @property
+    def machine_fingerprint(self) -> str:
+        """The same without what each process sets for itself: threads, settings and flags."""
+        return hashlib.sha256(msgspec.json.encode(self.machine(), order="deterministic")).hexdigest()[:8]
+
+    def machine(self) -> dict[str, Any]:
+        """Its fields by name: processor, memory, system, accelerator and versions."""
+        own = ("num_threads", "settings", "flags")
+        return {name: value for name, value in self.must_match().items() if name not in own}
+
     def must_match(self) -> dict[str, Any]:
         """These fields by name."""
         fields = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}

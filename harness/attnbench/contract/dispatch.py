@@ -1,0 +1,335 @@
+"""`attention`: scaled_dot_product_attention, computed by the implementation that a policy chooses for the call.
+
+The first call of a kind (shapes, dtype, device, whether gradients are needed, is_causal, scale, threads) asks the
+policy and builds what it chooses; later ones look it up. PyTorch's own runs where there is no policy or it is of
+another machine, where a mask is given as a tensor, and wherever the chosen implementation does not support the call.
+
+Shapes as in the contract.
+"""
+
+import threading
+import warnings
+from collections.abc import Callable, Hashable
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from attnbench.contract import BoundMask, Weights
+from attnbench.contract.loading import implementation
+from attnbench.devices import environment
+from attnbench.workloads.masks import Causal, Mask, parse_mask
+from attnbench.workloads.policy import ITSELF, OTHERWISE, USUAL_PATH, VARIABLE, Policy, default_path
+from attnbench.workloads.workload import DTYPES, Workload
+
+MOST_KINDS = 64
+"""Of calls that are kept; the oldest goes first. A mask may be kept with each."""
+TORCH_DTYPES = {getattr(torch, name): name for name in DTYPES}
+Given = Policy | str | Path
+"""A policy, or the file that holds it."""
+Tensors = tuple[Tensor, Tensor, Tensor]
+"""Query, key, value."""
+Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+_is_compiling = torch.compiler.is_compiling
+_is_grad_enabled = torch.is_grad_enabled
+_num_threads = torch.get_num_threads
+_own = torch.nn.functional.scaled_dot_product_attention
+
+
+class Dispatcher:
+    """What calls are bound to, by their kinds."""
+
+    def __init__(self) -> None:
+        """Nothing is bound, and no file was read yet."""
+        self._bound: dict[Hashable, Attend] = {}
+        self._lock = threading.Lock()
+
+    def attention(  # noqa: PLR0913 - those of scaled_dot_product_attention, and the policy
+        self,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        *,
+        mask: Tensor | None = None,
+        is_causal: bool = False,
+        scale: float | None = None,
+        policy: Given | None = None,
+    ) -> Tensor:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V), as a policy chooses.
+
+        `mask`, `is_causal` (aligned at the start) and `scale` are those of scaled_dot_product_attention, which computes
+        the call where `mask` is given. `policy` is a Policy or its file; None stands for the file that ATTNBENCH_POLICY
+        names, else results/policy.json, else none. A file is read once. Inside of torch.compile, PyTorch's own runs.
+
+        Raises:
+            ValueError: the policy cannot be read.
+        """
+        if mask is not None or _is_compiling():
+            return _own(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
+        kind = (
+            query.shape,
+            key.shape,
+            value.shape,
+            query.dtype,
+            query.device,
+            is_causal,
+            scale,
+            _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
+            _num_threads(),
+            policy,
+        )
+        try:
+            attend = self._bound[kind]
+        except KeyError:
+            attend = self._bind(
+                kind, lambda: _drop_in((query, key, value), rule_of(is_causal=is_causal), scale, policy)
+            )
+        return attend(query, key, value)
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """The same with any mask that an implementation is given.
+
+        Raises:
+            ValueError: neither the chosen implementation nor `sdpa` supports the call.
+        """
+        needs_grad = _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+        kind = (query.shape, key.shape, value.shape, query.dtype, query.device, mask, needs_grad, _num_threads())
+        try:
+            attend = self._bound[kind]
+        except KeyError:
+            attend = self._bind(kind, lambda: _any_mask((query, key, value), mask))
+        return attend(query, key, value)
+
+    def kept(self) -> list[Attend]:
+        """What is bound to each kind of call that is kept."""
+        return list(self._bound.values())
+
+    def _bind(self, kind: Hashable, make: Callable[[], Attend]) -> Attend:
+        made = make()
+        with self._lock:
+            while len(self._bound) >= MOST_KINDS:
+                del self._bound[next(iter(self._bound))]
+            self._bound[kind] = made
+        return made
+
+
+_dispatcher = Dispatcher()
+attention = _dispatcher.attention
+attend_by_policy = _dispatcher.attend
+
+
+def reason_against(workload: Workload) -> str | None:
+    """Why a workload cannot be computed as the usual policy says, in words, or None."""
+    path = default_path()
+    if path is None:
+        learn = "learn one with `attnbench fastest --sweep NAME --policy FILE`"
+        return f"there is no policy: {learn}, and name it in {VARIABLE} or put it at {USUAL_PATH}"
+    try:
+        policy = read(path)
+    except ValueError as error:
+        return str(error)
+    if policy.machine != _machine():
+        return f"the policy {path} is {_elsewhere(policy)}"
+    return _chosen(policy, workload)[1]
+
+
+@lru_cache(maxsize=8)
+def read(path: str | Path) -> Policy:
+    """The policy in a file, read once.
+
+    Raises:
+        ValueError: there is none, or it is damaged.
+    """
+    return Policy.load(path)
+
+
+def usable(given: Given | None) -> Policy | None:
+    """The policy to be followed here; None, with a warning for each that is of another machine.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    found = default_path() if given is None else given
+    if found is None:
+        return None
+    policy = found if isinstance(found, Policy) else read(found)
+    if policy.machine != _machine():
+        _warn_once(policy)
+        return None
+    return policy
+
+
+@lru_cache(maxsize=8)
+def _warn_once(policy: Policy) -> None:
+    message = f"the policy is {_elsewhere(policy)}; until then, attention is PyTorch's own"
+    warnings.warn(message, stacklevel=6)
+
+
+def _elsewhere(policy: Policy) -> str:
+    return (
+        f"of another machine or other versions (fingerprint {policy.machine}, and here it is {_machine()}): learn one "
+        "here with `attnbench fastest --sweep NAME --policy FILE`"
+    )
+
+
+@lru_cache(maxsize=1)
+def _machine() -> str:
+    return environment.collect().machine_fingerprint
+
+
+def rule_of(*, is_causal: bool) -> Mask:
+    """The mask of a call that is given none as a tensor."""
+    return parse_mask("causal" if is_causal else "none")
+
+
+def _drop_in(given: Tensors, rule: Mask, scale: float | None, policy: Given | None) -> Attend:
+    """What computes calls of this kind, whose mask is causal or none."""
+    query, key, _ = given
+    is_grouped = query.dim() > 1 < key.dim() and query.shape[1] != key.shape[1]
+    own = partial(_own, is_causal=isinstance(rule, Causal), scale=scale, enable_gqa=is_grouped)
+    found, workload = usable(policy), _workload(given, rule, scale)
+    if found is None or workload is None:
+        return own
+    name, reason = _chosen(found, workload)
+    if name == OTHERWISE or reason is not None:
+        return own
+    return _bound_to(name, given, BoundMask(rule, workload_sizes(workload), query.device, scale=scale))
+
+
+def workload_sizes(workload: Workload) -> tuple[int, int, int]:
+    """B, T, S."""
+    return workload.batch_size, workload.seq_len, workload.kv_len
+
+
+def _any_mask(given: Tensors, mask: BoundMask) -> Attend:
+    """What computes calls with this mask."""
+    workload, found = _workload(given, mask.rule, mask.scale), usable(None)
+    name, reason = OTHERWISE, None
+    if workload is None:  # a rule that has no name
+        reason = None if mask.rule.is_additive else f"{OTHERWISE} takes no mask that changes scores by more than a bias"
+    elif found is None:
+        reason = implementation(name).unsupported(workload)
+    else:
+        name, reason = _chosen(found, workload)
+    if reason is not None:
+        raise ValueError(reason)
+    return _bound_to(name, given, mask)
+
+
+def _chosen(policy: Policy, workload: Workload) -> tuple[str, str | None]:
+    """Who computes a workload by the policy: PyTorch's own where the chosen one does not; and why that does not, too.
+
+    A call that needs gradients is chosen for as one whose backward pass follows.
+    """
+    direction = workload.direction if workload.direction == "inference" else "forward_backward"
+    asked = _with(workload, scope="attention", direction=direction)
+    name = policy.choose(asked)
+    reason = implementation(name).unsupported(workload)
+    if reason is not None and name != OTHERWISE:
+        name, reason = OTHERWISE, implementation(OTHERWISE).unsupported(workload)
+    return name, reason
+
+
+def _with(workload: Workload, **axes: Any) -> Workload:  # noqa: ANN401 - values of axes
+    return Workload(**(workload.axes() | axes))
+
+
+def _workload(given: Tensors, rule: Mask, scale: float | None) -> Workload | None:
+    """The call as a workload; None where it is none."""
+    query, key, value = given
+    needs_grad = _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
+    if not query.dim() == key.dim() == value.dim() == 4 or query.dtype not in TORCH_DTYPES:  # noqa: PLR2004 - B, H, T, K
+        return None
+    if not query.dtype == key.dtype == value.dtype or key.shape[:3] != value.shape[:3]:
+        return None
+    batch, heads, tokens, width = query.shape
+    if (key.shape[0], key.shape[3]) != (batch, width):
+        return None
+    try:
+        return Workload(
+            batch_size=batch,
+            seq_len=tokens,
+            kv_len=key.shape[2],
+            num_heads=heads,
+            num_kv_heads=key.shape[1],
+            head_dim=width,
+            value_dim=value.shape[3],
+            dtype=TORCH_DTYPES[query.dtype],
+            device=str(query.device),
+            mask=str(rule),
+            direction="forward_backward" if needs_grad else "inference",
+            num_threads=_num_threads(),
+            scale=scale or 0.0,
+        )
+    except ValueError:
+        return None
+
+
+def _bound_to(name: str, given: Tensors, mask: BoundMask) -> Attend:
+    """The `attend` of an implementation, built for these sizes, with its mask."""
+    query, key, value = given
+    sizes = (query.shape[1], query.shape[3], key.shape[1], value.shape[3])
+    attend: Callable[..., Tensor] = _module(name, sizes, query.dtype, query.device).attend  # type: ignore[assignment] # `unsupported` saw to it
+    return lambda query, key, value: attend(query, key, value, mask)
+
+
+@lru_cache(maxsize=MOST_KINDS)
+def _module(name: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Module:
+    """An implementation for sizes H, K, G, V, with weights that `attend` does not read."""
+    heads, width, groups, value_dim = sizes
+    assert name != ITSELF  # Policy has seen to it
+    with torch.inference_mode(mode=False):
+        shapes = {"query": (heads, width, 1), "key": (groups, width, 1), "value": (groups, value_dim, 1)}
+        weights = {each: torch.zeros(shape, dtype=dtype, device=device) for each, shape in shapes.items()}
+        return implementation(name).build(Weights(**weights)).eval()
+
+
+def register_attention(name: str = "attnbench") -> None:
+    """Make `attention` known to the package transformers, as `attn_implementation=name` of its models.
+
+    Calls with a mask, dropout or anything else that a policy does not choose for go to the package's own `sdpa`.
+
+    Raises:
+        ModuleNotFoundError: transformers is not installed.
+    """
+    from transformers import AttentionInterface
+    from transformers.masking_utils import AttentionMaskInterface, sdpa_mask
+    from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+    own: Any = ALL_ATTENTION_FUNCTIONS["sdpa"]
+
+    def attend(  # noqa: PLR0913, PLR0917 - the package's own signature
+        module: nn.Module,
+        query: Tensor,
+        key: Tensor,
+        value: Tensor,
+        attention_mask: Tensor | None,
+        dropout: float = 0.0,
+        scaling: float | None = None,
+        is_causal: bool | None = None,  # noqa: FBT001
+        **more: Any,  # noqa: ANN401
+    ) -> tuple[Tensor, None]:
+        """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, T, H, V)."""
+        for each in ("softcap", "s_aux"):
+            if more.get(each) is not None:
+                raise ValueError(
+                    f"{name} does not take {each}, which the model asks for: choose another, such as eager"
+                )
+        if (
+            attention_mask is not None
+            or dropout
+            or any(more.get(each) is not None for each in ("position_bias", "cache"))
+        ):
+            more |= {"dropout": dropout, "scaling": scaling, "is_causal": is_causal}
+            result: tuple[Tensor, None] = own(module, query, key, value, attention_mask, **more)
+            return result
+        if is_causal is None:
+            is_causal = getattr(module, "is_causal", True)
+        is_causal = bool(is_causal) and query.shape[2] > 1  # of a single query no key is hidden
+        output = attention(query, key, value, is_causal=is_causal, scale=scaling)
+        return output.transpose(1, 2).contiguous(), None  # (B,H,T,V) -> (B,T,H,V)
+
+    AttentionInterface.register(name, attend)
+    AttentionMaskInterface.register(name, sdpa_mask)

@@ -1,0 +1,222 @@
+"""`attention` computes what scaled_dot_product_attention does, by what a policy chooses; elsewhere by PyTorch's own."""
+
+import warnings
+
+import pytest
+import torch
+
+from attnbench.checking.in_model import REFERENCE, build, expect, judge, register
+from attnbench.contract import BoundMask, dispatch
+from attnbench.contract.dispatch import Dispatcher, usable
+from attnbench.contract.loading import implementation
+from attnbench.devices import environment
+from attnbench.storage.model_events import Asked
+from attnbench.workloads.masks import parse_mask
+from attnbench.workloads.policy import SIZES, Evidence, Policy, Regret, Rule
+from attnbench.workloads.workload import Workload
+
+sdpa = torch.nn.functional.scaled_dot_product_attention
+HERE = environment.collect().machine_fingerprint
+KINDS = [
+    {"device": "cpu", "dtype": dtype, "direction": direction, "mask": mask}
+    for dtype in ("float32", "float64")
+    for direction in ("inference", "forward_backward")
+    for mask in ("none", "causal", "other")
+]
+
+
+def policy(*rules, machine=HERE):
+    return Policy(
+        machine=machine,
+        date="2026-01-01",
+        environment={},
+        num_threads=1,
+        evidence=Evidence(runs=(), num_workloads=0, candidates=()),
+        regret=Regret(mean=0, worst=0, sdpa_mean=0, sdpa_worst=0),
+        covers=tuple(kind | dict.fromkeys(SIZES, (1, 4096)) for kind in KINDS),
+        rules=rules or (Rule(when=(), use="fused"),),
+    )
+
+
+def tensors(heads=4, groups=4, tokens=6, keys=6, dtype=torch.float32, *, grad=False, batch=2, width=8):
+    torch.manual_seed(0)
+    shapes = [(batch, heads, tokens, width), (batch, groups, keys, width), (batch, groups, keys, width)]
+    return [torch.randn(*shape, dtype=dtype).requires_grad_(grad) for shape in shapes]
+
+
+@pytest.fixture
+def calls(monkeypatch):
+    """The names of what was built, in order."""
+    built = []
+
+    def seen(name):
+        built.append(name)
+        return implementation(name)
+
+    monkeypatch.setattr(dispatch, "implementation", seen)
+    dispatch._module.cache_clear()
+    return built
+
+
+@pytest.mark.parametrize("use", ["fused", "bmm", "chunked", "naive_loop"])
+@pytest.mark.parametrize("groups", [4, 2, 1])
+@pytest.mark.parametrize("keys", [6, 9, 3])
+@pytest.mark.parametrize("is_causal", [False, True])
+@pytest.mark.parametrize("scale", [None, 0.3])
+def test_output_and_gradients_are_those_of_sdpa(use, groups, keys, is_causal, scale):
+    dispatcher, chosen = Dispatcher(), policy(Rule(when=(), use=use))
+    for grad in (False, True):
+        given = tensors(groups=groups, keys=keys, dtype=torch.float64, grad=grad)
+        made = dispatcher.attention(*given, is_causal=is_causal, scale=scale, policy=chosen)
+        right = sdpa(*given, is_causal=is_causal, scale=scale, enable_gqa=groups != 4)
+        torch.testing.assert_close(made, right)
+        if grad:
+            for one, other in zip(
+                torch.autograd.grad(made.sin().sum(), given), torch.autograd.grad(right.sin().sum(), given), strict=True
+            ):
+                torch.testing.assert_close(one, other)
+
+
+@pytest.mark.parametrize("kind", ["bool", "float"])
+def test_a_mask_as_a_tensor_is_pytorchs_own(calls, kind):
+    given = tensors(groups=2)
+    mask = torch.rand(6, 6) > 0.3 if kind == "bool" else torch.randn(6, 6)
+    made = Dispatcher().attention(*given, mask=mask, policy=policy())
+    torch.testing.assert_close(made, sdpa(*given, attn_mask=mask, enable_gqa=True))
+    assert not calls
+
+
+def test_gradients_dtype_threads_shape_and_policy_are_part_of_what_is_looked_up(calls):
+    dispatcher = Dispatcher()
+    rules = [
+        Rule(when=("direction is forward_backward",), use="bmm"),
+        Rule(when=("dtype is float64",), use="chunked"),
+        Rule(when=("num_threads > 1",), use="einsum"),
+        Rule(when=("seq_len > 6",), use="naive_loop"),
+        Rule(when=(), use="fused"),
+    ]
+    chosen = policy(*rules)
+
+    def used(**more):
+        calls.clear()
+        dispatcher.attention(*tensors(**more), policy=chosen)
+        return calls[-1] if calls else None
+
+    assert used() == "fused"
+    assert used() is None  # it is kept
+    assert used(grad=True) == "bmm"
+    with torch.no_grad():
+        assert used(grad=True) is None  # as without gradients
+    assert used(dtype=torch.float64) == "chunked"
+    assert used(tokens=7) == "naive_loop"
+    before = torch.get_num_threads()
+    torch.set_num_threads(2)
+    try:
+        assert used() == "einsum"
+    finally:
+        torch.set_num_threads(before)
+    assert len(dispatcher.kept()) == 5
+
+
+def test_no_more_kinds_are_kept_than_is_said():
+    dispatcher, chosen = Dispatcher(), policy()
+    for tokens in range(1, dispatch.MOST_KINDS + 6):
+        dispatcher.attention(*tensors(tokens=tokens, heads=1, groups=1), policy=chosen)
+    assert len(dispatcher.kept()) == dispatch.MOST_KINDS
+
+
+def test_on_another_machine_pytorchs_own_runs_and_it_says_so_once(calls):
+    dispatcher, elsewhere = Dispatcher(), policy(machine="00000000")
+    with pytest.warns(UserWarning, match="of another machine .* 00000000"):
+        made = dispatcher.attention(*tensors(), policy=elsewhere)
+    torch.testing.assert_close(made, sdpa(*tensors()))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        dispatcher.attention(*tensors(tokens=9), policy=elsewhere)
+    assert not calls
+
+
+def test_what_the_chosen_one_does_not_support_is_pytorchs_own(calls):
+    chosen = policy(Rule(when=(), use="torch_mha"))  # it has no attend
+    torch.testing.assert_close(Dispatcher().attention(*tensors(), policy=chosen), sdpa(*tensors()))
+    assert calls == ["torch_mha", "sdpa"]
+
+
+def test_the_policy_is_that_of_the_variable_or_else_none(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATTNBENCH_POLICY", raising=False)
+    assert usable(None) is None
+    policy().save(tmp_path / "results" / "policy.json")
+    assert usable(None).rules[0].use == "fused"
+    policy(Rule(when=(), use="bmm")).save(tmp_path / "other.json")
+    monkeypatch.setenv("ATTNBENCH_POLICY", str(tmp_path / "other.json"))
+    assert usable(None).rules[0].use == "bmm"
+    monkeypatch.setenv("ATTNBENCH_POLICY", str(tmp_path / "none.json"))
+    with pytest.raises(ValueError, match="cannot read the policy"):
+        Dispatcher().attention(*tensors())
+
+
+def test_fastest_says_what_to_do_without_a_policy_and_follows_one(tmp_path, monkeypatch, calls):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATTNBENCH_POLICY", raising=False)
+    fastest = implementation("fastest")
+    assert "learn one with `attnbench fastest" in fastest.unsupported(Workload())
+    path = tmp_path / "policy.json"
+    monkeypatch.setenv("ATTNBENCH_POLICY", str(path))
+    policy(machine="00000000").save(path)
+    assert "of another machine" in fastest.unsupported(Workload())
+    dispatch.read.cache_clear()
+    policy().save(path)
+    assert fastest.unsupported(Workload()) is None
+    assert fastest.unsupported(Workload(sinks="learned"))
+    calls.clear()
+    given, rule = tensors(groups=2, keys=9), parse_mask("padding(5,9)")
+    mask = BoundMask(rule, (2, 6, 9), "cpu")
+    made = Dispatcher().attend(*given, mask)
+    torch.testing.assert_close(made, sdpa(*given, attn_mask=mask.visible, enable_gqa=True))
+    assert calls[-1] == "fused"
+    dispatch.read.cache_clear()
+
+
+def test_what_nobody_supports_is_an_error_and_no_silent_answer(monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("ATTNBENCH_POLICY", raising=False)
+    mask = BoundMask(parse_mask("softcap(20)"), (2, 6, 6), "cpu", num_heads=4)
+    with pytest.raises(ValueError, match="has no softcap"):
+        Dispatcher().attend(*tensors(), mask)
+
+
+def test_inside_of_a_model_of_transformers_logits_and_gradients_are_right(tmp_path, monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    policy().save(tmp_path / "policy.json")
+    monkeypatch.setenv("ATTNBENCH_POLICY", str(tmp_path / "policy.json"))
+    seen = []
+    dispatcher = Dispatcher()
+
+    def counted(*given, **more):
+        seen.append(more["is_causal"])
+        return dispatcher.attention(*given, **more)
+
+    monkeypatch.setattr(dispatch, "attention", counted)
+    monkeypatch.setattr("attnbench.checking.in_model.OWN", ("eager", "sdpa", "by_policy"))
+    register()
+    dispatch.register_attention("by_policy")
+    sizes = {"vocab_size": 97, "hidden_size": 32, "intermediate_size": 48, "max_position_embeddings": 64}
+    config = transformers.LlamaConfig(**sizes, num_hidden_layers=2, num_attention_heads=4, num_key_value_heads=2)
+    for grads in (False, True):
+        asked = Asked(config="", attentions=(), seq_len=12, has_gradients=grads)
+        model = build(asked, config)
+        judged = judge(asked, model, expect(model, grads=grads), "by_policy")
+        assert judged.is_right, judged
+        assert not judged.is_refused
+    assert seen
+    assert all(seen)
+    assert REFERENCE in transformers.AttentionInterface()
+
+
+def test_a_model_that_asks_for_more_is_refused(monkeypatch):
+    transformers = pytest.importorskip("transformers")
+    dispatch.register_attention("by_policy")
+    attend = transformers.AttentionInterface()["by_policy"]
+    with pytest.raises(ValueError, match="does not take softcap"):
+        attend(torch.nn.Module(), *tensors(), None, softcap=20.0)
