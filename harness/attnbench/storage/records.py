@@ -170,6 +170,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why it is not what was requested, in PyTorch's words
     num_faults: float = 0.0  # minor page faults of one call, without a profiler
     fault_s: float = 0.0  # what one costs on this machine, by an estimate; 0: not known
+    copies: str = ""  # what the implementation says that it copies inside the timed call; empty: nothing
 
     @property
     def fallback(self) -> str:

@@ -52,11 +52,12 @@ _TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
 _HEADLINE = re.compile(r"not used because:?$")
 
 
-def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operators:
+def observe(case: Case, made: Implementation, on_step: Callable[[], None]) -> Operators:
     """What runs in one call of `case`: at most four calls of it, or six short ones; `on_step` is called before each.
 
     A backward call alone is profiled for its operators, and the forward call before it for its backend.
     """
+    requested = made.backend
     with case.grad_mode():
         on_step()
         is_short = case.first_s < SHORT_S
@@ -88,6 +89,7 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
         reason="; ".join(asked.reasons) if requested not in {"", seen} else "",
         num_faults=num_faults,
         fault_s=fault_seconds(torch.get_num_threads()) if is_host else 0.0,
+        copies=made.copies,
     )
 
 
