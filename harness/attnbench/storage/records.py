@@ -155,9 +155,10 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str  # one of kinds.KINDS
     num_calls: int
-    self_s: float  # without the operators that it called; profiled, so for shares and not for speed
+    self_s: float  # its own alone, or of its kernels; profiled, so for shares and not for speed
     allocated_bytes: int = 0  # what it asked for itself, freed or not
     largest_bytes: int = 0  # the largest single block among these
+    kernels: tuple[str, ...] = ()  # what it launched on a device other than the host, by name
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
