@@ -27,7 +27,6 @@ from attnbench.contract import (
     Implementation,
     Weights,
     Workload,
-    attention_window,
     is_on,
     missing_package,
 )
@@ -206,7 +205,7 @@ def made() -> SimpleNamespace:
         """The kernels as one differentiable step."""
 
         @staticmethod
-        def forward(  # noqa: PLR0913 - all that the kernels need
+        def forward(
             context: Any,  # noqa: ANN401 - torch's
             query: Tensor,
             key: Tensor,

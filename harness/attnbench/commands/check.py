@@ -18,7 +18,7 @@ INVARIANCE = "seq_len=256"
 INTERPRETED_SIZES = ("seq_len=70", "num_heads=2", "head_dim=16", "mask=none,causal")
 """Where --interpret is given none: more than one tile, the last one not full."""
 BFLOAT16 = (
-    "tl.dot of Triton's interpreter (3.9) multiplies the bits of bfloat16 as integers: a kernel is judged right only if "
+    "tl.dot of Triton's interpreter (3.9) multiplies the bits of bfloat16 as integers: a kernel is right there only if "
     "it casts them first, and dtype=float16 shows the same mistakes"
 )
 
@@ -39,8 +39,8 @@ def check(
         bool,
         typer.Option(
             "--interpret",
-            help="Run kernels of Triton in its interpreter, on the CPU: no GPU is needed. Slow: at small sizes, unless "
-            "--set gives others.",
+            help="Run kernels of Triton in its interpreter, on the CPU, without a GPU; at small sizes, unless --set "
+            "gives others.",
         ),
     ] = False,
     as_json: AsJson = False,
