@@ -34,7 +34,8 @@ class TransformerEngine(Attention):
         module = mask.keep(("transformer_engine", query.shape[1]), lambda: self.made(query, key, value, mask))
         tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)
         merged: Tensor = module(*tokens)  # (B,T,H*V)
-        return merged.unflatten(-1, (query.shape[1], -1)).transpose(1, 2)  # (B,T,H*V) -> (B,H,T,V)
+        attended: Tensor = merged.unflatten(-1, (query.shape[1], -1)).transpose(1, 2)  # (B,T,H*V) -> (B,H,T,V)
+        return attended
 
     def made(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Any:  # noqa: ANN401 - the package's
         """The module for these sizes and this mask."""

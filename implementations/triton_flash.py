@@ -227,7 +227,7 @@ def made() -> SimpleNamespace:
             return output
 
         @staticmethod
-        def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # type: ignore[override]  # noqa: ANN401
+        def backward(context: Any, gradient: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
             """The gradient (B, H, T, K) of the output -> those of query, key and value."""
             query, key, value, output, logsumexp = context.saved_tensors
             scale, is_causal, shift = context.given
