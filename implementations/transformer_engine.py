@@ -51,7 +51,7 @@ class TransformerEngine(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the module refuses, or leaves to its unfused products without a word."""
+    """What the module refuses, or silently leaves to its unfused products."""
     if reason := missing_package("transformer_engine.pytorch.attention"):
         return reason
     if reason := only_on("cuda", workload, "transformer_engine"):

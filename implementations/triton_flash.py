@@ -33,7 +33,7 @@ from attnbench.contract import (
 
 LARGEST_HEAD_DIM = 256
 TILE, TILE_OF_WIDE, WIDE = 64, 32, 128
-"""Rows of a tile; fewer where a head is wider than the last, since a tile of it must fit beside the others."""
+"""Rows of a tile; fewer where a head is wider than the last, since a tile of it must fit with the others."""
 SMALLEST_WIDTH = 16
 """The least that `tl.dot` takes."""
 

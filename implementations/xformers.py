@@ -50,16 +50,6 @@ class Xformers(Attention):
         return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
 
 
-def missing_kernels() -> str | None:
-    """Why there is no attention, in words: the package of the kernels that xformers says it requires is missing."""
-    try:
-        required = metadata.requires("xformers") or ()
-    except metadata.PackageNotFoundError:
-        return None
-    is_apart = any(re.match(r"mslk\b", each) for each in required)
-    return missing_package("mslk.attention", "mslk") if is_apart else None
-
-
 def unsupported(workload: Workload) -> str | None:
     """What the kernels refuse."""
     if (
@@ -80,6 +70,16 @@ def unsupported(workload: Workload) -> str | None:
     if name == "causal_bottom_right" and workload.seq_len > workload.kv_len:
         return "xformers promises nothing for queries that see no key"
     return None
+
+
+def missing_kernels() -> str | None:
+    """Why there is no attention, in words: the package of the kernels that xformers says it requires is missing."""
+    try:
+        required = metadata.requires("xformers") or ()
+    except metadata.PackageNotFoundError:
+        return None
+    is_apart = any(re.match(r"mslk\b", each) for each in required)
+    return missing_package("mslk.attention", "mslk") if is_apart else None
 
 
 IMPLEMENTATION = Implementation(

@@ -62,7 +62,8 @@ def test_an_output_that_is_not_rescaled_is_named(tmp_path: Path) -> None:
     text = KERNELS.read_text(encoding="utf-8")
     assert text.count(RESCALE) == 1
     (tmp_path / "planted.py").write_text(text.replace(RESCALE, ""))
-    code, report = checked("planted.py:IMPLEMENTATION", tmp_path, "seq_len=130", "num_heads=1", "head_dim=16")
+    settings = ("direction=inference", "mask=none", "seq_len=130", "num_heads=1", "head_dim=16", "batch_size=1")
+    code, report = checked("planted.py:IMPLEMENTATION", tmp_path, *settings)
     assert code == 1
     assert "does not rescale its output when the maximum grows" in json.dumps(report)
 

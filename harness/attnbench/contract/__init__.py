@@ -259,7 +259,7 @@ class Implementation:
     is a number or an `nn.Dropout`.
     `compiles` says that it compiles for every new size, for seconds: it is tried at few lengths before its own.
     `features` are those of FEATURES that it takes; a workload that needs another is unsupported.
-    `copies` says in words what is copied inside the timed call to suit the kernel: a note beside its times.
+    `copies` says in words what is copied inside the timed call to suit the kernel: a note with its times.
 
     Raises:
         ValueError: there is no such backend or feature.
