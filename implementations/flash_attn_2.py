@@ -2,7 +2,10 @@
 
 A query that sees no key gets 0. Grouped heads are read in place.
 
-Source: T. Dao, https://arxiv.org/abs/2307.08691; https://github.com/Dao-AILab/flash-attention, flash_attn_interface.py
+The package is looked for by the file of its function: flash-attn-4 alone makes a folder flash_attn, too.
+
+Source: T. Dao, https://arxiv.org/abs/2307.08691;
+https://github.com/Dao-AILab/flash-attention/blob/v2.8.3/flash_attn/flash_attn_interface.py
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width.
 """
@@ -30,7 +33,7 @@ class FlashAttn2(Attention):
     def __init__(self, weights: Weights) -> None:
         """Import the kernel."""
         super().__init__(weights)
-        from flash_attn import flash_attn_func
+        from flash_attn.flash_attn_interface import flash_attn_func
 
         self.kernel = flash_attn_func
 
@@ -45,7 +48,7 @@ class FlashAttn2(Attention):
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses, as of 2.8."""
-    if reason := missing_package("flash_attn", "flash_attn") or only_on("cuda", workload, "flash_attn"):
+    if reason := missing_package("flash_attn.flash_attn_interface") or only_on("cuda", workload, "flash_attn"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flash_attn needs dtype bfloat16 or float16"
@@ -56,4 +59,9 @@ def unsupported(workload: Workload) -> str | None:
     return not_a_window(workload.mask_rule, workload.seq_len, workload.kv_len)
 
 
-IMPLEMENTATION = Implementation(build=FlashAttn2, source="https://arxiv.org/abs/2307.08691", unsupported=unsupported)
+IMPLEMENTATION = Implementation(
+    build=FlashAttn2,
+    source="https://arxiv.org/abs/2307.08691",
+    unsupported=unsupported,
+    copies="the package pads a head_dim that is no multiple of 8",
+)

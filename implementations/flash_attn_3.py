@@ -2,7 +2,8 @@
 
 Some versions return the logsumexp with the output.
 
-Source: J. Shah et al., https://arxiv.org/abs/2407.08608; https://github.com/Dao-AILab/flash-attention/tree/main/hopper
+Source: J. Shah et al., https://arxiv.org/abs/2407.08608;
+https://github.com/Dao-AILab/flash-attention/tree/0251105a/hopper, 3.0.0
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width.
 """
@@ -52,6 +53,8 @@ def unsupported(workload: Workload) -> str | None:
         return "flash_attn_3 needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
         return f"this form of flash_attn_3 needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
+    if workload.head_dim % 8:
+        return "flash_attn_3 needs a head_dim that is a multiple of 8"
     if workload.dropout > 0:
         return "this form of flash_attn_3 has no dropout"
     return not_a_window(workload.mask_rule, workload.seq_len, workload.kv_len)

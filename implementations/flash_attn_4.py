@@ -2,7 +2,7 @@
 
 No limit of a window is None instead of -1. It is compiled at its first call, and returns the logsumexp with the output.
 
-Source: https://github.com/Dao-AILab/flash-attention/tree/main/flash_attn/cute, interface.py
+Source: https://github.com/Dao-AILab/flash-attention/blob/fa4-v4.0.0.beta27/flash_attn/cute/interface.py
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width.
 """
@@ -16,12 +16,16 @@ from attnbench.contract import (
     Weights,
     Workload,
     attention_window,
+    compute_capability,
     missing_package,
     not_a_window,
     only_on,
 )
 
-LARGEST_HEAD_DIM = 128
+HOPPER = 9
+LARGEST_HEAD_DIM = {HOPPER: 256, 10: 128, 11: 128}
+"""By the major compute capability; a kernel for (256, 256) is there on the two others, too."""
+OWN_KERNEL = 256
 
 
 class FlashAttn4(Attention):
@@ -46,13 +50,18 @@ class FlashAttn4(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses, as of its beta versions."""
+    """What the kernel refuses, as of 4.0.0.beta27: `_validate_head_dims`."""
     if reason := missing_package("flash_attn.cute", "flash_attn_4") or only_on("cuda", workload, "flash_attn_4"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "flash_attn_4 needs dtype bfloat16 or float16"
-    if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
-        return f"this form of flash_attn_4 needs value_dim == head_dim <= {LARGEST_HEAD_DIM}"
+    major, _ = compute_capability(workload) or (HOPPER, 0)
+    largest = LARGEST_HEAD_DIM.get(major, OWN_KERNEL)
+    if workload.value_dim != workload.head_dim or (workload.head_dim > largest and workload.head_dim != OWN_KERNEL):
+        own = f", or {OWN_KERNEL}" if largest < OWN_KERNEL else ""
+        return f"this form of flash_attn_4 needs value_dim == head_dim <= {largest}{own} on this GPU"
+    if workload.head_dim % 8:
+        return "flash_attn_4 needs a head_dim that is a multiple of 8"
     if workload.dropout > 0:
         return "this form of flash_attn_4 has no dropout"
     return not_a_window(workload.mask_rule, workload.seq_len, workload.kv_len)

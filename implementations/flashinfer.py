@@ -1,8 +1,10 @@
 """FlashInfer's `single_prefill_with_kv_cache`: the kernel of serving engines, for one request, inference alone.
 
-Causal masks are aligned at the end (bottom-right); any other mask is handed over as a tensor.
+Causal masks are aligned at the end (bottom-right); any other mask is handed over in bits, which are packed once.
+The kernel reads query, key and value by their strides: nothing is copied.
 
-Source: Z. Ye et al., https://arxiv.org/abs/2501.01005; github.com/flashinfer-ai/flashinfer, prefill.py
+Source: Z. Ye et al., https://arxiv.org/abs/2501.01005;
+https://github.com/flashinfer-ai/flashinfer/blob/v0.6.17/flashinfer/prefill.py
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
@@ -30,21 +32,28 @@ class FlashInfer(Attention):
         """Import the kernel."""
         super().__init__(weights)
         from flashinfer import single_prefill_with_kv_cache
+        from flashinfer.quantization import packbits
 
-        self.kernel = single_prefill_with_kv_cache
+        self.kernel, self.packbits = single_prefill_with_kv_cache, packbits
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (1, H, T, K), key and value (1, G, S, K) -> (1, H, T, K)."""
-        tokens = (tensor[0].transpose(0, 1).contiguous() for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
+        tokens = (tensor[0].transpose(0, 1) for tensor in (query, key, value))  # (1,H,T,K) -> (T,H,K)
         window = attention_window(mask.rule, *mask.sizes[1:])
         attended: Tensor
         if window is None or window[1] > 0:  # it has no limit on the right but the diagonal
-            assert mask.visible is not None
-            visible = mask.visible[0, 0].expand(mask.sizes[1:])  # (1,1,T,S) -> (T,S)
-            attended = self.kernel(*tokens, custom_mask=visible, kv_layout="NHD")
+            bits = mask.keep("flashinfer", lambda: self.packed(mask))
+            attended = self.kernel(*tokens, packed_custom_mask=bits, kv_layout="NHD")
         else:
             attended = self.kernel(*tokens, causal=window[1] == 0, window_left=window[0], kv_layout="NHD")
         return attended.transpose(0, 1)[None]  # (T,H,K) -> (1,H,T,K)
+
+    def packed(self, mask: BoundMask) -> Tensor:
+        """What is visible, eight pairs a byte, the first pair its lowest bit."""
+        assert mask.visible is not None
+        visible = mask.visible[0, 0].expand(mask.sizes[1:])  # (1,1,T,S) -> (T,S)
+        bits: Tensor = self.packbits(visible.flatten(), bitorder="little")
+        return bits
 
 
 def unsupported(workload: Workload) -> str | None:

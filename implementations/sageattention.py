@@ -2,7 +2,8 @@
 
 By the rules of this harness it may well disagree, and what disagrees gets no time (docs/method.md).
 
-Source: J. Zhang et al., https://arxiv.org/abs/2410.02367; https://github.com/thu-ml/SageAttention, core.py
+Source: J. Zhang et al., https://arxiv.org/abs/2410.02367;
+https://github.com/thu-ml/SageAttention/blob/v2.2.0/sageattention/core.py
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
@@ -50,4 +51,9 @@ def unsupported(workload: Workload) -> str | None:
     return None
 
 
-IMPLEMENTATION = Implementation(build=SageAttention, source="https://arxiv.org/abs/2410.02367", unsupported=unsupported)
+IMPLEMENTATION = Implementation(
+    build=SageAttention,
+    source="https://arxiv.org/abs/2410.02367",
+    unsupported=unsupported,
+    copies="the package pads a head_dim other than 64 and 128",
+)

@@ -11,7 +11,8 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from attnbench.contract import Attention, BoundMask, Implementation, Workload, only_on
 
-LARGEST_HEAD_DIM = 128
+LARGEST_HEAD_DIM = 256
+"""From cuDNN 9.10 on, on compute capability 9.0; elsewhere 128, and a fallback with PyTorch's reason above that."""
 
 
 class SdpaCudnn(Attention):
@@ -32,13 +33,17 @@ class SdpaCudnn(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers."""
+    """What the kernel refuses: check_cudnn_tensor_shapes in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11."""
     if reason := only_on("cuda", workload, "the cuDNN kernel"):
         return reason
     if workload.dtype not in {"bfloat16", "float16"}:
         return "the cuDNN kernel needs dtype bfloat16 or float16"
     if max(workload.head_dim, workload.value_dim) > LARGEST_HEAD_DIM:
         return f"the cuDNN kernel needs head_dim and value_dim <= {LARGEST_HEAD_DIM}"
+    if workload.head_dim % 8 or workload.value_dim % 8:
+        return "the cuDNN kernel needs head_dim and value_dim that are multiples of 8"
+    if workload.kv_len == 1:
+        return "the cuDNN kernel needs kv_len > 1"
     if workload.mask_rule.changes_scores:
         return f"this form hands over no mask {workload.mask_rule.name}"
     if workload.mask == "causal" and workload.kv_len != workload.seq_len:
@@ -50,5 +55,6 @@ IMPLEMENTATION = Implementation(
     build=SdpaCudnn,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html",
     unsupported=unsupported,
+    backend="cudnn",
     features=("scale",),
 )

@@ -32,11 +32,15 @@ class SdpaEfficient(Attention):
 
 
 def unsupported(workload: Workload) -> str | None:
-    """What the kernel refuses: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/transformers."""
+    """What the kernel refuses: minimum_gemm_alignment in ATen/native/transformers/cuda/sdp_utils.cpp of 2.11."""
     if reason := only_on("cuda", workload, "the memory-efficient kernel"):
         return reason
     if workload.dtype == "float64":
         return "the memory-efficient kernel needs dtype float32, bfloat16 or float16"
+    multiple = 4 if workload.dtype == "float32" else 8  # 16 bytes
+    if workload.head_dim % multiple or workload.value_dim % multiple:
+        widths = f"head_dim and value_dim that are multiples of {multiple}"
+        return f"the memory-efficient kernel needs {widths} in {workload.dtype}"
     if workload.mask_rule.changes_scores:
         return f"this form hands over no mask {workload.mask_rule.name}"
     return "this form has no dropout" if workload.dropout > 0 else None
@@ -46,5 +50,7 @@ IMPLEMENTATION = Implementation(
     build=SdpaEfficient,
     source="https://docs.pytorch.org/docs/stable/generated/torch.nn.attention.SDPBackend.html",
     unsupported=unsupported,
+    backend="efficient",
+    copies="keys and values are repeated where heads are grouped",
     features=("scale",),
 )

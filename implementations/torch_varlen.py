@@ -2,13 +2,17 @@
 
 Its bands are counted from the end of each sequence (bottom-right).
 
+torch 2.11 has no grouped heads here: `enable_gqa` is there from 2.12 on.
+
 Source: https://docs.pytorch.org/docs/stable/nn.attention.varlen.html
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
 
+import inspect
 import itertools
 from collections import Counter
+from functools import partial
 from typing import Any
 
 import torch
@@ -37,7 +41,8 @@ class TorchVarlen(Attention):
         super().__init__(weights)
         from torch.nn.attention.varlen import varlen_attn
 
-        self.kernel: Any = varlen_attn
+        is_grouped = self.num_heads != self.num_kv_heads
+        self.kernel: Any = partial(varlen_attn, enable_gqa=True) if is_grouped else varlen_attn
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key and value (B, G, S, K) -> (B, H, T, K)."""
@@ -50,7 +55,6 @@ class TorchVarlen(Attention):
             longest_query,
             longest_key,
             window_size=attention_window(mask.rule, *mask.sizes[1:]) or (-1, -1),
-            enable_gqa=query.shape[1] != key.shape[1],
         )
         return torch.unflatten(attended, 0, (len(query), -1)).transpose(1, 2)  # (B*T,H,K) -> (B,H,T,K)
 
@@ -78,12 +82,21 @@ def document_lens(mask: BoundMask) -> list[int]:
     return list(Counter(firsts.tolist()).values())
 
 
+def takes_groups() -> bool:
+    """Whether this version of torch has `enable_gqa`."""
+    from torch.nn.attention import varlen
+
+    return "enable_gqa" in inspect.signature(varlen.varlen_attn).parameters
+
+
 def unsupported(workload: Workload) -> str | None:
     """What the kernel refuses."""
     if missing_package("torch.nn.attention.varlen"):
         return "this version of torch has no varlen_attn"
     if reason := only_on("cuda", workload, "varlen_attn"):
         return reason
+    if workload.num_heads != workload.num_kv_heads and not takes_groups():
+        return "varlen_attn has no grouped heads before torch 2.12"
     if workload.dtype not in {"bfloat16", "float16"}:
         return "varlen_attn needs dtype bfloat16 or float16"
     if workload.value_dim != workload.head_dim or workload.head_dim > LARGEST_HEAD_DIM:
@@ -99,4 +112,5 @@ IMPLEMENTATION = Implementation(
     build=TorchVarlen,
     source="https://docs.pytorch.org/docs/stable/nn.attention.varlen.html",
     unsupported=unsupported,
+    copies="query, key and value are put in a row of tokens, unless layout has the heads after the tokens",
 )

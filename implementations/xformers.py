@@ -1,10 +1,15 @@
 """xformers' `memory_efficient_attention`: the package chooses among its kernels, its own and FlashAttention's.
 
-Source: B. Lefaudeux et al., https://github.com/facebookresearch/xformers, xformers/ops/fmha
+After 0.0.35 they are in a package of their own, mslk, without which xformers is there and has no attention.
+
+Source: B. Lefaudeux et al., https://github.com/facebookresearch/xformers/blob/v0.0.35/xformers/ops/fmha/__init__.py;
+https://github.com/meta-pytorch/MSLK/blob/v1.3.0-rc1/mslk/attention/fmha/__init__.py
 
 Shapes: B batch, T query length, S key length, H heads, G key/value heads, K head width, V value width.
 """
 
+import re
+from importlib import metadata
 from typing import Any
 
 from torch import Tensor
@@ -29,23 +34,29 @@ class Xformers(Attention):
     def __init__(self, weights: Weights) -> None:
         """Import the package."""
         super().__init__(weights)
-        import xformers.ops
+        from xformers.ops import memory_efficient_attention
+        from xformers.ops.fmha import attn_bias
 
-        self.ops: Any = xformers.ops
+        self.kernel: Any = memory_efficient_attention
+        self.biases: Any = attn_bias
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V)."""
         heads = query.shape[1]
         key, value = repeat_heads(key, heads), repeat_heads(value, heads)  # (B,G,S,K) -> (B,H,S,K)
         tokens = (tensor.transpose(1, 2) for tensor in (query, key, value))  # (B,H,T,K) -> (B,T,H,K)
-        bias = None if mask.is_none else mask.keep("xformers", getattr(self.ops.fmha.attn_bias, BIASES[mask.rule.name]))
-        attended: Tensor = self.ops.memory_efficient_attention(*tokens, attn_bias=bias)
+        bias = None if mask.is_none else mask.keep("xformers", getattr(self.biases, BIASES[mask.rule.name]))
+        attended: Tensor = self.kernel(*tokens, attn_bias=bias)
         return attended.transpose(1, 2)  # (B,T,H,V) -> (B,H,T,V)
 
 
 def unsupported(workload: Workload) -> str | None:
     """What the kernels refuse."""
-    if reason := missing_package("xformers") or only_on("cuda", workload, "xformers"):
+    if (
+        reason := missing_package("xformers.ops", "xformers")
+        or missing_kernels()
+        or only_on("cuda", workload, "xformers")
+    ):
         return reason
     if workload.dtype == "float64":
         return "xformers needs dtype float32, bfloat16 or float16"
@@ -61,6 +72,19 @@ def unsupported(workload: Workload) -> str | None:
     return None
 
 
+def missing_kernels() -> str | None:
+    """Why there is no attention, in words: the package of the kernels that xformers says it requires is missing."""
+    try:
+        required = metadata.requires("xformers") or ()
+    except metadata.PackageNotFoundError:
+        return None
+    is_apart = any(re.match(r"mslk\b", each) for each in required)
+    return missing_package("mslk.attention", "mslk") if is_apart else None
+
+
 IMPLEMENTATION = Implementation(
-    build=Xformers, source="https://github.com/facebookresearch/xformers", unsupported=unsupported
+    build=Xformers,
+    source="https://github.com/facebookresearch/xformers",
+    unsupported=unsupported,
+    copies="keys and values are repeated where heads are grouped",
 )

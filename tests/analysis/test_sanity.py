@@ -3,15 +3,17 @@
 import math
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from attnbench.analysis.results import read
-from attnbench.analysis.sanity import READING, SLACK, judged
+from attnbench.analysis.sanity import READING, SLACK, judged, warnings_of
 from attnbench.analysis.table import table
 from attnbench.processes import execution
+from attnbench.statistics.intervals import Estimate
 from attnbench.storage.events import CeilingsMeasured
 from attnbench.storage.journal import JOURNAL, events
-from attnbench.storage.records import Measurement, Record, Sample, Status
+from attnbench.storage.records import Measurement, Operators, Record, Sample, Status
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
 from tests import journals, tables
@@ -202,3 +204,11 @@ def test_ceilings_are_taken_once_in_a_real_run_with_raw_samples(lied):
     assert len({sample.round for sample in found.samples}) >= 3
     assert found.matmul.rate > 1e8
     assert found.copy(0).rate >= found.copy(math.inf).rate > 1e7
+
+
+def test_copies_inside_the_timed_call_are_said_beside_its_time():
+    copying = recorded(LONG, least_s(LONG) * 2)
+    seen = Operators(calls=(), copies="keys are repeated")
+    time = Estimate(point=1.0, standard_error=None, num_clusters=9, num_samples=99)
+    said = warnings_of(msgspec.structs.replace(copying, operators=seen), time)
+    assert "its time includes copies: keys are repeated" in list(said)

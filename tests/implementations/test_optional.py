@@ -1,11 +1,15 @@
 """What needs a package or CUDA: missing, it says so; with a stand-in for the package, what it is handed is right.
 
-A stand-in has the documented signature and layout of the kernel and computes by the textbook, so that the real check
+A stand-in has exactly the signature that the kernel has at a stated version (tests/data/signatures), takes its layout,
+and computes by the textbook, so that the real check
 judges how the mask, the heads and the axes were handed over. That the kernel itself is right, only CUDA can show.
 """
 
 import contextlib
 import dataclasses
+import importlib
+import inspect
+import itertools
 import subprocess
 import sys
 from types import ModuleType, SimpleNamespace
@@ -18,17 +22,21 @@ from attnbench.checking.agreement import ask_oracle, check
 from attnbench.contract import Implementation, missing_compiler, missing_package, supports_everything
 from attnbench.plugins import plugs
 from attnbench.workloads.workload import Workload
+from tests.signatures import snapshots, versions
 
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
+SDPA = "torch.nn.functional.scaled_dot_product_attention"
 PACKAGES = {
-    "flash_attn_2": "flash_attn",
+    "cudnn_frontend": "cudnn.experimental.ops",
+    "flash_attn_2": "flash_attn.flash_attn_interface",
     "flash_attn_3": "flash_attn_interface",
     "flash_attn_4": "flash_attn.cute",
     "flashinfer": "flashinfer",
     "sageattention": "sageattention",
+    "transformer_engine": "transformer_engine.pytorch.attention",
     "transformers_eager": "transformers",
     "transformers_sdpa": "transformers",
-    "xformers": "xformers",
+    "xformers": "xformers.ops",
 }
 
 
@@ -73,10 +81,10 @@ def test_a_missing_compiler_is_named(monkeypatch):
     assert "C++ compiler" in str(IMPLEMENTATIONS["flex"].unsupported(point))
 
 
-def textbook(query, key, value, visible):
+def textbook(query, key, value, visible, scale=None):
     """Heads before tokens; grouped heads; True where visible."""
     key, value = (tensor.repeat_interleave(query.shape[-3] // tensor.shape[-3], dim=-3) for tensor in (key, value))
-    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5
+    scores = query @ key.transpose(-2, -1) * (query.shape[-1] ** -0.5 if scale is None else scale)
     weights = scores.masked_fill(~visible, -torch.inf).softmax(-1)
     return weights.masked_fill(~visible.any(-1, keepdim=True), 0.0) @ value
 
@@ -90,32 +98,43 @@ def banded(query_len, key_len, causal, left, right):
     return seen & (distance >= -left) if left >= 0 else seen
 
 
-def flash_2(q, k, v, dropout_p=0.0, softmax_scale=None, causal=False, window_size=(-1, -1)):
-    assert softmax_scale is None
-    assert dropout_p == 0
-    seen = banded(q.shape[1], k.shape[1], causal, *window_size)
-    return textbook(*(tensor.transpose(1, 2) for tensor in (q, k, v)), seen).transpose(1, 2)
+def flash(q, k, v, softmax_scale, causal, window_size, **others):
+    """Of all versions: no limit of a window is -1, and None in version 4."""
+    assert not any(
+        others[name] for name in ("dropout_p", "softcap", "return_attn_probs", "return_lse") if name in others
+    )
+    window = (-1 if limit is None else limit for limit in window_size)
+    seen = banded(q.shape[1], k.shape[1], causal, *window)
+    return textbook(*(tensor.transpose(1, 2) for tensor in (q, k, v)), seen, softmax_scale).transpose(1, 2)
 
 
-def flash_3(q, k, v, softmax_scale=None, causal=False, window_size=(-1, -1)):
-    return flash_2(q, k, v, 0.0, softmax_scale, causal, window_size), None
+def flash_with_logsumexp(**given):
+    return flash(**given), None
 
 
-def flash_4(q, k, v, softmax_scale=None, causal=False, window_size=(None, None)):
-    window = tuple(-1 if limit is None else limit for limit in window_size)
-    return flash_2(q, k, v, 0.0, softmax_scale, causal, window), None
+def bits_of(x, bitorder):
+    assert bitorder == "little"
+    padded = F.pad(x.to(torch.uint8), (0, -len(x) % 8)).reshape(-1, 8)
+    return (padded << torch.arange(8, dtype=torch.uint8)).sum(1, dtype=torch.uint8)
 
 
-def prefill(q, k, v, custom_mask=None, causal=False, kv_layout="NHD", window_left=-1):
+def prefill(q, k, v, custom_mask, packed_custom_mask, causal, kv_layout, sm_scale, window_left, **others):
     assert kv_layout == "NHD"
-    seen = banded(len(q), len(k), causal, window_left, -1) if custom_mask is None else custom_mask
-    assert seen.shape == (len(q), len(k))
-    return textbook(*(tensor.transpose(0, 1) for tensor in (q, k, v)), seen).transpose(0, 1)
+    assert custom_mask is None, "it would be packed in every call"
+    assert not others["return_lse"]
+    assert all(tensor.untyped_storage().nbytes() > 0 and tensor.stride(-1) == 1 for tensor in (q, k, v))
+    seen = banded(len(q), len(k), causal, window_left, -1)
+    if packed_custom_mask is not None:
+        bits = packed_custom_mask[:, None] >> torch.arange(8, dtype=torch.uint8) & 1
+        seen = bits.flatten()[: len(q) * len(k)].reshape(len(q), len(k)).bool()
+    return textbook(*(tensor.transpose(0, 1) for tensor in (q, k, v)), seen, sm_scale).transpose(0, 1)
 
 
-def sage(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None):
+def sage(q, k, v, tensor_layout, is_causal, sm_scale, return_lse, **others):
     assert tensor_layout == "HND"
-    return textbook(q, k, v, banded(q.shape[2], k.shape[2], is_causal, -1, -1))
+    assert not return_lse
+    assert not others.get("kwargs")
+    return textbook(q, k, v, banded(q.shape[2], k.shape[2], is_causal, -1, -1), sm_scale)
 
 
 class LowerTriangular:
@@ -129,20 +148,65 @@ class LowerTriangularFromBottomRight(LowerTriangular):
     shift = 1
 
 
-def efficient(query, key, value, attn_bias=None, p=0.0, scale=None):
+def efficient(query, key, value, attn_bias, p, scale, **others):
+    assert p == 0
+    assert others == {"op": None, "output_dtype": None}
     seen = banded(query.shape[1], key.shape[1], False, -1, -1)  # noqa: FBT003 - causal
     seen = seen if attn_bias is None else attn_bias.seen(*seen.shape)
     assert query.shape[2] == key.shape[2]
-    return textbook(*(tensor.transpose(1, 2) for tensor in (query, key, value)), seen).transpose(1, 2)
+    return textbook(*(tensor.transpose(1, 2) for tensor in (query, key, value)), seen, scale).transpose(1, 2)
 
 
-def varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, *, window_size=(-1, -1), enable_gqa=False):
+def varlen(query, key, value, cu_seq_q, cu_seq_k, max_q, max_k, scale, window_size, enable_gqa=False, **others):
+    assert not any(others.values())
     assert cu_seq_q.dtype is cu_seq_k.dtype is torch.int32
     assert (max_q, max_k) == (int(cu_seq_q.diff().max()), int(cu_seq_k.diff().max()))
     assert enable_gqa == (query.shape[1] != key.shape[1])
     rows = zip(cu_seq_q[:-1], cu_seq_q[1:], cu_seq_k[:-1], cu_seq_k[1:], strict=True)
     parts = [(query[a:b], key[c:d], value[c:d]) for a, b, c, d in rows]
-    return torch.cat([flash_2(*(tensor[None] for tensor in part), window_size=window_size)[0] for part in parts])
+    named = {"softmax_scale": scale, "causal": False, "window_size": window_size}
+    return torch.cat([flash(*(tensor[None] for tensor in part), **named)[0] for part in parts])
+
+
+def of_cudnn(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, diagonal_alignment, **others):
+    assert attn_mask is None
+    assert dropout_p == 0
+    assert enable_gqa == (query.shape[1] != key.shape[1])
+    assert set(others.values()) == {-1, None}
+    seen = torch.ones(query.shape[2], key.shape[2], dtype=torch.bool)
+    if is_causal:
+        seen = seen.tril((key.shape[2] - query.shape[2]) * diagonal_alignment)
+    return textbook(query, key, value, seen, scale)
+
+
+class DotProductAttention:
+    """Transformer Engine's, by its documentation."""
+
+    def __init__(self, forward, **given):
+        self.given = given
+        self.forward = forward.stand_in(self.compute)
+        assert given["qkv_format"] == "bshd"
+        assert (given["attention_dropout"], given["window_size"], given["softmax_type"]) == (0.0, None, "vanilla")
+
+    def __call__(self, *args, **kwargs):
+        return self.forward(*args, **kwargs)
+
+    def compute(self, query_layer, key_layer, value_layer, **others):
+        heads, groups = self.given["num_attention_heads"], self.given["num_gqa_groups"]
+        assert not {name for name, value in others.items() if value} - {"fast_zero_fill", "num_splits", NO_BIAS}
+        assert (query_layer.shape[2], key_layer.shape[2]) == (heads, groups)
+        assert self.given["kv_channels"] == (key_layer.shape[3], value_layer.shape[3])
+        assert (self.given["attention_type"] == "self") == (query_layer.shape[1] == key_layer.shape[1])
+        name = self.given["attn_mask_type"]
+        seen = torch.ones(query_layer.shape[1], key_layer.shape[1], dtype=torch.bool)
+        if name != "no_mask":
+            shift = {"causal": 0, "causal_bottom_right": key_layer.shape[1] - query_layer.shape[1]}[name]
+            seen = seen.tril(shift)
+        tensors = (tensor.transpose(1, 2) for tensor in (query_layer, key_layer, value_layer))
+        return textbook(*tensors, seen, self.given["softmax_scale"]).transpose(1, 2).flatten(2)
+
+
+NO_BIAS = "core_attention_bias_type"
 
 
 def of_transformers(module, query, key, value, attention_mask, scaling, dropout=0.0, is_causal=None):
@@ -156,44 +220,78 @@ def of_transformers(module, query, key, value, attention_mask, scaling, dropout=
     return textbook(query, key, value, seen).transpose(1, 2), None
 
 
-def stand_in(monkeypatch, **modules):
+COMPUTED = {
+    "flash_attn.flash_attn_interface.flash_attn_func": flash,
+    "flash_attn_interface.flash_attn_func": flash_with_logsumexp,
+    "flash_attn.cute.flash_attn_func": flash_with_logsumexp,
+    "flashinfer.single_prefill_with_kv_cache": prefill,
+    "flashinfer.quantization.packbits": bits_of,
+    "sageattention.sageattn": sage,
+    "torch.nn.attention.varlen.varlen_attn": varlen,
+    "xformers.ops.memory_efficient_attention": efficient,
+    "cudnn.experimental.ops.scaled_dot_product_attention": of_cudnn,
+}
+"""What each function computes, by the textbook, given all its parameters by name."""
+ENGINE = "transformer_engine.pytorch.DotProductAttention"
+VERSIONS = {
+    "flash_attn_2": "flash_attn.flash_attn_interface.flash_attn_func",
+    "flash_attn_3": "flash_attn_interface.flash_attn_func",
+    "flash_attn_4": "flash_attn.cute.flash_attn_func",
+    "flashinfer": "flashinfer.single_prefill_with_kv_cache",
+    "sageattention": "sageattention.sageattn",
+    "xformers": "xformers.ops.memory_efficient_attention",
+    "torch_varlen": "torch.nn.attention.varlen.varlen_attn",
+    "cudnn_frontend": "cudnn.experimental.ops.scaled_dot_product_attention",
+    "transformer_engine": ENGINE,
+    "sdpa_cudnn": SDPA,
+    "sdpa_efficient": SDPA,
+}
+"""By implementation, the function whose versions it is tried with."""
+
+
+def stand_in(monkeypatch, modules):
     for name, content in modules.items():
-        module = ModuleType(name.replace("__", "."))
+        monkeypatch.setitem(sys.modules, name, module := ModuleType(name))
         vars(module).update(content)
-        monkeypatch.setitem(sys.modules, module.__name__, module)
 
 
-@pytest.fixture
-def _packages(monkeypatch):
+def install(monkeypatch, version):
+    """Stand-ins for all packages, each function as it is at that version, or else at its last."""
+    modules = {}
+    for name, compute in COMPUTED.items():
+        known = versions(name)
+        module, _, function = name.rpartition(".")
+        made = known.get(version, list(known.values())[-1]).stand_in(compute)
+        modules.setdefault(module, {})[function] = made
+    known, forward = versions(ENGINE), versions(f"{ENGINE}.forward")
+    number = version if version in known else list(known)[-1]
+    engine = known[number].stand_in(lambda **given: DotProductAttention(forward[number], **given))
     biases = SimpleNamespace(
         LowerTriangularMask=LowerTriangular, LowerTriangularFromBottomRightMask=LowerTriangularFromBottomRight
     )
-    operators = {"memory_efficient_attention": efficient, "fmha": SimpleNamespace(attn_bias=biases)}
-    stand_in(
-        monkeypatch,
-        flash_attn={"flash_attn_func": flash_2},
-        flash_attn_interface={"flash_attn_func": flash_3},
-        flash_attn__cute={"flash_attn_func": flash_4},
-        flashinfer={"single_prefill_with_kv_cache": prefill},
-        sageattention={"sageattn": sage},
-        transformers={},
-        transformers__modeling_utils={"ALL_ATTENTION_FUNCTIONS": {"sdpa": of_transformers}},
-        transformers__models={},
-        transformers__models__llama={},
-        transformers__models__llama__modeling_llama={"eager_attention_forward": of_transformers},
-        xformers__ops=operators,
-        xformers={"ops": SimpleNamespace(**operators)},
-    )
-    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", varlen)
+    of_torch = modules.pop("torch.nn.attention.varlen")
+    packages = {name.rpartition(".")[0]: {} for name in modules} | {"cudnn": {}, "transformer_engine": {}}
+    more = {
+        "transformer_engine.pytorch": {"DotProductAttention": engine},
+        "xformers.ops.fmha": {"attn_bias": biases},
+        "transformers": {},
+        "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS": {"sdpa": of_transformers}},
+        "transformers.models": {},
+        "transformers.models.llama": {},
+        "transformers.models.llama.modeling_llama": {"eager_attention_forward": of_transformers},
+    }
+    stand_in(monkeypatch, {name: content for name, content in (packages | more | modules).items() if name})
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch["varlen_attn"])
     for name in ("sdpa_cudnn", "sdpa_efficient"):
         monkeypatch.setattr(f"attnbench.implementations.{name}.sdpa_kernel", lambda _: contextlib.nullcontext())
-    plain = F.scaled_dot_product_attention
+    plain, signature = F.scaled_dot_product_attention, versions(SDPA).get(version, versions(SDPA)["2.13.0"]).signature
 
-    def without_both(*given, attn_mask=None, is_causal=False, **named):
-        assert attn_mask is None or not is_causal
-        return plain(*given, attn_mask=attn_mask, is_causal=is_causal, **named)
+    def as_documented(*given, **named):
+        bound = signature.bind(*given, **named).arguments
+        assert bound.get("attn_mask") is None or not bound.get("is_causal")
+        return plain(*given, **named)
 
-    monkeypatch.setattr(F, "scaled_dot_product_attention", without_both)
+    monkeypatch.setattr(F, "scaled_dot_product_attention", as_documented)
 
 
 POINTS = [
@@ -210,19 +308,20 @@ POINTS = [
         ("prefix(3)", {"kv_len": 15}),
     )
 ]
-TRIED = [*PACKAGES, "sdpa_cudnn", "sdpa_efficient", "torch_varlen"]
-FEWEST = {"sageattention": 2, "xformers": 3}
+TRIED = [(name, version) for name, function in VERSIONS.items() for version in versions(function)]
+TRIED += [("transformers_eager", ""), ("transformers_sdpa", "")]
+FEWEST = {"sageattention": 2, "xformers": 3, "cudnn_frontend": 4, "transformer_engine": 4}
 """How many of the points must have been tried, where it is less than 5."""
 
 
-@pytest.mark.usefixtures("_packages")
-@pytest.mark.parametrize("name", TRIED)
-def test_what_a_kernel_is_handed_is_right(name, monkeypatch):
+@pytest.mark.parametrize(("name", "version"), TRIED)
+def test_what_a_kernel_is_handed_is_right(name, version, monkeypatch):
+    install(monkeypatch, version)
     found = IMPLEMENTATIONS[name]
     monkeypatch.setattr(f"attnbench.implementations.{name}.missing_package", lambda *_: None, raising=False)
     tried = 0
-    for axes in POINTS:
-        sizes = {"seq_len": 11, "head_dim": 64 if name == "flashinfer" else 8, "num_heads": 6, "num_kv_heads": 2}
+    for axes, groups in itertools.product(POINTS, (2, 6) if name == "torch_varlen" else (2,)):
+        sizes = {"seq_len": 11, "head_dim": 64 if name == "flashinfer" else 8, "num_heads": 6, "num_kv_heads": groups}
         batch = {"batch_size": 1 if name == "flashinfer" else 2, "direction": "inference"}
         on_cuda = Workload(**(sizes | batch | axes), device="cuda", dtype="bfloat16")
         if found.unsupported(on_cuda) is None:
@@ -231,3 +330,100 @@ def test_what_a_kernel_is_handed_is_right(name, monkeypatch):
             assert judged.agrees, f"{point.id}: {judged.diagnosis}"
             tried += 1
     assert tried >= FEWEST.get(name, 5)
+
+
+@pytest.mark.parametrize("name", ["cudnn_frontend", "transformer_engine", "sdpa_cudnn", "sdpa_efficient"])
+def test_a_scale_is_handed_on(name, monkeypatch):
+    install(monkeypatch, "")
+    point = Workload(seq_len=5, head_dim=8, num_heads=2, direction="inference", scale=0.4)
+    judged = check(ask_oracle(point, 0), dataclasses.replace(IMPLEMENTATIONS[name], unsupported=supports_everything))
+    assert judged.agrees, judged.diagnosis
+
+
+def test_a_parameter_that_a_version_lacks_is_refused_as_by_the_function_itself():
+    known = versions("torch.nn.attention.varlen.varlen_attn")
+    tensors = (None,) * 7
+    known["2.12.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)
+    with pytest.raises(TypeError, match="enable_gqa"):
+        known["2.11.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)
+
+
+@pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.package == "torch"], ids=str)
+def test_a_snapshot_is_what_the_installed_version_takes(snapshot):
+    if snapshot.version != torch.__version__.partition("+")[0] or snapshot.name == SDPA:
+        pytest.skip("of another version, or written in C++")
+    module, _, function = snapshot.name.rpartition(".")
+    real = inspect.signature(getattr(importlib.import_module(module), function))
+    bare = [each.replace(annotation=inspect.Parameter.empty) for each in real.parameters.values()]
+    assert inspect.Signature(bare) == snapshot.signature
+
+
+def test_old_varlen_has_no_grouped_heads(monkeypatch):
+    point = Workload(device="cuda", dtype="bfloat16", num_heads=4, num_kv_heads=2, direction="inference")
+    for version, words in (("2.11.0", "no grouped heads before torch 2.12"), ("2.12.0", None)):
+        install(monkeypatch, version)
+        reason = IMPLEMENTATIONS["torch_varlen"].unsupported(point)
+        assert reason == words or words in reason
+
+
+@pytest.mark.usefixtures("monkeypatch")
+def test_a_package_that_only_shares_its_folder_is_missing(tmp_path, monkeypatch):
+    """flash-attn-4 installs flash_attn/cute alone, which makes flash_attn a namespace."""
+    monkeypatch.undo()
+    (tmp_path / "flash_attn" / "cute").mkdir(parents=True)
+    (tmp_path / "flash_attn" / "cute" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(tmp_path)
+    point = Workload(device="cuda", dtype="bfloat16", direction="inference", head_dim=64)
+    assert IMPLEMENTATIONS["flash_attn_2"].unsupported(point) == "flash_attn is not installed"
+    assert IMPLEMENTATIONS["flash_attn_4"].unsupported(point) is None
+    assert missing_package("flash_attn") == "flash_attn is not installed"
+
+
+def test_xformers_without_the_package_of_its_kernels_is_missing(tmp_path, monkeypatch):
+    monkeypatch.undo()
+    for name, text in {
+        "xformers/__init__.py": "",
+        "xformers/ops/__init__.py": "",
+        "xformers-0.0.36.dist-info/METADATA": "Metadata-Version: 2.1\nName: xformers\nVersion: 0.0.36\n"
+        "Requires-Dist: torch>=2.10\nRequires-Dist: mslk\n",
+    }.items():
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        (tmp_path / name).write_text(text)
+    monkeypatch.syspath_prepend(tmp_path)
+    point = Workload(device="cuda", dtype="bfloat16", direction="inference")
+    assert IMPLEMENTATIONS["xformers"].unsupported(point) == "mslk is not installed"
+
+
+WIDTHS = [
+    ("sdpa_cudnn", "bfloat16", 12, "multiples of 8"),
+    ("sdpa_cudnn", "bfloat16", 256, None),
+    ("sdpa_efficient", "bfloat16", 12, "multiples of 8"),
+    ("sdpa_efficient", "float32", 12, None),
+    ("sdpa_efficient", "float32", 6, "multiples of 4"),
+    ("flash_attn_3", "bfloat16", 12, "multiple of 8"),
+    ("flash_attn_4", "bfloat16", 12, "multiple of 8"),
+    ("flash_attn_4", "bfloat16", 256, None),
+    ("cudnn_frontend", "bfloat16", 12, "multiples of 8"),
+    ("transformer_engine", "bfloat16", 12, "multiples of 8"),
+]
+
+
+@pytest.mark.parametrize(("name", "dtype", "head_dim", "words"), WIDTHS)
+def test_a_width_that_a_kernel_cannot_take_is_refused(name, dtype, head_dim, words, monkeypatch):
+    monkeypatch.setattr(f"attnbench.implementations.{name}.missing_package", lambda *_: None, raising=False)
+    reason = IMPLEMENTATIONS[name].unsupported(Workload(device="cuda", dtype=dtype, head_dim=head_dim))
+    assert reason is None if words is None else words in str(reason)
+
+
+@pytest.mark.parametrize(("major", "head_dim", "is_taken"), [(9, 192, True), (10, 192, False), (10, 256, True)])
+def test_what_flash_attention_4_takes_depends_on_the_gpu(major, head_dim, is_taken, monkeypatch):
+    monkeypatch.setattr("attnbench.implementations.flash_attn_4.missing_package", lambda *_: None)
+    monkeypatch.setattr("attnbench.implementations.flash_attn_4.compute_capability", lambda _: (major, 0))
+    reason = IMPLEMENTATIONS["flash_attn_4"].unsupported(Workload(device="cuda", dtype="bfloat16", head_dim=head_dim))
+    assert (reason is None) == is_taken
+
+
+def test_a_backend_that_a_name_promises_is_declared():
+    """So that no kernel is a fallback with PyTorch's reason, and not an error."""
+    names = ("math", "flash", "efficient", "cudnn")
+    assert {name: IMPLEMENTATIONS[f"sdpa_{name}"].backend for name in names} == {name: name for name in names}

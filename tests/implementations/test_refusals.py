@@ -46,8 +46,9 @@ REFUSED = {
     "sdpa_cudnn": [
         {},
         {"device": "cuda"},
-        {"device": "cuda", "dtype": "float16", "head_dim": 256},
-        {"device": "cuda", "dtype": "float16", "mask": "causal", "kv_len": 9},
+        {"device": "cuda", "dtype": "float16", "head_dim": 264},
+        {"device": "cuda", "dtype": "float16", "head_dim": 8, "kv_len": 1},
+        {"device": "cuda", "dtype": "float16", "head_dim": 8, "mask": "causal", "kv_len": 9},
     ],
     "sdpa_efficient": [{}, {"device": "cuda", "dtype": "float64"}, {"device": "cuda", "mask": "softcap(30)"}],
     "torch_varlen": [

@@ -7,7 +7,7 @@ import numpy as np
 
 from attnbench.statistics.intervals import median
 from attnbench.statistics.samples import Samples
-from attnbench.storage.operator_kinds import COMPILED, KINDS, PAGE_FAULTS, compiled
+from attnbench.storage.operator_kinds import COMPILED, KINDS, OWN, PAGE_FAULTS, compiled, makers
 from attnbench.storage.records import LATENCY, Arm, Comparison, Key, Measurement, Operators, Record
 from attnbench.units import show
 from attnbench.workloads.counts import score_matrix_bytes
@@ -21,9 +21,15 @@ FASTEST, NEAR = "fastest", "within 5 % of the fastest"
 
 
 def ran(operators: Operators) -> str:
-    """What ran, in a word: the backend, or the operator with the most time; "compiled: flash" where it was compiled."""
+    """What ran, in a word: the backend, or the operator with the most time; "compiled: flash" where it was compiled.
+
+    Kernels that are not PyTorch's own are named: "flash (FlashAttention 3)", or alone where no backend ran.
+    """
     main = max(operators.calls, key=lambda one: one.self_s, default=None)
-    text = operators.observed or ("nothing" if main is None else short(main.name))
+    known = " + ".join(each for each in makers(name for one in operators.calls for name in one.kernels))
+    text = operators.observed or known or ("nothing" if main is None else short(main.name))
+    if operators.observed and known and known not in OWN:
+        text = f"{text} ({known})"
     return f"compiled: {text}" if compiled(operators.calls) else text
 
 

@@ -223,6 +223,8 @@ def warnings_of(
     yield from _scatter(own, time)
     with suppress(ValueError):  # a run may come from elsewhere, with a device that this installation has no file for
         yield from device(record.workload.device).notes(record.workload, record.environment)
+    if record.operators is not None and record.operators.copies:
+        yield plain(f"its time includes copies: {record.operators.copies}")
     for measurement in record.measurements:
         yield from map(plain, measurement.warnings)
 

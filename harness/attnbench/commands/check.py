@@ -2,10 +2,12 @@
 
 import json
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, SelectionOptions, held
@@ -13,6 +15,12 @@ from attnbench.commands.options import AsJson, SelectionOptions, held
 OPTIONS = SelectionOptions(sweep="check")
 INVARIANCE = "seq_len=256"
 """Where --invariance is given no workload."""
+INTERPRETED_SIZES = ("seq_len=70", "num_heads=2", "head_dim=16", "mask=none,causal")
+"""Where --interpret is given none: more than one tile, the last one not full."""
+BFLOAT16 = (
+    "tl.dot of Triton's interpreter (3.9) multiplies the bits of bfloat16 as integers: a kernel is right there only if "
+    "it casts them first, and dtype=float16 shows the same mistakes"
+)
 
 
 def check(
@@ -25,6 +33,14 @@ def check(
             "--invariance",
             help="Is a query's answer the same to the last bit whatever the batch, the padding, the chunk, the heads? "
             "And what does it cost compared with sdpa?",
+        ),
+    ] = False,
+    is_interpreted: Annotated[
+        bool,
+        typer.Option(
+            "--interpret",
+            help="Run kernels of Triton in its interpreter, on the CPU, without a GPU; at small sizes, unless --set "
+            "gives others.",
         ),
     ] = False,
     as_json: AsJson = False,
@@ -40,6 +56,8 @@ def check(
     from attnbench.processes.planning import plan
 
     specs, not_judged = _usable([*(options.names or ()), *(options.implementations or ())])
+    if is_interpreted:
+        options = _interpreted(options, is_invariance=is_invariance)
     if is_invariance and not (options.settings or options.model):
         options = replace(options, settings=[INVARIANCE])
         planned = plan(options.selection(implementations=specs, metrics=(), is_exact=True), with_baseline=False)
@@ -47,6 +65,7 @@ def check(
         planned = plan(options.selection(implementations=specs, metrics=()), with_baseline=False)
     if is_invariance:
         invariance.check(planned, not_judged, timeout_s=options.timeout_s, as_json=as_json)
+    planned = structs.replace(planned, is_interpreted=is_interpreted)
     with tempfile.TemporaryDirectory(prefix="attnbench-check-") as folder:
         stopped = None
         try:
@@ -64,6 +83,25 @@ def check(
         typer.echo(f"stopped: {len(checked.records)} of {number} cells were checked", err=True)
         raise stopped
     running.conclude_check(checked, is_complete=not not_judged)
+
+
+def _interpreted(options: SelectionOptions, *, is_invariance: bool) -> SelectionOptions:
+    """The options for Triton's interpreter: small sizes where none are given, and patience.
+
+    Raises:
+        ValueError: Triton is missing, or times are asked for.
+    """
+    if find_spec("triton") is None:
+        raise ValueError("--interpret needs Triton, which installs without a GPU, too: pip install triton")
+    if is_invariance:
+        raise ValueError("--invariance takes times, and those of an interpreter say nothing: leave out --interpret")
+    settings = options.settings
+    if not (settings or options.model):
+        settings = list(INTERPRETED_SIZES)
+    elif any("bfloat16" in each for each in settings or ()):
+        typer.echo(f"note: {BFLOAT16}", err=True)
+    limit_s = options.timeout_s if options.call_limit_s is None else options.call_limit_s
+    return replace(options, settings=settings, call_limit_s=limit_s)
 
 
 def _usable(given: list[str]) -> tuple[list[str], dict[str, str]]:
@@ -101,5 +139,6 @@ COMMAND = Command(
         "attnbench check mine.py --set mask=causal --set dtype=bfloat16 --set seq_len=128",
         "attnbench check fused -i mine.py --all",
         "attnbench check mine.py:attention --invariance --model smollm2-135m",
+        "attnbench check my_triton.py:attention --interpret",
     ),
 )

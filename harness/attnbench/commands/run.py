@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+from msgspec import structs
 
 from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
@@ -24,12 +25,13 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be run, how long it takes, and what is left out; no more.")
     ] = False,
+    is_interpreted: Annotated[bool, typer.Option("--interpret", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
     from attnbench import plugins
     from attnbench.commands import running, terminal
-    from attnbench.processes.execution import new_folder
+    from attnbench.processes.execution import new_folder, refuse_interpreted
     from attnbench.processes.planning import plan
 
     if dry_run:
@@ -46,7 +48,8 @@ def run(
         running.require_named(planned, planned.implementations, options.named)
         plugins.check_specs(planned.implementations)
     else:
-        planned = plan(options.selection(baseline=baseline))
+        planned = structs.replace(plan(options.selection(baseline=baseline)), is_interpreted=is_interpreted)
+        refuse_interpreted(planned)
         folder = new_folder(results, planned.sweep)
     number = len(planned.implementations)
     plural = "" if number == 1 else "s"

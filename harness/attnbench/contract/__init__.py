@@ -47,6 +47,7 @@ __all__ = [
     "Workload",
     "attention_window",
     "compile_whole",
+    "compute_capability",
     "dense_flops",
     "is_on",
     "missing_compiler",
@@ -258,6 +259,7 @@ class Implementation:
     is a number or an `nn.Dropout`.
     `compiles` says that it compiles for every new size, for seconds: it is tried at few lengths before its own.
     `features` are those of FEATURES that it takes; a workload that needs another is unsupported.
+    `copies` says in words what is copied inside the timed call to suit the kernel: a note with its times.
 
     Raises:
         ValueError: there is no such backend or feature.
@@ -271,6 +273,7 @@ class Implementation:
     has_dropout: bool = False
     compiles: bool = False
     features: Collection[str] = ()
+    copies: str = ""
 
     def __post_init__(self) -> None:
         """Check the backend and the features; `unsupported` speaks of the features, too, from here on."""
@@ -292,6 +295,13 @@ def only_on(kind: str, workload: Workload, what: str) -> str | None:
     return None if is_on(kind, workload) else f"{what} runs on {kind.upper()} alone"
 
 
+def compute_capability(workload: Workload) -> tuple[int, int] | None:
+    """Of the GPU that a workload names, (9, 0) for Hopper's; None where there is none to ask."""
+    if not (is_on("cuda", workload) and torch.cuda.is_available()):
+        return None
+    return torch.cuda.get_device_capability(device(workload.device).torch_device)
+
+
 def missing_package(module: str, distribution: str = "") -> str | None:
     """Why `module` cannot be imported, in words, or None; `distribution` is its name for pip where that differs.
 
@@ -299,11 +309,14 @@ def missing_package(module: str, distribution: str = "") -> str | None:
     """
     if module in sys.modules:
         return None
-    package, _, rest = module.partition(".")
+    package, *rest = module.split(".")
     found = importlib.util.find_spec(package) if package not in sys.modules else sys.modules[package].__spec__
-    if found is not None and rest:
-        found = PathFinder.find_spec(module, found.submodule_search_locations)
-    return f"{distribution or package} is not installed" if found is None else None
+    for part in rest:
+        if found is None:
+            break
+        found = PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
+    is_missing = found is None or found.origin is None  # a folder without code, as what another package shares with it
+    return f"{distribution or package} is not installed" if is_missing else None
 
 
 def without_attend(what: str) -> str:

@@ -8,12 +8,12 @@ allocator counts.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from attnbench.storage.memory_events import MemoryEvent
-from attnbench.storage.operator_kinds import Span, nested
+from attnbench.storage.operator_kinds import Kernel, Span, nested
 
 if TYPE_CHECKING:  # as in devices/__init__.py
     from torch import Tensor
@@ -41,7 +41,6 @@ class Recording:
 
     events: list[Any]  # the profiler's own
     result: dict[int, int]  # the bytes of the result's storages, by where they lay
-    device_s: Mapping[str, float] = field(default_factory=dict)  # own seconds of each operator's kernels, off the host
     allocated: Footprint | None = None  # less its result, as an allocator counted; None: the events show it
 
     def footprint(self, given: Iterable[Tensor] = ()) -> Footprint:
@@ -71,6 +70,22 @@ class Recording:
                 yield Span(name, event.start_thread_id(), start_ns, start_ns, event.nbytes())
             elif event.device_type() == DeviceType.CPU:
                 yield Span(name, event.start_thread_id(), start_ns, event.end_ns())
+
+    def kernels(self) -> list[Kernel]:
+        """What another device than the host did, each with the operator that launched it; empty on the host."""
+        from torch._C._autograd import DeviceType
+
+        launching: dict[int, str] = {}
+        found = []
+        for event in self.events:
+            if event.device_type() == DeviceType.CPU:
+                launching[event.correlation_id()] = event.name()
+            elif event.name() != MEMORY and not event.is_user_annotation():
+                found.append(event)
+        return [
+            Kernel(event.name(), event.end_ns() - event.start_ns(), launching.get(event.linked_correlation_id(), ""))
+            for event in found
+        ]
 
     def memory_events(self) -> Iterator[MemoryEvent]:
         """The memory events in the order of time, each with the operator of its thread that was running.
@@ -103,9 +118,7 @@ def record(
     assert seen.profiler.kineto_results is not None
     tensors = [each for each in (kept if isinstance(kept, tuple | list) else [kept]) if isinstance(each, Tensor)]
     storages = [tensor.untyped_storage() for tensor in tensors]
-    averages = seen.key_averages() if len(activities) > 1 else ()
     return Recording(
         events=seen.profiler.kineto_results.events(),
         result={storage.data_ptr(): storage.nbytes() for storage in storages},
-        device_s={event.key: event.self_device_time_total / 1e6 for event in averages},
     )

@@ -33,7 +33,7 @@ from attnbench.processes.stages import (
 )
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage import events
-from attnbench.storage.events import ALLOCATORS, SCHEMA, Plan
+from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import LATENCY, Arm, Counters
@@ -84,8 +84,11 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
     studies/simulated.
 
     Raises:
-        ValueError: the folder cannot be written, its journal is damaged, or no worker can start.
+        ValueError: the folder cannot be written, its journal is damaged, no worker can start, or Triton's interpreter
+            would be timed.
     """
+    if "time" in (plan.stages or stages) and LATENCY in plan.metrics:
+        refuse_interpreted(plan)
     state, sense, path = State(), Sense(), folder / JOURNAL
     earlier = list(read_events(path)) if path.exists() else []
     for event in earlier:
@@ -119,9 +122,22 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
         session.record(finished)
 
 
+def refuse_interpreted(plan: Plan) -> None:
+    """Refuse to time what Triton's interpreter runs.
+
+    Raises:
+        ValueError: the plan asks for it, or the environment does.
+    """
+    if plan.is_interpreted or INTERPRETED.items() <= os.environ.items():
+        raise ValueError(
+            "the times of Triton's interpreter say nothing of a kernel: check it with attnbench check --interpret, "
+            "and time it on a GPU, without TRITON_INTERPRET=1 in the environment"
+        )
+
+
 def client_for(plan: Plan, folder: Path) -> WorkerClient:
     """The worker of a run, which prints into its folder; several where not all arms share a process."""
-    settings = ALLOCATORS[plan.allocator]
+    settings = ALLOCATORS[plan.allocator] | (INTERPRETED if plan.is_interpreted else {})
     if not plan.has_runners:
         return ProcessClient(folder / "worker.log", plan.timeout_s, settings)
     spin = {name: value for name, value in SHORT_SPIN.items() if name not in os.environ}

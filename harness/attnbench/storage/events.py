@@ -44,6 +44,10 @@ their pages again; what is large it adapts to what was freed before. `steady` is
 before does not matter: blocks from 32 MiB on, and more than 64 MiB at the end of the heap. `retain` keeps everything.
 Source: mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html."""
 
+INTERPRETED = {"TRITON_INTERPRET": "1"}
+"""What is set before a worker starts where Triton's kernels are interpreted, since Triton reads it when it is imported.
+Source: https://triton-lang.org/main/programming-guide/chapter-3/debugging.html"""
+
 
 class DamagedError(ValueError):
     """A journal that cannot be read: it is not whole any more, never was one, or is newer than this version."""
@@ -119,6 +123,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     stages: tuple[str, ...] = ()  # in their order; none: those of a run
     unasked: tuple[str, ...] = ()  # workloads that are looked at only where something else asks for it
     ladders: tuple[Ladder, ...] = ()
+    is_interpreted: bool = False  # Triton's kernels run in its interpreter, on the CPU, and are checked alone
     shortlist: int = 0  # so many implementations of each workload are tried, those predicted to be fastest; 0: all
 
     def __post_init__(self) -> None:

@@ -1,7 +1,10 @@
 """The operators of one call, folded from the profiler's events, and the kind of work and the backend of each.
 
-Source of the names: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml; CUDA
-kernels and what torch.compile makes have names of their own.
+Off the host, what an operator's name promises its kernels prove: whichever library is registered for an operator, its
+kernels have names of their own.
+
+Source of the names: https://github.com/pytorch/pytorch/blob/main/aten/src/ATen/native/native_functions.yaml; kernels as
+their sources call them (KERNELS).
 """
 
 import re
@@ -9,6 +12,8 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator
 from functools import lru_cache
 from typing import NamedTuple
+
+from msgspec.structs import replace
 
 from attnbench.storage.records import Operator
 
@@ -20,7 +25,8 @@ is what torch.compile generated itself."""
 _WORDS = {  # a name has the first kind whose pattern it contains
     "compiled": r"compiledfxgraph|^triton_|cpp_fused|^graph(_\d+)?_kernel$",
     "attention": r"scaled_dot_product(?!_attention(_math\w*)?$)|flash_(attn|fwd|bwd|attention)|efficient_attention"
-    r"|cudnn_attention|fmha|flex_attention|sage_?attn",
+    r"|cudnn_attention|cudnn_generated\w*(sdpa|flash)|flash_?attn|fmha|flex_attention|sage_?attn|qk_int\w*_attn"
+    r"|(prefill|decode)withkvcache|fused_?attn",
     "softmax": r"softmax|logsumexp",
     "matmul": r"\b_?(matmul|b?mm|addmm|baddbmm|addbmm|linear|einsum|dot|mv|addmv|inner|outer|_scaled_mm)\b"
     r"|gemm|gemv|mkldnn_linear|cublas|cutlass|nvjet",
@@ -39,6 +45,26 @@ BACKENDS = {
 }
 """The backends of `scaled_dot_product_attention`, as torch.nn.attention.SDPBackend has them: how their operators are
 called."""
+KERNELS = {
+    "PyTorch's FlashAttention 2": ("flash", r"\bpytorch_flash::"),
+    "FlashAttention 4": ("flash", r"flash_attncute|FlashAttention(Forward|Backward)Sm\d"),
+    "FlashAttention 3": ("flash", r"\bflash::\w*(Sm[89]\d|FwdCombine)|\bflash::enable_sm\d"),
+    "FlashAttention 2": ("flash", r"\bflash::flash_(fwd|bwd)"),
+    "CUTLASS FMHA": ("efficient", r"\bfmha_cutlass[FB]_"),
+    "cuDNN": ("cudnn", r"\bcudnn_generated_\w*(sdpa|flash)"),
+    "FlashInfer": ("", r"\bflashinfer::"),
+    "SageAttention": ("", r"\bqk_int\w*_attn_kernel"),
+    "Triton": ("", r"^triton_"),
+}
+"""Whose kernel it is, by its name: the backend of PyTorch's that it may be registered for, and a pattern.
+
+Source: aten/src/ATen/native/transformers/cuda of PyTorch (flash_attn, mem_eff_attention); csrc/flash_attn, hopper and
+flash_attn/cute of https://github.com/Dao-AILab/flash-attention; include/flashinfer and csrc of the two others.
+"""
+OWN = ("PyTorch's FlashAttention 2", "CUTLASS FMHA", "cuDNN")
+"""Those that PyTorch brings along for its backends."""
+LONGEST_KERNEL = 200
+"""Of a kernel's name with its template arguments, the characters that are kept."""
 _NUMBERED = (
     (r"^## Call (\w+) \w+ ##$", r"\1"),
     (r"^(Torch-Compiled Region): .*$", r"\1"),
@@ -69,6 +95,27 @@ def kind_of(name: str) -> str:
 def backend_of(name: str) -> str:
     """One of BACKENDS, or "" for an operator that is none."""
     return next((backend for backend, pattern in BACKENDS.items() if re.search(pattern, name)), "")
+
+
+@lru_cache(MANY_NAMES)
+def plain_kernel(name: str) -> str:
+    """A kernel's name without its return type, its parameters and what differs from process to process."""
+    bare = re.sub(r"_object_at_.*", "", name.removeprefix("void "))
+    return bare.replace("(anonymous namespace)::", "").partition("(")[0][:LONGEST_KERNEL]
+
+
+def makers(kernels: Iterable[str]) -> list[str]:
+    """Whose kernels these are: keys of KERNELS, each once, in its order; empty where none is known."""
+    names = list(kernels)
+    return [maker for maker, (_, pattern) in KERNELS.items() if any(re.search(pattern, name) for name in names)]
+
+
+class Kernel(NamedTuple):
+    """One piece of work of a device, such as a kernel or a copy, and the operator that launched it; "" for none."""
+
+    name: str
+    duration_ns: int
+    operator: str = ""
 
 
 class Span(NamedTuple):
@@ -126,11 +173,41 @@ def fold(spans: Iterable[Span]) -> tuple[Operator, ...]:
     return tuple(sorted(operators, key=lambda operator: (-operator.self_s, operator.name)))
 
 
+def with_kernels(operators: Iterable[Operator], kernels: Iterable[Kernel]) -> tuple[Operator, ...]:
+    """The operators with the time of the kernels that they launched in place of their own, most of it first.
+
+    What was launched outside any operator, as extensions and Triton do, stands among them by the kernel's name.
+    """
+    times_ns: defaultdict[str, Counter[str]] = defaultdict(Counter)  # by operator, and in it by kernel
+    num_launches: Counter[str] = Counter()
+    for kernel in kernels:
+        name = plain_kernel(kernel.name)
+        times_ns[plain_name(kernel.operator)][name] += kernel.duration_ns
+        num_launches[name] += not kernel.operator
+    found = []
+    for one in operators:
+        own = times_ns[one.name] if one.name else Counter[str]()
+        kind = kind_of(own.most_common(1)[0][0]) if own and one.kind == "other" else one.kind
+        found.append(replace(one, kind=kind, self_s=own.total() / 1e9, kernels=tuple(own)))
+    for name, own_ns in times_ns[""].items():
+        launches = num_launches[name]
+        found.append(Operator(name=name, kind=kind_of(name), num_calls=launches, self_s=own_ns / 1e9, kernels=(name,)))
+    return tuple(sorted(found, key=lambda operator: (-operator.self_s, operator.name)))
+
+
 def compiled(calls: Iterable[Operator]) -> bool:
     """Whether any of it was made by torch.compile."""
     return any(one.kind == "compiled" or one.name == COMPILED for one in calls)
 
 
 def observed(calls: Iterable[Operator]) -> str:
-    """The backend of `scaled_dot_product_attention` that ran, joined by "+" where there are several; "" for none."""
-    return "+".join(sorted(set(filter(None, (backend_of(one.name) for one in calls)))))
+    """The backend of `scaled_dot_product_attention` that ran, joined by "+" where there are several; "" for none.
+
+    An operator of a backend that launched kernels of another one counts for that other.
+    """
+    found: set[str] = set()
+    for one in calls:
+        if backend := backend_of(one.name):
+            proved = {KERNELS[maker][0] for maker in makers(one.kernels)} - {""}
+            found |= proved or {backend}
+    return "+".join(sorted(found))

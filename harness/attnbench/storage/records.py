@@ -159,9 +159,10 @@ class Operator(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     kind: str  # one of kinds.KINDS
     num_calls: int
-    self_s: float  # without the operators that it called; profiled, so for shares and not for speed
+    self_s: float  # its own alone, or of its kernels; profiled, so for shares and not for speed
     allocated_bytes: int = 0  # what it asked for itself, freed or not
     largest_bytes: int = 0  # the largest single block among these
+    kernels: tuple[str, ...] = ()  # what it launched on a device other than the host, by name
 
 
 class Operators(msgspec.Struct, frozen=True, kw_only=True):
@@ -174,6 +175,7 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     reason: str = ""  # why it is not what was requested, in PyTorch's words
     num_faults: float = 0.0  # minor page faults of one call, without a profiler
     fault_s: float = 0.0  # what one costs on this machine, by an estimate; 0: not known
+    copies: str = ""  # what the implementation says that it copies inside the timed call; empty: nothing
 
     @property
     def fallback(self) -> str:

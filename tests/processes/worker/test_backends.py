@@ -116,7 +116,7 @@ class Held(Attention):
 
 def observe(made: Implementation, workload: Workload = SMALL) -> Operators:
     steps: list[int] = []
-    found = operators.observe(Bench(workload).case(made), made.backend, on_step=lambda: steps.append(0))
+    found = operators.observe(Bench(workload).case(made), made, on_step=lambda: steps.append(0))
     assert len(steps) >= 4  # a sign of life before each call
     return found
 

@@ -212,8 +212,8 @@ class Worker:
             case messages.Build() | messages.Call() | messages.Backward():
                 return self.answer_judge(request)
             case messages.Profile():
-                case, backend = self.case(request), self.implementation(request.spec).backend
-                seen = operators.observe(case, backend, on_step=self.heartbeat.beat)
+                case, made = self.case(request), self.implementation(request.spec)
+                seen = operators.observe(case, made, on_step=self.heartbeat.beat)
                 return CellProfiled(**request.names, operators=seen)
             case messages.Observe():
                 return self.observe(request)

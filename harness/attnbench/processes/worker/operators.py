@@ -19,7 +19,6 @@ from contextlib import nullcontext, suppress
 from functools import cache
 from typing import Any
 
-import msgspec
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.nn.functional import scaled_dot_product_attention
@@ -28,7 +27,7 @@ from torch.overrides import TorchFunctionMode
 from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
 from attnbench.devices.recording import Recording
-from attnbench.storage.operator_kinds import BACKENDS, compiled, fold, observed
+from attnbench.storage.operator_kinds import BACKENDS, compiled, fold, observed, with_kernels
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
 
@@ -52,11 +51,12 @@ _TRIGGERED = re.compile(r"\s*\(Triggered internally at [^)]*\)\.?")
 _HEADLINE = re.compile(r"not used because:?$")
 
 
-def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operators:
+def observe(case: Case, made: Implementation, on_step: Callable[[], None]) -> Operators:
     """What runs in one call of `case`: at most four calls of it, or six short ones; `on_step` is called before each.
 
     A backward call alone is profiled for its operators, and the forward call before it for its backend.
     """
+    requested = made.backend
     with case.grad_mode():
         on_step()
         is_short = case.first_s < SHORT_S
@@ -88,6 +88,7 @@ def observe(case: Case, requested: str, on_step: Callable[[], None]) -> Operator
         reason="; ".join(asked.reasons) if requested not in {"", seen} else "",
         num_faults=num_faults,
         fault_s=fault_seconds(torch.get_num_threads()) if is_host else 0.0,
+        copies=made.copies,
     )
 
 
@@ -104,11 +105,8 @@ def refusal(workload: Workload, made: Implementation, error: RuntimeError) -> st
 
 def operators_in(recording: Recording) -> tuple[Operator, ...]:
     """The operators of a call; where another device has computed them, their own time is that of their kernels."""
-    operators = fold(recording.spans())
-    if not any(recording.device_s.values()):
-        return operators
-    on_device = [msgspec.structs.replace(one, self_s=recording.device_s.get(one.name, 0.0)) for one in operators]
-    return tuple(sorted(on_device, key=lambda one: -one.self_s))
+    operators, kernels = fold(recording.spans()), recording.kernels()
+    return with_kernels(operators, kernels) if kernels else operators
 
 
 @cache

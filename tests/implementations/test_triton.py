@@ -1,0 +1,119 @@
+"""Triton's kernels are checked in its interpreter, without a GPU, and never timed there. Triton is no dependency."""
+
+import json
+import os
+import re
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+from msgspec import structs
+from typer.testing import CliRunner
+
+from attnbench.cli import app
+from attnbench.plugins import plugs
+from attnbench.processes import execution
+from attnbench.processes.planning import Selection, plan
+from attnbench.storage.events import Plan
+from attnbench.workloads.workload import Workload
+
+ROOT = Path(__file__).parents[2]
+KERNELS = ROOT / "implementations" / "triton_flash.py"
+RESCALE = "            result = result * rescale[:, None]\n"
+needs_triton = pytest.mark.skipif(find_spec("triton") is None, reason="triton is not installed")
+
+
+def checked(spec: str, folder: Path, *settings: str) -> tuple[int, dict[str, object]]:
+    """The exit code of a check in the interpreter, and its report."""
+    words = [word for setting in settings for word in ("--set", setting)]
+    command = [sys.executable, "-m", "attnbench", "check", spec, "--interpret", "--json", "--seed", "1", *words]
+    done = subprocess.run(
+        command, cwd=folder, capture_output=True, text=True, env={**os.environ, "NO_COLOR": "1"}, check=False
+    )
+    assert done.stdout, done.stderr
+    return done.returncode, json.loads(done.stdout)
+
+
+@pytest.mark.long
+@needs_triton
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("seq_len=70", "num_heads=4", "num_kv_heads=2", "mask=causal"),
+        ("seq_len=65", "num_heads=2", "num_kv_heads=1", "dtype=bfloat16,float16", "mask=none"),
+        ("seq_len=33", "kv_len=70", "num_heads=1", "mask=none,causal,causal_bottom_right"),
+        ("seq_len=70", "kv_len=33", "num_heads=1", "mask=causal_bottom_right", "dtype=bfloat16"),
+        ("seq_len=33", "num_heads=1", "head_dim=20,256", "mask=causal"),
+        ("seq_len=1", "num_heads=1", "mask=causal"),
+    ],
+    ids=" ".join,
+)
+def test_triton_flash_is_right_forward_and_backward(settings: tuple[str, ...], tmp_path: Path) -> None:
+    small = () if any(each.startswith("head_dim") for each in settings) else ("head_dim=16",)
+    code, report = checked("triton_flash", tmp_path, "direction=forward_backward", "batch_size=2", *small, *settings)
+    assert (code, report["verdicts"]) == (0, {"triton_flash": "right"})
+
+
+@pytest.mark.long
+@needs_triton
+def test_an_output_that_is_not_rescaled_is_named(tmp_path: Path) -> None:
+    text = KERNELS.read_text(encoding="utf-8")
+    assert text.count(RESCALE) == 1
+    (tmp_path / "planted.py").write_text(text.replace(RESCALE, ""))
+    settings = ("direction=inference", "mask=none", "seq_len=130", "num_heads=1", "head_dim=16", "batch_size=1")
+    code, report = checked("planted.py:IMPLEMENTATION", tmp_path, *settings)
+    assert code == 1
+    assert "does not rescale its output when the maximum grows" in json.dumps(report)
+
+
+@pytest.mark.long
+@needs_triton
+def test_the_kernel_of_the_document_is_right(tmp_path: Path) -> None:
+    document = (ROOT / "docs" / "adapters.md").read_text(encoding="utf-8")
+    (block,) = re.findall(r"```python\n# file: my_triton.py\n(.*?)```", document, re.DOTALL)
+    (tmp_path / "my_triton.py").write_text(block)
+    settings = ("direction=inference", "mask=none,causal", "seq_len=70", "num_heads=2", "head_dim=16")
+    code, _ = checked("my_triton.py:attention", tmp_path, *settings)
+    assert code == 0
+
+
+def test_without_cuda_and_interpreter_it_says_how_to_check_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    monkeypatch.setattr("attnbench.implementations.triton_flash.missing_package", lambda _: None)
+    found = plugs("attnbench.implementations", "IMPLEMENTATION")["triton_flash"]
+    assert "check --interpret" in str(found.unsupported(Workload()))
+    assert found.unsupported(Workload(device="cuda")) is None
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    assert found.unsupported(Workload()) is None
+
+
+def planned(**changes: object) -> Plan:
+    made = plan(Selection(sweep="quick", settings=("seq_len=8",), is_exact=True, implementations=("sdpa",)))
+    return structs.replace(made, **changes)
+
+
+def test_an_interpreter_is_never_timed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = "times of Triton's interpreter say nothing"
+    with pytest.raises(ValueError, match=refused):
+        execution.execute(planned(is_interpreted=True), tmp_path, lambda _: None)
+    assert not list(tmp_path.iterdir())
+    answer = CliRunner().invoke(app, ["run", "sdpa", "--set", "seq_len=8", "--interpret"])
+    assert refused in f"{answer.output} {answer.exception}"
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    with pytest.raises(ValueError, match=refused):
+        execution.execute(planned(), tmp_path, lambda _: None)
+
+
+def test_the_worker_is_told_by_its_environment(tmp_path: Path) -> None:
+    for is_interpreted in (True, False):
+        client = execution.client_for(planned(is_interpreted=is_interpreted), tmp_path)
+        settings = client.template.settings
+        assert ("TRITON_INTERPRET" in settings) == is_interpreted
+
+
+def test_without_triton_the_message_says_how_to_get_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("attnbench.commands.check.find_spec", lambda _: None)
+    answer = CliRunner().invoke(app, ["check", "sdpa", "--interpret"])
+    assert "pip install triton" in f"{answer.output} {answer.exception}"

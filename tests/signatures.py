@@ -1,0 +1,79 @@
+"""Signatures of functions of other packages, at stated versions, as tests/data/signatures has them, and stand-ins.
+
+A file there has for each function its version, its name, the address of its source, and its parameters as Python writes
+them, without annotations. They are facts, read from that source; defaults are literals.
+"""
+
+import ast
+import inspect
+import tomllib
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, wraps
+from pathlib import Path
+from typing import Any
+
+FOLDER = Path(__file__).parent / "data" / "signatures"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Snapshot:
+    """One function at one version."""
+
+    package: str  # the file's stem
+    version: str
+    name: str  # with the module in which it is found
+    source: str
+    parameters: str
+
+    @property
+    def signature(self) -> inspect.Signature:
+        """The parameters with their kinds and defaults."""
+        (function,) = ast.parse(f"def f({self.parameters}): pass").body
+        assert isinstance(function, ast.FunctionDef)
+        given, kinds = function.args, inspect.Parameter
+        positional = [*given.posonlyargs, *given.args]
+        defaults = [inspect.Parameter.empty] * (len(positional) - len(given.defaults))
+        defaults += map(ast.literal_eval, given.defaults)
+        made = [
+            kinds(each.arg, kinds.POSITIONAL_OR_KEYWORD, default=default)
+            for each, default in zip(positional, defaults, strict=True)
+        ]
+        if given.vararg:
+            made.append(kinds(given.vararg.arg, kinds.VAR_POSITIONAL))
+        for each, default in zip(given.kwonlyargs, given.kw_defaults, strict=True):
+            value = kinds.empty if default is None else ast.literal_eval(default)
+            made.append(kinds(each.arg, kinds.KEYWORD_ONLY, default=value))
+        if given.kwarg:
+            made.append(kinds(given.kwarg.arg, kinds.VAR_KEYWORD))
+        return inspect.Signature(made)
+
+    def stand_in(self, compute: Callable[..., Any]) -> Callable[..., Any]:
+        """A function that takes exactly these parameters and hands all of them, with defaults, to `compute` by name."""
+        signature = self.signature
+
+        def function(*args: object, **kwargs: object) -> object:
+            bound = signature.bind(*args, **kwargs)  # TypeError where there is no such parameter
+            bound.apply_defaults()
+            return compute(**bound.arguments)
+
+        wraps(compute)(function)
+        vars(function)["__signature__"] = signature
+        return function
+
+
+@cache
+def snapshots() -> tuple[Snapshot, ...]:
+    """All of them, by package, in the order of the files."""
+    return tuple(
+        Snapshot(package=path.stem, **entry)
+        for path in sorted(FOLDER.glob("*.toml"))
+        for entry in tomllib.loads(path.read_text(encoding="utf-8"))["function"]
+    )
+
+
+def versions(name: str) -> dict[str, Snapshot]:
+    """The snapshots of a function, by version."""
+    found = {each.version: each for each in snapshots() if each.name == name}
+    assert found, name
+    return found

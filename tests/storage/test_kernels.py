@@ -1,0 +1,100 @@
+"""Whose kernel ran is read from its name, and its time is counted, whoever launched it.
+
+tests/data/profiles/kernels.json has events as torch's profiler gives them: the device, the name, start and end in
+nanoseconds, the correlation id, and that of the operator that launched it. The names are those of the sources.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from torch._C._autograd import DeviceType
+
+from attnbench.analysis.breakdown import ran, times
+from attnbench.devices.recording import Recording
+from attnbench.processes.worker.operators import operators_in
+from attnbench.storage.operator_kinds import observed
+from attnbench.storage.records import Operators
+
+PROFILES = json.loads((Path(__file__).parents[1] / "data/profiles/kernels.json").read_text(encoding="utf-8"))
+
+
+@dataclass(frozen=True)
+class Event:
+    """One event, with the profiler's methods that the harness asks."""
+
+    place: str
+    text: str
+    start: int
+    end: int
+    correlation: int
+    linked: int
+
+    def name(self) -> str:
+        return self.text
+
+    def device_type(self) -> DeviceType:
+        return DeviceType.CPU if self.place == "CPU" else DeviceType.CUDA
+
+    def is_user_annotation(self) -> bool:
+        return self.place.endswith("annotation")
+
+    def start_ns(self) -> int:
+        return self.start
+
+    def end_ns(self) -> int:
+        return self.end
+
+    def start_thread_id(self) -> int:
+        return 1
+
+    def correlation_id(self) -> int:
+        return self.correlation
+
+    def linked_correlation_id(self) -> int:
+        return self.linked
+
+
+def seen(name: str, requested: str = "") -> Operators:
+    calls = operators_in(Recording(events=[Event(*each) for each in PROFILES[name]], result={}))
+    return Operators(calls=calls, observed=observed(calls), requested=requested)
+
+
+RAN = {
+    "flash of PyTorch's own": ("flash", "flash", 8e-6),
+    "FlashAttention 3 registered for flash": ("flash", "flash (FlashAttention 3)", 6e-6),
+    "FlashAttention 4 registered for flash": ("flash", "flash (FlashAttention 4)", 5e-6),
+    "flash that ran the efficient kernel": ("efficient", "efficient", 8e-6),
+    "efficient": ("efficient", "efficient", 8e-6),
+    "cuDNN": ("cudnn", "cudnn", 4e-6),
+    "flash-attn 2, outside any operator, and a copy inside one": ("", "FlashAttention 2", 9e-6),
+    "a kernel of Triton's, launched twice, and a range that somebody named": ("", "flash_fwd_tile", 5e-6),
+    "FlexAttention, compiled": ("", "compiled: Triton", 4e-6),
+    "an autograd function of a package": ("", "FlashAttention 2", 4e-6),
+}
+
+
+@pytest.mark.parametrize("name", PROFILES)
+def test_what_ran_and_how_long_is_read_from_kernels(name: str) -> None:
+    backend, text, seconds = RAN[name]
+    found = seen(name)
+    assert (found.observed, ran(found)) == (backend, text)
+    assert sum(one.self_s for one in found.calls) == pytest.approx(seconds)
+
+
+def test_an_operator_whose_kernels_are_of_another_backend_is_a_fallback() -> None:
+    assert "efficient ran" in seen("flash that ran the efficient kernel", "flash").fallback
+    assert not seen("flash of PyTorch's own", "flash").fallback
+
+
+def test_kernels_outside_any_operator_have_a_kind_a_count_and_a_share() -> None:
+    found = seen("flash-attn 2, outside any operator, and a copy inside one")
+    shares = {kind: share for kind, share in times(found, 1.0).items() if share}
+    assert shares == pytest.approx({"attention": 8 / 9, "copy": 1 / 9})
+    twice = seen("a kernel of Triton's, launched twice, and a range that somebody named").calls
+    assert [(one.name, one.kind, one.num_calls) for one in twice] == [("flash_fwd_tile", "attention", 2)]
+
+
+def test_the_work_of_a_packages_function_is_attention() -> None:
+    assert set(times(seen("an autograd function of a package"), 1.0)) == {"attention"}
