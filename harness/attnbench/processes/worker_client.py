@@ -402,6 +402,8 @@ class ProcessClient(WorkerClient):
             reply = check(request, self.runner.ask, self.judge.ask)
         else:
             reply = self.judge.ask(request)
+        if self.judge.is_spent:  # its own device fails, whoever is judged next
+            self.judge.stop()
         if isinstance(reply, messages.Failed) and not self.judge.is_running:
             return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
         return reply
