@@ -1,5 +1,7 @@
 """The right answers are computed on the workload's device, in parts, in bounded memory and countable time."""
 
+import itertools
+
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -34,9 +36,7 @@ FLOPS_PER_S, SLOW_FLOPS_PER_S, MOST_S, MOST_BYTES = 60e12, 10e9, 60.0, 8 * 2**30
 )
 @pytest.mark.parametrize("part_pairs", [1, 100])
 def test_an_answer_in_parts_is_the_whole_one_forward_and_backward(form, mask, sinks, part_pairs, monkeypatch):
-    point = Workload(
-        batch_size=2, seq_len=6, kv_len=7, num_heads=6, num_kv_heads=2, head_dim=4, mask=mask, sinks=sinks
-    )
+    point = Workload(batch_size=2, seq_len=6, kv_len=7, num_heads=6, num_kv_heads=2, head_dim=4, mask=mask, sinks=sinks)
     rows, steps = torch.tensor([0, 2, 5]), []
 
     def found() -> list[torch.Tensor]:
@@ -110,7 +110,7 @@ def test_a_long_workload_is_checked_in_a_minute_and_eight_gibibytes(counted):
 @pytest.mark.long
 def test_a_heartbeat_comes_often_whatever_the_length(counted):
     _, flops, steps = counted
-    longest = max(after - before for before, after in zip(steps, steps[1:], strict=False))
+    longest = max(after - before for before, after in itertools.pairwise(steps))
     assert longest < flops / 100
     assert longest / SLOW_FLOPS_PER_S < MOST_S  # a slow processor, too, is within the timeout of a step
 

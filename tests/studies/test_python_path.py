@@ -9,7 +9,7 @@ from studies import first_answer
 from studies.acceptance import endurance, revisions, suite
 
 STARTS = {
-    "a session of two revisions": lambda folder: revisions._gate(folder),
+    "a session of two revisions": revisions._gate,
     "a run that is killed": lambda folder: endurance._start().wait(),
     "a command that is timed": lambda folder: first_answer.timed("after", suite.ROOT, "list", ["list"], folder),
     "a piece of acceptance": lambda folder: suite.run(
