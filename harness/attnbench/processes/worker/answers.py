@@ -450,6 +450,7 @@ class Worker:
         if request.verifies and any(arm != PROBE for arm in arms):
             self.guard.require_unchanged()
             self.turn = PROBE  # the right answers are the harness's own work: no arm's time, and no arm's failure
+            self.heartbeat.beat(messages.Heartbeat.HARNESS)
             bench.reference(partial(self.heartbeat.beat, messages.Heartbeat.HARNESS))
         start = time.perf_counter()
         for arm in arms if request.verifies else ():
