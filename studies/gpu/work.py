@@ -43,7 +43,7 @@ class Left(Exception):  # noqa: N818 - it is no error
 
 
 def versions() -> tuple[str, list[Row]]:
-    """Python, packages, and all that nvidia-smi says, in a file beside."""
+    """Python, packages, and all that nvidia-smi says, in a file of their own."""
     rows: list[Row] = [{"name": "python", "version": platform.python_version()}]
     rows.append({"name": "system", "version": platform.platform(terse=True)})
     for name in PACKAGES:
@@ -204,7 +204,7 @@ def run(*options: str) -> tuple[str, list[Row]]:
 def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
     where: str, direction: str, mask: str, width: str, lengths: str, heads: str, names: str
 ) -> tuple[str, list[Row]]:
-    """Times by our clock, by triton.testing.do_bench on the same tensors, and as a sum of kernels; clocks beside."""
+    """Times by our clock, by triton.testing.do_bench on the same tensors, and as sums of kernels; clocks meanwhile."""
     here = _here(where)
     rows: list[Row] = []
     with _clocks(Path(f"clocks-{direction}-{width}-{mask}.csv")):
@@ -449,7 +449,8 @@ WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
 
 def main(name: str, file: Path, *given: str) -> None:
     """Do it, and leave what was found whole or not at all."""
-    outcome, reason, answer, rows = OK, "", "", []
+    outcome, reason, answer = OK, "", ""
+    rows: list[Row] = []
     try:
         answer, rows = WORK[name](*given)
     except Left as left:

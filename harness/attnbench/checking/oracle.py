@@ -319,7 +319,7 @@ def in_parts(  # noqa: PLR0913, PLR0917 - a form, what it is given, and who is t
 ) -> Tensor:
     """What a form gives (B, H, R, V), at long lengths a batch row and some heads at a time.
 
-    `on_step` is called before each part, on the way forward and again on the way back, which computes the part anew:
+    `on_step` is called before each part, on the way forward and again on the way back, which computes the part again:
     no more than one part's scores are kept (T. Chen et al., https://arxiv.org/abs/1604.06174). A form with weights of
     all heads in hand is not taken apart.
     """

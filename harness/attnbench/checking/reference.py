@@ -195,8 +195,8 @@ def _pointed(workload: Workload, seed: int, size: float) -> Inputs:
     key[..., 0] = root
     needles = needle_targets(workload, draws).numpy()
     rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
-    row, query = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
-    is_seen = rule.sees(row, query, needles, rule.table(*sizes), workload.kv_len - workload.seq_len)
+    row, place = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
+    is_seen = rule.sees(row, place, needles, rule.table(*sizes), workload.kv_len - workload.seq_len)
     # A query that does not see its own target has the last key that it sees.
     visible = torch.from_numpy(np.where(np.broadcast_to(is_seen, sizes[:2]), needles, seen_edges(workload)[1]))
     targets = visible[:, None, :, None]  # (B,1,T,1)

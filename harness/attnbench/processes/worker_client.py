@@ -40,7 +40,7 @@ ROOT = Path(__file__).parents[2]
 
 
 def module_path(*folders: Path) -> str:
-    """PYTHONPATH of a process that looks into these folders first, and then where this one was told to look."""
+    """PYTHONPATH of a process that looks into these folders first, and then where this one does."""
     return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
 
 

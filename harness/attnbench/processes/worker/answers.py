@@ -188,16 +188,13 @@ class Worker:
         takes it for the loss of the candidate's process, whose later calls would tell of the device alone.
         """
         failed = reply if isinstance(reply, messages.Failed) else messages.Failed(status=Status.error, message="")
-        by_harness = isinstance(request, messages.Check | messages.JudgeOutput | messages.MeasureCeilings)
-        arm = failed.arm
+        arm = PROBE
         if isinstance(request, messages.SampleBlocks):
             arm = self.turn
-        elif not by_harness:
-            arm = request.arm
+        elif not isinstance(request, messages.Check | messages.JudgeOutput | messages.MeasureCeilings):
+            arm = request.arm  # else it was the harness's own work
         said = [failed.message, f"{request.workload.device} {BROKEN}"]
-        return messages.Failed(
-            arm=PROBE if by_harness else arm, status=Status.error, message="; ".join(filter(None, said))
-        )
+        return messages.Failed(arm=arm, status=Status.error, message="; ".join(filter(None, said)))
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
