@@ -30,6 +30,7 @@ from matplotlib.ticker import LogLocator
 from attnbench.analysis.results import read
 from attnbench.analysis.table import table
 from attnbench.devices import environment
+from attnbench.processes.worker_client import module_path
 from attnbench.reports import style
 from attnbench.units import show, significant
 
@@ -108,7 +109,7 @@ def _cells(command: str) -> pd.DataFrame:
         is_check = words[0] == "check"
         words += ["--json"] if is_check else ["--results", folder, "--quiet"]
         asked = [sys.executable, "-m", "attnbench", *words]
-        environ = os.environ | {"PYTHONPATH": os.pathsep.join([str(ROOT / "harness"), str(ROOT)])}
+        environ = os.environ | {"PYTHONPATH": module_path(ROOT / "harness", ROOT)}
         done = subprocess.run(asked, cwd=ROOT, env=environ, stdout=subprocess.PIPE, text=True, check=False)
         runs = list(Path(folder).glob("runs/*"))
         if done.returncode not in {0, 1} or not (is_check or runs):

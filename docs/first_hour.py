@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from attnbench.commands import demo
+from attnbench.processes.worker_client import module_path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "first-hour.md"
@@ -138,7 +139,7 @@ def answered(question: Question, folder: Path, *, with_time: bool = True) -> str
 
 
 def _shell(command: str, folder: Path) -> "subprocess.CompletedProcess[str]":
-    environment = os.environ | {"COLUMNS": str(WIDTH), "PYTHONPATH": str(ROOT / "harness")}
+    environment = os.environ | {"COLUMNS": str(WIDTH), "PYTHONPATH": module_path(ROOT / "harness")}
     program = f'attnbench() {{ {shlex.quote(sys.executable)} -m attnbench "$@"; }}; {command}'
     return subprocess.run(
         ["/bin/bash", "-c", program], cwd=folder, env=environment, capture_output=True, text=True, check=False

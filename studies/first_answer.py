@@ -23,6 +23,7 @@ import typer
 
 from attnbench.analysis.comparisons import noise_floors
 from attnbench.analysis.results import read
+from attnbench.processes.worker_client import module_path
 
 ROOT = Path(__file__).parents[1]
 MINE = '''"""The right causal attention, and one whose softmax runs over queries in place of keys."""
@@ -96,7 +97,7 @@ def timed(tree: str, root: Path, what: str, args: Sequence[str], folder: Path) -
     results = folder / "results"
     shutil.rmtree(results, ignore_errors=True)
     place = ["--results", str(results)] if what == "quick" else []
-    environment = os.environ | {"PYTHONPATH": str(root / "harness"), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
+    environment = os.environ | {"PYTHONPATH": module_path(root / "harness"), "PYTHONUNBUFFERED": "1", "COLUMNS": "200"}
     start, first_s = time.monotonic(), None
     with subprocess.Popen(  # noqa: S603 - our own commands
         [sys.executable, "-m", "attnbench", *args, *place],

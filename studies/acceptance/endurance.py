@@ -14,7 +14,7 @@ import pandas as pd
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
-from attnbench.processes.worker_client import ROOT
+from attnbench.processes.worker_client import ROOT, module_path
 from attnbench.storage.events import Event, RunFinished, VisitFinished
 from attnbench.storage.journal import JOURNAL, events, find_runs, newest_run
 from attnbench.storage.records import Verdict
@@ -39,7 +39,7 @@ least as long as it takes to start, so that it is killed at work."""
 
 def _start(*options: str) -> subprocess.Popen[bytes]:
     """`attnbench run` in a process group of its own."""
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": module_path(ROOT)}
     quiet = subprocess.DEVNULL
     command = [sys.executable, "-P", "-m", "attnbench", "run", *options]
     return subprocess.Popen(command, env=environment, stdout=quiet, stderr=quiet, start_new_session=True, cwd=ROOT)  # noqa: S603 - our own module

@@ -11,7 +11,7 @@ from pathlib import Path
 from attnbench.analysis import results
 from attnbench.analysis.comparisons import suite
 from attnbench.analysis.results import Results
-from attnbench.processes.worker_client import ROOT
+from attnbench.processes.worker_client import ROOT, module_path
 from attnbench.statistics.intervals import median
 from attnbench.storage.events import Event, VisitFinished
 from attnbench.storage.journal import JOURNAL, Journal, events, newest_run
@@ -109,7 +109,7 @@ def _session(number: int, size: Size, *, share: float, is_apart: bool) -> Row:
         done = subprocess.run(  # noqa: S603 - our own module
             [sys.executable, "-P", "-m", "attnbench", *asked, *more],
             cwd=folder,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
+            env=os.environ | {"PYTHONPATH": module_path(ROOT)},
             stdout=subprocess.PIPE,
             check=False,
         )
@@ -122,7 +122,7 @@ def _session(number: int, size: Size, *, share: float, is_apart: bool) -> Row:
 def _gate(folder: Path) -> int:
     """How `attnbench gate` ends on the session, memory, operators and errors included."""
     command = [sys.executable, "-P", "-m", "attnbench", "gate"]
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    environment = os.environ | {"PYTHONPATH": module_path(ROOT)}
     return subprocess.run(command, cwd=folder, env=environment, stdout=sys.stderr, check=False).returncode  # noqa: S603
 
 

@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from attnbench.processes.sides import current_commit
+from attnbench.processes.worker_client import module_path
 from attnbench.storage.events import ALLOCATORS
 from studies.acceptance.outcome import LABELS, Outcome, Row, Stored, restored
 from studies.acceptance.plan import ON_CUDA, WHOLE, Size, missing, sizes
@@ -116,8 +117,7 @@ def run(job: Job, folder: Path, *, short: bool) -> bool:
     """Do one piece in a fresh process, which leaves it whole or not at all; whether it did."""
     command = [sys.executable, "-P", "-m", "studies.acceptance.piece", job.test, str(job.number), str(folder)]
     settings = {} if job.test in AS_USERS_HAVE_IT else ALLOCATORS["retain"]
-    path = os.pathsep.join(filter(None, [str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH")]))
-    environment = os.environ | settings | {"PYTHONPATH": path}
+    environment = os.environ | settings | {"PYTHONPATH": module_path(ROOT / "harness", ROOT)}
     (folder / f"{job.name}.json").unlink(missing_ok=True)  # one of another size is none
     with (folder / f"{job.name}.log").open("wb") as log:
         done = subprocess.run(  # noqa: S603 - our own module

@@ -117,7 +117,9 @@ def changed(honest: Implementation, change: Callable[..., Tensor]) -> Implementa
 
 def laid_out(layout: str) -> Callable[..., Tensor]:
     """Tensors that lie in memory in another way."""
-    return lambda right, query, key, value, mask: right(*(LAYOUTS[layout](each) for each in (query, key, value)), mask)
+    return lambda right, query, key, value, mask: right(
+        *(LAYOUTS[layout](each, 1) for each in (query, key, value)), mask
+    )
 
 
 @pytest.mark.long

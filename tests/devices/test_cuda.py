@@ -15,6 +15,8 @@ from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 from studies.acceptance import on_cuda
+from studies.acceptance.outcome import LABELS
+from studies.acceptance.plan import ON_CUDA
 
 pytestmark = [
     pytest.mark.cuda,
@@ -56,10 +58,10 @@ def test_running_out_of_memory_is_distinguished_from_other_errors():
     assert describe(raised.value)[0] is Status.out_of_memory
 
 
-@pytest.mark.parametrize("test", ["g1", "g2", "g3", "g4", "g5"])
+@pytest.mark.parametrize("test", ON_CUDA)
 def test_the_acceptance_tests_of_a_device_run_and_say_what_they_saw(test):
     found = getattr(on_cuda, test)(short=True)
-    assert found.id == test.upper()
+    assert found.id == LABELS[test]
     assert found.rows
     assert found.found
 

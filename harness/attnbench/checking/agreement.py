@@ -39,6 +39,7 @@ from attnbench.storage.records import REPEATABLE, Agreement, ProbeResult, RuleRe
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
+GAP = 3
 RULES_LEN = 35
 """The rules are tried at this length, which no tile divides, or at a shorter workload's own."""
 
@@ -80,18 +81,18 @@ def ask_oracle(workload: Workload, seed: int, on_step: Callable[[], object] = la
         raise ValueError(reason)
     on_step()
     short = plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain
-    for_rules = _references_for_rules(short, seed)
+    for_rules = _references_for_rules(short, seed, on_step)
     return References(workload=workload, seed=seed, by_probe=by_probe, for_rules=for_rules, on_step=on_step)
 
 
-def _references_for_rules(workload: Workload, seed: int) -> dict[str, Reference]:
+def _references_for_rules(workload: Workload, seed: int, on_step: Callable[[], object]) -> dict[str, Reference]:
     direction = "inference" if workload.direction == "inference" else "forward"
     layout = workload.layout if workload.layout == "value_in_key" else "contiguous"
     forward = msgspec.structs.replace(
         workload, direction=direction, layout=layout, dropout=0.0, page_size=0, cache_dtype="same"
     )
     try:
-        return {probe: reference_for_probe(forward, probe, seed) for probe in ("normal", "needles")}
+        return {probe: reference_for_probe(forward, probe, seed, on_step) for probe in ("normal", "needles")}
     except VacuousError:
         return {}
 
@@ -160,7 +161,7 @@ def _storage_notes(references: References) -> Iterator[RuleResult]:
 def _rule_results(references: References, implementation: Implementation, known: RulesAt) -> tuple[RuleResult, ...]:
     """The rules at the short length or, for a candidate that does not support it, at the workload's own."""
     for short in (references.for_rules, None):
-        by_probe = short or _references_for_rules(references.workload, references.seed)
+        by_probe = short or _references_for_rules(references.workload, references.seed, references.on_step)
         if by_probe:
             at = by_probe["normal"].workload.id
             if at not in known:
@@ -318,8 +319,9 @@ def draws_nothing(candidate: Candidate) -> str:
 
 def layouts(candidate: Candidate) -> str:
     """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps."""
+    alignment_bytes = candidate.case().device.alignment_bytes
     for name, change in LAYOUTS.items():
-        changed = {key: change(tensor) for key, tensor in candidate.tokens.items()}
+        changed = {key: change(tensor, alignment_bytes) for key, tensor in candidate.tokens.items()}
         apart = _apart(candidate.call(**changed), candidate.output)
         if not apart <= candidate.tolerance:
             return (
@@ -397,22 +399,30 @@ def _apart(one: Tensor, other: Tensor) -> float:
     return float((one - other).abs().where(one.isfinite(), 0.0).max()) if one.numel() else 0.0
 
 
-def _offset(tensor: Tensor) -> Tensor:
-    """The same values, one element after the start of a buffer."""
-    buffer = torch.empty(tensor.numel() + 1, dtype=tensor.dtype, device=tensor.device)
-    return buffer[1:].view(tensor.shape).copy_(tensor)
+def _transposed(tensor: Tensor, _: int) -> Tensor:
+    """The same values with tokens innermost but one, as a projection leaves them."""
+    return tensor.mT.contiguous().mT
 
 
-def _gapped(tensor: Tensor) -> Tensor:
-    """The same values, with tokens before heads and unused numbers between the rows."""
+def _offset(tensor: Tensor, alignment_bytes: int) -> Tensor:
+    """The same values, one element after the start of a buffer, or as few as keep the alignment."""
+    step = max(1, alignment_bytes // tensor.itemsize)
+    buffer = torch.empty(tensor.numel() + step, dtype=tensor.dtype, device=tensor.device)
+    return buffer[step:].view(tensor.shape).copy_(tensor)
+
+
+def _gapped(tensor: Tensor, alignment_bytes: int) -> Tensor:
+    """The same values, with tokens before heads and unused numbers between the rows: three, or what alignment needs."""
     moved = tensor.transpose(1, -2)
-    wide = torch.full((*moved.shape[:-1], moved.shape[-1] + 3), math.nan, dtype=tensor.dtype, device=tensor.device)
+    step = max(1, alignment_bytes // tensor.itemsize)
+    width = -(-(moved.shape[-1] + GAP) // step) * step
+    wide = torch.full((*moved.shape[:-1], width), math.nan, dtype=tensor.dtype, device=tensor.device)
     wide[..., : moved.shape[-1]] = moved
     return wide[..., : moved.shape[-1]].transpose(1, -2)
 
 
-LAYOUTS: dict[str, Callable[[Tensor], Tensor]] = {
-    "transposed": lambda tensor: tensor.mT.contiguous().mT,  # tokens innermost but one, as a projection leaves them
+LAYOUTS: dict[str, Callable[[Tensor, int], Tensor]] = {
+    "transposed": _transposed,
     "at an offset": _offset,
     "spread out in memory": _gapped,
 }

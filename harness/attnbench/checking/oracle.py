@@ -6,13 +6,14 @@ automatic differentiation. Source: https://arxiv.org/abs/1706.03762, section 3.2
 
 import functools
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
 import torch
 from torch import Tensor
+from torch.utils.checkpoint import checkpoint
 
 from attnbench.checking.case import Inputs
 from attnbench.contract import Weights
@@ -20,11 +21,14 @@ from attnbench.contract.bound_mask import widened
 from attnbench.workloads.masks import Mask
 from attnbench.workloads.workload import Workload
 
+EVERY = slice(None)
 NAME = "float64 loop over batch rows and heads"
 FULL_CHECK_PAIRS = 2**22
 """Up to this many scores (B * H * T * S) the oracle answers every query row; beyond it one of each tile, and edges."""
 ROWS_PAIRS = 2**22
 """So many scores at a time, where every row is evaluated."""
+PART_PAIRS = 2**25
+"""Of more scores than that (B * H * R * S) a batch row and so many heads at a time, so that memory is bounded."""
 MOST_PAIRS = 2**32
 """Beyond this many scores no form is evaluated at every row: it would take minutes."""
 SMALLEST_TILE = 16
@@ -54,6 +58,13 @@ class RowMask:
     device: torch.device | str = "cpu"
     scale: float | None = None  # None: 1 / sqrt(K)
     inputs: Mapping[str, Tensor] = field(default_factory=dict)  # sinks, and what learned biases are looked up in
+    whole: "RowMask | None" = None  # what this is a part of: of these batch rows and heads alone
+    batch: slice = field(default_factory=lambda: EVERY)
+    heads: slice = field(default_factory=lambda: EVERY)
+
+    def part(self, batch: slice, heads: slice) -> "RowMask":
+        """The mask of some batch rows and heads; which keys they see is looked up in this one."""
+        return replace(self, whole=self, batch=batch, heads=heads)
 
     def scale_for(self, head_dim: int) -> float:
         """What products of queries and keys of that width are multiplied by."""
@@ -62,7 +73,7 @@ class RowMask:
     @property
     def sinks(self) -> Tensor | None:
         """The score of each head's sink (H, 1, 1), or None."""
-        return self.inputs["sinks"][:, None, None] if "sinks" in self.inputs else None
+        return self.inputs["sinks"][self.heads, None, None] if "sinks" in self.inputs else None
 
     @property
     def queries(self) -> Tensor:
@@ -77,7 +88,7 @@ class RowMask:
     @cached_property
     def seen(self) -> Tensor:
         """Which keys each query sees (B, 1, R, S)."""
-        return self.seen_under(self.rule)
+        return self.seen_under(self.rule) if self.whole is None else self.whole.seen[self.batch]
 
     def seen_under(self, rule: Mask) -> Tensor:
         """Which keys each query sees under another mask (B, 1, R, S)."""
@@ -88,10 +99,11 @@ class RowMask:
         batch_size, query_len, key_len = self.sizes
         if part.is_learned:
             index = part.index(self.queries, self.keys, key_len - query_len, key_len)
-            row, head = torch.arange(batch_size)[:, None, None, None], torch.arange(self.num_heads)[:, None, None]
+            row = torch.arange(batch_size)[self.batch, None, None, None]
+            head = torch.arange(self.num_heads)[self.heads, None, None]
             found: Tensor = part.looked_up(widened(self.inputs), (row, head, self.queries), index)
             return found
-        per_head = torch.from_numpy(part.per_head(self.num_heads))[:, None, None]
+        per_head = torch.from_numpy(part.per_head(self.num_heads))[self.heads, None, None]
         bias: Tensor = part.bias(per_head, self.queries.cpu(), self.keys.cpu(), key_len - query_len)
         return bias.double().to(self.device)
 
@@ -99,6 +111,11 @@ class RowMask:
     def biases(self) -> dict[Mask, Tensor]:
         """What each additive part adds, as `bias` gives it."""
         return {part: self.bias(part) for part in self.rule.changes if part.is_additive}
+
+    def forget_biases(self) -> None:
+        """Let go of them where this is one of many parts, of which a graph keeps all."""
+        if self.whole is not None:
+            self.__dict__.pop("biases", None)
 
     def change(self, scores: Tensor, part: Mask, place: tuple[int, int] | None = None) -> Tensor:
         """The scores (B, H, R, S), or (R, S) of one batch row and head, as one part of the mask changes them."""
@@ -221,6 +238,7 @@ class _Recomputed(torch.autograd.Function):
         along = (grad_out * out).sum(dim=-1, keepdim=True)
         grad_changed = weights * (grad_out @ value.transpose(-2, -1) - along)
         grad_scores = grad_changed * ctx.mask.derivative(scores) * scale
+        ctx.mask.forget_biases()
         return (
             grad_scores @ key,
             grad_scores.transpose(-2, -1) @ query,
@@ -279,14 +297,64 @@ def weights(query: Tensor, key: Tensor, mask: RowMask, form: Form = attend) -> T
     return form(query, key, unit, mask)
 
 
-def answer(workload: Workload, inputs: Inputs, rows: Tensor, form: Form = attend) -> Tensor:
+def answer(
+    workload: Workload,
+    inputs: Inputs,
+    rows: Tensor,
+    form: Form = attend,
+    on_step: Callable[[], object] = lambda: None,
+) -> Tensor:
     """The output of a workload at the chosen query rows in the dtype of `inputs`: by the oracle, or by another form.
 
+    It is computed where the inputs are; `on_step` is called before each part of it.
     Scope `attention`: (B, H, R, V). Scope `module`: (B, R, D), or (B, R, H*V) where there is no output projection.
     """
     query, key, value = heads(workload, inputs, rows)
-    attended = form(query, key, value, row_mask(workload, rows, query.device, inputs.tensors))
+    attended = in_parts(form, query, key, value, row_mask(workload, rows, query.device, inputs.tensors), on_step)
     return output(workload, attended, inputs.weights)
+
+
+def in_parts(  # noqa: PLR0913, PLR0917 - a form, what it is given, and who is told
+    form: Form, query: Tensor, key: Tensor, value: Tensor, mask: RowMask, on_step: Callable[[], object]
+) -> Tensor:
+    """What a form gives (B, H, R, V), at long lengths a batch row and some heads at a time.
+
+    `on_step` is called before each part, on the way forward and again on the way back, which computes the part again:
+    no more than one part's scores are kept (T. Chen et al., https://arxiv.org/abs/1604.06174). A form with weights of
+    all heads in hand is not taken apart.
+    """
+    batch_size, num_heads, num_rows, _ = query.shape
+    num_pairs = num_rows * key.shape[2]
+    if form not in {attend, *YARDSTICKS} or batch_size * num_heads * num_pairs <= PART_PAIRS:
+        on_step()
+        return form(query, key, value, mask)
+
+    def attended(query: Tensor, key: Tensor, value: Tensor, batch: slice, heads: slice) -> Tensor:
+        on_step()
+        own = mask.part(batch, heads)
+        made = form(query, key, value, own)
+        own.forget_biases()
+        return made
+
+    readers = num_heads // key.shape[1]
+    most = max(1, PART_PAIRS // num_pairs)
+    each = max(number for number in range(1, readers + 1) if readers % number == 0 and number <= most)
+    made = []
+    for row in range(batch_size):
+        at = slice(row, row + 1)
+        queries = query[at].split(each, dim=1)
+        keys, values = key[at].split(1, dim=1), value[at].split(1, dim=1)
+        parts: list[Tensor] = []
+        for number, own in enumerate(queries):
+            group = number * each // readers
+            heads = slice(number * each, (number + 1) * each)
+            part = own, keys[group], values[group], at, heads
+            if torch.is_grad_enabled():
+                parts.append(checkpoint(attended, *part, use_reentrant=False, preserve_rng_state=False))
+            else:
+                parts.append(attended(*part))
+        made.append(torch.cat(parts, dim=1))
+    return torch.cat(made)
 
 
 def whole_answer(workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> Tensor:
@@ -319,12 +387,23 @@ def output(workload: Workload, attended: Tensor, weights: Weights) -> Tensor:
 
 
 def heads(workload: Workload, inputs: Inputs, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): given, or projected."""
+    """Query rows (B, H, R, K), key (B, G, S, K), value (B, G, S, V): given, or projected.
+
+    A query that was reduced to these rows already, by `at_rows`, is taken as it is.
+    """
     if workload.scope == "attention":
         query, key, value = inputs.tensors["query"], inputs.tensors["key"], inputs.tensors["value"]
-        return query[:, :, rows], key, value
+        return query if query.shape[2] < workload.seq_len else query[:, :, rows], key, value
     x = inputs.tensors["x"]
     return project(x[:, rows], inputs.tensors.get("context", x), inputs.weights)
+
+
+def at_rows(workload: Workload, inputs: Inputs, rows: Tensor) -> Inputs:
+    """The inputs with the queries of these rows alone, in scope `attention`; what they need else is as it is."""
+    if workload.scope == "module":
+        return inputs
+    query = inputs.tensors["query"]
+    return replace(inputs, tensors=inputs.tensors | {"query": query.index_select(2, rows.to(query.device))})
 
 
 def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
@@ -334,11 +413,24 @@ def score_bound(workload: Workload, inputs: Inputs, rows: Tensor) -> float:
     """
     query, key, _ = heads(workload, inputs, rows)
     bound = query.norm(dim=-1).max() * key.norm(dim=-1).max() * workload.score_scale
-    mask = row_mask(workload, rows, inputs=inputs.tensors)
+    mask = row_mask(workload, rows, query.device, inputs.tensors)
     for part in mask.rule.changes:
-        if part in mask.biases:
-            best = mask.biases[part].masked_fill(~mask.seen[:, 0].any(dim=0), -math.inf).amax(dim=-1)  # (..., R)
-            bound = bound + best.abs().where(best.isfinite(), 0.0).max()
+        if part.is_additive:
+            bound = bound + max(_best_bias(mask.part(EVERY, heads), part) for heads in _some_heads(mask))
         else:
             bound = part.transform(bound)
     return float(bound)
+
+
+def _some_heads(mask: RowMask) -> Iterator[slice]:
+    """All heads of a mask, as many at a time as memory is bounded for."""
+    batch_size, _, key_len = mask.sizes
+    each = max(1, PART_PAIRS // (batch_size * len(mask.rows) * key_len))
+    for first in range(0, mask.num_heads, each):
+        yield slice(first, first + each)
+
+
+def _best_bias(mask: RowMask, part: Mask) -> Tensor:
+    """The size of the largest number that a bias adds, at the best key of each row."""
+    best = mask.bias(part).masked_fill(~mask.seen[:, 0].any(dim=0), -math.inf).amax(dim=-1)  # (..., R)
+    return best.abs().where(best.isfinite(), 0.0).max()

@@ -11,7 +11,7 @@ waved through.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -34,7 +34,6 @@ from attnbench.checking.case import (
     output_shape,
     place,
 )
-from attnbench.checking.oracle import row_mask
 from attnbench.contract import Implementation, Weights, repeat_heads
 from attnbench.devices import device
 from attnbench.storage.records import TensorError
@@ -101,8 +100,7 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
     query_len, key_len = workload.seq_len, workload.kv_len
     own = torch.arange(query_len)
     edges = torch.tensor([edge for tile in TILE_LENS for edge in (tile - 1, tile)])
-    seen_edges = [(seen[0].int().argmax(dim=-1), _last_seen(seen[0])) for _, seen in _seen_by_blocks(workload)]
-    firsts, lasts = (torch.cat(each) for each in zip(*seen_edges, strict=True))  # in batch row 0
+    firsts, lasts = (each[0] for each in seen_edges(workload))  # in batch row 0
     random = torch.randint(key_len, (query_len,), generator=draws)
     choices = torch.stack(
         [
@@ -123,15 +121,24 @@ def needle_targets(workload: Workload, draws: Generator) -> Tensor:
     return choices.clamp(0, key_len - 1).gather(0, turn[None])[0]
 
 
-def _seen_by_blocks(workload: Workload) -> Iterator[tuple[Tensor, Tensor]]:
-    """Query rows (R,), and which keys they see (B, R, S)."""
-    for rows in torch.arange(workload.seq_len).split(1024):
-        yield rows, row_mask(workload, rows).seen[:, 0]
+def seen_edges(workload: Workload) -> tuple[Tensor, Tensor]:
+    """The first and the last key that each query sees, (B, T) both; where it sees none, the first and the last of all.
 
-
-def _last_seen(seen: Tensor) -> Tensor:
-    """The last key that each query sees (...,); the last of all where it sees none."""
-    return seen.shape[-1] - 1 - seen.flip(-1).int().argmax(dim=-1)
+    Of most masks they are known without a look at every pair of query and key.
+    """
+    rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
+    row, query = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
+    span = rule.span(row, query, rule.table(*sizes), workload.kv_len - workload.seq_len)
+    if span is None:
+        blocks = [oracle.row_mask(workload, rows).seen[:, 0] for rows in torch.from_numpy(query).split(1024)]
+        firsts = torch.cat([seen.int().argmax(dim=-1) for seen in blocks], dim=1)
+        lasts = torch.cat([seen.shape[-1] - 1 - seen.flip(-1).int().argmax(dim=-1) for seen in blocks], dim=1)
+        return firsts, lasts
+    end = workload.kv_len - 1
+    first, last = (default if each is None else each for each, default in zip(span, (0, end), strict=True))
+    first, last = np.broadcast_arrays(np.maximum(first, 0), np.minimum(last, end), np.zeros(sizes[:2], dtype=int))[:2]
+    sees_some = first <= last
+    return torch.from_numpy(np.where(sees_some, first, 0)), torch.from_numpy(np.where(sees_some, last, end))
 
 
 def marked(value: Tensor, draws: Generator) -> Tensor:
@@ -186,12 +193,13 @@ def _pointed(workload: Workload, seed: int, size: float) -> Inputs:
     key = inputs.tensors["key"].clone()
     key[..., 1:] *= root / key[..., 1:].norm(dim=-1, keepdim=True)
     key[..., 0] = root
-    needles, visible = needle_targets(workload, draws), []
+    needles = needle_targets(workload, draws).numpy()
+    rule, sizes = workload.mask_rule, (workload.batch_size, workload.seq_len, workload.kv_len)
+    row, place = np.arange(workload.batch_size)[:, None], np.arange(workload.seq_len)
+    is_seen = rule.sees(row, place, needles, rule.table(*sizes), workload.kv_len - workload.seq_len)
     # A query that does not see its own target has the last key that it sees.
-    for rows, seen in _seen_by_blocks(workload):
-        target = needles[rows].expand(workload.batch_size, -1)
-        visible.append(target.where(seen.gather(2, target[..., None])[..., 0], _last_seen(seen)))
-    targets = torch.cat(visible, dim=1)[:, None, :, None]  # (B,1,T,1)
+    visible = torch.from_numpy(np.where(np.broadcast_to(is_seen, sizes[:2]), needles, seen_edges(workload)[1]))
+    targets = visible[:, None, :, None]  # (B,1,T,1)
     spread = repeat_heads(key, workload.num_heads)
     query = spread.gather(2, targets.expand(-1, workload.num_heads, -1, workload.head_dim)) * (POINTED * of_one)
     query[..., 0] = (1 - POINTED) * of_one * root * (torch.randint(2, query.shape[:-1], generator=draws) * 2 - 1)
@@ -265,10 +273,12 @@ class Reference:
     ) -> None:
         """Ask the oracle and the textbook forms; `change` alters every form, the oracle's and the yardsticks'.
 
+        They compute on the workload's device, or on the CPU where the device has no float64 (docs/adr/0035).
+
         `leniency` says how many times more is allowed where a few draws say little about an honest error. `rows` are
         the query rows to compare, chosen by draws where none are given; gradients are compared where the direction has
         them and the reference `has_gradients`; the output's gradient is `grad_value` at those rows, or else drawn.
-        `is_screened` asks for `screen`, too, which calls `on_step` at times.
+        `is_screened` asks for `screen`, too. `on_step` is called before each part of an answer.
 
         Raises:
             ValueError: the reference is not finite.
@@ -281,8 +291,7 @@ class Reference:
         self.workload, self.seed, self.leniency, self.has_gradients = workload, seed, leniency, has_gradients
         compared = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
         self.inputs = place(drawn, workload)  # on the device, in the workload's dtype
-        self.unrounded = drawn  # before its numbers are rounded to the dtype, or stored in fewer bits
-        self.drawn = held(drawn.map(lambda tensor: tensor.to(dtype)), workload)  # the same in float64 on the CPU
+        self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU, not stored in fewer bits
         chosen = oracle.checked_rows(workload, draws)
         self.rows = chosen if rows is None else rows  # (R,) the query rows that are compared
         self.on_step = on_step
@@ -296,36 +305,61 @@ class Reference:
             full = torch.zeros(output_shape(workload), dtype=dtype)
             self.grad_output = full.index_copy(len(batch), self.rows, self.grad_rows).to(here)
 
-        def answers_by(form: oracle.Form, inputs: Inputs, grads: Tensor) -> dict[str, Tensor]:
-            form = change(form)
-            return answers(compared, inputs, grads, lambda inputs: oracle.answer(workload, inputs, self.rows, form))
+        has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is on the device alone
+        has_float64 = device(workload.device).has_float64
+        of_yardsticks = here if has_float64 or has_own_products else "cpu"
 
-        expected = answers_by(oracle.attend, self.drawn, self.grad_rows.double())
-        if not expected["output"].isfinite().all():
+        def answers_by(form: oracle.Form, inputs: Inputs) -> dict[str, Tensor]:
+            form, any_tensor = change(form), inputs.weights.query
+            grads = self.grad_rows.to(device=any_tensor.device, dtype=any_tensor.dtype)
+            return answers(
+                compared, inputs, grads, lambda inputs: oracle.answer(workload, inputs, self.rows, form, on_step)
+            )
+
+        reduced = oracle.at_rows(workload, self._rounded, self.rows)
+        exact = held(reduced.map(lambda tensor: tensor.to(here if has_float64 else "cpu")), workload)
+        expected = answers_by(oracle.attend, exact)
+        right_output = expected["output"].cpu()
+        if not right_output.isfinite().all():
             raise ValueError("the reference output is not finite: nothing can be compared with it")
-        if (expected["output"] == expected["output"].flatten()[0]).all():
+        if (right_output == right_output.flatten()[0]).all():
             raise VacuousError("the reference output is constant: nothing can be compared with it")
         scales = scales_of(expected)
         if scales.get(SUMMED, 0.0) > 0:
             scales[SUMMED] = max(scales[SUMMED], group_sum(workload, self.grad_rows))
-        self.expected = {name: tensor for name, tensor in expected.items() if scales[name] > 0}  # float64 on the CPU
-        has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is on the device alone
-        where = here if has_own_products else "cpu"
+        expected = {name: tensor for name, tensor in expected.items() if scales[name] > 0}
 
         def moved(tensor: Tensor) -> Tensor:
-            share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype) * 2 - 1
-            return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=where, dtype=dtype)
+            share = torch.rand(tensor.shape, generator=draws, dtype=tensor.dtype).to(tensor.device) * 2 - 1
+            return (tensor * (1 + torch.finfo(dtype).eps * share)).to(device=of_yardsticks, dtype=dtype)
 
-        both = (self.drawn.map(lambda tensor: tensor.to(device=where, dtype=dtype)), self.drawn.map(moved))
-        honest = [answers_by(form, inputs, self.grad_rows) for inputs in both for form in oracle.YARDSTICKS]
-        errors = {name: [largest(each[name].cpu(), right) for each in honest] for name, right in self.expected.items()}
+        errors: dict[str, list[float]] = {name: [] for name in expected}
+        for inputs in (exact.map(lambda tensor: tensor.to(device=of_yardsticks, dtype=dtype)), exact.map(moved)):
+            for form in oracle.YARDSTICKS:
+                honest = answers_by(form, inputs)
+                for name, right in expected.items():
+                    errors[name].append(largest(honest[name].to(right.device), right))
         if not all(math.isfinite(error) for each in errors.values() for error in each):
             raise VacuousError(f"an honest answer overflows {workload.dtype}: nothing can be compared with it")
         self.yardstick_errors = {name: max(each) for name, each in errors.items()}
-        bound = oracle.score_bound(workload, self.drawn, self.rows)
+        bound = oracle.score_bound(workload, exact, self.rows)
         self.rounding_bands = {
-            name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in self.expected.items()
+            name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in expected.items()
         }
+        self.expected = {name: self._at_every_row(name, tensor.cpu()) for name, tensor in expected.items()}
+
+    @cached_property
+    def drawn(self) -> Inputs:
+        """What a candidate is given, in float64 on the CPU: rounded to the dtype, or as a cache holds it."""
+        return held(self._rounded, self.workload)
+
+    def _at_every_row(self, name: str, tensor: Tensor) -> Tensor:
+        """The gradient of all queries, from that of those whose output has one; any other tensor as it is."""
+        if name != "gradient of query" or len(self.rows) == self.workload.seq_len:
+            return tensor
+        batch_size, num_heads, _, head_dim = tensor.shape
+        zeros = np.zeros((batch_size, num_heads, self.workload.seq_len, head_dim))  # its pages take no memory yet
+        return torch.from_numpy(zeros).index_copy_(2, self.rows, tensor)
 
     def tolerance(self, name: str) -> float:
         """The largest error that a tensor may have: of few numbers, more than the largest that a few draws showed."""
@@ -335,8 +369,7 @@ class Reference:
     @cached_property
     def storage_error(self) -> float:
         """How far the output is from that of a cache in the workload's own dtype, as a share of its largest value."""
-        dtype = TORCH_DTYPES[self.workload.dtype]
-        plain = self.unrounded.map(lambda tensor: tensor.to(dtype).double())
+        plain = self._rounded.map(torch.Tensor.double)
         apart = largest(oracle.answer(self.workload, plain, self.rows), self.expected["output"])
         return apart / float(self.expected["output"].abs().max())
 
@@ -368,7 +401,13 @@ class Reference:
         """The reference at these rows as well."""
         rows = torch.cat([self.rows, more]).unique()
         return Reference(
-            self.workload, self.drawn, self.seed, leniency=self.leniency, has_gradients=self.has_gradients, rows=rows
+            self.workload,
+            self.drawn,
+            self.seed,
+            leniency=self.leniency,
+            has_gradients=self.has_gradients,
+            rows=rows,
+            on_step=self.on_step,
         )
 
 
@@ -420,7 +459,7 @@ def rounding_band(reference: Tensor, scale: float, workload: Workload, score_bou
     dtype = TORCH_DTYPES[workload.dtype]
     rounded = reference.to(dtype)
     anchor = torch.tensor(BAND_ANCHOR * scale, dtype=dtype)
-    moved = (rounded + anchor) - anchor
+    moved = (rounded + anchor) - anchor  # an element that is 0 stays so
     least = BAND_ANCHOR * scale * torch.finfo(dtype).eps / 2  # what is added to 0 and taken away again leaves no trace
     one = max(largest(moved, rounded.double()), largest(rounded, reference), least)
     if torch.finfo(dtype).bits < 32:  # noqa: PLR2004 - float32's

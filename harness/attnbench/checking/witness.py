@@ -60,12 +60,13 @@ def judge(  # noqa: PLR0913 - what was called, and how it is judged
     *,
     judge_seed: int,
     is_thorough: bool,
+    on_step: Callable[[], object] = lambda: None,
 ) -> str:
     """What is wrong with what the call with that number returned, in words, or "".
 
     `drawn` are the float64 inputs that are timed. `judge_seed`, which the runner never has, draws the rows that the
     oracle answers; of gradients that of the query at these rows. With `is_thorough` every row of the output is held
-    against an honest evaluation, or at short lengths all is compared with the oracle.
+    against an honest evaluation, or at short lengths all is compared with the oracle. `on_step` is called at times.
     """
     pairs = workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
     is_whole = is_thorough and pairs <= MOST_WHOLE_PAIRS
@@ -84,6 +85,7 @@ def judge(  # noqa: PLR0913 - what was called, and how it is judged
             rows=rows,
             grad_value=grad_value(workload),
             is_screened=is_thorough and not is_whole,
+            on_step=on_step,
         )
         errors = []
         if "output" in observed:

@@ -5,15 +5,19 @@ from collections import Counter
 from collections.abc import Sequence
 from typing import Any
 
+import msgspec
 import typer
 
 from attnbench.commands import running, terminal
+from attnbench.devices import device
 from attnbench.processes import messages
 from attnbench.processes.execution import Predicted, predict
 from attnbench.processes.stages import check_limit_s
 from attnbench.storage.events import Plan
+from attnbench.storage.records import Arm
 from attnbench.units import duration, plain, show
-from attnbench.workloads.counts import compulsory_bytes
+from attnbench.workloads.counts import compulsory_bytes, useful_flops
+from attnbench.workloads.workload import Workload
 
 CHECK_S, CHECK_CALLS = 0.15, 7
 """A check takes about so long, and as many calls: fitted to 729 checks of the gallery's runs."""
@@ -53,14 +57,28 @@ def _cost(each: Predicted, reply: messages.Prepared) -> dict[str, float | None]:
 
 
 def print_plan(plan: Plan, *, as_json: bool = False) -> None:
-    """Look at the cells of a plan, and print what is predicted."""
-    with running.watching() as watch:
-        places = {workload.id: place for place, workload in enumerate(plan.workloads)}
-        found = predicted(plan, sorted(predict(plan, watch), key=lambda each: places[each.workload.id]))
+    """Look at the cells of a plan, and print what is predicted; of a device that is missing, what it would be asked."""
+    missing = {name: why for name in {each.device for each in plan.workloads} if (why := device(name).missing())}
+    present = {each.id: each for each in plan.workloads if each.device not in missing}
+    left_out = {name: tuple(each for each in ids if each in present) for name, ids in plan.left_out.items()}
+    here = msgspec.structs.replace(plan, workloads=tuple(present.values()), left_out=left_out)
+    seen: list[Predicted] = []
+    if here.workloads:
+        with running.watching() as watch:
+            places = {workload.id: place for place, workload in enumerate(here.workloads)}
+            seen = sorted(predict(here, watch), key=lambda each: places[each.workload.id])
+    found = predicted(here, seen)
+    if missing:
+        others = [workload for workload in plan.workloads if workload.device in missing]
+        cells = [(workload, arm) for workload in others for arm in plan.cells(workload)]
+        found |= {"missing": missing, "elsewhere": [_elsewhere(workload, arm) for workload, arm in cells]}
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
-    typer.echo(sentence(found))
+    if here.workloads:
+        typer.echo(sentence(found))
+    if missing:
+        _print_elsewhere(found)
     rows: list[tuple[str, ...]] = []
     before = ""
     for row in found["predicted"][:MOST_ROWS]:
@@ -81,6 +99,30 @@ def print_plan(plan: Plan, *, as_json: bool = False) -> None:
         terminal.print_table(("implementation", "status", "cells", "why"), lines[:MOST_ROWS])
         if len(lines) > MOST_ROWS:
             typer.echo(f"... and {len(lines) - MOST_ROWS:,} more reasons; --json has all")
+
+
+def _elsewhere(workload: Workload, arm: Arm) -> dict[str, Any]:
+    """A cell on a device that is not here: what any call moves and computes at least; what it supports is not known."""
+    row = {"workload": workload.id, "implementation": plain(str(arm))}
+    return row | {"least_bytes": compulsory_bytes(workload), "useful_flops": useful_flops(workload)}
+
+
+def _print_elsewhere(found: dict[str, Any]) -> None:
+    """The workloads of devices that are not here, once each."""
+    rows = {row["workload"]: row for row in found["elsewhere"]}
+    names = list(dict.fromkeys(row["implementation"] for row in found["elsewhere"]))
+    why = "; ".join(plain(reason) for reason in found["missing"].values())
+    typer.echo(
+        f"{why}: {len(found['elsewhere']):,} cells, {len(rows):,} workloads for {', '.join(names)}, would be looked at "
+        "there. What each supports and takes is known there alone."
+    )
+    lines = [
+        (name, f"at least {show(row['least_bytes'], 'bytes')}", f"{row['useful_flops'] / 1e12:.3g} TFLOP")
+        for name, row in rows.items()
+    ]
+    terminal.print_table(("workload", "memory", "one call"), lines[:MOST_ROWS])
+    if len(lines) > MOST_ROWS:
+        typer.echo(f"... and {len(lines) - MOST_ROWS:,} more; --json has all")
 
 
 def sentence(found: dict[str, Any]) -> str:

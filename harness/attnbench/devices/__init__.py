@@ -67,6 +67,8 @@ class Device(Protocol):
     is_host: bool  # its memory is this process's: the profiler sees every allocation, and fresh pages cost time
     has_caching_allocator: bool  # torch keeps what it has taken of the memory, so that it may hold more than tensors do
     clock: Clock  # of record
+    alignment_bytes: int = 1  # in a layout that is tried, tensors and their rows start at multiples of so many
+    has_float64: bool = True  # torch computes in float64 there: the right answers are computed on it
     activities: tuple[str, ...] = ("CPU",)  # what the profiler has to watch, as torch.profiler.ProfilerActivity has it
 
     def seems_present(self) -> bool:

@@ -61,6 +61,7 @@ class Cuda(Device):
 
     is_host = False
     has_caching_allocator = True
+    alignment_bytes = 16  # kernels load so much at once; where it is not aligned the context is lost
     activities = ("CPU", "CUDA")  # the host, which launches, and the device
 
     def __init__(self, name: str) -> None:
@@ -109,10 +110,12 @@ class Cuda(Device):
         """
         import torch
 
+        if not torch.cuda.is_initialized():
+            return False
         try:
             self.synchronize()
         except RuntimeError:
-            return bool(torch.cuda.is_initialized())
+            return True
         return False
 
     def synchronize(self) -> None:

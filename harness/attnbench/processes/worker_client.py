@@ -39,6 +39,11 @@ PREPARE = messages.Prepare.__struct_fields__
 ROOT = Path(__file__).parents[2]
 
 
+def module_path(*folders: Path) -> str:
+    """PYTHONPATH of a process that looks into these folders first, and then where this one does."""
+    return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
+
+
 class WorkerClient(Protocol):
     """What a session asks its questions: a worker process, a pair of them, or a simulated one.
 
@@ -134,11 +139,10 @@ class Template:
         self.close()
         # -P and our own root first: a folder called attnbench in the current folder must not take our place
         self._line, theirs = socket.socketpair()
-        path = os.pathsep.join(filter(None, [*map(str, self.folders), os.environ.get("PYTHONPATH")]))
         with self.log.open("ab") as log, theirs:
             self._process = subprocess.Popen(  # noqa: S603 - our own module, by this interpreter
                 [self.python, "-P", "-m", "attnbench.processes.worker", str(theirs.fileno())],
-                env={**os.environ, **self.settings, "PYTHONPATH": path},
+                env={**os.environ, **self.settings, "PYTHONPATH": module_path(*self.folders)},
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=log,
@@ -398,6 +402,8 @@ class ProcessClient(WorkerClient):
             reply = check(request, self.runner.ask, self.judge.ask)
         else:
             reply = self.judge.ask(request)
+        if self.judge.is_spent:  # its own device fails, whoever is judged next
+            self.judge.stop()
         if isinstance(reply, messages.Failed) and not self.judge.is_running:
             return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
         return reply

@@ -15,9 +15,10 @@ from attnbench.processes.messages import (
     SampleBlocks,
     Trace,
 )
+from attnbench.processes.worker import answers
 from attnbench.processes.worker.answers import Worker
 from attnbench.storage.events import CellChecked, VisitFinished
-from attnbench.storage.records import Arm
+from attnbench.storage.records import PROBE, Arm
 from attnbench.workloads.workload import MATMUL_PRECISIONS, Workload
 from tests.checks import checked
 
@@ -157,6 +158,23 @@ def test_a_judge_remembers_what_is_wrong_with_a_candidate(name, tmp_path, monkey
     another, found = diagnosed("unscaled", 21)  # what one candidate does says nothing of another
     assert another > first / 2
     assert "no_scale" in found.mistakes
+
+
+@pytest.mark.parametrize("num_arms", [1, 2])
+def test_the_right_answers_of_a_visit_are_asked_for_in_nobodys_turn(num_arms, monkeypatch):
+    heartbeat, turns = Heartbeat(), []
+    worker, asked = Worker(heartbeat), answers.reference_for_probe
+
+    def noted(*arguments):
+        turns.append((heartbeat.read()[1], worker.turn))
+        return asked(*arguments)
+
+    monkeypatch.setattr(answers, "reference_for_probe", noted)
+    arms = tuple((Arm(implementation=name), name) for name in ("fused", "sdpa")[:num_arms])
+    point = Workload(seq_len=8, num_heads=2, head_dim=4)
+    visited = worker.answer(SampleBlocks(workload=point, arms=arms, epoch=0, number=0, num_blocks=1, seed=0))
+    assert isinstance(visited, VisitFinished)
+    assert turns == [(Heartbeat.HARNESS, PROBE)]
 
 
 def request_to_check(spec, seq_len):

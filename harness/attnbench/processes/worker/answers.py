@@ -11,7 +11,7 @@ import time
 import traceback
 from collections import OrderedDict, defaultdict
 from collections.abc import Callable, Mapping
-from functools import cache, cached_property
+from functools import cache, cached_property, partial
 from pathlib import Path
 
 import msgspec
@@ -36,6 +36,8 @@ from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import Workload
 
 VERIFY_PROBE, VERIFY_SEED = "needles", 1
+BROKEN = "fails from now on in its process, which is replaced"
+"""Said of a device, as after an access to memory that is not there."""
 
 
 class Bench:
@@ -62,12 +64,16 @@ class Bench:
                 self.calls[arm] = blocks.TimedCall(arm=arm, call=self.cases[arm].call())
         return self.calls[arm]
 
-    def verify(self, arm: Arm) -> str:
-        """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or ""."""
+    def reference(self, on_step: Callable[[], object]) -> Reference:
+        """The right answer on other values than the timed ones, asked for at first use."""
         if self._reference is None:
             forward = msgspec.structs.replace(self.workload, direction="inference")
-            self._reference = reference_for_probe(forward, VERIFY_PROBE, VERIFY_SEED)
-        return agreement.verify(self.cases[arm], self._reference)
+            self._reference = reference_for_probe(forward, VERIFY_PROBE, VERIFY_SEED, on_step)
+        return self._reference
+
+    def verify(self, arm: Arm, on_step: Callable[[], object] = lambda: None) -> str:
+        """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or ""."""
+        return agreement.verify(self.cases[arm], self.reference(on_step))
 
 
 class Worker:
@@ -169,9 +175,26 @@ class Worker:
             self.benches.pop(request.workload.id, None)
         if isinstance(reply, CellChecked):
             reply = msgspec.structs.replace(reply, check_s=time.perf_counter() - start)
-        is_error = isinstance(reply, CellChecked | messages.Failed) and reply.status is Status.error
-        self.is_broken = self.is_altered or (is_error and device(request.workload.device).is_broken())
+        self.is_broken = self.is_altered
+        if device(request.workload.device).is_broken():
+            self.is_broken = True
+            reply = self._blamed(request, reply)
         return reply
+
+    def _blamed(self, request: messages.Work, reply: messages.Reply) -> messages.Failed:
+        """What is said in place of any reply, where the device fails from now on in this process.
+
+        What was queued may fail after the answer was given, and what a broken device answers is no answer. A judge
+        takes it for the loss of the candidate's process, whose later calls would tell of the device alone.
+        """
+        failed = reply if isinstance(reply, messages.Failed) else messages.Failed(status=Status.error, message="")
+        arm = PROBE
+        if isinstance(request, messages.SampleBlocks):
+            arm = self.turn
+        elif not isinstance(request, messages.Check | messages.JudgeOutput | messages.MeasureCeilings):
+            arm = request.arm  # else it was the harness's own work
+        said = [failed.message, f"{request.workload.device} {BROKEN}"]
+        return messages.Failed(arm=arm, status=Status.error, message="; ".join(filter(None, said)))
 
     @staticmethod
     def is_quick(request: messages.Work) -> bool:
@@ -354,6 +377,7 @@ class Worker:
             request.seed,
             judge_seed=request.row_seed,
             is_thorough=cell not in self.screened,
+            on_step=self.heartbeat.beat,
         )
         self.screened.add(cell)
         if not wrong:
@@ -393,12 +417,15 @@ class Worker:
         """Sample the blocks of a visit, then verify that every arm still computes."""
         arms = [arm for arm, _ in request.arms]
 
+        here, bench = device(request.workload.device), self.bench(request.workload)
+
         def on_turn(arm: Arm) -> None:  # until an arm's turn comes, a failure is the harness's own
-            self.guard.require_unchanged()  # by the one whose turn it was
+            if here.is_broken():  # by what the one whose turn it was has queued
+                raise RuntimeError(f"its call has failed after it returned, on {request.workload.device}")
+            self.guard.require_unchanged()  # likewise
             self.turn = arm
             self.heartbeat.beat(arms.index(arm))
 
-        here, bench = device(request.workload.device), self.bench(request.workload)
         calibrated = {each.arm: each for each in request.calibrated}
         calls = []
         for arm, spec in request.arms:
@@ -417,6 +444,11 @@ class Worker:
         with torch.set_grad_enabled(request.workload.direction != "inference"):
             samples = blocks.visit(calls, here.clock, request, conditions)
         called_s += sum(timed.called_s for timed in calls)
+        if request.verifies and any(arm != PROBE for arm in arms):
+            self.guard.require_unchanged()
+            self.turn = PROBE  # the right answers are the harness's own work: no arm's time, and no arm's failure
+            self.heartbeat.beat(messages.Heartbeat.HARNESS)
+            bench.reference(partial(self.heartbeat.beat, messages.Heartbeat.HARNESS))
         start = time.perf_counter()
         for arm in arms if request.verifies else ():
             on_turn(arm)

@@ -1,0 +1,158 @@
+"""The ledger: a line before and after each step, steps as processes with a limit, and going on where it stopped.
+
+A step is a process of its own session. Whatever becomes of it, a hang or a lost context, costs that step alone.
+"""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[2]
+OK, LEFT_OUT, FAILED, HUNG, DIED = "ok", "left out", "failed", "hung", "died"
+MOST_STARTS = 2
+"""A step that was under way when all stopped is started once more; one that takes the machine with it is not."""
+CLOSING_S = 5.0
+
+
+@dataclass(frozen=True, kw_only=True)
+class Step:
+    """One process: its name, what it does (a function of studies/gpu/work.py), with what, and for how long at most."""
+
+    name: str
+    work: str
+    given: tuple[str, ...] = ()
+    limit_s: float
+    group: str = ""
+
+
+class Ledger:
+    """A file of JSON lines, which is only added to."""
+
+    def __init__(self, out: Path) -> None:
+        """Keep it in a folder, which is made."""
+        self.out, self.path = out, out / "ledger.jsonl"
+        self._lock = threading.Lock()
+        for name in ("logs", "found"):
+            (out / name).mkdir(parents=True, exist_ok=True)
+
+    def lines(self) -> list[dict[str, Any]]:
+        """All whole lines so far: what is cut off at the end was being written when all stopped."""
+        found = []
+        if self.path.exists():
+            for line in self.path.read_text(encoding="utf-8").splitlines():
+                with suppress(json.JSONDecodeError):
+                    found.append(json.loads(line))
+        return found
+
+    def add(self, **line: Any) -> None:  # noqa: ANN401 - JSON
+        """Write a line with the time, and see it on disk."""
+        moment = datetime.now(UTC).isoformat(timespec="milliseconds")
+        with self._lock, self.path.open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"time": moment, **line}) + "\n")
+            file.flush()
+            os.fsync(file.fileno())
+
+    def ended(self) -> dict[str, dict[str, Any]]:
+        """How each step ended that has, by name."""
+        return {line["step"]: line for line in self.lines() if line["event"] == "end"}
+
+    def num_starts(self, name: str) -> int:
+        """How often a step was started."""
+        return sum(line["event"] == "start" and line["step"] == name for line in self.lines())
+
+
+def run_all(
+    groups: Sequence[tuple[int, Callable[[], Sequence[Step]]]],
+    ledger: Ledger,
+    say: Callable[[str], object],
+    stop_after_s: float,
+) -> bool:
+    """Run the steps of each group that have not ended yet, so many at a time; whether nothing is left to do.
+
+    A group is listed when its turn comes: an earlier step may have found what belongs into it. No step is begun that
+    would not end within `stop_after_s`.
+    """
+    start, is_complete = time.monotonic(), True
+    for at_once, listed in groups:
+        done = ledger.ended()
+        todo = [step for step in listed() if step.name not in done]
+
+        def run_one(step: Step) -> bool:
+            if time.monotonic() - start + step.limit_s > stop_after_s:
+                return False
+            run(step, ledger, say)
+            return True
+
+        with ThreadPoolExecutor(at_once) as pool:
+            is_complete &= all(list(pool.map(run_one, todo)))
+    return is_complete
+
+
+def run(step: Step, ledger: Ledger, say: Callable[[str], object]) -> None:
+    """Run one step to its end or its limit, with a line before and after."""
+    if ledger.num_starts(step.name) >= MOST_STARTS:
+        ledger.add(
+            event="end", step=step.name, outcome=DIED, reason=f"{MOST_STARTS} times all stopped with it", took_s=0
+        )
+        return
+    ledger.add(event="start", step=step.name, limit_s=step.limit_s)
+    start = time.monotonic()
+    outcome, reason = _outcome(step, ledger)
+    took_s = round(time.monotonic() - start, 3)
+    ledger.add(event="end", step=step.name, group=step.group, outcome=outcome, reason=reason, took_s=took_s)
+    say(f"{step.name}: {outcome}, {took_s:.1f} s{reason and f' ({reason})'}")
+
+
+def _outcome(step: Step, ledger: Ledger) -> tuple[str, str]:
+    """How a step ended, and why. What it found is in a file of its name: without one it has found nothing."""
+    file = found_file(ledger.out, step.name)
+    file.unlink(missing_ok=True)
+    path = os.pathsep.join(filter(None, [str(ROOT / "harness"), str(ROOT), os.environ.get("PYTHONPATH")]))
+    command = [sys.executable, "-P", "-m", "studies.gpu.work", step.work, str(file), *step.given]
+    log = ledger.out / "logs" / f"{step.name}.log"
+    with log.open("wb") as printed:
+        process = subprocess.Popen(  # noqa: S603 - our own module
+            command,
+            cwd=ledger.out,
+            env=os.environ | {"PYTHONPATH": path, "PYTHONFAULTHANDLER": "1", "COLUMNS": "120"},
+            stdin=subprocess.DEVNULL,
+            stdout=printed,
+            stderr=printed,
+            start_new_session=True,
+        )
+        try:
+            code = process.wait(step.limit_s)
+        except subprocess.TimeoutExpired:
+            return HUNG, f"killed after {step.limit_s:g} s"
+        finally:
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+            process.wait(CLOSING_S)
+    if code < 0:
+        return DIED, signal.Signals(-code).name
+    if not file.exists():
+        return DIED, f"exit code {code}, and nothing found: see {log.relative_to(ledger.out)}"
+    found = json.loads(file.read_bytes())
+    return found["outcome"], found["reason"]
+
+
+def found_file(out: Path, name: str) -> Path:
+    """What a step leaves."""
+    return out / "found" / f"{name}.json"
+
+
+def found(out: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """What all steps have left, by name."""
+    for file in sorted((out / "found").glob("*.json")):
+        yield file.stem, json.loads(file.read_bytes())

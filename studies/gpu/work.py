@@ -1,0 +1,471 @@
+"""What a step does: `python -m studies.gpu.work NAME FILE ...` leaves what it found in FILE.
+
+A package that is missing here, or a device, leaves a step out and is its reason.
+"""
+
+import gzip
+import json
+import math
+import os
+import platform
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib import metadata
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from studies.gpu.ledger import FAILED, LEFT_OUT, OK, ROOT
+
+Row = dict[str, Any]
+PACKAGES = (
+    *("torch", "triton", "numpy", "msgspec", "nvidia-ml-py", "nvidia-cudnn-cu13", "nvidia-cudnn-cu12"),
+    *("nvidia-cudnn-frontend", "flash-attn", "flash-attn-4", "flashinfer-python", "sageattention", "xformers"),
+    *("transformer-engine", "transformers", "pytest", "nox", "attnbench"),
+)
+HZ = 10
+NUM_REPEATS = 9
+TARGET_S = 0.02
+"""So long a sample lasts, about."""
+TESTS = ROOT / "tests" / "devices" / "test_cuda.py"
+KEPT_TRACES = 3
+
+
+class Left(Exception):  # noqa: N818 - it is no error
+    """There is nothing to do here; the message says why."""
+
+
+def versions() -> tuple[str, list[Row]]:
+    """Python, packages, and all that nvidia-smi says, in a file of their own."""
+    rows: list[Row] = [{"name": "python", "version": platform.python_version()}]
+    rows.append({"name": "system", "version": platform.platform(terse=True)})
+    for name in PACKAGES:
+        try:
+            rows.append({"name": name, "version": metadata.version(name)})
+        except metadata.PackageNotFoundError:
+            rows.append({"name": name, "version": None})
+    tool = shutil.which("nvidia-smi")
+    if tool is not None:
+        printed = subprocess.run([tool, "-q"], capture_output=True, check=False).stdout  # noqa: S603 - of the driver
+        Path("nvidia-smi-q.txt").write_bytes(printed)
+    missing = [row["name"] for row in rows if row["version"] is None]
+    return f"{'' if tool else 'no nvidia-smi; '}missing: {', '.join(missing) or 'nothing'}", rows
+
+
+def functions(where: str) -> tuple[str, list[Row]]:
+    """Everything that a device file says to torch, each by itself."""
+    import torch
+
+    here = _here(where)
+    scratch = Path("scratch")
+    scratch.mkdir(exist_ok=True)
+    tensor = torch.ones(2**10, device=here.torch_device)
+
+    def capped() -> None:
+        with here.capped(2**28):
+            tensor.add(1)
+
+    tried: dict[str, Callable[[], object]] = {
+        "facts": here.facts,
+        "missing_compiler": here.missing_compiler,
+        "synchronize": here.synchronize,
+        "is_broken": here.is_broken,
+        "generators": here.generators,
+        "elapsed": lambda: here.clock.elapsed(lambda: tensor.add(1), 10),
+        "record": lambda: here.record(lambda: tensor.add(1)).footprint(),
+        "flush": here.flush,
+        "interference_probe": lambda: str(here.interference_probe()()),
+        "loads": lambda: len(here.loads("bfloat16")),
+        "free_bytes": here.free_bytes,
+        "is_crowded": here.is_crowded,
+        "capped": capped,
+        "snapshot": lambda: here.snapshot(lambda: tensor.add(1), scratch / "snapshot.pickle"),
+    }
+    rows = []
+    for name, call in tried.items():
+        try:
+            rows.append({"function": name, "said": str(call())[:200], "error": ""})
+        except Exception as error:  # noqa: BLE001 - what fails is what is looked for
+            traceback.print_exc()
+            is_stated = name == "snapshot" and not here.has_caching_allocator
+            rows.append(
+                {"function": name, "said": "", "error": "" if is_stated else f"{type(error).__name__}: {error}"}
+            )
+    shutil.rmtree(scratch)
+    wrong = [row["function"] for row in rows if row["error"]]
+    return f"{len(rows) - len(wrong)} of {len(rows)} work" + f"; not {', '.join(wrong)}" * bool(wrong), rows
+
+
+def call(where: str, name: str, layout: str, dtype: str) -> tuple[str, list[Row]]:
+    """Whether an implementation is right on the device in a layout and a dtype, forward and backward."""
+    from attnbench.checking.agreement import ask_oracle, check
+    from attnbench.checking.case import reason_against
+    from attnbench.contract.loading import implementation
+    from attnbench.workloads.sweep import make
+
+    _here(where)
+    axes = {"device": where, "layout": layout, "dtype": dtype, "mask": "causal", "direction": "forward_backward"}
+    workload = make(axes | {"seq_len": 70, "num_heads": 4, "num_kv_heads": 2, "head_dim": 64, "scope": "attention"})
+    made = implementation(name)
+    if reason := reason_against(made, workload):
+        raise Left(reason)
+    found = check(ask_oracle(workload, 0), made)
+    rows = [{"agrees": found.agrees, "diagnosis": found.diagnosis}]
+    rows += [{"rule": each.rule, "holds": each.holds, "found": each.found} for each in found.rules]
+    if not found.agrees:
+        raise Wrong(found.diagnosis, rows)
+    return "agrees", rows
+
+
+class Wrong(Exception):  # noqa: N818 - it is a finding
+    """A step ran, and what it found is not as it should be."""
+
+    def __init__(self, reason: str, rows: list[Row]) -> None:
+        """Keep the rows."""
+        super().__init__(reason)
+        self.rows = rows
+
+
+def kernels(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
+    """Which kernels run, by their own names."""
+    case = _case(where, name, "inference", "causal", 64, 512, heads)
+    rows = _kernels(case.call(), _here(where))
+    return ", ".join(row["kernel"] for row in rows[:3]), rows
+
+
+def list_tests() -> tuple[str, list[Row]]:
+    """The tests that need a device, one row for each."""
+    _require("pytest")
+    listed = _python("-m", "pytest", "--collect-only", "-q", "-m", "cuda", str(TESTS), cwd=ROOT)
+    names = [line for line in listed.stdout.decode().splitlines() if "::" in line]
+    if not names:
+        raise Wrong(f"pytest lists none: exit code {listed.returncode}", [])
+    return f"{len(names)} tests", [{"test": name} for name in names]
+
+
+def run_test(name: str) -> tuple[str, list[Row]]:
+    """One test in a process of its own, with its report as JUnit XML."""
+    _require("pytest")
+    Path("junit").mkdir(exist_ok=True)
+    report = Path("junit", f"{abs(hash_of(name)):016x}.xml").resolve()
+    done = _python("-m", "pytest", "-q", "-m", "cuda", f"--junitxml={report}", name, cwd=ROOT)
+    last = (done.stdout.decode().strip().splitlines() or [""])[-1]
+    rows = [{"test": name, "exit_code": done.returncode, "report": report.name}]
+    if " skipped" in last and " passed" not in last:
+        raise Left(last)
+    if done.returncode:
+        raise Wrong(last, rows)
+    return last, rows
+
+
+def gauge(name: str) -> tuple[str, list[Row]]:
+    """One of G1 to G5."""
+    _here("cuda")
+    from studies.acceptance import on_cuda
+
+    found = getattr(on_cuda, name)(short=True)
+    rows: list[Row] = [dict(row) for row in found.rows]
+    if not found.passes:
+        raise Wrong(f"{found.id}: {found.found} ({found.limit})", rows)
+    return f"{found.id}: {found.found}", rows
+
+
+def check(*options: str) -> tuple[str, list[Row]]:
+    """`attnbench check`; what it says is kept."""
+    done = _python("-m", "attnbench", "check", "--json", *options)
+    try:
+        said = json.loads(done.stdout)
+    except json.JSONDecodeError:
+        raise Wrong(f"exit code {done.returncode}", []) from None
+    verdicts = {name: str(verdict) for name, verdict in said["verdicts"].items()}
+    answer = ", ".join(f"{name} {verdict}" for name, verdict in verdicts.items())
+    if done.returncode == 1:
+        raise Wrong(answer, said["cells"])
+    return answer, said["cells"]
+
+
+def run(*options: str) -> tuple[str, list[Row]]:
+    """`attnbench run`; its folder, with the journal, is kept."""
+    done = _python("-m", "attnbench", "run", *options, "--results", "results", "--quiet")
+    runs = sorted(Path("results").glob("runs/*"))
+    rows: list[Row] = [{"run": run.name, "files": len(list(run.iterdir()))} for run in runs]
+    if done.returncode not in {0, 3} or not runs:
+        raise Wrong(f"exit code {done.returncode}", rows)
+    return f"{runs[-1].name}, exit code {done.returncode}", rows
+
+
+def times(  # noqa: PLR0913, PLR0917 - each a word of the command line
+    where: str, direction: str, mask: str, width: str, lengths: str, heads: str, names: str
+) -> tuple[str, list[Row]]:
+    """Times by our clock, by triton.testing.do_bench on the same tensors, and as sums of kernels; clocks meanwhile."""
+    here = _here(where)
+    rows: list[Row] = []
+    with _clocks(Path(f"clocks-{direction}-{width}-{mask}.csv")):
+        for length in map(int, lengths.split(",")):
+            for name in names.split(","):
+                row: Row = {"implementation": name, "seq_len": length, "mask": mask, "head_dim": int(width)}
+                rows.append(row)
+                try:
+                    case = _case(where, name, direction, mask, int(width), length, heads)
+                    with case.grad_mode():
+                        made = case.call()
+                        made()
+                        one_s = here.clock.elapsed(made, 1)
+                        number = max(1, min(200, math.ceil(TARGET_S / max(one_s, 1e-7))))
+                        taken = [here.clock.elapsed(made, number) / number for _ in range(NUM_REPEATS)]
+                        row |= {"num_calls": number, "samples_s": taken, "time_s": median(taken)}
+                        row["do_bench_s"] = _do_bench(made, here)
+                        row["kernels"] = _kernels(made, here)
+                        row["kernels_s"] = sum(each["time_s"] for each in row["kernels"]) or None
+                        row["flops"] = _flops(case)
+                    del case, made
+                except Left as left:
+                    row["reason"] = str(left)
+                except Exception as error:  # noqa: BLE001 - one cell costs itself alone
+                    traceback.print_exc()
+                    row["error"] = f"{type(error).__name__}: {error}"
+                    if here.is_broken():
+                        raise Wrong(f"{name} at {length}: {row['error']}; the context is lost", rows) from None
+    timed = [row for row in rows if "time_s" in row]
+    if errors := [row for row in rows if "error" in row]:
+        raise Wrong(f"{len(errors)} of {len(rows)} fail: {errors[0]['implementation']}: {errors[0]['error']}", rows)
+    if not timed:
+        raise Left(rows[0].get("reason", "nothing was timed"))
+    last = max(row["seq_len"] for row in timed)
+    shown = [f"{row['implementation']} {_rate(row)}{_beside(row)}" for row in timed if row["seq_len"] == last]
+    return f"at {last}: {', '.join(shown)}", rows
+
+
+def growth(where: str, lengths: str, heads: str, names: str) -> tuple[str, list[Row]]:
+    """The memory of a call against its length, as the device counts it."""
+    rows: list[Row] = []
+    for name in names.split(","):
+        for length in map(int, lengths.split(",")):
+            try:
+                found = _case(where, name, "forward_backward", "causal", 64, length, heads).footprint
+            except Left as left:
+                rows.append({"implementation": name, "seq_len": length, "reason": str(left)})
+                continue
+            sizes = {
+                "peak_bytes": found.peak_bytes,
+                "kept_bytes": found.kept_bytes,
+                "reserved_bytes": found.reserved_bytes,
+            }
+            rows.append({"implementation": name, "seq_len": length, **sizes})
+    last = [row for row in rows if "peak_bytes" in row][-1:]
+    return f"{last[0]['implementation']}: {last[0]['peak_bytes'] / 2**20:.1f} MiB" if last else "nothing counted", rows
+
+
+def exhaust(where: str) -> tuple[str, list[Row]]:
+    """Run out of memory, and compute on."""
+    import torch
+
+    from attnbench.processes.worker.attempts import describe
+
+    here = _here(where)
+    try:
+        torch.empty(2**50, device=here.torch_device)
+    except RuntimeError as error:
+        status = str(describe(error)[0])
+    else:
+        raise Wrong("2**52 bytes were given", [])
+    right = float(torch.ones(1000, device=here.torch_device).sum())
+    rows: list[Row] = [{"status": status, "sum_after": right, "is_broken": here.is_broken()}]
+    if (status, right, here.is_broken()) != ("out_of_memory", 1000.0, False):
+        raise Wrong(f"{status}, then a sum of {right:g}", rows)
+    return "out of memory, and goes on", rows
+
+
+def trace(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
+    """A trace of a step; the first few are kept, compressed."""
+    from attnbench.tracing.capture import trace as write
+
+    case = _case(where, name, "forward_backward", "causal", 64, 256, heads)
+    folder = Path("traces")
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{name}.pt.trace.json"
+    write(case, file, lambda: None)
+    size = file.stat().st_size
+    if len(list(folder.glob("*.gz"))) < KEPT_TRACES:
+        with file.open("rb") as plain, gzip.open(f"{file}.gz", "wb") as packed:
+            shutil.copyfileobj(plain, packed)
+    file.unlink()
+    return f"{size / 2**20:.1f} MiB", [{"implementation": name, "bytes": size}]
+
+
+def hang() -> tuple[str, list[Row]]:
+    """Planted in a rehearsal: it never ends, and neither does what it has started."""
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    time.sleep(3600)
+    return "", []
+
+
+def die() -> tuple[str, list[Row]]:
+    """Planted in a rehearsal: it takes its process with it, as a lost context may."""
+    os.kill(os.getpid(), signal.SIGABRT)
+    return "", []
+
+
+def hash_of(text: str) -> int:
+    """A number for a text, the same in every process."""
+    import zlib
+
+    return zlib.crc32(text.encode())
+
+
+def _require(name: str) -> None:
+    from importlib.util import find_spec
+
+    if find_spec(name) is None:
+        raise Left(f"{name} is not installed")
+
+
+def _python(*arguments: str, cwd: Path | None = None) -> "subprocess.CompletedProcess[bytes]":
+    """Our own command line, in this step's session; standard error goes to the step's log."""
+    done = subprocess.run([sys.executable, *arguments], stdout=subprocess.PIPE, cwd=cwd, check=False)  # noqa: S603
+    sys.stdout.write(done.stdout.decode(errors="replace"))
+    return done
+
+
+def _here(where: str) -> Any:  # noqa: ANN401 - a Device, whose module may not be there
+    from attnbench.devices import device
+
+    here = device(where)
+    if reason := here.missing():
+        raise Left(reason)
+    return here
+
+
+def _case(where: str, name: str, direction: str, mask: str, width: int, length: int, heads: str) -> Any:  # noqa: ANN401, PLR0913, PLR0917
+    """A case in half precision, or on the host in float32."""
+    from attnbench.checking.case import build, draw_normal, place, reason_against
+    from attnbench.contract.loading import implementation
+    from attnbench.workloads.sweep import make
+
+    here = _here(where)
+    batch, num_heads, groups = map(int, heads.split(","))
+    axes = {"device": where, "direction": direction, "mask": mask, "head_dim": width, "seq_len": length}
+    sizes = {"batch_size": batch, "num_heads": num_heads, "num_kv_heads": groups, "scope": "attention"}
+    workload = make(axes | sizes | {"dtype": "float32" if here.is_host else "bfloat16"})
+    made = implementation(name)
+    if reason := reason_against(made, workload):
+        raise Left(reason)
+    return build(workload, made, place(draw_normal(workload, 0), workload))
+
+
+def _kernels(call: Callable[[], object], here: Any) -> list[Row]:  # noqa: ANN401 - a Device
+    """Seconds in each kernel of one call, longest first; on the host, in each operator."""
+    from torch.profiler import ProfilerActivity, profile
+
+    call()
+    watched = [getattr(ProfilerActivity, name) for name in here.activities]
+    with profile(activities=watched) as seen:
+        call()
+        here.synchronize()
+    rows = []
+    for event in seen.key_averages():
+        is_kernel = here.is_host or str(event.device_type).endswith("CUDA")
+        spent_us = event.self_cpu_time_total if here.is_host else event.self_device_time_total
+        if is_kernel and spent_us:
+            rows.append({"kernel": event.key, "count": event.count, "time_s": spent_us * 1e-6})
+    return sorted(rows, key=lambda row: -row["time_s"])
+
+
+def _do_bench(call: Callable[[], object], here: Any) -> float | None:  # noqa: ANN401 - a Device
+    """The median that triton.testing.do_bench finds; None without triton, or without a GPU for its clock."""
+    from importlib.util import find_spec
+
+    if here.is_host or find_spec("triton") is None:
+        return None
+    from triton.testing import do_bench  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+    return float(do_bench(call, return_mode="median")) * 1e-3
+
+
+def _flops(case: Any) -> float:  # noqa: ANN401 - a Case
+    from attnbench.workloads.counts import useful_flops
+
+    return float(useful_flops(case.workload))
+
+
+def _rate(row: Row) -> str:
+    return f"{row['flops'] / row['time_s'] / 1e12:.3g} TFLOP/s"
+
+
+def _beside(row: Row) -> str:
+    """How far the others are from our time."""
+    others = {"do_bench": row.get("do_bench_s"), "kernels": row.get("kernels_s")}
+    shares = [f"{name} {other / row['time_s'] - 1:+.1%}" for name, other in others.items() if other]
+    return f" ({', '.join(shares)})" * bool(shares)
+
+
+@contextmanager
+def _clocks(file: Path) -> Iterator[None]:
+    """Within, clocks, temperature, power and what throttles the first GPU are written ten times a second."""
+    try:
+        import pynvml  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+        pynvml.nvmlInit()
+        handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+    except Exception:  # noqa: BLE001 - no package, or no driver: then there is no series
+        yield
+        return
+    ends = threading.Event()
+
+    def watch() -> None:
+        with file.open("w", encoding="utf-8") as out:
+            out.write("time_s,sm_mhz,memory_mhz,celsius,watts,throttle_reasons\n")
+            while not ends.wait(1 / HZ):
+                clocks = [pynvml.nvmlDeviceGetClockInfo(handle, kind) for kind in (1, 2)]  # SM, memory
+                celsius = pynvml.nvmlDeviceGetTemperature(handle, 0)
+                watts = pynvml.nvmlDeviceGetPowerUsage(handle) / 1e3
+                reasons = pynvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)
+                out.write(f"{time.time():.3f},{clocks[0]},{clocks[1]},{celsius},{watts:.1f},{reasons}\n")
+
+    thread = threading.Thread(target=watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ends.set()
+        thread.join(2.0)
+
+
+WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
+    each.__name__: each
+    for each in (
+        *(versions, functions, call, kernels, list_tests, run_test, gauge, check, run, times, growth, exhaust, trace),
+        *(hang, die),
+    )
+}
+
+
+def main(name: str, file: Path, *given: str) -> None:
+    """Do it, and leave what was found whole or not at all."""
+    outcome, reason, answer = OK, "", ""
+    rows: list[Row] = []
+    try:
+        answer, rows = WORK[name](*given)
+    except Left as left:
+        outcome, reason = LEFT_OUT, str(left)
+    except ModuleNotFoundError as error:
+        outcome, reason = LEFT_OUT, f"{error.name} is not installed"
+    except Wrong as wrong:
+        outcome, reason, rows = FAILED, str(wrong), wrong.rows
+    except Exception as error:  # noqa: BLE001 - a step that fails says so, and ends
+        traceback.print_exc()
+        outcome, reason = FAILED, f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    draft = file.with_suffix(".draft")
+    draft.write_text(json.dumps({"outcome": outcome, "reason": reason, "answer": answer, "rows": rows}, default=str))
+    draft.rename(file)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1], Path(sys.argv[2]), *sys.argv[3:])

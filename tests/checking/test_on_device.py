@@ -1,0 +1,127 @@
+"""The right answers are computed on the workload's device, in parts, in bounded memory and countable time."""
+
+import itertools
+
+import pytest
+import torch
+from torch.utils.flop_counter import FlopCounterMode
+
+from attnbench.checking import oracle
+from attnbench.checking.case import Inputs, draw_normal, draw_weights
+from attnbench.checking.reference import PROBES, Reference, reference_for_probe, seen_edges
+from attnbench.workloads.workload import Workload
+from tests import elsewhere
+from tests.elsewhere import Counted, Elsewhere
+from tests.mask_texts import not_among
+
+FORMS = (oracle.attend, *oracle.YARDSTICKS)
+LONG = Workload(
+    device=elsewhere.NAME,
+    batch_size=2,
+    num_heads=64,
+    num_kv_heads=8,
+    head_dim=128,
+    seq_len=16384,
+    dtype="bfloat16",
+    mask="causal",
+    direction="forward_backward",
+)
+FLOPS_PER_S, SLOW_FLOPS_PER_S, MOST_S, MOST_BYTES = 60e12, 10e9, 60.0, 8 * 2**30
+
+
+@pytest.mark.parametrize("form", FORMS, ids=lambda form: form.__name__)
+@pytest.mark.parametrize(
+    ("mask", "sinks"),
+    [("none", "none"), ("causal+alibi", "none"), ("additive+softcap(2)", "none"), ("relative_buckets", "learned")],
+)
+@pytest.mark.parametrize("part_pairs", [1, 100])
+def test_an_answer_in_parts_is_the_whole_one_forward_and_backward(form, mask, sinks, part_pairs, monkeypatch):
+    point = Workload(batch_size=2, seq_len=6, kv_len=7, num_heads=6, num_kv_heads=2, head_dim=4, mask=mask, sinks=sinks)
+    rows, steps = torch.tensor([0, 2, 5]), []
+
+    def found() -> list[torch.Tensor]:
+        inputs = draw_normal(point, 0).map(lambda tensor: tensor.requires_grad_())
+        output = oracle.answer(point, inputs, rows, form, lambda: steps.append(1))
+        return [output, *torch.autograd.grad(output, list(inputs.tensors.values()), torch.ones_like(output))]
+
+    whole = found()
+    assert len(steps) == 1
+    monkeypatch.setattr(oracle, "PART_PAIRS", part_pairs)
+    torch.testing.assert_close(found(), whole, rtol=0, atol=1e-13)
+    num_parts = 2 * (6 if part_pairs == 1 else 2)
+    assert len(steps) == 1 + 2 * num_parts  # each forward, and again on the way back
+
+
+@pytest.mark.parametrize("mask", [*not_among([]), "causal+padding", "boolean(40)+causal"])
+def test_the_first_and_the_last_key_that_a_query_sees_are_those_of_the_dense_mask(mask):
+    for axes in ({"seq_len": 12, "kv_len": 12}, {"seq_len": 5, "kv_len": 9}, {"seq_len": 9, "kv_len": 5}):
+        try:
+            point = Workload(batch_size=2, num_heads=2, head_dim=4, mask=mask, **axes)
+        except ValueError:
+            continue
+        seen = oracle.row_mask(point, torch.arange(point.seq_len)).seen[:, 0]
+        firsts, lasts = seen_edges(point)
+        assert firsts.tolist() == seen.int().argmax(-1).tolist()
+        assert lasts.tolist() == (point.kv_len - 1 - seen.flip(-1).int().argmax(-1)).tolist()
+
+
+@pytest.mark.parametrize("has_float64", [True, False])
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("scope", ["attention", "module"])
+def test_gradients_are_compared_where_the_yardsticks_compute(precision, scope, has_float64):
+    kind = type("Other", (Elsewhere,), {"has_float64": has_float64})
+    point = Workload(
+        device=elsewhere.NAME,
+        seq_len=6,
+        num_heads=2,
+        head_dim=4,
+        scope=scope,
+        direction="forward_backward",
+        float32_matmul_precision=precision,
+    )
+    with elsewhere.installed(kind), Counted():
+        made = reference_for_probe(point, "normal", 0)
+    assert {tensor.device.type for tensor in made.expected.values()} == {"cpu"}
+    assert {tensor.device.type for tensor in made.inputs.tensors.values()} == {"meta"}
+    assert any(name.startswith("gradient of ") for name in made.expected)
+
+
+@pytest.fixture(scope="module")
+def counted() -> tuple[Counted, int, list[float]]:
+    """What one probe of a long workload costs: bytes, FLOPs, and the FLOPs before each step."""
+    steps: list[float] = []
+    with elsewhere.installed(Elsewhere), Counted() as seen, FlopCounterMode(display=False) as all_:
+        shapes = {"query": (2, 64, 16384, 128), "key": (2, 8, 16384, 128), "value": (2, 8, 16384, 128)}
+        drawn = {name: torch.empty(shape, dtype=torch.float64, device="meta") for name, shape in shapes.items()}
+        inputs = Inputs(tensors=drawn, weights=draw_weights(LONG).map(lambda tensor: tensor.to("meta")))
+        Reference(LONG, inputs, 0, on_step=lambda: steps.append(float(all_.get_total_flops())))
+    steps.append(float(all_.get_total_flops()))
+    return seen, all_.get_total_flops(), steps
+
+
+@pytest.mark.long
+def test_a_long_workload_is_checked_in_a_minute_and_eight_gibibytes(counted):
+    seen, flops, _ = counted
+    assert seen.peak_bytes < MOST_BYTES
+    assert flops > 2 * 2 * 64 * 500 * 16384 * 256 * 15  # five forms, each forward and backward
+    assert len(PROBES) * flops / FLOPS_PER_S < MOST_S
+
+
+@pytest.mark.long
+def test_a_heartbeat_comes_often_whatever_the_length(counted):
+    _, flops, steps = counted
+    longest = max(after - before for before, after in itertools.pairwise(steps))
+    assert longest < flops / 100
+    assert longest / SLOW_FLOPS_PER_S < MOST_S  # a slow processor, too, is within the timeout of a step
+
+
+def test_what_is_expected_of_every_query_is_0_where_the_output_has_no_gradient():
+    point = Workload(seq_len=2048, num_heads=2, num_kv_heads=1, head_dim=4, direction="forward_backward")
+    made = reference_for_probe(point, "normal", 0)
+    gradient = made.expected["gradient of query"]
+    assert len(made.rows) < point.seq_len
+    assert gradient.shape == (*gradient.shape[:2], point.seq_len, point.head_dim)
+    others = torch.ones(point.seq_len, dtype=torch.bool).index_fill(0, made.rows, value=False)
+    assert (gradient[:, :, others] == 0).all()
+    assert (gradient[:, :, made.rows] != 0).any(dim=-1).all()
+    assert made.drawn.tensors["query"].shape[2] == point.seq_len

@@ -1,0 +1,76 @@
+"""Another device for tests: its tensors are meta tensors, which know shapes, dtypes and places, and have no numbers.
+
+What is read from it is drawn, so that code that computes there and compares here runs to its end. An operation between
+tensors of two devices fails as it does with any other device. `Counted` counts what would have been computed and held.
+"""
+
+import sys
+import types
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from attnbench import devices
+from attnbench.devices import Device, device
+from attnbench.devices.cpu import Cpu
+
+NAME = "elsewhere"
+
+
+class Elsewhere(Cpu):
+    """The device: nothing of it is the host's."""
+
+    torch_device = "meta"
+    is_host = False
+
+
+@contextmanager
+def installed(made: type[Device], name: str = NAME) -> Iterator[None]:
+    """Within: a file of devices has that one, by that name."""
+    module = types.ModuleType(f"attnbench.devices.{name}")
+    module.DEVICE = made
+    known = (*devices.names(), name)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setitem(sys.modules, module.__name__, module)
+        patch.setattr(devices, "names", lambda: known)
+        yield
+    device.cache_clear()
+
+
+class Counted(TorchDispatchMode):
+    """Reads of numbers are answered; bytes of storages there are counted while they are held."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.held_bytes = self.peak_bytes = 0
+        self._known: set[int] = set()
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
+            return 1.0
+        if func is torch.ops.aten._to_copy.default and args[0].is_meta and str(kwargs.get("device", "meta")) == "cpu":
+            drawn = torch.rand(args[0].shape, dtype=torch.float64)
+            return drawn.to(kwargs.get("dtype") or args[0].dtype)
+        made = func(*args, **kwargs)
+        for each in tree_leaves(made):
+            if isinstance(each, torch.Tensor) and each.is_meta:
+                self._hold(each.untyped_storage())
+        return made
+
+    def _hold(self, storage: torch.UntypedStorage) -> None:
+        key = storage._cdata
+        if key not in self._known:
+            self._known.add(key)
+            self.held_bytes += storage.nbytes()
+            self.peak_bytes = max(self.peak_bytes, self.held_bytes)
+            weakref.finalize(storage, self._let_go, key, storage.nbytes())
+
+    def _let_go(self, key: int, num_bytes: int) -> None:
+        self._known.discard(key)
+        self.held_bytes -= num_bytes

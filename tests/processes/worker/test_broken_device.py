@@ -1,0 +1,192 @@
+"""A device that fails from one call on in a process: the cell that broke it is blamed, and nobody else harmed."""
+
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+import torch
+
+from attnbench.analysis.results import read
+from attnbench.checking.agreement import LAYOUTS
+from attnbench.devices import device
+from attnbench.processes.messages import Check, Failed, Heartbeat, Prepare, SampleBlocks
+from attnbench.processes.worker.answers import Worker
+from attnbench.processes.worker_client import ROOT as HARNESS
+from attnbench.storage.records import PROBE, Arm, Status
+from attnbench.workloads.workload import Workload
+from tests import elsewhere, forks
+from tests.checks import checked
+
+ROOT = HARNESS.parent
+BROKEN = "fails from now on in its process"
+DEVICE = '''
+"""A device whose context is lost, in this process, as soon as somebody says so."""
+
+from attnbench.devices.cpu import Cpu, CpuClock
+
+LOST = []
+
+
+def use():
+    if LOST:
+        raise RuntimeError("CUDA error: misaligned address")
+
+
+class FragileClock(CpuClock):
+    def elapsed(self, call, num_calls):
+        use()
+        elapsed = super().elapsed(call, num_calls)
+        use()
+        return elapsed
+
+
+class Fragile(Cpu):
+    alignment_bytes = 16
+
+    def __init__(self, name):
+        super().__init__(name)
+        self.clock = FragileClock()
+
+    def seems_present(self):
+        return False
+
+    def synchronize(self):
+        use()
+
+    def is_broken(self):
+        return bool(LOST)
+
+
+DEVICE = Fragile
+'''
+ATTEND = '''
+import attnbench.devices.fragile as device
+
+def right(query, key, value, *, mask=None):
+    device.use()
+    scores = query @ key.mT / query.shape[-1] ** 0.5
+    if mask is not None:
+        scores = scores.masked_fill(~mask, float("-inf"))
+    return scores.softmax(-1) @ value
+
+def breaking(query, key, value, *, mask=None):
+    """Loses the context where rows have gaps, and says so then and ever after."""
+    if query.stride(-2) not in (query.shape[-1], 1):
+        device.LOST.append(1)
+    return right(query, key, value, mask=mask)
+
+CALLS = []
+
+def quiet(query, key, value, *, mask=None):
+    """Loses it after its check, by what it has queued: the call itself returns."""
+    made = right(query, key, value, mask=mask)
+    CALLS.append(1)
+    if len(CALLS) == 3:
+        device.LOST.append(1)
+    return made
+'''
+
+
+@pytest.fixture
+def fragile(tmp_path):
+    scope = {"__name__": "attnbench.devices.fragile"}
+    exec(compile(DEVICE, "fragile.py", "exec"), scope)  # noqa: S102 - the file that the run below has
+    with elsewhere.installed(scope["DEVICE"], "fragile"):
+        for name in ("LOST", "use"):
+            setattr(sys.modules["attnbench.devices.fragile"], name, scope[name])
+        file = tmp_path / "attend.py"
+        file.write_text(ATTEND, encoding="utf-8")
+        yield file, scope["LOST"]
+
+
+def asked(kind, file, name, **more):
+    point = Workload(device="fragile", seq_len=40, num_heads=2, head_dim=8, direction="inference")
+    arm = Arm(implementation=name)
+    limits = {"call_limit_s": 5.0, "memory_limit_bytes": 2**30}
+    return kind(workload=point, arm=arm, spec=f"{file}:{name}", **limits, **more)
+
+
+def test_who_breaks_the_device_in_a_check_has_an_error_and_no_wrong_answer(fragile):
+    file, _ = fragile
+    runner = Worker(Heartbeat())
+    found = checked(asked(Check, file, "breaking", seed=0), runner)
+    assert isinstance(found, Failed)
+    assert found.status is Status.error
+    assert "misaligned address" in found.message
+    assert BROKEN in found.message
+    assert runner.is_broken
+
+
+def test_what_breaks_it_after_an_answer_is_no_answer(fragile):
+    file, _ = fragile
+    worker = Worker(Heartbeat())
+    found = worker.answer(asked(Prepare, file, "quiet"))
+    assert isinstance(found, Failed)
+    assert found.arm == Arm(implementation="quiet")
+    assert worker.is_broken
+
+
+@pytest.mark.parametrize("is_clocked", [True, False])
+def test_of_a_visit_the_arm_is_blamed_whose_turn_it_was_and_not_the_next(fragile, is_clocked):
+    file, _ = fragile
+    worker = Worker(Heartbeat())
+    point = asked(Prepare, file, "quiet").workload
+    arms = tuple((Arm(implementation=name), f"{file}:{name}") for name in ("quiet", "right"))
+    visit = SampleBlocks(
+        workload=point, arms=(*arms, (PROBE, "")), epoch=0, number=0, num_blocks=4, seed=0, is_clocked=is_clocked
+    )
+    found = worker.answer(visit)
+    assert isinstance(found, Failed)
+    assert (found.arm, found.status) == (arms[0][0], Status.error)
+    assert BROKEN in found.message
+    assert worker.is_broken
+
+
+def test_a_device_that_is_whole_says_nothing(fragile):
+    file, _ = fragile
+    worker = Worker(Heartbeat())
+    assert not isinstance(worker.answer(asked(Prepare, file, "right")), Failed)
+    assert not worker.is_broken
+    assert not device("cuda").is_broken()  # and is asked where there is none
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64])
+@pytest.mark.parametrize("width", [16, 24, 67])
+@pytest.mark.parametrize("layout", ["at an offset", "spread out in memory"])
+def test_layouts_keep_the_alignment_that_a_device_needs(layout, width, dtype):
+    tensor = torch.randn(2, 3, 5, width).to(dtype)
+    changed = LAYOUTS[layout](tensor, device("cuda").alignment_bytes)
+    assert torch.equal(changed, tensor)
+    assert changed.storage_offset() * tensor.itemsize % 16 == 0
+    assert changed.storage_offset() > 0 or layout != "at an offset"
+    if layout == "spread out in memory":
+        assert all(stride * tensor.itemsize % 16 == 0 for stride in changed.stride()[:-1])
+        assert changed.stride(1) > width
+    odd = LAYOUTS[layout](tensor, device("cpu").alignment_bytes)  # here every place is tried
+    assert odd.storage_offset() == 1 or odd.stride(1) == width + 3
+
+
+@pytest.mark.long
+def test_a_run_goes_on_with_the_next_cell(tmp_path):
+    for folder in ("harness", "implementations"):
+        shutil.copytree(ROOT / folder, tmp_path / folder, ignore=shutil.ignore_patterns("__pycache__"), symlinks=True)
+    (tmp_path / "harness/attnbench/devices/fragile.py").write_text(DEVICE, encoding="utf-8")
+    (tmp_path / "attend.py").write_text(ATTEND, encoding="utf-8")
+    done = subprocess.run(
+        [
+            *(forks.python(), "-m", "attnbench", "run", "-iattend.py:breaking", "-iattend.py:right", "-isdpa"),
+            *("--set", "device=fragile", "--set", "seq_len=33,40", "--set", "direction=inference", "--budget", "0"),
+        ],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(tmp_path / "harness")},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    (folder,) = (tmp_path / "results" / "runs").iterdir()
+    found = {(each.implementation, each.workload.seq_len): each for each in read(folder).records}
+    statuses = {key: str(each.status) for key, each in found.items()}
+    assert statuses == {(name, length): "error" if "breaking" in name else "ok" for name, length in found}, done.stderr
+    assert len(found) == 6

@@ -1,0 +1,125 @@
+"""The study of a GPU, rehearsed on the CPU: it ends in an archive whatever its steps do, and goes on where it was."""
+
+import json
+import sys
+import tarfile
+
+import pytest
+
+from studies.gpu import __main__ as command
+from studies.gpu import ledger, plan, work
+from studies.gpu.ledger import DIED, FAILED, HUNG, LEFT_OUT, OK, Ledger, Step
+from tests import forks
+
+
+def step(name, work_name, *given, limit_s=60.0):
+    return Step(name=name, work=work_name, given=given, limit_s=limit_s)
+
+
+@pytest.fixture
+def started(monkeypatch):
+    monkeypatch.setattr(sys, "executable", forks.python())
+
+
+def run_all(steps, book, stop_after_s=1e9):
+    return ledger.run_all([(1, lambda: steps)], book, lambda _: None, stop_after_s)
+
+
+def test_a_step_that_hangs_is_killed_and_one_that_dies_is_named_and_the_next_is_run(tmp_path, started):
+    book = Ledger(tmp_path)
+    steps = [step("planted-hang", "hang", limit_s=1.0), step("planted-die", "die"), step("versions", "versions")]
+    assert run_all(steps, book)
+    ended = book.ended()
+    assert [ended[each.name]["outcome"] for each in steps] == [HUNG, DIED, OK]
+    assert ended["planted-die"]["reason"] == "SIGABRT"
+    assert [line["event"] for line in book.lines()] == ["start", "end"] * 3
+    before = book.path.read_bytes()
+    assert run_all(steps, book)
+    assert book.path.read_bytes() == before  # nothing is done twice
+
+
+def test_what_was_under_way_when_all_stopped_is_run_once_more_and_not_a_third_time(tmp_path, started):
+    book, asked = Ledger(tmp_path), [step("versions", "versions")]
+    book.add(event="start", step="versions")
+    with book.path.open("a", encoding="utf-8") as file:
+        file.write('{"event": "en')  # it was being written
+    again = Ledger(tmp_path)
+    assert again.num_starts("versions") == 1
+    again.path.write_text(again.path.read_text() + "\n", encoding="utf-8")
+    assert run_all(asked, again)
+    assert again.ended()["versions"]["outcome"] == OK
+    other = Ledger(tmp_path / "other")
+    for _ in range(2):
+        other.add(event="start", step="versions")
+    assert run_all(asked, other)
+    assert other.ended()["versions"]["outcome"] == DIED
+
+
+def test_no_step_is_begun_that_may_end_too_late(tmp_path):
+    book = Ledger(tmp_path)
+    assert not run_all([step("planted-hang", "hang", limit_s=60.0)], book, stop_after_s=30.0)
+    assert book.lines() == []
+
+
+def test_a_package_that_is_missing_is_a_reason_and_no_crash(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+
+    def lacking(*given):
+        import no_such_package  # noqa: F401
+
+    monkeypatch.setitem(work.WORK, "versions", lacking)
+    work.main("versions", tmp_path / "found.json")
+    found = json.loads((tmp_path / "found.json").read_bytes())
+    assert (found["outcome"], found["reason"]) == (LEFT_OUT, "no_such_package is not installed")
+    work.main("gauge", tmp_path / "gauge.json", "kernel_sum")
+    assert json.loads((tmp_path / "gauge.json").read_bytes())["outcome"] in {LEFT_OUT, OK, FAILED}
+
+
+def test_who_starts_the_steps_needs_python_alone():
+    block = "import sys; sys.modules |= dict.fromkeys(('torch', 'msgspec', 'numpy', 'attnbench', 'typer'));"
+    command_line = [sys.executable, "-c", f"{block} import studies.gpu.__main__, studies.gpu.work"]
+    import subprocess
+
+    subprocess.run(command_line, check=True, cwd=ledger.ROOT)
+
+
+def test_the_whole_has_every_implementation_layout_and_dtype_and_each_step_once(tmp_path):
+    book, size = Ledger(tmp_path), plan.full()
+    names = [each.name for _, listed in plan.groups(size, book) for each in listed()]
+    assert len(names) == len(set(names))
+    assert sum(name.startswith("call-") for name in names) == len(plan.implementations()) * 5 * 2
+    assert {f"gauge-{each}" for each in plan.GAUGES} <= set(names)
+    assert {"check", "check-tf32", "check-compiled", "check-flex", "run", "growth", "exhaust"} <= set(names)
+    assert {each.work for _, listed in plan.groups(size, book) for each in listed()} <= set(work.WORK)
+    assert len(plan.implementations()) > 20
+
+
+def test_the_table_gives_the_answer_first(tmp_path):
+    ended = {
+        "a": {"outcome": OK, "reason": "", "took_s": 1.0},
+        "b": {"outcome": HUNG, "reason": "killed after 2 s", "took_s": 2.0},
+    }
+    text = command.table(ended, {"a": {"answer": "3 | 4"}}, is_complete=False)
+    assert text.splitlines()[0] == "2 steps: 1 ok, 1 hung. More are left: go on."
+    assert "- b hung: killed after 2 s" in text
+    assert "| a | ok | 1.0 | 3 / 4 |" in text
+
+
+@pytest.mark.long
+def test_a_rehearsal_comes_to_its_end_and_a_second_start_does_nothing_twice(tmp_path, started, monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    code = command.main(["--out", str(tmp_path), "--rehearse"])
+    ended = Ledger(tmp_path).ended()
+    assert (code, {name: line for name, line in ended.items() if line["outcome"] == FAILED}) == (0, {})
+    assert ended["planted-hang"]["outcome"] == HUNG
+    assert ended["planted-die"]["outcome"] == DIED
+    assert {line["group"] for line in ended.values()} == {
+        *("machine", "planted", "calls", "kernels", "tests", "gauges", "checks", "run", "times", "memory", "traces")
+    }
+    with tarfile.open(tmp_path / command.ARCHIVE) as packed:
+        names = packed.getnames()
+    for part in ("/ledger.jsonl", "/table.md", "/journal.jsonl", ".trace.json.gz", ".xml", "/planted-die.log"):
+        assert any(name.endswith(part) for name in names), part
+    before = (tmp_path / "ledger.jsonl").read_bytes()
+    assert command.main(["--out", str(tmp_path), "--rehearse"]) == 0
+    assert (tmp_path / "ledger.jsonl").read_bytes() == before

@@ -1,0 +1,32 @@
+"""Processes that studies start find what this one finds: they add to PYTHONPATH, and take nothing from it."""
+
+import os
+import sys
+
+import pytest
+
+from studies import first_answer
+from studies.acceptance import endurance, revisions, suite
+
+STARTS = {
+    "a session of two revisions": revisions._gate,
+    "a run that is killed": lambda folder: endurance._start().wait(),
+    "a command that is timed": lambda folder: first_answer.timed("after", suite.ROOT, "list", ["list"], folder),
+    "a piece of acceptance": lambda folder: suite.run(
+        suite.Job(due=0.0, test="overhead", number=0), folder, short=True
+    ),
+}
+
+
+@pytest.mark.parametrize("start", STARTS.values(), ids=STARTS)
+def test_what_was_added_to_the_path_of_modules_is_passed_on(start, tmp_path, monkeypatch):
+    noted = tmp_path / "noted"
+    program = tmp_path / "python"
+    program.write_text(f'#!/bin/sh\nprintf %s "$PYTHONPATH" > {noted}\n', encoding="utf-8")
+    program.chmod(0o755)
+    monkeypatch.setattr(sys, "executable", str(program))
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "dependencies"))
+    start(tmp_path)
+    first, *_, last = noted.read_text(encoding="utf-8").split(os.pathsep)
+    assert "harness" in first or first.startswith(str(suite.ROOT))
+    assert last == str(tmp_path / "dependencies")
