@@ -135,5 +135,18 @@ def print_crossings(results: Results) -> None:
 
 
 def learn(results: Results, path: Path) -> None:
-    """Learn a policy from what a run measured, and write it."""
-    raise ValueError(f"cannot write {path} from {results.run}")
+    """Learn a policy from what a run measured, write it, and say what it is worth.
+
+    Raises:
+        ValueError: the run has too little to learn from, or the file cannot be written.
+    """
+    from attnbench.analysis.policy import learn as learned
+
+    policy = learned([results], smallest_effect=results.plan.smallest_effect)
+    policy.save(path)
+    regret = policy.regret
+    known = f"{policy.evidence.num_workloads} workloads"
+    mean = f"{percent(regret.mean)} slower than the best in the mean and {percent(regret.worst)} at worst"
+    own = f"{results.plan.baseline} alone: {percent(regret.sdpa_mean)} and {percent(regret.sdpa_worst)}"
+    say(f"Policy of {len(policy.rules)} rules from {known}: on those it had not seen {mean} ({own}).", "bold")
+    say(f"It is in {path}; attnbench.attention follows it (ATTNBENCH_POLICY={path}).", "dim")
