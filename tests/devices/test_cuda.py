@@ -15,6 +15,7 @@ from attnbench.storage.events import Plan
 from attnbench.storage.records import Status
 from attnbench.workloads.workload import Workload
 from studies.acceptance import on_cuda
+from studies.acceptance.plan import ON_CUDA
 
 pytestmark = [
     pytest.mark.cuda,
@@ -56,10 +57,10 @@ def test_running_out_of_memory_is_distinguished_from_other_errors():
     assert describe(raised.value)[0] is Status.out_of_memory
 
 
-@pytest.mark.parametrize("test", ["g1", "g2", "g3", "g4", "g5"])
+@pytest.mark.parametrize("test", list(ON_CUDA))
 def test_the_acceptance_tests_of_a_device_run_and_say_what_they_saw(test):
     found = getattr(on_cuda, test)(short=True)
-    assert found.id == test.upper()
+    assert found.test == test
     assert found.rows
     assert found.found
 
@@ -86,7 +87,8 @@ def test_a_run_goes_its_whole_way(tmp_path):
 def test_what_the_allocator_reserves_is_no_less_than_what_tensors_hold():
     inputs = torch.zeros(2**20, device="cuda")
     found = device("cuda").record(lambda: (inputs + 1) + 1).footprint([inputs])
-    assert found.reserved_bytes >= found.peak_bytes == 2 * 4 * 2**20
+    assert found.reserved_bytes >= 0 <= found.unused_bytes
+    assert found.peak_bytes == 2 * 4 * 2**20
     assert found.kept_bytes == found.result_bytes == 4 * 2**20
     assert found.num_allocations == 2
 
