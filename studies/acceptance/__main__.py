@@ -112,7 +112,7 @@ def write(outcomes: Sequence[Outcome], to: Path, machine: str, *, short: bool, i
 
 
 def folder_of(what: Part, accelerator: str) -> Path:
-    """Where a part's table goes: each accelerator has a folder of its own, beside that of machines without one."""
+    """Where a part's table goes: each accelerator has a folder of its own, next to that of machines without one."""
     name = "-".join(re.findall(r"[a-z0-9]+", accelerator.partition(",")[0].lower()))
     folder = FOLDERS[what]
     return folder.with_name(f"{folder.name}-on-{name}") if name else folder

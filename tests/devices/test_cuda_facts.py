@@ -1,5 +1,6 @@
 """What a CUDA device says of itself, with torch's compiled part replaced; how its flags reach a reader."""
 
+import sys
 from types import SimpleNamespace
 
 import msgspec
@@ -17,11 +18,12 @@ from studies.acceptance.__main__ import FOLDERS, Part, folder_of
 @pytest.fixture
 def two_devices(monkeypatch):
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(
-        torch.cuda,
-        "get_device_properties",
-        lambda at: SimpleNamespace(name=f"GPU {torch.device(at).index or 0}", major=9, minor=0, total_memory=8),
-    )
+
+    def properties(at):
+        index = torch.device(at).index or 0
+        return SimpleNamespace(name=f"GPU {index}", uuid=str(index), major=9, minor=0, total_memory=8)
+
+    monkeypatch.setattr(torch.cuda, "get_device_properties", properties)
     monkeypatch.setattr(cuda, "version", {"triton": "3.6.0"}.__getitem__)
     monkeypatch.setattr(cuda, "PACKAGES", ("triton",))
 
@@ -32,6 +34,44 @@ def test_each_device_names_itself_and_the_packages_of_kernels():
     names = [device(name).facts().accelerator.partition(",")[0] for name in ("cuda", "cuda:0", "cuda:1")]
     assert names == ["GPU 0", "GPU 0", "GPU 1"]
     assert device("cuda").facts().versions["triton"] == "3.6.0"
+
+
+class Nvml:
+    """What there is of pynvml that is asked; this GPU has no MIG."""
+
+    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+    class NVMLError(Exception):
+        """Its own error."""
+
+    nvmlInit = staticmethod(lambda: None)  # noqa: N815 - its names
+    nvmlDeviceGetHandleByUUID = staticmethod(lambda uuid: uuid)  # noqa: N815
+    nvmlDeviceGetMaxClockInfo = staticmethod(lambda _, kind: 1000 * kind)  # noqa: N815
+    nvmlDeviceGetClockInfo = staticmethod(lambda handle, _: 1500 + int(handle[-1]))  # noqa: N815
+    nvmlDeviceGetEnforcedPowerLimit = staticmethod(lambda _: 700_000)  # noqa: N815
+    nvmlDeviceGetTemperature = staticmethod(lambda *_: 41)  # noqa: N815
+    nvmlDeviceGetCurrentClocksThrottleReasons = staticmethod(lambda _: 4)  # noqa: N815
+    nvmlDeviceGetEccMode = staticmethod(lambda _: (1, 1))  # noqa: N815
+
+    def nvmlDeviceGetMigMode(self, _: str) -> None:  # noqa: N802
+        """Not here."""
+        raise self.NVMLError
+
+
+@pytest.mark.usefixtures("two_devices")
+def test_what_the_driver_says_is_of_the_same_device_and_what_it_does_not_say_is_left_out(monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+    assert device("cuda:1").facts().clocks == {
+        "gpu SM clock limit": "1000 MHz",
+        "gpu memory clock limit": "2000 MHz",
+        "gpu SM clock": "1501 MHz",
+        "gpu power limit": "700 W",
+        "gpu temperature": "41 C",
+        "gpu throttle reasons": "0x4",
+        "gpu ECC": "on",
+    }
+    monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
+    assert device("cuda:1").facts().clocks == {}
 
 
 def test_what_can_still_be_given_is_read_when_torch_has_given_back_its_cache(monkeypatch):

@@ -80,6 +80,7 @@ class Facts:
     versions: Mapping[str, str] = field(default_factory=dict)  # of its libraries
     flags: Mapping[str, str] = field(default_factory=dict)  # of torch, that change how fast it computes
     settings: tuple[str, ...] = ()  # names of environment variables that do
+    clocks: Mapping[str, str] = field(default_factory=dict)  # clocks, power and the like, as they are and may become
 
 
 class Device(Protocol):

@@ -14,7 +14,7 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from attnbench.devices import CROWDED_SHARE, Device, Facts
+from attnbench.devices import CROWDED_SHARE, Device, Facts, nvml
 from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.queued import QueuedClock, Runtime
 from attnbench.devices.recording import Footprint, Recording, record
@@ -110,11 +110,13 @@ class Cuda(Device):
         """The device, its driver, the libraries that torch was built with, and packages of kernels."""
         import torch
 
-        accelerator, versions = "", {}
+        accelerator, versions, clocks = "", {}, dict[str, str]()
         if torch.cuda.is_available():
             properties = torch.cuda.get_device_properties(torch.device(self.name))
             capability = f"compute capability {properties.major}.{properties.minor}"
             accelerator = f"{properties.name}, {properties.total_memory} bytes, {capability}"
+            if (library := nvml.library()) is not None:
+                clocks = nvml.state(f"GPU-{properties.uuid}", library)
         if torch.version.cuda:
             versions = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
         if accelerator:
@@ -125,6 +127,7 @@ class Cuda(Device):
             accelerator=accelerator,
             versions=versions,
             flags={"cuda_allow_tf32": str(torch.backends.cuda.matmul.allow_tf32)},
+            clocks=clocks,
             settings=("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
         )
 
