@@ -2,6 +2,7 @@
 
 import json
 import platform
+import re
 import sys
 import time
 from collections.abc import Sequence
@@ -34,7 +35,7 @@ def accept(
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where table and pictures go.")] = None,
 ) -> None:
     """Show what the method must show, next to its rivals. Exit code 1 where something is missed."""
-    to = to or FOLDERS[what]
+    to = to or folder_of(what, accelerator())
     whole = suite.GATE if what is Part.gate else suite.TESTS
     able = [*whole, *(ON_CUDA if what is Part.method and suite.has_cuda() else ())]
     asked = [TESTS.get(test, test) for test in only.split(",") if test]
@@ -110,13 +111,28 @@ def write(outcomes: Sequence[Outcome], to: Path, machine: str, *, short: bool, i
         save([drawn], to, name)
 
 
+def folder_of(what: Part, accelerator: str) -> Path:
+    """Where a part's table goes: each accelerator has a folder of its own, next to that of machines without one."""
+    name = "-".join(re.findall(r"[a-z0-9]+", accelerator.partition(",")[0].lower()))
+    folder = FOLDERS[what]
+    return folder.with_name(f"{folder.name}-on-{name}") if name else folder
+
+
+def accelerator() -> str:
+    """As the environment names it; empty where there is none."""
+    from attnbench.devices import device
+
+    return device("cuda").facts().accelerator
+
+
 def machine() -> str:
     """Processor, cores and versions, in a few words."""
     from attnbench.devices import environment
 
     found = environment.collect()
     versions = f"Python {platform.python_version()}, torch {found.versions.get('torch', '?')}"
-    return f"{found.cpu}, {found.num_physical_cores} cores, {versions}"
+    accelerator = f", {found.accelerator}" if found.accelerator else ""
+    return f"{found.cpu}, {found.num_physical_cores} cores, {versions}{accelerator}"
 
 
 def _say(text: str) -> None:

@@ -5,6 +5,7 @@ spinning kernel and a flush outside of the span, https://github.com/NVIDIA/nvben
 """
 
 import math
+import random
 import time
 from collections.abc import Callable
 from functools import partial
@@ -14,8 +15,8 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-from attnbench.devices import device
-from attnbench.devices.cuda import CudaClock, cache_bytes
+from attnbench.devices import Clock, device
+from attnbench.devices.cuda import cache_bytes
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
 from attnbench.storage.records import Arm
@@ -28,6 +29,8 @@ Call = Callable[[], object]
 
 DEVICE = "cuda"
 NUM_CALLS, NUM_REPEATS = 50, 9
+NUM_ROUNDS = 5
+"""Of G1 and G5, in each of which both ways have their turn, in a random order."""
 KERNEL_S, KERNEL_SHARE = 20e-6, 0.02
 GRAPH_S, GRAPH_SHARE = 50e-6, 0.03
 FLUSH_S = 20e-3
@@ -50,7 +53,7 @@ def calls() -> dict[str, Call]:
     return found
 
 
-def by_events(clock: CudaClock, call: Call) -> float:
+def by_events(clock: Clock, call: Call) -> float:
     """Device seconds of a call: the median of a few samples."""
     clock.elapsed(call, NUM_CALLS)
     return median(clock.elapsed(call, NUM_CALLS) / NUM_CALLS for _ in range(NUM_REPEATS))
@@ -90,12 +93,17 @@ def graph_mode(*, short: bool = False) -> Outcome:
     return _beside(_rows(lambda clock, call: by_events(clock, captured(call))), asked, (GRAPH_S, GRAPH_SHARE))
 
 
-def _rows(other: Callable[[CudaClock, Call], float]) -> list[Row]:
-    """Each call by the clock, and by another way to time it."""
-    clock = CudaClock(DEVICE)
+def _rows(other: Callable[[Clock, Call], float]) -> list[Row]:
+    """Each call by the clock and by another way to time it, interleaved in random order."""
+    clock, draws = device(DEVICE).clock, random.Random(0)
     rows: list[Row] = []
     for name, call in calls().items():
-        timed_s, other_s = by_events(clock, call), other(clock, call)
+        ways = {"timed_s": partial(by_events, clock, call), "other_s": partial(other, clock, call)}
+        taken: dict[str, list[float]] = {way: [] for way in ways}
+        for _ in range(NUM_ROUNDS):
+            for way in draws.sample(sorted(ways), len(ways)):
+                taken[way].append(ways[way]())
+        timed_s, other_s = (median(taken[way]) for way in ("timed_s", "other_s"))
         rows.append({"call": name, "timed_s": timed_s, "other_s": other_s, "share": timed_s / other_s - 1})
     return rows
 
@@ -130,11 +138,12 @@ def _beside(rows: list[Row], outcome: Outcome, limits: tuple[float, float]) -> O
 
 def cold_caches(*, short: bool = False) -> Outcome:
     """A copy that fits into the largest cache, from warm and from cold caches."""
-    clock, size = CudaClock(DEVICE), cache_bytes(DEVICE) // 4
+    clock, size = device(DEVICE).clock, cache_bytes(DEVICE) // 4
     source = torch.ones(size, dtype=torch.uint8, device=DEVICE)
     target = torch.empty_like(source)
-    warm_s = by_events(clock, lambda: target.copy_(source))
-    cold_s = _cold_s(clock, lambda: target.copy_(source), device(DEVICE).flush)
+    copy = partial(target.copy_, source)
+    warm_s = _alone_s(clock, copy, copy)
+    cold_s = _alone_s(clock, copy, device(DEVICE).flush)
     moved, peak = 2 * size, peak_bytes_per_s()
     passes = cold_s > 1.05 * warm_s and peak is not None and moved / cold_s < peak
     known = "not known" if peak is None else f"{peak / 1e12:.2f} TB/s"
@@ -156,8 +165,8 @@ def peak_bytes_per_s() -> float | None:
     return 2 * clock_khz * 1e3 * width / 8 if clock_khz and width else None
 
 
-def _cold_s(clock: CudaClock, call: Call, flush: Call) -> float:
-    """Device seconds of a call after a flush, by the engine's own way: the median of its samples."""
+def _alone_s(clock: Clock, call: Call, flush: Call) -> float:
+    """Device seconds of single calls, after a flush or what stands for it, by the engine's own way: their median."""
     timed = blocks.TimedCall(arm=Arm(implementation="a"), call=call, num_calls=1)
     at = blocks.Visit(epoch=0, number=0, num_blocks=NUM_REPEATS, seed=0)
     taken = blocks.visit([timed], clock, at, blocks.Conditions(flush=flush))
@@ -174,7 +183,11 @@ def heat_up(*, short: bool = False) -> Outcome:
         while time.perf_counter() < end:
             matrix @ matrix
             torch.cuda.synchronize()
-        settings: Any = {"clock": CudaClock(DEVICE), "gauge_work": device(DEVICE).interference_probe(), "seed": number}
+        settings: Any = {
+            "clock": device(DEVICE).clock,
+            "gauge_work": device(DEVICE).interference_probe(),
+            "seed": number,
+        }
         found = FunctionComparison({"a": work, "b": work}, "a", **settings)
         found.run(1.0, stops=False)
         logs = pairs(found.samples[Arm(implementation="b")], found.samples[found.reference], found.discarded).logs
@@ -195,11 +208,11 @@ def heat_up(*, short: bool = False) -> Outcome:
 
 def flush(*, short: bool = False) -> Outcome:
     """A flush of 20 ms before a call of microseconds: the call's time must not know of it."""
-    clock, source = CudaClock(DEVICE), torch.ones(2**16, device=DEVICE)
+    clock, source = device(DEVICE).clock, torch.ones(2**16, device=DEVICE)
     spin = 1_000_000
     cycles = int(spin * FLUSH_S / clock.elapsed(lambda: torch.cuda._sleep(spin), 1))  # noqa: SLF001 - as in attnbench.devices.cuda
-    plain_s = _cold_s(clock, lambda: source + 1, lambda: None)
-    beside_s = _cold_s(clock, lambda: source + 1, lambda: torch.cuda._sleep(cycles))  # noqa: SLF001 - likewise
+    plain_s = _alone_s(clock, lambda: source + 1, lambda: None)
+    beside_s = _alone_s(clock, lambda: source + 1, lambda: torch.cuda._sleep(cycles))  # noqa: SLF001 - likewise
     return Outcome(
         id=LABELS["flush"],
         title="the flush and the timed span",

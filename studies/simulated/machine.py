@@ -6,6 +6,7 @@ from itertools import repeat
 
 import numpy as np
 
+from attnbench.devices import Clock
 from studies.simulated.worlds import STEP_S, World
 
 NUM_STEPS = 2**14
@@ -19,7 +20,7 @@ TAKEN = 0.2
 """A drift above this is another program's, in a world that is shared."""
 
 
-class VirtualClock:
+class VirtualClock(Clock):
     """A simulated clock: time passes only when work spends it, and `disturb` may change what is spent.
 
     `disturb(seconds, now)` returns the seconds that really pass: drift, spikes and throttling with a known truth. The

@@ -132,6 +132,7 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
         "allocated_bytes.all.current": 100,
         "allocation.all.allocated": 7,
         "allocated_bytes.all.allocated": 500,
+        "reserved_bytes.all.current": 128,
     }
     if is_first:  # torch has no numbers before anything was allocated
         before = {}
@@ -142,13 +143,14 @@ def test_two_readings_of_cudas_allocator_give_what_lies_between(is_first):
         "allocation.all.allocated": 10,
         "reserved_bytes.all.peak": 256,
     }
-    start, calls, taken = (0, 0, 0) if is_first else (100, 7, 500)
+    start, calls, taken, reserved = (0, 0, 0, 0) if is_first else (100, 7, 500, 128)
     assert cuda.allocated(before, after) == Footprint(
         peak_bytes=190 - start,
         kept_bytes=140 - start,
         num_allocations=10 - calls,
         allocated_bytes=640 - taken,
-        reserved_bytes=256 - start,
+        reserved_bytes=256 - reserved,
+        unused_bytes=256 - 190,
     )
 
 

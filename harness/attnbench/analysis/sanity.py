@@ -18,7 +18,7 @@ from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, are_among, median
 from attnbench.statistics.samples import Samples
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
-from attnbench.storage.records import LATENCY, Arm, Ceilings, Counters, Key, Place, Record, Status
+from attnbench.storage.records import LATENCY, Arm, Ceilings, Counters, Flag, Key, Place, Record, Status
 from attnbench.units import plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -59,6 +59,18 @@ FAULT_S = 0.25e-6
 NOTED_FAULTS, MOST_FAULTS, LARGEST_FAULTS = 0.05, 0.5, 0.9
 """Shares of the time: from where page faults are worth a word, from where they dominate, and the most that an estimate
 may say, as in analysis/breakdown.py."""
+
+
+MOST = 0.5
+"""A flag in more than this share of the samples is the call's doing, and not a moment's."""
+ELSEWHERE = (
+    "its time is not known: it leaves work on another stream, on which the device is busy when the current one is done"
+)
+ON_A_QUEUE = {
+    Flag.host_bound: "host-bound: the device needs less than 5 times as long as the host needs to issue the call",
+    Flag.not_hidden: "the device waited for the host while it was timed",
+    Flag.waits: "the host waits for the device inside the call: it synchronises, or launches more than the queue holds",
+}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -140,6 +152,10 @@ def judged(
     found = {record.key: record for record in records}
     warnings: Warnings = {}
     for record in records:
+        if _share(record, Flag.other_stream) > MOST:
+            invalid = {"status": Status.invalid, "message": ELSEWHERE, "measurements": ()}
+            found[record.key] = msgspec.structs.replace(record, **invalid)
+            continue
         workload, own, here = record.workload, times.get(record.arm), ceilings.get(record.workload.place)
         if own is None or workload not in own.all:
             continue
@@ -150,6 +166,12 @@ def judged(
         elif doubts:
             warnings[record.key] = tuple(text for text, _ in doubts)
     return tuple(found.values()), warnings
+
+
+def _share(record: Record, flag: Flag) -> float:
+    """In what share of a cell's samples a flag is set."""
+    samples = record.samples(LATENCY)
+    return float(((Samples.of(samples).flags & flag) != 0).mean()) if samples else 0.0
 
 
 def _limits(workload: Workload, time_s: float, ceilings: Ceilings, *, is_cold: bool) -> Iterator[tuple[str, bool]]:
@@ -218,6 +240,7 @@ def warnings_of(
     if time.num_samples < FEW_SAMPLES:
         yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
     own = Samples.of(latency.samples)
+    yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
     yield from _faults(record, own, time)
     yield from _other_work(record, own, discarded, load)
     yield from _scatter(own, time)

@@ -36,6 +36,15 @@ CROWDED_SHARE = 0.25
 """Of a device's memory: a process that holds more should let go of what it can make again."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Reading:
+    """What a clock saw of some calls."""
+
+    elapsed_s: float
+    host_s: float = 0.0  # what the host needed to issue them, where that is something else; 0: it is not
+    flags: int = 0  # of storage/records.py, `Flag`
+
+
 class Clock(Protocol):
     """A source of time."""
 
@@ -48,6 +57,20 @@ class Clock(Protocol):
     def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
         """Seconds that `num_calls` calls take, back to back."""
 
+    def read(self, call: Callable[[], object], num_calls: int, flush: Callable[[], object] | None = None) -> Reading:
+        """Time the calls for a sample; a flush, where given, empties the caches before each, outside of the time."""
+        if flush is None:
+            return Reading(elapsed_s=self.elapsed(call, num_calls))
+        elapsed_s = 0.0
+        for _ in range(num_calls):
+            flush()
+            elapsed_s += self.elapsed(call, 1)
+        return Reading(elapsed_s=elapsed_s)
+
+    def inspect(self, call: Callable[[], object]) -> int:  # noqa: ARG002 - for who can see something
+        """What is wrong with timing this call here, as flags; it may be called a few times."""
+        return 0
+
 
 @dataclass(frozen=True, kw_only=True)
 class Facts:
@@ -57,6 +80,7 @@ class Facts:
     versions: Mapping[str, str] = field(default_factory=dict)  # of its libraries
     flags: Mapping[str, str] = field(default_factory=dict)  # of torch, that change how fast it computes
     settings: tuple[str, ...] = ()  # names of environment variables that do
+    clocks: Mapping[str, str] = field(default_factory=dict)  # clocks, power and the like, as they are and may become
 
 
 class Device(Protocol):

@@ -1,59 +1,81 @@
-"""CUDA devices: everything that is said to torch.cuda, and nowhere else.
-
-Source of the clock's shape (a spinning kernel hides launch latency): https://github.com/NVIDIA/nvbench.
-"""
+"""CUDA devices: everything that is said to torch.cuda, and nowhere else. Their clock is that of devices/queued.py."""
 
 from __future__ import annotations
 
+import re
 import sys
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import replace
 from functools import cached_property
+from importlib.metadata import PackageNotFoundError, version
 from importlib.util import find_spec
-from itertools import repeat
 from pathlib import Path
+from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from attnbench.devices import CROWDED_SHARE, Clock, Device, Facts
+from attnbench.devices import CROWDED_SHARE, Device, Facts, nvml
 from attnbench.devices.loads import Load, products_and_copies
+from attnbench.devices.queued import QueuedClock, Runtime
 from attnbench.devices.recording import Footprint, Recording, record
 
 if TYPE_CHECKING:  # what describes a device is asked for where torch is missing
     from torch import Tensor
 
 DRIVER = Path("/proc/driver/nvidia/version")
-SPIN_CYCLES_PER_CALL = 100_000
-"""Device cycles to spin while the host queues one call: about 50 us at 1.9 GHz, more than a launch costs."""
+PACKAGES = (
+    "triton",
+    "flash-attn",
+    "flash-attn-3",
+    "flash-attn-4",
+    "flashinfer-python",
+    "nvidia-cudnn-frontend",
+    "sageattention",
+    "transformer-engine",
+    "xformers",
+)
+"""Whose kernels decide how fast attention runs: their versions are stored where there is a device."""
 SIDES = (1024, 2048, 4096, 8192)
 """Of the matrices whose products show the ceiling."""
 SMALLEST_COPY = 2**22
+LARGEST_COPY = 2**30
+"""Bytes: of what it reads and writes, a second-level cache of 64 MiB can hold a thirtieth."""
 
 
-class CudaClock(Clock):
-    """Events on the device's stream: device time, from the first kernel's start to the last one's end."""
-
-    resolution_s = 0.5e-6  # of a CUDA event, as its documentation states
+class CudaRuntime(Runtime):
+    """The few calls of torch.cuda that the clock makes."""
 
     def __init__(self, device: str) -> None:
         """Use the current stream of `device`."""
         self.device = device
 
-    def elapsed(self, call: Callable[[], object], num_calls: int) -> float:
-        """Device time of the calls, queued behind a spinning kernel so that the host's launches are hidden."""
+    def current(self) -> AbstractContextManager[object]:
+        """Within: the device is the current one."""
         import torch
 
-        with torch.cuda.device(torch.device(self.device)):
-            start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-            torch.cuda.synchronize()
-            torch.cuda._sleep(SPIN_CYCLES_PER_CALL * num_calls)  # noqa: SLF001 - torch has no public spinning kernel
-            start.record()
-            for _ in repeat(None, num_calls):
-                call()
-            end.record()
-            end.synchronize()
-        elapsed_ms: float = start.elapsed_time(end)
-        return elapsed_ms * 1e-3
+        return torch.cuda.device(torch.device(self.device))
+
+    def event(self) -> Any:  # noqa: ANN401 - torch.cuda.Event, whose type needs torch
+        """An event with timing."""
+        import torch
+
+        return torch.cuda.Event(enable_timing=True)
+
+    def spin(self, cycles: int) -> None:
+        """Queue torch's own spinning kernel."""
+        import torch
+
+        torch.cuda._sleep(cycles)  # noqa: SLF001 - torch has no public spinning kernel
+
+    def synchronize(self) -> None:
+        """Wait for all streams of the device."""
+        import torch
+
+        torch.cuda.synchronize(self.device)
+
+    def host_s(self) -> float:
+        """The host's monotonic timer."""
+        return perf_counter()
 
 
 class Cuda(Device):
@@ -67,7 +89,7 @@ class Cuda(Device):
     def __init__(self, name: str) -> None:
         """Take the name, which is torch's, too."""
         self.name = self.torch_device = name
-        self.clock = CudaClock(name)
+        self.clock = QueuedClock(CudaRuntime(name))
 
     def seems_present(self) -> bool:
         """Whether the driver is loaded."""
@@ -86,20 +108,27 @@ class Cuda(Device):
         return None if "triton" in sys.modules or find_spec("triton") else "triton is not installed"
 
     def facts(self) -> Facts:
-        """The first device, and the libraries that torch was built with."""
+        """The device, its driver, the libraries that torch was built with, and packages of kernels."""
         import torch
 
-        accelerator, versions = "", {}
+        accelerator, versions, clocks = "", {}, dict[str, str]()
         if torch.cuda.is_available():
-            properties = torch.cuda.get_device_properties(0)
+            properties = torch.cuda.get_device_properties(torch.device(self.name))
             capability = f"compute capability {properties.major}.{properties.minor}"
             accelerator = f"{properties.name}, {properties.total_memory} bytes, {capability}"
+            if (library := nvml.library()) is not None:
+                clocks = nvml.state(f"GPU-{properties.uuid}", library)
         if torch.version.cuda:
             versions = {"cuda": torch.version.cuda, "cudnn": str(torch.backends.cudnn.version())}
+        if accelerator:
+            versions |= _versions()
+            driver = re.search(r"(\d+\.\d+(?:\.\d+)?)", DRIVER.read_text()) if DRIVER.exists() else None
+            versions |= {"nvidia driver": driver[1]} if driver else {}
         return Facts(
             accelerator=accelerator,
             versions=versions,
             flags={"cuda_allow_tf32": str(torch.backends.cuda.matmul.allow_tf32)},
+            clocks=clocks,
             settings=("CUDA_LAUNCH_BLOCKING", "NVIDIA_TF32_OVERRIDE"),
         )
 
@@ -161,8 +190,9 @@ class Cuda(Device):
         """A matrix product and a copy."""
         import torch
 
-        matrix = torch.ones(512, 512, device=self.name)
-        source = torch.ones(2**22, device=self.name)
+        draws = torch.Generator(device=self.name).manual_seed(0)  # equal numbers take less power, and so less time
+        matrix = torch.randn(512, 512, device=self.name, generator=draws)
+        source = torch.randn(2**22, device=self.name, generator=draws)
         product, target = torch.empty_like(matrix), torch.empty_like(source)
 
         def work() -> None:
@@ -178,12 +208,13 @@ class Cuda(Device):
         def empty(dtype: str, length: int) -> Tensor:
             return torch.empty(length, dtype=getattr(torch, dtype), device=self.name)
 
-        return products_and_copies(empty, [dtype], SIDES, SMALLEST_COPY, cache_bytes(self.name))
+        return products_and_copies(empty, [dtype], SIDES, SMALLEST_COPY, cache_bytes(self.name), LARGEST_COPY)
 
     def free_bytes(self) -> int:
-        """Memory that the device could still give, to any process."""
+        """Memory that the device could still give, to any process, when torch has given back what it only caches."""
         import torch
 
+        torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(torch.device(self.name))[0]
 
     def is_crowded(self) -> bool:
@@ -231,6 +262,15 @@ class Cuda(Device):
 DEVICE = Cuda
 
 
+def _versions() -> dict[str, str]:
+    """Of the packages of kernels that are installed; none is imported."""
+    found = {}
+    for name in PACKAGES:
+        with suppress(PackageNotFoundError):
+            found[name] = version(name)
+    return found
+
+
 def cache_bytes(device: str) -> int:
     """The size of the device's largest cache."""
     import torch
@@ -247,5 +287,6 @@ def allocated(before: Mapping[str, int], after: Mapping[str, int]) -> Footprint:
         kept_bytes=after["allocated_bytes.all.current"] - inputs,
         num_allocations=after["allocation.all.allocated"] - before.get("allocation.all.allocated", 0),
         allocated_bytes=after["allocated_bytes.all.allocated"] - before.get("allocated_bytes.all.allocated", 0),
-        reserved_bytes=after["reserved_bytes.all.peak"] - inputs,
+        reserved_bytes=after["reserved_bytes.all.peak"] - before.get("reserved_bytes.all.current", 0),
+        unused_bytes=after["reserved_bytes.all.peak"] - after["allocated_bytes.all.peak"],
     )

@@ -76,7 +76,7 @@ def collect() -> Environment:
         num_threads=torch.get_num_threads(),
         settings={name: os.environ[name] for name in settings if name in os.environ},
         flags=flags,
-        clocks=_clocks(),
+        clocks=_clocks() | {name: text for each in facts for name, text in each.clocks.items()},
         moment=_moment(),
         load=round(os.getloadavg()[0], 2) if hasattr(os, "getloadavg") else None,
         native_dtypes=_native_dtypes(),

@@ -82,17 +82,18 @@ def take(
     return tuple(samples)
 
 
-def products_and_copies(
+def products_and_copies(  # noqa: PLR0913, PLR0917 - a device states each of its sizes
     empty: Callable[[str, int], Tensor],
     dtypes: Iterable[str],
     sides: Sequence[int],
     smallest_copy: int,
     cache_bytes: int,
+    largest_copy: int = 0,
 ) -> list[Load]:
     """Products of (side, side) matrices in each dtype, and copies from so many bytes to beyond the largest cache.
 
     `empty(dtype, length)` makes a tensor of (length,) on the device. The matrices are normal values: zeros would take
-    less power, and so less time.
+    less power, and so less time. `largest_copy` is of so many bytes, where it is not left to the cache's size.
     """
     import torch
 
@@ -104,7 +105,7 @@ def products_and_copies(
             operand.normal_(generator=draws)
         work = partial(torch.mm, left, right, out=product)
         loads.append(Load(kind=MATMUL, dtype=dtype, size=side, amount=2 * side**3, call=work))
-    largest = min(LARGEST_COPY, BEYOND_CACHE * cache_bytes)
+    largest = largest_copy or min(LARGEST_COPY, BEYOND_CACHE * cache_bytes)
     sizes = [smallest_copy]
     while sizes[-1] * COPY_STEP < largest:
         sizes.append(sizes[-1] * COPY_STEP)

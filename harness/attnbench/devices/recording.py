@@ -33,6 +33,7 @@ class Footprint:
     num_allocations: int
     allocated_bytes: int  # of all allocations together
     reserved_bytes: int = 0  # the most that a caching allocator took from the device; 0: there is none
+    unused_bytes: int = 0  # the most that it held of the device, less the most that tensors held of that
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -27,7 +27,7 @@ METRIC = {
     "fragmentation": Metric(
         unit="bytes",
         summary="reserved peak less allocated peak of CUDA's allocator",
-        measure=lambda case: float(case.footprint.reserved_bytes - case.footprint.peak_bytes),
+        measure=lambda case: float(case.footprint.unused_bytes),
         fits=has_caching_allocator,
     ),
     # Each request costs time of its own, and more where the memory was given back to the system before.
@@ -45,7 +45,7 @@ METRIC = {
     # The allocator takes segments and cuts tensors out of them: this is what other processes miss.
     "reserved_memory": Metric(
         unit="bytes",
-        summary="peak of what CUDA's allocator takes from the device, beyond the inputs",
+        summary="peak of what CUDA's allocator takes from the device, beyond what it had",
         measure=lambda case: float(case.footprint.reserved_bytes),
         fits=has_caching_allocator,
     ),

@@ -30,6 +30,8 @@ class Samples(Sequence[Sample]):
     start_s: Floats
     num_faults: Integers
     load: Floats
+    host_s: Floats
+    flags: Integers
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":
@@ -92,7 +94,7 @@ class Samples(Sequence[Sample]):
 
 
 _DTYPES: dict[str, Any] = {"num_calls": np.int64, "num_faults": np.int64, "epoch": np.int32, "visit": np.int32}
-_DTYPES |= {"block": np.int32, "slot": np.int32}
+_DTYPES |= {"block": np.int32, "slot": np.int32, "flags": np.int32}
 _READ = [(attrgetter(field.name), _DTYPES.get(field.name, np.float64)) for field in fields(Samples)]
 
 

@@ -217,6 +217,15 @@ class Verdict(enum.StrEnum):
     undecided = "undecided"
 
 
+class Flag(enum.IntFlag):
+    """What makes a sample from a device with queues suspicious."""
+
+    host_bound = 1  # its device time is less than a few times what the host needs to issue it
+    not_hidden = 2  # the device had to wait for the host while it was timed
+    waits = 4  # the host waits for the device inside a call
+    other_stream = 8  # when the current stream was done, the device was busy elsewhere
+
+
 EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20
 """So many bits of a number hold the epoch, the visit and the block of a sample."""
 
@@ -226,7 +235,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
     The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
     which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample, `load` is the
-    machine's one-minute load average when it began.
+    machine's one-minute load average when it began. On a device with queues, `host_s` is what the host needed to issue
+    a call, and `flags` are of `Flag`; elsewhere both are 0.
     """
 
     value: float
@@ -238,6 +248,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     start_s: float = 0.0
     num_faults: Annotated[int, Meta(lt=2**53)] = 0
     load: float = 0.0
+    host_s: float = 0.0
+    flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0
 
 
 LATENCY, CONTROL_LATENCY = "latency", "latency_control"

@@ -44,6 +44,7 @@ class TimedCall:
     num_calls: int = 0  # 0: not calibrated yet
     call_s: float = 0.0
     called_s: float = 0.0  # inside all calls so far, untimed ones included
+    flags: int = 0  # what is wrong with all of its samples (storage/records.py, `Flag`)
 
     @property
     def sample_s(self) -> float:
@@ -172,6 +173,7 @@ def visit(
                     timed.called_s = clock.elapsed(timed.call, 1)
                 else:
                     calibrate(timed, clock)
+                timed.flags = int(clock.inspect(timed.call))
         ready = turns(calls, is_cold=conditions.flush is not None)
         shares = num_blocks_each(ready, at)
         for block in range(max(shares)):
@@ -190,16 +192,10 @@ def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditi
     if turn.is_touched:
         timed.called_s += clock.elapsed(timed.call, 1)
     start_s, faults = clock.now(), conditions.count_faults()
-    if conditions.flush is None:
-        spent_s = clock.elapsed(timed.call, turn.num_calls)
-    else:
-        spent_s = 0.0
-        for _ in range(turn.num_calls):
-            conditions.flush()
-            spent_s += clock.elapsed(timed.call, 1)
-    timed.called_s += spent_s
+    reading = clock.read(timed.call, turn.num_calls, conditions.flush)
+    timed.called_s += reading.elapsed_s
     return Sample(
-        value=spent_s / turn.num_calls,
+        value=reading.elapsed_s / turn.num_calls,
         num_calls=turn.num_calls,
         epoch=at.epoch,
         visit=at.number,
@@ -208,6 +204,8 @@ def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditi
         start_s=start_s,
         num_faults=conditions.count_faults() - faults,
         load=load,
+        host_s=reading.host_s / turn.num_calls,
+        flags=int(reading.flags) | timed.flags,
     )
 
 

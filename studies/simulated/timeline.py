@@ -1,0 +1,99 @@
+"""A simulated device: streams, a bounded launch queue, events and a spin, on virtual time."""
+
+from collections import deque
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from attnbench.devices.queued import Runtime
+
+
+class SimulatedEvent:
+    """A mark in a stream."""
+
+    def __init__(self, runtime: "SimulatedRuntime") -> None:
+        """It was not recorded yet."""
+        self.runtime, self.at_s = runtime, 0.0
+
+    def record(self) -> None:
+        """Behind all that the current stream has."""
+        self.runtime.launch(self.runtime.event_s)
+        self.at_s = self.runtime.ends_s[0]
+
+    def query(self) -> bool:
+        """Whether it has happened by the host's time."""
+        return self.at_s <= self.runtime.now_s
+
+    def synchronize(self) -> None:
+        """Let the host wait."""
+        self.runtime.now_s = max(self.runtime.now_s, self.at_s)
+
+    def elapsed_time(self, end: "SimulatedEvent") -> float:
+        """Milliseconds."""
+        return 1e3 * (end.at_s - self.at_s)
+
+
+class SimulatedRuntime(Runtime):
+    """A device whose time is virtual; stream 0 is the current one.
+
+    `launch_s` is what the host needs for one launch, `event_s` what an event takes of the device. A launch waits where
+    `num_queued` launches of its stream are not done. Planted faults: `spin_share` below 1 makes every spin shorter than
+    it was asked to be.
+    """
+
+    def __init__(
+        self, *, launch_s: float = 5e-6, event_s: float = 2e-6, num_queued: int = 1024, spin_share: float = 1.0
+    ) -> None:
+        """Nothing runs yet."""
+        self.launch_s, self.event_s, self.num_queued, self.spin_share = launch_s, event_s, num_queued, spin_share
+        self.now_s = 0.0
+        self.ends_s: dict[int, float] = {0: 0.0}  # when each stream is done with all that it has
+        self.spent_s = 0.0  # by spins
+        self._queues: dict[int, deque[float]] = {}
+        self._cached = False  # whether the data of `touch` lies in the cache
+
+    @contextmanager
+    def current(self) -> Iterator[None]:
+        """There is one device."""
+        yield
+
+    def launch(self, seconds: float, stream: int = 0) -> None:
+        """Queue a kernel that lasts so long."""
+        queue = self._queues.setdefault(stream, deque())
+        self.now_s += self.launch_s
+        while queue and queue[0] <= self.now_s:
+            queue.popleft()
+        if len(queue) >= self.num_queued:
+            self.now_s = queue.popleft()
+        self.ends_s[stream] = max(self.now_s, self.ends_s.get(stream, 0.0)) + seconds
+        queue.append(self.ends_s[stream])
+
+    def touch(self, cached_s: float, seconds: float) -> None:
+        """Queue a kernel that is faster where its data lies in the cache, and leaves it there."""
+        self.launch(cached_s if self._cached else seconds)
+        self._cached = True
+
+    def flush(self, seconds: float = 100e-6) -> None:
+        """Queue a kernel that empties the cache."""
+        self.launch(seconds)
+        self._cached = False
+
+    def event(self) -> SimulatedEvent:
+        """A new one."""
+        return SimulatedEvent(self)
+
+    def spin(self, cycles: int) -> None:
+        """At one cycle a nanosecond."""
+        self.spent_s += cycles * 1e-9
+        self.launch(cycles * 1e-9 * self.spin_share)
+
+    def wait(self) -> None:
+        """What a call does that synchronises: wait for the current stream."""
+        self.now_s = max(self.now_s, self.ends_s[0])
+
+    def synchronize(self) -> None:
+        """Wait for all streams."""
+        self.now_s = max(self.now_s, *self.ends_s.values()) + 5e-6
+
+    def host_s(self) -> float:
+        """Virtual seconds."""
+        return self.now_s

@@ -1,0 +1,147 @@
+"""The clock of a device with queues, on a simulated timeline: what is hidden, what is seen, and planted faults."""
+
+import pytest
+
+from attnbench.devices.queued import LONGEST_SPIN_S, QueuedClock
+from attnbench.storage.records import Arm, Flag
+from attnbench.timing import blocks
+from studies.simulated.timeline import SimulatedRuntime
+
+
+def made(**settings) -> tuple[QueuedClock, SimulatedRuntime]:
+    runtime = SimulatedRuntime(**settings)
+    return QueuedClock(runtime), runtime
+
+
+def repeated(runtime: SimulatedRuntime, seconds: float, number: int = 1):
+    """A call of so many kernels, each of which lasts so long."""
+
+    def call() -> None:
+        for _ in range(number):
+            runtime.launch(seconds)
+
+    return call
+
+
+@pytest.mark.parametrize("num_kernels", [1, 40, 900])
+@pytest.mark.parametrize("num_calls", [1, 64, 1500])
+def test_short_kernels_are_timed_without_the_launches_that_take_longer(num_kernels, num_calls):
+    """900 kernels a call fill the launch queue with the second call: fewer calls go behind one block."""
+    clock, runtime = made(launch_s=20e-6)
+    seen = clock.read(repeated(runtime, 2e-6, num_kernels), num_calls)
+    assert seen.elapsed_s == pytest.approx(num_calls * num_kernels * 2e-6)
+    assert seen.host_s == pytest.approx(num_calls * num_kernels * 20e-6)
+    assert Flag(seen.flags) == Flag.host_bound
+
+
+def test_a_call_that_keeps_the_device_busy_has_no_flag_and_its_host_time_is_known():
+    clock, runtime = made()
+    seen = clock.read(repeated(runtime, 1e-3), 8)
+    assert (seen.elapsed_s, seen.host_s, seen.flags) == (pytest.approx(8e-3), pytest.approx(8 * 5e-6), 0)
+
+
+@pytest.mark.parametrize("device_s", [4.9, 5.1])
+def test_host_bound_is_a_device_time_below_five_times_the_host_time(device_s):
+    clock, runtime = made(launch_s=10e-6)
+    is_bound = bool(clock.read(repeated(runtime, device_s * 10e-6), 10).flags & Flag.host_bound)
+    assert is_bound is (device_s < 5)
+
+
+def test_a_host_that_is_slower_than_before_gets_a_longer_block():
+    clock, runtime = made()
+    call = repeated(runtime, 10e-6)
+    clock.read(call, 50)
+    runtime.launch_s = 300e-6
+    seen = clock.read(call, 50)
+    assert seen.elapsed_s == pytest.approx(50 * 10e-6)
+    assert Flag(seen.flags) == Flag.host_bound
+
+
+def test_a_spin_that_is_too_short_is_seen_and_ends():
+    """A planted fault: spins last a thousandth of what they should."""
+    clock, runtime = made(launch_s=50e-6)
+    _ = clock.cycles_per_s
+    runtime.spin_share = 1e-4
+    seen = clock.read(repeated(runtime, 10e-6), 20)
+    assert seen.flags & Flag.not_hidden
+    assert seen.flags & Flag.host_bound
+    assert runtime.spent_s < 40 * LONGEST_SPIN_S
+
+
+def test_a_call_that_synchronises_is_named_and_does_not_hang():
+    clock, runtime = made()
+
+    def call() -> None:
+        runtime.launch(1e-3)
+        runtime.wait()
+        runtime.launch(1e-3)
+
+    for _ in range(2):
+        seen = clock.read(call, 4)
+        assert Flag(seen.flags) & (Flag.waits | Flag.not_hidden) == Flag.waits | Flag.not_hidden
+        assert seen.elapsed_s == pytest.approx(8e-3, rel=0.05)
+    assert runtime.now_s < 4.0
+    assert not clock.read(repeated(runtime, 1e-3), 4).flags  # others are what they were
+
+
+@pytest.mark.parametrize("main_s", [0.0, 50e-6])
+def test_work_that_is_left_on_another_stream_is_seen(main_s):
+    clock, runtime = made()
+
+    def call() -> None:
+        runtime.launch(main_s)
+        runtime.launch(400e-6, stream=1)
+
+    assert clock.inspect(call) == Flag.other_stream
+    assert clock.inspect(repeated(runtime, 1e-3)) == Flag(0)
+
+
+def test_work_on_another_stream_that_is_joined_is_no_fault():
+    clock, runtime = made()
+
+    def call() -> None:
+        runtime.launch(400e-6, stream=1)
+        runtime.ends_s[0] = max(runtime.ends_s[0], runtime.ends_s[1])
+        runtime.launch(50e-6)
+
+    assert clock.inspect(call) == Flag(0)
+
+
+def test_what_two_events_cost_is_no_part_of_a_cold_call():
+    clock, runtime = made(event_s=3e-6)
+    cold = clock.read(lambda: runtime.touch(10e-6, 30e-6), 8, runtime.flush)
+    assert cold.elapsed_s == pytest.approx(8 * 30e-6)
+    clock.read(lambda: runtime.touch(10e-6, 30e-6), 1)
+    hot = clock.read(lambda: runtime.touch(10e-6, 30e-6), 8)
+    assert hot.elapsed_s == pytest.approx(8 * 10e-6)
+
+
+def test_a_flush_is_outside_of_the_span_however_long_it_is():
+    clock, runtime = made()
+    for flush_s in (0.0, 20e-3):
+        seen = clock.read(lambda: runtime.touch(5e-6, 9e-6), 4, lambda it=flush_s: runtime.flush(it))
+        assert seen.elapsed_s == pytest.approx(4 * 9e-6)
+
+
+def test_a_flush_that_does_nothing_leaves_cold_calls_hot():
+    clock, runtime = made()
+    runtime.touch(5e-6, 9e-6)
+    assert clock.read(lambda: runtime.touch(5e-6, 9e-6), 4, lambda: None).elapsed_s == pytest.approx(4 * 5e-6)
+
+
+def test_samples_of_a_visit_carry_host_time_and_flags():
+    clock, runtime = made()
+
+    def leaves_work() -> None:
+        runtime.launch(1e-4)
+        runtime.launch(400e-6, stream=1)
+
+    calls = {"busy": repeated(runtime, 1e-3), "short": repeated(runtime, 2e-6), "leaves": leaves_work}
+    arms = [blocks.TimedCall(arm=Arm(implementation=name), call=call) for name, call in calls.items()]
+    at = blocks.Visit(epoch=0, number=0, num_blocks=3, seed=1)
+    taken = {arm.implementation: found for arm, found in blocks.visit(arms, clock, at).items()}
+    assert {each.flags for each in taken["busy"]} == {0}
+    assert [each.host_s for each in taken["busy"]] == pytest.approx([5e-6] * 3)
+    assert {each.flags for each in taken["short"]} == {Flag.host_bound}
+    assert all(each.flags & Flag.other_stream for each in taken["leaves"])
+    assert [each.value for each in taken["short"]] == pytest.approx([2e-6] * 3)
