@@ -70,7 +70,9 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         device(named)  # raises where there is no such device
     left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
-    usual = [name for name in plugins.implementation_names() if name not in chosen.leave_out]
+    has_ranks = any(workload.world_size > 1 for workload in workloads)
+    alone_here = () if has_ranks else plugins.distributing()
+    usual = [name for name in plugins.implementation_names() if name not in {*chosen.leave_out, *alone_here}]
     specs = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
     if with_baseline and selection.baseline not in map(plugins.name_of, specs):
         specs.append(selection.baseline)
