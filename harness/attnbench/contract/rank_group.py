@@ -24,7 +24,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 30.0
 """So long a call may take, and the start of a group."""
 PATIENCE = 0.5
 """A rank waits this share of it for another one, so that it can say so before the time is up."""
