@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
-from attnbench.contract.ranks import Rank, not_over_ranks, over_ranks
+from attnbench.contract.ranks import Rank, not_over_ranks, over_ranks, tokens_of
 from attnbench.contract.ring_pass import ring_pass
 from attnbench.devices import device
 from attnbench.storage.operator_kinds import BACKENDS
@@ -63,6 +63,7 @@ __all__ = [
     "repeat_heads",
     "ring_pass",
     "softmax_with_sinks",
+    "tokens_of",
     "without_attend",
 ]
 
