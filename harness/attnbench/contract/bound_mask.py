@@ -28,7 +28,7 @@ class BoundMask:
     `inputs` are those that a call is given besides query, key and value, by name: what is made of them is not kept.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
         self,
         rule: Mask,
         sizes: tuple[int, int, int],

@@ -67,8 +67,9 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """One pass: forward with what is asked, or backward through the graph of that call. `memory_bytes` are of a new
-    file, which comes with the message, or 0.
+    """One pass: forward with what is asked, or backward through the graph of that call.
+
+    `memory_bytes` is the size of a new file in memory, which comes with the message; 0 where it is the same as before.
     """
 
     call: int
@@ -135,7 +136,7 @@ class RankGroup:
         theirs = [theirs.fileno() for _, theirs in pairs]
         patience_s = str(PATIENCE * self.timeout_s)
         command = [sys.executable, "-m", "attnbench.contract.rank_process", folder, self.device, patience_s]
-        launcher = subprocess.Popen(
+        launcher = subprocess.Popen(  # noqa: S603 - this Python, and our own module
             [*command, *map(str, theirs)],
             pass_fds=theirs,
             stdin=subprocess.DEVNULL,

@@ -189,8 +189,8 @@ class _OverRanks(torch.autograd.Function):
         return (*(each if needs else None for each, needs in needed), None, None)
 
 
-def over_ranks(
-    share: Share, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, order: str = "contiguous"
+def over_ranks(  # noqa: PLR0913 - the operands of `attend`, and how they are shared out
+    share: Share, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, *, order: str = "contiguous"
 ) -> Tensor:
     """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V), computed by `mask.world_size` ranks.
 

@@ -56,7 +56,7 @@ def keys_of_rank_missing(scores: Tensor, mask: RowMask, choice: range) -> Tensor
 
 
 def merged(masked: Tensor, parts: list[range], *, is_mean: bool) -> Tensor:
-    """The weights (B, H, R, S) of each rank's own softmax side by side; with `is_mean`, divided by how many take part."""
+    """Each rank's own softmax (B, H, R, S), side by side; with `is_mean`, divided by how many take part."""
     made = [masked[..., each.start : each.stop].softmax(dim=-1).nan_to_num(0.0) for each in parts]
     whole = torch.cat(made, dim=-1)
     return whole / whole.sum(dim=-1, keepdim=True).clamp(min=1) if is_mean else whole
