@@ -22,11 +22,11 @@ class Gather(torch.autograd.Function):
     def forward(ctx: Any, tensor: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
         """(B, G, t, K) -> (B, G, T, K)."""
         ctx.rank, ctx.dtype = rank, tensor.dtype
-        gathered = torch.cat(rank.gather(tensor), dim=2)
-        return gathered.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+        whole = torch.cat(rank.gather(tensor), dim=2)
+        return whole.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
         """(B, G, T, K) -> (B, G, t, K)."""
         rank: Rank = ctx.rank
@@ -35,9 +35,15 @@ class Gather(torch.autograd.Function):
         return torch.stack(found).sum(dim=0).to(ctx.dtype), None
 
 
+def gathered(tensor: Tensor, rank: Rank) -> Tensor:
+    """(B, G, t, K) -> (B, G, T, K)."""
+    output: Tensor = Gather.apply(tensor, rank)  # type: ignore[no-untyped-call]
+    return output
+
+
 def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
     """Query (B, H, t, K), key (B, G, t, K), value (B, G, t, V) of one rank -> its output (B, H, t, V)."""
-    key, value = Gather.apply(key, rank), Gather.apply(value, rank)  # (B,G,t,K) -> (B,G,T,K)
+    key, value = gathered(key, rank), gathered(value, rank)  # (B,G,t,K) -> (B,G,T,K), (B,G,t,V) -> (B,G,T,V)
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # -> (B,H,T,K), (B,H,T,V)
     scores = query.to(key.dtype) @ key.transpose(-2, -1) * rank.scale  # (B,H,t,K) @ (B,H,K,T) -> (B,H,t,T)
     if rank.is_causal:

@@ -36,14 +36,20 @@ class Parallel(torch.autograd.Function):
             with torch.enable_grad():
                 for each in ctx.own:
                     each.requires_grad_()
+                own_query, own_key, own_value = ctx.own
                 ctx.made = torch.nn.functional.scaled_dot_product_attention(
-                    *ctx.own, is_causal=rank.is_causal, scale=rank.scale, enable_gqa=query.shape[1] != key.shape[1]
+                    own_query,
+                    own_key,
+                    own_value,
+                    is_causal=rank.is_causal,
+                    scale=rank.scale,
+                    enable_gqa=query.shape[1] != key.shape[1],
                 )
             (output,) = context_parallel_unshard(ctx.mesh, [ctx.made.detach()], [TOKENS])
         return output
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:  # noqa: ANN401
         """The gradients of all tokens on each rank."""
         from torch.distributed.tensor.experimental import context_parallel

@@ -49,21 +49,26 @@ class Exchange(torch.autograd.Function):
         return (to_heads if is_to_heads else to_tokens)(tensor, rank)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
         """Exchange its gradient back."""
         return (to_tokens if ctx.is_to_heads else to_heads)(grad, ctx.rank), None, None
 
 
+def exchanged(tensor: Tensor, rank: Rank, *, is_to_heads: bool) -> Tensor:
+    """Tokens for heads (B, H, t, K) -> (B, H/W, T, K), or the other way."""
+    output: Tensor = Exchange.apply(tensor, rank, is_to_heads)  # type: ignore[no-untyped-call]
+    return output
+
+
 def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
     """Query (B, H, t, K), key (B, G, t, K), value (B, G, t, V) of one rank -> its output (B, H, t, V)."""
-    query, key, value = (Exchange.apply(each, rank, True) for each in (query, key, value))  # noqa: FBT003 - by place
+    query, key, value = (exchanged(each, rank, is_to_heads=True) for each in (query, key, value))
     key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # -> (B,H/W,T,K), (B,H/W,T,V)
     made = torch.nn.functional.scaled_dot_product_attention(
         query, key, value, is_causal=rank.is_causal, scale=rank.scale
     )
-    output: Tensor = Exchange.apply(made, rank, False)  # noqa: FBT003 - by place
-    return output
+    return exchanged(made, rank, is_to_heads=False)
 
 
 class Ulysses(Attention):

@@ -1,7 +1,7 @@
 """`python -m studies.scaling --to DIR`: strong and weak scaling of attention over ranks, checked before it is timed.
 
 Times of ranks are those of the slowest, from when all are ready to when each has its own result; the whole call also
-shares out the inputs and collects the output, and is shown beside. Each rank has one thread, as one process has, so
+shares out the inputs and collects the output, and is shown next to it. Each rank has one thread, as one process has, so
 that efficiency is one process's time / (ranks x time of the slowest). PyTorch's context parallelism is checked, too.
 """
 

@@ -16,7 +16,7 @@ import sys
 import tempfile
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 
@@ -58,7 +58,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def num_bytes(self) -> int:
         """What it takes."""
-        return math.prod(self.shape) * getattr(torch, self.dtype).itemsize
+        return math.prod(self.shape) * int(getattr(torch, self.dtype).itemsize)
 
     def within(self, memory: Tensor) -> Tensor:
         """The tensor in that memory, a view."""
@@ -91,7 +91,7 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class RankGroup:
-    """`world_size` processes that compute together; they start with the first call, and anew after a failure.
+    """`world_size` processes that compute together; they start with the first call, and again after a failure.
 
     `reports` has, for each pass since it was last cleared, what each rank says of it.
     """
@@ -102,7 +102,7 @@ class RankGroup:
         self.reports: list[list[Report]] = []
         self.processes: list[int] = []
         self._lines: list[socket.socket] = []
-        self._stop: weakref.finalize | None = None
+        self._stop: Callable[[], object] | None = None
         self._memory, self._file = torch.empty(0, dtype=torch.uint8), -1
         self._num_calls = 0
         self._forget: list[int] = []

@@ -24,6 +24,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import FileStore  # as torch.distributed has it, which does not say so to mypy
 
 from attnbench.contract.rank_group import LARGEST_MESSAGE, Asked, Report, Request
 from attnbench.contract.ranks import CommunicationError, Rank, Share, tokens_of
@@ -52,10 +53,10 @@ def main(folder: str, device: str, patience_s: float, lines: list[int]) -> None:
         os.waitpid(child, 0)
 
 
-def end_with(parent: int) -> None:
-    """Be killed when the parent ends; at once if it has already."""
+def end_with(starter: int) -> None:
+    """Be killed when the process that started this one ends; at once if it has already."""
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
-    if os.getppid() != parent:
+    if os.getppid() != starter:
         os._exit(1)
 
 
@@ -67,7 +68,7 @@ def answer_all(line: socket.socket, folder: str, device: str, patience_s: float,
         torch.cuda.set_device(rank)
     dist.init_process_group(
         "nccl" if device == "cuda" else "gloo",
-        store=dist.FileStore(str(Path(folder, "store")), world_size),
+        store=FileStore(str(Path(folder, "store")), world_size),
         rank=rank,
         world_size=world_size,
         timeout=timedelta(seconds=patience_s),
@@ -121,12 +122,13 @@ class Member:
             is_causal=asked.is_causal,
             scale=asked.scale,
         )
-        leaves = [self.take(each.within(self.memory), rank).requires_grad_(asked.keeps_graph) for each in request.given]
+        taken = (self.take(each.within(self.memory), rank) for each in request.given)
+        query, key, value = leaves = [each.requires_grad_(asked.keeps_graph) for each in taken]
         function = self.function(asked)
 
         def compute() -> list[Tensor]:
             with torch.set_grad_enabled(asked.keeps_graph):
-                return [function(*leaves, rank)]
+                return [function(query, key, value, rank)]
 
         (output,), report = self.timed(compute, rank)
         self.put([output.detach()], request, rank)

@@ -181,7 +181,7 @@ class _OverRanks(torch.autograd.Function):
         return output
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """The gradients that the ranks have made."""
         made = ctx.group.backward(ctx.call, grad_output, ctx.like)

@@ -27,13 +27,13 @@ def wide(tensor: Tensor) -> Tensor:
 
 def grouped(query: Tensor, num_kv_heads: int) -> Tensor:
     """(B, H, t, K) -> (B, G, H/G * t, K): the queries that read one key/value head side by side."""
-    return query.unflatten(1, (num_kv_heads, -1)).flatten(2, 3)
+    return query.reshape(query.shape[0], num_kv_heads, -1, query.shape[-1])
 
 
 def block_scores(query: Tensor, key: Tensor, rank: Rank, *, is_diagonal: bool) -> Tensor:
     """Query (B, H, t, K), key (B, G, s, K) -> masked scores (B, H, t, s)."""
     scores = grouped(query, key.shape[1]) @ key.transpose(-2, -1) * rank.scale  # (B,G,H/G*t,K) @ (B,G,K,s)
-    scores = scores.unflatten(2, (-1, query.shape[2])).flatten(1, 2)  # -> (B,H,t,s)
+    scores = scores.reshape(*query.shape[:3], key.shape[2])  # -> (B,H,t,s)
     if is_diagonal:
         hidden = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
         scores = scores.masked_fill(hidden, -math.inf)
@@ -86,7 +86,7 @@ class _RingPass(torch.autograd.Function):
         return out.to(query.dtype)
 
     @staticmethod
-    @once_differentiable  # type: ignore[untyped-decorator]
+    @once_differentiable
     def backward(ctx: Any, grad_output: Tensor) -> tuple[Tensor | None, ...]:  # noqa: ANN401
         """Equations of FlashAttention-2, algorithm 2, block by block."""
         query, key, value, out, logsumexp = ctx.saved_tensors
