@@ -8,7 +8,7 @@ that efficiency is one process's time / (ranks x time of the slowest). PyTorch's
 import statistics
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -23,6 +23,7 @@ from attnbench.plugins import plugs
 from attnbench.units import MISSING, markdown_table, percent, show
 from attnbench.workloads.workload import Workload
 from studies.scaling.chart import draw
+from studies.scaling.point import Point
 from studies.scaling.theory import THEORY, bytes_sent
 
 MASKS = ("none", "causal")
@@ -30,23 +31,20 @@ DIRECTIONS = ("inference", "forward_backward")
 CONTEXT_PARALLEL = "context_parallel"
 NOTE = """Efficiency is the time of one process / (ranks x time of the slowest rank); in weak scaling for as many pairs.
 The whole call includes sharing out the inputs and collecting the output through shared memory."""
-HEAD = ("scaling", "implementation", "mask", "direction", "T", "ranks", "whole call", "slowest rank", "efficiency")
-HEAD += ("straggling", "bytes sent", "theory")
-
-
-@dataclass(frozen=True, kw_only=True)
-class Point:
-    """What was measured of one implementation at one workload."""
-
-    kind: str  # strong, or weak
-    name: str
-    workload: Workload
-    problem: str = ""  # why it was not measured
-    call_s: float = 0.0  # medians: of the whole call,
-    slowest_s: float = 0.0  # of its slowest rank,
-    straggling_s: float = 0.0  # and by how much the busiest computes longer than the least busy
-    num_bytes: int = 0
-    efficiency: float = float("nan")
+HEAD = (
+    "scaling",
+    "implementation",
+    "mask",
+    "direction",
+    "T",
+    "ranks",
+    "whole call",
+    "slowest rank",
+    "efficiency",
+    "straggling",
+    "bytes sent",
+    "theory",
+)
 
 
 def measured(kind: str, name: str, made: Implementation, workload: Workload, num_calls: int) -> Point:

@@ -7,20 +7,11 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
-    from typing import Protocol
 
-    from attnbench.workloads.workload import Workload
-
-    class Measured(Protocol):
-        """What is drawn of a point."""
-
-        kind: str
-        name: str
-        workload: Workload
-        efficiency: float
+    from studies.scaling.point import Point
 
 
-def draw(points: Sequence[Measured], path: Path) -> None:
+def draw(points: Sequence[Point], path: Path) -> None:
     """A panel for each mask and kind of scaling, a line for each implementation; forward and backward are dashed."""
     import matplotlib as mpl
 
