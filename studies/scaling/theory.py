@@ -26,7 +26,8 @@ def ring(workload: Workload) -> tuple[int, int]:
     """Forward and backward: keys and values make W - 1 passes, their gradients W; a pass moves all tokens once."""
     tokens = workload.seq_len * _kv_numbers(workload)
     once = (workload.world_size - 1) * tokens * DTYPE_BYTES[workload.dtype]
-    return once, once + workload.world_size * tokens * _wide_bytes(workload)
+    home = workload.world_size * tokens * _wide_bytes(workload) if workload.world_size > 1 else 0
+    return once, once + home
 
 
 def ulysses(workload: Workload) -> tuple[int, int]:

@@ -137,6 +137,11 @@ def test_what_ranks_cannot_do_is_refused_in_words(name, axes):
     assert len(reason.split()) > 3
 
 
+@pytest.mark.parametrize("name", RIGHT)
+def test_one_rank_sends_nothing(name):
+    assert bytes_sent(name, workload(world_size=1)) == 0
+
+
 def test_ulysses_refuses_heads_that_do_not_divide():
     assert "num_kv_heads=1" in str(IMPLEMENTATIONS["ulysses"].unsupported(workload(world_size=2, num_kv_heads=1)))
     assert "num_heads=3" in str(IMPLEMENTATIONS["ulysses"].unsupported(workload(world_size=2, num_heads=3)))
