@@ -76,6 +76,15 @@ def implementation_names() -> list[str]:
     return own + sorted(set(installed()) - set(own))
 
 
+def distributing() -> list[str]:
+    """Implementations in the folder that compute with several ranks, as their files say; none is imported.
+
+    Where there is one rank alone they take part only if they are named.
+    """
+    line = re.compile(r"^    distributes=True,$", re.MULTILINE)
+    return [file.stem for file in sorted(_files(PACKAGE)) if line.search(file.read_text(encoding="utf-8"))]
+
+
 def name_of(spec: str) -> str:
     """The name under which a spec takes part: its label, the name, or the stem for IMPLEMENTATION.
 

@@ -73,6 +73,10 @@ def _much_longer(length: int) -> int:
     return 2 * length + 3
 
 
+def _of_two_ranks(length: int) -> int:
+    return max(8, length)  # two tokens in each of the four parts of two zigzag ranks
+
+
 def _grid(length: int) -> int:
     return 4 * (length // 4 + 1)
 
@@ -120,6 +124,7 @@ FAMILIES = (
     Sizes({"page_size": 4, "batch_size": 2, "kv_len": _much_longer, "direction": "inference"}),
     Sizes({"cache_dtype": "float8_e4m3fn", "direction": "inference"}),
     Sizes({"mask": "ragged", "batch_size": 3, "kv_len": _much_longer}),
+    Sizes({"world_size": 2, "mask": "causal", "seq_len": _of_two_ranks}),
 )
 """Each mistake is tried at the first of these where it can be made and makes a difference."""
 

@@ -55,6 +55,8 @@ WORKLOADS = (
     workload(mask="ragged", batch_size=3, kv_len=40),
     workload(page_size=4, batch_size=2),
     workload(cache_dtype="float8_e4m3fn"),
+    workload(world_size=2, mask="causal"),
+    workload(world_size=3, seq_len=13),
 )
 NAMES = [mistake.name for mistake in ALL]
 MADE = [(point, planted) for point in WORKLOADS for planted in catalogue(point)]

@@ -233,6 +233,8 @@ def reason_against(implementation: Implementation, workload: Workload, *, on_thi
             return f"dropout {workload.dropout:g} cannot be checked: give one from {LEAST_DROPOUT} to {MOST_DROPOUT}"
         if min(workload.kv_len, workload.value_dim) < 2:  # noqa: PLR2004 - with one, nothing tells a weight from an output
             return "dropout cannot be checked: give kv_len and value_dim of at least two keys and columns"
+    if workload.world_size > 1 and not implementation.distributes:
+        return "it runs in one process: world_size above 1 is for implementations over several ranks, such as ring"
     reason = implementation.unsupported(workload)
     if reason or implementation.has_dropout or workload.dropout == 0:
         return reason
@@ -365,7 +367,14 @@ def bind(workload: Workload) -> BoundMask:
     sizes = (workload.batch_size, workload.seq_len, workload.kv_len)
     where = device(workload.device).torch_device
     scale = workload.scale or None
-    return BoundMask(workload.mask_rule, sizes, where, num_heads=workload.num_heads, scale=scale)
+    return BoundMask(
+        workload.mask_rule,
+        sizes,
+        where,
+        num_heads=workload.num_heads,
+        scale=scale,
+        world_size=workload.world_size,
+    )
 
 
 def build(workload: Workload, implementation: Implementation, inputs: Inputs, mask: BoundMask | None = None) -> Case:

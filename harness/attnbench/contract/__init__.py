@@ -19,6 +19,8 @@ import torch
 from torch import Tensor, nn
 
 from attnbench.contract.bound_mask import BoundMask
+from attnbench.contract.ranks import Rank, not_over_ranks, over_ranks, tokens_of
+from attnbench.contract.ring_pass import ring_pass
 from attnbench.devices import device
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.counts import dense_flops, product_flops
@@ -42,6 +44,7 @@ __all__ = [
     "Implementation",
     "Mask",
     "Padding",
+    "Rank",
     "SlidingWindow",
     "Weights",
     "Workload",
@@ -54,10 +57,14 @@ __all__ = [
     "missing_package",
     "nn",
     "not_a_window",
+    "not_over_ranks",
     "only_on",
+    "over_ranks",
     "product_flops",
     "repeat_heads",
+    "ring_pass",
     "softmax_with_sinks",
+    "tokens_of",
     "without_attend",
 ]
 
@@ -258,6 +265,7 @@ class Implementation:
     `has_dropout` says that the module drops attention weights with the probability in its attribute `dropout`, which
     is a number or an `nn.Dropout`.
     `compiles` says that it compiles for every new size, for seconds: it is tried at few lengths before its own.
+    `distributes` says that it computes with as many ranks as a workload's `world_size` says; any other has one alone.
     `features` are those of FEATURES that it takes; a workload that needs another is unsupported.
     `copies` says in words what is copied inside the timed call to suit the kernel: a note with its times.
 
@@ -272,6 +280,7 @@ class Implementation:
     backend: str = ""
     has_dropout: bool = False
     compiles: bool = False
+    distributes: bool = False
     features: Collection[str] = ()
     copies: str = ""
 

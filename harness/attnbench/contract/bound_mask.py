@@ -28,7 +28,7 @@ class BoundMask:
     `inputs` are those that a call is given besides query, key and value, by name: what is made of them is not kept.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913 - all but the first three have defaults, and are named
         self,
         rule: Mask,
         sizes: tuple[int, int, int],
@@ -36,10 +36,12 @@ class BoundMask:
         *,
         num_heads: int = 0,
         scale: float | None = None,
+        world_size: int = 1,
     ) -> None:
         """Bind `rule` to `sizes` (B, T, S).
 
-        `scale` is None where it is 1 / sqrt(K), as in scaled_dot_product_attention.
+        `scale` is None where it is 1 / sqrt(K), as in scaled_dot_product_attention; `world_size` is how many ranks
+        compute a call.
 
         Raises:
             ValueError: the mask changes scores, which it does for each head, and `num_heads` is not given.
@@ -50,6 +52,7 @@ class BoundMask:
         self.sizes = sizes
         self.num_heads = num_heads
         self.scale = scale
+        self.world_size = world_size
         self.inputs: Mapping[str, Tensor] = {}
         self.device = torch.device(device)
         self.changes_scores = rule.changes_scores  # by `adjust`; else the mask only hides keys

@@ -122,6 +122,7 @@ class Call(CandidateRequest, frozen=True, kw_only=True, tag="call"):
     scale: float | None
     device: str
     dropout: float
+    world_size: int = 1
 
 
 class Backward(CandidateRequest, frozen=True, kw_only=True, tag="backward"):

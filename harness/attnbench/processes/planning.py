@@ -92,8 +92,10 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         device(named)  # raises where there is no such device
     left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
-    without = set() if policy.default_path() else {policy.ITSELF}
-    usual = [name for name in plugins.implementation_names() if name not in {*chosen.leave_out, *without}]
+    has_ranks = any(workload.world_size > 1 for workload in workloads)
+    without = {*chosen.leave_out, *(() if has_ranks else plugins.distributing())}
+    without |= set() if policy.default_path() else {policy.ITSELF}
+    usual = [name for name in plugins.implementation_names() if name not in without]
     specs = list(dict.fromkeys(selection.implementations or chosen.implementations or usual))
     if with_baseline and selection.baseline not in map(plugins.name_of, specs):
         specs.append(selection.baseline)

@@ -182,6 +182,7 @@ class Remote:
             scale=mask.scale,
             device=str(mask.device),
             dropout=stand_in.dropout,
+            world_size=mask.world_size,
         )
         self._see_changes(reply, inputs)
         output = self._exchange.receive(reply.tensors["output"], mask.device)
@@ -350,10 +351,17 @@ class Candidates:
         has_weights = any(name not in given for name in request.needs)
         for parameter in parameters.values():
             parameter.requires_grad_(has_weights)
-        key = (request.mask, request.sizes, request.device, request.num_heads, request.scale)
+        key = (request.mask, request.sizes, request.device, request.num_heads, request.scale, request.world_size)
         if key not in self._masks:
             rule, num_heads, scale = parse_mask(request.mask), request.num_heads, request.scale
-            self._masks[key] = BoundMask(rule, request.sizes, request.device, num_heads=num_heads, scale=scale)
+            self._masks[key] = BoundMask(
+                rule,
+                request.sizes,
+                request.device,
+                num_heads=num_heads,
+                scale=scale,
+                world_size=request.world_size,
+            )
         mask = self._masks[key]
         mask.inputs = {name: tensor for name, tensor in given.items() if name not in GIVEN}
         with conduct.watched({}, mask) as seen, torch.set_grad_enabled(bool(request.needs)):

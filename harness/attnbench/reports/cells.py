@@ -66,6 +66,7 @@ WORDS: dict[str, Callable[[Any], str]] = {
     "sinks": lambda sinks: "no sinks" if sinks == "none" else f"{sinks} sinks",
     "page_size": lambda size: f"pages of {size}" if size else "in one piece",
     "cache_dtype": lambda dtype: "cache as computed" if dtype == "same" else f"cache in {dtype}",
+    "world_size": lambda number: f"{number} ranks" if number > 1 else "one process",
     "float32_matmul_precision": lambda precision: f"{precision} precision of float32 products",
 }
 """The value of an axis in a title, in the order of titles."""

@@ -40,7 +40,9 @@ FEATURES = {
 """What an implementation says that it takes, since one that does not know of it would ignore it; and where it is."""
 MOST_THREADS = 1024
 """PyTorch crashes with too many."""
-FROM_1 = ("batch_size", "seq_len", "num_heads")
+MOST_RANKS = 64
+"""Each is a process."""
+FROM_1 = ("batch_size", "seq_len", "num_heads", "world_size")
 FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed", "page_size")
 """Axes of whole numbers up to LARGEST."""
 DEFAULT_HEAD_DIM = 64
@@ -94,6 +96,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     sinks: str = "none"  # learned: a number for each head, as the score of one more key whose value is 0
     page_size: int = 0  # key and value lie in pages of so many tokens, which a block table names; 0: in one piece
     cache_dtype: str = "same"  # in what key and value are stored: as dtype, or in 8 bits with a scale for each head
+    world_size: int = 1  # how many ranks compute one call together
 
     def __post_init__(self) -> None:
         """Check each axis, fill in the ones that follow from others, check the combination."""
@@ -101,6 +104,7 @@ class Workload(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         rules = [
             *((axis, 1 <= axes[axis] <= LARGEST, "a whole number from 1 to 2^31") for axis in FROM_1),
             *((axis, 0 <= axes[axis] <= LARGEST, "a whole number from 0 to 2^31") for axis in FROM_0),
+            ("world_size", axes["world_size"] <= MOST_RANKS, f"a whole number from 1 to {MOST_RANKS}"),
             ("num_threads", axes["num_threads"] <= MOST_THREADS, f"a whole number from 0 to {MOST_THREADS}"),
             *((axis, axes[axis] in choices, f"one of {', '.join(choices)}") for axis, choices in CHOICES.items()),
             ("device", re.fullmatch(r"[a-z]\w*(:\d+)?", self.device), "NAME or NAME:N, as in cuda:1"),

@@ -6,7 +6,7 @@ decorated with `@mistake`, into the module of the step: the function's name and 
 
 from collections.abc import Iterator
 
-from attnbench.checking.mistakes import features, scores, weights
+from attnbench.checking.mistakes import features, ranks, scores, weights
 from attnbench.checking.steps import DEFAULTS, Mistake
 from attnbench.workloads.workload import Workload
 
@@ -16,7 +16,7 @@ ALL = tuple(
     sorted(
         (
             value
-            for module in (scores, weights, features)
+            for module in (scores, weights, features, ranks)
             for value in vars(module).values()
             if isinstance(value, Mistake)
         ),

@@ -1,0 +1,70 @@
+"""Each rank gathers all keys and values, and attends to them with its own queries.
+
+Its gradients of keys and values go back to the ranks that they are from, which add them up in float32 at least.
+
+Source: context parallelism of Llama 3, https://arxiv.org/abs/2407.21783, section 3.3.2. Shapes as in
+contract/__init__.py; t: the tokens of one rank.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.contract import Attention, BoundMask, Implementation, Rank, not_over_ranks, over_ranks, repeat_heads
+
+
+class Gather(torch.autograd.Function):
+    """The tokens of all ranks, in float32 at least; in the backward pass each rank adds up what all have of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
+        """(B, G, t, K) -> (B, G, T, K)."""
+        ctx.rank, ctx.dtype = rank, tensor.dtype
+        whole = torch.cat(rank.gather(tensor), dim=2)
+        return whole.to(torch.promote_types(tensor.dtype, torch.float32), copy=True)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # noqa: ANN401
+        """(B, G, T, K) -> (B, G, t, K)."""
+        rank: Rank = ctx.rank
+        parts = grad.split([rank.num_tokens(each) for each in range(rank.world_size)], dim=2)
+        found = rank.exchange(parts, [parts[rank.rank].shape] * rank.world_size)
+        return torch.stack(found).sum(dim=0).to(ctx.dtype), None
+
+
+def gathered(tensor: Tensor, rank: Rank) -> Tensor:
+    """(B, G, t, K) -> (B, G, T, K)."""
+    output: Tensor = Gather.apply(tensor, rank)  # type: ignore[no-untyped-call]
+    return output
+
+
+def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
+    """Query (B, H, t, K), key (B, G, t, K), value (B, G, t, V) of one rank -> its output (B, H, t, V)."""
+    key, value = gathered(key, rank), gathered(value, rank)  # (B,G,t,K) -> (B,G,T,K), (B,G,t,V) -> (B,G,T,V)
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # -> (B,H,T,K), (B,H,T,V)
+    scores = query.to(key.dtype) @ key.transpose(-2, -1) * rank.scale  # (B,H,t,K) @ (B,H,K,T) -> (B,H,t,T)
+    if rank.is_causal:
+        own = torch.cat([torch.arange(each.start, each.stop, device=key.device) for each in rank.tokens()])
+        hidden = torch.arange(rank.length, device=key.device) > own[:, None]
+        scores = scores.masked_fill(hidden, -torch.inf)
+    return (scores.softmax(dim=-1) @ value).to(query.dtype)  # (B,H,t,T) @ (B,H,T,V) -> (B,H,t,V)
+
+
+class AllGather(Attention):
+    """Queries stay where they are; keys and values are everywhere."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+        return over_ranks(attend_to_all, query, key, value, mask)
+
+
+IMPLEMENTATION = Implementation(
+    build=AllGather,
+    source="https://arxiv.org/abs/2407.21783, section 3.3.2",
+    unsupported=not_over_ranks,
+    distributes=True,
+    features=("scale",),
+)

@@ -1,0 +1,92 @@
+"""PyTorch's own context parallelism: SDPA inside of its `context_parallel`, which shares out the tokens itself.
+
+It is experimental, and made for CUDA: what fails elsewhere, fails here as it does there. Each rank has all tokens, of
+which `context_parallel` keeps its own, and those of the other ranks come back at the end.
+
+Source: https://docs.pytorch.org/tutorials/unstable/context_parallel.html. Shapes as in contract/__init__.py.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.contract import Attention, BoundMask, Implementation, Rank, Workload, not_over_ranks, over_ranks
+
+TOKENS = 2
+"""The axis that is shared out."""
+
+
+class Parallel(torch.autograd.Function):
+    """Both passes inside of `context_parallel`."""
+
+    @staticmethod
+    def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:  # noqa: ANN401
+        """All tokens on each rank: (B, H, T, K), (B, G, T, K), (B, G, T, V) -> (B, H, T, V)."""
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor.experimental import context_parallel
+        from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+
+        ctx.mesh = init_device_mesh(query.device.type, (rank.world_size,))
+        ctx.own = [each.detach().clone() for each in (query, key, value)]
+        axes = [TOKENS] * 3
+        with context_parallel(ctx.mesh, buffers=ctx.own, buffer_seq_dims=axes, no_restore_buffers=set(ctx.own)):
+            with torch.enable_grad():
+                for each in ctx.own:
+                    each.requires_grad_()
+                own_query, own_key, own_value = ctx.own
+                ctx.made = torch.nn.functional.scaled_dot_product_attention(
+                    own_query,
+                    own_key,
+                    own_value,
+                    is_causal=rank.is_causal,
+                    scale=rank.scale,
+                    enable_gqa=query.shape[1] != key.shape[1],
+                )
+            (output,) = context_parallel_unshard(ctx.mesh, [ctx.made.detach()], [TOKENS])
+        return output
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> Sequence[Tensor | None]:  # noqa: ANN401
+        """The gradients of all tokens on each rank."""
+        from torch.distributed.tensor.experimental import context_parallel
+        from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+
+        own = grad.detach().clone()
+        with context_parallel(ctx.mesh, buffers=[own], buffer_seq_dims=[TOKENS], no_restore_buffers={own}):
+            found = torch.autograd.grad(ctx.made, ctx.own, own, retain_graph=True)
+            whole = context_parallel_unshard(ctx.mesh, [each.detach() for each in found], [TOKENS] * 3)
+        return (*whole, None)
+
+
+def attend_in_parallel(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
+    """All tokens on each rank: (B, H, T, K), (B, G, T, K), (B, G, T, V) -> (B, H, T, V)."""
+    output: Tensor = Parallel.apply(query, key, value, rank)  # type: ignore[no-untyped-call]
+    return output
+
+
+class ContextParallel(Attention):
+    """Attention as PyTorch shares it out."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+        return over_ranks(attend_in_parallel, query, key, value, mask, order="whole")
+
+
+def unsupported(workload: Workload) -> str | None:
+    """Why there is no group for it, or what holds for all ranks."""
+    if workload.world_size == 1:
+        return "it needs a group of ranks: give world_size a value of 2 or more"
+    return not_over_ranks(workload)
+
+
+IMPLEMENTATION = Implementation(
+    build=ContextParallel,
+    source="https://docs.pytorch.org/tutorials/unstable/context_parallel.html",
+    unsupported=unsupported,
+    distributes=True,
+    features=("scale",),
+)

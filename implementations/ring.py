@@ -1,0 +1,27 @@
+"""Ring attention: each rank has one part of the tokens, and keys and values go round, merged by their logsumexp.
+
+Under a causal mask a rank skips what lies after its queries: the last has most to do, and the others wait for it.
+
+Source: https://arxiv.org/abs/2310.01889. Shapes as in contract/__init__.py; t, s: the tokens of one rank.
+"""
+
+from torch import Tensor
+
+from attnbench.contract import Attention, BoundMask, Implementation, not_over_ranks, over_ranks, ring_pass
+
+
+class Ring(Attention):
+    """A ring of ranks, each with one part of the tokens."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+        return over_ranks(ring_pass, query, key, value, mask)
+
+
+IMPLEMENTATION = Implementation(
+    build=Ring,
+    source="https://arxiv.org/abs/2310.01889",
+    unsupported=not_over_ranks,
+    distributes=True,
+    features=("scale",),
+)

@@ -1,0 +1,99 @@
+"""Ulysses: ranks exchange parts of the tokens for parts of the heads, attend to all tokens, and exchange back.
+
+Each rank has all tokens of H / W heads for the while, so that H and G must divide by W.
+
+Source: https://arxiv.org/abs/2309.14509. Shapes as in contract/__init__.py; t: the tokens of one rank, W: the ranks.
+"""
+
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.function import once_differentiable
+
+from attnbench.contract import (
+    Attention,
+    BoundMask,
+    Implementation,
+    Rank,
+    Workload,
+    not_over_ranks,
+    over_ranks,
+    repeat_heads,
+)
+
+
+def to_heads(tensor: Tensor, rank: Rank) -> Tensor:
+    """All heads of a rank's tokens (B, H, t, K) -> a rank's heads of all tokens (B, H/W, T, K)."""
+    batch, heads, _, width = tensor.shape
+    own = heads // rank.world_size
+    shapes = [(batch, own, rank.num_tokens(each), width) for each in range(rank.world_size)]
+    return torch.cat(rank.exchange(tensor.split(own, dim=1), shapes), dim=2)
+
+
+def to_tokens(tensor: Tensor, rank: Rank) -> Tensor:
+    """A rank's heads of all tokens (B, H/W, T, V) -> all heads of its tokens (B, H, t, V)."""
+    batch, own, _, width = tensor.shape
+    numbers = [rank.num_tokens(each) for each in range(rank.world_size)]
+    shapes = [(batch, own, rank.num_tokens(rank.rank), width)] * rank.world_size
+    return torch.cat(rank.exchange(tensor.split(numbers, dim=2), shapes), dim=1)
+
+
+class Exchange(torch.autograd.Function):
+    """One of both, whose backward pass is the other."""
+
+    @staticmethod
+    def forward(ctx: Any, tensor: Tensor, rank: Rank, is_to_heads: bool) -> Tensor:  # noqa: ANN401, FBT001
+        """Exchange the tensor."""
+        ctx.rank, ctx.is_to_heads = rank, is_to_heads
+        return (to_heads if is_to_heads else to_tokens)(tensor, rank)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:  # noqa: ANN401
+        """Exchange its gradient back."""
+        return (to_tokens if ctx.is_to_heads else to_heads)(grad, ctx.rank), None, None
+
+
+def exchanged(tensor: Tensor, rank: Rank, *, is_to_heads: bool) -> Tensor:
+    """Tokens for heads (B, H, t, K) -> (B, H/W, T, K), or the other way."""
+    output: Tensor = Exchange.apply(tensor, rank, is_to_heads)  # type: ignore[no-untyped-call]
+    return output
+
+
+def attend_to_all(query: Tensor, key: Tensor, value: Tensor, rank: Rank) -> Tensor:
+    """Query (B, H, t, K), key (B, G, t, K), value (B, G, t, V) of one rank -> its output (B, H, t, V)."""
+    query, key, value = (exchanged(each, rank, is_to_heads=True) for each in (query, key, value))
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])  # -> (B,H/W,T,K), (B,H/W,T,V)
+    made = torch.nn.functional.scaled_dot_product_attention(
+        query, key, value, is_causal=rank.is_causal, scale=rank.scale
+    )
+    return exchanged(made, rank, is_to_heads=False)
+
+
+class Ulysses(Attention):
+    """Heads and tokens change places between ranks."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+        for name, heads in (("num_heads", query.shape[1]), ("num_kv_heads", key.shape[1])):
+            if heads % mask.world_size:
+                raise ValueError(f"{name}={heads} does not divide by {mask.world_size} ranks")
+        return over_ranks(attend_to_all, query, key, value, mask)
+
+
+def unsupported(workload: Workload) -> str | None:
+    """Why heads cannot be shared out, or what holds for all ranks."""
+    for name, heads in (("num_heads", workload.num_heads), ("num_kv_heads", workload.num_kv_heads)):
+        if heads % workload.world_size:
+            return f"each of {workload.world_size} ranks takes as many heads: {name}={heads} does not divide by them"
+    return not_over_ranks(workload)
+
+
+IMPLEMENTATION = Implementation(
+    build=Ulysses,
+    source="https://arxiv.org/abs/2309.14509",
+    unsupported=unsupported,
+    distributes=True,
+    features=("scale",),
+)

@@ -1,0 +1,27 @@
+"""Ring attention with a balanced causal mask: of twice as many parts as ranks each has one of the first and the last.
+
+Rank r of W has the parts r and 2W - 1 - r, so that all see as many pairs. Else it is as `ring`.
+
+Source: https://github.com/zhuzilin/ring-flash-attention. Shapes as in contract/__init__.py.
+"""
+
+from torch import Tensor
+
+from attnbench.contract import Attention, BoundMask, Implementation, not_over_ranks, over_ranks, ring_pass
+
+
+class ZigzagRing(Attention):
+    """A ring of ranks, each with two parts of the tokens."""
+
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+        """Query (B, H, T, K), key (B, G, T, K), value (B, G, T, V) -> (B, H, T, V)."""
+        return over_ranks(ring_pass, query, key, value, mask, order="zigzag")
+
+
+IMPLEMENTATION = Implementation(
+    build=ZigzagRing,
+    source="https://github.com/zhuzilin/ring-flash-attention",
+    unsupported=not_over_ranks,
+    distributes=True,
+    features=("scale",),
+)

@@ -1,0 +1,59 @@
+"""The bytes that the ranks of one call send to one another, from the sizes alone."""
+
+from collections.abc import Callable
+
+from attnbench.contract import tokens_of
+from attnbench.workloads.workload import DTYPE_BYTES, Workload
+
+
+def _shares(workload: Workload, order: str) -> list[int]:
+    """How many tokens each rank has."""
+    ranks = range(workload.world_size)
+    return [sum(map(len, tokens_of(order, rank, workload.world_size, workload.seq_len))) for rank in ranks]
+
+
+def _wide_bytes(workload: Workload) -> int:
+    """Of a number of a gradient that is still added to."""
+    return max(4, DTYPE_BYTES[workload.dtype])
+
+
+def _kv_numbers(workload: Workload) -> int:
+    """B * G * (K + V): key and value of one token."""
+    return workload.batch_size * workload.num_kv_heads * (workload.head_dim + workload.value_dim)
+
+
+def ring(workload: Workload) -> tuple[int, int]:
+    """Forward and backward: keys and values make W - 1 passes, their gradients W; a pass moves all tokens once."""
+    tokens = workload.seq_len * _kv_numbers(workload)
+    once = (workload.world_size - 1) * tokens * DTYPE_BYTES[workload.dtype]
+    home = workload.world_size * tokens * _wide_bytes(workload) if workload.world_size > 1 else 0
+    return once, once + home
+
+
+def ulysses(workload: Workload) -> tuple[int, int]:
+    """Each token's heads go to the other ranks, of which each has 1 / W: query, key, value, and the output back."""
+    per_token = workload.batch_size * workload.num_heads * (workload.head_dim + workload.value_dim)
+    numbers = workload.seq_len * (per_token + _kv_numbers(workload)) * (workload.world_size - 1)
+    sent = numbers // workload.world_size * DTYPE_BYTES[workload.dtype]
+    return sent, sent
+
+
+def all_gather(workload: Workload) -> tuple[int, int]:
+    """Each rank's keys and values, as many as the longest has, go to all others; gradients of theirs come back."""
+    shares, others = _shares(workload, "contiguous"), workload.world_size - 1
+    forward = workload.world_size * others * max(shares) * _kv_numbers(workload) * DTYPE_BYTES[workload.dtype]
+    return forward, others * sum(shares) * _kv_numbers(workload) * _wide_bytes(workload)
+
+
+THEORY: dict[str, Callable[[Workload], tuple[int, int]]] = {
+    "ring": ring,
+    "zigzag_ring": ring,
+    "ulysses": ulysses,
+    "all_gather": all_gather,
+}
+
+
+def bytes_sent(name: str, workload: Workload) -> int:
+    """What all ranks of one call of the workload's direction send."""
+    forward, backward = THEORY[name](workload)
+    return forward * (workload.direction != "backward") + backward * (workload.direction.endswith("backward"))
