@@ -35,6 +35,7 @@ STAGE_WORDS = {
     "observe": "seeing what runs",
     "ceilings": "measuring ceilings",
     "time": "timing",
+    "calibrate": "calibrating",
     "trace": "tracing",
 }
 
