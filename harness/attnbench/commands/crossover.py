@@ -29,7 +29,7 @@ def crossover(
 ) -> None:
     """Find the length, or another size, at which each two of the named implementations change places.
 
-    It halves the way between two sizes until nothing more can be told apart, and says where, with an interval.
+    It halves the way between two sizes until no more can be decided, and says where, with an interval.
     """
     from attnbench.analysis.recommendation import points
     from attnbench.commands import recommending, running

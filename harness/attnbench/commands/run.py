@@ -39,7 +39,7 @@ def run(
             raise ValueError("--dry-run and --resume: give one of them")
         from attnbench.commands.dry_run import print_plan
 
-        print_plan(plan(options.selection(baseline=baseline)), as_json=as_json)
+        print_plan(plan(options.selection(baseline=baseline)), results, as_json=as_json)
         return
     if resume is not None:
         folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation"})

@@ -37,6 +37,7 @@ STAGE_WORDS = {
     "time": "timing",
     "choose": "finding the fastest",
     "search": "looking where that changes",
+    "calibrate": "calibrating",
     "trace": "tracing",
 }
 

@@ -18,7 +18,7 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 FEWEST_VISITS = 2 * FEWEST_CLUSTERS
 """With fewer visits than this, all of them choose and all of them measure."""
 BETWEEN_PROCESSES = 3 * PROCESS_SPREAD
-"""Relative. Less is not told apart where one of two has a process of its own: both processes may differ by as much."""
+"""Relative. Less is no difference where one of two has a process of its own: both processes may differ by as much."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -32,7 +32,7 @@ class Standing:
 
     @property
     def open(self) -> list[str]:
-        """Those of whom more visits would tell more."""
+        """Those of whom more visits would show more."""
         return [name for name, each in self.others.items() if not is_final(each)]
 
     @property

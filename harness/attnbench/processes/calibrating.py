@@ -1,0 +1,56 @@
+"""The stage of a calibration: as many cells as fit into its time, each checked, then timed in rounds over all.
+
+It works through the workloads in the plan's order, which spreads them whenever it is stopped, and stops adding some
+when a share of its time is spent; the rest goes into further visits of all, so that a slow moment of the machine meets
+every cell once and none always.
+"""
+
+from statistics import median
+
+from attnbench.processes.stages import SPENT, TimingStage, check_cell, measure_ceilings, observe_cells
+from attnbench.storage.records import LATENCY
+from attnbench.timing.schedule import load_libraries, rounds
+
+NEW_CELLS_SHARE = 0.86
+"""Of the budget, in which cells are checked and visited for the first time."""
+MOST_ROUNDS = 8
+
+
+class Calibrating(TimingStage):
+    """Checks and visits one workload after the other, then all again in rounds."""
+
+    def run(self) -> str:
+        """Spend the budget; return why it ended."""
+        load_libraries()
+        session, budget_s = self.session, self.plan.budget_s
+        metrics = [metric for metric in self.plan.metrics if metric != LATENCY]
+        taken_s: list[float] = []
+        for workload in self.plan.asked:
+            start_s = session.elapsed_s
+            if start_s + (median(taken_s) if taken_s else 0.0) > NEW_CELLS_SHARE * budget_s:
+                break
+            self._show(workload.id)
+            for arm in self.plan.cells(workload):
+                if (workload.id, arm) not in self.state.status:
+                    check_cell(session, workload, arm)
+            observe_cells(session, metrics, with_operators=False)
+            if self.state.live(workload.id, session.specs):
+                self.workloads[workload.id] = workload
+                if not self.state.num_visits[workload.id]:
+                    self.visit(workload, self.state.live(workload.id, session.specs))
+            taken_s.append(session.elapsed_s - start_s)
+        measure_ceilings(session)
+        longest_s = 0.0
+        for order in rounds(list(self.workloads), self.plan.seed, MOST_ROUNDS):
+            for name in order:
+                start_s = session.elapsed_s
+                if start_s + longest_s > budget_s:
+                    return SPENT
+                self._show(name)
+                self.visit(self.workloads[name], self.state.live(name, session.specs))
+                longest_s = max(longest_s, session.elapsed_s - start_s)
+        return ""
+
+    def _show(self, cell: str) -> None:
+        share = min(1.0, self.session.elapsed_s / max(self.plan.budget_s, 1e-9))
+        self.session.show_progress("calibrate", cell, share, 1.0)

@@ -1,0 +1,163 @@
+"""Predictions against a virtual machine whose law is known: exact without noise, covered as promised with it."""
+
+import random
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from attnbench.analysis import calibration
+from attnbench.analysis.prediction import COVERAGE, coordinates, fit, fitted, kind_of, quantile
+from attnbench.workloads.counts import every_pair
+from attnbench.workloads.workload import Workload
+
+LIKE = Workload(num_threads=1, direction="inference")
+NOISE = 0.03
+
+
+def seconds(workload: Workload) -> float:
+    """The law: a constant, and prices of tokens, pairs and multiply-adds."""
+    pairs = workload.num_heads * every_pair(workload)
+    tokens = workload.batch_size * workload.num_heads * (workload.seq_len + workload.kv_len) * workload.head_dim
+    hidden = 2e-10 * pairs if workload.mask != "none" else 0.0
+    return 2e-5 + 1e-9 * tokens + 5e-10 * pairs + 3e-11 * pairs * workload.head_dim + hidden
+
+
+def peak(workload: Workload) -> float:
+    """Of two moments, the one that holds more: two score matrices and the output, or one and three of its kind."""
+    rows = 4 * workload.batch_size * workload.num_heads * workload.seq_len
+    scores, output = rows * workload.kv_len, rows * workload.head_dim
+    return max(2 * scores + output, scores + 3 * output)
+
+
+def table(workloads: list[Workload], draws: np.random.Generator | None = None) -> pd.DataFrame:
+    noise = np.ones(len(workloads)) if draws is None else np.exp(NOISE * draws.standard_normal(len(workloads)))
+    return pd.DataFrame(
+        [
+            {
+                **workload.axes(),
+                "implementation": "virtual",
+                "status": "ok",
+                "latency_s": seconds(workload) * factor,
+                "peak_memory_bytes": peak(workload),
+            }
+            for workload, factor in zip(workloads, noise, strict=True)
+        ]
+    )
+
+
+def calibrated(number: int = 12) -> list[Workload]:
+    masks = [Workload(num_threads=1, direction="inference", mask=mask) for mask in ("none", "causal")]
+    return [each for place, like in enumerate(masks) for each in calibration.shapes(like, (), 5 * place, number)]
+
+
+def drawn(number: int, seed: int = 0) -> list[Workload]:
+    """Random workloads within the calibrated range."""
+    draws = random.Random(seed)
+    return [
+        Workload(
+            batch_size=draws.choice((1, 2, 4)), num_heads=draws.choice((1, 4, 8, 16)),
+            seq_len=16 * draws.randint(5, 30),
+            head_dim=draws.choice((32, 64, 128)), direction="inference", num_threads=1,
+            mask=draws.choice(("none", "causal")),
+        )
+        for _ in range(number)
+    ]  # fmt: skip
+
+
+def test_a_law_without_noise_is_recovered():
+    predictor = fit(table(calibrated()))
+    for workload in drawn(100):
+        found = predictor.predict(workload, "virtual")
+        assert found is not None
+        assert found.seconds == pytest.approx(seconds(workload), rel=0.02)
+
+
+def test_memory_is_recovered_to_the_byte():
+    predictor = fit(table(calibrated()))
+    errors = []
+    for workload in drawn(100):
+        found = predictor.predict(workload, "virtual")
+        assert found is not None
+        assert found.peak_bytes is not None
+        assert found.peak_low <= found.peak_bytes <= found.peak_high
+        errors.append(abs(found.peak_bytes / peak(workload) - 1))
+    assert np.mean(np.array(errors) < 1e-9) > 0.95
+
+
+def test_intervals_cover_what_they_promise():
+    draws, inside, widths = np.random.default_rng(0), [], []
+    for seed in range(6):
+        predictor = fit(table(calibrated(), draws))
+        unseen = drawn(100, seed)
+        for workload, measured in zip(unseen, table(unseen, draws)["latency_s"], strict=True):
+            found = predictor.predict(workload, "virtual")
+            assert found is not None
+            assert 0 < found.low < found.seconds < found.high
+            inside.append(found.low <= measured <= found.high)
+            widths.append(found.high / found.low)
+    assert 0.85 <= np.mean(inside) <= 0.95
+    assert np.median(widths) < 1 + 8 * NOISE
+
+
+def test_beyond_the_calibrated_range_it_says_so_and_is_less_sure():
+    predictor = fit(table(calibrated(), np.random.default_rng(1)))
+    near = predictor.predict(Workload(seq_len=256, direction="inference", num_threads=1), "virtual")
+    far = predictor.predict(Workload(seq_len=16384, direction="inference", num_threads=1), "virtual")
+    assert near is not None
+    assert far is not None
+    assert not near.is_extrapolated
+    assert far.is_extrapolated
+    assert np.log(far.high / far.low) > 2 * np.log(near.high / near.low)
+
+
+@pytest.mark.parametrize(
+    "other", [{"dtype": "bfloat16"}, {"direction": "forward"}, {"num_threads": 2}, {"mask": "sliding_window(8)"}]
+)
+def test_what_was_not_calibrated_is_not_predicted(other: dict[str, str | int]):
+    predictor = fit(table(calibrated()))
+    axes = {"direction": "inference", "num_threads": 1} | other
+    assert predictor.predict(Workload(**axes), "virtual") is None
+    assert predictor.predict(LIKE, "somebody") is None
+
+
+def test_cells_that_are_wrong_or_have_no_time_teach_nothing():
+    cells = table(calibrated())
+    wrong = cells.assign(status="disagrees", latency_s=1.0)
+    untimed = cells.assign(latency_s=None)
+    expected = fit(cells).predict(LIKE, "virtual")
+    assert fit(pd.concat([cells, wrong, untimed])).predict(LIKE, "virtual") == expected
+    with pytest.raises(ValueError, match="give it more time"):
+        fit(wrong)
+
+
+def test_a_disturbed_cell_counts_for_less():
+    draws = np.random.default_rng(0)
+    amounts = np.column_stack([np.ones(20), draws.uniform(1, 100, 20)])
+    values = amounts @ np.array([2.0, 3.0])
+    values[7] *= 3
+    assert fitted(amounts, values) == pytest.approx([2.0, 3.0], rel=0.02)
+
+
+def test_any_first_few_shapes_are_spread():
+    places = np.array([coordinates(each) for each in calibration.shapes(LIKE, (), 0, 14)])
+    first = places[:7]
+    assert (np.ptp(first[:, :4], axis=0) > 0.6 * np.ptp(places[:, :4], axis=0)).all()
+    assert len(np.unique(places, axis=0)) == len(places)
+
+
+def test_axes_that_were_set_stay():
+    like = Workload(num_heads=6, head_dim=96, seq_len=1, kv_len=128)
+    made = list(calibration.shapes(like, ("num_heads", "head_dim", "seq_len"), 0, 10))
+    assert {(each.num_heads, each.head_dim, each.seq_len) for each in made} == {(6, 96, 1)}
+    assert len({each.kv_len for each in made}) > 1
+
+
+def test_the_quantile_is_that_of_conformal_prediction():
+    assert quantile(np.arange(1.0, 20.0)) == 18.0  # of 19 values the 18th: 0.9 * 20
+    assert quantile(np.array([3.0, 1.0])) == 3.0
+    assert COVERAGE == 0.9
+
+
+def test_the_kind_of_a_mask_has_no_numbers():
+    assert kind_of("padding(3,4)+causal") == "padding+causal"
