@@ -143,7 +143,7 @@ class TestTutorial001:
         expected = torch.tensor(table["value"]).softmax(dim=-1)
         torch.testing.assert_close(weights_of(name, query, key)[0], expected, rtol=0, atol=table["tolerance"])
 
-    @taking_part(num_heads=2, head_dim=2, value_dim=4)
+    @taking_part(num_heads=2, head_dim=2, value_dim=4, mask="padding(2)")
     def test_padding_gets_no_weight_once_the_mask_reaches_the_softmax(self, name: str) -> None:
         query, key, _ = self.heads()
         weights = weights_of(name, query, key, mask="padding(2)")[0]

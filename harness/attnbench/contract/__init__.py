@@ -306,9 +306,7 @@ def only_on(kind: str, workload: Workload, what: str) -> str | None:
 
 def compute_capability(workload: Workload) -> tuple[int, int] | None:
     """Of the GPU that a workload names, (9, 0) for Hopper's; None where there is none to ask."""
-    if not (is_on("cuda", workload) and torch.cuda.is_available()):
-        return None
-    return torch.cuda.get_device_capability(device(workload.device).torch_device)
+    return device(workload.device).compute_capability()
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:

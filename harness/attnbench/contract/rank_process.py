@@ -26,6 +26,7 @@ import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import FileStore  # as torch.distributed has it, which does not say so to mypy
 
+from attnbench import devices
 from attnbench.contract.rank_group import LARGEST_MESSAGE, Asked, Report, Request
 from attnbench.contract.ranks import CommunicationError, Rank, Share, tokens_of
 
@@ -64,10 +65,9 @@ def answer_all(line: socket.socket, folder: str, device: str, patience_s: float,
     """Join the group, and answer requests until there are no more."""
     rank, world_size = place
     torch.set_num_threads(1)
-    if device == "cuda":
-        torch.cuda.set_device(rank)
+    devices.device(device).use(rank)
     dist.init_process_group(
-        "nccl" if device == "cuda" else "gloo",
+        devices.device(device).collectives,
         store=FileStore(str(Path(folder, "store")), world_size),
         rank=rank,
         world_size=world_size,
@@ -153,8 +153,7 @@ class Member:
         rank.bytes_sent, rank.waited_s = 0, 0.0
         start = time.perf_counter()
         made = compute()
-        if self.device == "cuda":
-            torch.cuda.synchronize()
+        devices.device(self.device).synchronize()
         call_s = time.perf_counter() - start
         return made, Report(call_s=call_s, waited_s=rank.waited_s, bytes_sent=rank.bytes_sent)
 

@@ -20,6 +20,7 @@ from torch.autograd.function import once_differentiable
 
 from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.rank_group import Asked, RankGroup, group_of
+from attnbench.devices import device
 from attnbench.workloads.workload import Workload
 
 ORDERS = ("contiguous", "zigzag", "whole")
@@ -155,8 +156,9 @@ def not_over_ranks(workload: Workload) -> str | None:
         return "over several ranks the projections would run in one process: choose scope=attention"
     if workload.num_threads:
         return "each of several ranks has one thread: leave num_threads at 0"
-    if workload.device.startswith("cuda") and torch.cuda.device_count() < workload.world_size:
-        return f"world_size={workload.world_size} needs a CUDA device for each rank: {torch.cuda.device_count()} found"
+    found = device(workload.device).number()
+    if found is not None and found < workload.world_size:
+        return f"world_size={workload.world_size} needs a device for each rank, and {found} were found"
     return None
 
 

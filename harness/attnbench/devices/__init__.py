@@ -125,6 +125,19 @@ class Device(Protocol):
         """Whether every call fails from now on in this process, as after an illegal memory access."""
         return False
 
+    collectives: str = "gloo"  # with what its processes speak to one another, as torch.distributed names it
+
+    def compute_capability(self) -> tuple[int, int] | None:
+        """Of a GPU, (9, 0) for Hopper's; None where there is none to ask."""
+        return None
+
+    def number(self) -> int | None:
+        """How many devices of its kind there are; None where every process can have it."""
+        return None
+
+    def use(self, number: int) -> None:
+        """Compute on the device of that number from now on, in this process."""
+
     def generators(self) -> Mapping[str, Any]:
         """Torch's global random generators of its own, by a name for messages; none before it is used."""
         return {}

@@ -153,6 +153,26 @@ class Cuda(Device):
 
         torch.cuda.synchronize(self.name)
 
+    collectives = "nccl"
+
+    def compute_capability(self) -> tuple[int, int] | None:
+        """As CUDA numbers the generations of its GPUs."""
+        import torch
+
+        return torch.cuda.get_device_capability(self.name) if torch.cuda.is_available() else None
+
+    def number(self) -> int | None:
+        """Those that torch finds."""
+        import torch
+
+        return torch.cuda.device_count()
+
+    def use(self, number: int) -> None:
+        """Make it the current one."""
+        import torch
+
+        torch.cuda.set_device(number)
+
     def generators(self) -> Mapping[str, Any]:
         """One for each CUDA device."""
         import torch
