@@ -165,6 +165,18 @@ def models(session: nox.Session) -> None:
 
 
 @nox.session
+def audit(session: nox.Session) -> None:
+    """Measure what fixed choices cost, and search planted crossovers: renew results/gallery/fastest.
+
+    It takes an hour, and goes on where it was stopped.
+    """
+    install(session)
+    folder = str(RESULTS / "gallery" / "fastest")
+    session.run("python", "-m", "studies.audit", "--run", str(RESULTS / "audit"), "--to", folder, *session.posargs)
+    session.run("python", "-m", "studies.crossovers", "--to", folder)
+
+
+@nox.session
 def cheats(session: nox.Session) -> None:
     """Run cheats, contaminations and unusual honest forms for real: renew results/gallery/trust (long; -- --short)."""
     install(session)

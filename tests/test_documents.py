@@ -31,6 +31,7 @@ DOCUMENTS = [
     *WITH_SET_UP,
     "docs/adapters.md",
     "docs/ci.md",
+    "docs/fastest.md",
     "docs/findings.md",
     "docs/guide.md",
     "docs/models.md",
@@ -53,6 +54,14 @@ import os, re, runpy, sys
 arguments = sys.argv[1:]
 if arguments and arguments[0] == "growth" and "--help" not in arguments:
     arguments += ["--set", "seq_len=16,32,64", "--set", "num_heads=1", "--set", "num_threads=1", "--no-try"]
+if arguments and arguments[0] in {"fastest", "crossover"} and "--help" not in arguments:  # few seconds, short calls
+    arguments += ["--set", "num_threads=1", "--set", "num_heads=2", "--budget", "4"]
+    arguments += ["--no-changes"] if arguments[0] == "fastest" else []
+    if "--policy" in arguments:  # from fewer workloads than these no policy is learned
+        del arguments[(place := arguments.index("--sweep")) : place + 2]
+        arguments += ["--set", "seq_len=8,16,24,32", "--set", "mask=none,causal", "-i", "fused"]
+    elif "--model" in arguments:
+        arguments[arguments.index("--seq-len") + 1] = "64"
 traced = "--sweep" in arguments and arguments[arguments.index("--sweep") + 1].endswith(".jsonl")
 if "--sweep" in arguments and "--help" not in arguments and not traced:  # what is set below stands alone
     del arguments[(place := arguments.index("--sweep")) : place + 2]
@@ -176,6 +185,7 @@ MINUTES = {
     "README.md",
     "docs/adapters.md",
     "docs/ci.md",
+    "docs/fastest.md",
     "docs/findings.md",
     "docs/guide.md",
     "docs/models.md",

@@ -42,7 +42,7 @@ from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 
 MOST_LEAVES = 12
-FEWEST_WORKLOADS = 3
+FEWEST_WORKLOADS = 5
 """Of a leaf."""
 NUM_FOLDS = 10
 SURE, CERTAIN = 3.0, 4.0
