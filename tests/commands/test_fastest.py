@@ -100,3 +100,14 @@ def test_from_python_the_same_is_given() -> None:
     assert recommended.answer(found.recommendations[0]) in found.answer
     assert repr(found) == "\n".join(found.answer)
     assert found.facts()["recommendations"][0]["choice"] == found.choice
+
+
+def test_a_run_goes_on_with_the_command_that_began_it(tmp_path: Path) -> None:
+    done = invoke("fastest", "fused", "sdpa", *TINY, "--budget", "1", "--no-changes", "--json")
+    (folder,) = find_runs(tmp_path / "results")
+    again = invoke("fastest", "--resume", folder.name, "--json", "--memory", "1")
+    assert json.loads(done.stdout)["recommendations"][0]["choice"] is not None
+    assert json.loads(again.stdout)["recommendations"][0]["choice"] is None
+    for command in ("run", "crossover"):
+        refused = invoke(command, "--resume", folder.name)
+        assert f"go on with attnbench fastest --resume {folder.name}" in str(refused.exception)

@@ -39,6 +39,8 @@ def crossover(
 
     if resume is not None:
         folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation"})
+        if planned.command != "crossover":
+            raise ValueError(f"{resume} is no search: go on with {planned.resume_command(resume)}")
         running.require_named(planned, planned.implementations, options.named)
     else:
         baseline = options.named[-1] if options.named else "sdpa"

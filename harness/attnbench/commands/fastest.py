@@ -11,6 +11,8 @@ from attnbench.commands import Command
 from attnbench.commands.options import AsJson, ResultsFolder, Resume, TimingOptions
 
 OPTIONS = TimingOptions(sweep="fastest")
+AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--batch-invariant", "--policy"}
+"""What may stand next to --resume: what is executed, and what is asked of what was measured."""
 
 
 def fastest(
@@ -52,7 +54,9 @@ def fastest(
 
     limits = Limits(memory_bytes=recommending.bytes_of(memory), is_deterministic=is_deterministic)
     if resume is not None:
-        folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation"})
+        folder, planned = running.to_resume(options.context, resume, results, AGAIN)
+        if planned.command != "fastest":
+            raise ValueError(f"{resume} does not look for the fastest: go on with {planned.resume_command(resume)}")
         running.require_named(planned, planned.implementations, options.named)
     else:
         settings = [*(options.settings or ())]

@@ -45,6 +45,8 @@ def run(
         folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation"})
         if planned.sides is not None:
             raise ValueError(f"{resume} compares two sides: go on with {planned.resume_command(resume)}")
+        if planned.command != "run":
+            raise ValueError(f"{resume} is no sweep: go on with {planned.resume_command(resume)}")
         running.require_named(planned, planned.implementations, options.named)
         plugins.check_specs(planned.implementations)
     else:

@@ -263,7 +263,7 @@ def answer(results: Results) -> list[str]:
 
     Before these what the run says of a whole model, where it was planned for one.
     """
-    if results.plan.stages:
+    if results.plan.command != "run":
         doubtful = "doubtful: " if doubts(results) else ""
         return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
     if results.plan.sides is not None or not comparisons(results):

@@ -191,6 +191,11 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             return arm.side
         return arm.implementation if arm.implementation in self.alone else ""
 
+    @property
+    def command(self) -> str:
+        """The command that goes on with a run of this plan, where it has no two sides."""
+        return "fastest" if "choose" in self.stages else "crossover" if "search" in self.stages else "run"
+
     def resume_command(self, run: str) -> str:
         """What is typed to go on with a run of this plan, by its name or folder.
 
@@ -198,7 +203,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """
         if self.sides is None:
             files = [spec for spec in self.implementations if split(variant(spec)[0])[0] is not None]
-            words = ["attnbench", "run", "--resume", run]
+            words = ["attnbench", self.command, "--resume", run]
         else:
             both = self.sides.base, self.sides.candidate
             specs = dict.fromkeys(spec for side in both for spec in side.implementations.values() if not side.root)
