@@ -10,10 +10,12 @@ import pytest
 from attnbench.analysis.recommendation import Limits, changes_along, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.processes import choosing
+from attnbench.processes.messages import Failed, Reply, SampleBlocks, Work
 from attnbench.processes.planning import MOST_LADDERS, Selection, plan_to_choose, plan_to_search
+from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Plan, VisitFinished
 from attnbench.storage.journal import JOURNAL, events, write
-from attnbench.storage.records import Status
+from attnbench.storage.records import PROBE, Status
 from attnbench.workloads.workload import Workload
 from studies import crossovers
 from studies.simulated import virtual
@@ -162,6 +164,35 @@ def test_two_with_a_constant_ratio_do_not_change_places(tmp_path: Path) -> None:
     results = virtual.execute(plan, tmp_path / "run", client)
     assert changes_along(results, plan.ladders[0], crossovers.NAMES) == ()
     assert {each.sign for each in points(results, plan.ladders[0], *crossovers.NAMES).values()} == {1}
+
+
+class Failing(virtual.SimulatedClient):
+    """Whoever is sampled at another length than was asked for fails there, one after the other."""
+
+    def ask(self, request: Work) -> Reply:
+        if isinstance(request, SampleBlocks) and request.workload.seq_len != LENGTH:
+            arm = next(arm for arm, _ in request.arms if arm != PROBE)
+            return Failed(status=Status.crashed, message="gone", arm=arm)
+        return super().ask(request)
+
+
+def test_a_search_whose_every_sample_fails_comes_to_its_end(tmp_path: Path) -> None:
+    client = Failing(WORLDS["calm"], seconds)
+    results = virtual.execute(chosen(searches=True), tmp_path / "run", client)
+    (found,) = recommend(results)
+    assert (found.choice, found.changes) == ("fused", ())
+    assert results.reason == choosing.SEARCHED
+
+
+def test_a_search_whose_every_block_is_discarded_ends_with_its_budget(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(choosing, "point", lambda *_: Point(sign=0, log=0.0, num_blocks=0))
+    plan = msgspec.structs.replace(crossovers.planned(0), budget_s=20.0)
+    client = virtual.SimulatedClient(WORLDS["calm"], crossovers.planted(0, 0).seconds)
+    results = virtual.execute(plan, tmp_path / "run", client)
+    assert results.reason == choosing.SPENT
+    assert 20.0 <= client.clock.now() <= 20.0 + 2 * choosing.POINT_S
 
 
 def test_a_search_needs_two_and_an_axis_that_grows() -> None:

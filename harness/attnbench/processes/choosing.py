@@ -209,6 +209,8 @@ class Searching(Looking):
             now_s = self.session.elapsed_s
             if known.num_blocks >= FEWEST_BLOCKS and (now_s > start_s + POINT_S or now_s > self.until_s):
                 return True
+            if now_s > self.until_s + POINT_S:  # interference may discard every block
+                return True
 
     def _ready(self, ladder: Ladder, arms: Sequence[Arm], value: int) -> Workload | None:
         """The workload at that value, with each of the arms checked; None where one of them cannot take part."""
@@ -266,10 +268,11 @@ class Searching(Looking):
         live = self.state.live(workload.id, rivals)
         if len(live) < 2 or Arm(implementation=self.plan.baseline) not in live:  # noqa: PLR2004 - one has no rival
             return False
-        while self.state.num_visits[workload.id] < FEWEST_VISITS:
+        while len(live) > 1 and self.state.num_visits[workload.id] < FEWEST_VISITS:
             self.show("search", f"{len(live)} rivals at {ladder.axis} {value}")
             self.visit(workload, live)
-        return True
+            live = self.state.live(workload.id, live)
+        return len(live) > 1
 
     def _workload(self, ladder: Ladder, value: int) -> Workload:
         return next(each for each in self.plan.workloads if each.id == ladder.by_value[value])
