@@ -60,3 +60,18 @@ def test_the_winner_of_many_equals_owes_nothing_to_luck() -> None:
     assert np.mean(leads) < np.mean(naive) / 2
     assert abs(np.mean(leads)) < 0.005
     assert FEWEST_VISITS <= 8
+
+
+def test_a_small_difference_that_is_known_well_is_equal_and_one_beyond_the_margin_is_not() -> None:
+    taken = {
+        "sdpa": samples(1.0, num_visits=12, noise=0.002),
+        "near": samples(1.01, num_visits=12, noise=0.002, seed=1),
+    }
+    found = standing(taken, "sdpa")
+    assert found is not None
+    assert found.verdict("near") is Verdict.equivalent
+    assert found.open == []
+    far = standing(taken | {"near": samples(1.03, num_visits=12, noise=0.002, seed=1)}, "sdpa")
+    assert far is not None
+    assert far.verdict("near") is Verdict.slower
+    assert found.verdict("nobody") is Verdict.undecided

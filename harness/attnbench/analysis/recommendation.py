@@ -13,7 +13,6 @@ from attnbench.analysis.results import Results
 from attnbench.statistics.choice import BETWEEN_PROCESSES, Standing, standing
 from attnbench.statistics.crossover import BEYOND, Place, Point, located, point
 from attnbench.statistics.intervals import Estimate, median_estimate, pairs
-from attnbench.statistics.verdicts import Judgement
 from attnbench.storage.events import Ladder
 from attnbench.storage.records import CONTROL_LATENCY, LATENCY, REPEATABLE, Arm, Record, Status, Verdict
 from attnbench.units import show
@@ -71,7 +70,7 @@ class Recommendation:
     @property
     def equals(self) -> list[str]:
         """Those that are equal to the choice within the margin, or of whom it is not known."""
-        return [name for name in self.seconds if name != self.choice and self._judged(name) is not Verdict.slower]
+        return [name for name in self.seconds if name != self.choice and self.verdict(name) is not Verdict.slower]
 
     @property
     def runner_up(self) -> str:
@@ -100,13 +99,9 @@ class Recommendation:
             point=ratio, standard_error=None, num_clusters=known.num_clusters, num_samples=known.num_samples
         )
 
-    def judgement(self, other: str) -> Judgement | None:
-        """The verdict on another one relative to the leader."""
-        return None if self.standing is None else self.standing.others.get(other)
-
-    def _judged(self, name: str) -> Verdict:
-        judged = self.judgement(name)
-        return Verdict.undecided if judged is None else judged.verdict
+    def verdict(self, name: str) -> Verdict:
+        """On another one relative to the leader; undecided where it is not known."""
+        return Verdict.undecided if self.standing is None else self.standing.verdict(name)
 
     def facts(self) -> dict[str, Any]:
         """All of it, as JSON has it."""
@@ -122,7 +117,7 @@ class Recommendation:
             "seconds": self.seconds,
             "peak_memory_bytes": self.peaks,
             "slower_by": {
-                name: {"ratio": lead.point, "low": lead.low, "high": lead.high, "verdict": str(self._judged(name))}
+                name: {"ratio": lead.point, "low": lead.low, "high": lead.high, "verdict": str(self.verdict(name))}
                 for name, lead in leads.items()
                 if lead is not None
             },
@@ -208,7 +203,7 @@ def _preferred(stands: Standing | None, reference: str, peaks: Mapping[str, floa
     """The leader; or where others are equivalent to it the reference, or else the one that needs least memory."""
     if stands is None:
         return ""
-    alike = [name for name, each in stands.others.items() if each.verdict is Verdict.equivalent]
+    alike = [name for name in stands.others if stands.verdict(name) is Verdict.equivalent]
     if reference and reference in alike:
         return reference
     if not alike or stands.leader == reference:

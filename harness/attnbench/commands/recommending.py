@@ -100,8 +100,7 @@ def conclude(results: Results, found: Sequence[Recommendation]) -> NoReturn:
     if any(record.is_wrong for record in results.records):
         raise typer.Exit(ExitCode.finding)
     is_settled = all(
-        each.choice and all(recommended.verdict(each, name) is Verdict.equivalent for name in _others(each))
-        for each in found
+        each.choice and all(each.verdict(name) is Verdict.equivalent for name in _others(each)) for each in found
     )
     raise typer.Exit(ExitCode.passed if is_settled and not doubts(results) else ExitCode.inconclusive)
 

@@ -24,7 +24,7 @@ def answer(found: Recommendation) -> str:
     """The recommendation in a sentence or two."""
     if not found.choice:
         return "There is nothing to recommend: no implementation is left; see what was excluded."
-    alike = [name for name in found.equals if verdict(found, name) is Verdict.equivalent]
+    alike = [name for name in found.equals if found.verdict(name) is Verdict.equivalent]
     open_ones = [name for name in found.equals if name not in alike]
     if found.standing is not None and found.choice != found.standing.leader:
         alike = [found.standing.leader, *(name for name in alike if name != found.standing.leader)]
@@ -59,12 +59,6 @@ def _margin(found: Recommendation) -> str:
     stands = found.standing
     assert stands is not None
     return percent(max((each.effect.sameness for each in stands.others.values()), default=0.0))
-
-
-def verdict(found: Recommendation, name: str) -> Verdict:
-    """The verdict on another one relative to the leader; undecided where there is none."""
-    judged = found.judgement(name)
-    return Verdict.undecided if judged is None else judged.verdict
 
 
 def _listed(names: Sequence[str]) -> str:

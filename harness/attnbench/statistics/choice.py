@@ -30,20 +30,28 @@ class Standing:
     leads: dict[str, Estimate]  # the same ratios, from visits that did not choose the leader
     floor: Estimate | None  # the reference's A/A control relative to it
 
+    def verdict(self, name: str) -> Verdict:
+        """On another one relative to the leader; equivalent, too, where the interval lies within the smallest effect.
+
+        That is less than the evidence that a verdict of `judge` needs, and enough to choose either of the two.
+        """
+        judged = self.others.get(name)
+        if judged is None:
+            return Verdict.undecided
+        half = judged.effect.ratio.half_width
+        is_within = half is not None and abs(judged.effect.log) + half <= math.log1p(judged.effect.smallest)
+        is_alike = judged.verdict is Verdict.undecided and is_within
+        return Verdict.equivalent if is_alike else judged.verdict
+
     @property
     def open(self) -> list[str]:
         """Those of whom more visits would show more."""
-        return [name for name, each in self.others.items() if not is_final(each)]
+        return [name for name in self.others if self.verdict(name) is Verdict.undecided]
 
     @property
     def equals(self) -> list[str]:
         """Those who are not shown to be slower."""
-        return [name for name, each in self.others.items() if each.verdict is not Verdict.slower]
-
-
-def is_final(judged: Judgement) -> bool:
-    """Whether a verdict is there. What is equivalent within a noise floor above the margin is left at that."""
-    return judged.verdict is not Verdict.undecided
+        return [name for name in self.others if self.verdict(name) is not Verdict.slower]
 
 
 def standing(  # noqa: PLR0913 - all but the first two have defaults that serve
