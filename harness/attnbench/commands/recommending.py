@@ -90,7 +90,7 @@ def print_recommendations(results: Results, found: Sequence[Recommendation]) -> 
     floors = [each.standing.floor.largest_log for each in found if each.standing and each.standing.floor]
     floor = max((each for each in floors if each is not None), default=None)
     alike = "" if floor is None else f" Identical code seems up to {percent(floor)} apart here."
-    say(f"Such a verdict is false in at most {percent(FALSE_SHARE)} of sessions.{alike}", "dim")
+    say(f"That another is slower is false in at most {percent(FALSE_SHARE)} of sessions.{alike}", "dim")
     took = "" if results.elapsed_s is None else f" It took {duration(results.elapsed_s)}."
     say(f"For this machine, these shapes and threads.{took} All of it: attnbench report {results.folder}", "dim")
 
