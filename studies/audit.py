@@ -1,6 +1,6 @@
 """What do fixed choices of an implementation cost? The regret of choosers on presets and on random shapes.
 
-    python -m studies.audit --run DIR train held_out     measures, and goes on where it was stopped
+    python -m studies.audit --run DIR train held_out compiled     measures, and goes on where it was stopped
     python -m studies.audit --run DIR table --to results/gallery/fastest
 
 A policy is learned from the training shapes alone; everybody is judged on the held-out ones: those of all presets and
@@ -9,9 +9,10 @@ chosen by every second visit and everybody is measured by the others, so that no
 """
 
 import argparse
+import itertools
 import math
 import random
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -38,11 +39,20 @@ CHOOSERS = {
     "always math": "sdpa_math",
 }
 """Who always takes one implementation, by name."""
+COMPILED = ("fused+compile", "sdpa+compile")
+"""Who is compiled."""
+EVERY = 10
 OTHERS = ("fused", "bmm", "einsum")
 """What a policy and the best may take as well."""
 NAMES = (*CHOOSERS.values(), *OTHERS)
-NUM_TRAINED, NUM_DRAWN = 160, 200
-NUM_VISITS = 6
+STEPS = ("train", "held_out", "compiled", "table")
+NUM_TRAINED, NUM_DRAWN = 500, 200
+SEED_TRAINED, SEED_DRAWN = 11, 12
+DECODE, TRAINING = 0.25, 0.3
+"""Shares of shapes drawn at random: of one query, and of the others those with gradients."""
+KINDS = (("none", "decode"), ("none", "prefill"), ("causal", "prefill"), ("none", "training"), ("causal", "training"))
+"""What is trained on, with each dtype: a mask and what is done."""
+VISITS_TRAINED, VISITS_HELD_OUT = 4, 6
 LARGEST_MEAN, LARGEST_WORST = 0.01, 0.05
 """What the regret of a policy may be: in the mean, and beyond the noise floor at worst."""
 CALL_LIMIT_S = 0.25
@@ -56,25 +66,46 @@ def drawn(number: int, seed: int, num_threads: int) -> list[Workload]:
     """So many shapes at random: short and long, one query with a cache, batches, grouped heads, both directions."""
     draws, found = random.Random(seed), dict[str, Workload]()
     while len(found) < number:
-        heads = draws.choice([1, 2, 4, 8, 12, 16, 32])
-        is_decode = draws.random() < 0.25  # noqa: PLR2004 - a share
-        length = round(math.exp(draws.uniform(math.log(8), math.log(2048))))
-        has_gradients = not is_decode and draws.random() < 0.3  # noqa: PLR2004 - likewise
-        workload = Workload(
-            batch_size=draws.choice([1, 1, 2, 4, 8, 16]),
-            seq_len=1 if is_decode else length,
-            kv_len=2 * length if is_decode else length,
-            num_heads=heads,
-            num_kv_heads=draws.choice([each for each in (1, heads // 4, heads, heads) if each and heads % each == 0]),
-            head_dim=draws.choice([32, 64, 64, 80, 128]),
-            dtype=draws.choice(["float32", "float32", "float32", "bfloat16"]),
-            mask="none" if is_decode else draws.choice(["none", "causal"]),
-            direction="forward_backward" if has_gradients else "inference",
-            num_threads=num_threads,
-        )
-        if dense_flops(workload) <= MOST_FLOPS and score_matrix_bytes(workload) <= MOST_SCORE_BYTES:
+        is_decode = draws.random() < DECODE
+        dtype = draws.choice(["float32", "float32", "float32", "bfloat16"])
+        mask = "none" if is_decode else draws.choice(["none", "causal"])
+        kind = "decode" if is_decode else "training" if draws.random() < TRAINING else "prefill"
+        workload = _drawn(draws, kind, mask=mask, dtype=dtype, num_threads=num_threads)
+        if _is_small(workload):
             found.setdefault(workload.id, workload)
     return list(found.values())
+
+
+def of_each_kind(number: int, seed: int, num_threads: int) -> list[Workload]:
+    """At least so many shapes at random, as many of each kind: what is rare is learned as well as what is frequent."""
+    draws, found = random.Random(seed), dict[str, Workload]()
+    while len(found) < number:
+        for dtype, (mask, kind) in itertools.product(("float32", "bfloat16"), KINDS):
+            workload = _drawn(draws, kind, mask=mask, dtype=dtype, num_threads=num_threads)
+            if _is_small(workload):
+                found.setdefault(workload.id, workload)
+    return list(found.values())
+
+
+def _drawn(draws: random.Random, kind: str, *, mask: str, dtype: str, num_threads: int) -> Workload:
+    heads = draws.choice([1, 2, 4, 8, 12, 16, 32])
+    length = round(math.exp(draws.uniform(math.log(8), math.log(2048))))
+    return Workload(
+        batch_size=draws.choice([1, 1, 2, 4, 8, 16]),
+        seq_len=1 if kind == "decode" else length,
+        kv_len=2 * length if kind == "decode" else length,
+        num_heads=heads,
+        num_kv_heads=draws.choice([each for each in (1, heads // 4, heads, heads) if each and heads % each == 0]),
+        head_dim=draws.choice([32, 64, 64, 80, 128]),
+        dtype=dtype,
+        mask=mask,
+        direction="forward_backward" if kind == "training" else "inference",
+        num_threads=num_threads,
+    )
+
+
+def _is_small(workload: Workload) -> bool:
+    return dense_flops(workload) <= MOST_FLOPS and score_matrix_bytes(workload) <= MOST_SCORE_BYTES
 
 
 def of_presets(num_threads: int) -> list[Workload]:
@@ -91,24 +122,24 @@ def of_presets(num_threads: int) -> list[Workload]:
     return list(found.values())
 
 
-def planned(workloads: Sequence[Workload], seed: int) -> Plan:
+def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> Plan:
     """A run that checks everybody and then visits each workload equally often."""
-    limits = plan(Selection(sweep="fastest", implementations=NAMES, call_limit_s=CALL_LIMIT_S, seed=seed))
+    limits = plan(Selection(sweep="fastest", implementations=names, call_limit_s=CALL_LIMIT_S, seed=seed))
     return msgspec.structs.replace(
         limits,
         sweep="audit",
         workloads=tuple(workloads),
         metrics=("latency",),
         budget_s=0.0,
-        num_rounds=NUM_VISITS,
+        num_rounds=num_visits,
         num_blocks=3,
         visit_s=0.4,
     )
 
 
-def measure(folder: Path, workloads: Sequence[Workload], seed: int) -> None:
+def measure(folder: Path, workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> None:
     """Start the run in that folder, or go on with the one that is there."""
-    asked = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, seed)
+    asked = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, names, seed, num_visits)
     running.execute(asked, folder, stages=("check", "time"))
 
 
@@ -192,6 +223,10 @@ def table(run: Path, to: Path) -> str:
         **{name: lambda _, fixed=fixed: fixed for name, fixed in CHOOSERS.items()},  # type: ignore[misc] # mypy knows no type of a default
     }
     judged = {name: list(regrets(held_out, choose)) for name, choose in choosers.items()}
+    if (run / "compiled" / "journal.jsonl").exists():
+        compiled = read(run / "compiled")
+        for name in COMPILED:
+            judged[f"torch.compile of {name.partition('+')[0]}"] = list(regrets(compiled, lambda _, name=name: name))  # type: ignore[misc] # likewise
     own = [each for each in judged["our policy"] if each.log is not None]
     centre, half = mean([each.log or 0.0 for each in own])
     worst = max(max(0.0, (each.log or 0.0) - each.floor) for each in own)
@@ -224,10 +259,14 @@ same blocks; a mean is geometric, with a 95 % interval by shapes. The policy was
 {len(trained.plan.workloads)} other shapes. {len(held_out.plan.workloads)} shapes are held out: those of all presets and
 {NUM_DRAWN} drawn at random ({where}). "No time": not supported there, or too slow to try.
 
-The smallest leaf of a policy, five workloads, was chosen among 3, 5, 8 and 12 with the regret by cross-validation and
-the one on these held-out shapes both in view. Both are least at five: the row of the policy is somewhat too good.
+How the policy interpolates, its caution and its usual scale were chosen by cross-validation on the shapes of an
+earlier audit, before any of these was measured.
 
-Made by `python -m studies.audit --run DIR train held_out` and `python -m studies.audit --run DIR table --to DIR`.
+torch.compile is tried on every {EVERY}th of the held-out shapes, since it compiles for each of them; it is judged there
+against the best of all, itself included.
+
+Made by `python -m studies.audit --run DIR train held_out compiled` and then
+`python -m studies.audit --run DIR table --to DIR`.
 """
     (to / "audit.md").write_text(text, encoding="utf-8")
     return text
@@ -236,21 +275,24 @@ Made by `python -m studies.audit --run DIR train held_out` and `python -m studie
 def main() -> None:
     """Measure what was named, or write the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
-    parser.add_argument("steps", nargs="*", choices=("train", "held_out", "table"), default=[])
+    parser.add_argument("steps", nargs="*", choices=STEPS, default=[])
     parser.add_argument("--run", type=Path, required=True, metavar="DIR", help="where both runs lie")
     parser.add_argument("--to", type=Path, default=Path("results/gallery/fastest"), metavar="DIR")
     parser.add_argument("--num-threads", type=int, default=1)
     parser.add_argument("--number", type=int, default=0, help="of drawn shapes; 0: as in the gallery")
     given = parser.parse_args()
-    shapes: Mapping[str, Callable[[], list[Workload]]] = {
-        "train": lambda: drawn(given.number or NUM_TRAINED, 1, given.num_threads),
-        "held_out": lambda: of_presets(given.num_threads) + drawn(given.number or NUM_DRAWN, 2, given.num_threads),
-    }
-    for step in given.steps or ("train", "held_out", "table"):
+    threads = given.num_threads
+    for step in given.steps or STEPS:
         if step == "table":
             typer.echo(table(given.run, given.to))
+        elif step == "train":
+            shapes = of_each_kind(given.number or NUM_TRAINED, SEED_TRAINED, threads)
+            measure(given.run / step, shapes, NAMES, SEED_TRAINED, VISITS_TRAINED)
         else:
-            measure(given.run / step, shapes[step](), seed=len(step))
+            shapes = of_presets(threads) + drawn(given.number or NUM_DRAWN, SEED_DRAWN, threads)
+            is_compiled = step == "compiled"
+            shapes, names = (shapes[::EVERY], (*NAMES, *COMPILED)) if is_compiled else (shapes, NAMES)
+            measure(given.run / step, shapes, names, SEED_DRAWN, VISITS_HELD_OUT)
 
 
 if __name__ == "__main__":

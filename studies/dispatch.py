@@ -20,7 +20,7 @@ from attnbench.devices import environment
 from attnbench.statistics.intervals import Block, t_quantile
 from attnbench.storage.records import Arm, Sample
 from attnbench.timing.functions import FunctionComparison
-from attnbench.workloads.policy import SIZES, Evidence, Policy, Regret, Rule
+from attnbench.workloads.policy import COORDINATES, OTHERWISE, SIZES, Evidence, Kind, Policy, Regret
 
 LIMIT_US = 2.0
 CHOICES = ("sdpa", "bmm")
@@ -96,7 +96,18 @@ def calls(name: str) -> Mapping[str, Callable[[], object]]:
 
 def always(name: str) -> Policy:
     """A policy of this machine that chooses one implementation for such calls."""
-    kinds = {"device": "cpu", "dtype": "float32", "direction": "inference", "mask": "causal"}
+    kind = Kind(
+        device="cpu",
+        dtype="float32",
+        direction="inference",
+        queries="many",
+        chosen={},
+        candidates=(name,),
+        scales=dict.fromkeys(COORDINATES, 1.0),
+        signal=1.0,
+        noise=0.01,
+        workloads=tuple(("causal", *(size for _ in SIZES), 0.5) for size in (1, 64)),
+    )
     return Policy(
         machine=environment.collect().machine_fingerprint,
         date="",
@@ -104,8 +115,7 @@ def always(name: str) -> Policy:
         num_threads=1,
         evidence=Evidence(runs=(), num_workloads=0, candidates=(name,)),
         regret=Regret(mean=0.0, worst=0.0, sdpa_mean=0.0, sdpa_worst=0.0),
-        covers=(kinds | dict.fromkeys(SIZES, (1, 64)),),
-        rules=(Rule(when=(), use=name),),
+        kinds=() if name == OTHERWISE else (kind,),
     )
 
 

@@ -1,5 +1,6 @@
 """`attention` computes what scaled_dot_product_attention does, by what a policy chooses; elsewhere by PyTorch's own."""
 
+import itertools
 import warnings
 
 import pytest
@@ -12,20 +13,34 @@ from attnbench.contract.loading import implementation
 from attnbench.devices import environment
 from attnbench.storage.model_events import Asked
 from attnbench.workloads.masks import parse_mask
-from attnbench.workloads.policy import SIZES, Evidence, Policy, Regret, Rule
+from attnbench.workloads.policy import COORDINATES, SIZES, Evidence, Kind, Policy, Regret
 from attnbench.workloads.workload import Workload
 
 sdpa = torch.nn.functional.scaled_dot_product_attention
 HERE = environment.collect().machine_fingerprint
-KINDS = [
-    {"device": "cpu", "dtype": dtype, "direction": direction, "mask": mask}
-    for dtype in ("float32", "float64")
-    for direction in ("inference", "forward_backward")
-    for mask in ("none", "causal", "other")
-]
+SMALL, LARGE = (1,) * len(SIZES), (4096,) * len(SIZES)
 
 
-def policy(*rules, machine=HERE):
+def kind(candidates, workloads, scale=10.0, **axes):
+    given = {"device": "cpu", "dtype": "float32", "direction": "inference", "queries": "many"} | axes
+    scales = dict.fromkeys(COORDINATES, scale)
+    return Kind(
+        **given, chosen={}, candidates=candidates, scales=scales, signal=1.0, noise=0.01, workloads=tuple(workloads)
+    )
+
+
+def always(use):
+    """Kinds of calls, all of which that one computes."""
+    rows = [(mask, *sizes, 0.5) for mask in ("none", "causal", "other") for sizes in (SMALL, LARGE)]
+    return [
+        kind((use,), rows, dtype=dtype, direction=direction, queries=queries)
+        for dtype, direction, queries in itertools.product(
+            ("float32", "float64"), ("inference", "forward_backward"), ("one", "many")
+        )
+    ]
+
+
+def policy(kinds=(), machine=HERE):
     return Policy(
         machine=machine,
         date="2026-01-01",
@@ -33,8 +48,7 @@ def policy(*rules, machine=HERE):
         num_threads=1,
         evidence=Evidence(runs=(), num_workloads=0, candidates=()),
         regret=Regret(mean=0, worst=0, sdpa_mean=0, sdpa_worst=0),
-        covers=tuple(kind | dict.fromkeys(SIZES, (1, 4096)) for kind in KINDS),
-        rules=rules or (Rule(when=(), use="fused"),),
+        kinds=tuple(kinds or always("fused")),
     )
 
 
@@ -64,7 +78,7 @@ def calls(monkeypatch):
 @pytest.mark.parametrize("is_causal", [False, True])
 @pytest.mark.parametrize("scale", [None, 0.3])
 def test_output_and_gradients_are_those_of_sdpa(use, groups, keys, is_causal, scale):
-    dispatcher, chosen = Dispatcher(), policy(Rule(when=(), use=use))
+    dispatcher, chosen = Dispatcher(), policy(always(use))
     for grad in (False, True):
         given = tensors(groups=groups, keys=keys, dtype=torch.float64, grad=grad)
         made = dispatcher.attention(*given, is_causal=is_causal, scale=scale, policy=chosen)
@@ -88,14 +102,18 @@ def test_a_mask_as_a_tensor_is_pytorchs_own(calls, kind):
 
 def test_gradients_dtype_threads_shape_and_policy_are_part_of_what_is_looked_up(calls):
     dispatcher = Dispatcher()
-    rules = [
-        Rule(when=("direction is forward_backward",), use="bmm"),
-        Rule(when=("dtype is float64",), use="chunked"),
-        Rule(when=("num_threads > 1",), use="einsum"),
-        Rule(when=("seq_len > 6",), use="naive_loop"),
-        Rule(when=(), use="fused"),
-    ]
-    chosen = policy(*rules)
+    here = ("none", 8, 6, 6, 8, 1)  # the mask, B*H, T, S, K, H/G
+    chosen = policy(
+        [
+            always("bmm")[3],
+            kind(("chunked",), [("none", *SMALL, 0.5), ("none", *LARGE, 0.5)], dtype="float64"),
+            kind(
+                ("fused", "einsum", "naive_loop"),
+                [(*here, 1, 0.5, 1, 1), (*here, 2, 1, 0.5, 1), ("none", 8, 7, 6, 8, 1, 1, 1, 1, 0.5)],
+                scale=0.1,
+            ),
+        ]
+    )
 
     def used(**more):
         calls.clear()
@@ -137,7 +155,7 @@ def test_on_another_machine_pytorchs_own_runs_and_it_says_so_once(calls):
 
 
 def test_what_the_chosen_one_does_not_support_is_pytorchs_own(calls):
-    chosen = policy(Rule(when=(), use="torch_mha"))  # it has no attend
+    chosen = policy(always("torch_mha"))  # it has no attend
     torch.testing.assert_close(Dispatcher().attention(*tensors(), policy=chosen), sdpa(*tensors()))
     assert calls == ["torch_mha", "sdpa"]
 
@@ -147,10 +165,10 @@ def test_the_policy_is_that_of_the_variable_or_else_none(tmp_path, monkeypatch):
     monkeypatch.delenv("ATTNBENCH_POLICY", raising=False)
     assert usable(None) is None
     policy().save(tmp_path / "results" / "policy.json")
-    assert usable(None).rules[0].use == "fused"
-    policy(Rule(when=(), use="bmm")).save(tmp_path / "other.json")
+    assert usable(None).kinds[0].candidates == ("fused",)
+    policy(always("bmm")).save(tmp_path / "other.json")
     monkeypatch.setenv("ATTNBENCH_POLICY", str(tmp_path / "other.json"))
-    assert usable(None).rules[0].use == "bmm"
+    assert usable(None).kinds[0].candidates == ("bmm",)
     monkeypatch.setenv("ATTNBENCH_POLICY", str(tmp_path / "none.json"))
     with pytest.raises(ValueError, match="cannot read the policy"):
         Dispatcher().attention(*tensors())

@@ -12,7 +12,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
 
-from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.comparisons import comparisons, winners
 from attnbench.analysis.crossings import crossings
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import panels as panels_of
@@ -105,6 +105,21 @@ def test_the_map_has_a_cell_for_each_workload(tmp_path: Path) -> None:
     assert "no clear winner" in picture.caption
     one = journals.write(tmp_path / "one", journals.workloads(seq_len=(128,)))
     assert winner_map.draw(one) == []
+
+
+def test_the_map_says_at_which_length_the_winner_changes(tmp_path: Path) -> None:
+    found = crossing(tmp_path)
+    along = sorted(winners(found), key=lambda each: each.workload.kv_len)
+    changes = crossings(found, lambda _: "")
+    (place,) = winner_map.changes_between(along, changes)
+    left, right = along[place - 1], along[place]
+    assert (left.implementation, right.implementation) == ("fused", "chunked")
+    overtaken = winner_map.changes_between(along, changes)[place]
+    assert [each.implementation for each in overtaken] == ["fused", "chunked"]
+    assert left.workload.kv_len < overtaken[0].at < overtaken[1].at < right.workload.kv_len
+    assert winner_map.changes_between(along, []) == {}
+    (picture,) = winner_map.draw(found)
+    assert "On a border" in picture.caption
 
 
 def test_crossings_are_where_the_true_times_are_equal(tmp_path: Path) -> None:

@@ -3,22 +3,39 @@
 import json
 
 import msgspec
+import numpy as np
 import pytest
 
-from attnbench.workloads.policy import Condition, Evidence, Policy, Regret, Rule, digest, is_plain
+from attnbench.workloads.policy import (
+    COORDINATES,
+    SIZES,
+    Evidence,
+    Kind,
+    Policy,
+    Regret,
+    coordinates,
+    digest,
+    is_plain,
+)
 from attnbench.workloads.workload import Workload
 
-COVER = {
-    "device": "cpu",
-    "dtype": "float32",
-    "direction": "inference",
-    "mask": "none",
-    **dict.fromkeys(("seq_len", "kv_len"), (16, 1024)),
-    **dict.fromkeys(("batch_heads", "head_dim", "group_size", "num_threads"), (1, 64)),
-}
-RULES = (
-    Rule(when=("seq_len <= 128", "dtype is float32"), use="bmm"),
-    Rule(when=("pairs > 100000",), use="chunked"),
+SCALES = dict.fromkeys(COORDINATES, 2.0)
+KIND = Kind(
+    device="cpu",
+    dtype="float32",
+    direction="inference",
+    queries="many",
+    chosen={},
+    candidates=("bmm", "chunked"),
+    scales=SCALES,
+    signal=1.0,
+    noise=0.001,
+    workloads=(
+        ("none", 1, 16, 16, 64, 1, 2, 0.5, 1.4),
+        ("none", 64, 64, 64, 64, 1, 2, 0.6, 1.2),
+        ("none", 16, 200, 200, 64, 1, 2, 1.5, 1.2),
+        ("none", 16, 1024, 1024, 64, 1, 2, None, 0.5),
+    ),
 )
 
 
@@ -30,8 +47,7 @@ def policy(**fields):
         "num_threads": 2,
         "evidence": Evidence(runs=("a",), num_workloads=9, candidates=("bmm",)),
         "regret": Regret(mean=0.01, worst=0.02, sdpa_mean=0.1, sdpa_worst=0.5),
-        "covers": (COVER,),
-        "rules": RULES,
+        "kinds": (KIND,),
     }
     return Policy(**(given | fields))
 
@@ -40,10 +56,19 @@ def plain(**axes):
     return Workload(**({"direction": "inference", "seq_len": 64} | axes))
 
 
-def test_the_first_rule_that_holds_decides_else_sdpa():
-    assert policy().choose(plain()) == "bmm"
-    assert policy().choose(plain(seq_len=200)) == "sdpa"
-    assert policy().choose(plain(seq_len=512)) == "chunked"
+def test_who_was_the_fastest_nearby_is_chosen_else_sdpa():
+    assert policy().choose(plain(seq_len=20)) == "bmm"
+    assert policy().choose(plain(seq_len=200, num_heads=16)) == "sdpa"
+    assert policy().choose(plain(seq_len=900, num_heads=16)) == "chunked"
+
+
+def test_what_is_expected_between_is_between_and_less_sure_than_what_was_measured():
+    here, there = ({"mask": "none", **dict(zip(SIZES, row[1:7], strict=True))} for row in KIND.workloads[2:])
+    between = here | {"seq_len": 450, "kv_len": 450}
+    means, spreads = KIND.expected(np.array([coordinates(each) for each in (here, between, there)]))
+    assert np.exp(means[0]) == pytest.approx([1.5, 1.2], rel=0.02)
+    assert means[2, 1] < means[1, 1] < means[0, 1]
+    assert (spreads[1] > 2 * spreads[0]).all()
 
 
 @pytest.mark.parametrize(
@@ -62,35 +87,40 @@ def test_the_first_rule_that_holds_decides_else_sdpa():
     ],
 )
 def test_what_was_not_measured_is_pytorchs_own(axes):
-    assert policy(rules=(Rule(when=(), use="bmm"),)).choose(plain(**axes)) == "sdpa"
+    rows = tuple((*row[:7], 0.5, 0.9) for row in KIND.workloads)
+    always = policy(kinds=(msgspec.structs.replace(KIND, workloads=rows),))
+    assert always.choose(plain()) == "bmm"
+    assert always.choose(plain(**axes)) == "sdpa"
 
 
 def test_a_scale_is_no_other_kind_of_call():
     assert is_plain(plain(scale=0.3))
 
 
-def test_a_file_is_read_as_it_was_written_with_a_line_for_each_rule(tmp_path):
+def test_a_file_is_read_as_it_was_written_with_a_line_for_each_workload(tmp_path):
     path = tmp_path / "new" / "policy.json"
     policy().save(path)
     text = path.read_text()
-    assert json.loads(text)["rules"][0]["when"] == ["seq_len <= 128", "dtype is float32"]
-    assert sum("use" in line for line in text.splitlines()) == len(RULES)
+    assert json.loads(text)["kinds"][0]["candidates"] == ["bmm", "chunked"]
+    assert [line for line in text.splitlines() if '"none", ' in line][3].strip(" ,") == (
+        '["none", 16, 1024, 1024, 64, 1, 2, null, 0.5]'
+    )
     assert msgspec.to_builtins(Policy.load(path)) == msgspec.to_builtins(policy())
 
 
 @pytest.mark.parametrize(
     ("old", "new", "message"),
     [
-        ("seq_len <= 128", "seq_length <= 128", "seq_len"),
-        ("seq_len <= 128", "seq_len is 128", "takes <= or >"),
-        ("seq_len <= 128", "__import__('os')", "not readable"),
-        ("dtype is float32", "dtype > float32", "takes 'is'"),
+        ('"seq_len",', '"seq_length",', "a kind names the axes"),
+        ('"is_grouped"', '"grouped"', "a kind names the axes"),
+        ("0.6", "-0.6", "is not readable"),
+        ("0.6", '"__import__"', "is not readable"),
+        ("null, 0.5", "0.5", "is not readable"),
         ('"chunked"', '"evil.py:run"', "names installed implementations"),
         ('"chunked"', '"fastest"', "names installed implementations"),
-        ('"format": 1', '"format": 9', "format=9 is not known"),
-        ('"rules"', '"ruled"', "unknown field"),
-        ('"seq_len": [16, 1024]', '"seq_len": "all"', "give"),
-        ('"kv_len"', '"key_len"', "each of `covers` names"),
+        ('"format": 2', '"format": 9', "format=9 is not known"),
+        ('"kinds"', '"kind"', "unknown field"),
+        ('"noise": 0.001', '"noise": 0', "above 0"),
         ("}\n", "", "not readable"),
     ],
 )
@@ -110,17 +140,12 @@ def test_no_file_is_refused(tmp_path):
         Policy.load(tmp_path / "none.json")
 
 
-def test_a_condition_is_the_text_that_it_was_read_from():
-    for text in ("seq_len <= 5", "pairs > 7", "mask is causal", "dtype is not float16"):
-        assert str(Condition.parse(text)) == text
-
-
 def test_the_digest_of_fastest_changes_with_the_policy_alone(tmp_path, monkeypatch):
     path = tmp_path / "policy.json"
     monkeypatch.setenv("ATTNBENCH_POLICY", str(path))
     bare, other = digest("fastest"), digest("sdpa")
     policy().save(path)
     first = digest("fastest")
-    policy(rules=()).save(path)
+    policy(kinds=()).save(path)
     assert len({bare, first, digest("fastest")}) == 3
     assert digest("sdpa") == other

@@ -2,6 +2,7 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -144,8 +145,13 @@ def learn(results: Results, path: Path) -> None:
     policy = learned([results], smallest_effect=results.plan.smallest_effect)
     policy.save(path)
     regret = policy.regret
-    known = f"{policy.evidence.num_workloads} workloads"
+    chosen = Counter[str]()
+    for kind in policy.kinds:
+        chosen.update(kind.chosen)
+    chosen[policy.otherwise] += policy.evidence.num_workloads - chosen.total()
+    known = ", ".join(f"{name} at {number}" for name, number in chosen.most_common() if number)
     mean = f"{percent(regret.mean)} slower than the best in the mean and {percent(regret.worst)} at worst"
     own = f"{results.plan.baseline} alone: {percent(regret.sdpa_mean)} and {percent(regret.sdpa_worst)}"
-    say(f"Policy of {len(policy.rules)} rules from {known}: on those it had not seen {mean} ({own}).", "bold")
+    say(f"Policy: {known} of {policy.evidence.num_workloads} workloads.", "bold")
+    say(f"On workloads that it had not seen it is {mean} ({own}).")
     say(f"It is in {path}; attnbench.attention follows it (ATTNBENCH_POLICY={path}).", "dim")

@@ -1,12 +1,18 @@
-"""A policy: which implementation to call at which shapes on one machine, as a short list of rules in a JSON file.
+"""A policy: which implementation to call at which shapes on one machine, as measurements in a JSON file.
 
-It is data: conditions are compared, nothing in the file is executed, and it can name no code outside of the
-implementations that are installed. It holds for the machine and the versions that it was learned on, and for the kinds
-of calls and the ranges of sizes that were measured there; anywhere else the choice is PyTorch's own.
+For each kind of call the file has the workloads that were measured and how long each candidate took there, as a
+multiple of PyTorch's own choice. Between them a Gaussian process interpolates the logarithms of these ratios; whoever
+is expected to be the fastest, beyond the smallest effect and with some caution where little was measured nearby, is
+called. It is data: nothing in the file is executed, and it can name no code outside of the implementations that are
+installed. It holds for the machine and the versions that it was learned on, and for the kinds of calls and the ranges
+of sizes that were measured there; anywhere else the choice is PyTorch's own.
+
+Source: C. Rasmussen and C. Williams, Gaussian Processes for Machine Learning, 2006, algorithm 2.1 and equation 4.17.
 """
 
 import hashlib
 import json
+import math
 import os
 import re
 from collections.abc import Mapping
@@ -15,85 +21,150 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
+from numpy.typing import NDArray
 
 from attnbench import plugins
-from attnbench.plugins import unknown
-from attnbench.workloads.workload import DTYPE_BYTES, Workload
+from attnbench.workloads.workload import Workload
 
 VARIABLE = "ATTNBENCH_POLICY"
 USUAL_PATH = Path("results", "policy.json")
-FORMAT = 1
+FORMAT = 2
 OTHERWISE = "sdpa"
-"""PyTorch's own choice: taken where no rule applies."""
+"""PyTorch's own choice: taken where nothing else is expected to be faster."""
 ITSELF = "fastest"
 """The implementation that follows a policy, which therefore cannot name it."""
-KINDS = ("device", "dtype", "direction", "mask")
-"""Axes of a policy that are compared for equality; the mask is `none`, `causal` or `other`."""
-SIZES = ("seq_len", "kv_len", "batch_heads", "head_dim", "group_size", "num_threads")
+KINDS = ("device", "dtype", "direction", "queries")
+"""Axes by which calls are of one kind; queries are `one`, as in decoding, or `many`."""
+SIZES = ("batch_heads", "seq_len", "kv_len", "head_dim", "group_size", "num_threads")
 """Axes that are numbers: batch_heads is batch_size * num_heads, group_size is num_heads / num_kv_heads."""
-DERIVED = ("pairs", "score_bytes")
-"""More of them: seq_len * kv_len, and the bytes of the score matrix of all heads."""
-NUMBERS = (*SIZES, *DERIVED)
-AXES = (*KINDS, *NUMBERS)
-SIGNS = ("is not", "is", "<=", ">")
-_CONDITION = re.compile(r"(\w+) (is not|is|<=|>) (\S+)")
+AXES = ("mask", *SIZES)
+"""Of a workload within its kind; the mask is `none`, `causal` or `other`."""
+COORDINATES = (
+    "batch_heads",
+    "seq_len",
+    "keys_per_query",
+    "head_dim",
+    "group_size",
+    "num_threads",
+    "is_grouped",
+    "is_causal",
+    "is_other_mask",
+)
+"""Where a workload lies among others: natural logarithms of sizes, then 0 or 1."""
+CAUTION = 0.5
+"""So many standard deviations are added to what is expected of a candidate: what is not known is not chosen."""
+LOST = math.log(2.5)
+"""The log ratio of a candidate that did not run at a workload, or was left out as predicted to take this or more."""
+LEAST_SPREAD = 0.02
+"""Log ratios of a candidate are taken to spread at least so far."""
 _NAME = re.compile(r"\w+(\+\w+)?")
 
 Values = dict[str, int | str]
 """The value of each axis of a policy."""
+Floats = NDArray[np.float64]
 
 
-class Condition(msgspec.Struct, frozen=True):
-    """One comparison; in a file it is a text such as `seq_len <= 512` or `dtype is not float16`."""
+class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, eq=False, dict=True):
+    """What was measured of one kind of call, and how it is interpolated.
 
-    axis: str
-    sign: str
-    value: int | str
+    Raises:
+        ValueError: a name is none of an implementation, or a field does not have what it should.
+    """
 
-    @classmethod
-    def parse(cls, text: str) -> "Condition":
-        """Read the text.
+    device: str
+    dtype: str
+    direction: str
+    queries: str
+    chosen: dict[str, int]  # at how many of the workloads each implementation is chosen: to be read
+    candidates: tuple[str, ...]  # besides sdpa
+    scales: dict[str, float]  # by coordinate: how far apart workloads are still alike
+    signal: float  # variance of what is smooth, and of what is not, relative to that of the log ratios
+    noise: float
+    axes: tuple[str, ...] = AXES
+    workloads: tuple[tuple[str | float | None, ...], ...]  # values of `axes`; then candidates' times over sdpa's
 
-        Raises:
-            ValueError: it is none; the message says what is allowed.
-        """
-        found = _CONDITION.fullmatch(text)
-        if found is None:
-            raise ValueError(f"the condition {text!r} is not readable: write AXIS SIGN VALUE, as in 'seq_len <= 512'")
-        axis, sign, value = found.groups()
-        if axis not in AXES:
-            raise ValueError(f"the condition {text!r}: {unknown('axis', axis, AXES)}")
-        is_number = axis in NUMBERS
-        if is_number != (sign in {"<=", ">"}) or (is_number and not value.isdecimal()):
-            allowed = "<= or > and a whole number" if is_number else "'is' or 'is not'"
-            raise ValueError(f"the condition {text!r} is not allowed: {axis} takes {allowed}")
-        return cls(axis, sign, int(value) if is_number else value)
+    def __post_init__(self) -> None:
+        """Check it."""
+        for name in self.candidates:
+            _check_name(name)
+        if self.axes != AXES or set(self.scales) != set(COORDINATES):
+            raise ValueError(f"a kind names the axes {', '.join(AXES)} and the scales {', '.join(COORDINATES)}")
+        if not (min(self.scales.values()) > 0 and self.signal > 0 and self.noise > 0):
+            raise ValueError("scales, signal and noise are above 0")
+        for row in self.workloads:
+            sizes, ratios = row[1 : len(AXES)], row[len(AXES) :]
+            is_whole = len(ratios) == len(self.candidates) and isinstance(row[0], str)
+            numbers = [*sizes, *(each for each in ratios if each is not None)]
+            if not is_whole or not all(isinstance(each, int | float) and 0 < each < math.inf for each in numbers):
+                raise ValueError(
+                    f"the workload {list(row)} is not readable: {', '.join(AXES)}, then a ratio or null each"
+                )
 
-    def __str__(self) -> str:
-        """As in a file."""
-        return f"{self.axis} {self.sign} {self.value}"
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What makes calls be of this kind, in the order of KINDS."""
+        return self.device, self.dtype, self.direction, self.queries
 
-    def holds(self, values: Mapping[str, int | str]) -> bool:
-        """Whether it is true of these values."""
-        here: Any = values[self.axis]
-        match self.sign:
-            case "is":
-                return bool(here == self.value)
-            case "is not":
-                return bool(here != self.value)
-            case "<=":
-                return bool(here <= self.value)
-            case _:
-                return bool(here > self.value)
+    def covers(self, values: Mapping[str, int | str]) -> bool:
+        """Whether that mask was measured, and all sizes lie within what was."""
+        is_inside = all(low <= int(values[axis]) <= high for axis, (low, high) in self._ranges.items())
+        return is_inside and values["mask"] in self._masks
 
+    def choose(self, values: Mapping[str, int | str], smallest_effect: float) -> str:
+        """Who is called at that workload of this kind; where it was measured, it must have been faster there, too."""
+        if not self.candidates or not self.covers(values):
+            return OTHERWISE
+        means, spreads = self.expected(coordinates(values)[None])
+        known = self._known.get(tuple(values[axis] for axis in AXES), np.array(-math.inf))
+        costs = np.maximum(means[0] + CAUTION * spreads[0], known)
+        best = int(costs.argmin())
+        return self.candidates[best] if costs[best] < -math.log1p(smallest_effect) else OTHERWISE
 
-class Rule(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Where all conditions hold, use this implementation."""
+    def expected(self, places: Floats) -> tuple[Floats, Floats]:
+        """Log ratios (N, candidates) that are expected at coordinates (N, COORDINATES), and standard deviations."""
+        scales, means, spreads, lower, weights = self._solved
+        near = self.signal * correlation(places, self._places, scales)
+        reduced = np.linalg.solve(lower, near.T)
+        variance = np.maximum(self.signal - (reduced**2).sum(axis=0), 0.0)
+        return means + spreads * (near @ weights), spreads * np.sqrt(variance)[:, None]
 
-    when: tuple[str, ...]
-    use: str
-    num_workloads: int = 0  # that it was learned from
-    ratio: float | None = None  # its time there divided by sdpa's, in the geometric mean
+    @cached_property
+    def _values(self) -> list[Values]:
+        return [dict(zip(AXES, row, strict=False)) for row in self.workloads]  # type: ignore[arg-type] # checked above
+
+    @cached_property
+    def _places(self) -> Floats:
+        return np.array([coordinates(each) for each in self._values])
+
+    @cached_property
+    def _logs(self) -> Floats:
+        ratios = [row[len(AXES) :] for row in self.workloads]
+        return np.array([[LOST if each is None else math.log(float(each)) for each in row] for row in ratios])
+
+    @cached_property
+    def _known(self) -> dict[tuple[int | str, ...], Floats]:
+        return {tuple(each.values()): logs for each, logs in zip(self._values, self._logs, strict=True)}
+
+    @cached_property
+    def _masks(self) -> frozenset[str]:
+        return frozenset(str(each["mask"]) for each in self._values)
+
+    @cached_property
+    def _ranges(self) -> dict[str, tuple[int, int]]:
+        columns = {axis: [int(each[axis]) for each in self._values] for axis in SIZES}
+        return {axis: (min(column), max(column)) for axis, column in columns.items()}
+
+    @cached_property
+    def _solved(self) -> tuple[Floats, Floats, Floats, Floats, Floats]:
+        logs = self._logs
+        scales = np.array([self.scales[each] for each in COORDINATES])
+        means: Floats = logs.mean(axis=0)
+        spreads: Floats = np.maximum(logs.std(axis=0), LEAST_SPREAD)
+        matrix = self.signal * correlation(self._places, self._places, scales) + self.noise * np.eye(len(logs))
+        lower: Floats = np.linalg.cholesky(matrix).astype(np.float64)
+        weights: Floats = np.linalg.solve(lower.T, np.linalg.solve(lower, (logs - means) / spreads))
+        return scales, means, spreads, lower, weights
 
 
 class Regret(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -118,11 +189,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     smallest_effect: float = 0.02  # what is faster by less is a tie, and ties are sdpa's
 
 
-class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, eq=False, dict=True):
-    """Rules, tried in order, and what they rest on.
+class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True, eq=False):
+    """What was measured, kind by kind, and what it rests on.
 
     Raises:
-        ValueError: a rule or range is not readable, or names what is no implementation by its name.
+        ValueError: it has another format, or names what is no implementation by its name.
     """
 
     format: int = FORMAT
@@ -132,52 +203,32 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     num_threads: int  # what num_threads=0 stands for
     evidence: Evidence
     regret: Regret
-    covers: tuple[dict[str, str | tuple[int, int]], ...]  # by kinds: the sizes that were measured, from and to
-    rules: tuple[Rule, ...]
+    kinds: tuple[Kind, ...]
     otherwise: str = OTHERWISE
 
     def __post_init__(self) -> None:
         """Check it."""
         if self.format != FORMAT:
             raise ValueError(f"format={self.format} is not known: this version reads format {FORMAT}; learn it again")
-        for name in (*(rule.use for rule in self.rules), self.otherwise):
-            if not _NAME.fullmatch(name) or name == ITSELF:
-                raise ValueError(f"{name!r} is not allowed: a policy names installed implementations, but {ITSELF}")
-        for cover in self.covers:
-            if set(cover) != {*KINDS, *SIZES}:
-                raise ValueError(f"{cover} is not readable: each of `covers` names {', '.join((*KINDS, *SIZES))}")
-            for axis, value in cover.items():
-                if isinstance(value, str) is not (axis in KINDS):
-                    raise ValueError(f"{axis}={value} is not readable: give {'a text' if axis in KINDS else '[n, n]'}")
-        assert self._parsed is not None  # raises
-
-    @cached_property
-    def _parsed(self) -> list[tuple[list[Condition], str]]:
-        return [([Condition.parse(text) for text in rule.when], rule.use) for rule in self.rules]
+        _check_name(self.otherwise)
 
     def choose(self, workload: Workload) -> str:
         """The name of the implementation to call for query, key and value of that workload."""
         if not is_plain(workload):
             return self.otherwise
         values = values_of(workload, self.num_threads)
-        if not any(_covers(cover, values) for cover in self.covers):
-            return self.otherwise
-        for conditions, name in self._parsed:
-            if all(each.holds(values) for each in conditions):
-                return name
+        for kind in self.kinds:
+            if kind.key == tuple(values[axis] for axis in KINDS):
+                return kind.choose(values, self.evidence.smallest_effect)
         return self.otherwise
 
     def save(self, path: Path | str) -> None:
-        """Write it, one rule a line."""
+        """Write it, one workload a line."""
         fields = msgspec.to_builtins(self)
-        lines = []
-        for name, value in fields.items():
-            text = json.dumps(value)
-            if isinstance(value, list | tuple) and value:
-                text = "[\n    " + ",\n    ".join(map(json.dumps, value)) + "\n  ]"
-            lines.append(f"  {json.dumps(name)}: {text}")
+        kinds = [_lines(kind, "workloads", "    ") for kind in fields.pop("kinds")]
+        text = ",\n".join([*_fields(fields, "  "), '  "kinds": [\n' + ",\n".join(kinds) + "\n  ]"])
         Path(path).parent.mkdir(parents=True, exist_ok=True)
-        Path(path).write_text("{\n" + ",\n".join(lines) + "\n}\n", encoding="utf-8")
+        Path(path).write_text("{\n" + text + "\n}\n", encoding="utf-8")
 
     @classmethod
     def load(cls, path: Path | str) -> "Policy":
@@ -206,22 +257,45 @@ def is_plain(workload: Workload) -> bool:
 
 def values_of(workload: Workload, num_threads: int) -> Values:
     """The axes of a policy; `num_threads` is what 0 stands for."""
-    pairs = workload.seq_len * workload.kv_len
-    batch_heads = workload.batch_size * workload.num_heads
     return {
         "device": workload.device.partition(":")[0],
         "dtype": workload.dtype,
         "direction": workload.direction,
+        "queries": "one" if workload.seq_len == 1 else "many",
         "mask": workload.mask if workload.mask in {"none", "causal"} else "other",
+        "batch_heads": workload.batch_size * workload.num_heads,
         "seq_len": workload.seq_len,
         "kv_len": workload.kv_len,
-        "batch_heads": batch_heads,
         "head_dim": workload.head_dim,
         "group_size": workload.num_heads // workload.num_kv_heads,
         "num_threads": workload.num_threads or num_threads,
-        "pairs": pairs,
-        "score_bytes": batch_heads * pairs * DTYPE_BYTES[workload.dtype],
     }
+
+
+def coordinates(values: Mapping[str, int | str]) -> Floats:
+    """Where a workload lies among others (COORDINATES,)."""
+    sizes = {axis: math.log(float(values[axis])) for axis in SIZES}
+    return np.array(
+        [
+            sizes["batch_heads"],
+            sizes["seq_len"],
+            sizes["kv_len"] - sizes["seq_len"],
+            sizes["head_dim"],
+            sizes["group_size"],
+            sizes["num_threads"],
+            float(sizes["group_size"] > 0),
+            float(values["mask"] == "causal"),
+            float(values["mask"] == "other"),
+        ]
+    )
+
+
+def correlation(places: Floats, others: Floats, scales: Floats) -> Floats:
+    """How alike workloads at coordinates (N, D) are to those at (M, D): the Matern kernel of order 5/2 (N, M)."""
+    square = (((places[:, None] - others[None]) / scales) ** 2).sum(axis=2)
+    distance = np.sqrt(5 * square)
+    found: Floats = (1 + distance + distance**2 / 3) * np.exp(-distance)
+    return found
 
 
 def default_path() -> Path | None:
@@ -239,9 +313,19 @@ def digest(spec: str) -> str:
     return hashlib.sha256(own.encode() + path.read_bytes()).hexdigest()[:8]
 
 
-def _covers(cover: Mapping[str, str | tuple[int, int]], values: Mapping[str, Any]) -> bool:
-    for axis, known in cover.items():
-        here = values[axis]
-        if here != known if isinstance(known, str) else not known[0] <= here <= known[1]:
-            return False
-    return True
+def _check_name(name: str) -> None:
+    if not _NAME.fullmatch(name) or name == ITSELF:
+        raise ValueError(f"{name!r} is not allowed: a policy names installed implementations, but {ITSELF}")
+
+
+def _fields(fields: Mapping[str, Any], indent: str) -> list[str]:
+    return [f"{indent}{json.dumps(name)}: {json.dumps(value)}" for name, value in fields.items()]
+
+
+def _lines(fields: Mapping[str, Any], rows: str, indent: str) -> str:
+    """A JSON object with a line for each field, and for each of the rows of one of them."""
+    more = indent + "  "
+    last = [more + "  " + json.dumps(row) for row in fields[rows]]
+    others = _fields({name: value for name, value in fields.items() if name != rows}, more)
+    listed = f"{more}{json.dumps(rows)}: [\n" + ",\n".join(last) + f"\n{more}]"
+    return f"{indent}{{\n" + ",\n".join([*others, listed]) + f"\n{indent}}}"
