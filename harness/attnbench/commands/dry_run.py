@@ -115,8 +115,8 @@ def print_plan(plan: Plan, results: Path, *, as_json: bool = False, sheet: DataS
         unseen = [(workload, arm) for workload in others for arm in plan.cells(workload)]
         found |= {"missing": missing, "elsewhere": [_elsewhere(workload, arm) for workload, arm in unseen]}
     if sheet is not None:
-        cells = [workload for workload in plan.workloads if workload.device in there]
-        found |= {"described": msgspec.to_builtins(sheet), "expected": expected(plan, cells, sheet)}
+        meant = [workload for workload in plan.workloads if workload.device in there]
+        found |= {"described": msgspec.to_builtins(sheet), "expected": expected(plan, meant, sheet)}
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
