@@ -136,6 +136,8 @@ def compare(references: References, implementation: Implementation, known: Rules
             of_output, by_probe[probe] = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
+            for each in (reference, by_probe[probe]):
+                each.release()
     except conduct.ConductError as changed:
         broken = RuleResult(rule=changed.rule, holds=False, found=str(changed))
         return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)

@@ -290,7 +290,6 @@ class Reference:
         *batch, _, width = output_shape(workload)
         self.workload, self.seed, self.leniency, self.has_gradients = workload, seed, leniency, has_gradients
         compared = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
-        self.inputs = place(drawn, workload)  # on the device, in the workload's dtype
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU, not stored in fewer bits
         chosen = oracle.checked_rows(workload, draws)
         self.rows = chosen if rows is None else rows  # (R,) the query rows that are compared
@@ -300,11 +299,7 @@ class Reference:
         if grad_value is not None:
             grad_rows.fill_(grad_value)
         self.grad_rows = grad_rows.to(dtype)  # the gradient of the output at those rows
-        self.grad_output: Tensor | None = None  # 0 outside the rows: every gradient is exact whatever they are
-        if compared.direction != "inference":
-            full = torch.zeros(output_shape(workload), dtype=dtype)
-            self.grad_output = full.index_copy(len(batch), self.rows, self.grad_rows).to(here)
-
+        self._compared = compared
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is on the device alone
         has_float64 = device(workload.device).has_float64
         of_yardsticks = here if has_float64 or has_own_products else "cpu"
@@ -347,6 +342,29 @@ class Reference:
             name: rounding_band(tensor, scales[name], workload, bound) for name, tensor in expected.items()
         }
         self.expected = {name: self._at_every_row(name, tensor.cpu()) for name, tensor in expected.items()}
+
+    @cached_property
+    def inputs(self) -> Inputs:
+        """What a candidate is given: on the device, in the workload's dtype and layout."""
+        return place(self._rounded, self.workload)
+
+    @cached_property
+    def grad_output(self) -> Tensor | None:
+        """The output's gradient, on the device: 0 outside the rows, so that gradients are exact whatever they are."""
+        if self._compared.direction == "inference":
+            return None
+        full = torch.zeros(output_shape(self.workload), dtype=self.grad_rows.dtype)
+        at_rows = full.index_copy(full.dim() - 2, self.rows, self.grad_rows)
+        return at_rows.to(device(self.workload.device).torch_device)
+
+    def release(self) -> None:
+        """Let go of what lies on another device than the host: it is placed there again when it is asked for.
+
+        The references of all probes together would not fit next to the work on one of them.
+        """
+        if not device(self.workload.device).is_host:
+            for name in ("inputs", "grad_output"):
+                self.__dict__.pop(name, None)
 
     @cached_property
     def drawn(self) -> Inputs:
