@@ -6,9 +6,11 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.analysis.sanity import ELSEWHERE, ON_A_QUEUE, judged, warnings_of
-from attnbench.devices import cuda, device
+from attnbench.devices import cuda, described, device, loads
+from attnbench.devices.loads import Load
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import LATENCY, Flag, Measurement, Record, Sample, Status
 from attnbench.workloads.workload import Workload
@@ -87,6 +89,41 @@ def test_the_interference_probe_multiplies_numbers_that_differ(monkeypatch):
     on_host = cuda.Cuda("cpu")  # torch puts its tensors on the processor
     on_host.interference_probe()()
     assert all(each.std() > 0.9 for each in seen)
+
+
+def test_the_interference_probe_copies_numbers_that_differ():
+    """Equal numbers take less power, and so less time."""
+    copied: list[torch.Tensor] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.copy_.default:
+                copied.append(args[1])
+            return func(*args, **(kwargs or {}))
+
+    probe = cuda.Cuda("cpu").interference_probe()
+    with Seen():
+        probe()
+    assert [each.numel() for each in copied] == [2**22]
+    assert all(each.std() > 0.9 for each in copied)
+
+
+@pytest.mark.parametrize("cache_bytes", [sheet.cache_bytes for sheet in map(described.load, described.names())])
+def test_of_the_largest_copy_hardly_anything_can_stay_in_the_cache(cache_bytes, monkeypatch):
+    """At first it was four times the cache's size, a quarter of which may have come from the cache."""
+    made: list[Load] = []
+
+    def on_meta(empty, dtypes, *sizes):
+        made.extend(loads.products_and_copies(lambda dtype, n: torch.empty(n, device="meta"), [], *sizes))
+        return made
+
+    monkeypatch.setattr(cuda, "cache_bytes", lambda _: cache_bytes)
+    monkeypatch.setattr(cuda, "products_and_copies", on_meta)
+    device("cuda").loads("bfloat16")
+    largest = made[-1]
+    assert largest.size == max(each.size for each in made) == 2**30
+    assert largest.amount == 2 * 2**30  # read once and written once
+    assert cache_bytes < largest.amount / 30
 
 
 def test_two_accelerators_never_share_a_table():
