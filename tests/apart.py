@@ -18,6 +18,8 @@ import pytest
 MARK = "cuda"
 FILE = "ATTNBENCH_TEST_REPORTS"
 """The variable that names a child's file; where it is set, this is a child."""
+PAIRS = ("location", "longrepr")
+"""What is a tuple in a report, and a list in JSON; the place and reason of a skipped test are."""
 LIMIT_S = 600.0
 SHOWN = 4000
 """Characters of what a lost child has printed."""
@@ -64,7 +66,8 @@ def reports_of(item: pytest.Item) -> Iterator[pytest.TestReport]:
     """What a test's own process reports of it; a failure where it dies or hangs before its call has ended."""
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "reports.jsonl"
-        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", "-m", MARK, item.nodeid]
+        shown = "--capture=tee-sys"  # what is printed is known even if the process dies
+        command = [sys.executable, "-m", "pytest", "-q", "-p", "no:cacheprovider", shown, "-m", MARK, item.nodeid]
         ending = ""
         try:
             done = subprocess.run(
@@ -82,7 +85,9 @@ def reports_of(item: pytest.Item) -> Iterator[pytest.TestReport]:
         lines = file.read_text(encoding="utf-8").splitlines() if file.exists() else []
     phases = set()
     for line in lines:
-        report = item.config.hook.pytest_report_from_serializable(config=item.config, data=json.loads(line))
+        data = json.loads(line)
+        data |= {name: tuple(value) for name, value in data.items() if name in PAIRS and isinstance(value, list)}
+        report = item.config.hook.pytest_report_from_serializable(config=item.config, data=data)
         phases.add(report.when)
         yield report
     if "teardown" not in phases:

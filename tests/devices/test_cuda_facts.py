@@ -108,9 +108,10 @@ def test_the_interference_probe_copies_numbers_that_differ():
     assert all(each.std() > 0.9 for each in copied)
 
 
-@pytest.mark.parametrize("cache_bytes", [sheet.cache_bytes for sheet in map(described.load, described.names())])
-def test_of_the_largest_copy_hardly_anything_can_stay_in_the_cache(cache_bytes, monkeypatch):
+@pytest.mark.parametrize("sheet", described.names())
+def test_of_the_largest_copy_hardly_anything_can_stay_in_the_cache(sheet, monkeypatch):
     """At first it was four times the cache's size, a quarter of which may have come from the cache."""
+    cache_bytes = described.load(sheet).cache_bytes
     made: list[Load] = []
 
     def on_meta(empty, dtypes, *sizes):

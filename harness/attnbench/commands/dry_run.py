@@ -91,14 +91,14 @@ def print_plan(plan: Plan, results: Path, *, as_json: bool = False, sheet: DataS
     Raises:
         ValueError: no workload is for a device of the kind that is described.
     """
-    places = {each.device for each in plan.workloads}
-    there = {name for name in places if sheet is not None and name.partition(":")[0] == sheet.kind}
+    asked = {each.device for each in plan.workloads}
+    there = {name for name in asked if sheet is not None and name.partition(":")[0] == sheet.kind}
     if sheet is not None and not there:
-        given = ", ".join(sorted(places))
+        given = ", ".join(sorted(asked))
         raise ValueError(
             f"{sheet.name} is described, and every workload is for {given}: give --set device={sheet.kind}"
         )
-    missing = {name: why for name in places - there if (why := device(name).missing())}
+    missing = {name: why for name in asked - there if (why := device(name).missing())}
     present = {each.id: each for each in plan.workloads if each.device not in {*missing, *there}}
     left_out = {name: tuple(each for each in ids if each in present) for name, ids in plan.left_out.items()}
     here = msgspec.structs.replace(plan, workloads=tuple(present.values()), left_out=left_out)

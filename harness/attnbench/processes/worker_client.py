@@ -412,8 +412,8 @@ class ProcessClient(WorkerClient):
             self.judge.start()
         if isinstance(request, messages.Check):
             reply = check(request, self.runner.ask, self.judge.ask)
-            is_right = isinstance(reply, CellChecked) and reply.status is Status.ok
-            if is_right and device(request.workload.device).alignment_bytes > 1:
+            is_picky = device(request.workload.device).alignment_bytes > 1
+            if is_picky and isinstance(reply, CellChecked) and reply.status is Status.ok:
                 reply = self._with_note(request, reply)
         else:
             reply = self.judge.ask(request)
