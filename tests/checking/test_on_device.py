@@ -4,6 +4,7 @@ import itertools
 from collections.abc import Iterator
 
 import msgspec
+import psutil
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
@@ -11,7 +12,7 @@ from torch.utils.flop_counter import FlopCounterMode
 from attnbench.checking import oracle
 from attnbench.checking.agreement import References, ask_oracle
 from attnbench.checking.case import Inputs, draw_normal, draw_weights
-from attnbench.checking.reference import PROBES, reference_for_probe, seen_edges
+from attnbench.checking.reference import PROBES, reference_for_probe, seen_edges, untouched
 from attnbench.devices.cpu import Cpu
 from attnbench.workloads.workload import Workload
 from tests import elsewhere
@@ -148,6 +149,15 @@ def test_while_candidates_are_compared_one_probe_is_on_the_device(counted):
             reference.release()
     assert before < MOST_BYTES / 8
     assert seen.peak_bytes < MOST_BYTES
+
+
+def test_rows_that_nobody_wrote_take_no_memory():
+    """At first each reference of a long workload took the whole of it: huge pages, of which each row wrote to one."""
+    before = psutil.Process().memory_info().rss
+    made = untouched((64, 2**14, 32))  # 256 MiB
+    made[:, ::64] = 1.0
+    assert float(made[:, ::64].sum()) == 64 * 2**8 * 32
+    assert psutil.Process().memory_info().rss - before < 128 * 2**20
 
 
 def test_a_reference_that_was_released_gives_the_same_again():

@@ -11,6 +11,7 @@ waved through.
 """
 
 import math
+import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -376,8 +377,7 @@ class Reference:
         if name != "gradient of query" or len(self.rows) == self.workload.seq_len:
             return tensor
         batch_size, num_heads, _, head_dim = tensor.shape
-        zeros = np.zeros((batch_size, num_heads, self.workload.seq_len, head_dim))  # its pages take no memory yet
-        return torch.from_numpy(zeros).index_copy_(2, self.rows, tensor)
+        return untouched((batch_size, num_heads, self.workload.seq_len, head_dim)).index_copy_(2, self.rows, tensor)
 
     def tolerance(self, name: str) -> float:
         """The largest error that a tensor may have: of few numbers, more than the largest that a few draws showed."""
@@ -427,6 +427,17 @@ class Reference:
             rows=rows,
             on_step=self.on_step,
         )
+
+
+def untouched(shape: tuple[int, ...]) -> Tensor:
+    """Zeros in float64, of which only the pages that are written to take memory.
+
+    Numpy asks for huge pages, where a row of a few numbers in each is all of them.
+    """
+    memory = mmap.mmap(-1, torch.float64.itemsize * math.prod(shape))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.float64).reshape(shape))
 
 
 def reference_for_probe(
