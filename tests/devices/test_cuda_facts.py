@@ -9,10 +9,10 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.analysis.sanity import ELSEWHERE, ON_A_QUEUE, judged, warnings_of
-from attnbench.devices import cuda, described, device, loads
+from attnbench.devices import cuda, described, device, environment, loads
 from attnbench.devices.loads import Load
 from attnbench.statistics.intervals import median_estimate
-from attnbench.storage.records import LATENCY, Flag, Measurement, Record, Sample, Status
+from attnbench.storage.records import LATENCY, LIMITS, Flag, Measurement, Record, Sample, Status
 from attnbench.workloads.workload import Workload
 from studies.acceptance.__main__ import FOLDERS, Part, folder_of
 
@@ -74,6 +74,21 @@ def test_what_the_driver_says_is_of_the_same_device_and_what_it_does_not_say_is_
     }
     monkeypatch.setitem(sys.modules, "pynvml", None)  # an import of it fails
     assert device("cuda:1").facts().clocks == {}
+
+
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_gpu_with_another_limit_is_another_machine_and_a_processor_is_as_before(limit):
+    """At first a run at 400 W was compared with one at 700 W as though nothing had changed."""
+    plain = environment.collect()
+    there = msgspec.structs.replace(plain, clocks=dict.fromkeys(LIMITS, "on") | {"gpu SM clock": "1500 MHz"})
+    other = msgspec.structs.replace(there, clocks=there.clocks | {limit: "off"})
+    warmer = msgspec.structs.replace(
+        there, clocks=there.clocks | {"gpu SM clock": "1200 MHz", "gpu temperature": "80 C"}
+    )
+    assert len({plain.fingerprint, there.fingerprint, other.fingerprint}) == 3
+    assert there.machine_fingerprint != other.machine_fingerprint
+    assert warmer.fingerprint == there.fingerprint
+    assert "limits" not in plain.must_match()
 
 
 def test_what_can_still_be_given_is_read_when_torch_has_given_back_its_cache(monkeypatch):
