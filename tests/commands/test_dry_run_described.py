@@ -124,7 +124,7 @@ def test_a_file_of_ones_own_serves_as_well_in_both_formats(tmp_path):
     [
         ("{", "no data sheet"),
         ("{}", "missing required field"),
-        ('{"nmae": "x"}', "no data sheet"),
+        ('{"title": "x"}', "no data sheet"),
         (msgspec.json.encode(SMALL).decode().replace("1e12", "-1"), "above 0"),
         (msgspec.json.encode(SMALL).decode().replace("tf32", "fp7"), "fp7"),
     ],
