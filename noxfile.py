@@ -80,6 +80,18 @@ def tests_long(session: nox.Session) -> None:
 
 
 @nox.session
+def triton(session: nox.Session) -> None:
+    """Check Triton kernels in Triton's interpreter, which needs no GPU; arguments after -- go to pytest."""
+    borrow(session, "tests")
+    install(session, "test", "triton")
+    options = session.posargs or [*IN_PARALLEL, "--durations=5"]
+    session.run(
+        *("python", "-m", "pytest", "-m", "not browser", *options, "tests/implementations/test_triton.py"),
+        env=ONE_THREAD,
+    )
+
+
+@nox.session
 def coverage(session: nox.Session) -> None:
     """Run all tests but the documents' and require their coverage, which makes each a third slower."""
     borrow(session, "tests")

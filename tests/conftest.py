@@ -10,6 +10,10 @@ import pytest
 import torch
 
 from tests import forks
+from tests.apart import pytest_configure, pytest_runtest_protocol
+
+__all__ = ["pytest_configure", "pytest_runtest_protocol"]
+"""Hooks: tests marked `cuda` run in a process of their own each."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

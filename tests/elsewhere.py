@@ -20,6 +20,7 @@ from attnbench.devices import Device, device
 from attnbench.devices.cpu import Cpu
 
 NAME = "elsewhere"
+COPIES = (torch.ops.aten._to_copy.default, torch.ops.aten.clone.default)
 
 
 class Elsewhere(Cpu):
@@ -43,10 +44,14 @@ def installed(made: type[Device], name: str = NAME) -> Iterator[None]:
 
 
 class Counted(TorchDispatchMode):
-    """Reads of numbers are answered; bytes of storages there are counted while they are held."""
+    """Reads of numbers are answered; bytes of storages there are counted while they are held.
 
-    def __init__(self) -> None:
+    What has `large` elements or more takes no memory on the host either: it is one number, expanded.
+    """
+
+    def __init__(self, large: float = float("inf")) -> None:
         super().__init__()
+        self.large = large
         self.held_bytes = self.peak_bytes = 0
         self._known: set[int] = set()
 
@@ -54,6 +59,8 @@ class Counted(TorchDispatchMode):
         kwargs = kwargs or {}
         if func is torch.ops.aten._local_scalar_dense.default and args[0].is_meta:
             return 1.0
+        if func in COPIES and args[0].numel() >= self.large and str(kwargs.get("device", args[0].device)) == "cpu":
+            return torch.ones(1, dtype=kwargs.get("dtype") or args[0].dtype).expand(args[0].shape)
         if func is torch.ops.aten._to_copy.default and args[0].is_meta and str(kwargs.get("device", "meta")) == "cpu":
             drawn = torch.rand(args[0].shape, dtype=torch.float64)
             return drawn.to(kwargs.get("dtype") or args[0].dtype)

@@ -62,6 +62,17 @@ class Snapshot:
         return function
 
 
+def written_in(file: Path, name: str) -> inspect.Signature:
+    """What a function at the top of a source file takes, as a snapshot has it; nothing is imported."""
+    found = [each for each in ast.parse(file.read_text(encoding="utf-8")).body if isinstance(each, ast.FunctionDef)]
+    (function,) = [each for each in found if each.name == name]
+    given = function.args
+    for each in [*given.posonlyargs, *given.args, *given.kwonlyargs, *filter(None, (given.vararg, given.kwarg))]:
+        each.annotation = None
+    made = Snapshot(package="", version="", name=name, source=str(file), parameters=ast.unparse(given))
+    return made.signature
+
+
 @cache
 def snapshots() -> tuple[Snapshot, ...]:
     """All of them, by package, in the order of the files."""

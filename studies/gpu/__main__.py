@@ -1,7 +1,7 @@
 """`python -m studies.gpu --out DIR`: every step in a process of its own, a ledger that goes on, and one archive.
 
-With `--rehearse` the whole of it runs on the CPU, small. `--stop-after` begins nothing that would not end in time: the
-next call goes on.
+With `--rehearse` the whole of it runs on the CPU, small, and G1 to G5 on a simulated device. `--stop-after` begins
+nothing that would not end in time: the next call goes on.
 """
 
 import argparse
@@ -23,7 +23,7 @@ def main(arguments: list[str] | None = None) -> int:
     """Run what is left, print the table, and write the archive; the exit code says whether all went well."""
     parser = argparse.ArgumentParser(prog="python -m studies.gpu", description=__doc__)
     parser.add_argument("--out", type=Path, required=True, metavar="DIR", help="where all goes; go on with it later")
-    parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; a step hangs, one dies")
+    parser.add_argument("--rehearse", action="store_true", help="small, on the CPU; three steps fail on purpose")
     parser.add_argument(
         "--stop-after", type=float, default=math.inf, metavar="SECONDS", help="begin nothing that ends later"
     )

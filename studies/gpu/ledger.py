@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).parents[2]
-OK, LEFT_OUT, FAILED, HUNG, DIED = "ok", "left out", "failed", "hung", "died"
+OK, LEFT_OUT, FAILED, HUNG, DIED, POISONED = "ok", "left out", "failed", "hung", "died", "poisoned"
 MOST_STARTS = 2
 """A step that was under way when all stopped is started once more; one that takes the machine with it is not."""
 CLOSING_S = 5.0

@@ -37,6 +37,7 @@ class Size:
     run_options: tuple[str, ...]
     num_tests: int  # of the marker cuda, at most
     at_once: int
+    repeats: bool = True  # some of G1 to G5 are made twice
     planted: tuple[str, ...] = ()
 
 
@@ -66,7 +67,7 @@ def full() -> Size:
 
 
 def rehearsal() -> Size:
-    """On the CPU, from start to end: every kind of step, once or twice, one that hangs and one that dies."""
+    """On the CPU, from start to end: every kind of step, G1 to G5 on a simulated device, and three planted failures."""
     small = ("--set", "seq_len=16", "--set", "num_heads=2", "--set", "head_dim=8", "--set", "batch_size=1")
     return Size(
         device="cpu",
@@ -83,7 +84,8 @@ def rehearsal() -> Size:
         run_options=("-i", "sdpa", "-i", "fused", "--budget", "0.5", "--set", "device=cpu", *small),
         num_tests=1,
         at_once=2,
-        planted=("hang", "die"),
+        repeats=False,
+        planted=("hang", "die", "poison"),
     )
 
 
@@ -101,7 +103,7 @@ def groups(size: Size, ledger: Ledger) -> Sequence[tuple[int, Callable[[], Seque
         ]
 
     def planted() -> list[Step]:
-        limits = {"hang": 1.5, "die": 60.0}
+        limits = {"hang": 1.5, "die": 60.0, "poison": 60.0}
         return [step(f"planted-{each}", each, limit_s=limits[each], group="planted") for each in size.planted]
 
     def calls() -> list[Step]:
@@ -132,9 +134,9 @@ def groups(size: Size, ledger: Ledger) -> Sequence[tuple[int, Callable[[], Seque
         ]
 
     def gauges() -> list[Step]:
-        first = [step(f"gauge-{name}", "gauge", name, limit_s=180, group="gauges") for name in GAUGES]
-        again = [step(f"gauge-{name}-again", "gauge", name, limit_s=120, group="gauges") for name in AGAIN]
-        return [*first, *again] if where != "cpu" else first[:1]
+        first = [step(f"gauge-{name}", "gauge", where, name, limit_s=180, group="gauges") for name in GAUGES]
+        again = [step(f"gauge-{name}-again", "gauge", where, name, limit_s=120, group="gauges") for name in AGAIN]
+        return [*first, *again] if size.repeats else first
 
     def checks() -> list[Step]:
         made = [

@@ -17,12 +17,13 @@ import time
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import wraps
 from importlib import metadata
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from studies.gpu.ledger import FAILED, LEFT_OUT, OK, ROOT
+from studies.gpu.ledger import FAILED, LEFT_OUT, OK, POISONED, ROOT
 
 Row = dict[str, Any]
 PACKAGES = (
@@ -133,6 +134,29 @@ class Wrong(Exception):  # noqa: N818 - it is a finding
         self.rows = rows
 
 
+class Lost(Wrong):
+    """The context of this process is lost: whatever it answers from now on is no answer."""
+
+
+@contextmanager
+def _blaming(here: Any) -> Iterator[None]:  # noqa: ANN401 - a Device, or a simulated one
+    """Within: what is raised where the device has become unusable says so, and is no other failure.
+
+    Raises:
+        Lost: every call fails from now on in this process.
+    """
+    try:
+        yield
+    except Exception as error:
+        if here.is_broken():
+            first = (str(error).splitlines() or [""])[0]
+            rows = error.rows if isinstance(error, Wrong) else []
+            raise Lost(f"{type(error).__name__}: {first}; the context is lost", rows) from error
+        raise
+    if here.is_broken():  # by what was queued, and has failed after its call returned
+        raise Lost("the context is lost", [])
+
+
 def kernels(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
     """Which kernels run, by their own names."""
     case = _case(where, name, "inference", "causal", 64, 512, heads)
@@ -165,12 +189,13 @@ def run_test(name: str) -> tuple[str, list[Row]]:
     return last, rows
 
 
-def gauge(name: str) -> tuple[str, list[Row]]:
-    """One of G1 to G5."""
-    _here("cuda")
+def gauge(where: str, name: str) -> tuple[str, list[Row]]:
+    """One of G1 to G5: on the CPU, which has no queue, on a simulated device."""
+    here = _here(where)
     from studies.acceptance import on_cuda
+    from studies.simulated.gpu import SimulatedGpu
 
-    found = getattr(on_cuda, name)(short=True)
+    found = getattr(on_cuda, name)(SimulatedGpu() if here.is_host else None, short=True)
     rows: list[Row] = [dict(row) for row in found.rows]
     if not found.passes:
         raise Wrong(f"{found.id}: {found.found} ({found.limit})", rows)
@@ -313,6 +338,17 @@ def die() -> tuple[str, list[Row]]:
     return "", []
 
 
+def poison() -> tuple[str, list[Row]]:
+    """Planted in a rehearsal: a simulated device loses its context, and each call fails from then on."""
+    from studies.simulated.gpu import SimulatedGpu
+
+    gpu = SimulatedGpu()
+    gpu.is_poisoned = True
+    with _blaming(gpu):
+        gpu.kernel(1e-3)
+    return "", []
+
+
 def hash_of(text: str) -> int:
     """A number for a text, the same in every process."""
     import zlib
@@ -438,11 +474,23 @@ def _clocks(file: Path) -> Iterator[None]:
         thread.join(2.0)
 
 
+def _watched(work: Callable[..., tuple[str, list[Row]]]) -> Callable[..., tuple[str, list[Row]]]:
+    """A step on a device, which is asked afterwards whether it still works."""
+
+    @wraps(work)
+    def watched(where: str, *given: str) -> tuple[str, list[Row]]:
+        with _blaming(_here(where)):
+            return work(where, *given)
+
+    return watched
+
+
+ON_DEVICE = (functions, call, kernels, gauge, times, growth, exhaust, trace)
 WORK: dict[str, Callable[..., tuple[str, list[Row]]]] = {
-    each.__name__: each
+    each.__name__: _watched(each) if each in ON_DEVICE else each
     for each in (
         *(versions, functions, call, kernels, list_tests, run_test, gauge, check, run, times, growth, exhaust, trace),
-        *(hang, die),
+        *(hang, die, poison),
     )
 }
 
@@ -457,6 +505,9 @@ def main(name: str, file: Path, *given: str) -> None:
         outcome, reason = LEFT_OUT, str(left)
     except ModuleNotFoundError as error:
         outcome, reason = LEFT_OUT, f"{error.name} is not installed"
+    except Lost as lost:
+        traceback.print_exc()
+        outcome, reason, rows = POISONED, str(lost), lost.rows
     except Wrong as wrong:
         outcome, reason, rows = FAILED, str(wrong), wrong.rows
     except Exception as error:  # noqa: BLE001 - a step that fails says so, and ends

@@ -1,14 +1,19 @@
 """The right answers are computed on the workload's device, in parts, in bounded memory and countable time."""
 
 import itertools
+from collections.abc import Iterator
 
+import msgspec
+import psutil
 import pytest
 import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from attnbench.checking import oracle
+from attnbench.checking.agreement import References, ask_oracle
 from attnbench.checking.case import Inputs, draw_normal, draw_weights
-from attnbench.checking.reference import PROBES, Reference, reference_for_probe, seen_edges
+from attnbench.checking.reference import PROBES, reference_for_probe, seen_edges, untouched
+from attnbench.devices.cpu import Cpu
 from attnbench.workloads.workload import Workload
 from tests import elsewhere
 from tests.elsewhere import Counted, Elsewhere
@@ -81,35 +86,101 @@ def test_gradients_are_compared_where_the_yardsticks_compute(precision, scope, h
     )
     with elsewhere.installed(kind), Counted():
         made = reference_for_probe(point, "normal", 0)
+        assert {tensor.device.type for tensor in made.inputs.tensors.values()} == {"meta"}
     assert {tensor.device.type for tensor in made.expected.values()} == {"cpu"}
-    assert {tensor.device.type for tensor in made.inputs.tensors.values()} == {"meta"}
     assert any(name.startswith("gradient of ") for name in made.expected)
 
 
-@pytest.fixture(scope="module")
-def counted() -> tuple[Counted, int, list[float]]:
-    """What one probe of a long workload costs: bytes, FLOPs, and the FLOPs before each step."""
-    steps: list[float] = []
-    with elsewhere.installed(Elsewhere), Counted() as seen, FlopCounterMode(display=False) as all_:
+LARGE = 2**24
+"""Elements of what has no numbers on the host either."""
+
+
+def drawn_long(draw):
+    """A probe's draws, at the long workload without numbers."""
+
+    def drawn(workload: Workload, seed: int) -> Inputs:
+        if workload.seq_len != LONG.seq_len:
+            return draw(workload, seed)
         shapes = {"query": (2, 64, 16384, 128), "key": (2, 8, 16384, 128), "value": (2, 8, 16384, 128)}
-        drawn = {name: torch.empty(shape, dtype=torch.float64, device="meta") for name, shape in shapes.items()}
-        inputs = Inputs(tensors=drawn, weights=draw_weights(LONG).map(lambda tensor: tensor.to("meta")))
-        Reference(LONG, inputs, 0, on_step=lambda: steps.append(float(all_.get_total_flops())))
-    steps.append(float(all_.get_total_flops()))
-    return seen, all_.get_total_flops(), steps
+        tensors = {name: torch.ones(1, dtype=torch.float64).expand(shape) for name, shape in shapes.items()}
+        return Inputs(tensors=tensors, weights=draw_weights(workload))
+
+    return drawn
+
+
+@pytest.fixture(scope="module")
+def counted() -> Iterator[tuple[Counted, int, list[float], References]]:
+    """What all probes of a long workload cost: bytes, FLOPs, the FLOPs before each step; and their references."""
+    steps: list[float] = []
+    with elsewhere.installed(Elsewhere), pytest.MonkeyPatch.context() as patch:
+        for name, draw in PROBES.items():
+            patch.setitem(PROBES, name, drawn_long(draw))
+        with Counted(LARGE) as seen, FlopCounterMode(display=False) as all_:
+            found = ask_oracle(LONG, 0, on_step=lambda: steps.append(float(all_.get_total_flops())))
+        steps.append(float(all_.get_total_flops()))
+        yield seen, all_.get_total_flops(), steps, found
 
 
 @pytest.mark.long
-def test_a_long_workload_is_checked_in_a_minute_and_eight_gibibytes(counted):
-    seen, flops, _ = counted
+def test_a_long_workload_is_checked_by_all_probes_in_a_minute_and_eight_gibibytes(counted, record_property):
+    """At first the inputs of every probe stayed on the device: beside the work on the last they were 11 GiB."""
+    seen, flops, _, found = counted
+    record_property("flops", flops)
+    record_property("peak_bytes", seen.peak_bytes)
+    assert set(found.by_probe) == set(PROBES)
+    assert (
+        flops > (len(PROBES) - 1) * 2 * 2 * 64 * 500 * 16384 * 256 * 15
+    )  # five forms, forward and, but once, backward
+    assert flops / FLOPS_PER_S < MOST_S
     assert seen.peak_bytes < MOST_BYTES
-    assert flops > 2 * 2 * 64 * 500 * 16384 * 256 * 15  # five forms, each forward and backward
-    assert len(PROBES) * flops / FLOPS_PER_S < MOST_S
+
+
+@pytest.mark.long
+def test_while_candidates_are_compared_one_probe_is_on_the_device(counted):
+    seen, _, _, found = counted
+    before = seen.held_bytes
+    with seen:
+        for reference in found.by_probe.values():
+            assert seen.held_bytes == before
+            given = [*reference.inputs.tensors.values()]
+            copies = [tensor.clone() for tensor in given]  # as a candidate has
+            results = [torch.empty_like(tensor) for tensor in [*given, given[0]]]  # its output and gradients
+            del copies, results, given
+            reference.release()
+    assert before < MOST_BYTES / 8
+    assert seen.peak_bytes < MOST_BYTES
+
+
+def test_rows_that_nobody_wrote_take_no_memory():
+    """At first each reference of a long workload took the whole of it: huge pages, of which each row wrote to one."""
+    before = psutil.Process().memory_info().rss
+    made = untouched((64, 2**14, 32))  # 256 MiB
+    made[:, ::64] = 1.0
+    assert float(made[:, ::64].sum()) == 64 * 2**8 * 32
+    assert psutil.Process().memory_info().rss - before < 128 * 2**20
+
+
+def test_a_reference_that_was_released_gives_the_same_again():
+    kind = type("Other", (Cpu,), {"is_host": False})
+    point = Workload(
+        device=elsewhere.NAME, seq_len=6, num_heads=2, head_dim=4, direction="forward_backward", dtype="bfloat16"
+    )
+    with elsewhere.installed(kind):
+        made = reference_for_probe(point, "normal", 0)
+        inputs, grads = made.inputs, made.grad_output
+        made.release()
+        assert made.inputs is not inputs
+        assert all(torch.equal(made.inputs.tensors[name], tensor) for name, tensor in inputs.tensors.items())
+        assert torch.equal(made.grad_output, grads)
+        here = reference_for_probe(msgspec.structs.replace(point, device="cpu"), "normal", 0)
+        inputs = here.inputs
+        here.release()
+        assert here.inputs is inputs
 
 
 @pytest.mark.long
 def test_a_heartbeat_comes_often_whatever_the_length(counted):
-    _, flops, steps = counted
+    _, flops, steps, _ = counted
     longest = max(after - before for before, after in itertools.pairwise(steps))
     assert longest < flops / 100
     assert longest / SLOW_FLOPS_PER_S < MOST_S  # a slow processor, too, is within the timeout of a step

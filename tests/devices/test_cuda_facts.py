@@ -6,11 +6,13 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from attnbench.analysis.sanity import ELSEWHERE, ON_A_QUEUE, judged, warnings_of
-from attnbench.devices import cuda, device
+from attnbench.devices import cuda, described, device, environment, loads
+from attnbench.devices.loads import Load
 from attnbench.statistics.intervals import median_estimate
-from attnbench.storage.records import LATENCY, Flag, Measurement, Record, Sample, Status
+from attnbench.storage.records import LATENCY, LIMITS, Flag, Measurement, Record, Sample, Status
 from attnbench.workloads.workload import Workload
 from studies.acceptance.__main__ import FOLDERS, Part, folder_of
 
@@ -74,6 +76,21 @@ def test_what_the_driver_says_is_of_the_same_device_and_what_it_does_not_say_is_
     assert device("cuda:1").facts().clocks == {}
 
 
+@pytest.mark.parametrize("limit", LIMITS)
+def test_a_gpu_with_another_limit_is_another_machine_and_a_processor_is_as_before(limit):
+    """At first a run at 400 W was compared with one at 700 W as though nothing had changed."""
+    plain = environment.collect()
+    there = msgspec.structs.replace(plain, clocks=dict.fromkeys(LIMITS, "on") | {"gpu SM clock": "1500 MHz"})
+    other = msgspec.structs.replace(there, clocks=there.clocks | {limit: "off"})
+    warmer = msgspec.structs.replace(
+        there, clocks=there.clocks | {"gpu SM clock": "1200 MHz", "gpu temperature": "80 C"}
+    )
+    assert len({plain.fingerprint, there.fingerprint, other.fingerprint}) == 3
+    assert there.machine_fingerprint != other.machine_fingerprint
+    assert warmer.fingerprint == there.fingerprint
+    assert "limits" not in plain.must_match()
+
+
 def test_what_can_still_be_given_is_read_when_torch_has_given_back_its_cache(monkeypatch):
     done: list[str] = []
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("emptied"))
@@ -87,6 +104,42 @@ def test_the_interference_probe_multiplies_numbers_that_differ(monkeypatch):
     on_host = cuda.Cuda("cpu")  # torch puts its tensors on the processor
     on_host.interference_probe()()
     assert all(each.std() > 0.9 for each in seen)
+
+
+def test_the_interference_probe_copies_numbers_that_differ():
+    """Equal numbers take less power, and so less time."""
+    copied: list[torch.Tensor] = []
+
+    class Seen(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if func is torch.ops.aten.copy_.default:
+                copied.append(args[1])
+            return func(*args, **(kwargs or {}))
+
+    probe = cuda.Cuda("cpu").interference_probe()
+    with Seen():
+        probe()
+    assert [each.numel() for each in copied] == [2**22]
+    assert all(each.std() > 0.9 for each in copied)
+
+
+@pytest.mark.parametrize("sheet", described.names())
+def test_of_the_largest_copy_hardly_anything_can_stay_in_the_cache(sheet, monkeypatch):
+    """At first it was four times the cache's size, a quarter of which may have come from the cache."""
+    cache_bytes = described.load(sheet).cache_bytes
+    made: list[Load] = []
+
+    def on_meta(empty, dtypes, *sizes):
+        made.extend(loads.products_and_copies(lambda dtype, n: torch.empty(n, device="meta"), [], *sizes))
+        return made
+
+    monkeypatch.setattr(cuda, "cache_bytes", lambda _: cache_bytes)
+    monkeypatch.setattr(cuda, "products_and_copies", on_meta)
+    device("cuda").loads("bfloat16")
+    largest = made[-1]
+    assert largest.size == max(each.size for each in made) == 2**30
+    assert largest.amount == 2 * 2**30  # read once and written once
+    assert cache_bytes < largest.amount / 30
 
 
 def test_two_accelerators_never_share_a_table():

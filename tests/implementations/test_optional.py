@@ -12,6 +12,8 @@ import inspect
 import itertools
 import subprocess
 import sys
+from importlib import metadata
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 
 import pytest
@@ -22,7 +24,7 @@ from attnbench.checking.agreement import ask_oracle, check
 from attnbench.contract import Implementation, missing_compiler, missing_package, supports_everything
 from attnbench.plugins import plugs
 from attnbench.workloads.workload import Workload
-from tests.signatures import snapshots, versions
+from tests.signatures import snapshots, versions, written_in
 
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 SDPA = "torch.nn.functional.scaled_dot_product_attention"
@@ -209,7 +211,8 @@ class DotProductAttention:
 NO_BIAS = "core_attention_bias_type"
 
 
-def of_transformers(module, query, key, value, attention_mask, scaling, dropout=0.0, is_causal=None):
+def of_transformers(module, query, key, value, attention_mask, scaling, dropout=0.0, is_causal=None, **others):
+    assert not any(others.values())
     assert scaling == query.shape[-1] ** -0.5
     assert query.shape[1] == key.shape[1] * module.num_key_value_groups
     if attention_mask is None:
@@ -220,6 +223,8 @@ def of_transformers(module, query, key, value, attention_mask, scaling, dropout=
     return textbook(query, key, value, seen).transpose(1, 2), None
 
 
+TRANSFORMERS_SDPA = "transformers.integrations.sdpa_attention.sdpa_attention_forward"
+TRANSFORMERS_EAGER = "transformers.models.llama.modeling_llama.eager_attention_forward"
 COMPUTED = {
     "flash_attn.flash_attn_interface.flash_attn_func": flash,
     "flash_attn_interface.flash_attn_func": flash_with_logsumexp,
@@ -230,6 +235,8 @@ COMPUTED = {
     "torch.nn.attention.varlen.varlen_attn": varlen,
     "xformers.ops.memory_efficient_attention": efficient,
     "cudnn.experimental.ops.scaled_dot_product_attention": of_cudnn,
+    TRANSFORMERS_SDPA: of_transformers,
+    TRANSFORMERS_EAGER: of_transformers,
 }
 """What each function computes, by the textbook, given all its parameters by name."""
 ENGINE = "transformer_engine.pytorch.DotProductAttention"
@@ -245,6 +252,8 @@ VERSIONS = {
     "transformer_engine": ENGINE,
     "sdpa_cudnn": SDPA,
     "sdpa_efficient": SDPA,
+    "transformers_sdpa": TRANSFORMERS_SDPA,
+    "transformers_eager": TRANSFORMERS_EAGER,
 }
 """By implementation, the function whose versions it is tried with."""
 
@@ -269,16 +278,15 @@ def install(monkeypatch, version):
     biases = SimpleNamespace(
         LowerTriangularMask=LowerTriangular, LowerTriangularFromBottomRightMask=LowerTriangularFromBottomRight
     )
-    of_torch = modules.pop("torch.nn.attention.varlen")
+    of_torch, in_package = modules.pop("torch.nn.attention.varlen"), TRANSFORMERS_SDPA.rpartition(".")
+    offered = {"sdpa": modules[in_package[0]][in_package[2]]}
     packages = {name.rpartition(".")[0]: {} for name in modules} | {"cudnn": {}, "transformer_engine": {}}
     more = {
         "transformer_engine.pytorch": {"DotProductAttention": engine},
         "xformers.ops.fmha": {"attn_bias": biases},
         "transformers": {},
-        "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS": {"sdpa": of_transformers}},
+        "transformers.modeling_utils": {"ALL_ATTENTION_FUNCTIONS": offered},
         "transformers.models": {},
-        "transformers.models.llama": {},
-        "transformers.models.llama.modeling_llama": {"eager_attention_forward": of_transformers},
     }
     stand_in(monkeypatch, {name: content for name, content in (packages | more | modules).items() if name})
     monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", of_torch["varlen_attn"])
@@ -309,7 +317,6 @@ POINTS = [
     )
 ]
 TRIED = [(name, version) for name, function in VERSIONS.items() for version in versions(function)]
-TRIED += [("transformers_eager", ""), ("transformers_sdpa", "")]
 FEWEST = {"sageattention": 2, "xformers": 3, "cudnn_frontend": 4, "transformer_engine": 4}
 """How many of the points must have been tried, where it is less than 5."""
 
@@ -346,6 +353,19 @@ def test_a_parameter_that_a_version_lacks_is_refused_as_by_the_function_itself()
     known["2.12.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)
     with pytest.raises(TypeError, match="enable_gqa"):
         known["2.11.0"].stand_in(lambda **_: None)(*tensors, enable_gqa=True)
+
+
+@pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.package == "transformers"], ids=str)
+def test_a_snapshot_of_transformers_is_what_the_installed_version_takes(snapshot):
+    try:
+        installed = metadata.distribution("transformers")
+    except metadata.PackageNotFoundError:
+        pytest.skip("it is not installed")
+    if snapshot.version != installed.version:
+        pytest.skip("of another version")
+    module, _, function = snapshot.name.rpartition(".")
+    file = Path(str(installed.locate_file(f"{module.replace('.', '/')}.py")))
+    assert written_in(file, function) == snapshot.signature
 
 
 @pytest.mark.parametrize("snapshot", [each for each in snapshots() if each.package == "torch"], ids=str)

@@ -35,7 +35,7 @@ from attnbench.checking.reference import (
     require_form,
 )
 from attnbench.contract import Implementation
-from attnbench.storage.records import REPEATABLE, Agreement, ProbeResult, RuleResult
+from attnbench.storage.records import REPEATABLE, UNALIGNED, Agreement, ProbeResult, RuleResult
 from attnbench.units import percent
 from attnbench.workloads.workload import Workload
 
@@ -136,6 +136,8 @@ def compare(references: References, implementation: Implementation, known: Rules
             of_output, by_probe[probe] = output_error(observation.output, reference)
             others = {name: tensor for name, tensor in observation.compared.items() if name != "output"}
             results.append(ProbeResult(probe=probe, tensors=(of_output, *errors(others, reference))))
+            for each in (reference, by_probe[probe]):
+                each.release()
     except conduct.ConductError as changed:
         broken = RuleResult(rule=changed.rule, holds=False, found=str(changed))
         return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
@@ -172,6 +174,21 @@ def _rule_results(references: References, implementation: Implementation, known:
                 known[at] = try_rules(candidate, references.on_step)
             return known[at]
     return ()
+
+
+def try_unaligned(references: References, implementation: Implementation) -> RuleResult:
+    """Whether inputs that begin and continue at any place in memory give the same answer; a note, whatever it says.
+
+    On a device that wants them aligned the call may cost its process: see `Device.alignment_bytes`.
+    """
+    if not references.for_rules:  # at such a workload no rule can say anything
+        return RuleResult(rule=UNALIGNED, holds=True, is_noted=True)
+    try:
+        candidate = Candidate(implementation, *references.for_rules.values())
+        found = layouts(candidate, alignment_bytes=1)
+    except Exception as error:  # noqa: BLE001 - to refuse is the best that an implementation can do
+        found = f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"
+    return RuleResult(rule=UNALIGNED, holds=not found, found=found, is_noted=True)
 
 
 def verify(case: Case, reference: Reference) -> str:
@@ -317,9 +334,12 @@ def draws_nothing(candidate: Candidate) -> str:
     return candidate.first.notes.get(conduct.DRAWS, "")
 
 
-def layouts(candidate: Candidate) -> str:
-    """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps."""
-    alignment_bytes = candidate.case().device.alignment_bytes
+def layouts(candidate: Candidate, alignment_bytes: int = 0) -> str:
+    """Tensors that lie in memory in another way give the same answer: transposed, at an offset, with gaps.
+
+    They are aligned to so many bytes, or as the device wants it.
+    """
+    alignment_bytes = alignment_bytes or candidate.case().device.alignment_bytes
     for name, change in LAYOUTS.items():
         changed = {key: change(tensor, alignment_bytes) for key, tensor in candidate.tokens.items()}
         apart = _apart(candidate.call(**changed), candidate.output)

@@ -11,6 +11,7 @@ waved through.
 """
 
 import math
+import mmap
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -290,7 +291,6 @@ class Reference:
         *batch, _, width = output_shape(workload)
         self.workload, self.seed, self.leniency, self.has_gradients = workload, seed, leniency, has_gradients
         compared = workload if has_gradients else msgspec.structs.replace(workload, direction="inference")
-        self.inputs = place(drawn, workload)  # on the device, in the workload's dtype
         self._rounded = drawn.map(lambda tensor: tensor.to(dtype))  # on the CPU, not stored in fewer bits
         chosen = oracle.checked_rows(workload, draws)
         self.rows = chosen if rows is None else rows  # (R,) the query rows that are compared
@@ -300,11 +300,7 @@ class Reference:
         if grad_value is not None:
             grad_rows.fill_(grad_value)
         self.grad_rows = grad_rows.to(dtype)  # the gradient of the output at those rows
-        self.grad_output: Tensor | None = None  # 0 outside the rows: every gradient is exact whatever they are
-        if compared.direction != "inference":
-            full = torch.zeros(output_shape(workload), dtype=dtype)
-            self.grad_output = full.index_copy(len(batch), self.rows, self.grad_rows).to(here)
-
+        self._compared = compared
         has_own_products = workload.float32_matmul_precision != MATMUL_PRECISIONS[0]  # TF32 is on the device alone
         has_float64 = device(workload.device).has_float64
         of_yardsticks = here if has_float64 or has_own_products else "cpu"
@@ -349,6 +345,29 @@ class Reference:
         self.expected = {name: self._at_every_row(name, tensor.cpu()) for name, tensor in expected.items()}
 
     @cached_property
+    def inputs(self) -> Inputs:
+        """What a candidate is given: on the device, in the workload's dtype and layout."""
+        return place(self._rounded, self.workload)
+
+    @cached_property
+    def grad_output(self) -> Tensor | None:
+        """The output's gradient, on the device: 0 outside the rows, so that gradients are exact whatever they are."""
+        if self._compared.direction == "inference":
+            return None
+        full = torch.zeros(output_shape(self.workload), dtype=self.grad_rows.dtype)
+        at_rows = full.index_copy(full.dim() - 2, self.rows, self.grad_rows)
+        return at_rows.to(device(self.workload.device).torch_device)
+
+    def release(self) -> None:
+        """Let go of what lies on another device than the host: it is placed there again when it is asked for.
+
+        The references of all probes together would not fit next to the work on one of them.
+        """
+        if not device(self.workload.device).is_host:
+            for name in ("inputs", "grad_output"):
+                self.__dict__.pop(name, None)
+
+    @cached_property
     def drawn(self) -> Inputs:
         """What a candidate is given, in float64 on the CPU: rounded to the dtype, or as a cache holds it."""
         return held(self._rounded, self.workload)
@@ -358,8 +377,7 @@ class Reference:
         if name != "gradient of query" or len(self.rows) == self.workload.seq_len:
             return tensor
         batch_size, num_heads, _, head_dim = tensor.shape
-        zeros = np.zeros((batch_size, num_heads, self.workload.seq_len, head_dim))  # its pages take no memory yet
-        return torch.from_numpy(zeros).index_copy_(2, self.rows, tensor)
+        return untouched((batch_size, num_heads, self.workload.seq_len, head_dim)).index_copy_(2, self.rows, tensor)
 
     def tolerance(self, name: str) -> float:
         """The largest error that a tensor may have: of few numbers, more than the largest that a few draws showed."""
@@ -409,6 +427,17 @@ class Reference:
             rows=rows,
             on_step=self.on_step,
         )
+
+
+def untouched(shape: tuple[int, ...]) -> Tensor:
+    """Zeros in float64, of which only the pages that are written to take memory.
+
+    Numpy asks for huge pages, where a row of a few numbers in each is all of them.
+    """
+    memory = mmap.mmap(-1, torch.float64.itemsize * math.prod(shape))
+    if hasattr(mmap, "MADV_NOHUGEPAGE"):
+        memory.madvise(mmap.MADV_NOHUGEPAGE)
+    return torch.from_numpy(np.frombuffer(memory, dtype=np.float64).reshape(shape))
 
 
 def reference_for_probe(

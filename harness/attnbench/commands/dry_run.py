@@ -1,4 +1,9 @@
-"""What `attnbench run --dry-run` says: the cells, what they are predicted to cost, and what is left out and why."""
+"""What `attnbench run --dry-run` says: the cells, what they are predicted to cost, and what is left out and why.
+
+For a device that is only described, by a data sheet, the cells are looked at here: each implementation says what it
+supports, and times are those of a roofline: no call is faster. Source: S. Williams et al.,
+https://doi.org/10.1145/1498765.1498785.
+"""
 
 import json
 from collections import Counter
@@ -11,14 +16,15 @@ import typer
 
 from attnbench.analysis import calibration
 from attnbench.commands import running, terminal
-from attnbench.devices import device
+from attnbench.devices import described, device
+from attnbench.devices.described import DataSheet
 from attnbench.processes import messages
 from attnbench.processes.execution import Predicted, predict
 from attnbench.processes.stages import check_limit_s
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Arm, Environment
+from attnbench.storage.records import Arm, Environment, Status
 from attnbench.units import duration, plain, show
-from attnbench.workloads.counts import compulsory_bytes, useful_flops
+from attnbench.workloads.counts import compulsory_bytes, held_bytes, score_matrix_bytes, useful_flops
 from attnbench.workloads.workload import Workload
 
 if TYPE_CHECKING:
@@ -77,13 +83,23 @@ def _cost(each: Predicted, reply: messages.Prepared, predictor: "Predictor | Non
     }
 
 
-def print_plan(plan: Plan, results: Path, *, as_json: bool = False) -> None:
+def print_plan(plan: Plan, results: Path, *, as_json: bool = False, sheet: DataSheet | None = None) -> None:
     """Look at the cells of a plan, and print what is predicted, by the calibrations of this environment if any.
 
-    Of a device that is missing, print what it would be asked.
+    Of a device that is missing, print what it would be asked; of one that `sheet` describes, what is to be expected.
+
+    Raises:
+        ValueError: no workload is for a device of the kind that is described.
     """
-    missing = {name: why for name in {each.device for each in plan.workloads} if (why := device(name).missing())}
-    present = {each.id: each for each in plan.workloads if each.device not in missing}
+    asked = {each.device for each in plan.workloads}
+    there = {name for name in asked if sheet is not None and name.partition(":")[0] == sheet.kind}
+    if sheet is not None and not there:
+        given = ", ".join(sorted(asked))
+        raise ValueError(
+            f"{sheet.name} is described, and every workload is for {given}: give --set device={sheet.kind}"
+        )
+    missing = {name: why for name in asked - there if (why := device(name).missing())}
+    present = {each.id: each for each in plan.workloads if each.device not in {*missing, *there}}
     left_out = {name: tuple(each for each in ids if each in present) for name, ids in plan.left_out.items()}
     here = msgspec.structs.replace(plan, workloads=tuple(present.values()), left_out=left_out)
     seen: list[Predicted] = []
@@ -98,13 +114,23 @@ def print_plan(plan: Plan, results: Path, *, as_json: bool = False) -> None:
         others = [workload for workload in plan.workloads if workload.device in missing]
         unseen = [(workload, arm) for workload in others for arm in plan.cells(workload)]
         found |= {"missing": missing, "elsewhere": [_elsewhere(workload, arm) for workload, arm in unseen]}
+    if sheet is not None:
+        meant = [workload for workload in plan.workloads if workload.device in there]
+        found |= {"described": msgspec.to_builtins(sheet), "expected": expected(plan, meant, sheet)}
     if as_json:
         typer.echo(json.dumps(found, indent=2))
         return
+    if sheet is not None:
+        _print_described(sheet, found["expected"])
     if here.workloads:
         typer.echo(sentence(found))
     if missing:
         _print_elsewhere(found)
+    _print_predicted(found)
+
+
+def _print_predicted(found: dict[str, Any]) -> None:
+    """The cells that would be tried, and those that are left out."""
     rows: list[tuple[str, ...]] = []
     before = ""
     for row in found["predicted"][:MOST_ROWS]:
@@ -128,6 +154,112 @@ def print_plan(plan: Plan, results: Path, *, as_json: bool = False) -> None:
         terminal.print_table(("implementation", "status", "cells", "why"), lines[:MOST_ROWS])
         if len(lines) > MOST_ROWS:
             typer.echo(f"... and {len(lines) - MOST_ROWS:,} more reasons; --json has all")
+
+
+def expected(plan: Plan, workloads: Sequence[Workload], sheet: DataSheet) -> list[dict[str, Any]]:
+    """A row for each cell on a described device: whether it is supported and fits, and how fast it is at best.
+
+    `least_s` is the longer of two times: the useful FLOPs at the sheet's rate, and the compulsory bytes at its memory's
+    (`bound` says which). `held_bytes` is the least that a call holds, `scores_bytes` one score matrix more. `needs`
+    are packages that would have to be installed. `status` is of a run's cell: ok, unsupported, out_of_memory, timeout,
+    or error where an implementation cannot be loaded.
+    """
+    from attnbench.checking.case import reason_against
+    from attnbench.contract.loading import implementation
+
+    loaded: dict[str, Any] = {}
+    rows = []
+    for workload in workloads:
+        for arm, spec in plan.cells(workload).items():
+            row = {"workload": workload.id, "implementation": plain(str(arm))} | _roofline(workload, sheet)
+            rows.append(row | {"status": str(Status.ok), "reason": "", "needs": []})
+            if spec not in loaded:
+                try:
+                    loaded[spec] = implementation(spec)
+                except Exception as error:  # noqa: BLE001 - whatever importing somebody's module raises
+                    loaded[spec] = error
+            made = loaded[spec]
+            if isinstance(made, Exception):
+                rows[-1] |= {"status": str(Status.error), "reason": plain(f"{type(made).__name__}: {made}")}
+                continue
+            with described.assuming(sheet) as there:
+                reason = reason_against(made, workload, on_this_machine=False)
+            rows[-1]["needs"] = sorted(set(there.packages))
+            rows[-1] |= _verdict(plan, rows[-1], reason, sheet)
+    return rows
+
+
+def _roofline(workload: Workload, sheet: DataSheet) -> dict[str, Any]:
+    flops, moved, rate = useful_flops(workload), compulsory_bytes(workload), sheet.rate(workload)
+    of_memory_s, of_products_s = moved / sheet.bytes_per_s, flops / rate if rate else 0.0
+    return {
+        "least_s": max(of_memory_s, of_products_s),
+        "bound": "products" if of_products_s > of_memory_s else "memory",
+        "useful_flops": flops,
+        "held_bytes": held_bytes(workload),
+        "scores_bytes": score_matrix_bytes(workload),
+    }
+
+
+def _verdict(plan: Plan, row: dict[str, Any], reason: str | None, sheet: DataSheet) -> dict[str, str]:
+    """What becomes of a cell, by what is known without a call."""
+    if reason:
+        return {"status": str(Status.unsupported), "reason": plain(reason)}
+    limit_bytes = plan.memory_limit_bytes or sheet.memory_bytes
+    if row["held_bytes"] > limit_bytes:
+        said = f"inputs, outputs and gradients take {show(row['held_bytes'], 'bytes')} of {show(limit_bytes, 'bytes')}"
+        return {"status": str(Status.out_of_memory), "reason": said}
+    if row["least_s"] > plan.call_limit_s:
+        said = f"no call takes less than {show(row['least_s'], 's')}, over the limit of {show(plan.call_limit_s, 's')}"
+        return {"status": str(Status.timeout), "reason": f"{said}; --call-limit {row['least_s']:.2g} includes it"}
+    return {}
+
+
+def _print_described(sheet: DataSheet, rows: Sequence[dict[str, Any]]) -> None:
+    """The answer, then each workload with who supports it, then who does not and why."""
+    fit = [row for row in rows if row["status"] == Status.ok]
+    limit = f"{show(sheet.memory_bytes, 'bytes')} and {sheet.bytes_per_s / 1e12:.3g} TB/s"
+    said = f"{sheet.name}, as described ({limit}): {len(fit):,} of {len(rows):,} cells are supported and may fit."
+    if fit:
+        said += f" One call of each takes at least {show(sum(row['least_s'] for row in fit), 's')}."
+        said += " Nothing was run: times are those of a roofline, and memory is the least that a call holds."
+    typer.echo(said)
+    if tight := {row["workload"] for row in fit if _is_tight(row, sheet)}:
+        typer.echo(f"{len(tight):,} workloads fit only where no score matrix is kept: they are marked with *.")
+    needs = {row["implementation"]: ", ".join(row["needs"]) for row in fit if row["needs"]}
+    if needs:
+        typer.echo(f"To be installed there: {'; '.join(f'{name} for {who}' for who, name in needs.items())}.")
+    names = list(dict.fromkeys(row["implementation"] for row in rows))
+    counts = Counter(row["implementation"] for row in fit)
+    if fit:
+        typer.echo(f"Cells of each: {', '.join(f'{name} {counts[name]:,}' for name in names)}.")
+    lines = []
+    for name in dict.fromkeys(row["workload"] for row in fit):
+        cells = [row for row in fit if row["workload"] == name]
+        first = cells[0]
+        rate = f"{first['useful_flops'] / first['least_s'] / 1e12:.3g} TFLOP/s"
+        memory = f"{show(first['held_bytes'], 'bytes')}{'*' * _is_tight(first, sheet)}"
+        line = (name, f"{show(first['least_s'], 's')}, {rate}", first["bound"], memory)
+        lines.append((*line, f"{len(cells)} of {len(names)}"))
+    if lines:
+        header = ("workload", "one call, at best", "bound by", "memory, at least", "supported by")
+        terminal.print_table(header, lines[:MOST_ROWS])
+        if len(lines) > MOST_ROWS:
+            typer.echo(f"... and {len(lines) - MOST_ROWS:,} more; --json has all")
+    reasons = Counter(
+        (row["implementation"], row["status"], row["reason"]) for row in rows if row["status"] != Status.ok
+    )
+    if reasons:
+        typer.echo("\nLeft out:")
+        left = [(name, status, str(number), why) for (name, status, why), number in reasons.items()]
+        terminal.print_table(("implementation", "status", "cells", "why"), left[:MOST_ROWS])
+        if len(left) > MOST_ROWS:
+            typer.echo(f"... and {len(left) - MOST_ROWS:,} more reasons; --json has all")
+
+
+def _is_tight(row: dict[str, Any], sheet: DataSheet) -> bool:
+    """Whether one score matrix would not fit in addition."""
+    return bool(row["held_bytes"] + row["scores_bytes"] > sheet.memory_bytes)
 
 
 def _elsewhere(workload: Workload, arm: Arm) -> dict[str, Any]:

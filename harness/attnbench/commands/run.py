@@ -25,6 +25,14 @@ def run(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Say what would be run, how long it takes, and what is left out; no more.")
     ] = False,
+    device_facts: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAME|FILE",
+            help="With --dry-run: plan for a device that is not here, by its data sheet: a100, h100, h200, or a TOML "
+            "or JSON file with the same keys.",
+        ),
+    ] = None,
     is_interpreted: Annotated[bool, typer.Option("--interpret", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -38,9 +46,13 @@ def run(
         if resume is not None:
             raise ValueError("--dry-run and --resume: give one of them")
         from attnbench.commands.dry_run import print_plan
+        from attnbench.devices import described
 
-        print_plan(plan(options.selection(baseline=baseline)), results, as_json=as_json)
+        sheet = None if device_facts is None else described.load(device_facts)
+        print_plan(plan(options.selection(baseline=baseline)), results, as_json=as_json, sheet=sheet)
         return
+    if device_facts is not None:
+        raise ValueError("--device-facts describes a device that is not here: give --dry-run, too")
     if resume is not None:
         folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation"})
         if planned.sides is not None:
@@ -75,5 +87,6 @@ COMMAND = Command(
         "attnbench run sdpa fused --set seq_len=128,1024 --set mask=causal",
         "attnbench run mine.py --sweep quick --budget 120",
         "attnbench run --resume RUN",
+        "attnbench run --sweep gpu --dry-run --device-facts h200",
     ),
 )

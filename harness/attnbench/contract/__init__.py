@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from attnbench.contract.bound_mask import BoundMask
 from attnbench.contract.ranks import Rank, not_over_ranks, over_ranks, tokens_of
 from attnbench.contract.ring_pass import ring_pass
-from attnbench.devices import device
+from attnbench.devices import described, device
 from attnbench.storage.operator_kinds import BACKENDS
 from attnbench.workloads.counts import dense_flops, product_flops
 from attnbench.workloads.masks import (
@@ -306,13 +306,15 @@ def only_on(kind: str, workload: Workload, what: str) -> str | None:
 
 def compute_capability(workload: Workload) -> tuple[int, int] | None:
     """Of the GPU that a workload names, (9, 0) for Hopper's; None where there is none to ask."""
-    return device(workload.device).compute_capability()
+    there = described.assumed()
+    return device(workload.device).compute_capability() if there is None else there.sheet.compute_capability
 
 
 def missing_package(module: str, distribution: str = "") -> str | None:
     """Why `module` cannot be imported, in words, or None; `distribution` is its name for pip where that differs.
 
     Nothing is imported: a package that is there but broken is an error of the cell that needs it, and of no other.
+    Of a device that is only described (devices/described.py) it is taken to be there, and is noted.
     """
     if module in sys.modules:
         return None
@@ -323,6 +325,9 @@ def missing_package(module: str, distribution: str = "") -> str | None:
             break
         found = PathFinder.find_spec(f"{found.name}.{part}", found.submodule_search_locations)
     is_missing = found is None or found.origin is None  # a folder without code, as what another package shares with it
+    if is_missing and (there := described.assumed()) is not None:
+        there.packages.append(distribution or package)
+        return None
     return f"{distribution or package} is not installed" if is_missing else None
 
 
@@ -333,7 +338,7 @@ def without_attend(what: str) -> str:
 
 def missing_compiler(name: str) -> str | None:
     """Why torch.compile can make no kernels for a device, named as a workload names it; in words, or None."""
-    return device(name).missing_compiler()
+    return device(name).missing_compiler() if described.assumed() is None else None
 
 
 class NotOneGraphError(Exception):

@@ -69,11 +69,13 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 class Check(Prepare, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits. Answered by CellChecked, or Failed.
 
-    A client prepares the cell first, and asks its judge with what that has shown.
+    A client prepares the cell first, and asks its judge with what that has shown. With `tries_unaligned` all that is
+    looked at is whether it takes inputs that lie where no device promises to take them: the answer is a note.
     """
 
     seed: int
     prepared: Prepared | None = None
+    tries_unaligned: bool = False
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):

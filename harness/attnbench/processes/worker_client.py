@@ -18,9 +18,10 @@ from typing import Protocol, Self
 
 import msgspec
 
+from attnbench.devices import device
 from attnbench.processes import messages
 from attnbench.storage.events import CellChecked
-from attnbench.storage.records import PROBE, Status
+from attnbench.storage.records import PROBE, UNALIGNED, RuleResult, Status
 from attnbench.units import plain
 
 START_TIMEOUT_S = 120.0
@@ -336,14 +337,24 @@ def check(
     prepared = runner(messages.Prepare(**{name: getattr(request, name) for name in PREPARE}))
     if not isinstance(prepared, messages.Prepared):
         return prepared
-    reply = judge(msgspec.structs.replace(request, prepared=prepared))
+    reply = consulted(msgspec.structs.replace(request, prepared=prepared), runner, judge)
+    account = messages.Account(workload=request.workload, arm=request.arm, spec=request.spec)
+    changed = runner(account) if isinstance(reply, CellChecked) else None
+    return changed if isinstance(changed, messages.Failed) else reply
+
+
+def consulted(
+    request: messages.Check,
+    runner: Callable[[messages.Work], messages.Reply],
+    judge: Callable[[messages.Work | messages.Answer], messages.Reply],
+) -> messages.Reply:
+    """The judge's answer about a cell that is prepared."""
+    reply = judge(request)
     while isinstance(reply, messages.Consulted):
         answer = runner(reply)
         assert isinstance(answer, messages.Answer)
         reply = judge(answer)
-    account = messages.Account(workload=request.workload, arm=request.arm, spec=request.spec)
-    changed = runner(account) if isinstance(reply, CellChecked) else None
-    return changed if isinstance(changed, messages.Failed) else reply
+    return reply
 
 
 class ProcessClient(WorkerClient):
@@ -366,6 +377,7 @@ class ProcessClient(WorkerClient):
         self.template = Template(log, settings or {}, python, folders)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False
+        self.unaligned: dict[tuple[object, ...], RuleResult] = {}  # what became of inputs that are not aligned
 
     def sibling(self) -> "ProcessClient":
         """One more, with a runner of its own; the judge is the same. It is left before this one is."""
@@ -400,6 +412,9 @@ class ProcessClient(WorkerClient):
             self.judge.start()
         if isinstance(request, messages.Check):
             reply = check(request, self.runner.ask, self.judge.ask)
+            is_picky = device(request.workload.device).alignment_bytes > 1
+            if is_picky and isinstance(reply, CellChecked) and reply.status is Status.ok:
+                reply = self._with_note(request, reply)
         else:
             reply = self.judge.ask(request)
         if self.judge.is_spent:  # its own device fails, whoever is judged next
@@ -407,6 +422,31 @@ class ProcessClient(WorkerClient):
         if isinstance(reply, messages.Failed) and not self.judge.is_running:
             return msgspec.structs.replace(reply, message=f"while the harness checked: {reply.message}")
         return reply
+
+    def _with_note(self, request: messages.Check, checked: CellChecked) -> CellChecked:
+        """A check with a note on inputs that are not aligned, tried last and in a process that is for nothing else.
+
+        Who loses the device's context with them loses that process alone, and is as right as before.
+        """
+        point = request.workload
+        place = request.spec, point.device, point.dtype, point.scope, point.head_dim, point.value_dim
+        if place not in self.unaligned:
+            prepared = messages.Prepared(has_dropout=False, executed_flops=None)
+            asked = msgspec.structs.replace(request, prepared=prepared, tries_unaligned=True)
+            spare = WorkerProcess(self.template, self.runner.timeout_s, is_alone=True)
+            try:
+                spare.start()
+                reply = consulted(asked, spare.ask, self.judge.ask)
+            finally:
+                spare.close()
+            if isinstance(reply, CellChecked) and reply.agreement is not None:
+                (self.unaligned[place],) = reply.agreement.rules
+            else:
+                said = reply.message if isinstance(reply, messages.Failed) else "there is no answer"
+                self.unaligned[place] = RuleResult(rule=UNALIGNED, holds=False, found=said, is_noted=True)
+        assert checked.agreement is not None
+        noted = msgspec.structs.replace(checked.agreement, rules=(*checked.agreement.rules, self.unaligned[place]))
+        return msgspec.structs.replace(checked, agreement=noted)
 
     def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
         """Likewise, of all processes from the same template."""

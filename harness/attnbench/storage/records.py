@@ -111,6 +111,8 @@ class RuleResult(msgspec.Struct, frozen=True, kw_only=True):
 
 REPEATABLE = "repeatable"
 """The rule that the same input twice gives the same answer."""
+UNALIGNED = "unaligned inputs"
+"""The rule that is tried where a device wants tensors aligned: last, in a process of its own, and only noted."""
 
 
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
@@ -265,6 +267,10 @@ class Measurement(msgspec.Struct, frozen=True, kw_only=True):
     warnings: tuple[str, ...] = ()
 
 
+LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")
+"""Of an environment's `clocks`, what somebody sets and what stays: a GPU is another one with another of these."""
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run took place. No host name and no path: those identify people, not machines."""
 
@@ -309,7 +315,8 @@ class Environment(msgspec.Struct, frozen=True, kw_only=True):
         fields = msgspec.structs.asdict(self) | {"memory_bytes": round(self.memory_bytes / 2**30) * 2**30}
         for varies in ("load", "clocks", "moment", "native_dtypes"):
             del fields[varies]
-        return fields
+        limits = {name: self.clocks[name] for name in LIMITS if name in self.clocks}
+        return fields | ({"limits": limits} if limits else {})  # without a GPU as before it had any
 
 
 MATMUL, COPY = "matmul", "copy"

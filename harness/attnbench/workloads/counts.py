@@ -79,6 +79,14 @@ def least_bytes(workload: Workload) -> int:
     return numbers * DTYPE_BYTES[workload.dtype]
 
 
+def held_bytes(workload: Workload) -> int:
+    """What a call holds at once at least: inputs and output, and with a backward pass the gradients of all of them."""
+    queries, keys = _tokens(workload)
+    width = workload.embed_dim if workload.scope == "module" else workload.num_heads * workload.value_dim
+    numbers = input_numbers(workload, queries, keys) + queries * width
+    return (1 + _has_backward(workload)) * numbers * DTYPE_BYTES[workload.dtype]
+
+
 def arithmetic_intensity(workload: Workload) -> float:
     """Useful FLOPs for each compulsory byte: high where the matrix units decide, low where memory does."""
     return useful_flops(workload) / compulsory_bytes(workload)

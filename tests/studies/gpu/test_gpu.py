@@ -8,7 +8,7 @@ import pytest
 
 from studies.gpu import __main__ as command
 from studies.gpu import ledger, plan, work
-from studies.gpu.ledger import DIED, FAILED, HUNG, LEFT_OUT, OK, Ledger, Step
+from studies.gpu.ledger import DIED, FAILED, HUNG, LEFT_OUT, OK, POISONED, Ledger, Step
 from tests import forks
 
 
@@ -71,8 +71,34 @@ def test_a_package_that_is_missing_is_a_reason_and_no_crash(tmp_path, monkeypatc
     work.main("versions", tmp_path / "found.json")
     found = json.loads((tmp_path / "found.json").read_bytes())
     assert (found["outcome"], found["reason"]) == (LEFT_OUT, "no_such_package is not installed")
-    work.main("gauge", tmp_path / "gauge.json", "kernel_sum")
+    work.main("gauge", tmp_path / "gauge.json", "cuda", "kernel_sum")
     assert json.loads((tmp_path / "gauge.json").read_bytes())["outcome"] in {LEFT_OUT, OK, FAILED}
+
+
+def test_a_context_that_is_lost_is_named_and_costs_one_step(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    work.main("poison", tmp_path / "poison.json")
+    found = json.loads((tmp_path / "poison.json").read_bytes())
+    assert (found["outcome"], found["reason"].partition("; ")[2]) == (POISONED, "the context is lost")
+    work.main("gauge", tmp_path / "gauge.json", "cpu", "cold_caches")
+    assert json.loads((tmp_path / "gauge.json").read_bytes())["outcome"] == OK
+
+
+@pytest.mark.parametrize("fails", [True, False])
+def test_a_device_is_asked_after_each_step_whether_it_still_works(fails, tmp_path, monkeypatch):
+    """What was queued may fail after the step has its answer."""
+
+    def growth(where):
+        monkeypatch.setattr("attnbench.devices.cpu.Cpu.is_broken", lambda _: True)
+        if fails:
+            raise work.Wrong("it is off", [{"kept": 1}])
+        return "all is well", []
+
+    monkeypatch.setitem(work.WORK, "growth", work._watched(growth))
+    work.main("growth", tmp_path / "found.json", "cpu")
+    found = json.loads((tmp_path / "found.json").read_bytes())
+    assert found["outcome"] == POISONED
+    assert found["rows"] == ([{"kept": 1}] if fails else [])
 
 
 def test_who_starts_the_steps_needs_python_alone():
@@ -113,6 +139,8 @@ def test_a_rehearsal_comes_to_its_end_and_a_second_start_does_nothing_twice(tmp_
     assert (code, {name: line for name, line in ended.items() if line["outcome"] == FAILED}) == (0, {})
     assert ended["planted-hang"]["outcome"] == HUNG
     assert ended["planted-die"]["outcome"] == DIED
+    assert ended["planted-poison"]["outcome"] == POISONED
+    assert {ended[f"gauge-{each}"]["outcome"] for each in plan.GAUGES} == {OK}  # on the simulated device
     assert {line["group"] for line in ended.values()} == {
         *("machine", "planted", "calls", "kernels", "tests", "gauges", "checks", "run", "times", "memory", "traces")
     }

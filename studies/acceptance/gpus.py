@@ -1,0 +1,108 @@
+"""The first CUDA device, as G1 to G5 ask for it; studies/simulated/gpu.py has one that is simulated."""
+
+import time
+from functools import partial
+
+import torch
+from torch.nn import functional
+
+from attnbench.devices import described, device
+from attnbench.devices.cuda import cache_bytes
+from studies.simulated.gpu import Call, Gpu
+
+DEVICE = "cuda"
+SPIN_CYCLES = 1_000_000
+
+
+class CudaGpu(Gpu):
+    """The first CUDA device."""
+
+    def __init__(self) -> None:
+        """Use its own clock."""
+        self.clock = device(DEVICE).clock
+
+    def calls(self) -> dict[str, Call]:
+        """Matrix products, elementwise work of several kernels, attention."""
+        found: dict[str, Call] = {}
+        for size in (512, 2048, 4096):
+            left, right = torch.randn(2, size, size, device=DEVICE, dtype=torch.bfloat16).unbind()
+            found[f"matmul {size}"] = partial(torch.matmul, left, right)
+        for length in (512, 4096):
+            query, key, value = torch.randn(3, 2, 16, length, 128, device=DEVICE, dtype=torch.bfloat16).unbind()
+            found[f"attention {length}"] = partial(functional.scaled_dot_product_attention, query, key, value)
+        rows = torch.randn(2**13, 2**12, device=DEVICE)
+        found["three kernels"] = lambda: torch.softmax(rows * 2.0, -1) + 1.0
+        return found
+
+    def fixed_work(self) -> Call:
+        """A matrix product."""
+        return self.calls()["matmul 2048"]
+
+    def short_work(self) -> Call:
+        """An addition."""
+        source = torch.ones(2**16, device=DEVICE)
+        return lambda: source + 1
+
+    def copy(self) -> tuple[Call, int]:
+        """A quarter of the cache, and another quarter to hold the copy."""
+        source = torch.ones(cache_bytes(DEVICE) // 4, dtype=torch.uint8, device=DEVICE)
+        return partial(torch.empty_like(source).copy_, source), 2 * source.nbytes
+
+    def flush(self) -> object:
+        """The device's own."""
+        return device(DEVICE).flush()
+
+    def busy(self, seconds: float) -> Call:
+        """By torch's spinning kernel, timed once."""
+
+        def spin(cycles: int) -> None:
+            torch.cuda._sleep(cycles)  # noqa: SLF001 - as in attnbench.devices.cuda
+
+        cycles = int(SPIN_CYCLES * seconds / self.clock.elapsed(lambda: spin(SPIN_CYCLES), 1))
+        return lambda: spin(cycles)
+
+    def kernel_seconds(self, call: Call, num_calls: int) -> float:
+        """By torch's profiler."""
+        from torch.profiler import ProfilerActivity, profile
+
+        with profile(activities=[ProfilerActivity.CUDA]) as seen:
+            for _ in range(num_calls):
+                call()
+            torch.cuda.synchronize()
+        return sum(float(event.self_device_time_total) for event in seen.key_averages()) * 1e-6
+
+    def captured(self, call: Call) -> Call:
+        """By torch.cuda.graph.
+
+        Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
+        """
+        side = torch.cuda.Stream()
+        side.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(side):
+            for _ in range(3):
+                call()
+        torch.cuda.current_stream().wait_stream(side)
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            call()
+        return graph.replay
+
+    def heat(self, seconds: float) -> None:
+        """Large matrix products."""
+        matrix, end = torch.randn(8192, 8192, device=DEVICE, dtype=torch.bfloat16), time.perf_counter() + seconds
+        while time.perf_counter() < end:
+            matrix @ matrix
+            torch.cuda.synchronize()
+
+    def interference_probe(self) -> Call:
+        """The device's own."""
+        return device(DEVICE).interference_probe()
+
+    def peak_bytes_per_s(self) -> float | None:
+        """By the memory's clock and width, two transfers a tick; where torch does not report them, by a data sheet."""
+        found = torch.cuda.get_device_properties(DEVICE)
+        clock_khz, width = getattr(found, "memory_clock_rate", 0), getattr(found, "memory_bus_width", 0)
+        if clock_khz and width:
+            return float(2 * clock_khz * 1e3 * width / 8)
+        sheets = [sheet for name in described.names() if (sheet := described.load(name)).name in found.name]
+        return sheets[0].bytes_per_s if sheets else None

@@ -1,0 +1,221 @@
+"""What G1 to G5 ask of a GPU, and one that is simulated: noise, heat, a cache, a profiler and graphs, on virtual time.
+
+The real one is in studies/acceptance/gpus.py.
+"""
+
+import math
+import random
+from collections.abc import Callable
+from functools import partial
+from typing import Protocol
+
+from attnbench.devices import Clock
+from attnbench.devices.queued import QueuedClock
+from studies.simulated.timeline import SimulatedRuntime
+
+Call = Callable[[], object]
+
+NOISE = 0.003
+"""The standard deviation of the log of what a kernel takes."""
+SLOWEST, COOLS_S = 0.15, 2.0
+"""A hot device takes so much longer; it cools by a factor of e in so many seconds."""
+CARRY_S = 10e-3
+"""What an interference probe leaves behind fades so fast."""
+COPIED_BYTES, CACHED_S, COLD_S, PEAK = 25 * 2**20, 8e-6, 20e-6, 4.8e12
+POISONED = "CUDA error: an illegal memory access was encountered"
+
+
+class Gpu(Protocol):
+    """A device with a clock, and work for it. Calls queue their work, as those of torch do."""
+
+    clock: Clock
+
+    def calls(self) -> dict[str, Call]:
+        """Work of several lengths and numbers of kernels, by name: from some 10 us to some milliseconds."""
+
+    def fixed_work(self) -> Call:
+        """One call of some 100 us."""
+
+    def short_work(self) -> Call:
+        """One kernel of some microseconds."""
+
+    def copy(self) -> tuple[Call, int]:
+        """A copy that fits into the largest cache, and the bytes that it reads and writes."""
+
+    def flush(self) -> object:
+        """Empty the caches."""
+
+    def busy(self, seconds: float) -> Call:
+        """What queues work that lasts so long."""
+
+    def kernel_seconds(self, call: Call, num_calls: int) -> float:
+        """Seconds of so many calls inside kernels, on whatever stream, as a profiler sees them."""
+
+    def captured(self, call: Call) -> Call:
+        """The call's kernels as a graph, launched at once.
+
+        Raises:
+            RuntimeError: the call cannot be captured, as one that waits for the device.
+        """
+
+    def heat(self, seconds: float) -> None:
+        """Keep it busy with what takes much power."""
+
+    def interference_probe(self) -> Call:
+        """As a device of attnbench has it."""
+
+    def peak_bytes_per_s(self) -> float | None:
+        """What its memory could move at best; None where nothing says so."""
+
+
+class SimulatedGpu(SimulatedRuntime, Gpu):
+    """A GPU on virtual time.
+
+    `drift(now_s)` is what every kernel's time is multiplied by: clocks that change. With `carry`, a kernel right after
+    the interference probe takes so much longer, as after work that takes much power. Planted faults: `flushes` false
+    makes a flush that empties nothing, `spin_share` below 1 makes spins that are shorter than the clock has measured.
+    """
+
+    def __init__(  # noqa: PLR0913 - each is one fault or one property
+        self,
+        *,
+        seed: int = 0,
+        drift: Callable[[float], float] = lambda _: 1.0,
+        carry: float = 0.0,
+        flushes: bool = True,
+        spin_share: float = 1.0,
+        event_s: float = 2e-6,
+    ) -> None:
+        """Calibrate the clock before anything is wrong with it."""
+        super().__init__(event_s=event_s)
+        self.drift, self.carry, self.flushes = drift, carry, flushes
+        self.clock = QueuedClock(self)
+        _ = self.clock.cycles_per_s, self.clock.floor_s
+        self.spin_share = spin_share
+        self.work: dict[str, Call] = {
+            "one long kernel": partial(self.kernel, 1e-3),
+            "one short kernel": partial(self.kernel, 60e-6),
+            "sixteen kernels": self.many(16, 4e-6),
+        }
+        self.is_poisoned = False
+        self._draws = random.Random(seed)
+        self._heat, self._heated_s, self._probed_s = 0.0, 0.0, -math.inf
+        self._seen_s: float | None = None  # in kernels, while somebody profiles
+        self._capturing: list[tuple[float, int]] | None = None
+
+    def many(self, number: int, seconds: float) -> Call:
+        """A call of so many kernels: its launches take longer than they do."""
+
+        def call() -> None:
+            for _ in range(number):
+                self.kernel(seconds)
+
+        return call
+
+    def kernel(self, seconds: float, stream: int = 0) -> None:
+        """Queue a kernel that usually lasts so long.
+
+        Raises:
+            RuntimeError: the context is lost.
+        """
+        if self.is_poisoned:
+            raise RuntimeError(POISONED)
+        if self._capturing is not None:
+            self._capturing.append((seconds, stream))
+            return
+        lasts_s = seconds * self._slower()
+        if self._seen_s is not None:
+            self._seen_s += lasts_s
+        self.launch(lasts_s, stream)
+
+    def _slower(self) -> float:
+        now_s = max(self.now_s, self.ends_s[0])
+        hot = self._heat * math.exp(-(now_s - self._heated_s) / COOLS_S)
+        after = self.carry * math.exp(-(now_s - self._probed_s) / CARRY_S)
+        return self.drift(now_s) * (1 + SLOWEST * hot) * (1 + after) * math.exp(self._draws.gauss(0.0, NOISE))
+
+    def wait(self) -> None:
+        """Wait for the current stream, which no graph can hold.
+
+        Raises:
+            RuntimeError: a graph is being captured.
+        """
+        if self._capturing is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
+        super().wait()
+
+    def is_broken(self) -> bool:
+        """Whether every call fails from now on."""
+        return self.is_poisoned
+
+    def calls(self) -> dict[str, Call]:
+        """What was put into `work`."""
+        return dict(self.work)
+
+    def fixed_work(self) -> Call:
+        """A kernel."""
+        return partial(self.kernel, 300e-6)
+
+    def short_work(self) -> Call:
+        """A kernel."""
+        return partial(self.kernel, 5e-6)
+
+    def copy(self) -> tuple[Call, int]:
+        """It is faster where its data lies in the cache."""
+        return partial(self.touch, CACHED_S, COLD_S), COPIED_BYTES
+
+    def flush(self, seconds: float = 100e-6) -> None:
+        """Empty the cache, or only seem to."""
+        if self.flushes:
+            super().flush(seconds)
+        else:
+            self.launch(seconds)
+
+    def busy(self, seconds: float) -> Call:
+        """A kernel."""
+        return partial(self.launch, seconds)
+
+    def kernel_seconds(self, call: Call, num_calls: int) -> float:
+        """As they were queued."""
+        self._seen_s = 0.0
+        for _ in range(num_calls):
+            call()
+        self.synchronize()
+        seen_s, self._seen_s = self._seen_s, None
+        return seen_s
+
+    def captured(self, call: Call) -> Call:
+        """One launch for all kernels.
+
+        Raises:
+            RuntimeError: the call waits for the device, or leaves work on another stream.
+        """
+        self._capturing = []
+        try:
+            call()
+            made = self._capturing
+        finally:
+            self._capturing = None
+        if any(stream for _, stream in made):
+            raise RuntimeError("capturing stream has unjoined work")
+        return lambda: self.kernel(sum(seconds for seconds, _ in made))
+
+    def heat(self, seconds: float) -> None:
+        """Time passes, and it is hot."""
+        if seconds:
+            self.synchronize()
+            self.now_s += seconds
+            self._heat, self._heated_s = 1.0, self.now_s
+
+    def interference_probe(self) -> Call:
+        """A kernel, which may leave something behind."""
+
+        def probe() -> None:
+            self.kernel(200e-6)
+            self._probed_s = self.ends_s[0]
+
+        return probe
+
+    def peak_bytes_per_s(self) -> float:
+        """Its memory's."""
+        return PEAK

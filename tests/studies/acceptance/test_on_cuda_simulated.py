@@ -1,0 +1,129 @@
+"""G1 to G5 on a simulated GPU: an honest one passes, and each planted fault makes the right one fail."""
+
+import random
+
+import pytest
+
+from attnbench.devices.queued import QueuedClock
+from attnbench.timing import blocks
+from studies.acceptance import on_cuda
+from studies.acceptance.plan import ON_CUDA
+from studies.simulated.gpu import COLD_S, SimulatedGpu
+
+
+@pytest.mark.parametrize("test", ON_CUDA)
+def test_an_honest_device_passes(test):
+    found = getattr(on_cuda, test)(SimulatedGpu(), short=True)
+    assert found.passes, found.found
+    assert found.rows
+
+
+@pytest.mark.parametrize("event_s", [0.0, 2 * COLD_S])
+def test_a_flush_that_does_nothing_fails_g2_however_much_an_event_costs(event_s):
+    """At first hot calls were timed in batches and cold ones alone, with their events: these were always slower."""
+    assert on_cuda.cold_caches(SimulatedGpu(event_s=event_s)).passes
+    found = on_cuda.cold_caches(SimulatedGpu(event_s=event_s, flushes=False))
+    assert not found.passes
+    (row,) = found.rows
+    assert row["cold_s"] == pytest.approx(row["warm_s"], rel=0.01)
+
+
+def test_bandwidth_above_the_memorys_peak_fails_g2(monkeypatch):
+    gpu = SimulatedGpu()
+    monkeypatch.setattr(gpu, "peak_bytes_per_s", lambda: 1e12)
+    assert not on_cuda.cold_caches(gpu).passes
+    monkeypatch.setattr(gpu, "peak_bytes_per_s", lambda: None)
+    assert "peak not known" in on_cuda.cold_caches(gpu).found
+
+
+@pytest.mark.parametrize("test", ["kernel_sum", "graph_mode"])
+def test_a_spin_that_is_too_short_fails_g1_and_g5_by_what_the_launches_take(test, monkeypatch):
+    monkeypatch.setattr(on_cuda, "NUM_REPEATS", 1)
+    monkeypatch.setattr(on_cuda, "NUM_CALLS", 16)
+    found = getattr(on_cuda, test)(SimulatedGpu(spin_share=1e-5))
+    assert not found.passes
+    shares = {row["call"]: row["share"] for row in found.rows}
+    assert shares["sixteen kernels"] > 0.1
+    assert abs(shares["one long kernel"]) < 0.02
+
+
+@pytest.mark.parametrize(("test", "said"), [("kernel_sum", "waits +"), ("graph_mode", "waits cannot be timed")])
+def test_a_call_that_synchronises_fails_g1_and_g5(test, said):
+    gpu = SimulatedGpu()
+
+    def waits() -> None:
+        gpu.kernel(30e-6)
+        gpu.wait()
+        gpu.kernel(30e-6)
+
+    gpu.work["waits"] = waits
+    found = getattr(on_cuda, test)(gpu)
+    assert not found.passes
+    assert said in found.found
+
+
+@pytest.mark.parametrize(("test", "said"), [("kernel_sum", "leaves -"), ("graph_mode", "unjoined work")])
+def test_work_on_another_stream_fails_g1_and_g5(test, said):
+    gpu = SimulatedGpu()
+
+    def leaves() -> None:
+        gpu.kernel(60e-6)
+        gpu.kernel(60e-6, stream=1)
+
+    gpu.work["leaves"] = leaves
+    found = getattr(on_cuda, test)(gpu)
+    assert not found.passes
+    assert said in found.found
+
+
+@pytest.mark.parametrize("test", ["kernel_sum", "graph_mode"])
+def test_clocks_that_drift_pass_g1_and_g5_and_would_not_where_one_way_is_timed_to_its_end_first(test, monkeypatch):
+    def drift(now_s: float) -> float:
+        return 1 + 0.05 * now_s
+
+    found = getattr(on_cuda, test)(SimulatedGpu(drift=drift))
+    assert found.passes, found.found
+    fair = on_cuda.schedule
+    monkeypatch.setattr(on_cuda, "schedule", lambda *given: sorted(fair(*given)))
+    assert not getattr(on_cuda, test)(SimulatedGpu(drift=drift)).passes
+
+
+def test_both_ways_have_as_many_turns_early_as_late():
+    for seed in range(20):
+        turns = on_cuda.schedule(["a", "b"], random.Random(seed))
+        places = {way: sum(place for place, each in enumerate(turns) if each == way) for way in "ab"}
+        assert places["a"] == places["b"]
+
+
+def test_clocks_that_follow_what_ran_before_pass_g3_and_would_not_in_a_fixed_order(monkeypatch):
+    assert on_cuda.heat_up(SimulatedGpu(carry=0.2), short=True).passes
+
+    class InOrder(random.Random):
+        def sample(self, population, k, **_):
+            return list(population)[:k]
+
+    monkeypatch.setattr(blocks.random, "Random", InOrder)
+    found = on_cuda.heat_up(SimulatedGpu(carry=0.2), short=True)
+    assert not found.passes, found.found
+
+
+def test_a_clock_that_counts_the_flush_fails_g4():
+    class Counts(QueuedClock):
+        def read(self, call, num_calls, flush=None):
+            if flush is None:
+                return super().read(call, num_calls)
+            return super().read(lambda: (flush(), call()), num_calls)
+
+    gpu = SimulatedGpu()
+    gpu.clock = Counts(gpu)
+    found = on_cuda.flush(gpu)
+    assert not found.passes
+    assert found.rows[0]["beside_s"] > on_cuda.FLUSH_S / 2
+
+
+def test_a_context_that_is_lost_is_a_row_with_its_error_and_no_pass():
+    gpu = SimulatedGpu()
+    gpu.is_poisoned = True
+    found = on_cuda.kernel_sum(gpu)
+    assert not found.passes
+    assert all("illegal memory access" in row["error"] for row in found.rows)
