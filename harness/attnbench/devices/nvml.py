@@ -87,7 +87,8 @@ def reasons(slowed_by: int) -> str:
 
 
 def _slowed_by(handle: Any, nvml: Any) -> int:  # noqa: ANN401 - as above
-    """The bits; before release 12.535 of nvidia-ml-py the function has another name, which CUDA 14 removes."""
-    current = "nvmlDeviceGetCurrentClocksEventReasons"
-    ask = getattr(nvml, current, None) or nvml.nvmlDeviceGetCurrentClocksThrottleReasons
-    return int(ask(handle))
+    """The bits; older packages and drivers have the function by a name that CUDA 14 is to remove."""
+    try:
+        return int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle))
+    except (AttributeError, nvml.NVMLError):
+        return int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle))

@@ -225,7 +225,7 @@ def heat(ready: Sequence[Turn], clock: Clock, least_s: float, conditions: Condit
         spent_s = clock.now() - start_s
         read.append((spent_s, conditions.read_clock()))
         late = [frequency for at_s, frequency in read if at_s >= spent_s / 2]
-        is_steady = max(late) - min(late) <= STEADY * max(late)
+        is_steady = not any(late) or (len(late) > 1 and max(late) - min(late) <= STEADY * max(late))
         if spent_s >= LONGEST_HEAT * least_s or (spent_s >= least_s and is_steady):
             return
 

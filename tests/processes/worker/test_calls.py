@@ -1,5 +1,6 @@
 """What is timed: calls as graphs of their launches, and on inputs in turn; what cannot be so is no time of a cell."""
 
+import itertools
 import math
 from pathlib import Path
 
@@ -9,13 +10,13 @@ import torch
 from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, Device, cpu, device
-from attnbench.processes.messages import Failed, Heartbeat, SampleBlocks
+from attnbench.processes.messages import Failed, Heartbeat, PrepareWitness, SampleBlocks, Witnessed
 from attnbench.processes.planning import Selection, plan
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker.attempts import OutOfReachError
 from attnbench.processes.worker.calls import MOST_COPIES, Rotation, replayed
 from attnbench.storage.events import VisitFinished
-from attnbench.storage.records import Arm, Status
+from attnbench.storage.records import Arm, DeviceState, Status
 from attnbench.workloads.workload import Workload
 from studies.simulated.graphs import captured
 
@@ -171,3 +172,25 @@ def test_inputs_rotate_through_graphs_too(monkeypatch):
     timed = bench.calls[Arm(implementation="sdpa")].call
     results = {id(timed()) for _ in bench._rotation.inputs}
     assert len(results) == len(bench._rotation.inputs)  # each graph has a result of its own
+
+
+def test_a_visit_carries_what_the_driver_says_around_its_blocks(monkeypatch):
+    """And it heats up until that has settled."""
+    clocks = itertools.chain([2000.0], itertools.repeat(1500.0))
+    monkeypatch.setattr(cpu.Cpu, "state", lambda _: DeviceState(clock_mhz=next(clocks)))
+    found = Worker(Heartbeat()).answer(visit(SMALL, "sdpa", sustained_s=0.05))
+    assert found.states == (DeviceState(clock_mhz=1500.0),) * 2
+    monkeypatch.setattr(cpu.Cpu, "state", lambda _: None)
+    assert Worker(Heartbeat()).answer(visit(SMALL, "sdpa")).states == ()
+
+
+def test_calls_before_a_witness_leave_the_way_of_calling_as_it_was_asked(monkeypatch):
+    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 1000)
+    worker, arm = Worker(Heartbeat()), Arm(implementation="sdpa")
+    cell = {"workload": SMALL, "arm": arm, "spec": "sdpa"}
+    assert isinstance(worker.answer(PrepareWitness(**cell, num_before=1, before_s=1.0, num_calls=1, seed=0)), Witnessed)
+    assert isinstance(worker.answer(visit(SMALL, "sdpa", cache="rotating")), VisitFinished)
+    (bench,) = worker.benches.values()
+    before = bench.cases[arm].tensors["query"]
+    assert bench._rotation is not None
+    assert all(each.tensors["query"] is not before for each in bench._rotation.cases(bench.cases[arm])[1:])
