@@ -43,7 +43,7 @@ class Recorder(TorchDispatchMode):
         return result
 
     def replay(self) -> None:
-        """Do all of it again; what an operator made anew goes where it went before."""
+        """Do all of it again; what an operator made goes where it went before."""
         for func, args, kwargs, results in self.launches:
             places = {each.untyped_storage().data_ptr() for each in _tensors((args, kwargs))}
             for before, now in zip(results, _tensors(func(*args, **kwargs)), strict=True):

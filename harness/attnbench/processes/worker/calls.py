@@ -82,7 +82,7 @@ def replayed(case: Case) -> Call:
 
     Raises:
         CaptureError: it cannot be recorded, or a replay of it is not the call.
-        OutOfReachError: its answers are random, so that nobody can tell.
+        OutOfReachError: its answers are random, so that they cannot be compared.
     """
     if case.workload.dropout > 0:
         reason = "each replay of its graph drops others than the call, so that they cannot be compared: set dropout=0"
