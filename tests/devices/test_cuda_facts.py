@@ -1,6 +1,7 @@
 """What a CUDA device says of itself, with torch's compiled part replaced; how its flags reach a reader."""
 
 import sys
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import msgspec
@@ -8,7 +9,7 @@ import pytest
 import torch
 
 from attnbench.analysis.sanity import ELSEWHERE, ON_A_QUEUE, judged, slowed, warnings_of
-from attnbench.devices import cuda, device, nvml
+from attnbench.devices import CaptureError, cuda, device, nvml
 from attnbench.statistics.intervals import median_estimate
 from attnbench.storage.records import LATENCY, DeviceState, Flag, Measurement, Operators, Record, Sample, Status
 from attnbench.workloads.workload import Workload
@@ -230,3 +231,58 @@ def test_memory_outside_of_the_allocator_is_what_is_gone_and_what_torch_has_not(
     monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 250)
     assert cuda.Cuda("cuda").outside_bytes() == 50
     assert device("cpu").outside_bytes() == 0
+
+
+class Capturing:
+    """What of torch.cuda records a graph; a recording that has failed raises once more when it ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: "side")
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: self.done.append("synchronize"))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.done.append("replay")))
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(torch.cuda, "graph", self.graph)
+
+    @contextmanager
+    def stream(self, stream: str):
+        self.done.append(f"on {stream}")
+        yield
+        self.done.append("off")
+
+    @contextmanager
+    def graph(self, _: object, stream: str):
+        self.done.append(f"record on {stream}")
+        try:
+            yield
+        except RuntimeError:
+            raise RuntimeError("operation failed due to a previous error during capture") from None
+
+
+def test_a_graph_is_recorded_on_the_stream_of_its_warm_ups_and_gives_what_the_recorded_call_gave(monkeypatch):
+    seen = Capturing(monkeypatch)
+    results = iter(range(10))
+
+    def make():
+        seen.done.append("make")
+        return lambda: (seen.done.append("call"), next(results))[1]
+
+    replay = cuda.Cuda("cuda").captured(make)
+    warm_ups = ["synchronize", "on side", "make", *["call"] * cuda.NUM_WARM_UPS, "off", "synchronize"]
+    assert seen.done == [*warm_ups, "record on side", "call"]
+    assert replay() == replay() == cuda.NUM_WARM_UPS
+    assert seen.done[-2:] == ["replay", "replay"]
+
+
+def test_a_graph_that_cannot_be_recorded_says_what_the_call_did_and_not_what_followed(monkeypatch):
+    seen = Capturing(monkeypatch)
+
+    def call():
+        if "record on side" in seen.done:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    with pytest.raises(
+        CaptureError, match=r"CUDA graph: RuntimeError: operation not permitted when stream is capturing$"
+    ):
+        cuda.Cuda("cuda").captured(lambda: call)
