@@ -304,7 +304,7 @@ def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:
         states += visit
         for state in visit:
             highest = max(highest, state.clock_mhz)
-            fall = max(fall, 1 - state.clock_mhz / highest if state.clock_mhz else 0.0)
+            fall = max(fall, 1 - state.clock_mhz / highest if state.clock_mhz > 0 else 0.0)
         falls.append(fall)
         for state in visit if fall > FALL else ():
             fallen |= state.slowed_by
