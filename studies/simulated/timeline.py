@@ -1,7 +1,7 @@
 """A simulated device: streams, a bounded launch queue, events and a spin, on virtual time."""
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from attnbench.devices.queued import Runtime
@@ -49,6 +49,7 @@ class SimulatedRuntime(Runtime):
         self.ends_s: dict[int, float] = {0: 0.0}  # when each stream is done with all that it has
         self.spent_s = 0.0  # by spins
         self._queues: dict[int, deque[float]] = {}
+        self._recorded: list[float] | None = None  # the kernels of a call that is being captured
         self._cached = False  # whether the data of `touch` lies in the cache
 
     @contextmanager
@@ -58,6 +59,11 @@ class SimulatedRuntime(Runtime):
 
     def launch(self, seconds: float, stream: int = 0) -> None:
         """Queue a kernel that lasts so long."""
+        if self._recorded is not None:
+            if stream:
+                raise RuntimeError("capturing stream has unjoined work")
+            self._recorded.append(seconds)
+            return
         queue = self._queues.setdefault(stream, deque())
         self.now_s += self.launch_s
         while queue and queue[0] <= self.now_s:
@@ -66,6 +72,20 @@ class SimulatedRuntime(Runtime):
             self.now_s = queue.popleft()
         self.ends_s[stream] = max(self.now_s, self.ends_s.get(stream, 0.0)) + seconds
         queue.append(self.ends_s[stream])
+
+    def captured(self, call: Callable[[], object]) -> Callable[[], None]:
+        """The launches of a call as a graph, whose replay is one launch.
+
+        Raises:
+            RuntimeError: the call waits, or leaves work on another stream.
+        """
+        self._recorded = []
+        try:
+            call()
+            seconds = sum(self._recorded)
+        finally:
+            self._recorded = None
+        return lambda: self.launch(seconds)
 
     def touch(self, cached_s: float, seconds: float) -> None:
         """Queue a kernel that is faster where its data lies in the cache, and leaves it there."""
@@ -88,6 +108,8 @@ class SimulatedRuntime(Runtime):
 
     def wait(self) -> None:
         """What a call does that synchronises: wait for the current stream."""
+        if self._recorded is not None:
+            raise RuntimeError("operation not permitted when stream is capturing")
         self.now_s = max(self.now_s, self.ends_s[0])
 
     def synchronize(self) -> None:

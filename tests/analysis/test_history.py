@@ -212,7 +212,7 @@ def test_only_ratios_to_the_same_thing_make_a_series(stored):
     sided, other, cold = (
         msgspec.structs.replace(runs[0], has_sides=True),
         msgspec.structs.replace(runs[1], baseline="fused"),
-        msgspec.structs.replace(runs[2], cache="cold"),
+        msgspec.structs.replace(runs[2], conditions="warm, sustained"),
     )
     mixed = [sided, other, cold, *runs[3:]]
     kept, notes = alike(mixed, "ratio")

@@ -1,5 +1,7 @@
 """What only a CUDA device can show. Skipped with a reason where there is none."""
 
+from pathlib import Path
+
 import pytest
 import torch
 
@@ -12,7 +14,8 @@ from attnbench.devices import device
 from attnbench.processes import execution
 from attnbench.processes.worker.attempts import describe
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Status
+from attnbench.storage.operator_kinds import busy_s, on_other_streams
+from attnbench.storage.records import Record, Status
 from attnbench.workloads.workload import Workload
 from studies.acceptance import on_cuda
 from studies.acceptance.outcome import LABELS
@@ -66,23 +69,76 @@ def test_the_acceptance_tests_of_a_device_run_and_say_what_they_saw(test):
     assert found.found
 
 
-def test_a_run_goes_its_whole_way(tmp_path):
-    workload = Workload(seq_len=64, num_heads=2, device="cuda", dtype="bfloat16", direction="inference")
+def run(folder: Path, *more: str, seq_len: int = 64, direction: str = "inference", **asked) -> dict[str, Record]:
+    workload = Workload(seq_len=seq_len, num_heads=2, device="cuda", dtype="bfloat16", direction=direction)
     plan = Plan(
         sweep="cuda",
         workloads=(workload,),
-        implementations=("fused", "sdpa"),
+        implementations=("fused", "sdpa", *more),
         baseline="sdpa",
-        metrics=("latency", "peak_memory"),
+        metrics=("latency", "peak_memory", "outside_memory"),
         budget_s=0.0,
         call_limit_s=1.0,
         timeout_s=60.0,
         memory_limit_bytes=0,
+        **asked,
     )
-    execution.execute(plan, tmp_path / "run", lambda _: None)
-    results = read(tmp_path / "run")
-    assert {record.status for record in results.records} == {Status.ok}
-    assert all(record.measurement("latency") for record in results.records)
+    execution.execute(plan, folder, lambda _: None)
+    return {record.implementation: record for record in read(folder).records}
+
+
+def test_a_run_goes_its_whole_way(tmp_path):
+    found = run(tmp_path / "run")
+    assert {record.status for record in found.values()} == {Status.ok}
+    assert all(record.measurement("latency") for record in found.values())
+
+
+@pytest.mark.parametrize("direction", ["inference", "forward", "backward", "forward_backward"])
+def test_a_run_on_graphs_goes_its_whole_way_and_what_waits_costs_its_own_cell(direction, tmp_path):
+    (tmp_path / "waits.py").write_text(
+        "def f(query, key, value, *, mask=None):\n"
+        "    scores = query @ key.transpose(-2, -1) / query.shape[-1] ** 0.5\n"
+        "    assert scores.max().item() < 1e9\n"
+        "    return scores.softmax(-1) @ value\n"
+    )
+    found = run(tmp_path / "run", f"{tmp_path}/waits.py:f", direction=direction, launch="graph")
+    assert {name: record.status for name, record in found.items()} == {
+        "fused": Status.ok,
+        "sdpa": Status.ok,
+        "f": Status.unsupported,
+    }
+    assert "cannot be recorded as a CUDA graph" in found["f"].message
+
+
+@pytest.mark.parametrize("launch", ["eager", "graph"])
+def test_a_run_on_inputs_in_turn_at_a_sustained_pace_goes_its_whole_way(launch, tmp_path):
+    found = run(tmp_path / "run", seq_len=2048, cache="rotating", pace="sustained", launch=launch)
+    assert {record.status for record in found.values()} == {Status.ok}, [each.message for each in found.values()]
+
+
+def test_the_state_of_the_device_is_read_where_its_library_is_there():
+    pytest.importorskip("pynvml")
+    seen = device("cuda").state()
+    assert seen.clock_mhz > 0
+    assert 0 < seen.temperature_c < 120
+
+
+def test_memory_that_is_not_torchs_is_counted_and_torchs_is_not():
+    inputs = torch.zeros(2**26, device="cuda")
+    before = device("cuda").outside_bytes()
+    more = torch.zeros(2**28, device="cuda")
+    assert before > 0
+    assert abs(device("cuda").outside_bytes() - before) < 2**26
+    del inputs, more
+
+
+def test_the_kernels_of_a_call_take_about_as_long_as_the_clock_says():
+    matrix = torch.randn(4096, 4096, device="cuda")
+    clock = device("cuda").clock
+    clock.elapsed(lambda: matrix @ matrix, 3)
+    kernels = device("cuda").record(lambda: matrix @ matrix).kernels()
+    assert busy_s(kernels) == pytest.approx(clock.elapsed(lambda: matrix @ matrix, 8) / 8, rel=0.1)
+    assert on_other_streams(kernels) == ()
 
 
 def test_what_the_allocator_reserves_is_no_less_than_what_tensors_hold():

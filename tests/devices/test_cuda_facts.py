@@ -1,6 +1,7 @@
 """What a CUDA device says of itself, with torch's compiled part replaced; how its flags reach a reader."""
 
 import sys
+from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
 
 import msgspec
@@ -8,13 +9,24 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from attnbench.analysis.sanity import ELSEWHERE, ON_A_QUEUE, judged, warnings_of
-from attnbench.devices import cuda, described, device, environment, loads
+from attnbench.analysis.sanity import ELSEWHERE, ON_A_QUEUE, judged, slowed, warnings_of
+from attnbench.devices import CaptureError, cuda, described, device, environment, loads, nvml
 from attnbench.devices.loads import Load
 from attnbench.statistics.intervals import median_estimate
-from attnbench.storage.records import LATENCY, LIMITS, Flag, Measurement, Record, Sample, Status
+from attnbench.storage.records import (
+    LATENCY,
+    LIMITS,
+    DeviceState,
+    Flag,
+    Measurement,
+    Operators,
+    Record,
+    Sample,
+    Status,
+)
 from attnbench.workloads.workload import Workload
 from studies.acceptance.__main__ import FOLDERS, Part, folder_of
+from tests.signatures import snapshots
 
 
 @pytest.fixture
@@ -38,31 +50,47 @@ def test_each_device_names_itself_and_the_packages_of_kernels():
     assert device("cuda").facts().versions["triton"] == "3.6.0"
 
 
-class Nvml:
-    """What there is of pynvml that is asked; this GPU has no MIG."""
+VALUES = {
+    "nvmlInit": None,
+    "nvmlDeviceGetHandleByUUID": lambda uuid: uuid,
+    "nvmlDeviceGetMaxClockInfo": lambda **given: 1000 * given["type"],
+    "nvmlDeviceGetClockInfo": lambda **given: 1500 + int(given["handle"][-1]),
+    "nvmlDeviceGetEnforcedPowerLimit": 700_000,
+    "nvmlDeviceGetPowerUsage": 650_400,
+    "nvmlDeviceGetTemperature": 41,
+    "nvmlDeviceGetCurrentClocksThrottleReasons": 4,
+    "nvmlDeviceGetCurrentClocksEventReasons": 4,
+    "nvmlDeviceGetEccMode": (1, 1),
+}
+"""What a GPU without MIG answers."""
+NVML_VERSIONS = sorted({each.version for each in snapshots() if each.package == "pynvml"})
 
-    NVML_CLOCK_SM, NVML_CLOCK_MEM, NVML_TEMPERATURE_GPU = 1, 2, 0
+
+def pynvml_of(version: str) -> SimpleNamespace:
+    """A module with the functions that this release has, each with its parameters."""
 
     class NVMLError(Exception):
         """Its own error."""
 
-    nvmlInit = staticmethod(lambda: None)  # noqa: N815 - its names
-    nvmlDeviceGetHandleByUUID = staticmethod(lambda uuid: uuid)  # noqa: N815
-    nvmlDeviceGetMaxClockInfo = staticmethod(lambda _, kind: 1000 * kind)  # noqa: N815
-    nvmlDeviceGetClockInfo = staticmethod(lambda handle, _: 1500 + int(handle[-1]))  # noqa: N815
-    nvmlDeviceGetEnforcedPowerLimit = staticmethod(lambda _: 700_000)  # noqa: N815
-    nvmlDeviceGetTemperature = staticmethod(lambda *_: 41)  # noqa: N815
-    nvmlDeviceGetCurrentClocksThrottleReasons = staticmethod(lambda _: 4)  # noqa: N815
-    nvmlDeviceGetEccMode = staticmethod(lambda _: (1, 1))  # noqa: N815
+    def answer(name: str):
+        def compute(**given: object) -> object:
+            found = VALUES.get(name, NVMLError())
+            if isinstance(found, Exception):
+                raise found
+            return found(**given) if callable(found) else found
 
-    def nvmlDeviceGetMigMode(self, _: str) -> None:  # noqa: N802
-        """Not here."""
-        raise self.NVMLError
+        return compute
+
+    names = [each for each in snapshots() if each.package == "pynvml" and each.version == version]
+    functions = {each.name.partition(".")[2]: each.stand_in(answer(each.name.partition(".")[2])) for each in names}
+    constants = {"NVML_CLOCK_SM": 1, "NVML_CLOCK_MEM": 2, "NVML_TEMPERATURE_GPU": 0}
+    return SimpleNamespace(NVMLError=NVMLError, **constants, **functions)
 
 
 @pytest.mark.usefixtures("two_devices")
-def test_what_the_driver_says_is_of_the_same_device_and_what_it_does_not_say_is_left_out(monkeypatch):
-    monkeypatch.setitem(sys.modules, "pynvml", Nvml())
+@pytest.mark.parametrize("version", NVML_VERSIONS)
+def test_what_the_driver_says_is_of_the_same_device_and_what_it_does_not_say_is_left_out(version, monkeypatch):
+    monkeypatch.setitem(sys.modules, "pynvml", pynvml_of(version))
     assert device("cuda:1").facts().clocks == {
         "gpu SM clock limit": "1000 MHz",
         "gpu memory clock limit": "2000 MHz",
@@ -89,6 +117,48 @@ def test_a_gpu_with_another_limit_is_another_machine_and_a_processor_is_as_befor
     assert there.machine_fingerprint != other.machine_fingerprint
     assert warmer.fingerprint == there.fingerprint
     assert "limits" not in plain.must_match()
+
+
+@pytest.mark.usefixtures("two_devices")
+@pytest.mark.parametrize("version", NVML_VERSIONS)
+def test_a_state_is_what_the_driver_says_at_that_moment_and_0_where_it_says_nothing(version, monkeypatch):
+    module = pynvml_of(version)
+    monkeypatch.setitem(sys.modules, "pynvml", module)
+    here = cuda.Cuda("cuda:1")
+    assert here.state() == DeviceState(clock_mhz=1501, temperature_c=41, power_w=650.4, slowed_by=4)
+    monkeypatch.setitem(VALUES, "nvmlDeviceGetPowerUsage", module.NVMLError())
+    assert here.state() == DeviceState(clock_mhz=1501, temperature_c=41, slowed_by=4)
+    monkeypatch.setitem(VALUES, "nvmlDeviceGetCurrentClocksEventReasons", module.NVMLError())  # as of an older driver
+    assert here.state().slowed_by == 4
+    monkeypatch.setitem(sys.modules, "pynvml", None)
+    assert cuda.Cuda("cuda:1").state() is None
+    assert device("cpu").state() is None
+
+
+def test_reasons_are_named_and_those_that_slow_nothing_down_are_not():
+    assert nvml.reasons(0x1 | 0x2) == ""
+    assert nvml.reasons(0x4 | 0x20 | 0x40) == "power cap, thermal slowdown"
+
+
+def visit_of(*clocks: float, slowed_by: int = 0) -> tuple[DeviceState, ...]:
+    return tuple(DeviceState(clock_mhz=each, slowed_by=slowed_by) for each in clocks)
+
+
+@pytest.mark.parametrize(
+    ("visits", "said"),
+    [
+        ([visit_of(1980, 1900, 1742, 1800, slowed_by=4)] * 3, ["the clock fell 12% within the visit: power cap"]),
+        ([visit_of(1980, 1782)] * 3, ["the clock fell 10% within the visit: the driver gives no reason"]),
+        ([visit_of(1980, 1742, slowed_by=4), *[visit_of(1980, 1975)] * 3], []),  # once
+        ([visit_of(1400, 1700, 1980)] * 3, []),  # it rises
+        ([visit_of(1980, 0.0, 1980)] * 3, []),  # it could not be read once
+        ([visit_of(1410, 1405, slowed_by=0x60)] * 3, ["the clock was held at 1,408 MHz: thermal slowdown"]),
+        ([visit_of(1980, 1975, slowed_by=0x3)] * 3, []),  # idle, and set by somebody
+        ([], []),
+    ],
+)
+def test_a_clock_that_falls_or_is_held_is_a_doubt(visits, said):
+    assert [each.replace("\N{NO-BREAK SPACE}", " ").replace(" %", "%") for each in slowed(visits)] == said
 
 
 def test_what_can_still_be_given_is_read_when_torch_has_given_back_its_cache(monkeypatch):
@@ -152,8 +222,8 @@ def test_two_accelerators_never_share_a_table():
     assert folder_of(Part.method, "") == FOLDERS[Part.method]
 
 
-def record(*flags: int) -> Record:
-    samples = tuple(Sample(1e-5, visit=number, flags=flag) for number, flag in enumerate(flags))
+def record(*flags: int, time_s: float = 1e-5, operators: Operators | None = None) -> Record:
+    samples = tuple(Sample(time_s, visit=number, flags=flag) for number, flag in enumerate(flags))
     return Record(
         run="r",
         time="",
@@ -162,6 +232,7 @@ def record(*flags: int) -> Record:
         implementation="it",
         environment=None,
         status=Status.ok,
+        operators=operators,
         measurements=(Measurement(metric=LATENCY, unit="s", samples=samples),),
     )
 
@@ -184,3 +255,97 @@ def test_a_cell_that_leaves_work_on_another_stream_has_no_time():
 def test_a_sample_of_an_older_journal_has_neither_host_time_nor_flags():
     old = msgspec.json.decode(b"[1e-3,4,0,1,2,3,5.0,6,0.5]", type=Sample)
     assert (old.load, old.host_s, old.flags) == (0.5, 0.0, 0)
+
+
+@pytest.mark.parametrize(
+    ("kernel_s", "flag", "is_cold", "words"),
+    [
+        (95e-6, 0, False, None),
+        (105e-6, 0, False, None),
+        (80e-6, 0, False, "20 % of its time are pauses between them, or the profiler missed some"),
+        (80e-6, Flag.host_bound, False, None),  # which says it already
+        (80e-6, 0, True, None),  # the profiled call found its data in the cache
+        (120e-6, 0, False, "more than its time: is all of it timed?"),
+        (120e-6, Flag.host_bound, True, "more than its time: is all of it timed?"),
+        (0.0, 0, False, None),  # no kernels were seen
+    ],
+)
+def test_a_time_and_the_kernels_of_a_call_that_lie_apart_are_a_doubt(kernel_s, flag, is_cold, words):
+    cell = record(*[flag] * 4, time_s=100e-6, operators=Operators(calls=(), kernel_s=kernel_s))
+    said = list(warnings_of(cell, median_estimate(cell.samples(LATENCY)), is_cold=is_cold))
+    assert (words is not None) is any("by the profiler" in each for each in said)
+    assert words is None or any(words in each for each in said)
+
+
+def test_pauses_between_the_kernels_of_a_very_short_call_are_no_doubt():
+    cell = record(0, 0, time_s=10e-6, operators=Operators(calls=(), kernel_s=5e-6))
+    assert not any("profiler" in each for each in warnings_of(cell, median_estimate(cell.samples(LATENCY))))
+
+
+def test_kernels_on_another_stream_are_named():
+    cell = record(0, 0, operators=Operators(calls=(), kernel_s=10e-6, elsewhere=("copy_kernel",)))
+    said = warnings_of(cell, median_estimate(cell.samples(LATENCY)))
+    assert "kernels on another stream: copy_kernel" in list(said)
+
+
+def test_memory_outside_of_the_allocator_is_what_is_gone_and_what_torch_has_not(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda _: None)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda _: (700, 1000))
+    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 250)
+    assert cuda.Cuda("cuda").outside_bytes() == 50
+    assert device("cpu").outside_bytes() == 0
+
+
+class Capturing:
+    """What of torch.cuda records a graph; a recording that has failed raises once more when it ends."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.done: list[str] = []
+        monkeypatch.setattr(torch.cuda, "device", lambda _: nullcontext())
+        monkeypatch.setattr(torch.cuda, "Stream", lambda: "side")
+        monkeypatch.setattr(torch.cuda, "synchronize", lambda _: self.done.append("synchronize"))
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", lambda: SimpleNamespace(replay=lambda: self.done.append("replay")))
+        monkeypatch.setattr(torch.cuda, "stream", self.stream)
+        monkeypatch.setattr(torch.cuda, "graph", self.graph)
+
+    @contextmanager
+    def stream(self, stream: str):
+        self.done.append(f"on {stream}")
+        yield
+        self.done.append("off")
+
+    @contextmanager
+    def graph(self, _: object, stream: str):
+        self.done.append(f"record on {stream}")
+        try:
+            yield
+        except RuntimeError:
+            raise RuntimeError("operation failed due to a previous error during capture") from None
+
+
+def test_a_graph_is_recorded_on_the_stream_of_its_warm_ups_and_gives_what_the_recorded_call_gave(monkeypatch):
+    seen = Capturing(monkeypatch)
+    results = iter(range(10))
+
+    def make():
+        seen.done.append("make")
+        return lambda: (seen.done.append("call"), next(results))[1]
+
+    replay = cuda.Cuda("cuda").captured(make)
+    warm_ups = ["synchronize", "on side", "make", *["call"] * cuda.NUM_WARM_UPS, "off", "synchronize"]
+    assert seen.done == [*warm_ups, "record on side", "call"]
+    assert replay() == replay() == cuda.NUM_WARM_UPS
+    assert seen.done[-2:] == ["replay", "replay"]
+
+
+def test_a_graph_that_cannot_be_recorded_says_what_the_call_did_and_not_what_followed(monkeypatch):
+    seen = Capturing(monkeypatch)
+
+    def call():
+        if "record on side" in seen.done:
+            raise RuntimeError("operation not permitted when stream is capturing\nand more")
+
+    with pytest.raises(
+        CaptureError, match=r"CUDA graph: RuntimeError: operation not permitted when stream is capturing$"
+    ):
+        cuda.Cuda("cuda").captured(lambda: call)

@@ -6,7 +6,7 @@ import torch
 
 from attnbench.checking.case import Case, bind, build, draw_normal, place
 from attnbench.contract.loading import from_value
-from attnbench.devices import cuda, device
+from attnbench.devices import cpu, cuda, device
 from attnbench.devices.recording import Footprint
 from attnbench.plugins import plugs
 from attnbench.processes.messages import Heartbeat, Observe, Prepare
@@ -123,7 +123,7 @@ def test_what_the_allocator_of_cuda_reserves_is_a_metric_there_alone():
         name for name, metric in METRICS.items() if metric.fits(Workload())
     }
     elsewhere = [name for name, metric in METRICS.items() if not metric.fits(Workload()) and name not in over_ranks]
-    assert elsewhere == ["fragmentation", "reserved_memory"]
+    assert elsewhere == ["fragmentation", "outside_memory", "reserved_memory"]
     assert all(metric.fits(there) for name, metric in METRICS.items() if name not in over_ranks)
 
 
@@ -172,3 +172,28 @@ def test_a_worker_keeps_a_case_between_the_metrics_of_its_cell_and_no_longer(tmp
         Prepare(workload=workload, arm=Arm(implementation="fused"), spec="fused", call_limit_s=9, memory_limit_bytes=0)
     )
     assert worker.observed is None
+
+
+@pytest.mark.parametrize("taken", [0, 1, 10 * MIB])
+def test_memory_outside_of_the_allocator_stands_beside_the_peak_where_it_matters(taken, monkeypatch):
+    """A library that takes memory from the driver: no allocator of torch's sees it."""
+    held = [100]
+    monkeypatch.setattr(cpu.Cpu, "outside_bytes", lambda _: held[0])
+
+    def attend(query, key, value):
+        if held[0] == 100:  # at its first call, and it keeps it
+            held[0] += taken
+        return torch.nn.functional.scaled_dot_product_attention(query, key, value)
+
+    seen = case("inference", attend)
+    assert METRICS["outside_memory"].measure(seen) == taken
+    assert ("leaves out 10.0 MiB outside of torch's allocator" in METRICS["peak_memory"].note(seen)) is (taken > 1)
+
+
+def test_the_note_of_a_metric_is_stored_with_its_value(monkeypatch):
+    taken = iter((0, 2**40))
+    monkeypatch.setattr(cpu.Cpu, "outside_bytes", lambda _: next(taken))
+    workload = Workload(seq_len=32, num_heads=2, head_dim=8, direction="inference")
+    asked = Observe(workload=workload, arm=Arm(implementation="sdpa"), spec="sdpa", metric="peak_memory")
+    (said,) = Worker(Heartbeat()).answer(asked).measurement.warnings
+    assert "outside of torch's allocator" in said

@@ -145,3 +145,21 @@ def test_samples_of_a_visit_carry_host_time_and_flags():
     assert {each.flags for each in taken["short"]} == {Flag.host_bound}
     assert all(each.flags & Flag.other_stream for each in taken["leaves"])
     assert [each.value for each in taken["short"]] == pytest.approx([2e-6] * 3)
+
+
+def test_a_graph_of_many_short_kernels_is_no_longer_host_bound():
+    """40 kernels of 10 us each, which the host needs 20 us each to launch: their device time is the same."""
+    clock, runtime = made(launch_s=20e-6)
+    call = repeated(runtime, 10e-6, 40)
+    eager, graph = clock.read(call, 8), clock.read(runtime.captured(call), 8)
+    assert [each.elapsed_s for each in (eager, graph)] == pytest.approx([8 * 40 * 10e-6] * 2)
+    assert (Flag(eager.flags), Flag(graph.flags)) == (Flag.host_bound, Flag(0))
+    assert graph.host_s == pytest.approx(8 * 20e-6)
+
+
+def test_what_waits_or_leaves_work_elsewhere_cannot_be_captured_and_nothing_is_left_of_the_attempt():
+    clock, runtime = made()
+    for call, words in ((runtime.wait, "not permitted"), (lambda: runtime.launch(1e-3, stream=1), "unjoined")):
+        with pytest.raises(RuntimeError, match=words):
+            runtime.captured(call)
+    assert clock.read(repeated(runtime, 1e-3), 2).elapsed_s == pytest.approx(2e-3)

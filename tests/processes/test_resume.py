@@ -142,7 +142,7 @@ def test_the_allocator_is_reported_before_the_worker_starts(tmp_path):
     assert "timer step" in environment.moment
 
 
-def test_an_unknown_allocator_or_cache_is_refused():
-    for change in ({"allocator": "mimalloc"}, {"cache": "hot"}):
+def test_an_unknown_allocator_cache_launch_or_pace_is_refused():
+    for change in ({"allocator": "mimalloc"}, {"cache": "hot"}, {"launch": "lazy"}, {"pace": "slow"}):
         with pytest.raises(ValueError, match="is not allowed"):
             msgspec.structs.replace(planned("fused"), **change).__post_init__()

@@ -104,6 +104,14 @@ def visited(client, times=3):
     return replies[-1]
 
 
+def test_runners_heat_the_device_before_the_blocks_and_never_between_samples(client):
+    both = client()
+    both.ask(msgspec.structs.replace(VISIT, sustained_s=3.0))
+    for each in (both.shared, both.theirs):
+        asked = [request for request in each.asked if isinstance(request, messages.SampleBlocks)]
+        assert [request.sustained_s for request in asked] == [3.0] + [0.0] * (len(asked) - 1)
+
+
 def test_each_sample_is_a_request_of_its_own_so_that_processes_are_woken_alike(client):
     both = client()
     reply = visited(both, 1)

@@ -14,7 +14,7 @@ from torch._C._autograd import DeviceType
 from attnbench.analysis.breakdown import ran, times
 from attnbench.devices.recording import Recording
 from attnbench.processes.worker.operators import operators_in
-from attnbench.storage.operator_kinds import observed
+from attnbench.storage.operator_kinds import busy_s, observed, on_other_streams
 from attnbench.storage.records import Operators
 
 PROFILES = json.loads((Path(__file__).parents[1] / "data/profiles/kernels.json").read_text(encoding="utf-8"))
@@ -30,6 +30,7 @@ class Event:
     end: int
     correlation: int
     linked: int
+    stream: int = 7
 
     def name(self) -> str:
         return self.text
@@ -54,6 +55,9 @@ class Event:
 
     def linked_correlation_id(self) -> int:
         return self.linked
+
+    def device_resource_id(self) -> int:
+        return self.stream
 
 
 def seen(name: str, requested: str = "") -> Operators:
@@ -98,3 +102,15 @@ def test_kernels_outside_any_operator_have_a_kind_a_count_and_a_share() -> None:
 
 def test_the_work_of_a_packages_function_is_attention() -> None:
     assert set(times(seen("an autograd function of a package"), 1.0)) == {"attention"}
+
+
+def test_kernels_at_the_same_time_count_once_and_those_of_a_smaller_stream_are_named() -> None:
+    events = [
+        Event("CUDA", "main", 0, 100_000, 1, 0),
+        Event("CUDA", "void copy_kernel(float*)", 50_000, 120_000, 2, 0, stream=13),
+        Event("CUDA", "main", 200_000, 300_000, 3, 0),
+    ]
+    kernels = Recording(events=events, result={}).kernels()
+    assert busy_s(kernels) == pytest.approx(220e-6)
+    assert on_other_streams(kernels) == ("copy_kernel",)
+    assert (busy_s([]), on_other_streams([])) == (0.0, ())

@@ -286,3 +286,44 @@ def test_a_long_baseline_has_no_block_to_itself():
     control = blocks.TimedCall(arm=calls[0].arm.as_control(), call=calls[0].call)
     limited = blocks.Visit(epoch=0, number=0, num_blocks=8, seed=0, longest_s=0.65)
     assert {len(samples) for samples in blocks.visit([*calls, control], clock, limited).values()} == {3}
+
+
+@pytest.mark.parametrize(
+    ("frequency", "least_s", "most_s"),
+    [
+        (lambda now_s: 0.0, 3.0, 3.6),  # nothing says it
+        (lambda now_s: max(1500.0, 2000.0 - 100.0 * now_s), 9.0, 10.5),  # it falls for 5 s: the second half is steady
+        (lambda now_s: 1000.0 + 500.0 * (int(1e3 * now_s) % 2), 12.0, 12.6),  # it never settles
+    ],
+)
+def test_sustained_samples_are_taken_when_the_clock_has_settled_or_at_a_limit(frequency, least_s, most_s):
+    clock = VirtualClock()
+    contenders = calls_of(clock, a=1e-3, b=2e-3)
+    sustained = blocks.Visit(epoch=0, number=0, num_blocks=3, seed=0, sustained_s=3.0)
+    conditions = blocks.Conditions(read_clock=lambda: frequency(clock.now()))
+    samples = visit(contenders, clock, sustained, conditions)
+    first_s = min(sample.start_s for taken in samples.values() for sample in taken)
+    assert least_s <= first_s <= most_s
+    assert all(each.value * each.num_calls >= blocks.SUSTAINED_SAMPLE_S for taken in samples.values() for each in taken)
+    assert sum(each.called_s for each in contenders) == pytest.approx(clock.now())
+
+
+def test_a_burst_begins_at_once():
+    clock = VirtualClock()
+    samples = visit(calls_of(clock, a=1e-3), clock, at(num_blocks=3))
+    assert samples["a"][0].start_s < 0.01
+
+
+def test_what_the_driver_says_is_read_around_each_block_and_never_inside_a_sample():
+    clock, seen = VirtualClock(), []
+
+    def read() -> None:
+        seen.append("state")
+        clock.spend(5e-3)
+
+    contenders = [timed(name, lambda name=name: (seen.append(name), clock.spend(2e-3))) for name in ("a", "b")]
+    visit(contenders, clock, at(num_blocks=1))
+    seen.clear()
+    samples = visit(contenders, clock, at(num_blocks=4), blocks.Conditions(on_block=read))
+    assert [place for place, each in enumerate(seen) if each == "state"] == [0, *range(5, 22, 5)]
+    assert {round(each.value, 9) for taken in samples.values() for each in taken} == {2e-3}

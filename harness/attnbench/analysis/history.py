@@ -88,14 +88,14 @@ def alike(runs: Sequence[Stored], metric: str) -> tuple[list[Stored], list[str]]
     """The runs whose values mean the same as the newest's, and what is said of the others.
 
     A ratio is to the baseline of its run, and to a state of the code where a run compared two; a time is of warm or of
-    cold caches.
+    cold caches, and of other conditions.
     """
     kept = [run for run in runs if metric != RATIO or not run.has_sides]
-    terms = [(run.baseline if metric == RATIO else "", run.cache) for run in kept]
+    terms = [(run.baseline if metric == RATIO else "", run.conditions) for run in kept]
     same = [run for run, its in zip(kept, terms, strict=True) if its == terms[-1]]
     left_out = {
         "their ratios are to another state of the code": len(runs) - len(kept),
-        "the newest has another baseline or other caches than they": len(kept) - len(same),
+        "the newest has another baseline, other caches or other conditions than they": len(kept) - len(same),
     }
     return same, [f"runs left out, since {reason}: {number}" for reason, number in left_out.items() if number]
 

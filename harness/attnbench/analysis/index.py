@@ -31,7 +31,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True):
     run: str
     time: str
     baseline: str
-    cache: str
+    conditions: str
     has_sides: bool
     machines: dict[str, str]  # the processor, by fingerprint
     columns: dict[str, str]  # that of each metric, times apart
@@ -54,7 +54,7 @@ def stored(results: Results) -> Stored:
         run=results.run,
         time=results.started.time,
         baseline=results.plan.baseline,
-        cache=results.plan.cache,
+        conditions=results.plan.conditions,
         has_sides=results.plan.sides is not None,
         machines={name: found.cpu for name, found in results.environments.items()},
         columns={each.metric: each.name for each in metrics},

@@ -4,12 +4,12 @@ The journal holds raw samples alone (storage/journal.py), so that old runs are j
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.sanity import SystemLoad, judged, system_load
+from attnbench.analysis.sanity import SystemLoad, judged, slowed, system_load
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.statistics.samples import Collector
@@ -23,6 +23,7 @@ from attnbench.storage.records import (
     LATENCY,
     Arm,
     Ceilings,
+    DeviceState,
     Environment,
     Key,
     Measurement,
@@ -123,7 +124,11 @@ def read(path: Path) -> Results:
             changed[event.key] |= dict.fromkeys(event.changes)
     ceilings = {event.ceilings.key: event.ceilings for event in history if isinstance(event, events.CeilingsMeasured)}
     found = tuple(folded(started, history, timed))
-    records, warnings = judged(found, ceilings, is_cold=started.plan.cache == "cold")
+    records, warnings = judged(found, ceilings, is_cold=started.plan.cache != "warm")
+    held = {workload: tuple(slowed(visits)) for workload, visits in timed.states.items()}
+    for record in records:
+        if record.measurement(LATENCY) is not None and (said := held.get(record.workload.id)):
+            warnings[record.key] = (*warnings.get(record.key, ()), *said)
     for key, changes in changed.items():
         warnings[key] = (*warnings.get(key, ()), f"in its own process it changed {', '.join(changes)}")
     return Results(
@@ -154,12 +159,15 @@ class Timed:
         self.num_visits: Counter[str] = Counter()
         self.called_s = 0.0
         self.gauge = InterferenceGauge()
+        self.states = defaultdict[str, list[Sequence[DeviceState]]](list)  # by workload, of each visit
         self._samples: dict[tuple[str, Arm], Collector] = {}  # of the measured and of their controls
 
     def add(self, visit: events.VisitFinished) -> None:
         """Read the next one."""
         self.num_visits[visit.workload] += 1
         self.called_s += visit.called_s
+        if visit.states:
+            self.states[visit.workload].append(visit.states)
         for taken in visit.arms:
             if taken.arm.role is Role.probe:
                 self.gauge.add(visit.workload, taken.samples)

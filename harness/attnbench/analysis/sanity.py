@@ -4,7 +4,9 @@ A time is `invalid` where arithmetic forbids it, and has a warning in words wher
 from raw samples, so that old runs are judged by better rules. Why these rules: docs/adr/0014.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -14,11 +16,24 @@ import msgspec
 import numpy as np
 
 from attnbench.devices import device
+from attnbench.devices.nvml import reasons
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, are_among, median
 from attnbench.statistics.samples import Samples
 from attnbench.storage.events import Event, RunFinished, WorkerStarted
-from attnbench.storage.records import LATENCY, Arm, Ceilings, Counters, Flag, Key, Place, Record, Status
+from attnbench.storage.records import (
+    LATENCY,
+    Arm,
+    Ceilings,
+    Counters,
+    DeviceState,
+    Flag,
+    Key,
+    Operators,
+    Place,
+    Record,
+    Status,
+)
 from attnbench.units import plain, show, significant
 from attnbench.workloads import counts
 from attnbench.workloads.workload import Workload
@@ -71,6 +86,12 @@ ON_A_QUEUE = {
     Flag.not_hidden: "the device waited for the host while it was timed",
     Flag.waits: "the host waits for the device inside the call: it synchronises, or launches more than the queue holds",
 }
+
+
+APART, SHORTEST_S = 0.1, 20e-6
+"""A time and the kernels of a call may be so far apart; in shorter calls the pauses between kernels are much of it."""
+FALL = 0.05
+"""A clock that falls by more within a visit moves each time in it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -224,7 +245,12 @@ def _doubts(
 
 
 def warnings_of(
-    record: Record, time: Estimate | None, discarded: Collection[Block] = (), load: SystemLoad | None = None
+    record: Record,
+    time: Estimate | None,
+    discarded: Collection[Block] = (),
+    load: SystemLoad | None = None,
+    *,
+    is_cold: bool = False,
 ) -> Iterator[str]:
     """Each warning about an ok cell; `discarded` are disturbed blocks of its workload, `load` is the run's."""
     if record.status is not Status.ok:
@@ -241,6 +267,9 @@ def warnings_of(
         yield f"{time.num_samples} sample{'s' * (time.num_samples > 1)} only"
     own = Samples.of(latency.samples)
     yield from (text for flag, text in ON_A_QUEUE.items() if _share(record, flag) > MOST)
+    if record.operators is not None:
+        is_bound = _share(record, Flag.host_bound) > MOST
+        yield from _kernels(record.operators, time.point, may_take_longer=is_cold or is_bound)
     yield from _faults(record, own, time)
     yield from _other_work(record, own, discarded, load)
     yield from _scatter(own, time)
@@ -250,6 +279,42 @@ def warnings_of(
         yield plain(f"its time includes copies: {record.operators.copies}")
     for measurement in record.measurements:
         yield from map(plain, measurement.warnings)
+
+
+def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterator[str]:
+    """Where the kernels that the profiler saw in one call are not what the clock timed; and those on other streams."""
+    if seen.elsewhere:
+        yield plain(f"kernels on another stream: {', '.join(seen.elsewhere)}")
+    kernel_s = seen.kernel_s
+    is_longer = time_s > (1 + APART) * kernel_s
+    if not kernel_s or max(time_s, kernel_s) < SHORTEST_S or (is_longer and may_take_longer):
+        return
+    if is_longer:
+        rest = f"{_percent(1 - kernel_s / time_s)} of its time are pauses between them, or the profiler missed some"
+        yield f"its kernels take {show(kernel_s, 's')} by the profiler: {rest}"
+    elif kernel_s > (1 + APART) * time_s:
+        yield f"its kernels take {show(kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
+
+
+def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:
+    """What the states of a device within the visits of a workload say against its times; ratios are less affected."""
+    falls, fallen, states = list[float](), 0, list[DeviceState]()
+    for visit in visits:
+        highest = fall = 0.0
+        states += visit
+        for state in visit:
+            highest = max(highest, state.clock_mhz)
+            fall = max(fall, 1 - state.clock_mhz / highest if state.clock_mhz > 0 else 0.0)
+        falls.append(fall)
+        for state in visit if fall > FALL else ():
+            fallen |= state.slowed_by
+    if falls and (typical := median(falls)) > FALL:
+        yield f"the clock fell {_percent(typical)} within the visit: {reasons(fallen) or 'the driver gives no reason'}"
+        return
+    held = [state for state in states if reasons(state.slowed_by)]
+    if len(held) > MOST * len(states):
+        why = reasons(functools.reduce(operator.or_, (state.slowed_by for state in held)))
+        yield f"the clock was held at {median([state.clock_mhz for state in held]):,.0f} MHz: {why}"
 
 
 def _faults(record: Record, samples: Samples, time: Estimate) -> Iterator[str]:

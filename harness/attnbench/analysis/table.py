@@ -248,7 +248,13 @@ def _cells(results: Results) -> Iterator[Row]:
         latency = record.measurement(LATENCY)
         time = median_estimate(latency.samples) if latency is not None and latency.samples else None
         is_baseline = results.plan.is_reference(record.arm)
-        cautions = warnings_of(record, time, results.discarded.get(record.workload.id, ()), results.system_load)
+        cautions = warnings_of(
+            record,
+            time,
+            results.discarded.get(record.workload.id, ()),
+            results.system_load,
+            is_cold=results.plan.cache != "warm",
+        )
         agreement = record.agreement
         yield {
             **_identity(record),
@@ -300,7 +306,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
     flops, num_bytes = counts.useful_flops(record.workload), counts.compulsory_bytes(record.workload)
     ceilings = results.ceilings.get(record.workload.place)
     matmul = None if ceilings is None else ceilings.matmul
-    copy = None if ceilings is None else ceilings.copy(num_bytes, is_cold=results.plan.cache == "cold")
+    copy = None if ceilings is None else ceilings.copy(num_bytes, is_cold=results.plan.cache != "warm")
     return {
         "latency_s": time.point,
         "latency_low_s": time.low,

@@ -332,13 +332,28 @@ class Case:
                 fill(self.tensors[name], tensor)
 
     @cached_property
-    def first_s(self) -> float:
-        """Seconds of a first call, which compiles, and makes what is kept, such as the dense mask."""
+    def _first(self) -> tuple[float, int]:
+        """Seconds of the first call, and what was taken before it outside of torch's allocator."""
+        before = self.device.outside_bytes()
         with self.grad_mode():
             call = self.call()
             start = time.perf_counter()
             call()
-        return time.perf_counter() - start
+        return time.perf_counter() - start, before
+
+    @property
+    def first_s(self) -> float:
+        """Seconds of a first call, which compiles, and makes what is kept, such as the dense mask."""
+        return self._first[0]
+
+    @cached_property
+    def outside_bytes(self) -> int:
+        """What two calls have taken of the device outside of torch's allocator, and still hold; code of kernels counts.
+
+        Others may take or give back some meanwhile.
+        """
+        before, _ = self._first[1], self.recording
+        return max(0, self.device.outside_bytes() - before)
 
     @cached_property
     def recording(self) -> Recording:

@@ -203,8 +203,23 @@ class TimingOptions(SelectionOptions):
         ),
     ] = None
     cache: Annotated[
-        Literal["warm", "cold"], typer.Option(help="warm: after an untimed call; cold: emptied before every call.")
+        Literal["warm", "cold", "rotating"],
+        typer.Option(
+            help="warm: after an untimed call; cold: emptied before every call; rotating: each call on other copies of "
+            "the inputs, which together exceed the caches."
+        ),
     ] = "warm"
+    launch: Annotated[
+        Literal["eager", "graph"],
+        typer.Option(help="eager: a call launches its kernels one by one; graph: it replays them as one CUDA graph."),
+    ] = "eager"
+    pace: Annotated[
+        Literal["burst", "sustained"],
+        typer.Option(
+            help="burst: short visits with pauses; sustained: before each visit 3 s of calls without a pause, or more "
+            "until the device's clock has settled."
+        ),
+    ] = "burst"
     allocator: Annotated[
         Literal["system", "steady", "retain"] | None,
         typer.Option(

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from time import perf_counter
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from attnbench.plugins import unknown
 
@@ -26,14 +26,19 @@ if TYPE_CHECKING:  # some import this module
 
     from attnbench.devices.loads import Load
     from attnbench.devices.recording import Recording
-    from attnbench.storage.records import Counters, Environment
+    from attnbench.storage.records import Counters, DeviceState, Environment
     from attnbench.workloads.workload import Workload
 
 NOT_NATIVE = "has no hardware here and may run reference loops"
 """How the note on a dtype ends that the device computes without instructions of its own."""
 
+T = TypeVar("T")
 CROWDED_SHARE = 0.25
 """Of a device's memory: a process that holds more should let go of what it can make again."""
+
+
+class CaptureError(Exception):
+    """A call cannot be replayed as a graph of its launches; says why."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +99,7 @@ class Device(Protocol):
     alignment_bytes: int = 1  # in a layout that is tried, tensors and their rows start at multiples of so many
     has_float64: bool = True  # torch computes in float64 there: the right answers are computed on it
     activities: tuple[str, ...] = ("CPU",)  # what the profiler has to watch, as torch.profiler.ProfilerActivity has it
+    has_graphs: bool = False  # the launches of a call can be recorded once and replayed as one
 
     def seems_present(self) -> bool:
         """Whether the device `all` includes it, by what can be seen without torch."""
@@ -149,6 +155,24 @@ class Device(Protocol):
             Exception: whatever the call raises.
         """
 
+    def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:  # noqa: ARG002 - for who has graphs
+        """The call that `make` makes, recorded once: what is returned replays its launches as one graph.
+
+        A replay returns what the recorded call returned, in the same memory.
+
+        Raises:
+            CaptureError: the call does something that no graph can hold, such as waiting for the device; the process is
+                of no more use. Or the device has no graphs.
+        """
+        raise CaptureError(f"{self.name} has no graphs of launches")
+
+    def state(self) -> DeviceState | None:
+        """Clock, temperature and power at this moment, as the driver says; None where nothing says it."""
+        return None
+
+    def cache_bytes(self) -> int:
+        """The size of its largest cache."""
+
     def flush(self) -> object:
         """Empty the caches: write twice as much as the largest one holds."""
 
@@ -160,6 +184,10 @@ class Device(Protocol):
 
     def free_bytes(self) -> int:
         """Memory that it could still give."""
+
+    def outside_bytes(self) -> int:
+        """Memory of the device that is taken, and not by torch's caching allocator; 0 where there is none."""
+        return 0
 
     def is_crowded(self) -> bool:
         """Whether this process holds so much of its memory that it should let go of what it can make again."""

@@ -109,6 +109,10 @@ class Cpu(Device):
 
         return torch.empty(2 * cache_bytes(), dtype=torch.uint8)
 
+    def cache_bytes(self) -> int:
+        """As the system reports it."""
+        return cache_bytes()
+
     def flush(self) -> object:
         """Write to a buffer of twice the largest cache's size."""
         return self._beyond_caches.add_(1)

@@ -14,13 +14,15 @@ from pathlib import Path
 from time import perf_counter
 from typing import TYPE_CHECKING, Any
 
-from attnbench.devices import CROWDED_SHARE, Device, Facts, nvml
+from attnbench.devices import CROWDED_SHARE, CaptureError, Device, Facts, T, nvml
 from attnbench.devices.loads import Load, products_and_copies
 from attnbench.devices.queued import QueuedClock, Runtime
 from attnbench.devices.recording import Footprint, Recording, record
 
 if TYPE_CHECKING:  # what describes a device is asked for where torch is missing
     from torch import Tensor
+
+    from attnbench.storage.records import DeviceState
 
 DRIVER = Path("/proc/driver/nvidia/version")
 PACKAGES = (
@@ -40,6 +42,9 @@ SIDES = (1024, 2048, 4096, 8192)
 SMALLEST_COPY = 2**22
 LARGEST_COPY = 2**30
 """Bytes: of what it reads and writes, a second-level cache of 64 MiB can hold a thirtieth."""
+NUM_WARM_UPS = 3
+"""Calls before a graph is recorded: what they compile, load and allocate must not be part of it.
+Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs"""
 
 
 class CudaRuntime(Runtime):
@@ -85,6 +90,7 @@ class Cuda(Device):
     has_caching_allocator = True
     alignment_bytes = 16  # kernels load so much at once; where it is not aligned the context is lost
     activities = ("CPU", "CUDA")  # the host, which launches, and the device
+    has_graphs = True
 
     def __init__(self, name: str) -> None:
         """Take the name, which is torch's, too."""
@@ -196,6 +202,50 @@ class Cuda(Device):
 
         return replace(record(call, self.activities, finish), allocated=allocated(before, after))
 
+    def captured(self, make: Callable[[], Callable[[], T]]) -> Callable[[], T]:
+        """Recorded on a stream of its own; all that `make` queues is queued there, so that autograd stays on it."""
+        import torch
+
+        with torch.cuda.device(torch.device(self.name)):
+            stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+            self.synchronize()
+            with torch.cuda.stream(stream):
+                call = make()
+                for _ in range(NUM_WARM_UPS):
+                    call()
+            self.synchronize()
+            try:
+                with torch.cuda.graph(graph, stream=stream):
+                    kept = call()
+            except Exception as error:
+                first = error.__context__ or error  # ending a recording that has failed raises once more
+                said = (str(first).splitlines() or [""])[0]
+                raise CaptureError(f"it cannot be recorded as a CUDA graph: {type(first).__name__}: {said}") from error
+
+        def replay() -> T:
+            graph.replay()
+            return kept
+
+        return replay
+
+    @cached_property
+    def _handle(self) -> tuple[Any, Any] | None:
+        """The module pynvml and its handle of this device, or None."""
+        import torch
+
+        library = nvml.library()
+        uuid = torch.cuda.get_device_properties(torch.device(self.name)).uuid
+        handle = None if library is None else nvml.handle(f"GPU-{uuid}", library)
+        return None if handle is None else (library, handle)
+
+    def state(self) -> DeviceState | None:
+        """By NVML; it takes some ten microseconds, and more for the power."""
+        return None if self._handle is None else nvml.moment(*self._handle)
+
+    def cache_bytes(self) -> int:
+        """Of the second level."""
+        return cache_bytes(self.name)
+
     @cached_property
     def _beyond_caches(self) -> Tensor:
         import torch
@@ -236,6 +286,14 @@ class Cuda(Device):
 
         torch.cuda.empty_cache()
         return torch.cuda.mem_get_info(torch.device(self.name))[0]
+
+    def outside_bytes(self) -> int:
+        """What the context, the code of kernels, libraries and other processes hold."""
+        import torch
+
+        self.synchronize()
+        free, whole = torch.cuda.mem_get_info(torch.device(self.name))
+        return whole - free - torch.cuda.memory_reserved(self.name)
 
     def is_crowded(self) -> bool:
         """Whether this process's tensors hold more than a quarter of the device's memory."""

@@ -84,7 +84,13 @@ class Recording:
             elif event.name() != MEMORY and not event.is_user_annotation():
                 found.append(event)
         return [
-            Kernel(event.name(), event.end_ns() - event.start_ns(), launching.get(event.linked_correlation_id(), ""))
+            Kernel(
+                event.name(),
+                event.end_ns() - event.start_ns(),
+                launching.get(event.linked_correlation_id(), ""),
+                start_ns=event.start_ns(),
+                stream=event.device_resource_id(),
+            )
             for event in found
         ]
 

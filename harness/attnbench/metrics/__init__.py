@@ -17,10 +17,12 @@ class Metric:
     """What is measured of a cell, in which unit, and how; smaller is better.
 
     `measure` reads the metric from a case in a pass of its own, after the check and apart from timing. None says that
-    the metric is what the interleaved blocks sample. `fits` says on which workloads there is such a thing.
+    the metric is what the interleaved blocks sample. `fits` says on which workloads there is such a thing, and `note`
+    what a reader should know of a value, in words; "": nothing.
     """
 
     unit: str
     summary: str
     measure: Callable[[Case], float] | None
     fits: Callable[[Workload], bool] = lambda _: True
+    note: Callable[[Case], str] = lambda _: ""

@@ -3,14 +3,33 @@
 All of the memory is read from one recorded call (devices/recording.py).
 """
 
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
 from attnbench.devices import device
 from attnbench.metrics import Metric
-from attnbench.workloads.workload import Workload
+from attnbench.units import show
+
+if TYPE_CHECKING:
+    from attnbench.checking.case import Case
+    from attnbench.workloads.workload import Workload
+
+OUTSIDE_SHARE = 0.1
+"""Of the peak: from where what was taken outside of torch's allocator is worth a word."""
 
 
 def has_caching_allocator(workload: Workload) -> bool:
     """Whether torch keeps memory that it has taken from the device, as CUDA's allocator does."""
     return device(workload.device).has_caching_allocator
+
+
+def left_out(case: Case) -> str:
+    """What the peak does not count, where that matters: what was taken from the device, but not from torch."""
+    if case.outside_bytes <= OUTSIDE_SHARE * case.footprint.peak_bytes:
+        return ""
+    taken = show(case.outside_bytes, "bytes")
+    return f"peak memory leaves out {taken} outside of torch's allocator, code of kernels included"
 
 
 METRIC = {
@@ -36,11 +55,19 @@ METRIC = {
         summary="allocations of one call",
         measure=lambda case: float(case.footprint.num_allocations),
     ),
+    # Taken by libraries from the driver, so that no allocator of torch's counts it.
+    "outside_memory": Metric(
+        unit="bytes",
+        summary="device memory that first calls take outside of torch's allocator, code of kernels included",
+        measure=lambda case: float(case.outside_bytes),
+        fits=has_caching_allocator,
+    ),
     # The most that one call holds at once: scratch space inside kernels and the result count.
     "peak_memory": Metric(
         unit="bytes",
         summary="peak memory of one call beyond its inputs",
         measure=lambda case: float(case.footprint.peak_bytes),
+        note=left_out,
     ),
     # The allocator takes segments and cuts tensors out of them: this is what other processes miss.
     "reserved_memory": Metric(

@@ -21,7 +21,7 @@ from attnbench.storage.events import (
     VisitFinished,
 )
 from attnbench.storage.memory_events import Timeline
-from attnbench.storage.records import PROBE, Arm, Environment, Sample, Status
+from attnbench.storage.records import PROBE, Arm, DeviceState, Environment, Sample, Status
 from attnbench.timing.blocks import Visit
 from attnbench.workloads.workload import Workload
 
@@ -258,18 +258,22 @@ class SampleBlocks(Visit, frozen=True, kw_only=True, tag="visit"):
     arms: tuple[tuple[Arm, str], ...]
     calibrated: tuple[Calibrated, ...] = ()
     cache: str = "warm"
+    launch: str = "eager"
     verifies: bool = True  # check afterwards that every arm still computes
     is_clocked: bool = False  # answer at once: what was changed meanwhile is looked for by the next request
     settles: bool = False  # answer only when no thread spins any more: another process is next
 
-    def finished(self, samples: Mapping[Arm, Sequence[Sample]], called_s: float) -> VisitFinished:
-        """The answer: each arm's samples in time order, and the seconds inside their calls."""
+    def finished(
+        self, samples: Mapping[Arm, Sequence[Sample]], called_s: float, states: Sequence[DeviceState] = ()
+    ) -> VisitFinished:
+        """The answer: each arm's samples in time order, the seconds inside their calls, and the device's states."""
         return VisitFinished(
             workload=self.workload.id,
             epoch=self.epoch,
             visit=self.number,
             arms=tuple(ArmSamples(arm=arm, samples=tuple(own)) for arm, own in samples.items()),
             called_s=called_s,
+            states=tuple(states),
         )
 
 

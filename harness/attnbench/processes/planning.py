@@ -61,6 +61,8 @@ class Selection:
     false_share: float = FALSE_SHARE
     seed: int = 0
     cache: str = "warm"
+    launch: str = "eager"
+    pace: str = "burst"
     allocator: str | None = None
     metrics: Sequence[str] | None = None
     isolation: str = "process"
@@ -89,7 +91,9 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
     else:
         workloads = (sweep.alone if is_exact else sweep.workloads)(chosen, settings, present)
     for named in dict.fromkeys(workload.device for workload in workloads):
-        device(named)  # raises where there is no such device
+        found = device(named)  # raises where there is no such device
+        if selection.launch == "graph" and not found.has_graphs:
+            raise ValueError(f"{named} has no graphs of launches: give --launch eager, or --set device=cuda")
     left_out = {} if is_exact else sweep.left_out(chosen, settings, present)
     plugins.check_specs([*chosen.leave_out, *left_out])
     has_ranks = any(workload.world_size > 1 for workload in workloads)
@@ -128,6 +132,8 @@ def plan(selection: Selection, *, with_baseline: bool = True) -> Plan:
         false_share=selection.false_share,
         seed=selection.seed,
         cache=selection.cache,
+        launch=selection.launch,
+        pace=selection.pace,
         allocator=selection.allocator or ("retain" if alone else chosen.allocator),  # heaps differ, and so may times
         digests={spec: policy.digest(spec) for spec in specs},
         alone=alone,

@@ -21,7 +21,7 @@ from attnbench.devices import device
 from attnbench.processes import messages
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
 from attnbench.storage.events import TOUCH_BELOW_S, VisitFinished
-from attnbench.storage.records import BASE, PROBE, Arm, Key, Role, Sample, Status
+from attnbench.storage.records import BASE, PROBE, Arm, DeviceState, Key, Role, Sample, Status
 from attnbench.units import show
 from attnbench.workloads.counts import compulsory_bytes
 
@@ -83,10 +83,11 @@ def take_turns(
     draws = random.Random(request.seed)
     arms = [arm for part in parts for arm, _ in part.arms]
     samples: dict[Arm, list[Sample]] = {arm: [] for arm in dict.fromkeys([*[arm for arm, _ in request.arms], *arms])}
-    called_s = 0.0
+    called_s, states = 0.0, list[DeviceState]()
     ready = msgspec.structs.replace(request, num_blocks=0, verifies=False, settles=True)
-    block = msgspec.structs.replace(ready, num_blocks=1, is_clocked=True)
-    last = msgspec.structs.replace(ready, verifies=True) if request.verifies else ready
+    cool = msgspec.structs.replace(ready, sustained_s=0.0)  # the device is hot from the first step on
+    block = msgspec.structs.replace(cool, num_blocks=1, is_clocked=True)
+    last = msgspec.structs.replace(cool, verifies=True) if request.verifies else cool
     turns = [part._replace(arms=(each,)) for part in parts for each in part.arms] if by_arm else parts
     steps = [(ready, parts), *request.num_blocks * [(block, turns)], (last, parts)]
     for step, asked in steps:
@@ -97,6 +98,7 @@ def take_turns(
             if isinstance(reply, messages.Failed):
                 return reply
             called_s += reply.called_s
+            states += reply.states
             for each in reply.arms if step.num_blocks else ():
                 (sample,) = each.samples
                 placed = msgspec.structs.replace(sample, block=len(samples[each.arm]), slot=num_before + sample.slot)
@@ -104,7 +106,7 @@ def take_turns(
             num_before += len(reply.arms)
         for arm, sample in taken.items():
             samples[arm].append(sample)
-    return request.finished(samples, called_s)
+    return request.finished(samples, called_s, states)
 
 
 class PairedClient(WorkerClient):

@@ -21,7 +21,7 @@ from attnbench.devices import read_counters
 from attnbench.processes import messages
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
-from attnbench.storage.events import Plan
+from attnbench.storage.events import SUSTAINED_S, Plan
 from attnbench.storage.journal import Journal
 from attnbench.storage.records import PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
@@ -481,6 +481,8 @@ class TimingStage:
                 seed=seed,
                 calibrated=self._calibrated(workload),
                 cache=self.plan.cache,
+                launch=self.plan.launch,
+                sustained_s=SUSTAINED_S if self.plan.pace == "sustained" else 0.0,
                 verifies=is_due or number < self.num_verified,
             )
             reply = self.session.ask(request)

@@ -168,7 +168,7 @@ def facts(results: Results) -> dict[str, str]:
         "not available here": _absences(results) or "nothing that was asked for",
         "checks": f"{show(results.check_s, 's')}{_share(results, results.check_s)}",
         "inside calls": f"{show(called_s, 's')} inside calls that are checked or timed{_share(results, called_s)}",
-        "samples": f"{visits} visits of {plan.num_blocks} blocks, {counted}, caches {plan.cache}",
+        "samples": f"{visits} visits of {plan.num_blocks} blocks, {counted}, caches {plan.conditions}",
         "verdicts": decided(results) + (f" ({results.reason})" if results.reason else ""),
         "interference": interference(results),
         "free memory": MISSING if load is None else f"{show(load.free_bytes, 'bytes')} as processes began",

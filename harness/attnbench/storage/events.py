@@ -15,6 +15,7 @@ from attnbench.storage.records import (
     Arm,
     Ceilings,
     Counters,
+    DeviceState,
     Environment,
     Key,
     Measurement,
@@ -30,7 +31,12 @@ from attnbench.workloads.workload import Workload
 SCHEMA = 5
 """Version of the journal. A reader refuses a newer one; see docs/adr/0003-journal.md for its history."""
 
-CACHES = ("warm", "cold")
+CACHES = ("warm", "cold", "rotating")
+LAUNCHES = ("eager", "graph")
+PACES = ("burst", "sustained")
+SUSTAINED_S = 3.0
+"""At a sustained pace the arms of a visit are called for so long before its samples, and longer where the device's
+clock has not settled."""
 TOUCH_BELOW_S = 10e-3
 """Where caches are warm, calls shorter than this get an untimed one first: their caches were emptied by the arm before.
 Longer calls warm themselves, and a touch would double their cost."""
@@ -111,7 +117,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     smallest_effect: float = SMALLEST_EFFECT  # times that differ by less are called equivalent
     false_share: float = FALSE_SHARE  # of what is called faster or slower, the expected share that is false, at most
     seed: int = 0
-    cache: str = "warm"  # warm: an untimed call first; cold: the caches are emptied before every call
+    cache: str = "warm"  # warm: an untimed call first; cold: emptied before every call; rotating: each on other inputs
+    launch: str = "eager"  # eager: a call launches each kernel; graph: it replays all of them as one CUDA graph
+    pace: str = "burst"  # burst: short visits with pauses; sustained: each after SUSTAINED_S of calls without a pause
     allocator: str = "system"  # one of ALLOCATORS: what becomes of memory that is freed
     digests: dict[str, str] = msgspec.field(default_factory=dict)  # of each implementation's source, by its spec
     sides: Sides | None = None  # where two states of the code are compared
@@ -142,8 +150,9 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"false_share={self.false_share} is not allowed: give {allowed}")
         if self.allocator not in ALLOCATORS:
             raise ValueError(f"allocator={self.allocator} is not allowed: it is one of {', '.join(ALLOCATORS)}")
-        if self.cache not in CACHES:
-            raise ValueError(f"cache={self.cache} is not allowed: cache is one of {', '.join(CACHES)}")
+        for name, choices in {"cache": CACHES, "launch": LAUNCHES, "pace": PACES}.items():
+            if (given := getattr(self, name)) not in choices:
+                raise ValueError(f"{name}={given} is not allowed: {name} is one of {', '.join(choices)}")
 
     @property
     def specs(self) -> dict[Arm, str]:
@@ -163,6 +172,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """The arms that take part in a workload, and from where each is loaded."""
         out = self.left_out
         return {arm: spec for arm, spec in self.specs.items() if workload.id not in out.get(arm.implementation, ())}
+
+    @property
+    def conditions(self) -> str:
+        """Under what it is timed, in words: times under other conditions are never compared."""
+        others = ["CUDA graphs"] * (self.launch == "graph") + ["sustained"] * (self.pace == "sustained")
+        return ", ".join([self.cache, *others])
 
     @property
     def asked(self) -> tuple[Workload, ...]:
@@ -332,6 +347,7 @@ class VisitFinished(msgspec.Struct, frozen=True, kw_only=True, tag="visit_finish
     arms: tuple[ArmSamples, ...]
     called_s: float = 0.0  # inside calls of the arms, untimed ones and the check of their answers included
     elapsed_s: float = 0.0  # what the run had taken when it ended
+    states: tuple[DeviceState, ...] = ()  # of the device, before its blocks and after each; none: not known
 
     def samples(self, arm: Arm) -> tuple[Sample, ...]:
         """Those of one arm; empty where it took no part."""

@@ -9,7 +9,7 @@ their sources call them (KERNELS).
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -116,6 +116,8 @@ class Kernel(NamedTuple):
     name: str
     duration_ns: int
     operator: str = ""
+    start_ns: int = 0
+    stream: int = 0  # as the profiler numbers them
 
 
 class Span(NamedTuple):
@@ -193,6 +195,25 @@ def with_kernels(operators: Iterable[Operator], kernels: Iterable[Kernel]) -> tu
         launches = num_launches[name]
         found.append(Operator(name=name, kind=kind_of(name), num_calls=launches, self_s=own_ns / 1e9, kernels=(name,)))
     return tuple(sorted(found, key=lambda operator: (-operator.self_s, operator.name)))
+
+
+def busy_s(kernels: Iterable[Kernel]) -> float:
+    """Seconds in which at least one of them ran: what runs at the same time counts once."""
+    total_ns = end_ns = 0
+    for kernel in sorted(kernels, key=lambda kernel: kernel.start_ns):
+        last_ns = kernel.start_ns + kernel.duration_ns
+        total_ns += max(0, last_ns - max(kernel.start_ns, end_ns))
+        end_ns = max(end_ns, last_ns)
+    return total_ns / 1e9
+
+
+def on_other_streams(kernels: Sequence[Kernel]) -> tuple[str, ...]:
+    """The names of those that ran on another stream than most of the work did, each once."""
+    times_ns: Counter[int] = Counter()
+    for kernel in kernels:
+        times_ns[kernel.stream] += kernel.duration_ns
+    main = max(times_ns, key=lambda stream: times_ns[stream], default=0)
+    return tuple(dict.fromkeys(plain_kernel(kernel.name) for kernel in kernels if kernel.stream != main))
 
 
 def compiled(calls: Iterable[Operator]) -> bool:

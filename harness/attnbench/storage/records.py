@@ -178,6 +178,8 @@ class Operators(msgspec.Struct, frozen=True, kw_only=True):
     num_faults: float = 0.0  # minor page faults of one call, without a profiler
     fault_s: float = 0.0  # what one costs on this machine, by an estimate; 0: not known
     copies: str = ""  # what the implementation says that it copies inside the timed call; empty: nothing
+    kernel_s: float = 0.0  # so long at least one kernel ran on a device other than the host; 0: none was seen
+    elsewhere: tuple[str, ...] = ()  # the kernels on another stream than most of the work, by name
 
     @property
     def fallback(self) -> str:
@@ -226,6 +228,18 @@ class Flag(enum.IntFlag):
     not_hidden = 2  # the device had to wait for the host while it was timed
     waits = 4  # the host waits for the device inside a call
     other_stream = 8  # when the current stream was done, the device was busy elsewhere
+
+
+class DeviceState(msgspec.Struct, frozen=True, array_like=True, gc=False):
+    """What a device's driver says at one moment; a 0 is not known.
+
+    `slowed_by` has the bits of NVML's reasons for a clock below the highest (devices/nvml.py).
+    """
+
+    clock_mhz: float = 0.0  # of the multiprocessors
+    temperature_c: float = 0.0
+    power_w: float = 0.0
+    slowed_by: Annotated[int, Meta(ge=0, lt=2**53)] = 0
 
 
 EPOCH_BITS, VISIT_BITS, BLOCK_BITS = 20, 22, 20

@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import repeat
 from typing import NamedTuple
 
 import msgspec
@@ -23,6 +24,8 @@ from attnbench.storage.records import PROBE, Arm, Sample
 
 MIN_SAMPLE_S = 1e-3
 MIN_SAMPLE_TICKS = 1000
+SUSTAINED_SAMPLE_S = 20e-3
+"""At a sustained pace: what lies between two samples takes about half a millisecond, in which a device cools."""
 PROBE_SAMPLE_S = 0.25e-3
 """Of an interference probe: long enough to be late, and short compared with what is timed."""
 DECISIVE = 10
@@ -31,6 +34,11 @@ SIMILAR = 1.25
 """Arms of one process whose calls differ by less than this factor from the next are sampled with the same settings."""
 MOST_COLD_CALLS = 8
 """Of a sample with cold caches: before each call twice the largest cache is written."""
+LONGEST_HEAT, STEADY = 4, 0.02
+"""Before sustained samples the arms are called up to so many times as long as asked, until the device's clock has
+stayed within this share over the second half of the time."""
+ROUND_S = 0.05
+"""So long, at least, each arm is called before the clock is read again."""
 SETTLED_SHARE = 0.2
 """A process that uses less of a processor than this is taken to be asleep."""
 
@@ -45,17 +53,19 @@ class TimedCall:
     call_s: float = 0.0
     called_s: float = 0.0  # inside all calls so far, untimed ones included
     flags: int = 0  # what is wrong with all of its samples (storage/records.py, `Flag`)
+    least_s: float = MIN_SAMPLE_S
 
     @property
     def sample_s(self) -> float:
         """A sample is at least this long; the interference probe's, which is not compared with others, is short."""
-        return PROBE_SAMPLE_S if self.arm == PROBE else MIN_SAMPLE_S
+        return PROBE_SAMPLE_S if self.arm == PROBE else self.least_s
 
 
 class Visit(msgspec.Struct, frozen=True, kw_only=True):
     """A few blocks of one workload: epoch and number, and the seed of their orders.
 
     Where all of them would last longer than `longest_s`, long calls take part in fewer, but in one at least; 0: in all.
+    With `sustained_s` its arms are called for so long before, without a pause, and its samples are longer.
     """
 
     epoch: int
@@ -63,6 +73,7 @@ class Visit(msgspec.Struct, frozen=True, kw_only=True):
     num_blocks: int
     seed: int
     longest_s: float = 0.0
+    sustained_s: float = 0.0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,13 +83,16 @@ class Conditions:
     `on_turn` is called with each arm before its calls, so that a crash can be blamed on the right one. `count_faults`
     reads the process's count of minor page faults, and `read_load` the number of processes that want to run: of this
     process and this machine, unless the clock belongs to another. `flush`, where given, empties the caches before
-    every call.
+    every call. `on_block` is called before the first block and after each. `read_clock` reads the frequency at which
+    the device computes; 0: nothing says it.
     """
 
     on_turn: Callable[[Arm], object] = lambda _: None
     count_faults: Callable[[], int] = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     read_load: Callable[[], float] = (lambda: os.getloadavg()[0]) if hasattr(os, "getloadavg") else lambda: 0.0
     flush: Callable[[], object] | None = None
+    on_block: Callable[[], object] = lambda: None
+    read_clock: Callable[[], float] = lambda: 0.0
 
 
 SIMULATED = Conditions(count_faults=lambda: 0, read_load=lambda: 0.0)
@@ -167,6 +181,7 @@ def visit(
     gc.disable()
     try:
         for timed in calls:
+            timed.least_s = SUSTAINED_SAMPLE_S if at.sustained_s else MIN_SAMPLE_S
             if not timed.called_s:
                 conditions.on_turn(timed.arm)
                 if timed.num_calls:  # as another process found: the first call in this one allocates
@@ -176,15 +191,43 @@ def visit(
                 timed.flags = int(clock.inspect(timed.call))
         ready = turns(calls, is_cold=conditions.flush is not None)
         shares = num_blocks_each(ready, at)
+        if at.sustained_s:
+            heat(ready, clock, at.sustained_s, conditions)
+        conditions.on_block()
         for block in range(max(shares)):
             present = [turn for turn, share in zip(ready, shares, strict=True) if block < share]
             for slot, turn in enumerate(draws.sample(present, len(present))):
                 conditions.on_turn(turn.timed.arm)
                 samples[turn.timed.arm].append(_sample(turn, clock, at, (block, slot), conditions))
+            conditions.on_block()
     finally:
         if was_enabled:
             gc.enable()
     return {arm: tuple(taken) for arm, taken in samples.items()}
+
+
+def heat(ready: Sequence[Turn], clock: Clock, least_s: float, conditions: Conditions) -> None:
+    """Call the arms in turn without a pause for `least_s`, and on until the device's clock has settled, or to a limit.
+
+    All arms of a visit share what it does to the device: none is compared with another one that was cooler.
+    """
+    measured = [turn for turn in ready if turn.timed.arm != PROBE]
+    start_s, read = clock.now(), list[tuple[float, float]]()
+    while measured:
+        for turn in measured:
+            conditions.on_turn(turn.timed.arm)
+            num_calls = max(turn.num_calls, int(ROUND_S / turn.timed.call_s))
+            before_s = clock.now()
+            for _ in repeat(None, num_calls):  # behind a block of the clock's the device would rest
+                turn.timed.call()
+            clock.elapsed(turn.timed.call, 1)  # which waits for all of them
+            turn.timed.called_s += clock.now() - before_s
+        spent_s = clock.now() - start_s
+        read.append((spent_s, conditions.read_clock()))
+        late = [frequency for at_s, frequency in read if at_s >= spent_s / 2]
+        is_steady = not any(late) or (len(late) > 1 and max(late) - min(late) <= STEADY * max(late))
+        if spent_s >= LONGEST_HEAT * least_s or (spent_s >= least_s and is_steady):
+            return
 
 
 def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions) -> Sample:

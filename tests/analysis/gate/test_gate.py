@@ -290,13 +290,18 @@ def test_noise_that_hides_everything_is_no_pass(base: Results, tmp_path: Path, m
     assert attnbench(monkeypatch, "gate", base.folder, candidate.folder) == 3
 
 
-def test_runs_that_asked_for_other_things_are_not_compared_in_time(base: Results, tmp_path: Path) -> None:
-    def cold(event):
-        return with_plan(event, cache="cold")
+@pytest.mark.parametrize(
+    ("name", "usual", "other"),
+    [("cache", "warm", "cold"), ("launch", "eager", "graph"), ("pace", "burst", "sustained")],
+)
+def test_runs_under_other_conditions_are_not_compared_in_time(name, usual, other, base, tmp_path) -> None:
+    def changed(event):
+        return with_plan(event, **{name: other})
 
-    decision = judge(base, run(tmp_path / "run", cold))
+    decision = judge(base, run(tmp_path / "run", changed))
     assert decision.outcome is Outcome.inconclusive
-    assert all("the runs differ in cache (warm and cold)" in r.words for r in decision.rulings if r.metric == "latency")
+    words = f"the runs differ in {name} ({usual} and {other})"
+    assert all(words in each.words for each in decision.rulings if each.metric == "latency")
 
 
 def with_plan(event, **changes):

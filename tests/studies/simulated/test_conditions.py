@@ -1,16 +1,22 @@
 """What surrounds a sample on a simulated machine: cold caches, page faults, load; and the journal, byte for byte."""
 
 import re
+from itertools import pairwise
 
 import msgspec
 import pytest
 
+from attnbench.processes.messages import SampleBlocks
+from attnbench.reports.story import facts
 from attnbench.statistics.intervals import median
+from attnbench.storage.events import SUSTAINED_S, VisitFinished
 from attnbench.storage.journal import JOURNAL
+from attnbench.storage.records import DeviceState
 from studies.simulated import virtual
 from studies.simulated.virtual import SimulatedClient, plan
 from studies.simulated.worlds import WORLDS
 from tests import tables
+from tests.analysis.gate.scripts import rewrite
 
 pytestmark = pytest.mark.usefixtures("many_visits")
 
@@ -40,6 +46,47 @@ def test_cold_caches_cost_each_call_what_the_world_says(tmp_path):
     ratio = median(each.value for each in cold) / median(each.value for each in warm)
     assert ratio == pytest.approx(1 + WORLDS["slots"].carry, rel=0.02)
     assert {each.num_calls for each in cold} == {4}
+
+
+class Asked(SimulatedClient):
+    """Keeps what it was asked to sample."""
+
+    def ask(self, request):
+        if isinstance(request, SampleBlocks):
+            self.visits = [*getattr(self, "visits", []), request]
+        return super().ask(request)
+
+
+def test_a_sustained_visit_begins_hot_and_the_report_says_so(tmp_path):
+    found = {}
+    for pace in ("burst", "sustained"):
+        client = Asked(WORLDS["calm"], lambda *_: 3e-3)
+        asked = msgspec.structs.replace(ASKED, pace=pace, launch="graph", budget_s=0.0)
+        results = virtual.execute(asked, tmp_path / pace, client)
+        assert facts(results)["samples"].endswith(
+            "caches warm, CUDA graphs" + (", sustained" if pace == "sustained" else "")
+        )
+        assert {each.launch for each in client.visits} == {"graph"}
+        assert {each.sustained_s for each in client.visits} == {SUSTAINED_S if pace == "sustained" else 0.0}
+        found[pace] = samples(results)
+    starts = sorted({each.visit: each.start_s for each in reversed(found["sustained"])}.values())
+    assert starts[0] >= SUSTAINED_S > found["burst"][0].start_s
+    assert min(later - earlier for earlier, later in pairwise(starts)) >= SUSTAINED_S
+
+
+def test_what_the_driver_said_is_read_from_the_journal_and_stands_with_each_cell_of_its_workload(tmp_path):
+    states = tuple(DeviceState(clock_mhz=clock, slowed_by=4) for clock in (1980.0, 1700.0))
+    results = run_in("calm", tmp_path)
+    first = results.plan.workloads[0].id
+
+    def stated(event):
+        is_there = isinstance(event, VisitFinished) and event.workload == first
+        return msgspec.structs.replace(event, states=states) if is_there else event
+
+    assert not any("clock" in row.texts["notes"] for row in tables.every(results))
+    rows = tables.every(rewrite(tmp_path, stated))
+    assert {row["workload"] for row in rows if "the clock fell" in row.texts["notes"]} == {first}
+    assert all("power cap" in row.texts["notes"] for row in rows if row["workload"] == first)
 
 
 def test_page_faults_are_counted_call_by_call_and_reported(tmp_path):

@@ -248,7 +248,7 @@ def between_runs(
     is_elsewhere = list(base.environments) != list(candidate.environments)
     differ = [
         f"{name} ({getattr(base.plan, name)} and {getattr(candidate.plan, name)})"
-        for name in ("baseline", "cache", "allocator")
+        for name in ("baseline", "cache", "launch", "pace", "allocator")
         if getattr(base.plan, name) != getattr(candidate.plan, name)
     ]
     obstacle = f"the runs differ in {', '.join(differ)}" if differ else ""

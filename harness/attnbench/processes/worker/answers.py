@@ -24,13 +24,14 @@ from attnbench.checking.case import Case, Inputs, bind, build, draw_normal, plac
 from attnbench.checking.reference import Reference, reference_for_probe, require_plain
 from attnbench.contract import Implementation
 from attnbench.contract.loading import implementation
-from attnbench.devices import device, environment, loads
+from attnbench.devices import CaptureError, device, environment, loads
 from attnbench.metrics import Metric
 from attnbench.processes import messages
 from attnbench.processes.remote import Ask, CandidateLostError, Candidates, Exchange, Remote, stand_in
 from attnbench.processes.worker import attempts, operators, state
+from attnbench.processes.worker.calls import Rotation, replayed, require_replay
 from attnbench.storage.events import CeilingsMeasured, CellChecked, CellMeasured, CellProfiled, VisitFinished
-from attnbench.storage.records import PROBE, Agreement, Arm, Measurement, Sample, Status
+from attnbench.storage.records import PROBE, Agreement, Arm, DeviceState, Measurement, Sample, Status
 from attnbench.timing import blocks
 from attnbench.tracing.capture import trace
 from attnbench.workloads.workload import Workload
@@ -50,18 +51,39 @@ class Bench:
         self.mask = bind(workload)
         self.cases: dict[Arm, Case] = {}
         self.calls: dict[Arm, blocks.TimedCall] = {}
+        self.replays: dict[Arm, Callable[[], object] | None] = {}  # of its first case, where it is replayed
+        self._rotation: Rotation | None = None
         self._reference: Reference | None = None
 
     def case(self, implementation: Implementation) -> Case:
         """A new case on the bench's inputs."""
         return build(self.workload, implementation, self.inputs, self.mask)
 
-    def timed(self, arm: Arm, implementation: Implementation) -> blocks.TimedCall:
-        """What the arm calls, built at first use."""
-        if arm not in self.calls:
+    def cased(self, arm: Arm, implementation: Implementation) -> Case:
+        """The arm's case, built at first use."""
+        if arm not in self.cases:
             self.cases[arm] = self.case(implementation)
-            with self.cases[arm].grad_mode():
-                self.calls[arm] = blocks.TimedCall(arm=arm, call=self.cases[arm].call())
+        return self.cases[arm]
+
+    def timed(
+        self, arm: Arm, implementation: Implementation, cache: str = "warm", launch: str = "eager"
+    ) -> blocks.TimedCall:
+        """What the arm calls, built at first use: all of a process in the same way.
+
+        Raises:
+            CaptureError: the call cannot be replayed as a graph.
+            OutOfReachError: the inputs cannot be rotated.
+        """
+        if arm not in self.calls:
+            case = self.cased(arm, implementation)
+            with case.grad_mode():
+                if cache == "rotating":
+                    self._rotation = self._rotation or Rotation(self.workload, self.inputs)
+                cases = self._rotation.cases(case) if self._rotation else [case]
+                calls = [replayed(each) if launch == "graph" else each.call() for each in cases]
+                call = self._rotation.through(calls) if self._rotation else calls[0]
+                self.calls[arm] = blocks.TimedCall(arm=arm, call=call)
+                self.replays[arm] = calls[0] if launch == "graph" else None
         return self.calls[arm]
 
     def reference(self, on_step: Callable[[], object]) -> Reference:
@@ -72,8 +94,16 @@ class Bench:
         return self._reference
 
     def verify(self, arm: Arm, on_step: Callable[[], object] = lambda: None) -> str:
-        """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or ""."""
-        return agreement.verify(self.cases[arm], self.reference(on_step))
+        """What is wrong with the output of an arm that has been timed, on other values in the same tensors; or "".
+
+        Raises:
+            CaptureError: a replay of its graph no longer does what the call does.
+        """
+        case, replay = self.cases[arm], self.replays[arm]
+        if replay is not None:
+            with case.grad_mode():
+                require_replay(case, replay)
+        return agreement.verify(case, self.reference(on_step))
 
 
 class Worker:
@@ -146,7 +176,7 @@ class Worker:
             is_predicted = isinstance(error, attempts.OutOfReachError)
             if not is_predicted:
                 traceback.print_exc()  # to standard error, which is the run's log
-            self.is_altered |= isinstance(error, state.SharedStateError)
+            self.is_altered |= isinstance(error, state.SharedStateError | CaptureError)  # half a graph may be left
             status, message = attempts.describe(error)
             reply = messages.Failed(
                 arm=self.turn,
@@ -331,12 +361,15 @@ class Worker:
         self.turn = request.arm
         self.heartbeat.beat()
         bench = self.bench(request.workload)
-        timed = bench.timed(request.arm, self.implementation(request.spec))
+        case = bench.cased(request.arm, self.implementation(request.spec))
+        timed = bench.calls.get(request.arm)
+        with case.grad_mode():
+            call = case.call() if timed is None else timed.call
         state.require_idle()
-        case, self.returned, start = bench.cases[request.arm], [], time.perf_counter()
+        self.returned, start = [], time.perf_counter()
         with case.grad_mode():
             for _ in range(request.num_before):
-                timed.call()
+                call()
                 if time.perf_counter() - start > request.before_s:
                     break
             self.witnesses = witness.ready(case, bench.inputs, request.num_calls, request.seed)
@@ -405,7 +438,13 @@ class Worker:
         value = metric.measure(self.case(request))
         if not math.isfinite(value):
             return messages.Failed(status=Status.invalid, message=f"the metric {request.metric} is {value}")
-        measurement = Measurement(metric=request.metric, unit=metric.unit, samples=(Sample(value=value),))
+        note = metric.note(self.case(request))
+        measurement = Measurement(
+            metric=request.metric,
+            unit=metric.unit,
+            samples=(Sample(value=value),),
+            warnings=(note,) if note else (),
+        )
         return CellMeasured(**request.names, measurement=measurement)
 
     def case(self, request: messages.Observe | messages.Profile | messages.Trace) -> Case:
@@ -435,7 +474,7 @@ class Worker:
         for arm, spec in request.arms:
             on_turn(arm)
             if arm != PROBE:
-                calls.append(bench.timed(arm, self.implementation(spec)))
+                calls.append(bench.timed(arm, self.implementation(spec), request.cache, request.launch))
                 continue
             if (name := request.workload.device) not in self.probes:  # one on the processor for all thread numbers
                 self.probes[name] = blocks.TimedCall(arm=PROBE, call=here.interference_probe())
@@ -444,7 +483,18 @@ class Worker:
             if not timed.num_calls and (known := calibrated.get(timed.arm)) is not None:
                 timed.num_calls, timed.call_s = known.num_calls, known.call_s
         called_s = -sum(timed.called_s for timed in calls)
-        conditions = blocks.Conditions(on_turn=on_turn, flush=here.flush if request.cache == "cold" else None)
+        states: list[DeviceState] = []
+
+        def on_block() -> None:
+            if (seen := here.state()) is not None:
+                states.append(seen)
+
+        conditions = blocks.Conditions(
+            on_turn=on_turn,
+            flush=here.flush if request.cache == "cold" else None,
+            on_block=on_block,
+            read_clock=lambda: seen.clock_mhz if (seen := here.state()) is not None else 0.0,
+        )
         with torch.set_grad_enabled(request.workload.direction != "inference"):
             samples = blocks.visit(calls, here.clock, request, conditions)
         called_s += sum(timed.called_s for timed in calls)
@@ -459,4 +509,4 @@ class Worker:
             if arm != PROBE and (wrong := bench.verify(arm)):
                 return messages.Failed(arm=arm, status=Status.disagrees, message=wrong)
         called_s += time.perf_counter() - start
-        return request.finished(samples, called_s)
+        return request.finished(samples, called_s, states)

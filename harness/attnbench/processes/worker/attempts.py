@@ -17,7 +17,7 @@ import torch
 from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
-from attnbench.devices import device
+from attnbench.devices import CaptureError, device
 from attnbench.processes.messages import Attempt, Attempted, Prepare
 from attnbench.processes.remote import CandidateError
 from attnbench.storage.memory_events import SHARE_OF_FREE, timeline
@@ -65,7 +65,7 @@ def describe(error: BaseException) -> tuple[Status, str]:
     """The status of a cell that raised `error`, and a message that names the line in the implementation's own file."""
     if isinstance(error, OutOfReachError):
         return error.status, str(error)
-    if isinstance(error, UncheckableError | NotOneGraphError):
+    if isinstance(error, UncheckableError | NotOneGraphError | CaptureError):
         return Status.unsupported, str(error)
     if isinstance(error, CandidateError):
         return error.failed.status, error.failed.message

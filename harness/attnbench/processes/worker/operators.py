@@ -27,7 +27,15 @@ from torch.overrides import TorchFunctionMode
 from attnbench.checking.case import Case, build, draw_normal, place
 from attnbench.contract import Implementation
 from attnbench.devices.recording import Recording
-from attnbench.storage.operator_kinds import BACKENDS, compiled, fold, observed, with_kernels
+from attnbench.storage.operator_kinds import (
+    BACKENDS,
+    busy_s,
+    compiled,
+    fold,
+    observed,
+    on_other_streams,
+    with_kernels,
+)
 from attnbench.storage.records import Operator, Operators
 from attnbench.workloads.workload import Workload
 
@@ -61,7 +69,7 @@ def observe(case: Case, made: Implementation, on_step: Callable[[], None]) -> Op
         on_step()
         is_short = case.first_s < SHORT_S
         on_step()
-        calls = operators_in(case.recording)
+        calls, kernels = operators_in(case.recording), case.recording.kernels()
         forward = calls
         if case.workload.direction == "backward":
             on_step()
@@ -89,6 +97,8 @@ def observe(case: Case, made: Implementation, on_step: Callable[[], None]) -> Op
         num_faults=num_faults,
         fault_s=fault_seconds(torch.get_num_threads()) if is_host else 0.0,
         copies=made.copies,
+        kernel_s=busy_s(kernels),
+        elsewhere=on_other_streams(kernels),
     )
 
 

@@ -1,0 +1,124 @@
+"""What a timer calls of a case, as the plan asks: its launches one by one or as a graph, on one set of inputs or many.
+
+Source: `triton.testing.do_bench_cudagraph`, for graphs; https://github.com/NVIDIA/cutlass, for inputs in turn in place
+of a flush (its profiler's `--workspace-count`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import torch
+from torch import Tensor
+
+from attnbench.checking.case import TORCH_DTYPES, Case, Inputs, copied
+from attnbench.devices import CaptureError, device
+from attnbench.processes.worker.attempts import OutOfReachError
+from attnbench.storage.memory_events import SHARE_OF_FREE
+from attnbench.storage.records import Status
+from attnbench.units import show
+from attnbench.workloads.workload import Workload
+
+TIMES_CACHE = 2
+"""Between two calls on one copy of the inputs, others of so many times the largest cache's size are read."""
+MOST_COPIES = 1024
+ROUNDINGS = 8
+"""Of the largest number: so far may a replay be from the call, whose kernels may add in another order."""
+OTHER = -0.5
+"""By what the inputs are multiplied, to see whether a replay notices."""
+Call = Callable[[], object]
+
+
+class Rotation:
+    """Copies of a workload's inputs, of which each call takes the next one, whichever arm makes it."""
+
+    def __init__(self, workload: Workload, inputs: Inputs) -> None:
+        """Make as many as exceed the device's largest cache.
+
+        Raises:
+            OutOfReachError: there is no memory for so many, or they would be more than MOST_COPIES.
+        """
+        here = device(workload.device)
+        storages = {tensor.data_ptr(): tensor.untyped_storage().nbytes() for tensor in inputs.tensors.values()}
+        size, cache = sum(storages.values()), here.cache_bytes()
+        number = 1 + math.ceil(TIMES_CACHE * cache / size)
+        wanted = f"{number:,} copies of {show(size, 'bytes')} exceed a cache of {show(cache, 'bytes')}"
+        if number > MOST_COPIES:
+            raise OutOfReachError(
+                Status.unsupported,
+                f"its inputs are too small to rotate: {wanted}, and {MOST_COPIES:,} are the most: give --cache cold",
+            )
+        if (number - 1) * size > SHARE_OF_FREE * (free := here.free_bytes()):
+            raise OutOfReachError(
+                Status.unsupported,
+                f"no memory to rotate its inputs: {wanted}, and {show(free, 'bytes')} are free: give --cache cold",
+            )
+        self.inputs = [inputs, *(copied(inputs, workload) for _ in range(number - 1))]
+        self._order = itertools.cycle(range(number))
+
+    def cases(self, case: Case) -> list[Case]:
+        """The case on each of the copies."""
+        needs_grad = case.workload.direction != "inference"
+        given = [{name: each.detach() for name, each in inputs.tensors.items()} for inputs in self.inputs[1:]]
+        return [
+            case,
+            *(replace(case, tensors={n: each.requires_grad_(needs_grad) for n, each in own.items()}) for own in given),
+        ]
+
+    def through(self, calls: Sequence[Call]) -> Call:
+        """One call that makes the next of these, which are in the order of the copies."""
+
+        def call() -> object:
+            return calls[next(self._order)]()
+
+        return call
+
+
+def replayed(case: Case) -> Call:
+    """The case's call as one graph of its launches, once its replay was seen to compute what the call does.
+
+    Raises:
+        CaptureError: it cannot be recorded, or a replay of it is not the call.
+        OutOfReachError: its answers are random, so that they cannot be compared.
+    """
+    if case.workload.dropout > 0:
+        reason = "each replay of its graph drops others than the call, so that they cannot be compared: set dropout=0"
+        raise OutOfReachError(Status.unsupported, reason)
+    replay = case.device.captured(case.call)
+    require_replay(case, replay)
+    return replay
+
+
+def require_replay(case: Case, replay: Call) -> None:
+    """Put other values into the inputs, and compare what a replay and the call give.
+
+    Raises:
+        CaptureError: they differ: something of the call is not in the graph.
+    """
+    call, dtype = case.call(), TORCH_DTYPES[case.workload.dtype]
+    names = [name for name in ("query", "value", "x") if name in case.tensors and case.tensors[name].dtype is dtype]
+    with case.holding({name: OTHER * case.tensors[name].detach() for name in names}):
+        seen = [None if each is None else each.detach().clone() for each in _tensors(replay())]  # may lie in one memory
+        expected = _tensors(call())
+        if len(seen) != len(expected) or not all(map(_is_close, seen, expected)):
+            raise CaptureError(
+                "a replay of its CUDA graph computes something else than the call: some of its work is outside of the "
+                "graph, on the host or kept from before"
+            )
+
+
+def _tensors(result: object) -> list[Tensor | None]:
+    return [*result] if isinstance(result, tuple | list) else [result]  # type: ignore[list-item] # a case's results
+
+
+def _is_close(seen: Tensor | None, expected: Tensor | None) -> bool:
+    if seen is None or expected is None:
+        return seen is expected
+    if seen.shape != expected.shape or seen.dtype != expected.dtype:
+        return False
+    largest = expected.abs().nan_to_num(nan=0.0, posinf=0.0).amax().item() if expected.numel() else 0.0
+    allowed = ROUNDINGS * torch.finfo(expected.dtype).eps * largest
+    return torch.allclose(seen, expected, rtol=0.0, atol=allowed, equal_nan=True)
