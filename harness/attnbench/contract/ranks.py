@@ -199,7 +199,9 @@ def over_ranks(  # noqa: PLR0913 - the operands of `attend`, and how they are sh
     `share` is a function of a module, which each rank imports.
 
     Raises:
-        RuntimeError: a rank raised an error, is gone, or did not answer in time; the message says which.
+        RankLostError: a rank is gone; the message says which.
+        RankSilentError: a rank did not answer in time.
+        RuntimeError: a rank raised an error.
     """
     scale = mask.scale_for(query.shape[-1])
     if mask.world_size == 1:
