@@ -154,8 +154,8 @@ def not_over_ranks(workload: Workload) -> str | None:
         return None
     if workload.scope == "module":
         return "over several ranks the projections would run in one process: choose scope=attention"
-    if workload.num_threads:
-        return "each of several ranks has one thread: leave num_threads at 0"
+    if workload.num_threads > 1:
+        return "each of several ranks has one thread: set num_threads to 1, or leave it at 0"
     found = device(workload.device).number()
     if found is not None and found < workload.world_size:
         return f"world_size={workload.world_size} needs a device for each rank, and {found} were found"
