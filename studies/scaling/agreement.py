@@ -23,7 +23,7 @@ from attnbench.contract.rank_group import group_of
 from attnbench.plugins import distributing, plugs
 from attnbench.processes.worker.attempts import describe
 from attnbench.storage.records import Status
-from attnbench.units import markdown_table
+from attnbench.units import MISSING, markdown_table
 from attnbench.workloads.workload import Workload
 
 WORLDS = (1, 2, 4)
@@ -83,13 +83,15 @@ def ask(name: str, made: Implementation, sizes: str, workload: Workload) -> Answ
 def table(answers: Sequence[Answer]) -> str:
     """How often each agrees, what each says, and every reason once, by number."""
     reasons = list(dict.fromkeys(each.text for each in answers if each.reason))
+    sizes = list(dict.fromkeys(each.sizes for each in answers))
     counts: dict[tuple[str, int], Counter[str]] = {}
     rows: dict[tuple[str, int, str, str], dict[str, str]] = {}
     for each in answers:
         point = each.workload
         counts.setdefault((each.name, point.world_size), Counter())[each.status] += 1
         cell = each.status if not each.reason else f"{each.status} ({reasons.index(each.text) + 1})"
-        rows.setdefault((each.name, point.world_size, point.mask, point.direction), {})[each.sizes] = cell
+        key = (each.name, point.world_size, point.mask, point.direction)
+        rows.setdefault(key, dict.fromkeys(sizes, MISSING))[each.sizes] = cell
     worlds = sorted({world_size for _, world_size in counts})
     summary = [
         {"implementation": name} | {f"{world} rank{'s' * (world > 1)}": _count(counts[name, world]) for world in worlds}

@@ -1,7 +1,6 @@
 """The studies of ranks: what the check says is printed as it is, and what was stopped goes on."""
 
 import pytest
-from typer.testing import CliRunner
 
 from attnbench.contract import Attention, Implementation, not_over_ranks, over_ranks
 from attnbench.plugins import distributing
@@ -38,6 +37,7 @@ def failing(workload):
     return agreement.ask("failing", made, "G = H", workload)
 
 
+@pytest.mark.long
 def test_what_the_check_says_is_the_answer():
     found = failing(Workload(**SMALL, world_size=2))
     assert found.status == Status.error
@@ -105,6 +105,7 @@ def test_scaling_is_planned_once_for_each_workload():
     assert len({(name, workload.id) for _, name, workload in planned}) == 2 * 2 * len(THEORY) * 3
 
 
+@pytest.mark.long
 def test_the_study_of_scaling_counts_bytes_as_theory_does_and_goes_on(tmp_path, monkeypatch):
     monkeypatch.setattr(scaling, "MASKS", ("none",))
     monkeypatch.setattr(scaling, "DIRECTIONS", ("inference",))
@@ -126,8 +127,5 @@ def test_the_study_of_scaling_counts_bytes_as_theory_does_and_goes_on(tmp_path, 
 
 
 def test_ranks_begin_with_one(tmp_path):
-    made = scaling.typer.Typer()
-    made.command()(scaling.scaling)
-    found = CliRunner().invoke(made, ["--to", str(tmp_path), "--ranks", "2,4"])
-    assert found.exit_code == 2
-    assert "begin with 1" in found.output
+    with pytest.raises(scaling.typer.BadParameter, match="begin with 1"):
+        scaling.scaling(tmp_path, "2,4", 16, 1)
