@@ -28,7 +28,9 @@ from torch import Tensor
 from attnbench.workloads.workload import RANKS_TIMEOUT
 
 TIMEOUT_S = 30.0
-"""So long a call may take where the environment does not say, and the start of a group."""
+"""So long a call may take where the environment does not say."""
+START_TIMEOUT_S = 50.0
+"""A rank imports torch, which takes long where much else is going on."""
 PATIENCE = 0.5
 """A rank waits this share of it for another one, so that it can say so before the time is up."""
 GRACE_S = 1.0
@@ -160,7 +162,7 @@ class RankGroup:
             line.close()
         self._stop = weakref.finalize(self, _end, launcher, tuple(self._lines), folder)
         try:
-            self.processes = [int(answer) for answer in self._answers("start", TIMEOUT_S)]
+            self.processes = [int(answer) for answer in self._answers("start", START_TIMEOUT_S)]
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
