@@ -53,6 +53,8 @@ OTHERS = {
     "trust/before.md": "some of the same cheats and contaminations, before code from elsewhere was isolated",
     "torture/torture.md": "what a run survives: kills, signals, damaged journals, full disks, odd surroundings",
     "scale/scale.md": "what large journals, histories and sweeps cost",
+    "scaling/agreement.md": "attention over ranks: what agrees with the oracle, and what PyTorch's own says",
+    "scaling/scaling.md": "strong and weak scaling over ranks, bytes and stragglers",
     "first_answer/first_answer.md": "how soon the first answers come, and how much a quick sweep decides",
     "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",

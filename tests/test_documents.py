@@ -38,6 +38,7 @@ DOCUMENTS = [
     "docs/profiling.md",
     "docs/pytest.md",
     "docs/python.md",
+    "docs/ranks.md",
     "docs/settings.md",
     "docs/side-by-side.md",
     *PRINTED,

@@ -2,16 +2,19 @@
 
 Times of ranks are those of the slowest, from when all are ready to when each has its own result; the whole call also
 shares out the inputs and collects the output, and is shown next to it. Each rank has one thread, as one process has, so
-that efficiency is one process's time / (ranks x time of the slowest). PyTorch's context parallelism is checked, too.
+that efficiency is one process's time / (ranks x time of the slowest). Points are kept in DIR/parts as they come, so
+that what was stopped goes on. About three minutes on two cores, which nothing else should use.
 """
 
+import shutil
 import statistics
+import sys
 import time
-from collections.abc import Iterator
-from dataclasses import replace
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated
 
+import msgspec
 import torch
 import typer
 
@@ -23,12 +26,13 @@ from attnbench.plugins import plugs
 from attnbench.units import MISSING, markdown_table, percent, show
 from attnbench.workloads.workload import Workload
 from studies.scaling.chart import draw
-from studies.scaling.point import Point
+from studies.scaling.point import Point, Scaled
 from studies.scaling.theory import THEORY, bytes_sent
 
 MASKS = ("none", "causal")
 DIRECTIONS = ("inference", "forward_backward")
-CONTEXT_PARALLEL = "context_parallel"
+KINDS = ("strong", "weak")
+FOLDER = "parts"
 NOTE = """Efficiency is the time of one process / (ranks x time of the slowest rank); in weak scaling for as many pairs.
 The whole call includes sharing out the inputs and collecting the output through shared memory."""
 HEAD = (
@@ -47,20 +51,13 @@ HEAD = (
 )
 
 
-def measured(kind: str, name: str, made: Implementation, workload: Workload, num_calls: int) -> Point:
+def measured(name: str, made: Implementation, workload: Workload, num_calls: int) -> Point:
     """Check the implementation, then call it so often."""
-    point = Point(kind=kind, name=name, workload=workload)
-    if reason := reason_against(made, workload):
-        return replace(point, problem=reason)
-    if problem := verdict(made, workload):
-        return replace(point, problem=problem)
-    case, calls_s, slowest_s, straggling_s, sent = (
-        build(workload, made, place(draw_normal(workload, 0), workload)),
-        [],
-        [],
-        [],
-        0,
-    )
+    point = Point(name=name, workload=workload)
+    if problem := reason_against(made, workload) or verdict(made, workload):
+        return msgspec.structs.replace(point, problem=problem)
+    case = build(workload, made, place(draw_normal(workload, 0), workload))
+    calls_s, slowest_s, straggling_s, sent = [], [], [], 0
     group = group_of(workload.world_size, "cpu")
     with case.grad_mode():
         call = case.call()
@@ -78,7 +75,7 @@ def measured(kind: str, name: str, made: Implementation, workload: Workload, num
             slowest_s.append(sum(max(rank.call_s for rank in each) for each in group.reports))
             straggling_s.append(sum(max(each) - min(each) for each in busy))
             sent = sum(rank.bytes_sent for each in group.reports for rank in each)
-    return replace(
+    return msgspec.structs.replace(
         point,
         call_s=statistics.median(calls_s),
         slowest_s=statistics.median(slowest_s),
@@ -96,52 +93,58 @@ def verdict(made: Implementation, workload: Workload) -> str:
     return "" if found.agrees else f"disagrees: {found.diagnosis}"
 
 
-def points(worlds: list[int], length: int, num_calls: int) -> Iterator[Point]:
-    """Strong scaling shares out one length; weak scaling has as many tokens for each rank."""
-    known = plugs("attnbench.implementations", "IMPLEMENTATION")
+def planned(worlds: Sequence[int], length: int) -> list[tuple[str, str, Workload]]:
+    """Kind, implementation and workload: strong scaling shares out one length, weak has as many tokens for each rank.
+
+    With the most ranks both are the same.
+    """
+    found = []
     for mask in MASKS:
         for direction in DIRECTIONS:
             for name in THEORY:
-                solo_s = 0.0
-                for kind in ("strong", "weak"):
+                for kind in KINDS:
                     for world_size in worlds:
                         tokens = length if kind == "strong" else length // max(worlds) * world_size
                         workload = Workload(
                             seq_len=tokens, num_kv_heads=4, mask=mask, direction=direction, world_size=world_size
                         )
-                        point = measured(kind, name, known[name], workload, num_calls)
-                        if world_size == 1:
-                            solo_s = point.slowest_s
-                        if not point.problem and solo_s:
-                            work = 1 if kind == "strong" else world_size**2  # pairs grow with the square of the length
-                            point = replace(point, efficiency=work * solo_s / (world_size * point.slowest_s))
-                        yield point
+                        found.append((kind, name, workload))
+    return found
 
 
-def table(found: list[Point]) -> str:
+def kept(folder: Path, name: str, made: Implementation, workload: Workload, num_calls: int) -> Point:
+    """The point, measured unless it is there already."""
+    file = folder / f"{name}-{workload.id}.json"
+    if not file.exists():
+        draft = file.with_suffix(".draft")
+        draft.write_bytes(msgspec.json.encode(measured(name, made, workload, num_calls)))
+        draft.rename(file)
+    return msgspec.json.decode(file.read_bytes(), type=Point)
+
+
+def scaled(kind: str, point: Point, solo: Point | None) -> Scaled:
+    """The point with its efficiency, by the one of one rank."""
+    if point.problem or solo is None or solo.problem:
+        return Scaled(kind=kind, point=point)
+    world_size = point.workload.world_size
+    work = 1 if kind == "strong" else world_size**2  # pairs grow with the square of the length
+    return Scaled(kind=kind, point=point, efficiency=work * solo.slowest_s / (world_size * point.slowest_s))
+
+
+def table(found: Sequence[Scaled]) -> str:
     """A row for each point."""
     rows = []
     for each in found:
-        point, theory = each.workload, ""
-        if not each.problem:
-            theory = "equal" if each.num_bytes == bytes_sent(each.name, point) else "DIFFERS"
-        whole = [show(each.call_s, "s"), show(each.slowest_s, "s"), percent(each.efficiency)]
-        rest = [show(each.straggling_s, "s"), f"{each.num_bytes:,}", theory]
-        place_of = [each.kind, each.name, point.mask, point.direction, str(point.seq_len), str(point.world_size)]
-        rows.append([*place_of, *([each.problem] + [MISSING] * 5 if each.problem else whole + rest)])
+        point, workload = each.point, each.point.workload
+        place_of = [each.kind, point.name, workload.mask, workload.direction]
+        place_of += [str(workload.seq_len), str(workload.world_size)]
+        if point.problem:
+            rows.append([*place_of, point.problem, *[MISSING] * 5])
+            continue
+        theory = "equal" if point.num_bytes == bytes_sent(point.name, workload) else "DIFFERS"
+        times = [show(point.call_s, "s"), show(point.slowest_s, "s"), percent(each.efficiency)]
+        rows.append([*place_of, *times, show(point.straggling_s, "s"), f"{point.num_bytes:,}", theory])
     return markdown_table([dict(zip(HEAD, row, strict=True)) for row in rows])
-
-
-def of_pytorch(length: int) -> str:
-    """What the check says of PyTorch's context parallelism with two ranks; unequal widths have its math backend."""
-    made = plugs("attnbench.implementations", "IMPLEMENTATION")[CONTEXT_PARALLEL]
-    rows = []
-    for mask in MASKS:
-        for direction in DIRECTIONS:
-            for words, axes in {"usual": {}, "V != K": {"value_dim": 32}, "G < H": {"num_kv_heads": 4}}.items():
-                workload = Workload(seq_len=length, mask=mask, direction=direction, world_size=2, **axes)  # type: ignore[arg-type]
-                rows.append([mask, direction, words, verdict(made, workload) or "agrees"])
-    return markdown_table([dict(zip(("mask", "direction", "sizes", "the check"), row, strict=True)) for row in rows])
 
 
 def scaling(
@@ -149,14 +152,22 @@ def scaling(
     ranks: Annotated[str, typer.Option(help="Numbers of ranks, 1 first.")] = "1,2",
     length: Annotated[int, typer.Option(help="Tokens of strong scaling, and of the most ranks in weak scaling.")] = 512,
     num_calls: Annotated[int, typer.Option("--calls", help="Calls of each.")] = 9,
-    pytorch_length: Annotated[
-        int, typer.Option(help="Tokens for PyTorch's context parallelism; 0: leave it out.")
-    ] = 16,
 ) -> None:
     """Measure, and write a table and a picture."""
+    worlds = [int(each) for each in ranks.split(",")]
+    if worlds[0] != 1:
+        raise typer.BadParameter(f"--ranks {ranks}: efficiency is in proportion to one rank: begin with 1")
     torch.set_num_threads(1)
-    to.mkdir(parents=True, exist_ok=True)
-    found = list(points([int(each) for each in ranks.split(",")], length, num_calls))
+    folder = to / FOLDER
+    folder.mkdir(parents=True, exist_ok=True)
+    known = plugs("attnbench.implementations", "IMPLEMENTATION")
+    found: list[Scaled] = []
+    solo: Point | None = None
+    for kind, name, workload in planned(worlds, length):
+        point = kept(folder, name, known[name], workload, num_calls)
+        solo = point if workload.world_size == 1 else solo
+        found.append(scaled(kind, point, solo))
+        print(f"{kind} {name} {workload.id}", file=sys.stderr, flush=True)  # noqa: T201 - progress
     made_of = f"PyTorch {torch.__version__}, gloo on one machine, one thread for each rank, float32, H=8 G=4 K=64"
     parts = [
         "# Attention over several ranks",
@@ -164,10 +175,9 @@ def scaling(
         NOTE,
         table(found),
     ]
-    if pytorch_length:
-        parts += ["## PyTorch's context_parallel, two ranks on the CPU", of_pytorch(pytorch_length)]
     (to / "scaling.md").write_text("\n\n".join(parts) + "\n", encoding="utf-8")
-    draw([each for each in found if not each.problem], to / "scaling.png")
+    draw([each for each in found if not each.point.problem], to / "scaling.png")
+    shutil.rmtree(folder)
 
 
 if __name__ == "__main__":

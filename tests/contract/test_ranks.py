@@ -137,6 +137,18 @@ def test_what_ranks_cannot_do_is_refused_in_words(name, axes):
     assert len(reason.split()) > 3
 
 
+@pytest.mark.parametrize("name", [*RIGHT, "context_parallel"])
+@pytest.mark.parametrize(
+    ("number", "world_size", "is_enough"), [(0, 2, False), (1, 2, False), (2, 4, False), (4, 4, True)]
+)
+def test_each_rank_needs_a_gpu_of_its_own(name, number, world_size, is_enough, monkeypatch):
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: number)
+    asked = workload(device="cuda", world_size=world_size, num_heads=8)
+    reason = reason_against(IMPLEMENTATIONS[name], asked, on_this_machine=False)
+    expected = f"world_size={world_size} needs a device for each rank, and {number} were found"
+    assert reason == (None if is_enough else expected)
+
+
 @pytest.mark.parametrize("name", RIGHT)
 def test_one_rank_sends_nothing(name):
     assert bytes_sent(name, workload(world_size=1)) == 0
@@ -172,7 +184,7 @@ def test_a_rank_that_hangs_is_named_and_leaves_nothing_behind(function):
     if function is give_back:
         os.kill(processes[1], signal.SIGSTOP)
     group.timeout_s = 1.0
-    with pytest.raises(RuntimeError, match=r"rank .*1 of 2 has not answered for"):
+    with pytest.raises(RuntimeError, match=r"ranks? .*1 of 2 ha(s|ve) not answered for"):
         group.forward(three(), asked(function))
     assert are_gone(processes)
 

@@ -16,6 +16,7 @@ import sys
 import tempfile
 import time
 import weakref
+from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
@@ -24,15 +25,28 @@ import msgspec
 import torch
 from torch import Tensor
 
+from attnbench.workloads.workload import RANKS_TIMEOUT
+
 TIMEOUT_S = 30.0
-"""So long a call may take, and the start of a group."""
+"""So long a call may take where the environment does not say."""
+START_TIMEOUT_S = 50.0
+"""A rank imports torch, which takes long where much else is going on."""
 PATIENCE = 0.5
 """A rank waits this share of it for another one, so that it can say so before the time is up."""
 GRACE_S = 1.0
 """After one rank has failed, the others may say for so long what happened to them."""
 LARGEST_MESSAGE = 2**16
+MOST_REPORTS = 64
 ALIGNMENT = 64
 Size = tuple[torch.dtype, tuple[int, ...]]
+
+
+class RankLostError(RuntimeError):
+    """The process of a rank is gone."""
+
+
+class RankSilentError(RuntimeError):
+    """A rank did not answer in time."""
 
 
 class Asked(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,13 +107,14 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class RankGroup:
     """`world_size` processes that compute together; they start with the first call, and again after a failure.
 
-    `reports` has, for each pass since it was last cleared, what each rank says of it.
+    `reports` has, for each of the last passes since it was cleared, what each rank says of it.
     """
 
-    def __init__(self, world_size: int, device: str = "cpu", timeout_s: float = TIMEOUT_S) -> None:
+    def __init__(self, world_size: int, device: str = "cpu", timeout_s: float | None = None) -> None:
         """Start nothing yet. `device` is the kind that torch has: gloo on the CPU, NCCL on CUDA."""
-        self.world_size, self.device, self.timeout_s = world_size, device, timeout_s
-        self.reports: list[list[Report]] = []
+        self.world_size, self.device = world_size, device
+        self.timeout_s = float(os.environ.get(RANKS_TIMEOUT, TIMEOUT_S)) if timeout_s is None else timeout_s
+        self.reports: deque[list[Report]] = deque(maxlen=MOST_REPORTS)
         self.processes: list[int] = []
         self._lines: list[socket.socket] = []
         self._stop: Callable[[], object] | None = None
@@ -147,7 +162,7 @@ class RankGroup:
             line.close()
         self._stop = weakref.finalize(self, _end, launcher, tuple(self._lines), folder)
         try:
-            self.processes = [int(answer) for answer in self._answers("start")]
+            self.processes = [int(answer) for answer in self._answers("start", START_TIMEOUT_S)]
         finally:
             shutil.rmtree(folder, ignore_errors=True)
 
@@ -188,7 +203,8 @@ class RankGroup:
             if files:
                 os.close(self._file)
         decoder = msgspec.json.Decoder(Report)
-        reports = [decoder.decode(answer) for answer in self._answers("backward pass" if asked is None else "call")]
+        what = "backward pass" if asked is None else "call"
+        reports = [decoder.decode(answer) for answer in self._answers(what, self.timeout_s)]
         self.reports.append(reports)
         return [place.within(self._memory).to(given[0].device, copy=True) for place in out_of]
 
@@ -207,14 +223,16 @@ class RankGroup:
         self._memory = torch.frombuffer(mmap.mmap(file, size), dtype=torch.uint8)
         return file
 
-    def _answers(self, what: str) -> list[bytes]:
+    def _answers(self, what: str, timeout_s: float) -> list[bytes]:
         """One line of each rank.
 
         Raises:
-            RuntimeError: a rank raised an error, is gone or is silent; all are ended.
+            RankLostError: a rank is gone; all are ended.
+            RankSilentError: a rank is silent; all are ended.
+            RuntimeError: a rank raised an error; all are ended.
         """
         start = time.monotonic()
-        deadline = start + self.timeout_s
+        deadline = start + timeout_s
         answers: dict[int, bytes] = {}
         lost: list[int] = []
         ranks = {line.fileno(): rank for rank, line in enumerate(self._lines)}
@@ -244,11 +262,12 @@ class RankGroup:
         raised = [rank for rank, kind in failed.items() if kind == "own"] or [r for r, kind in failed.items() if kind]
         words = f"of {self.world_size}"
         if lost:
-            raise RuntimeError(f"rank {lost[0]} {words} is gone: its process was killed, or has crashed")
+            raise RankLostError(f"rank {lost[0]} {words} is gone: its process was killed, or has crashed")
         if silent and not any(kind == "own" for kind in failed.values()):
-            named = " and ".join(map(str, silent))
+            named = ("rank " if len(silent) == 1 else "ranks ") + " and ".join(map(str, silent))
+            have = "has" if len(silent) == 1 else "have"
             waited_s = time.monotonic() - start
-            raise RuntimeError(f"rank {named} {words} has not answered for {waited_s:.0f} s ({what})")
+            raise RankSilentError(f"{named} {words} {have} not answered for {waited_s:.0f} s ({what})")
         error = msgspec.json.decode(answers[raised[0]], type=Report).error
         raise RuntimeError(f"rank {raised[0]} {words}: {error}")
 

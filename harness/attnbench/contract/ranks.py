@@ -154,8 +154,8 @@ def not_over_ranks(workload: Workload) -> str | None:
         return None
     if workload.scope == "module":
         return "over several ranks the projections would run in one process: choose scope=attention"
-    if workload.num_threads:
-        return "each of several ranks has one thread: leave num_threads at 0"
+    if workload.num_threads > 1:
+        return "each of several ranks has one thread: set num_threads to 1, or leave it at 0"
     found = device(workload.device).number()
     if found is not None and found < workload.world_size:
         return f"world_size={workload.world_size} needs a device for each rank, and {found} were found"
@@ -199,7 +199,9 @@ def over_ranks(  # noqa: PLR0913 - the operands of `attend`, and how they are sh
     `share` is a function of a module, which each rank imports.
 
     Raises:
-        RuntimeError: a rank raised an error, is gone, or did not answer in time; the message says which.
+        RankLostError: a rank is gone; the message says which.
+        RankSilentError: a rank did not answer in time.
+        RuntimeError: a rank raised an error.
     """
     scale = mask.scale_for(query.shape[-1])
     if mask.world_size == 1:

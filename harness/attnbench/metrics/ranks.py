@@ -31,7 +31,7 @@ def passes(case: Case) -> list[list[Report]]:
         call()
         group.reports.clear()
         call()
-    return group.reports
+    return list(group.reports)
 
 
 def bytes_sent(case: Case) -> float:

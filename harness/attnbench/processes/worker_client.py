@@ -23,6 +23,7 @@ from attnbench.processes import messages
 from attnbench.storage.events import CellChecked
 from attnbench.storage.records import PROBE, UNALIGNED, RuleResult, Status
 from attnbench.units import plain
+from attnbench.workloads.workload import RANKS_TIMEOUT
 
 START_TIMEOUT_S = 120.0
 POLL_S = 1.0
@@ -31,6 +32,8 @@ ENDING_S = 1.0
 """How long a process may take to end after it has let go of its line."""
 CLOSING_S = 10.0
 LONGEST_ANSWER = 2**27
+RANKS_SHARE = 0.5
+"""Of what a step may take, a call of several ranks: a rank that hangs is named before the process is killed."""
 LONGEST_LOG, KEPT_LOG = 2**26, 2**20
 """A log of more bytes than the one keeps as many as the other says, from its start."""
 NUM_STARTS = 2
@@ -374,7 +377,8 @@ class ProcessClient(WorkerClient):
         `settings` are variables that their environment has in addition to ours, `python` is their interpreter where
         that is not ours, and `folders` are where they look for modules first, our own among them.
         """
-        self.template = Template(log, settings or {}, python, folders)
+        patience = {} if RANKS_TIMEOUT in os.environ else {RANKS_TIMEOUT: f"{RANKS_SHARE * timeout_s:g}"}
+        self.template = Template(log, patience | {**(settings or {})}, python, folders)
         self.runner, self.judge = WorkerProcess(self.template, timeout_s), WorkerProcess(self.template, timeout_s)
         self.is_sibling = False
         self.unaligned: dict[tuple[object, ...], RuleResult] = {}  # what became of inputs that are not aligned

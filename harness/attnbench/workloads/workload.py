@@ -42,6 +42,8 @@ MOST_THREADS = 1024
 """PyTorch crashes with too many."""
 MOST_RANKS = 64
 """Each is a process."""
+RANKS_TIMEOUT = "ATTNBENCH_RANKS_TIMEOUT"
+"""The variable that says how many seconds a call of several ranks may take."""
 FROM_1 = ("batch_size", "seq_len", "num_heads", "world_size")
 FROM_0 = ("kv_len", "num_kv_heads", "head_dim", "value_dim", "embed_dim", "num_threads", "seed", "page_size")
 """Axes of whole numbers up to LARGEST."""

@@ -17,6 +17,7 @@ import torch
 from attnbench.checking.case import build, draw_normal, place, reason_against
 from attnbench.checking.reference import UncheckableError
 from attnbench.contract import Implementation, NotOneGraphError
+from attnbench.contract.rank_group import RankLostError, RankSilentError
 from attnbench.devices import CaptureError, device
 from attnbench.processes.messages import Attempt, Attempted, Prepare
 from attnbench.processes.remote import CandidateError
@@ -69,6 +70,10 @@ def describe(error: BaseException) -> tuple[Status, str]:
         return Status.unsupported, str(error)
     if isinstance(error, CandidateError):
         return error.failed.status, error.failed.message
+    if isinstance(error, RankLostError):
+        return Status.crashed, str(error)
+    if isinstance(error, RankSilentError):
+        return Status.timeout, str(error)
     lines = str(error).strip().splitlines()
     first = lines[0][:LONGEST_MESSAGE] if lines else "no message"
     message = f"{type(error).__name__}: {first}"

@@ -1,0 +1,148 @@
+"""Ranks in a whole sweep: one that dies or hangs costs its own cell, and what they say of a call is in every report."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pandas as pd
+import psutil
+import pytest
+
+from attnbench.analysis.results import read
+from attnbench.analysis.table import table
+from attnbench.storage.records import Status
+from attnbench.workloads.workload import Workload
+from studies.scaling.theory import THEORY, bytes_sent
+
+pytestmark = pytest.mark.long  # whole runs, by processes of their own
+
+LIARS = Path(__file__).parents[1] / "rank_liars.py"
+TIMEOUT_S = 20
+SWEEP = """
+summary = "one process and two ranks"
+metrics = ["latency", "bytes_sent", "slowest_rank", "straggling"]
+budget_s = 0.0
+call_limit_s = 30.0
+
+[[grid]]
+world_size = [1, 2]
+seq_len = 16
+num_heads = 4
+num_kv_heads = 2
+head_dim = 8
+mask = "{mask}"
+direction = {directions}
+"""
+
+
+def sweep(folder, implementations, mask, directions, **environment):
+    """A run by the command line; its table, its folder and what was printed."""
+    file = folder / "ranks.toml"
+    file.write_text(SWEEP.format(mask=mask, directions=str(directions).replace("'", '"')), encoding="utf-8")
+    asked = ["run", *implementations, "--sweep", file, "--results", folder, "--timeout", str(TIMEOUT_S)]
+    done = subprocess.run(
+        [sys.executable, "-m", "attnbench", *map(str, asked)],
+        env=os.environ | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=600,
+    )
+    (run,) = (folder / "runs").iterdir()
+    return table(read(run)), run, done
+
+
+def is_alive(process):
+    return psutil.pid_exists(process) and psutil.Process(process).status() != "zombie"
+
+
+@pytest.fixture(scope="module")
+def liars(tmp_path_factory):
+    folder, seen = tmp_path_factory.mktemp("liars"), tmp_path_factory.mktemp("seen")
+    names = [f"{LIARS}:{name}" for name in ("dying", "hanging", "healthy")]
+    cells, _, done = sweep(folder, [*names, "ring"], "none", ["inference"], RANK_LIARS_SEEN=str(seen))
+    return cells.set_index(["implementation", "world_size"]), done, {int(each.name) for each in seen.iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("name", "status", "said"),
+    [
+        ("dying", Status.crashed, "rank 1 of 2 is gone: its process was killed, or has crashed"),
+        ("hanging", Status.timeout, f"rank 1 of 2 has not answered for {TIMEOUT_S // 2} s (call)"),
+    ],
+)
+def test_a_rank_that_is_killed_or_hangs_costs_its_own_cell(liars, name, status, said):
+    cells, done, _ = liars
+    cell = cells.loc[name, 2]
+    assert (cell["status"], cell["message"]) == (status, said)
+    assert pd.isna(cell["latency_s"])
+    assert done.returncode == 1, "it is a finding"
+    assert said in done.stdout + done.stderr
+
+
+@pytest.mark.parametrize(
+    "cell", [("healthy", 1), ("healthy", 2), ("ring", 1), ("ring", 2), ("dying", 1), ("hanging", 1)]
+)
+def test_all_others_are_measured(liars, cell):
+    found = liars[0].loc[cell]
+    assert found["status"] == Status.ok, found["message"]
+    assert found["latency_s"] > 0
+
+
+def test_no_process_of_a_rank_is_left_over(liars):
+    _, _, seen = liars
+    assert len(seen) >= 3 * 3, "two ranks of three implementations, and what they were forked from"
+    deadline = time.monotonic() + 10.0
+    while (left := sorted(filter(is_alive, seen))) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert left == []
+
+
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("measured")
+    directions = ["inference", "forward_backward"]
+    cells, run, done = sweep(folder, THEORY, "causal", directions)
+    assert done.returncode in {0, 3}, done.stdout + done.stderr
+    return cells, run
+
+
+def of_ranks(cells):
+    """The rows of two ranks, by implementation and direction."""
+    own = cells[(cells["world_size"] == 2) & cells["implementation"].isin(list(THEORY))]
+    return own.set_index(["implementation", "direction"])
+
+
+@pytest.mark.parametrize("kind", ["table", "records.csv"])
+def test_bytes_of_a_sweep_are_those_of_the_theory(measured, kind):
+    cells, run = measured
+    own = of_ranks(cells if kind == "table" else pd.read_csv(run / kind))
+    assert len(own) == 2 * len(THEORY)
+    for (name, direction), row in own.iterrows():
+        workload = Workload(
+            seq_len=16, num_heads=4, num_kv_heads=2, head_dim=8, mask="causal", direction=direction, world_size=2
+        )
+        assert row["bytes_sent_bytes"] == bytes_sent(name, workload) > 0
+        assert 0 < row["slowest_rank_s"] < row["latency_s"] * 1e3
+        assert row["straggling_s"] >= 0
+
+
+def test_one_process_sends_nothing_and_has_no_slowest_rank(measured):
+    cells, _ = measured
+    alone = cells[cells["world_size"] == 1]
+    assert len(alone) >= 2 * len(THEORY)
+    assert alone[["bytes_sent_bytes", "slowest_rank_s", "straggling_s"]].isna().all(axis=None)
+
+
+def test_reports_show_what_ranks_say(measured):
+    cells, run = measured
+    summary, page = ((run / name).read_text(encoding="utf-8") for name in ("summary.md", "report.html"))
+    heads = [line for line in summary.splitlines() if "bytes sent" in line]
+    assert heads
+    assert all("slowest rank" in line and "straggling" in line for line in heads)
+    for heading in ("bytes sent", "slowest rank", "straggling"):
+        assert f'"heading":"{heading}"' in page
+    sent = of_ranks(cells).loc[("ring", "inference"), "bytes_sent_bytes"]
+    assert f"{sent / 1024:.2f} KiB" in summary

@@ -1,0 +1,52 @@
+"""Attention over ranks of which one misbehaves, for the run that must survive it. Not imported by any test."""
+
+import os
+import signal
+import time
+from pathlib import Path
+
+import torch
+
+from attnbench.contract import Attention, Implementation, not_over_ranks, over_ranks, repeat_heads
+
+SEEN = Path(os.environ.get("RANK_LIARS_SEEN", "/nonexistent"))
+"""A folder in which each rank, and what it was forked from, leaves a file of its process id."""
+
+
+def right(query, key, value, rank):
+    """Each rank gathers all keys and values."""
+    if SEEN.exists():
+        for process in (os.getpid(), os.getppid()) if rank.world_size > 1 else ():
+            (SEEN / str(process)).touch()
+    key, value = torch.cat(rank.gather(key), dim=2), torch.cat(rank.gather(value), dim=2)
+    key, value = repeat_heads(key, query.shape[1]), repeat_heads(value, query.shape[1])
+    return (query @ key.transpose(-2, -1) * rank.scale).softmax(dim=-1) @ value
+
+
+def one_dies(query, key, value, rank):
+    """The second rank is killed once it has computed."""
+    output = right(query, key, value, rank)
+    if rank.rank == 1:
+        os.kill(os.getpid(), signal.SIGKILL)
+    return output
+
+
+def one_hangs(query, key, value, rank):
+    """The second rank computes and does not end."""
+    output = right(query, key, value, rank)
+    if rank.rank == 1:
+        time.sleep(3600)
+    return output
+
+
+def over(share):
+    """An implementation of which each rank calls `share`."""
+
+    class Shared(Attention):
+        def attend(self, query, key, value, mask):
+            return over_ranks(share, query, key, value, mask)
+
+    return Implementation(build=Shared, source="", unsupported=not_over_ranks, distributes=True, features=("scale",))
+
+
+healthy, dying, hanging = over(right), over(one_dies), over(one_hangs)
