@@ -56,7 +56,8 @@ def test_intervals_hold_for_hosts_that_were_not_measured(num_hosts: int, between
                 for log, error, size in zip(logs.tolist(), errors.tolist(), sizes, strict=True)
             ]
         )
-        assert ratio.low is not None and ratio.high is not None
+        assert ratio.low is not None
+        assert ratio.high is not None
         covered += ratio.low <= 1.0 <= ratio.high
     assert 0.93 <= covered / num_tries <= 0.985  # noisy hosts among calm ones make it a little wide
 
@@ -91,7 +92,8 @@ def test_kinds_are_never_put_together_though_their_winners_are_opposed() -> None
 
 
 def test_the_evidence_is_the_mean_of_all_hosts_and_what_is_left_out_makes_none() -> None:
-    four = [replace(each, effect=replace(each.effect, e_same=e)) for each, e in zip(several([0.1] * 4), (1, 2, 4, 500))]
+    given = zip(several([0.1] * 4), (1, 2, 4, 500), strict=True)
+    four = [replace(each, effect=replace(each.effect, e_same=e_same)) for each, e_same in given]
     assert by_kind(four, {})["one"].effect.e_same == pytest.approx(507 / 4)
     without = by_kind(four, {"one3": "failed"})["one"]
     assert without.effect.e_same == pytest.approx(7 / 4)  # and not 7 / 3

@@ -21,7 +21,7 @@ import numpy as np
 
 from attnbench.statistics import evidence
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Estimate, Pairs, mean_of, paired_ratio
-from attnbench.statistics.verdicts import ALONE, Effect, Policy, judge, margin
+from attnbench.statistics.verdicts import ALONE, Effect, judge, margin
 from attnbench.storage.records import Verdict
 from attnbench.units import span
 from attnbench.workloads.sweep import SMALLEST_EFFECT
@@ -74,9 +74,7 @@ def failing(controls: Mapping[str, Sequence[Pairs]], smallest: float = SMALLEST_
     """
     tests = [(host, pairs, ratio) for host, own in controls.items() for pairs in own if (ratio := paired_ratio(pairs))]
     effects = [
-        Effect(
-            ratio=ratio, margin=smallest, smallest=smallest, e_same=evidence.last(evidence.e_values(pairs.logs))
-        )
+        Effect(ratio=ratio, margin=smallest, smallest=smallest, e_same=evidence.last(evidence.e_values(pairs.logs)))
         for _, pairs, ratio in tests
     ]
     found: dict[str, Estimate] = {}
@@ -90,9 +88,7 @@ def failing(controls: Mapping[str, Sequence[Pairs]], smallest: float = SMALLEST_
     }
 
 
-def by_kind(
-    seen: Sequence[Seen], failed: Mapping[str, str], smallest: float = SMALLEST_EFFECT
-) -> dict[str, OfKind]:
+def by_kind(seen: Sequence[Seen], failed: Mapping[str, str], smallest: float = SMALLEST_EFFECT) -> dict[str, OfKind]:
     """What each kind of host says of one comparison; without the kinds of which no host counts.
 
     `failed` are the hosts of `failing`. The effects are to be judged together with those of all other comparisons.
