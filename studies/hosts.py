@@ -10,12 +10,10 @@ those of real journals that grow, on the machine where the study runs.
 
 import argparse
 import math
-import os
 import random
 import tempfile
 import time
-import tracemalloc
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -24,33 +22,52 @@ import numpy as np
 import typer
 
 from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.hosts import Hosts, kind_of, together
+from attnbench.analysis.hosts import Hosts, together
 from attnbench.analysis.results import Results, read
 from attnbench.reports.hosts import sentences
 from attnbench.statistics import evidence
-from attnbench.storage import journal
-from attnbench.storage.events import Plan, VisitFinished
-from attnbench.storage.journal import JOURNAL
+from attnbench.storage.events import Plan
 from attnbench.storage.records import FALSE_SHARE, Verdict
-from attnbench.timing.schedule import State
-from attnbench.units import duration, markdown_table, percent, show
+from attnbench.units import duration, markdown_table, percent
 from attnbench.workloads.workload import Workload
-from studies import scale
 from studies.acceptance.simulated import T12_RATIOS, most_likely, null_differences
 from studies.simulated.cluster import SimulatedHost, Tally, hundred, sweep
-from studies.simulated.virtual import ENVIRONMENT, Seconds, plan
+from studies.simulated.virtual import Seconds, plan
 from studies.simulated.worlds import WORLDS
 
 NAMES = ("baseline", "rival", "other")
 CPUS = ("CPU A", "CPU B")
 BETWEEN = 0.005
-"""How far the ratios of two hosts of one kind differ, a standard deviation of the log, where the code is not the same."""
+"""By how much the ratios of different code differ from host to host of a kind: a standard deviation of the log."""
 CALL_S = 0.2
 """What a call of the baseline takes, about: as much as attention over some ten thousand tokens."""
 LEAST_THROUGHPUT = 0.9
 LEAST_COVERAGE, MOST_COVERAGE = 0.93, 0.98
 NUM_GROUPS, NUM_TOGETHER, NUM_BLOCKS = 1000, 5, 100
 """Of the false alarms of evidence alone: comparisons in each world, hosts in each, and blocks that each host makes."""
+
+EVIDENCE = (
+    "false alarms of the evidence alone, without a margin: identical code on {num_hosts} hosts, a look at each of "
+    "{num_blocks} blocks, worst of {num_worlds} worlds"
+)
+TEXT = """# {num_hosts} simulated hosts
+
+Each session lasts {lasts} of virtual time: {num_workloads} workloads, {num_names} implementations, two kinds of CPU. A
+host is lost each minute, and another joins two minutes later. Hosts and time are simulated; visits, journals and
+statistics are the real ones. The long run makes as many visits on one calm host of each kind.
+
+{limits}
+
+What went on:
+
+{facts}
+
+Of the first session:
+
+{seen}
+
+Made by {made}.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,7 +115,10 @@ class Session:
         }
         for cell in self.found.cells:
             cpu = next(cpu for cpu in CPUS if cpu in cell.kind)
-            log, ratio = self.truth.log(cpu, cell.workload.seq_len, cell.arm.implementation), cell.judgement.effect.ratio
+            log, ratio = (
+                self.truth.log(cpu, cell.workload.seq_len, cell.arm.implementation),
+                cell.judgement.effect.ratio,
+            )
             holds = ratio.low is not None and ratio.high is not None and ratio.low <= math.exp(log) <= ratio.high
             yield cell.verdict, long[cpu, cell.workload.id, cell.arm.implementation], log, holds
 
@@ -113,11 +133,22 @@ class Session:
         return sum(useful_s for name, useful_s in self.tally.useful_s.items() if name not in self.found.failed)
 
 
-def session(seed: int, *, num_hosts: int, num_workloads: int, budget_s: float) -> Session:
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Of each session."""
+
+    num_hosts: int = 100
+    num_workloads: int = 60
+    budget_s: float = 600.0
+    repeats: int = 2
+    num_alarms: int = NUM_GROUPS
+
+
+def session(seed: int, size: Size) -> Session:
     """One sweep and one long run, each judged."""
-    asked = plan(num_workloads, NAMES, budget_s=budget_s, seed=seed)
+    asked = plan(size.num_workloads, NAMES, budget_s=size.budget_s, seed=seed)
     truth = Truth(seed=seed, lengths=tuple(workload.seq_len for workload in asked.workloads))
-    hosts = list(hundred(num_hosts, CPUS, budget_s, seed))
+    hosts = list(hundred(size.num_hosts, CPUS, size.budget_s, seed))
     with tempfile.TemporaryDirectory(prefix="attnbench-hosts-") as folder:
         many, one = Path(folder) / "many", Path(folder) / "one"
         seconds = {host.name: truth.of_host(host.name, host.cpu) for host in hosts}
@@ -158,7 +189,8 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
     null = [many for many, _, log, _ in pairs if log == 0.0]
     alarms = sum(verdict in {Verdict.faster, Verdict.slower} for verdict in null)
     wrong = sum(
-        many is not Verdict.undecided and many is not right for many, right in ((m, truly(log)) for m, _, log, _ in pairs)
+        many is not Verdict.undecided and many is not right
+        for many, right in ((m, truly(log)) for m, _, log, _ in pairs)
     )
     shares = [each.useful_s / each.capacity_s for each in sessions]
     planted = {(n, host.name) for n, each in enumerate(sessions) for host in each.hosts if host.layout > 0.01}  # noqa: PLR2004 - far above usual
@@ -181,8 +213,7 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
             alarms <= FALSE_SHARE * len(null),
         ),
         (
-            f"false alarms of the evidence alone: identical code on {NUM_TOGETHER} hosts, a look at each of "
-            f"{NUM_BLOCKS} blocks, no margin, worst of {len(WORLDS)} worlds",
+            EVIDENCE.format(num_hosts=NUM_TOGETHER, num_blocks=NUM_BLOCKS, num_worlds=len(WORLDS)),
             f"at most {percent(FALSE_SHARE)}",
             f"{num_alarms} of {num_tried:,} (at most {percent(most_likely(num_alarms, num_tried))}, 99 % limit)",
             num_alarms <= FALSE_SHARE * num_tried,
@@ -255,42 +286,23 @@ def facts(sessions: Sequence[Session]) -> list[dict[str, str]]:
     return rows
 
 
-def simulate(
-    to: Path, *, num_hosts: int = 100, num_workloads: int = 60, budget_s: float = 600.0, repeats: int = 2, seed: int = 0
-) -> str:
+def simulate(to: Path, size: Size, seed: int = 0) -> str:
     """Simulate all sessions, and write the page; returns it."""
     began_s = time.process_time()
-    sessions = [
-        session(seed + 1000 * number, num_hosts=num_hosts, num_workloads=num_workloads, budget_s=budget_s)
-        for number in range(repeats)
-    ]
-    rows = limits(sessions, alarms_of_evidence(seed))
+    sessions = [session(seed + 1000 * number, size) for number in range(size.repeats)]
+    rows = limits(sessions, alarms_of_evidence(seed, size.num_alarms))
     first = sessions[0]
-    kinds = [f"- {line}" for line in sentences(first.found)[: len(CPUS)]]
-    excluded = [f"- {name} does not count: {why}" for name, why in first.found.failed.items()]
-    minutes = duration(budget_s)
-    text = "\n".join(
-        [
-            f"# {num_hosts} simulated hosts",
-            "",
-            f"Each session lasts {minutes} of virtual time: {num_workloads} workloads, {len(NAMES)} implementations, two "
-            "kinds of CPU. A host is lost each minute, and another joins two minutes later. Hosts and time are simulated; "
-            "visits, journals and statistics are the real ones. The long run makes as many visits on one calm host of "
-            "each kind, in one process after the other.",
-            "",
-            markdown_table(rows),
-            "",
-            markdown_table(facts(sessions)),
-            "",
-            "Of the first session:",
-            "",
-            *kinds,
-            *excluded,
-            "",
-            f"Made by `python -m studies.hosts --to DIR --seed {seed} --repeats {repeats}` in "
-            f"{time.process_time() - began_s:.0f} s of processor time.",
-            "",
-        ]
+    seen = [*sentences(first.found)[: len(CPUS)], *(f"{host}: {why}" for host, why in first.found.failed.items())]
+    made = f"`python -m studies.hosts --to DIR --seed {seed} --repeats {size.repeats}`"
+    text = TEXT.format(
+        num_hosts=size.num_hosts,
+        lasts=duration(size.budget_s),
+        num_workloads=size.num_workloads,
+        num_names=len(NAMES),
+        limits=markdown_table(rows),
+        facts=markdown_table(facts(sessions)),
+        seen="\n".join(f"- {line}" for line in seen),
+        made=f"{made} in {time.process_time() - began_s:.0f} s of processor time",
     )
     to.mkdir(parents=True, exist_ok=True)
     (to / "hosts.md").write_text(text, encoding="utf-8")
@@ -306,7 +318,7 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=2, help="so many sessions")
     given = parser.parse_args()
     if given.what == "simulate":
-        typer.echo(simulate(given.to, repeats=given.repeats, seed=given.seed))
+        typer.echo(simulate(given.to, Size(repeats=given.repeats), given.seed))
 
 
 if __name__ == "__main__":

@@ -192,7 +192,8 @@ def sweep(
 
 
 def _write(worker: HostAtWork, folder: Path) -> None:
-    ended = [] if worker.host.lost_s < worker.plan.budget_s else [RunFinished(time=MOMENT, elapsed_s=0.0, reason="made")]
+    is_lost = worker.host.lost_s < worker.plan.budget_s
+    ended = [] if is_lost else [RunFinished(time=MOMENT, elapsed_s=worker.plan.budget_s, reason="made")]
     path = folder / worker.host.name / JOURNAL
     path.parent.mkdir(parents=True)
     write(path, [*worker.history, *ended])

@@ -146,7 +146,7 @@ def kind_of(environment: Environment) -> str:
 
     Memory and the version of the system are not among it: they differ among the hosts of one order.
     """
-    cores = f"{environment.num_physical_cores} cores"
+    cores = f"{environment.num_physical_cores} core{'s' * (environment.num_physical_cores > 1)}"
     threads = f"{environment.num_threads} threads" if environment.num_threads else ""
     torch = f"torch {environment.versions['torch']}" if "torch" in environment.versions else ""
     parts = (environment.accelerator, environment.cpu, cores, environment.cpu_capability, threads, torch)

@@ -20,7 +20,7 @@ def report(
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write here, with a copy of the journal.")] = None,
     are_hosts: Annotated[
         bool,
-        typer.Option("--hosts", help="The runs are of one plan on several machines: hosts.md judges them by kind."),
+        typer.Option("--hosts", help="The runs are of one plan on several machines: judge each kind of them."),
     ] = False,
     open_page: OpenPage = False,
     as_json: AsJson = False,
