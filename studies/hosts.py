@@ -30,6 +30,7 @@ from attnbench.storage.events import Plan
 from attnbench.storage.records import FALSE_SHARE, Verdict
 from attnbench.units import duration, markdown_table, percent
 from attnbench.workloads.workload import Workload
+from studies import coordination
 from studies.acceptance.simulated import T12_RATIOS, most_likely, null_differences
 from studies.simulated.cluster import SimulatedHost, Tally, hundred, sweep
 from studies.simulated.virtual import Seconds, plan
@@ -309,6 +310,14 @@ def simulate(to: Path, size: Size, seed: int = 0) -> str:
     return text
 
 
+def coordinator(to: Path, sizes: Sequence[int] = coordination.SIZES) -> str:
+    """Measure what a coordinator costs, and write the page; returns it."""
+    text = coordination.page(coordination.measure(sizes))
+    to.mkdir(parents=True, exist_ok=True)
+    (to / "coordinator.md").write_text(text, encoding="utf-8")
+    return text
+
+
 def main() -> None:
     """Do what the command line asks for."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
@@ -319,6 +328,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.what == "simulate":
         typer.echo(simulate(given.to, Size(repeats=given.repeats), given.seed))
+    else:
+        typer.echo(coordinator(given.to))
 
 
 if __name__ == "__main__":
