@@ -43,8 +43,8 @@ implementations share. Where each cell is measured on several hosts, there are a
 
 {table}
 
-- {hosts} hosts report {asked} visits a second ({rate}), where a visit takes {visit}; one core takes in {takes} a second.
-- While a run is at work, its samples are kept in memory for the scheduler: {memory} for {cells} cells. A sweep that needs
+- {hosts} hosts report {asked} visits a second ({rate}), where a visit takes {visit}; one core takes in {takes}.
+- While a run is at work, its samples are kept in memory for the scheduler: {memory} for {cells} cells. What needs
   more than there is has to be split into several runs.
 
 Made by `python -m studies.hosts coordinator --to DIR`; times are processor time of one core.
