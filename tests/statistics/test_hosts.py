@@ -136,8 +136,21 @@ def test_a_host_whose_identical_code_differs_is_left_out_and_says_why() -> None:
     controls["bad"] = [pairs(0.0, draws), pairs(0.08, draws), pairs(-0.15, draws)]
     found = failing(controls)
     assert list(found) == ["bad"]
-    assert found["bad"].startswith("its A/A test fails: identical code took 0.8")
+    assert found["bad"].startswith("its A/A test fails: identical code differs by 8.")
     assert by_kind([seen("bad", 0.3, draws)], found) == {}
+
+
+def test_biases_of_processes_that_cancel_fail_a_host() -> None:
+    """Each process has another bias: their mean is none, and an interval that counts processes would hide it."""
+    draws = np.random.default_rng(7)
+    logs = np.concatenate([draws.normal(bias, 0.01, 32) for bias in (0.06, -0.07, 0.05, -0.04)])
+    visits = tuple((place // 32, place // NUM_BLOCKS) for place in range(len(logs)))
+    assert list(failing({"bad": [Pairs(logs=logs, visits=visits)], "good": [pairs(0.0, draws)]})) == ["bad"]
+
+
+def test_one_unlucky_process_of_many_fails_no_host() -> None:
+    draws = np.random.default_rng(8)
+    assert failing({"good": [pairs(0.05 if number == 3 else 0.0, draws) for number in range(10)]}) == {}
 
 
 def test_noise_fails_no_host() -> None:

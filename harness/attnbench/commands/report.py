@@ -2,12 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, OpenPage, ResultsFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from attnbench.analysis.results import Results
 
 
 def report(
@@ -37,7 +42,7 @@ def report(
     stored, more = read(first), [read(other) for other in others]
     target = to or (stored.folder / TOGETHER if more else stored.folder)
     failed = False
-    across = together({each.folder.name: each for each in (stored, *more)}) if are_hosts else None
+    across = together(named([stored, *more])) if are_hosts else None
     if more:
         target.mkdir(parents=True, exist_ok=True)
         put(target / PAGE, story.page(stored, more))
@@ -60,6 +65,21 @@ def report(
     if open_page:
         typer.launch(str(page.resolve()))
     raise typer.Exit(ExitCode.finding if failed else ExitCode.passed)
+
+
+def named(runs: "Sequence[Results]") -> "dict[str, Results]":
+    """Runs of several hosts by the names of their folders.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    found = {run.folder.name: run for run in runs}
+    if len(found) < len(runs):
+        twice = next(name for name in found if sum(run.folder.name == name for run in runs) > 1)
+        raise ValueError(
+            f"two runs are named {twice}, and --hosts takes one for each host: give their folders own names"
+        )
+    return found
 
 
 PAGE, HOSTS, TOGETHER = "report.html", "hosts.md", "together"

@@ -20,10 +20,10 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from attnbench.statistics import evidence
-from attnbench.statistics.intervals import FEWEST_CLUSTERS, Estimate, Pairs, mean_of, paired_ratio
-from attnbench.statistics.verdicts import ALONE, Effect, judge, margin
-from attnbench.storage.records import Verdict
-from attnbench.units import span
+from attnbench.statistics.intervals import FEWEST_CLUSTERS, Estimate, Pairs, mean_of
+from attnbench.statistics.verdicts import Effect, margin
+from attnbench.storage.records import FALSE_SHARE
+from attnbench.units import percent
 from attnbench.workloads.sweep import SMALLEST_EFFECT
 
 FEWEST_HOSTS = 3
@@ -67,25 +67,31 @@ class OfKind:
 
 
 def failing(controls: Mapping[str, Sequence[Pairs]], smallest: float = SMALLEST_EFFECT) -> dict[str, str]:
-    """The hosts whose own A/A test fails, with the reason: there, identical code is called faster or slower.
+    """The hosts whose own A/A test fails, with the reason: identical code differs there by what would matter.
 
-    `controls` are each host's pairs of the baseline's control with the baseline, one for each workload. Noise alone
-    fails no host: it widens intervals. All tests are judged together, so that of many hosts none fails by chance.
+    `controls` are each host's pairs of the baseline's control with the baseline, one for each workload. Each process
+    counts by itself, since biases of several would cancel. It takes evidence, which noise does not make, and a median
+    difference beyond `smallest`: one process with an unlucky layout fails no host, but makes hosts lie further apart.
     """
-    tests = [(host, pairs, ratio) for host, own in controls.items() for pairs in own if (ratio := paired_ratio(pairs))]
-    effects = [
-        Effect(ratio=ratio, margin=smallest, smallest=smallest, e_same=evidence.last(evidence.e_values(pairs.logs)))
-        for _, pairs, ratio in tests
-    ]
-    found: dict[str, Estimate] = {}
-    for (host, _, ratio), judged in zip(tests, judge(effects, ALONE), strict=True):
-        is_worst = host not in found or abs(math.log(ratio.point)) > abs(math.log(found[host].point))
-        if judged.verdict in {Verdict.faster, Verdict.slower} and is_worst:
-            found[host] = ratio
+    seen: dict[str, list[tuple[float, float]]] = {}  # of each process and workload, the e-value and the log ratio
+    for host, own in controls.items():
+        parts = [part for pairs in own for part in _by_process(pairs)]
+        if parts:
+            seen[host] = [(evidence.last(evidence.e_values(logs)), abs(float(np.median(logs)))) for logs in parts]
+    means = np.array([np.mean([e_value for e_value, _ in found]) for found in seen.values()])
+    sizes = [float(np.median([size for _, size in found])) for found in seen.values()]
+    differ = evidence.discoveries(np.where(np.array(sizes) > math.log1p(smallest), means, 0.0), FALSE_SHARE)
     return {
-        host: f"its A/A test fails: identical code took {span(ratio.point, ratio.low, ratio.high)} times as long"
-        for host, ratio in found.items()
+        host: f"its A/A test fails: identical code differs by {percent(math.expm1(size))} (median of {len(found)})"
+        for (host, found), size, differs in zip(seen.items(), sizes, differ, strict=True)
+        if differs
     }
+
+
+def _by_process(pairs: Pairs) -> list[evidence.Array]:
+    """The log ratios of each process."""
+    epochs = np.array([epoch for epoch, _ in pairs.visits])
+    return [pairs.logs[epochs == epoch] for epoch in np.unique(epochs)]
 
 
 def by_kind(seen: Sequence[Seen], failed: Mapping[str, str], smallest: float = SMALLEST_EFFECT) -> dict[str, OfKind]:
