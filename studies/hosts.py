@@ -13,8 +13,9 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 import msgspec
@@ -107,21 +108,21 @@ class Session:
     found: Hosts
     alone: dict[str, Results]  # the long run's, by CPU
 
-    def pairs(self) -> Iterable[tuple[Verdict, Verdict, float, bool]]:
+    @cached_property
+    def pairs(self) -> list[tuple[Verdict, Verdict, float, bool]]:
         """Of each comparison on each kind of host: both verdicts, the true log ratio, whether the interval holds it."""
         long = {
             (cpu, each.workload.id, each.implementation): each.verdict
             for cpu, results in self.alone.items()
             for each in comparisons(results)
         }
+        found = []
         for cell in self.found.cells:
-            cpu = next(cpu for cpu in CPUS if cpu in cell.kind)
-            log, ratio = (
-                self.truth.log(cpu, cell.workload.seq_len, cell.arm.implementation),
-                cell.judgement.effect.ratio,
-            )
+            cpu, name, ratio = next(cpu for cpu in CPUS if cpu in cell.kind), cell.arm.implementation, cell.ratio
+            log = self.truth.log(cpu, cell.workload.seq_len, name)
             holds = ratio.low is not None and ratio.high is not None and ratio.low <= math.exp(log) <= ratio.high
-            yield cell.verdict, long[cpu, cell.workload.id, cell.arm.implementation], log, holds
+            found.append((cell.verdict, long[cpu, cell.workload.id, name], log, holds))
+        return found
 
     @property
     def capacity_s(self) -> float:
@@ -184,7 +185,7 @@ def said(*, is_met: bool) -> str:
 
 def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> list[dict[str, str]]:
     """What was asked for, what was found, and whether that is enough."""
-    pairs = [pair for each in sessions for pair in each.pairs()]
+    pairs = [pair for each in sessions for pair in each.pairs]
     equal = sum(many is one for many, one, _, _ in pairs)
     opposite = sum({many, one} == {Verdict.faster, Verdict.slower} for many, one, _, _ in pairs)
     null = [many for many, _, log, _ in pairs if log == 0.0]

@@ -61,7 +61,7 @@ class Tally:
     """What a sweep took, apart from its journals."""
 
     num_visits: Counter[str] = field(default_factory=Counter)  # that were finished, by host
-    useful_s: Counter[str] = field(default_factory=Counter)  # inside these
+    useful_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # inside these
     num_cut: int = 0  # visits that no one finished, since their host was lost or the budget was spent
     num_leases: int = 0
     num_messages: int = 0
@@ -121,8 +121,10 @@ class HostAtWork:
         for workload in new:
             self.checked.add(workload.id)
             for name in self.plan.implementations:
-                named = {"workload": workload.id, "implementation": name}
-                self.history.append(CellChecked(**named, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S))
+                checked = CellChecked(
+                    workload=workload.id, implementation=name, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S
+                )
+                self.history.append(checked)
         return START_S + self.host.slowness * CHECK_S * len(new) * len(self.plan.implementations)
 
     def visit(self) -> tuple[VisitFinished, float]:

@@ -40,6 +40,11 @@ class Across:
         return self.of_kind.kind
 
     @property
+    def ratio(self) -> Estimate:
+        """How many times longer the arm takes than the baseline on this kind of host."""
+        return self.judgement.effect.ratio
+
+    @property
     def verdict(self) -> Verdict:
         """On the arm, relative to the baseline."""
         return self.judgement.verdict
@@ -95,7 +100,7 @@ class Hosts:
     def _leader(self, cells: list[Across]) -> Leader:
         """The fastest of a workload's cells on one kind and their baseline, whose ratio is 1."""
         workload, kind, baseline = cells[0].workload, cells[0].kind, cells[0].baseline
-        times = {baseline: 1.0} | {cell.arm.implementation: cell.judgement.effect.ratio.point for cell in cells}
+        times = {baseline: 1.0} | {cell.arm.implementation: cell.ratio.point for cell in cells}
         verdicts = {cell.arm.implementation: cell.verdict for cell in cells}
         first, *others = sorted(times, key=lambda name: (times[name], name != baseline))
         near = [name for name in others if times[name] <= NEAR * times[first]] or others[:1]

@@ -91,7 +91,7 @@ def _rows(members: list[Across], marks: dict[str, str]) -> list[dict[str, str]]:
         row = {"implementation": plain(str(arm)), "length": cells.length(own[0].workload.axes())}
         for kind, mark in marks.items():
             cell = by_kind.get(kind)
-            ratio = None if cell is None else cell.judgement.effect.ratio
+            ratio = None if cell is None else cell.ratio
             row[f"{mark}: ratio"] = MISSING if ratio is None else span(ratio.point, ratio.low, ratio.high)
             row[f"{mark}: verdict"] = MISSING if cell is None else str(cell.verdict)
             row[f"{mark}: hosts differ by"] = MISSING if cell is None else spread(cell.of_kind)
