@@ -1,4 +1,4 @@
-"""A hundred simulated hosts beside one long run, and what a coordinator costs.
+"""A hundred simulated hosts compared with one long run, and what a coordinator costs.
 
     python -m studies.hosts --to results/gallery/cluster
     python -m studies.hosts coordinator --to results/gallery/cluster
@@ -99,7 +99,7 @@ class Truth:
 
 @dataclass(frozen=True, kw_only=True)
 class Session:
-    """A sweep on many hosts, and the long run beside it."""
+    """A sweep on many hosts, and the long run that it is compared with."""
 
     hosts: Sequence[SimulatedHost]
     plan: Plan
