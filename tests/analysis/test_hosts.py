@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 import msgspec
@@ -125,6 +126,32 @@ def test_a_run_with_journals_of_several_hosts_shows_them_and_one_without_does_no
     assert any("New CPU" in line for line in story.answer(results))
     assert not any("CPU" in line for line in story.answer(alone))
     assert "Host unlucky does not count" in story.summary(results)
+
+
+def test_the_cells_of_a_run_may_be_of_several_hosts(parts: Mapping[str, Results], tmp_path: Path) -> None:
+    """As where each workload was measured on one of them, and their journals became one."""
+    named = [
+        msgspec.structs.replace(record, host=name)
+        for name, place in (("old0", 0), ("new0", 1))
+        for record in parts[name].records
+        if record.workload == PLAN.workloads[place]
+    ]
+    found = of_run(replace(parts["old0"], records=tuple(named), folder=tmp_path))
+    assert found is not None
+    assert [len(names) for names in found.kinds.values()] == [1, 1]
+    said = {
+        (cell.kind[:3], cell.workload.id): cell.verdict for cell in found.cells if cell.arm.implementation == "rival"
+    }
+    ids = [workload.id for workload in PLAN.workloads]
+    assert said == {("Old", ids[0]): Verdict.slower, ("New", ids[1]): Verdict.faster}
+    assert not any(cell.of_kind.is_general for cell in found.cells)
+
+
+def test_hosts_of_one_kind_leave_the_answer_as_it_is(parts: Mapping[str, Results], tmp_path: Path) -> None:
+    records = tuple(msgspec.structs.replace(record, host="old0") for record in parts["old0"].records)
+    one = replace(parts["old0"], records=records, folder=tmp_path)
+    assert story.answer(one) == story.answer(parts["old0"])
+    assert report.document(one)
 
 
 def test_two_hosts_say_that_they_speak_for_themselves_alone(parts: Mapping[str, Results]) -> None:

@@ -5,7 +5,7 @@ show is put together, by statistics/hosts.py. Hosts of other kinds stay side by 
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
@@ -229,8 +229,16 @@ def _require_one_plan(parts: Mapping[str, Results]) -> None:
 def of_run(results: Results) -> Hosts | None:
     """What the hosts of a run say together; None where it was on one machine.
 
+    Each has a journal of its own in `FOLDER`, or its cells are among those of the run, where each is of one host.
+
     Raises:
         ValueError: the journal of a host cannot be read, or see `together`.
     """
     folders = sorted(path for path in (results.folder / FOLDER).glob("*") if path.is_dir() and has_journal(path))
-    return together({path.name: read(path) for path in folders}) if folders else None
+    if folders:
+        return together({path.name: read(path) for path in folders})
+    parts = {
+        host: replace(results, records=tuple(record for record in results.records if record.host == host))
+        for host in results.hosts
+    }
+    return together(parts) if parts else None

@@ -13,9 +13,9 @@ FEW = f"Fewer than {FEWEST_HOSTS} hosts of a kind say nothing of others of it: a
 
 
 def lines(results: Results) -> list[str]:
-    """Who is the fastest on each kind of host, and who wins on one kind and loses on another; none on one machine."""
+    """Who is the fastest on each kind of host, and who wins on one and loses on another; none where all are of one."""
     found = of_run(results)
-    return [] if found is None else sentences(found)
+    return [] if found is None or len(found.kinds) == 1 else sentences(found)
 
 
 def excluded(results: Results) -> list[str]:
@@ -25,7 +25,7 @@ def excluded(results: Results) -> list[str]:
 
 
 def sentences(found: Hosts) -> list[str]:
-    """The same as `lines`, of hosts that were put together."""
+    """Who is the fastest on each kind of host, and who wins on one kind and loses on another."""
     said = []
     for kind, names in found.kinds.items():
         leaders = [each for each in found.leaders if each.kind == kind]

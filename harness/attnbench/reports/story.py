@@ -261,10 +261,11 @@ def _beside_base(total: Total) -> str:
 def answer(results: Results) -> list[str]:
     """Who is faster, by how much and at which lengths: a sentence for each group of workloads, first of all.
 
-    Before these what the run says of a whole model, where it was planned for one. Of several hosts, by kind of host.
+    Before these what the run says of a whole model, where it was planned for one. Of hosts of several kinds, only what
+    each kind says.
     """
-    if found_on_hosts := hosts.lines(results):
-        return found_on_hosts
+    if by_kind := hosts.lines(results):
+        return by_kind
     if results.plan.command != "run":
         doubtful = "doubtful: " if doubts(results) else ""
         return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]
