@@ -213,6 +213,15 @@ def scale(session: nox.Session) -> None:
 
 
 @nox.session
+def hosts(session: nox.Session) -> None:
+    """Simulate a hundred hosts, and measure what a coordinator costs: renew results/gallery/cluster (minutes)."""
+    install(session)
+    folder = str(RESULTS / "gallery" / "cluster")
+    session.run("python", "-m", "studies.hosts", "--to", folder, *session.posargs)
+    session.run("python", "-m", "studies.hosts", "coordinator", "--to", folder)
+
+
+@nox.session
 def acceptance(session: nox.Session) -> None:
     """Test the method against other tools: renew results/gallery/acceptance (-- --short: 15 minutes)."""
     install(session, "acceptance")

@@ -55,6 +55,8 @@ OTHERS = {
     "scale/scale.md": "what large journals, histories and sweeps cost",
     "scaling/agreement.md": "attention over ranks: what agrees with the oracle, and what PyTorch's own says",
     "scaling/scaling.md": "strong and weak scaling over ranks, bytes and stragglers",
+    "cluster/hosts.md": "a hundred simulated hosts, slow, drifting and lost ones among them, and one long run",
+    "cluster/coordinator.md": "what a coordinator of many hosts costs, and what it would cost for 1,000",
     "first_answer/first_answer.md": "how soon the first answers come, and how much a quick sweep decides",
     "memory/growth.md": "growth of memory with length, and the length at which a limit is reached",
     "report/README.md": "the page of a report in a browser, and how soon it answers with 10,000 cells",

@@ -91,6 +91,11 @@ class Results:
         return 0 if self.elapsed_s is None else self.plan.num_cells - concluded
 
     @property
+    def hosts(self) -> tuple[str, ...]:
+        """The machines that measured its cells, in order; none where the run was on this one alone."""
+        return tuple(dict.fromkeys(record.host for record in self.records if record.host))
+
+    @property
     def environments(self) -> dict[str, Environment]:
         """The environments of the records by fingerprint, in order; several where the machine changed."""
         found = (record.environment for record in self.records if record.environment is not None)

@@ -2,12 +2,17 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, OpenPage, ResultsFolder
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from attnbench.analysis.results import Results
 
 
 def report(
@@ -18,13 +23,18 @@ def report(
     *,
     results: ResultsFolder = Path("results"),
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Write here, with a copy of the journal.")] = None,
+    are_hosts: Annotated[
+        bool,
+        typer.Option("--hosts", help="The runs are of one plan on several machines: judge each kind of them."),
+    ] = False,
     open_page: OpenPage = False,
     as_json: AsJson = False,
 ) -> None:
     """Rebuild every report of a stored run, or write one page that shows several side by side. Needs no torch."""
+    from attnbench.analysis.hosts import together
     from attnbench.analysis.results import read
     from attnbench.commands.running import finished, write_reports
-    from attnbench.reports import story
+    from attnbench.reports import hosts, story
     from attnbench.storage.files import put
     from attnbench.storage.journal import copy_journal, find_run, newest_run
 
@@ -32,6 +42,7 @@ def report(
     stored, more = read(first), [read(other) for other in others]
     target = to or (stored.folder / TOGETHER if more else stored.folder)
     failed = False
+    across = together(named([stored, *more])) if are_hosts else None
     if more:
         target.mkdir(parents=True, exist_ok=True)
         put(target / PAGE, story.page(stored, more))
@@ -40,20 +51,39 @@ def report(
             copy_journal(stored.folder, to)
         with finished(stored.folder):
             failed = write_reports(stored, target)
+    if across is not None:
+        put(target / HOSTS, hosts.text(across))
     page = target / PAGE
     if as_json:
         typer.echo(json.dumps({"folders": [str(target)], "failed": failed}, indent=2))
     else:
         if not more:
             typer.echo(f"Reports and plots: {target}")
+        if across is not None:
+            typer.echo("\n".join([*hosts.sentences(across), f"A verdict for each kind of host: {target / HOSTS}"]))
         typer.echo(f"One page that you can send to anybody, complete in itself: {page}")
     if open_page:
         typer.launch(str(page.resolve()))
     raise typer.Exit(ExitCode.finding if failed else ExitCode.passed)
 
 
-PAGE, TOGETHER = "report.html", "together"
-"""The page, and below the first of several runs the folder that it is written to."""
+def named(runs: "Sequence[Results]") -> "dict[str, Results]":
+    """Runs of several hosts by the names of their folders.
+
+    Raises:
+        ValueError: two have the same name.
+    """
+    found = {run.folder.name: run for run in runs}
+    if len(found) < len(runs):
+        twice = next(name for name in found if sum(run.folder.name == name for run in runs) > 1)
+        raise ValueError(
+            f"two runs are named {twice}, and --hosts takes one for each host: give their folders own names"
+        )
+    return found
+
+
+PAGE, HOSTS, TOGETHER = "report.html", "hosts.md", "together"
+"""The page, what hosts say together, and below the first of several runs the folder that both are written to."""
 COMMAND = Command(
     function=report,
     order=50,
@@ -62,5 +92,6 @@ COMMAND = Command(
         "attnbench report RUN --open",
         "attnbench report RUN --to shared",
         "attnbench report RUN_A RUN_B --open",
+        "attnbench report RUN_A RUN_B RUN_C --hosts",
     ),
 )

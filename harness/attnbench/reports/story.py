@@ -24,7 +24,7 @@ from attnbench.analysis.comparisons import (
 from attnbench.analysis.mixes import Total, totals
 from attnbench.analysis.results import LOST, Results
 from attnbench.plugins import plugs
-from attnbench.reports import Picture, cells, explorer, grouped, notable, recommended, text_report
+from attnbench.reports import Picture, cells, explorer, grouped, hosts, notable, recommended, text_report
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.samples import Samples
 from attnbench.statistics.verdicts import margin
@@ -213,7 +213,7 @@ def troubles(results: Results) -> list[str]:
         lines.append("Somebody changed its journal while it was at work; what was written before was put back.")
     if not results.has_digests:
         lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
-    return [*doubts(results), *lines]
+    return [*doubts(results), *hosts.excluded(results), *lines]
 
 
 def findings(results: Results) -> list[str]:
@@ -261,8 +261,11 @@ def _beside_base(total: Total) -> str:
 def answer(results: Results) -> list[str]:
     """Who is faster, by how much and at which lengths: a sentence for each group of workloads, first of all.
 
-    Before these what the run says of a whole model, where it was planned for one.
+    Before these what the run says of a whole model, where it was planned for one. Of hosts of several kinds, only what
+    each kind says.
     """
+    if by_kind := hosts.lines(results):
+        return by_kind
     if results.plan.command != "run":
         doubtful = "doubtful: " if doubts(results) else ""
         return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]

@@ -414,6 +414,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     implementation: str
     side: str = ""  # as in Arm
     environment: Environment | None
+    host: str = ""  # of a run on several machines, the one that measured it: all samples of a cell are of one
     status: Status
     message: str = ""
     is_predicted: bool = False  # the status was foreseen and the cell not tried

@@ -1,0 +1,337 @@
+"""A hundred simulated hosts compared with one long run, and what a coordinator costs.
+
+    python -m studies.hosts --to results/gallery/cluster
+    python -m studies.hosts coordinator --to results/gallery/cluster
+
+The hosts, the losses and the time are simulated (studies/simulated/cluster.py), the visits, journals, evidence and
+verdicts are the real ones. The long run makes as many visits on one calm host of each kind. The coordinator's costs are
+those of real journals that grow, on the machine where the study runs.
+"""
+
+import argparse
+import math
+import random
+import tempfile
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import typer
+
+from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.hosts import Hosts, together
+from attnbench.analysis.results import Results, read
+from attnbench.reports.hosts import sentences
+from attnbench.statistics import evidence
+from attnbench.storage.events import Plan
+from attnbench.storage.records import FALSE_SHARE, Verdict
+from attnbench.units import duration, markdown_table, percent
+from attnbench.workloads.workload import Workload
+from studies import coordination
+from studies.acceptance.simulated import T12_RATIOS, most_likely, null_differences
+from studies.simulated.cluster import SimulatedHost, Tally, hundred, sweep
+from studies.simulated.virtual import Seconds, plan
+from studies.simulated.worlds import WORLDS
+
+NAMES = ("baseline", "rival", "other")
+CPUS = ("CPU A", "CPU B")
+BETWEEN = 0.005
+"""By how much the ratios of different code differ from host to host of a kind: a standard deviation of the log."""
+CALL_S = 0.2
+"""What a call of the baseline takes, about: as much as attention over some ten thousand tokens."""
+LEAST_THROUGHPUT = 0.9
+LEAST_COVERAGE, MOST_COVERAGE = 0.93, 0.98
+NUM_GROUPS, NUM_TOGETHER, NUM_BLOCKS = 1000, 5, 100
+"""Of the false alarms of evidence alone: comparisons in each world, hosts in each, and blocks that each host makes."""
+
+EVIDENCE = (
+    "false alarms of the evidence alone, without a margin: identical code on {num_hosts} hosts, a look at each of "
+    "{num_blocks} blocks, worst of {num_worlds} worlds"
+)
+TEXT = """# {num_hosts} simulated hosts
+
+Each session lasts {lasts} of virtual time: {num_workloads} workloads, {num_names} implementations, two kinds of CPU. A
+host is lost each minute, and another joins two minutes later. Hosts and time are simulated; visits, journals and
+statistics are the real ones. The long run makes as many visits on one calm host of each kind.
+
+{limits}
+
+What went on:
+
+{facts}
+
+Of the first session:
+
+{seen}
+
+Made by {made}.
+"""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Truth:
+    """What calls truly take on each kind of host, and on each host of it."""
+
+    seed: int
+    lengths: tuple[int, ...]
+
+    def log(self, cpu: str, length: int, name: str) -> float:
+        """The log ratio of an implementation to the baseline, as the mean of all hosts of a kind."""
+        place, who, kind = self.lengths.index(length), NAMES.index(name), CPUS.index(cpu)
+        return math.log(T12_RATIOS[(place + 4 * who + 7 * kind) % len(T12_RATIOS)]) if who else 0.0
+
+    def of_host(self, name: str, cpu: str) -> Seconds:
+        """What calls take on one host, when nothing disturbs it."""
+
+        def seconds(workload: Workload, implementation: str) -> float:
+            length = workload.seq_len
+            log = self.log(cpu, length, implementation)
+            if implementation != NAMES[0]:
+                log += BETWEEN * random.Random(f"{self.seed}/{name}/{length}/{implementation}").gauss(0.0, 1.0)
+            return CALL_S * (0.75 + 0.5 * self.lengths.index(length) / len(self.lengths)) * math.exp(log)
+
+        return seconds
+
+
+@dataclass(frozen=True, kw_only=True)
+class Session:
+    """A sweep on many hosts, and the long run that it is compared with."""
+
+    hosts: Sequence[SimulatedHost]
+    plan: Plan
+    truth: Truth
+    tally: Tally
+    found: Hosts
+    alone: dict[str, Results]  # the long run's, by CPU
+
+    @cached_property
+    def pairs(self) -> list[tuple[Verdict, Verdict, float, bool]]:
+        """Of each comparison on each kind of host: both verdicts, the true log ratio, whether the interval holds it."""
+        long = {
+            (cpu, each.workload.id, each.implementation): each.verdict
+            for cpu, results in self.alone.items()
+            for each in comparisons(results)
+        }
+        found = []
+        for cell in self.found.cells:
+            cpu, name, ratio = next(cpu for cpu in CPUS if cpu in cell.kind), cell.arm.implementation, cell.ratio
+            log = self.truth.log(cpu, cell.workload.seq_len, name)
+            holds = ratio.low is not None and ratio.high is not None and ratio.low <= math.exp(log) <= ratio.high
+            found.append((cell.verdict, long[cpu, cell.workload.id, name], log, holds))
+        return found
+
+    @property
+    def capacity_s(self) -> float:
+        """What so many hosts would work, were none of them ever late, lost or replaced."""
+        return self.plan.budget_s * sum(not host.name.startswith("new") for host in self.hosts)
+
+    @property
+    def useful_s(self) -> float:
+        """What hosts that count have worked inside visits that count."""
+        return sum(useful_s for name, useful_s in self.tally.useful_s.items() if name not in self.found.failed)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Size:
+    """Of each session."""
+
+    num_hosts: int = 100
+    num_workloads: int = 60
+    budget_s: float = 600.0
+    repeats: int = 2
+    num_alarms: int = NUM_GROUPS
+
+
+def session(seed: int, size: Size) -> Session:
+    """One sweep and one long run, each judged."""
+    asked = plan(size.num_workloads, NAMES, budget_s=size.budget_s, seed=seed)
+    truth = Truth(seed=seed, lengths=tuple(workload.seq_len for workload in asked.workloads))
+    hosts = list(hundred(size.num_hosts, CPUS, size.budget_s, seed))
+    with tempfile.TemporaryDirectory(prefix="attnbench-hosts-") as folder:
+        many, one = Path(folder) / "many", Path(folder) / "one"
+        seconds = {host.name: truth.of_host(host.name, host.cpu) for host in hosts}
+        tally = sweep(hosts, asked, seconds, many, seed=seed)
+        found = together({path.name: read(path) for path in sorted(many.iterdir())})
+        lone = [SimulatedHost(name=f"long run on {cpu}", cpu=cpu) for cpu in CPUS]
+        as_many_s = sum(tally.useful_s.values()) / len(CPUS)
+        long_plan = msgspec.structs.replace(asked, budget_s=as_many_s)
+        sweep(lone, long_plan, {host.name: truth.of_host(host.name, host.cpu) for host in lone}, one, seed=seed + 1)
+        alone = {host.cpu: read(one / host.name) for host in lone}
+    return Session(hosts=hosts, plan=asked, truth=truth, tally=tally, found=found, alone=alone)
+
+
+def alarms_of_evidence(seed: int, num_groups: int = NUM_GROUPS) -> tuple[int, int]:
+    """How often the mean of the e-values of several hosts ever calls identical code different, looked at each block.
+
+    In each world so many comparisons; returns how many alarms there were in the worst world, and of how many.
+    """
+    worst = 0
+    for number, world in enumerate(WORLDS.values()):
+        draws = np.random.default_rng([seed, number])
+        values = evidence.e_values(*null_differences(world, draws, NUM_BLOCKS, num_groups * NUM_TOGETHER))
+        means = values.reshape(NUM_BLOCKS, num_groups, NUM_TOGETHER).mean(axis=2)
+        worst = max(worst, int(np.sum(means.max(axis=0) >= 1 / FALSE_SHARE)))
+    return worst, num_groups
+
+
+def said(*, is_met: bool) -> str:
+    """As the gallery says it."""
+    return "met" if is_met else "MISSED"
+
+
+def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> list[dict[str, str]]:
+    """What was asked for, what was found, and whether that is enough."""
+    pairs = [pair for each in sessions for pair in each.pairs]
+    equal = sum(many is one for many, one, _, _ in pairs)
+    opposite = sum({many, one} == {Verdict.faster, Verdict.slower} for many, one, _, _ in pairs)
+    null = [many for many, _, log, _ in pairs if log == 0.0]
+    alarms = sum(verdict in {Verdict.faster, Verdict.slower} for verdict in null)
+    wrong = sum(
+        many is not Verdict.undecided and many is not right
+        for many, right in ((m, truly(log)) for m, _, log, _ in pairs)
+    )
+    shares = [each.useful_s / each.capacity_s for each in sessions]
+    planted = {(n, host.name) for n, each in enumerate(sessions) for host in each.hosts if host.layout > 0.01}  # noqa: PLR2004 - far above usual
+    failed = {(n, name) for n, each in enumerate(sessions) for name in each.found.failed}
+    cover = sum(holds for *_, holds in pairs) / len(pairs)
+    apart = [_opposed(each) for each in sessions]
+    missed, spurious = sum(len(truly_ - found) for truly_, found in apart), sum(len(f - t) for t, f in apart)
+    num_alarms, num_tried = evidence_alarms
+    rows = [
+        (
+            "verdicts, for each kind of host, equal to those of one long run",
+            "all",
+            f"{equal:,} of {len(pairs):,}; opposite: {opposite}; decided, and not as the truth is: {wrong}",
+            equal == len(pairs),
+        ),
+        (
+            "false alarms: as fast on the mean of all hosts, and called faster or slower",
+            f"at most {percent(FALSE_SHARE)}",
+            f"{alarms} of {len(null)}",
+            alarms <= FALSE_SHARE * len(null),
+        ),
+        (
+            EVIDENCE.format(num_hosts=NUM_TOGETHER, num_blocks=NUM_BLOCKS, num_worlds=len(WORLDS)),
+            f"at most {percent(FALSE_SHARE)}",
+            f"{num_alarms} of {num_tried:,} (at most {percent(most_likely(num_alarms, num_tried))}, 99 % limit)",
+            num_alarms <= FALSE_SHARE * num_tried,
+        ),
+        (
+            "throughput: time inside visits that count, of that of as many hosts that are never idle",
+            f"at least {percent(LEAST_THROUGHPUT)}",
+            ", ".join(percent(share) for share in shares),
+            min(shares) >= LEAST_THROUGHPUT,
+        ),
+        (
+            "hosts whose identical code differs are left out, and no others",
+            "all; none",
+            f"{len(planted & failed)} of {len(planted)}; {len(failed - planted)}",
+            planted == failed,
+        ),
+        (
+            "the interval of a kind holds the mean of all of its hosts",
+            f"{percent(LEAST_COVERAGE)} to {percent(MOST_COVERAGE)}",
+            f"{percent(cover)} of {len(pairs):,}",
+            LEAST_COVERAGE <= cover <= MOST_COVERAGE,
+        ),
+        (
+            "faster on one kind of host and slower on the other: found; called so and not so",
+            "all; none",
+            f"{sum(len(t & f) for t, f in apart)} of {sum(len(t) for t, _ in apart)}; {spurious}",
+            not missed and not spurious,
+        ),
+    ]
+    return [
+        {"what": what, "limit": limit, "found": found, "": said(is_met=is_met)} for what, limit, found, is_met in rows
+    ]
+
+
+def truly(log: float) -> Verdict:
+    """The verdict that a true log ratio deserves: those that are planted are 1, or differ by 7 % or more."""
+    return Verdict.equivalent if log == 0.0 else Verdict.slower if log > 0 else Verdict.faster
+
+
+def _opposed(each: Session) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]:
+    """The comparisons whose kinds truly are opposed, and those that were found to be."""
+    cells = [(workload.seq_len, name) for workload in each.plan.workloads for name in NAMES[1:]]
+    true = {
+        (length, name)
+        for length, name in cells
+        if math.prod(math.copysign(1, each.truth.log(cpu, length, name)) for cpu in CPUS) < 0
+        and all(each.truth.log(cpu, length, name) for cpu in CPUS)
+    }
+    return true, {(cells[0].workload.seq_len, cells[0].arm.implementation) for cells in each.found.opposed.values()}
+
+
+def facts(sessions: Sequence[Session]) -> list[dict[str, str]]:
+    """What went on in each session."""
+    rows = []
+    for number, each in enumerate(sessions):
+        counted = [len(cell.of_kind.ratios) for cell in each.found.cells]
+        spreads = [cell.of_kind.spread for cell in each.found.cells if cell.of_kind.spread is not None]
+        rows.append(
+            {
+                "session": str(number + 1),
+                "hosts, joined later": f"{len(each.hosts)}, {sum(host.joins_s > 0 for host in each.hosts)}",
+                "lost": str(len(each.tally.lost)),
+                "slow": str(sum(host.slowness > 1 for host in each.hosts)),
+                "drifting or disturbed": str(sum(host.world != "calm" for host in each.hosts)),
+                "visits, cut short": f"{sum(each.tally.num_visits.values()):,}, {each.tally.num_cut}",
+                "hosts of a comparison": f"{min(counted)} to {max(counted)}",
+                "hosts differ by (median; planted)": f"{percent(float(np.median(spreads)))}; {percent(BETWEEN)}",
+            }
+        )
+    return rows
+
+
+def simulate(to: Path, size: Size, seed: int = 0) -> str:
+    """Simulate all sessions, and write the page; returns it."""
+    began_s = time.process_time()
+    sessions = [session(seed + 1000 * number, size) for number in range(size.repeats)]
+    rows = limits(sessions, alarms_of_evidence(seed, size.num_alarms))
+    first = sessions[0]
+    seen = [*sentences(first.found)[: len(CPUS)], *(f"{host}: {why}" for host, why in first.found.failed.items())]
+    made = f"`python -m studies.hosts --to DIR --seed {seed} --repeats {size.repeats}`"
+    text = TEXT.format(
+        num_hosts=size.num_hosts,
+        lasts=duration(size.budget_s),
+        num_workloads=size.num_workloads,
+        num_names=len(NAMES),
+        limits=markdown_table(rows),
+        facts=markdown_table(facts(sessions)),
+        seen="\n".join(f"- {line}" for line in seen),
+        made=f"{made} in {time.process_time() - began_s:.0f} s of processor time",
+    )
+    to.mkdir(parents=True, exist_ok=True)
+    (to / "hosts.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def coordinator(to: Path, sizes: Sequence[int] = coordination.SIZES) -> str:
+    """Measure what a coordinator costs, and write the page; returns it."""
+    text = coordination.page(coordination.measure(sizes))
+    to.mkdir(parents=True, exist_ok=True)
+    (to / "coordinator.md").write_text(text, encoding="utf-8")
+    return text
+
+
+def main() -> None:
+    """Do what the command line asks for."""
+    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser.add_argument("what", nargs="?", choices=("simulate", "coordinator"), default="simulate")
+    parser.add_argument("--to", type=Path, required=True, metavar="DIR")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--repeats", type=int, default=2, help="so many sessions")
+    given = parser.parse_args()
+    if given.what == "simulate":
+        typer.echo(simulate(given.to, Size(repeats=given.repeats), given.seed))
+    else:
+        typer.echo(coordinator(given.to))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,241 @@
+"""Many simulated hosts that share a queue of workloads over virtual time: some are slow, some drift, some are lost.
+
+Each host is a simulated worker client (virtual.py) with a world, a clock and a journal of its own. The coordinator
+leases some workloads to a host at a time, of which it makes visits in a fresh process, in a random order; a block never
+spans hosts. What a host had finished when it was lost counts; the rest goes back into the queue. No messages pass while
+a visit is made.
+"""
+
+import heapq
+import math
+import random
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import msgspec
+
+from attnbench.processes.messages import SampleBlocks
+from attnbench.storage.events import (
+    SCHEMA,
+    CellChecked,
+    Event,
+    Plan,
+    RunFinished,
+    RunStarted,
+    VisitFinished,
+    WorkerStarted,
+)
+from attnbench.storage.journal import JOURNAL, write
+from attnbench.storage.records import PROBE, Arm, Status
+from attnbench.timing.schedule import visit_seed
+from attnbench.workloads.workload import Workload
+from studies.simulated.virtual import AGREEMENT, CHECK_S, ENVIRONMENT, START_S, Seconds, SimulatedClient
+from studies.simulated.worlds import WORLDS
+
+MOMENT = "2026-01-01T00:00:00+00:00"
+NUM_LEASED = 3
+"""Workloads that a host has at a time: more cost less time for processes, fewer leave less undone when it is lost."""
+NUM_VISITS = 12
+"""Of each of them, so that one host alone may show what it sees: evidence does not add up over hosts."""
+JOINS_AFTER_S = 120.0
+"""After a host is lost, another one joins."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SimulatedHost:
+    """One machine of a cluster."""
+
+    name: str
+    cpu: str
+    world: str = "calm"
+    slowness: float = 1.0  # its work takes so many times as long
+    layout: float = 0.002  # what the memory layout of a process does to an arm, as a standard deviation of the log
+    joins_s: float = 0.0
+    lost_s: float = math.inf
+
+
+@dataclass(kw_only=True)
+class Tally:
+    """What a sweep took, apart from its journals."""
+
+    num_visits: Counter[str] = field(default_factory=Counter)  # that were finished, by host
+    useful_s: defaultdict[str, float] = field(default_factory=lambda: defaultdict(float))  # inside these
+    num_cut: int = 0  # visits that no one finished, since their host was lost or the budget was spent
+    num_leases: int = 0
+    num_messages: int = 0
+    num_bytes: int = 0  # of what hosts reported
+    lost: list[str] = field(default_factory=list)
+
+
+@dataclass(kw_only=True)
+class Queue:
+    """How often each workload has been leased to hosts of one kind: the least often goes next."""
+
+    workloads: Sequence[Workload]
+    draws: random.Random
+    given: Counter[str] = field(default_factory=Counter)  # visits, those that are under way included
+
+    def lease(self) -> list[Workload]:
+        """The next few, which are then under way."""
+        order = self.draws.sample(self.workloads, len(self.workloads))
+        chosen = sorted(order, key=lambda workload: self.given[workload.id])[:NUM_LEASED]
+        self.given.update({workload.id: NUM_VISITS for workload in chosen})
+        return chosen
+
+    def give_back(self, visits: Sequence[Workload]) -> None:
+        """Visits that their host will not make."""
+        self.given.subtract(Counter(workload.id for workload in visits))
+
+
+class HostAtWork:
+    """One host as the coordinator sees it: what it has left of its lease, and its journal so far."""
+
+    def __init__(self, host: SimulatedHost, plan: Plan, seconds: Seconds, seed: int) -> None:
+        """It has nothing to do yet."""
+        self.host, self.plan, self.seed = host, plan, seed
+        self.client = SimulatedClient(
+            WORLDS[host.world], lambda *cell: host.slowness * seconds(*cell), seed=seed, layout=host.layout
+        )
+        self.environment = msgspec.structs.replace(ENVIRONMENT, cpu=host.cpu)
+        self.left: list[Workload] = []  # a visit of each
+        self.epoch = -1
+        self.num_visits: Counter[str] = Counter()
+        self.checked: set[str] = set()
+        self.history: list[Event] = [
+            RunStarted(schema=SCHEMA, run=host.name, time=MOMENT, commit="", plan=plan),
+        ]
+        specs = [(arm, spec) for arm, spec in plan.specs.items()]
+        reference = Arm(implementation=plan.baseline)
+        self.arms = (*specs, (reference.as_control(), plan.baseline), (PROBE, ""))
+
+    def begin(self, workloads: Sequence[Workload]) -> float:
+        """Start a process for a lease, and check what was not checked yet; return the seconds that takes."""
+        self.epoch += 1
+        self.client.start(self.epoch)
+        self.history.append(WorkerStarted(time=MOMENT, environment=self.environment))
+        self.left = [workload for workload in workloads for _ in range(NUM_VISITS)]
+        random.Random(f"{self.seed}/{self.epoch}").shuffle(self.left)
+        new = [workload for workload in workloads if workload.id not in self.checked]
+        for workload in new:
+            self.checked.add(workload.id)
+            for name in self.plan.implementations:
+                checked = CellChecked(
+                    workload=workload.id, implementation=name, status=Status.ok, agreement=AGREEMENT, check_s=CHECK_S
+                )
+                self.history.append(checked)
+        return START_S + self.host.slowness * CHECK_S * len(new) * len(self.plan.implementations)
+
+    def visit(self) -> tuple[VisitFinished, float]:
+        """The next visit of the lease, and the seconds that it takes."""
+        workload, before_s = self.left[-1], self.client.clock.now()
+        number = self.num_visits[workload.id]
+        asked = SampleBlocks(
+            workload=workload,
+            arms=self.arms,
+            epoch=self.epoch,
+            number=number,
+            num_blocks=self.plan.num_blocks,
+            seed=visit_seed(self.seed, workload.id, number),
+        )
+        taken = self.client.ask(asked)
+        assert isinstance(taken, VisitFinished)
+        return taken, self.client.clock.now() - before_s
+
+    def keep(self, visit: VisitFinished) -> None:
+        """It was finished, and is in the journal."""
+        self.left.pop()
+        self.num_visits[visit.workload] += 1
+        self.history.append(visit)
+
+
+def sweep(
+    hosts: Sequence[SimulatedHost], plan: Plan, seconds: dict[str, Seconds], folder: Path, *, seed: int = 0
+) -> Tally:
+    """Let hosts work for the budget of the plan, and write a journal for each below `folder`.
+
+    `seconds` is the truth for each host, by its name.
+    """
+    tally, encode = Tally(), msgspec.json.Encoder().encode
+    queues: defaultdict[str, Queue] = defaultdict(lambda: Queue(workloads=plan.workloads, draws=random.Random(seed)))
+    at_work = [HostAtWork(host, plan, seconds[host.name], seed + 7919 * place) for place, host in enumerate(hosts)]
+    ready = [(each.host.joins_s, place) for place, each in enumerate(at_work)]
+    heapq.heapify(ready)
+    while ready:
+        now_s, place = heapq.heappop(ready)
+        worker = at_work[place]
+        host, ends_s = worker.host, min(worker.host.lost_s, plan.budget_s)
+        if not worker.left and now_s < ends_s:
+            took_s = worker.begin(queues[host.cpu].lease())
+            tally.num_leases += 1
+            tally.num_messages += 2  # it asks, and is given
+        elif now_s < ends_s:
+            visit, took_s = worker.visit()
+            if now_s + took_s <= ends_s:
+                worker.keep(visit)
+                tally.num_visits[host.name] += 1
+                tally.useful_s[host.name] += took_s
+                tally.num_messages += 1  # it reports
+                tally.num_bytes += len(encode(visit))
+            else:
+                tally.num_cut += 1
+        else:
+            took_s = math.inf
+        if now_s + took_s > ends_s:
+            queues[host.cpu].give_back(worker.left)
+            worker.left = []
+            if host.lost_s < plan.budget_s:
+                tally.lost.append(host.name)
+            _write(worker, folder)
+        else:
+            heapq.heappush(ready, (now_s + took_s, place))
+    return tally
+
+
+def _write(worker: HostAtWork, folder: Path) -> None:
+    is_lost = worker.host.lost_s < worker.plan.budget_s
+    ended = [] if is_lost else [RunFinished(time=MOMENT, elapsed_s=worker.plan.budget_s, reason="made")]
+    path = folder / worker.host.name / JOURNAL
+    path.parent.mkdir(parents=True)
+    write(path, [*worker.history, *ended])
+    worker.history.clear()
+    worker.client.stop()
+
+
+def hundred(num_hosts: int, cpus: Sequence[str], budget_s: float, seed: int) -> Iterator[SimulatedHost]:
+    """A cluster as it may be, and who joins it: of 100 hosts 10 are slow, 30 drift, 20 are noisy, 5 join late.
+
+    One of fifty has memory that lies so unluckily that identical code seems to differ: its A/A test ought to fail. A
+    host is lost each minute, and another joins two minutes later.
+    """
+    draws = random.Random(f"hosts/{seed}")
+    shuffled = draws.sample(range(num_hosts), num_hosts)  # so that each property is spread over both kinds
+    ranks = {place: rank / num_hosts for rank, place in enumerate(shuffled)}
+    again = draws.sample(range(num_hosts), num_hosts)
+    others = {place: rank / num_hosts for rank, place in enumerate(again)}
+    going = iter(draws.sample(range(num_hosts), num_hosts))
+    minutes = range(60, math.ceil(budget_s), 60)
+    losses = {next(going): minute + draws.uniform(-30, 30) for minute in minutes}
+    for place in range(num_hosts):
+        rank, other = ranks[place], others[place]
+        cpu = cpus[place * len(cpus) // num_hosts]
+        yield SimulatedHost(
+            name=f"host{place:03d}",
+            cpu=cpu,
+            world=_world(rank, draws),
+            slowness=draws.uniform(1.5, 3.0) if other < 0.1 else 1.0,  # noqa: PLR2004 - shares, as said above
+            layout=0.05 if other >= 0.98 else 0.002,  # noqa: PLR2004
+            joins_s=60.0 if 0.1 <= other < 0.15 else 0.0,  # noqa: PLR2004
+            lost_s=losses.get(place, math.inf),
+        )
+    for number, (place, lost_s) in enumerate(losses.items()):
+        cpu = cpus[place * len(cpus) // num_hosts]
+        if lost_s + JOINS_AFTER_S < budget_s:
+            yield SimulatedHost(name=f"new{number:03d}", cpu=cpu, joins_s=lost_s + JOINS_AFTER_S)
+
+
+def _world(rank: float, draws: random.Random) -> str:
+    if rank < 0.3:  # noqa: PLR2004 - shares, as said above
+        return draws.choice(["drift", "random_walk", "throttling", "busy"])
+    return draws.choice(["spikes", "bimodal"]) if rank < 0.5 else "calm"  # noqa: PLR2004
