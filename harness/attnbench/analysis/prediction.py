@@ -50,8 +50,11 @@ SIGNALS = (0.0, 0.5, 1.0, 2.0, 4.0)
 SAME_OTHER_MASK = 0.6
 """Correlation of what the law leaves under two kinds of mask."""
 LEAST_S = 1e-9
-EXACT, ROUNDED = 2e-3, 0.02
-"""A sum meets a peak that it is so close to, relatively; and its shares are so close to quarters."""
+EXACT, FEW_BYTES, ROUNDED = 2e-4, 64, 0.02
+"""A sum meets a peak that it is so close to, relatively and in bytes; and its shares are so close to quarters."""
+WIDE_BYTES, LEAST_PACKED, PRODUCT_BYTES = 4, 64, 5120
+"""Of a number in which kernels add up; of so many queries and keys on, the flash kernel packs half precision; what
+a product in half precision takes at the least."""
 LARGEST_SUM, MOST_CHOICES = 5, 200
 """Tensors of a sum, and choices of cells that are tried for each."""
 MOST_UNEXPLAINED = 0.5
@@ -329,11 +332,9 @@ class Peaks:
         open_ = np.ones(len(peaks), dtype=bool)
         while open_.any() and (found := exact_sum(amounts, peaks, open_)) is not None:
             self.sums.append(found)
-            open_ &= np.abs(amounts @ found / peaks - 1) > EXACT
-        if open_.any():
-            self.sums.append(fitted(amounts, peaks))
+            open_ &= ~meets(amounts @ found, peaks)
         if np.mean(open_) > MOST_UNEXPLAINED:
-            self.sums = self.sums[-1:]
+            self.sums = [fitted(amounts, peaks)]
         errors = np.abs(np.log(np.maximum(self._largest(amounts), 1.0) / peaks))
         self.width = max(EXACT, quantile(errors))
 
@@ -347,13 +348,29 @@ class Peaks:
         return peak, peak * math.exp(-self.width), peak * math.exp(self.width)
 
 
+def meets(sums: Array, peaks: Array) -> NDArray[np.bool_]:
+    """Which sums are the peaks, but for a few Python numbers that a call makes into tensors."""
+    found: NDArray[np.bool_] = np.abs(sums - peaks) <= EXACT * peaks + FEW_BYTES
+    return found
+
+
 def tensors(workload: Workload) -> Array:
-    """Bytes of what a call may hold: queries, keys, scores, a number for each row, a mask, a kernel's tile."""
+    """Bytes of what a call may hold: tensors of queries, keys, scores, rows and a mask, and the scratch of kernels.
+
+    PyTorch's flash kernel has a tile of scores for each thread, packs keys and values of half precision, and copies an
+    output's gradient that has another layout; a product in half precision has a copy of one head's keys, and a little
+    more.
+    """
     heads = workload.batch_size * workload.num_heads
     queries, keys, size = workload.seq_len, workload.kv_len, DTYPE_BYTES[workload.dtype]
-    height = 32 if queries < SHORT_LEN else 64 if queries < LONG_LEN else 256
-    height = min(height, queries)
-    tile = height * (min(keys, TILE_KEYS) + 2 + workload.value_dim)
+    threads, half = workload.num_threads or 1, size * (size < WIDE_BYTES)
+    height = min(32 if queries < SHORT_LEN else 64 if queries < LONG_LEN else 256, queries)
+    width = min(keys, TILE_KEYS)
+    forward = WIDE_BYTES * height * (width + 2 + workload.value_dim) + half * height * width
+    backward = 2 * (WIDE_BYTES + half) * height * width + WIDE_BYTES * height
+    packed = (min(queries, keys) >= LEAST_PACKED) * half * workload.head_dim * (2 * heads * keys + threads * width)
+    cloned = (workload.num_heads > 1) * size * heads * queries * workload.value_dim
+    sums_of_rows = WIDE_BYTES * heads * queries
     numbers = (
         heads * queries * workload.value_dim,
         heads * keys * workload.head_dim,
@@ -361,32 +378,41 @@ def tensors(workload: Workload) -> Array:
         heads * queries,
         queries * keys,
     )
-    backward = 2 * height * min(keys, TILE_KEYS) + height  # scores, their gradients, and a number for each row
-    hidden = (workload.mask != "none") * size * queries * keys
-    return np.array([*(size * each for each in numbers), 4.0 * tile, 4.0 * backward, hidden], dtype=float)
+    return np.array(
+        [
+            *(size * each for each in numbers),
+            sums_of_rows + threads * forward + packed,
+            sums_of_rows + threads * backward + cloned,
+            (workload.mask != "none") * size * queries * keys,
+            half * threads * keys * workload.head_dim,
+            half * threads * PRODUCT_BYTES,
+        ],
+        dtype=float,
+    )
 
 
 def exact_sum(amounts: Array, peaks: Array, open_: NDArray[np.bool_]) -> Array | None:
     """Of all sums of few tensors, in quarters of each, that are nowhere above a peak: the one that meets most.
 
-    Those that are `open_` count. None where there is none that meets more of them than chance would.
+    Those that are `open_` count. None where there is none that meets as many as it has tensors, and two.
     """
     best, most, draws = None, 1, np.random.default_rng(0)
     places = np.flatnonzero(open_)
+    there = np.flatnonzero(amounts[places].any(axis=0))
     for size in range(1, min(LARGEST_SUM, len(places)) + 1):
         if math.comb(len(places), size) <= MOST_CHOICES:
             chosen = np.array(list(combinations(places, size)))
         else:  # at random: the first cells may all be of another sum
             chosen = np.array([draws.choice(places, size, replace=False) for _ in range(MOST_CHOICES)])
-        for used in combinations(range(amounts.shape[1]), size):
+        for used in combinations(there, size):
             square = amounts[chosen[:, :, None], np.array(used)]
             shares = np.einsum("nij,nj->ni", np.linalg.pinv(square), peaks[chosen])
             whole = np.round(4 * shares) / 4
             is_whole = (np.abs(whole - shares) <= ROUNDED).all(axis=1) & (whole > 0).all(axis=1)
             for row in np.unique(whole[is_whole], axis=0):
-                ratios = amounts[:, used] @ row / peaks
-                met = int((np.abs(ratios[places] - 1) <= EXACT).sum())
-                if met > most and met >= min(size + 1, len(places)) and (ratios <= 1 + EXACT).all():
+                sums = amounts[:, used] @ row
+                met = int(meets(sums, peaks)[places].sum())
+                if met > most and met >= size and (sums <= (1 + EXACT) * peaks + FEW_BYTES).all():
                     best, most = np.zeros(amounts.shape[1]), met
                     best[list(used)] = row
     return best
