@@ -13,14 +13,14 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from attnbench.analysis.prediction import SIZES, Predictor, fit
+from attnbench.analysis.prediction import Predictor, fit
 from attnbench.analysis.results import read
 from attnbench.analysis.table import table
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import has_journal
 from attnbench.storage.records import Environment
 from attnbench.units import percent
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import SIZES, Workload
 
 FOLDER = "calibration"
 BUDGET_S = 57.0

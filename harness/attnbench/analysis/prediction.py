@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from attnbench.analysis.table import rows, workload_of
 from attnbench.workloads.counts import every_pair, product_flops, visible_pairs
-from attnbench.workloads.workload import DTYPE_BYTES, Workload
+from attnbench.workloads.workload import DTYPE_BYTES, SIZES, Workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Family = tuple[object, ...]
 """The implementation, and the axes that are no sizes, in the order of KIND_AXES."""
-SIZES = {"batch_size", "seq_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
 KIND_AXES = tuple(axis for axis in Workload.__struct_fields__ if axis not in {*SIZES, "mask", "seed"})
 COVERAGE = 0.9
 FEWEST_INSIDE = 20

@@ -69,10 +69,12 @@ class Prepared(msgspec.Struct, frozen=True, kw_only=True, tag="prepared"):
 class Check(Prepare, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits. Answered by CellChecked, or Failed.
 
-    A client prepares the cell first, and asks its judge with what that has shown.
+    A client prepares the cell first, and asks its judge with what that has shown. `is_brief` compares one kind of input
+    alone and tries no rules: enough where the implementation has passed in full at a workload of the same kind.
     """
 
     seed: int
+    is_brief: bool = False
     prepared: Prepared | None = None
 
 
