@@ -58,7 +58,8 @@ LARGEST_SUM, MOST_CHOICES = 5, 200
 """Tensors of a sum, and choices of cells that are tried for each."""
 MOST_UNEXPLAINED = 0.5
 """Where more of the cells are met by no exact sum, one of any shares is fitted."""
-TILE_KEYS = 512
+TILE_KEYS, LINE = 512, 32
+"""Keys of a tile of PyTorch's flash kernel, and of a block of a product in half precision: what is ragged is copied."""
 PEAK = "peak_memory_bytes"
 BEYOND = 0.1
 """Sizes further than this outside the calibrated range, in natural logarithms, are an extrapolation."""
@@ -133,15 +134,51 @@ def costs(workload: Workload) -> Array:
         fresh,
         product_flops(workload, 0, recomputes_scores=False),
     )
-    beyond_caches = (max(0, pairs * size - 2**21), max(0, pairs * size - 2**23))
+    held = 2 * (query_rows + key_rows) * width * size  # the inputs and the output
+    beyond_caches = (
+        max(0, pairs * size - 2**21),
+        max(0, pairs * size - 2**23),
+        max(0, held - 2**20),
+        max(0, held - 2**21),
+    )
     is_short, is_long = workload.seq_len < SHORT_LEN, workload.seq_len >= LONG_LEN
     tiles = (is_short * pairs, is_short * pairs * width, is_long * pairs * width)
     trimmed = (3 * pairs * size > 2 * FRESH_BYTES) * pairs * size
-    return np.array([*basic, *beyond_caches, *tiles, trimmed], dtype=float)
+    done = heads * batch * tiled_pairs(workload)
+    half, is_ragged = size < WIDE_BYTES, workload.kv_len % LINE != 0
+    is_packed = half and min(workload.seq_len, workload.kv_len) >= LEAST_PACKED
+    halves = (
+        half * is_ragged * heads * batch,
+        half * is_ragged * key_rows * width,
+        half * is_ragged * pairs,
+        is_packed * heads * batch,
+        is_packed * key_rows * width,
+        half * (not is_packed) * pairs * width,
+    )
+    return np.array([*basic, *beyond_caches, *tiles, trimmed, done, done * width, *halves], dtype=float)
 
 
-BASIC, CACHES, TILES = list(range(14)), [14, 15], [16, 17, 18, 19]
-VIEWS = (BASIC, BASIC + CACHES, BASIC + TILES, BASIC + CACHES + TILES)
+def tile_height(queries: int) -> int:
+    """Queries of a tile of PyTorch's flash kernel."""
+    return min(queries, 32 if queries < SHORT_LEN else 64 if queries < LONG_LEN else 256)
+
+
+def tiled_pairs(workload: Workload) -> int:
+    """Pairs of one head that the flash kernel computes: whole tiles, but for those that a causal mask hides."""
+    queries, keys = workload.seq_len, workload.kv_len
+    if kind_of(workload.mask) != "causal":
+        return queries * keys
+    height, found = tile_height(queries), 0
+    for first in range(0, queries, height):
+        last = min(first + height, queries)
+        found += (last - first) * min(keys, -(-min(last, keys) // TILE_KEYS) * TILE_KEYS)
+    return found
+
+
+BASIC, CACHES, TILES = list(range(14)), [14, 15, 16, 17], [18, 19, 20, 21]
+HALVES = list(range(22, 30))
+ALWAYS = BASIC + HALVES
+VIEWS = (ALWAYS, ALWAYS + CACHES, ALWAYS + TILES, ALWAYS + CACHES + TILES)
 """Laws of so many kinds of cost, whose predictions are averaged: with few cells none of them is sure to be the best."""
 
 
@@ -256,9 +293,23 @@ class Predictor:
             tried[smoothing] = errors, spreads
         self.smoothing = min(tried, key=lambda each: float(np.mean(np.minimum(np.abs(tried[each][0]), 0.5))))
         self.errors, spreads = tried[self.smoothing]
-        scaled = np.abs(self.errors) / spreads
+        self.scales = self._scales(np.abs(self.errors) / spreads)
+        scaled = np.abs(self.errors) / spreads / np.repeat(list(self.scales.values()), self._numbers)
         inside = np.concatenate([law.is_inside() for law in laws.values()])
         self.width = quantile(scaled[inside] if inside.sum() >= FEWEST_INSIDE else scaled)
+
+    @property
+    def _numbers(self) -> list[int]:
+        """Cells of each law."""
+        return [len(law.seconds) for law in self.laws.values()]
+
+    def _scales(self, errors: Array) -> dict[Family, float]:
+        """How far off each family typically is, drawn towards what all are: a few cells do not tell."""
+        ends = np.cumsum([0, *self._numbers])
+        whole, found = float(np.mean(errors)), {}
+        for key, first, last in zip(self.laws, ends[:-1], ends[1:], strict=True):
+            found[key] = (float(errors[first:last].sum()) + FEWEST_INSIDE * whole) / (last - first + FEWEST_INSIDE)
+        return {key: max(scale, LEAST_S) for key, scale in found.items()}
 
     @property
     def num_cells(self) -> int:
@@ -272,7 +323,7 @@ class Predictor:
             return None
         log, spread = law.at(workload, self.smoothing)
         outside = beyond(coordinates(workload), law.places)
-        half = self.width * spread * (1 + max(0.0, outside))
+        half = self.width * self.scales[family(workload, implementation)] * spread * (1 + max(0.0, outside))
         known = self.peaks.get(family(workload, implementation))
         peak = known.at(workload) if known is not None else (None, None, None)
         return Prediction(
@@ -363,8 +414,7 @@ def tensors(workload: Workload) -> Array:
     heads = workload.batch_size * workload.num_heads
     queries, keys, size = workload.seq_len, workload.kv_len, DTYPE_BYTES[workload.dtype]
     threads, half = workload.num_threads or 1, size * (size < WIDE_BYTES)
-    height = min(32 if queries < SHORT_LEN else 64 if queries < LONG_LEN else 256, queries)
-    width = min(keys, TILE_KEYS)
+    height, width = tile_height(queries), min(keys, TILE_KEYS)
     forward = WIDE_BYTES * height * (width + 2 + workload.value_dim) + half * height * width
     backward = 2 * (WIDE_BYTES + half) * height * width + WIDE_BYTES * height
     packed = (min(queries, keys) >= LEAST_PACKED) * half * workload.head_dim * (2 * heads * keys + threads * width)
