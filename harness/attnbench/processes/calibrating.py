@@ -16,7 +16,7 @@ from attnbench.storage.records import LATENCY, Arm, Status
 from attnbench.timing.schedule import load_libraries, rounds
 from attnbench.workloads.workload import SIZES
 
-NEW_CELLS_SHARE = 0.86
+NEW_CELLS_SHARE = 0.8
 """Of the budget, in which cells are checked and visited for the first time."""
 MOST_ROUNDS = 8
 
