@@ -143,7 +143,8 @@ def costs(workload: Workload) -> Array:
     )
     is_short, is_long = workload.seq_len < SHORT_LEN, workload.seq_len >= LONG_LEN
     tiles = (is_short * pairs, is_short * pairs * width, is_long * pairs * width)
-    trimmed = (3 * pairs * size > 2 * FRESH_BYTES) * pairs * size
+    copies = 2 + 2 * (workload.direction in {"backward", "forward_backward"}) + is_masked  # of all scores
+    trimmed = (copies * pairs * size > 2 * FRESH_BYTES) * pairs * size
     done = heads * batch * tiled_pairs(workload)
     half, is_ragged = size < WIDE_BYTES, workload.kv_len % LINE != 0
     is_packed = half and min(workload.seq_len, workload.kv_len) >= LEAST_PACKED
