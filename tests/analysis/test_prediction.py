@@ -9,8 +9,9 @@ import pytest
 
 from attnbench.analysis import calibration
 from attnbench.analysis.prediction import COVERAGE, coordinates, fit, fitted, kind_of, quantile, tiled_pairs
-from attnbench.workloads.counts import every_pair
+from attnbench.workloads.counts import dense_flops, every_pair
 from attnbench.workloads.workload import Workload
+from studies.simulated import virtual
 
 LIKE = Workload(num_threads=1, direction="inference")
 NOISE = 0.03
@@ -188,11 +189,24 @@ def test_a_disturbed_cell_counts_for_less():
     assert fitted(amounts, values) == pytest.approx([2.0, 3.0], rel=0.02)
 
 
-def test_any_first_few_shapes_are_spread():
-    places = np.array([coordinates(each) for each in calibration.shapes(LIKE, (), 0, 14)])
-    first = places[:7]
-    assert (np.ptp(first[:, :4], axis=0) > 0.6 * np.ptp(places[:, :4], axis=0)).all()
+@pytest.mark.parametrize("kind", range(5))
+def test_any_first_few_shapes_are_spread_and_begin_with_a_small_one(kind):
+    made = list(calibration.shapes(LIKE, (), calibration.FIRST + kind * calibration.APART, 30))
+    places = np.array([coordinates(each) for each in made])
+    first = places[:10]
+    assert (np.ptp(first[:, :4], axis=0) > 0.5 * np.ptp(places[:, :4], axis=0)).all()
     assert len(np.unique(places, axis=0)) == len(places)
+    assert dense_flops(made[0]) < 1.3 * np.quantile([dense_flops(each) for each in made], 0.3)
+    assert 0.3 < np.mean([each.seq_len == each.kv_len for each in made]) < 0.7
+
+
+def test_kinds_that_differ_in_the_mask_share_their_turns():
+    kinds = [LIKE, msgspec.structs.replace(LIKE, mask="causal"), msgspec.structs.replace(LIKE, dtype="bfloat16")]
+    base = virtual.plan(1, ("baseline",), budget_s=1.0)
+    planned = calibration.planned(msgspec.structs.replace(base, workloads=tuple(kinds)), ("num_threads",))
+    kinds_of = [(each.dtype, each.mask) for each in planned.workloads[:6]]
+    half = ("bfloat16", "none")
+    assert kinds_of == [("float32", "none"), half, ("float32", "causal"), half, ("float32", "none"), half]
 
 
 def test_axes_that_were_set_stay():

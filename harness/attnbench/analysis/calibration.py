@@ -39,13 +39,12 @@ MOST_KEYS = 12.0
 """For each query, where there are not as many; or queries for each key."""
 LEAST_PRODUCTS, MOST_PRODUCTS = 1.5e6, 1.8e8
 """Multiply-adds of queries and keys of the smallest and the largest call."""
-FIRST = 3
-"""The first is small: it is checked in full."""
 GRAIN, LEAST_LENGTH, MOST_LENGTH = 16, 32, 1024
 MOST_CELLS = 60
 """Of one implementation and kind of workload; a minute sees fewer."""
-APART = 5
-"""Kinds of workload begin so far apart in the sequence of shapes, since those that differ in the mask share a law."""
+FIRST, APART = 3, 28
+"""Kinds of workload begin so far apart in the sequence of shapes, since those that differ in the mask share a law; each
+with a small one, since it is checked in full."""
 MALLOC = "MALLOC_"
 """Settings that begin so follow from the plan's allocator."""
 
