@@ -3,7 +3,7 @@
 Sizes are spread in the logarithms of B * H, T, S and K: combinations of batch size, heads and width in turns, each with
 lengths that follow Halton's sequence, between a small call and one of some hundred million multiply-adds. Every other
 shape has as many keys as queries. Where several tensors are of one size, it does not show which of them a peak is made
-of; the others tell them apart.
+of; the others show it.
 
 Source: J. H. Halton, On the efficiency of certain quasi-random sequences of points, 1960.
 """
