@@ -30,11 +30,9 @@ FOLDER = "calibration"
 BUDGET_S = 57.0
 """With the start of the command and the fit it takes less than a minute."""
 STAGES = ("calibrate",)
-COMBINATIONS = (
-    (1, 4, 128), (1, 1, 64), (1, 12, 64), (2, 2, 32), (2, 16, 32), (1, 8, 64), (1, 2, 128), (2, 12, 128),
-    (1, 6, 32), (2, 4, 64), (1, 1, 128), (1, 16, 64), (2, 8, 128), (1, 2, 32), (2, 2, 64),
-)  # fmt: skip
-"""Batch size, heads, and width of a head."""
+HEADS = ((1, 4), (2, 12), (1, 16), (2, 2), (2, 8), (1, 12), (2, 16), (1, 1))
+"""Batch size and heads, in turns; and so the widths of a head."""
+WIDTHS = (128, 64, 32)
 MOST_KEYS = 12.0
 """For each query, where there are not as many; or queries for each key."""
 LEAST_PRODUCTS, MOST_PRODUCTS = 1.5e6, 1.8e8
@@ -64,7 +62,7 @@ def shapes(like: Workload, kept: Collection[str], start: int = 0, number: int = 
     low, high = math.log(LEAST_PRODUCTS), math.log(MOST_PRODUCTS)
     seen = set()
     for count in range(start, start + number):
-        batch, heads, width = COMBINATIONS[count % len(COMBINATIONS)]
+        (batch, heads), width = HEADS[count % len(HEADS)], WIDTHS[count % len(WIDTHS)]
         sizes = {"batch_size": batch, "num_heads": heads, "head_dim": width, "seq_len": 0, "kv_len": 0}
         sizes |= dict.fromkeys(("num_kv_heads", "value_dim", "embed_dim"), 0)
         sizes |= {axis: getattr(like, axis) for axis in kept if axis in sizes}

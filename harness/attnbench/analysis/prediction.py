@@ -15,9 +15,9 @@ https://arxiv.org/abs/1604.04173; Rasmussen and Williams, Gaussian Processes for
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -54,8 +54,10 @@ EXACT, FEW_BYTES, ROUNDED = 2e-4, 64, 0.02
 WIDE_BYTES, LEAST_PACKED, PRODUCT_BYTES = 4, 64, 5120
 """Of a number in which kernels add up; of so many queries and keys on, the flash kernel packs half precision; what
 a product in half precision takes at the least."""
+MOST_TENSORS, MOST_TIMES = 4, 4
+"""Of a sum of whole tensors, and of one of them."""
 LARGEST_SUM, MOST_CHOICES = 5, 200
-"""Tensors of a sum, and choices of cells that are tried for each."""
+"""Tensors of a sum in quarters, and choices of cells that are tried for each."""
 MOST_UNEXPLAINED = 0.5
 """Where more of the cells are met by no exact sum, one of any shares is fitted."""
 TILE_KEYS, LINE = 512, 32
@@ -442,13 +444,36 @@ def tensors(workload: Workload) -> Array:
 
 
 def exact_sum(amounts: Array, peaks: Array, open_: NDArray[np.bool_]) -> Array | None:
-    """Of all sums of few tensors, in quarters of each, that are nowhere above a peak: the one that meets most.
+    """Of all sums of few tensors that are nowhere above a peak: the one that meets most of those that are `open_`.
 
-    Those that are `open_` count. None where there is none that meets as many as it has tensors, and two.
+    Sums of whole tensors come first, then those with quarters. None where there is none that meets two.
     """
-    best, most, draws = None, 1, np.random.default_rng(0)
+    best, most = None, 1
     places = np.flatnonzero(open_)
     there = np.flatnonzero(amounts[places].any(axis=0))
+    for used, rows_ in chain(whole_sums(there), quarter_sums(amounts, peaks, places, there)):
+        sums = amounts[:, used] @ rows_.T  # (N, R)
+        met = meets(sums, peaks[:, None])[places].sum(axis=0) * (sums <= (1 + EXACT) * peaks[:, None] + FEW_BYTES).all(
+            axis=0
+        )
+        if met.max(initial=0) > most:
+            most, best = int(met.max()), np.zeros(amounts.shape[1])
+            best[list(used)] = rows_[int(met.argmax())]
+    return best
+
+
+def whole_sums(there: NDArray[np.int_]) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Sums of up to MOST_TENSORS of those tensors, each up to MOST_TIMES: which, and how many of each (R, n)."""
+    for size in range(1, min(MOST_TENSORS, len(there)) + 1):
+        times = np.array(list(product(range(1, MOST_TIMES + 1), repeat=size)), dtype=float)
+        yield from ((used, times) for used in combinations(there, size))
+
+
+def quarter_sums(
+    amounts: Array, peaks: Array, places: NDArray[np.int_], there: NDArray[np.int_]
+) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Sums in quarters of those tensors that meet some of the peaks at `places`, as many as they have tensors."""
+    draws = np.random.default_rng(0)
     for size in range(1, min(LARGEST_SUM, len(places)) + 1):
         if math.comb(len(places), size) <= MOST_CHOICES:
             chosen = np.array(list(combinations(places, size)))
@@ -459,10 +484,4 @@ def exact_sum(amounts: Array, peaks: Array, open_: NDArray[np.bool_]) -> Array |
             shares = np.einsum("nij,nj->ni", np.linalg.pinv(square), peaks[chosen])
             whole = np.round(4 * shares) / 4
             is_whole = (np.abs(whole - shares) <= ROUNDED).all(axis=1) & (whole > 0).all(axis=1)
-            for row in np.unique(whole[is_whole], axis=0):
-                sums = amounts[:, used] @ row
-                met = int(meets(sums, peaks)[places].sum())
-                if met > most and met >= size and (sums <= (1 + EXACT) * peaks + FEW_BYTES).all():
-                    best, most = np.zeros(amounts.shape[1]), met
-                    best[list(used)] = row
-    return best
+            yield used, np.unique(whole[is_whole], axis=0)
