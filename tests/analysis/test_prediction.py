@@ -2,14 +2,16 @@
 
 import random
 
+import msgspec
 import numpy as np
 import pandas as pd
 import pytest
 
 from attnbench.analysis import calibration
-from attnbench.analysis.prediction import COVERAGE, coordinates, fit, fitted, kind_of, quantile
-from attnbench.workloads.counts import every_pair
+from attnbench.analysis.prediction import COVERAGE, coordinates, fit, fitted, kind_of, quantile, tiled_pairs
+from attnbench.workloads.counts import dense_flops, every_pair
 from attnbench.workloads.workload import Workload
+from studies.simulated import virtual
 
 LIKE = Workload(num_threads=1, direction="inference")
 NOISE = 0.03
@@ -85,6 +87,54 @@ def test_memory_is_recovered_to_the_byte():
     assert np.mean(np.array(errors) < 1e-9) > 0.95
 
 
+def flash_peak(workload: Workload) -> float:
+    """As the profiler counted calls of PyTorch's kernel in half precision: see the cells below."""
+    heads, queries, keys = workload.batch_size * workload.num_heads, workload.seq_len, workload.kv_len
+    width = workload.head_dim
+    height, tile = min(queries, 64 if queries >= 192 else 32), min(keys, 512)
+    packed = 4 * heads * keys * width + 2 * tile * width if min(queries, keys) >= 64 else 0
+    output = heads * queries * (2 * width + 4)
+    return output + height * (4 * (tile + 2 + width) + 2 * tile) + packed
+
+
+def test_the_scratch_of_a_kernel_is_counted():
+    counted = {(2, 12, 224, 224, 128): 4326912, (1, 4, 704, 272, 64): 806400, (1, 4, 48, 880, 64): 132096}
+    axes = {"dtype": "bfloat16", "direction": "inference", "num_threads": 1}
+    names = ("batch_size", "num_heads", "seq_len", "kv_len", "head_dim")
+    unseen = [Workload(**dict(zip(names, sizes, strict=True)), **axes) for sizes in counted]
+    assert [flash_peak(workload) for workload in unseen] == list(counted.values())
+    taught = [msgspec.structs.replace(each, dtype="bfloat16") for each in calibrated(8) if each.mask == "none"]
+    cells = table(taught).assign(peak_memory_bytes=[flash_peak(workload) for workload in taught])
+    predictor = fit(cells)
+    for workload, peak_bytes in zip(unseen, counted.values(), strict=True):
+        found = predictor.predict(workload, "virtual")
+        assert found is not None
+        assert found.peak_bytes == pytest.approx(peak_bytes, rel=1e-9)
+
+
+def test_tiles_that_a_causal_mask_hides_are_not_computed():
+    def tiled(**axes: str | int) -> int:
+        return tiled_pairs(Workload(mask="causal", direction="inference", **axes))
+
+    assert tiled(seq_len=400) == 400 * 400  # one tile of keys
+    assert tiled(seq_len=640) == 512 * 512 + 128 * 640
+    assert tiled(seq_len=32, kv_len=1024) == 32 * 512
+    assert tiled_pairs(Workload(seq_len=640, direction="inference", mask="none")) == 640 * 640
+
+
+def test_a_family_that_is_harder_to_predict_has_wider_intervals():
+    draws = np.random.default_rng(0)
+    steady, unsteady = table(calibrated(), draws), table(calibrated(), draws)
+    unsteady["latency_s"] *= np.exp(0.2 * draws.standard_normal(len(unsteady)))
+    predictor = fit(pd.concat([steady, unsteady.assign(implementation="unsteady")]))
+    widths = []
+    for name in ("virtual", "unsteady"):
+        found = predictor.predict(LIKE, name)
+        assert found is not None
+        widths.append(np.log(found.high / found.low))
+    assert widths[1] > 1.5 * widths[0]
+
+
 def test_intervals_cover_what_they_promise():
     draws, inside, widths = np.random.default_rng(0), [], []
     for seed in range(6):
@@ -139,11 +189,24 @@ def test_a_disturbed_cell_counts_for_less():
     assert fitted(amounts, values) == pytest.approx([2.0, 3.0], rel=0.02)
 
 
-def test_any_first_few_shapes_are_spread():
-    places = np.array([coordinates(each) for each in calibration.shapes(LIKE, (), 0, 14)])
-    first = places[:7]
-    assert (np.ptp(first[:, :4], axis=0) > 0.6 * np.ptp(places[:, :4], axis=0)).all()
+@pytest.mark.parametrize("kind", range(5))
+def test_any_first_few_shapes_are_spread_and_begin_with_a_small_one(kind):
+    made = list(calibration.shapes(LIKE, (), calibration.FIRST + kind * calibration.APART, 30))
+    places = np.array([coordinates(each) for each in made])
+    first = places[:10]
+    assert (np.ptp(first[:, :4], axis=0) > 0.5 * np.ptp(places[:, :4], axis=0)).all()
     assert len(np.unique(places, axis=0)) == len(places)
+    assert dense_flops(made[0]) < 1.3 * np.quantile([dense_flops(each) for each in made], 0.3)
+    assert 0.3 < np.mean([each.seq_len == each.kv_len for each in made]) < 0.7
+
+
+def test_kinds_that_differ_in_the_mask_share_their_turns():
+    kinds = [LIKE, msgspec.structs.replace(LIKE, mask="causal"), msgspec.structs.replace(LIKE, dtype="bfloat16")]
+    base = virtual.plan(1, ("baseline",), budget_s=1.0)
+    planned = calibration.planned(msgspec.structs.replace(base, workloads=tuple(kinds)), ("num_threads",))
+    kinds_of = [(each.dtype, each.mask) for each in planned.workloads[:6]]
+    half = ("bfloat16", "none")
+    assert kinds_of == [("float32", "none"), half, ("float32", "causal"), half, ("float32", "none"), half]
 
 
 def test_axes_that_were_set_stay():

@@ -61,6 +61,17 @@ def verdict(module, **axes):
     return check(ask_oracle(workload, 0), Implementation(build=module, source="a test"))
 
 
+@pytest.mark.parametrize("module", [WrongGradientOfQuery, NotFinite, LastQueryWrong])
+def test_a_brief_check_finds_a_wrong_answer_too(module):
+    workload = Workload(seq_len=70, num_heads=2, head_dim=16, direction="forward_backward", mask="causal")
+    references = ask_oracle(workload, 0, is_brief=True)
+    found = check(references, Implementation(build=Textbook, source="a test"))
+    assert found.agrees
+    assert [each.probe for each in found.probes] == ["normal"]
+    assert not found.rules
+    assert not check(references, Implementation(build=module, source="a test")).agrees
+
+
 @pytest.mark.long
 def test_a_wrong_row_is_found_at_long_lengths_by_sampled_rows():
     axes = {"seq_len": 4096, "batch_size": 1, "direction": "inference", "mask": "none"}

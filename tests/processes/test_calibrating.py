@@ -8,7 +8,7 @@ from attnbench.analysis.table import rows, table
 from attnbench.commands.dry_run import predicted, sentence
 from attnbench.processes.calibrating import NEW_CELLS_SHARE
 from attnbench.processes.execution import Predicted
-from attnbench.processes.messages import Prepared
+from attnbench.processes.messages import Check, Prepared, Reply, Work
 from attnbench.storage.events import CellChecked, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm
@@ -24,13 +24,35 @@ def seconds(workload: Workload, name: str) -> float:
     return 1e-5 + {"baseline": 1e-9, "slow": 2e-9}[name] * workload.num_heads * every_pair(workload)
 
 
+class Noting(virtual.SimulatedClient):
+    """Notes which checks it is asked for."""
+
+    def ask(self, request: Work) -> Reply:
+        if isinstance(request, Check):
+            self.checks.append(request)
+        return super().ask(request)
+
+
 @pytest.fixture(scope="module")
-def results(tmp_path_factory):
+def ran(tmp_path_factory):
     base = virtual.plan(1, ("baseline", "slow"), budget_s=1.0)
     plan = calibration.planned(base, (), budget_s=6.0)
-    client = virtual.SimulatedClient(WORLDS["drift"], seconds)
+    client = Noting(WORLDS["drift"], seconds)
+    client.checks = []
     folder = tmp_path_factory.mktemp("results") / calibration.FOLDER / "one"
-    return virtual.execute(plan, folder, client)
+    return virtual.execute(plan, folder, client), client.checks
+
+
+@pytest.fixture(scope="module")
+def results(ran):
+    return ran[0]
+
+
+def test_the_first_cell_of_each_kind_is_checked_in_full_and_the_others_briefly(ran):
+    _, checks = ran
+    kinds = [(request.workload.mask, request.workload.direction, request.arm) for request in checks]
+    assert len(checks) > 2 * len(set(kinds))
+    assert [request.is_brief for request in checks] == [kind in kinds[:place] for place, kind in enumerate(kinds)]
 
 
 def test_it_keeps_its_time_and_most_of_it_goes_into_new_cells(results):

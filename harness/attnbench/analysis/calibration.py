@@ -1,11 +1,15 @@
 """Which cells a calibration runs, and where those of this environment are found again.
 
-Sizes are spread in the logarithms of B * H, T, S and K: a few combinations of batch size, heads and width, each with
-lengths that follow van der Corput's sequence between a small call and one of some hundred million multiply-adds. Few
-combinations, since the rules of the check are tried once for each (checking/agreement.py).
+Sizes are spread in the logarithms of B * H, T, S and K: combinations of batch size, heads and width in turns, each with
+lengths that follow Halton's sequence, between a small call and one of some hundred million multiply-adds. Every other
+shape has as many keys as queries. Where several tensors are of one size, it does not show which of them a peak is made
+of; the others show it.
+
+Source: J. H. Halton, On the efficiency of certain quasi-random sequences of points, 1960.
 """
 
 import math
+from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
@@ -13,41 +17,43 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from attnbench.analysis.prediction import SIZES, Predictor, fit
+from attnbench.analysis.prediction import Family, Predictor, family, fit
 from attnbench.analysis.results import read
 from attnbench.analysis.table import table
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import has_journal
 from attnbench.storage.records import Environment
 from attnbench.units import percent
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import SIZES, Workload
 
 FOLDER = "calibration"
 BUDGET_S = 57.0
 """With the start of the command and the fit it takes less than a minute."""
 STAGES = ("calibrate",)
-COMBINATIONS = ((1, 4, 128), (1, 1, 64), (1, 12, 64), (2, 2, 32), (2, 16, 32), (1, 8, 64), (1, 2, 128))
-"""Batch size, heads, and width of a head."""
-SHAPES_OF_KEYS = (1.0, 1.0, 0.25, 1.0, 1.0, 4.0, 1.0)
-"""Keys for each query, in turns."""
-LEAST_PRODUCTS, MOST_PRODUCTS = 1.5e6, 1.5e8
+HEADS = ((1, 4), (2, 12), (1, 16), (2, 2), (2, 8), (1, 12), (2, 16), (1, 1))
+"""Batch size and heads, in turns; and so the widths of a head."""
+WIDTHS = (128, 64, 32)
+MOST_KEYS = 12.0
+"""For each query, where there are not as many; or queries for each key."""
+LEAST_PRODUCTS, MOST_PRODUCTS = 1.5e6, 1.8e8
 """Multiply-adds of queries and keys of the smallest and the largest call."""
 GRAIN, LEAST_LENGTH, MOST_LENGTH = 16, 32, 1024
 MOST_CELLS = 60
 """Of one implementation and kind of workload; a minute sees fewer."""
-APART = 5
-"""Kinds of workload begin so far apart in the sequence of shapes, since those that differ in the mask share a law."""
+FIRST, APART = 3, 28
+"""Kinds of workload begin so far apart in the sequence of shapes, since those that differ in the mask share a law; each
+with a small one, since it is checked in full."""
 MALLOC = "MALLOC_"
 """Settings that begin so follow from the plan's allocator."""
 
 
-def halves(number: int) -> float:
-    """The term of van der Corput's sequence: 0.5, 0.25, 0.75, 0.125, ..."""
-    found, share = 0.0, 0.5
+def halton(number: int, base: int) -> float:
+    """The term of Halton's sequence in a prime base, 2: 0.5, 0.25, 0.75, 0.125, ..."""
+    found, share = 0.0, 1 / base
     number += 1
     while number:
-        found += share * (number % 2)
-        number, share = number // 2, share / 2
+        found += share * (number % base)
+        number, share = number // base, share / base
     return found
 
 
@@ -56,13 +62,13 @@ def shapes(like: Workload, kept: Collection[str], start: int = 0, number: int = 
     low, high = math.log(LEAST_PRODUCTS), math.log(MOST_PRODUCTS)
     seen = set()
     for count in range(start, start + number):
-        batch, heads, width = COMBINATIONS[count % len(COMBINATIONS)]
+        (batch, heads), width = HEADS[count % len(HEADS)], WIDTHS[count % len(WIDTHS)]
         sizes = {"batch_size": batch, "num_heads": heads, "head_dim": width, "seq_len": 0, "kv_len": 0}
         sizes |= dict.fromkeys(("num_kv_heads", "value_dim", "embed_dim"), 0)
         sizes |= {axis: getattr(like, axis) for axis in kept if axis in sizes}
-        share = halves(count)
+        share = halton(count, 2)
         pairs = math.exp(low + (high - low) * share) / (sizes["batch_size"] * sizes["num_heads"] * sizes["head_dim"])
-        ratio = SHAPES_OF_KEYS[(count + count // len(SHAPES_OF_KEYS)) % len(SHAPES_OF_KEYS)]
+        ratio = 1.0 if halton(count, 5) < 1 / 2 else MOST_KEYS ** (2 * halton(count, 3) - 1)
         spread = LEAST_LENGTH * (MOST_LENGTH / LEAST_LENGTH) ** share
         queries, keys = sizes["seq_len"], sizes["kv_len"]
         if not queries:
@@ -82,11 +88,16 @@ def _length(exact: float) -> int:
 
 
 def planned(plan: Plan, settings: Collection[str], budget_s: float = BUDGET_S) -> Plan:
-    """The calibration for the workloads of a plan: their kinds in spread sizes; axes in `settings` stay as they are."""
+    """The calibration for the workloads of a plan: their kinds in spread sizes; axes in `settings` stay as they are.
+
+    Kinds that differ in the mask alone share their turns, since they share laws.
+    """
     kept = SIZES & set(settings)
     kinds = {tuple(value for axis, value in each.axes().items() if axis not in SIZES): each for each in plan.workloads}
-    turns = [list(shapes(each, kept, APART * place)) for place, each in enumerate(kinds.values())]
-    mixed = [own[number] for number in range(max(map(len, turns))) for own in turns if number < len(own)]
+    sharing = defaultdict[Family, list[list[Workload]]](list)
+    for place, each in enumerate(kinds.values()):
+        sharing[family(each, "")].append(list(shapes(each, kept, FIRST + APART * place)))
+    mixed = in_turns([in_turns(turns) for turns in sharing.values()])
     return msgspec.structs.replace(
         plan,
         sweep=FOLDER,
@@ -94,11 +105,16 @@ def planned(plan: Plan, settings: Collection[str], budget_s: float = BUDGET_S) -
         metrics=("latency", "peak_memory"),
         stages=STAGES,
         budget_s=budget_s,
-        num_blocks=2,
+        num_blocks=3,
         left_out={},
         mixes=(),
         traced={},
     )
+
+
+def in_turns(lists: Sequence[Sequence[Workload]]) -> list[Workload]:
+    """The first of each list, then the second of each, and so on."""
+    return [own[number] for number in range(max(map(len, lists))) for own in lists if number < len(own)]
 
 
 def is_same(one: Environment, other: Environment) -> bool:

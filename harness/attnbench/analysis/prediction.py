@@ -15,9 +15,9 @@ https://arxiv.org/abs/1604.04173; Rasmussen and Williams, Gaussian Processes for
 import math
 import re
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import combinations, product
+from itertools import chain, combinations, product
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from attnbench.analysis.table import rows, workload_of
 from attnbench.workloads.counts import every_pair, product_flops, visible_pairs
-from attnbench.workloads.workload import DTYPE_BYTES, Workload
+from attnbench.workloads.workload import DTYPE_BYTES, SIZES, Workload
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 Array = NDArray[np.float64]
 Family = tuple[object, ...]
 """The implementation, and the axes that are no sizes, in the order of KIND_AXES."""
-SIZES = {"batch_size", "seq_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
 KIND_AXES = tuple(axis for axis in Workload.__struct_fields__ if axis not in {*SIZES, "mask", "seed"})
 COVERAGE = 0.9
 FEWEST_INSIDE = 20
@@ -50,13 +49,19 @@ SIGNALS = (0.0, 0.5, 1.0, 2.0, 4.0)
 SAME_OTHER_MASK = 0.6
 """Correlation of what the law leaves under two kinds of mask."""
 LEAST_S = 1e-9
-EXACT, ROUNDED = 2e-3, 0.02
-"""A sum meets a peak that it is so close to, relatively; and its shares are so close to quarters."""
+EXACT, FEW_BYTES, ROUNDED = 2e-4, 64, 0.02
+"""A sum meets a peak that it is so close to, relatively and in bytes; and its shares are so close to quarters."""
+WIDE_BYTES, LEAST_PACKED, PRODUCT_BYTES = 4, 64, 5120
+"""Of a number in which kernels add up; of so many queries and keys on, the flash kernel packs half precision; what
+a product in half precision takes at the least."""
+MOST_TENSORS, MOST_TIMES = 4, 4
+"""Of a sum of whole tensors, and of one of them."""
 LARGEST_SUM, MOST_CHOICES = 5, 200
-"""Tensors of a sum, and choices of cells that are tried for each."""
+"""Tensors of a sum in quarters, and choices of cells that are tried for each."""
 MOST_UNEXPLAINED = 0.5
 """Where more of the cells are met by no exact sum, one of any shares is fitted."""
-TILE_KEYS = 512
+TILE_KEYS, LINE = 512, 32
+"""Keys of a tile of PyTorch's flash kernel, and of a block of a product in half precision: what is ragged is copied."""
 PEAK = "peak_memory_bytes"
 BEYOND = 0.1
 """Sizes further than this outside the calibrated range, in natural logarithms, are an extrapolation."""
@@ -131,15 +136,52 @@ def costs(workload: Workload) -> Array:
         fresh,
         product_flops(workload, 0, recomputes_scores=False),
     )
-    beyond_caches = (max(0, pairs * size - 2**21), max(0, pairs * size - 2**23))
+    held = 2 * (query_rows + key_rows) * width * size  # the inputs and the output
+    beyond_caches = (
+        max(0, pairs * size - 2**21),
+        max(0, pairs * size - 2**23),
+        max(0, held - 2**20),
+        max(0, held - 2**21),
+    )
     is_short, is_long = workload.seq_len < SHORT_LEN, workload.seq_len >= LONG_LEN
     tiles = (is_short * pairs, is_short * pairs * width, is_long * pairs * width)
-    trimmed = (3 * pairs * size > 2 * FRESH_BYTES) * pairs * size
-    return np.array([*basic, *beyond_caches, *tiles, trimmed], dtype=float)
+    copies = 2 + 2 * (workload.direction in {"backward", "forward_backward"}) + is_masked  # of all scores
+    trimmed = (copies * pairs * size > 2 * FRESH_BYTES) * pairs * size
+    done = heads * batch * tiled_pairs(workload)
+    half, is_ragged = size < WIDE_BYTES, workload.kv_len % LINE != 0
+    is_packed = half and min(workload.seq_len, workload.kv_len) >= LEAST_PACKED
+    halves = (
+        half * is_ragged * heads * batch,
+        half * is_ragged * key_rows * width,
+        half * is_ragged * pairs,
+        is_packed * heads * batch,
+        is_packed * key_rows * width,
+        half * (not is_packed) * pairs * width,
+    )
+    return np.array([*basic, *beyond_caches, *tiles, trimmed, done, done * width, *halves], dtype=float)
 
 
-BASIC, CACHES, TILES = list(range(14)), [14, 15], [16, 17, 18, 19]
-VIEWS = (BASIC, BASIC + CACHES, BASIC + TILES, BASIC + CACHES + TILES)
+def tile_height(queries: int) -> int:
+    """Queries of a tile of PyTorch's flash kernel."""
+    return min(queries, 32 if queries < SHORT_LEN else 64 if queries < LONG_LEN else 256)
+
+
+def tiled_pairs(workload: Workload) -> int:
+    """Pairs of one head that the flash kernel computes: whole tiles, but for those that a causal mask hides."""
+    queries, keys = workload.seq_len, workload.kv_len
+    if kind_of(workload.mask) != "causal":
+        return queries * keys
+    height, found = tile_height(queries), 0
+    for first in range(0, queries, height):
+        last = min(first + height, queries)
+        found += (last - first) * min(keys, -(-min(last, keys) // TILE_KEYS) * TILE_KEYS)
+    return found
+
+
+BASIC, CACHES, TILES = list(range(14)), [14, 15, 16, 17], [18, 19, 20, 21]
+HALVES = list(range(22, 30))
+ALWAYS = BASIC + HALVES
+VIEWS = (ALWAYS, ALWAYS + CACHES, ALWAYS + TILES, ALWAYS + CACHES + TILES)
 """Laws of so many kinds of cost, whose predictions are averaged: with few cells none of them is sure to be the best."""
 
 
@@ -254,9 +296,23 @@ class Predictor:
             tried[smoothing] = errors, spreads
         self.smoothing = min(tried, key=lambda each: float(np.mean(np.minimum(np.abs(tried[each][0]), 0.5))))
         self.errors, spreads = tried[self.smoothing]
-        scaled = np.abs(self.errors) / spreads
+        self.scales = self._scales(np.abs(self.errors) / spreads)
+        scaled = np.abs(self.errors) / spreads / np.repeat(list(self.scales.values()), self._numbers)
         inside = np.concatenate([law.is_inside() for law in laws.values()])
         self.width = quantile(scaled[inside] if inside.sum() >= FEWEST_INSIDE else scaled)
+
+    @property
+    def _numbers(self) -> list[int]:
+        """Cells of each law."""
+        return [len(law.seconds) for law in self.laws.values()]
+
+    def _scales(self, errors: Array) -> dict[Family, float]:
+        """How far off each family typically is, drawn towards what all are: a few cells do not tell."""
+        ends = np.cumsum([0, *self._numbers])
+        whole, found = float(np.mean(errors)), {}
+        for key, first, last in zip(self.laws, ends[:-1], ends[1:], strict=True):
+            found[key] = (float(errors[first:last].sum()) + FEWEST_INSIDE * whole) / (last - first + FEWEST_INSIDE)
+        return {key: max(scale, LEAST_S) for key, scale in found.items()}
 
     @property
     def num_cells(self) -> int:
@@ -270,7 +326,7 @@ class Predictor:
             return None
         log, spread = law.at(workload, self.smoothing)
         outside = beyond(coordinates(workload), law.places)
-        half = self.width * spread * (1 + max(0.0, outside))
+        half = self.width * self.scales[family(workload, implementation)] * spread * (1 + max(0.0, outside))
         known = self.peaks.get(family(workload, implementation))
         peak = known.at(workload) if known is not None else (None, None, None)
         return Prediction(
@@ -329,11 +385,9 @@ class Peaks:
         open_ = np.ones(len(peaks), dtype=bool)
         while open_.any() and (found := exact_sum(amounts, peaks, open_)) is not None:
             self.sums.append(found)
-            open_ &= np.abs(amounts @ found / peaks - 1) > EXACT
-        if open_.any():
-            self.sums.append(fitted(amounts, peaks))
+            open_ &= ~meets(amounts @ found, peaks)
         if np.mean(open_) > MOST_UNEXPLAINED:
-            self.sums = self.sums[-1:]
+            self.sums = [fitted(amounts, peaks)]
         errors = np.abs(np.log(np.maximum(self._largest(amounts), 1.0) / peaks))
         self.width = max(EXACT, quantile(errors))
 
@@ -347,13 +401,28 @@ class Peaks:
         return peak, peak * math.exp(-self.width), peak * math.exp(self.width)
 
 
+def meets(sums: Array, peaks: Array) -> NDArray[np.bool_]:
+    """Which sums are the peaks, but for a few Python numbers that a call makes into tensors."""
+    found: NDArray[np.bool_] = np.abs(sums - peaks) <= EXACT * peaks + FEW_BYTES
+    return found
+
+
 def tensors(workload: Workload) -> Array:
-    """Bytes of what a call may hold: queries, keys, scores, a number for each row, a mask, a kernel's tile."""
+    """Bytes of what a call may hold: tensors of queries, keys, scores, rows and a mask, and the scratch of kernels.
+
+    PyTorch's flash kernel has a tile of scores for each thread, packs keys and values of half precision, and copies an
+    output's gradient that has another layout; a product in half precision has a copy of one head's keys, and a little
+    more.
+    """
     heads = workload.batch_size * workload.num_heads
     queries, keys, size = workload.seq_len, workload.kv_len, DTYPE_BYTES[workload.dtype]
-    height = 32 if queries < SHORT_LEN else 64 if queries < LONG_LEN else 256
-    height = min(height, queries)
-    tile = height * (min(keys, TILE_KEYS) + 2 + workload.value_dim)
+    threads, half = workload.num_threads or 1, size * (size < WIDE_BYTES)
+    height, width = tile_height(queries), min(keys, TILE_KEYS)
+    forward = WIDE_BYTES * height * (width + 2 + workload.value_dim) + half * height * width
+    backward = 2 * (WIDE_BYTES + half) * height * width + WIDE_BYTES * height
+    packed = (min(queries, keys) >= LEAST_PACKED) * half * workload.head_dim * (2 * heads * keys + threads * width)
+    cloned = (workload.num_heads > 1) * size * heads * queries * workload.value_dim
+    sums_of_rows = WIDE_BYTES * heads * queries
     numbers = (
         heads * queries * workload.value_dim,
         heads * keys * workload.head_dim,
@@ -361,32 +430,58 @@ def tensors(workload: Workload) -> Array:
         heads * queries,
         queries * keys,
     )
-    backward = 2 * height * min(keys, TILE_KEYS) + height  # scores, their gradients, and a number for each row
-    hidden = (workload.mask != "none") * size * queries * keys
-    return np.array([*(size * each for each in numbers), 4.0 * tile, 4.0 * backward, hidden], dtype=float)
+    return np.array(
+        [
+            *(size * each for each in numbers),
+            sums_of_rows + threads * forward + packed,
+            sums_of_rows + threads * backward + cloned,
+            (workload.mask != "none") * size * queries * keys,
+            half * threads * keys * workload.head_dim,
+            half * threads * PRODUCT_BYTES,
+        ],
+        dtype=float,
+    )
 
 
 def exact_sum(amounts: Array, peaks: Array, open_: NDArray[np.bool_]) -> Array | None:
-    """Of all sums of few tensors, in quarters of each, that are nowhere above a peak: the one that meets most.
+    """Of all sums of few tensors that are nowhere above a peak: the one that meets most of those that are `open_`.
 
-    Those that are `open_` count. None where there is none that meets more of them than chance would.
+    Sums of whole tensors come first, then those with quarters. None where there is none that meets two.
     """
-    best, most, draws = None, 1, np.random.default_rng(0)
+    best, most = None, 1
     places = np.flatnonzero(open_)
+    there = np.flatnonzero(amounts[places].any(axis=0))
+    for used, rows_ in chain(whole_sums(there), quarter_sums(amounts, peaks, places, there)):
+        sums = amounts[:, used] @ rows_.T  # (N, R)
+        met = meets(sums, peaks[:, None])[places].sum(axis=0) * (sums <= (1 + EXACT) * peaks[:, None] + FEW_BYTES).all(
+            axis=0
+        )
+        if met.max(initial=0) > most:
+            most, best = int(met.max()), np.zeros(amounts.shape[1])
+            best[list(used)] = rows_[int(met.argmax())]
+    return best
+
+
+def whole_sums(there: NDArray[np.int_]) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Sums of up to MOST_TENSORS of those tensors, each up to MOST_TIMES: which, and how many of each (R, n)."""
+    for size in range(1, min(MOST_TENSORS, len(there)) + 1):
+        times = np.array(list(product(range(1, MOST_TIMES + 1), repeat=size)), dtype=float)
+        yield from ((used, times) for used in combinations(there, size))
+
+
+def quarter_sums(
+    amounts: Array, peaks: Array, places: NDArray[np.int_], there: NDArray[np.int_]
+) -> Iterator[tuple[tuple[int, ...], Array]]:
+    """Sums in quarters of those tensors that meet some of the peaks at `places`, as many as they have tensors."""
+    draws = np.random.default_rng(0)
     for size in range(1, min(LARGEST_SUM, len(places)) + 1):
         if math.comb(len(places), size) <= MOST_CHOICES:
             chosen = np.array(list(combinations(places, size)))
         else:  # at random: the first cells may all be of another sum
             chosen = np.array([draws.choice(places, size, replace=False) for _ in range(MOST_CHOICES)])
-        for used in combinations(range(amounts.shape[1]), size):
+        for used in combinations(there, size):
             square = amounts[chosen[:, :, None], np.array(used)]
             shares = np.einsum("nij,nj->ni", np.linalg.pinv(square), peaks[chosen])
             whole = np.round(4 * shares) / 4
             is_whole = (np.abs(whole - shares) <= ROUNDED).all(axis=1) & (whole > 0).all(axis=1)
-            for row in np.unique(whole[is_whole], axis=0):
-                ratios = amounts[:, used] @ row / peaks
-                met = int((np.abs(ratios[places] - 1) <= EXACT).sum())
-                if met > most and met >= min(size + 1, len(places)) and (ratios <= 1 + EXACT).all():
-                    best, most = np.zeros(amounts.shape[1]), met
-                    best[list(used)] = row
-    return best
+            yield used, np.unique(whole[is_whole], axis=0)

@@ -42,6 +42,8 @@ from attnbench.workloads.workload import Workload
 GAP = 3
 RULES_LEN = 35
 """The rules are tried at this length, which no tile divides, or at a shorter workload's own."""
+BRIEF = ("normal",)
+"""Probes of a brief check."""
 
 
 RulesAt = dict[str, tuple[RuleResult, ...]]
@@ -58,19 +60,21 @@ class References:
     workload: Workload
     seed: int
     by_probe: dict[str, Reference]
-    for_rules: dict[str, Reference]
+    for_rules: dict[str, Reference] | None  # None: no rules are tried
     on_step: Callable[[], object]  # called before each probe, rule, and known mistake of a diagnosis
 
 
-def ask_oracle(workload: Workload, seed: int, on_step: Callable[[], object] = lambda: None) -> References:
-    """Compute the references of every probe; `on_step` is called before each.
+def ask_oracle(
+    workload: Workload, seed: int, on_step: Callable[[], object] = lambda: None, *, is_brief: bool = False
+) -> References:
+    """Compute the references of every probe, or of BRIEF alone and none for rules; `on_step` is called before each.
 
     Raises:
         ValueError: no probe has anything to say here: a check would be vacuous.
     """
     by_probe: dict[str, Reference] = {}
     plain = msgspec.structs.replace(workload, dropout=0.0)
-    for probe in PROBES:
+    for probe in BRIEF if is_brief else PROBES:
         on_step()
         try:
             by_probe[probe] = reference_for_probe(plain, probe, seed, on_step)
@@ -79,9 +83,11 @@ def ask_oracle(workload: Workload, seed: int, on_step: Callable[[], object] = la
             reason = str(error)
     if not by_probe:
         raise ValueError(reason)
-    on_step()
-    short = plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain
-    for_rules = _references_for_rules(short, seed, on_step)
+    for_rules = None
+    if not is_brief:
+        on_step()
+        short = plain.at_length(RULES_LEN) if plain.longest > RULES_LEN else plain
+        for_rules = _references_for_rules(short, seed, on_step)
     return References(workload=workload, seed=seed, by_probe=by_probe, for_rules=for_rules, on_step=on_step)
 
 
@@ -141,7 +147,9 @@ def compare(references: References, implementation: Implementation, known: Rules
     except conduct.ConductError as changed:
         broken = RuleResult(rule=changed.rule, holds=False, found=str(changed))
         return Compared(Agreement(oracle=oracle.NAME, probes=(), rules=(broken,)), by_probe)
-    rule_results = _rule_results(references, implementation, {} if known is None else known)
+    rule_results: tuple[RuleResult, ...] = ()
+    if references.for_rules is not None:
+        rule_results = _rule_results(references, implementation, {} if known is None else known)
     rule_results += tuple(_storage_notes(references))
     agreement = Agreement(oracle=oracle.NAME, probes=tuple(results), rules=rule_results)
     if agreement.agrees and references.workload.dropout > 0:

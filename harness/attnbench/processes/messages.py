@@ -71,9 +71,12 @@ class Check(Prepare, frozen=True, kw_only=True, tag="check"):
 
     A client prepares the cell first, and asks its judge with what that has shown. With `tries_unaligned` all that is
     looked at is whether it takes inputs that lie where no device promises to take them: the answer is a note.
+    A client prepares the cell first, and asks its judge with what that has shown. `is_brief` compares one kind of input
+    alone and tries no rules: enough where the implementation has passed in full at a workload of the same kind.
     """
 
     seed: int
+    is_brief: bool = False
     prepared: Prepared | None = None
     tries_unaligned: bool = False
 

@@ -244,8 +244,14 @@ def check_cells(session: Session, *, stops_when_wrong: bool = False) -> str:
     return ""
 
 
-def check_cell(
-    session: Session, workload: Workload, arm: Arm, *, is_last: bool = True, call_limit_s: float | None = None
+def check_cell(  # noqa: PLR0913 - each changes what is asked
+    session: Session,
+    workload: Workload,
+    arm: Arm,
+    *,
+    is_last: bool = True,
+    is_brief: bool = False,
+    call_limit_s: float | None = None,
 ) -> bool:
     """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
 
@@ -256,6 +262,7 @@ def check_cell(
         call_limit_s=session.plan.call_limit_s if call_limit_s is None else call_limit_s,
         memory_limit_bytes=session.plan.memory_limit_bytes,
         seed=session.plan.seed,
+        is_brief=is_brief,
     )
     reply = session.ask(request)
     if isinstance(reply, messages.Failed):

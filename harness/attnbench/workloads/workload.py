@@ -55,6 +55,8 @@ FOLLOWS = {
     "embed_dim": "num_heads * head_dim",
 }
 """Axes that, given as 0, follow from others alone, and their values then."""
+SIZES = {"batch_size", "seq_len", "kv_len", "num_heads", "num_kv_heads", "head_dim", "value_dim", "embed_dim"}
+"""Axes in which workloads of one kind differ."""
 HEAD_AXES = {"scope", "direction", "device", "dtype", "batch_size", "seq_len", "num_heads", "head_dim"}
 """Axes that every id names."""
 SHORT_NAMES = {

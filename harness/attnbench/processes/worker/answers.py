@@ -328,9 +328,12 @@ class Worker:
         assert self.consult is not None
         assert request.prepared is not None
         self.heartbeat.beat()
-        if self.references is None or self.references.workload.id != request.workload.id:
+        is_known = self.references is not None and self.references.workload.id == request.workload.id
+        if self.references is None or not is_known or (self.references.for_rules is None) != request.is_brief:
             self.references = None  # so that its memory is free
-            self.references = agreement.ask_oracle(request.workload, request.seed, on_step=self.heartbeat.beat)
+            self.references = agreement.ask_oracle(
+                request.workload, request.seed, on_step=self.heartbeat.beat, is_brief=request.is_brief
+            )
         self.heartbeat.beat()
         cell = {"workload": request.workload, "arm": request.arm, "spec": request.spec}
         candidate, num_threads = stand_in(Remote(self.consult, cell), request.prepared), torch.get_num_threads()
