@@ -199,6 +199,7 @@ class Status(enum.StrEnum):
     crashed = "crashed"
     error = "error"
     invalid = "invalid"
+    lost = "lost"
 
 
 FALSE_SHARE = 0.05
@@ -352,6 +353,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[CeilingSample, ...] = ()
     crowding: float = 0.0  # the load average over the number of cores when they were taken
     message: str = ""
+    host: str = ""  # as in WorkerStarted
 
     @property
     def key(self) -> Place:
@@ -393,6 +395,7 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     implementation: str
     side: str = ""  # as in Arm
     environment: Environment | None
+    host: str = ""  # of a run on several machines, the one that measured it: all samples of a cell are of one
     status: Status
     message: str = ""
     is_predicted: bool = False  # the status was foreseen and the cell not tried

@@ -1,0 +1,317 @@
+"""Hand out the shares of a plan to the hosts of a Ray cluster, and merge what they measured.
+
+A host is a node with the resource `bench_slot`; its actor holds that, so that no other actor is there. While hosts
+measure, the driver sleeps: it wakes when a share ends or a host is lost, and looks for new hosts now and then. All that
+it knows is on disk, in the folder of the run or on the hosts, so that it may be killed at any moment.
+
+Source of the idea that an actor holds a machine: Kernel Tuner, https://github.com/KernelTuner/kernel_tuner/pull/328.
+"""
+
+import fcntl
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from attnbench.cluster.host import NAME, Answer, Host, Known
+from attnbench.cluster.merge import HOSTS, finished, journal_path, merge
+from attnbench.cluster.shares import Share, split
+from attnbench.processes.sides import current_commit
+from attnbench.processes.stages import now
+from attnbench.storage import events
+from attnbench.storage.events import SCHEMA, Plan
+from attnbench.storage.files import put
+from attnbench.storage.journal import JOURNAL
+from attnbench.storage.journal import events as read_events
+
+SLOT = "bench_slot"
+LABEL = "attnbench-host"
+"""The label of a node that names its host: `ray start --labels=attnbench-host=NAME`."""
+ACTOR_START_S = 120.0
+NODES_EVERY_S = 10.0
+"""So often the driver asks the head, and no host, which nodes there are."""
+WAIT_S = 60.0
+"""Where no host is left, so long one may join before what is open is lost."""
+MOST_TRIES = 3
+"""A share with which so many hosts or their actors were lost may be the reason, and is given to no other."""
+MERGE_EVERY_S = 60.0
+SHARES = "shares.json"
+LOCAL = re.compile(r"local:([1-9]\d?)")
+LOCAL_MEMORY_BYTES = 80_000_000
+"""Of each node's object store, the least that Ray allows: messages are small."""
+ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT, ray://HOST:PORT, or local:N"
+
+
+@dataclass
+class Node:
+    """A node that measures, and what it is doing."""
+
+    actor: Any
+    name: str = ""  # of its host; empty until it has said
+    share: Share | None = None
+    held: dict[str, bool] = field(default_factory=dict)
+
+
+@contextmanager
+def connected(address: str) -> Iterator[Any]:
+    """Within: the module ray, connected to a cluster; one with local:N is started, and ended afterwards.
+
+    Raises:
+        ValueError: ray is not installed, or nobody answers at the address.
+    """
+    try:
+        import ray
+    except ImportError:
+        raise ValueError('--cluster needs Ray: install it with pip install "attnbench[cluster]"') from None
+    quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
+    if (local := LOCAL.fullmatch(address)) is not None:
+        with _local(int(local[1])) as own:
+            ray.init(address=own, **quiet)
+            try:
+                yield ray
+            finally:
+                ray.shutdown()
+        return
+    if address != "auto" and not re.fullmatch(r"(ray://)?[\w.-]+:\d+", address):
+        raise ValueError(f"--cluster {address} is not allowed: give {ALLOWED}")
+    try:
+        ray.init(address=address, **quiet)
+    except (ConnectionError, RuntimeError, ValueError) as error:
+        reason = str(error).strip().splitlines()[0]
+        raise ValueError(f"no Ray cluster answers at {address} ({reason}): give {ALLOWED}") from None
+    try:
+        yield ray
+    finally:
+        ray.shutdown()
+
+
+@contextmanager
+def _local(number: int) -> Iterator[str]:
+    """A cluster of so many hosts on this machine, which take turns; its address."""
+    from ray.cluster_utils import Cluster
+
+    node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
+    cluster = Cluster()
+    try:
+        for place in range(1, number + 1):
+            cluster.add_node(resources={SLOT: 1}, labels={LABEL: f"local-{place}"}, **node)
+        yield cluster.address
+    finally:
+        cluster.shutdown()
+
+
+def start_actor(ray: Any, node: Mapping[str, Any], run: str) -> Any:  # noqa: ANN401 - ray has no types of its own
+    """The actor of a node, which holds its bench_slot and all its processors and GPUs, as far as Ray counts them."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    has = node["Resources"]
+    label = node.get("Labels", {}).get(LABEL, "")
+    return (
+        ray.remote(Host)
+        .options(
+            num_cpus=has.get("CPU", 0),
+            num_gpus=has.get("GPU", 0),
+            resources={SLOT: 1},
+            max_restarts=0,
+            scheduling_strategy=NodeAffinitySchedulingStrategy(node["NodeID"], soft=False),
+        )
+        .remote(run, label if NAME.fullmatch(label) else "")
+    )
+
+
+def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - likewise
+    """The nodes that are alive and have a bench_slot, by id."""
+    return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)}
+
+
+def sweep(
+    plan: Plan, folder: Path, address: str, note: Callable[[str], None], *, wait_s: float = WAIT_S
+) -> None:
+    """Start a run on a cluster in `folder`, or go on with the one that is there, to its end.
+
+    `note` is told in words who joined, what was finished and who was lost.
+
+    Raises:
+        ValueError: no ray, no cluster, no host, or another process drives this run; the message says what to do.
+        OSError: the folder cannot be written.
+    """
+    with connected(address) as ray:
+        folder.mkdir(parents=True, exist_ok=True)
+        with _only_driver(folder):
+            Driver(ray, plan, folder, note, wait_s).run()
+
+
+@contextmanager
+def _only_driver(folder: Path) -> Iterator[None]:
+    (folder / HOSTS).mkdir(exist_ok=True)
+    with (folder / HOSTS / "driver.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is being driven by another process: wait for its end, or stop it") from None
+        yield
+
+
+class Driver:
+    """One sweep over a cluster."""
+
+    def __init__(self, ray: Any, plan: Plan, folder: Path, note: Callable[[str], None], wait_s: float) -> None:  # noqa: ANN401
+        """Read what is finished already."""
+        self.ray, self.folder, self.note, self.wait_s = ray, folder, note, wait_s
+        self.nodes: dict[str, Node] = {}
+        self.refused: set[str] = set()  # nodes that cannot take part
+        self.waits: dict[Any, str] = {}  # what is waited for, and the node that it comes from
+        self.tries: dict[str, int] = {}
+        self.lost: dict[str, str] = {}
+        self.begun: dict[str, str] = {}  # the host that began a share and was lost with it
+        self._merged_s = time.monotonic()
+        self.started = self._started(plan)
+        self.shares = self._shares(plan)
+        self.open = [share for share in self.shares if finished(folder, share) is None]
+
+    def _started(self, plan: Plan) -> events.RunStarted:
+        path = self.folder / JOURNAL
+        if path.exists():
+            first = next(iter(read_events(path)))
+            assert isinstance(first, events.RunStarted)
+            return first
+        return events.RunStarted(schema=SCHEMA, run=self.folder.name, time=now(), commit=current_commit(), plan=plan)
+
+    def _shares(self, plan: Plan) -> list[Share]:
+        """Those that the run began with, however many hosts there are now: hosts have journals of them."""
+        path = self.folder / HOSTS / SHARES
+        if path.exists():
+            number = msgspec.json.decode(path.read_bytes(), type=int)
+        else:
+            number = len(hosts_of(self.ray))
+            if not number:
+                raise ValueError(
+                    f"no node of the cluster has the resource {SLOT}: start each host that is to measure with "
+                    f"""ray start --address=HEAD:PORT --resources='{{"{SLOT}": 1}}'"""
+                )
+            put(path, msgspec.json.encode(number))
+        shares = split(plan, self.folder.name, number)
+        merge(self.folder, self.started, shares, {}, is_over=False)  # so that it can be gone on with from here
+        return shares
+
+    def run(self) -> None:
+        """Hand out shares until each is finished or lost."""
+        alone_s, looked_s = time.monotonic(), -NODES_EVERY_S
+        try:
+            while self.open:
+                if time.monotonic() - looked_s >= NODES_EVERY_S or not self.waits:
+                    self._look_for_hosts()
+                    looked_s = time.monotonic()
+                self._hand_out()
+                if self.waits:
+                    alone_s = time.monotonic()
+                    done, _ = self.ray.wait(list(self.waits), num_returns=1, timeout=NODES_EVERY_S)
+                    for each in done:
+                        self._take(each)
+                elif time.monotonic() - alone_s > self.wait_s:
+                    self._give_up(self.open, f"no host was left to measure it, and none joined within {self.wait_s:g} s")
+                else:
+                    time.sleep(min(1.0, self.wait_s))
+                if time.monotonic() - self._merged_s > MERGE_EVERY_S:
+                    self._merge(is_over=False)
+        except BaseException:
+            self._merge(is_over=False)
+            raise
+        finally:
+            for node in self.nodes.values():
+                with suppress(Exception):  # its host may be gone
+                    self.ray.kill(node.actor)
+        self._merge(is_over=True)
+
+    def _merge(self, *, is_over: bool) -> None:
+        merge(self.folder, self.started, self.shares, self.lost, is_over=is_over)
+        self._merged_s = time.monotonic()
+
+    def _look_for_hosts(self) -> None:
+        for key, found in hosts_of(self.ray).items():
+            if key not in self.nodes and key not in self.refused:
+                node = self.nodes[key] = Node(actor=start_actor(self.ray, found, self.folder.name))
+                self.waits[node.actor.known.remote()] = key
+
+    def _hand_out(self) -> None:
+        """One share to each host that waits for one."""
+        for key, node in self.nodes.items():
+            if node.name and node.share is None and (share := self._next(node)) is not None:
+                node.share = share
+                self.waits[node.actor.measure.remote(msgspec.json.encode(share))] = key
+
+    def _next(self, node: Node) -> Share | None:
+        """What a host is given: what it has begun, then what nobody has, then what a lost host had begun."""
+        taken = {each.share.name for each in self.nodes.values() if each.share is not None}
+        others = {each.name for each in self.nodes.values()} - {node.name, ""}
+        free = [share for share in self.open if share.name not in taken]
+
+        def rank(share: Share) -> int:
+            if share.name in node.held or self.begun.get(share.name) == node.name:
+                return 0
+            holders = {each.name for each in self.nodes.values() if share.name in each.held} & others
+            if holders or self.begun.get(share.name) in others:
+                return 3
+            return 2 if share.name in self.begun else 1
+
+        return min((share for share in free if rank(share) < 3), key=rank, default=None)  # noqa: PLR2004 - see rank
+
+    def _take(self, ended: Any) -> None:  # noqa: ANN401 - an ObjectRef
+        """What has come from a host, or that it was lost."""
+        key = self.waits.pop(ended)
+        node = self.nodes[key]
+        try:
+            text = self.ray.get(ended)
+        except self.ray.exceptions.RayError as error:
+            del self.nodes[key]
+            self._lose(node, str(error).strip().splitlines()[0])
+            return
+        if not node.name:
+            self._join(key, node, msgspec.json.decode(text, type=Known))
+            return
+        answer, share = msgspec.json.decode(text, type=Answer), node.share
+        assert share is not None
+        node.share = None
+        if answer.error:
+            self._failed(share, f"on {node.name}: {answer.error}")
+            return
+        path = journal_path(self.folder, node.name, share.name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        put(path, answer.journal)
+        self.open = [each for each in self.open if each is not share]
+        done = len(self.shares) - len(self.open)
+        self.note(f"{node.name} has finished share {share.name}: {done} of {len(self.shares)}")
+
+    def _join(self, key: str, node: Node, known: Known) -> None:
+        here = version("attnbench")
+        if known.attnbench != here or not NAME.fullmatch(known.host):
+            self.refused.add(key)
+            del self.nodes[key]
+            self.ray.kill(node.actor)
+            self.note(f"{known.host} takes no part: it has attnbench {known.attnbench}, and here it is {here}")
+            return
+        node.name, node.held = known.host, known.held
+        self.note(f"{node.name} has joined")
+
+    def _lose(self, node: Node, why: str) -> None:
+        self.note(f"{node.name or 'a host'} was lost: {why}")
+        if node.share is not None:
+            self.begun[node.share.name] = node.name
+            self._failed(node.share, f"{node.name} was lost while it measured this: {why}")
+
+    def _failed(self, share: Share, why: str) -> None:
+        self.tries[share.name] = self.tries.get(share.name, 0) + 1
+        if self.tries[share.name] >= MOST_TRIES:
+            self._give_up([share], why)
+
+    def _give_up(self, shares: Sequence[Share], why: str) -> None:
+        for share in shares:
+            self.lost[share.name] = why
+            self.note(f"share {share.name} is lost: {why}")
+        self.open = [each for each in self.open if each.name not in self.lost]
