@@ -8,6 +8,7 @@ Source of the idea that an actor holds a machine: Kernel Tuner, https://github.c
 """
 
 import fcntl
+import math
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,7 +34,12 @@ from attnbench.storage.journal import events as read_events
 SLOT = "bench_slot"
 LABEL = "attnbench-host"
 """The label of a node that names its host: `ray start --labels=attnbench-host=NAME`."""
-ACTOR_START_S = 120.0
+NO_HOST = (
+    f"no node of the cluster has the resource {SLOT}: start each host that is to measure with "
+    f"""ray start --address=HEAD:PORT --resources='{{"{SLOT}": 1}}'"""
+)
+BUSY_S = 30.0
+"""A host whose actor has not started for so long is busy with other work of the cluster, which is said."""
 NODES_EVERY_S = 10.0
 """So often the driver asks the head, and no host, which nodes there are."""
 WAIT_S = 60.0
@@ -56,6 +62,7 @@ class Node:
     name: str = ""  # of its host; empty until it has said
     share: Share | None = None
     held: dict[str, bool] = field(default_factory=dict)
+    asked_s: float = field(default_factory=time.monotonic)
 
 
 @contextmanager
@@ -130,9 +137,7 @@ def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - likewise
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)}
 
 
-def sweep(
-    plan: Plan, folder: Path, address: str, note: Callable[[str], None], *, wait_s: float = WAIT_S
-) -> None:
+def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None], *, wait_s: float = WAIT_S) -> None:
     """Start a run on a cluster in `folder`, or go on with the one that is there, to its end.
 
     `note` is told in words who joined, what was finished and who was lost.
@@ -191,10 +196,7 @@ class Driver:
         else:
             number = len(hosts_of(self.ray))
             if not number:
-                raise ValueError(
-                    f"no node of the cluster has the resource {SLOT}: start each host that is to measure with "
-                    f"""ray start --address=HEAD:PORT --resources='{{"{SLOT}": 1}}'"""
-                )
+                raise ValueError(NO_HOST)
             put(path, msgspec.json.encode(number))
         shares = split(plan, self.folder.name, number)
         merge(self.folder, self.started, shares, {}, is_over=False)  # so that it can be gone on with from here
@@ -215,7 +217,9 @@ class Driver:
                     for each in done:
                         self._take(each)
                 elif time.monotonic() - alone_s > self.wait_s:
-                    self._give_up(self.open, f"no host was left to measure it, and none joined within {self.wait_s:g} s")
+                    self._give_up(
+                        self.open, f"no host was left to measure it, and none joined within {self.wait_s:g} s"
+                    )
                 else:
                     time.sleep(min(1.0, self.wait_s))
                 if time.monotonic() - self._merged_s > MERGE_EVERY_S:
@@ -238,6 +242,11 @@ class Driver:
             if key not in self.nodes and key not in self.refused:
                 node = self.nodes[key] = Node(actor=start_actor(self.ray, found, self.folder.name))
                 self.waits[node.actor.known.remote()] = key
+
+        for key, node in self.nodes.items():
+            if not node.name and time.monotonic() - node.asked_s > BUSY_S:
+                node.asked_s = math.inf
+                self.note(f"node {key[:8]} does not begin yet: other work of the cluster has its {SLOT} or processors")
 
     def _hand_out(self) -> None:
         """One share to each host that waits for one."""

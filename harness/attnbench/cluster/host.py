@@ -20,6 +20,7 @@ from pathlib import Path
 import msgspec
 import psutil
 
+from attnbench.cluster.examining import Refused
 from attnbench.cluster.shares import Share, placed
 from attnbench.processes.execution import execute
 from attnbench.storage import events
@@ -62,6 +63,10 @@ class Host:
         self.host = label or own_name()
         self.folder = folder_of_runs() / run / self.host
 
+    def ready(self) -> str:
+        """Its name, once it is there."""
+        return self.host
+
     def known(self) -> bytes:
         """A Known."""
         held = {path.parent.name: _is_finished(path) for path in sorted(self.folder.glob(f"*/{JOURNAL}"))}
@@ -91,13 +96,13 @@ class Host:
         return msgspec.json.encode(answer)
 
     def examine(self) -> bytes:
-        """What `attnbench.cluster.examining` prints, in a process of its own; {"error": ...} where it cannot."""
+        """An Examined, which a process of its own has printed, or Refused."""
         with bench_slot():
             command = [sys.executable, "-P", "-m", "attnbench.cluster.examining"]
             ended = subprocess.run(command, capture_output=True, check=False)  # noqa: S603 - our own module
         if ended.returncode:
             said = ended.stderr.decode(errors="replace").strip().splitlines()
-            return msgspec.json.encode({"error": " / ".join(said[-1:]) or f"exit code {ended.returncode}"})
+            return msgspec.json.encode(Refused(error=" ".join(said[-1:]) or f"exit code {ended.returncode}"))
         return ended.stdout
 
 

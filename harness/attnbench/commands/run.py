@@ -53,7 +53,9 @@ def run(
         print_plan(plan(options.selection(baseline=baseline)), results, as_json=as_json)
         return
     if resume is not None:
-        folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation", "--cluster"})
+        folder, planned = running.to_resume(
+            options.context, resume, results, {"names", "--implementation", "--cluster"}
+        )
         if planned.sides is not None:
             raise ValueError(f"{resume} compares two sides: go on with {planned.resume_command(resume)}")
         if planned.command != "run":

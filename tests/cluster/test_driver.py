@@ -1,0 +1,55 @@
+"""The driver: without Ray it says what to install; with it, hosts that die cost nothing that they have finished."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from attnbench.cli import app
+from attnbench.cluster import driver
+from studies import torture_cluster
+
+ROOT = Path(__file__).parents[2]
+TINY = ("--set", "seq_len=8", "--set", "head_dim=8", "--set", "num_heads=2", "--set", "mask=none")
+
+
+def test_without_ray_the_option_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for words in (["run", "fused", *TINY, "--results", str(tmp_path)], ["cluster", "doctor"]):
+        ended = CliRunner().invoke(app, [*words, "--cluster", "local:2"])
+        assert ended.exit_code != 0
+        said = str(ended.exception) + ended.output
+        assert 'pip install "attnbench[cluster]"' in said
+
+
+def test_ray_is_not_imported_unless_a_cluster_is_named():
+    code = (
+        "import sys; import attnbench.cluster.driver, attnbench.cluster.host, attnbench.commands.run, "
+        "attnbench.commands.running; sys.exit('ray' in sys.modules)"
+    )
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "harness"), str(ROOT)))}
+    assert subprocess.run([sys.executable, "-c", code], env=where, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("address", ["local:0", "local:", "somewhere", "http://x:1", "ray://x", "a b:1"])
+def test_an_address_that_is_none_is_refused(address):
+    pytest.importorskip("ray", reason="ray is not installed")
+    with pytest.raises(ValueError, match="is not allowed: give auto"), driver.connected(address):
+        pass
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    alone = torture_cluster.local(tmp_path / "local")
+    with torture_cluster.machines() as cluster:
+        for victim in torture_cluster.VICTIMS:
+            after_s = random.uniform(0.0, 6.0)
+            found = torture_cluster.trial(cluster, tmp_path / victim, victim, after_s, alone)
+            assert found.problems == [], found
