@@ -26,7 +26,7 @@ import psutil
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
-from attnbench.cluster.driver import LABEL, LOCAL_MEMORY_BYTES, SLOT
+from attnbench.cluster.driver import LABEL, LOCAL_MEMORY_BYTES, NICENESS, SLOT
 from attnbench.cluster.host import folder_of_runs
 from attnbench.cluster.merge import HOSTS
 from attnbench.storage import events
@@ -64,6 +64,7 @@ class Machines:
         """Start a head that measures nothing, and both hosts."""
         from ray.cluster_utils import Cluster
 
+        os.environ.setdefault(*NICENESS)
         self.cluster = Cluster()
         self._node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
         self.cluster.add_node(**self._node)

@@ -8,7 +8,9 @@ Source of the idea that an actor holds a machine: Kernel Tuner, https://github.c
 """
 
 import fcntl
+import logging
 import math
+import os
 import re
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -48,6 +50,8 @@ MOST_TRIES = 3
 """A share with which so many hosts or their actors were lost may be the reason, and is given to no other."""
 MERGE_EVERY_S = 60.0
 SHARES = "shares.json"
+NICENESS = ("RAY_worker_niceness", "0")
+"""Ray gives its workers a niceness of 15, with which whatever else runs on a host goes before what is measured."""
 LOCAL = re.compile(r"local:([1-9]\d?)")
 LOCAL_MEMORY_BYTES = 80_000_000
 """Of each node's object store, the least that Ray allows: messages are small."""
@@ -76,6 +80,7 @@ def connected(address: str) -> Iterator[Any]:
         import ray
     except ImportError:
         raise ValueError('--cluster needs Ray: install it with pip install "attnbench[cluster]"') from None
+    logging.getLogger("ray").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if (local := LOCAL.fullmatch(address)) is not None:
         with _local(int(local[1])) as own:
@@ -103,6 +108,7 @@ def _local(number: int) -> Iterator[str]:
     """A cluster of so many hosts on this machine, which take turns; its address."""
     from ray.cluster_utils import Cluster
 
+    os.environ.setdefault(*NICENESS)
     node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
     cluster = Cluster()
     try:
@@ -307,6 +313,9 @@ class Driver:
             return
         node.name, node.held = known.host, known.held
         self.note(f"{node.name} has joined")
+        if known.niceness > os.nice(0):
+            advice = f"start Ray there with {'='.join(NICENESS)} in its environment"
+            self.note(f"warning: {node.name} measures with niceness {known.niceness}: {advice}")
 
     def _lose(self, node: Node, why: str) -> None:
         self.note(f"{node.name or 'a host'} was lost: {why}")

@@ -42,6 +42,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     attnbench: str
     python: str
     time_s: float  # by its clock
+    niceness: int  # of its processes
     held: dict[str, bool]  # the shares of the run whose journals it has, and whether they are finished
 
 
@@ -76,6 +77,7 @@ class Host:
                 attnbench=version("attnbench"),
                 python=sys.version.split()[0],
                 time_s=time.time(),
+                niceness=os.nice(0),
                 held=held,
             )
         )
