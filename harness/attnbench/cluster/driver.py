@@ -146,7 +146,7 @@ def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - likewise
 def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None], *, wait_s: float = WAIT_S) -> None:
     """Start a run on a cluster in `folder`, or go on with the one that is there, to its end.
 
-    `note` is told in words who joined, what was finished and who was lost.
+    `note` is given in words who joined, what was finished and who was lost.
 
     Raises:
         ValueError: no ray, no cluster, no host, or another process drives this run; the message says what to do.

@@ -109,7 +109,7 @@ class Host:
 
 
 def own_name() -> str:
-    """A name of this machine that tells nobody whose it is; the same each time."""
+    """A name of this machine that gives away nothing of it; the same each time."""
     machine = ""
     with suppress(OSError):
         machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
@@ -135,11 +135,7 @@ def bench_slot() -> Iterator[None]:
     except FileNotFoundError:
         file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            time.sleep(POLL_S)
+        fcntl.flock(file, fcntl.LOCK_EX)  # whoever has waited is next, and not whoever asks most often
         while any(map(_has_slot, psutil.process_iter())):
             time.sleep(POLL_S)
         os.environ[SLOT] = str(os.getpid())
