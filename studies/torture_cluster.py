@@ -65,7 +65,7 @@ class Machines:
         from ray.cluster_utils import Cluster
 
         os.environ.setdefault(*NICENESS)
-        self.cluster = Cluster()
+        self.cluster: Any = Cluster()
         self._node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
         self.cluster.add_node(**self._node)
         self.nodes = {name: self.add(name) for name in ("one", "two")}

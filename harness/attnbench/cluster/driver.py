@@ -110,7 +110,7 @@ def _local(number: int) -> Iterator[str]:
 
     os.environ.setdefault(*NICENESS)
     node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
-    cluster = Cluster()
+    cluster: Any = Cluster()
     try:
         for place in range(1, number + 1):
             cluster.add_node(resources={SLOT: 1}, labels={LABEL: f"local-{place}"}, **node)
