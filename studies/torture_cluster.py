@@ -117,7 +117,7 @@ def trial(cluster: Machines, results: Path, victim: str, after_s: float, alone: 
     """One sweep during which somebody is killed `after_s` seconds after a host has begun to measure."""
     results.mkdir(parents=True, exist_ok=True)
     driver = started(results, *SWEEP, "--cluster", cluster.address)
-    run = _begun(results)
+    run = begun(results)
     if run is None:
         driver.kill()
         driver.wait()
@@ -165,7 +165,7 @@ def _command_of(process: psutil.Process) -> str:
         return ""
 
 
-def _begun(results: Path) -> Path | None:
+def begun(results: Path) -> Path | None:
     """The run, once a host has begun to measure a share of it; None where that takes too long."""
     end_s = time.monotonic() + LIMIT_S / 2
     while time.monotonic() < end_s:

@@ -9,8 +9,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from attnbench.analysis.results import read
 from attnbench.cli import app
 from attnbench.cluster import driver
+from attnbench.commands import ExitCode
+from attnbench.storage.records import Status
 from studies import torture_cluster
 
 ROOT = Path(__file__).parents[2]
@@ -40,6 +43,35 @@ def test_an_address_that_is_none_is_refused(address):
     pytest.importorskip("ray", reason="ray is not installed")
     with pytest.raises(ValueError, match="is not allowed: give auto"), driver.connected(address):
         pass
+
+
+PATIENCE = "from attnbench.cluster import driver; driver.WAIT_S = 3.0; from attnbench.cli import main; main()"
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with torture_cluster.machines() as cluster:
+        words = [*torture_cluster.SWEEP, "--cluster", cluster.address, "--results", str(tmp_path)]
+        driving = subprocess.Popen(
+            [sys.executable, "-c", PATIENCE, "run", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        run = torture_cluster.begun(tmp_path)
+        for name in list(cluster.nodes):
+            cluster.remove(name)
+        said, _ = driving.communicate(timeout=torture_cluster.LIMIT_S)
+        assert driving.returncode == ExitCode.finding, said.decode()
+        results = read(run)
+        assert {record.status for record in results.records} >= {Status.lost}
+        assert any("no host was left" in record.message for record in results.records)
+        cluster.nodes["three"] = cluster.add("three")
+        again = torture_cluster.started(tmp_path, "--resume", run.name, "--cluster", cluster.address)
+        assert again.wait(torture_cluster.LIMIT_S) == ExitCode.passed, (tmp_path / "log").read_text()
+        results = read(run)
+        assert {record.status for record in results.records} == {Status.ok}
+        assert "three" in results.hosts
 
 
 @pytest.mark.long

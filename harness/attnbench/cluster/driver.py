@@ -13,7 +13,8 @@ import math
 import os
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from importlib.metadata import version
@@ -48,6 +49,8 @@ WAIT_S = 60.0
 """Where no host is left, so long one may join before what is open is lost."""
 MOST_TRIES = 3
 """A share with which so many hosts or their actors were lost may be the reason, and is given to no other."""
+MOST_DEATHS = 5
+"""Of the actors of one node, which then takes no part any more."""
 MERGE_EVERY_S = 60.0
 SHARES = "shares.json"
 NICENESS = ("RAY_worker_niceness", "0")
@@ -143,7 +146,7 @@ def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - likewise
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)}
 
 
-def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None], *, wait_s: float = WAIT_S) -> None:
+def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None]) -> None:
     """Start a run on a cluster in `folder`, or go on with the one that is there, to its end.
 
     `note` is given in words who joined, what was finished and who was lost.
@@ -155,7 +158,7 @@ def sweep(plan: Plan, folder: Path, address: str, note: Callable[[str], None], *
     with connected(address) as ray:
         folder.mkdir(parents=True, exist_ok=True)
         with _only_driver(folder):
-            Driver(ray, plan, folder, note, wait_s).run()
+            Driver(ray, plan, folder, note).run()
 
 
 @contextmanager
@@ -172,13 +175,16 @@ def _only_driver(folder: Path) -> Iterator[None]:
 class Driver:
     """One sweep over a cluster."""
 
-    def __init__(self, ray: Any, plan: Plan, folder: Path, note: Callable[[str], None], wait_s: float) -> None:  # noqa: ANN401
+    def __init__(self, ray: Any, plan: Plan, folder: Path, note: Callable[[str], None]) -> None:  # noqa: ANN401
         """Read what is finished already."""
-        self.ray, self.folder, self.note, self.wait_s = ray, folder, note, wait_s
+        self.ray, self.folder, self.note = ray, folder, note
         self.nodes: dict[str, Node] = {}
         self.refused: set[str] = set()  # nodes that cannot take part
+        self.deaths = Counter[str]()  # of the actors of a node
         self.waits: dict[Any, str] = {}  # what is waited for, and the node that it comes from
         self.tries: dict[str, int] = {}
+        self.failed: set[tuple[str, str]] = set()  # a share, and a host on which it ended with an error
+        self.why: dict[str, str] = {}  # what happened last to a share that is open
         self.lost: dict[str, str] = {}
         self.begun: dict[str, str] = {}  # the host that began a share and was lost with it
         self._merged_s = time.monotonic()
@@ -222,12 +228,12 @@ class Driver:
                     done, _ = self.ray.wait(list(self.waits), num_returns=1, timeout=NODES_EVERY_S)
                     for each in done:
                         self._take(each)
-                elif time.monotonic() - alone_s > self.wait_s:
-                    self._give_up(
-                        self.open, f"no host was left to measure it, and none joined within {self.wait_s:g} s"
-                    )
+                elif time.monotonic() - alone_s > WAIT_S:
+                    none = f"no host was left for it, and none joined within {WAIT_S:g} s"
+                    for share in self.open:
+                        self._give_up(share, "; ".join(filter(None, [self.why.get(share.name), none])))
                 else:
-                    time.sleep(min(1.0, self.wait_s))
+                    time.sleep(min(1.0, WAIT_S))
                 if time.monotonic() - self._merged_s > MERGE_EVERY_S:
                     self._merge(is_over=False)
         except BaseException:
@@ -265,7 +271,7 @@ class Driver:
         """What a host is given: what it has begun, then what nobody has, then what a lost host had begun."""
         taken = {each.share.name for each in self.nodes.values() if each.share is not None}
         others = {each.name for each in self.nodes.values()} - {node.name, ""}
-        free = [share for share in self.open if share.name not in taken]
+        free = [each for each in self.open if each.name not in taken and (each.name, node.name) not in self.failed]
 
         def rank(share: Share) -> int:
             if share.name in node.held or self.begun.get(share.name) == node.name:
@@ -285,6 +291,9 @@ class Driver:
             text = self.ray.get(ended)
         except self.ray.exceptions.RayError as error:
             del self.nodes[key]
+            self.deaths[key] += 1
+            if self.deaths[key] > MOST_DEATHS:
+                self.refused.add(key)
             self._lose(node, str(error).strip().splitlines()[0])
             return
         if not node.name:
@@ -294,7 +303,8 @@ class Driver:
         assert share is not None
         node.share = None
         if answer.error:
-            self._failed(share, f"on {node.name}: {answer.error}")
+            self.failed.add((share.name, node.name))
+            self._again(share, f"on {node.name}: {answer.error}")
             return
         path = journal_path(self.folder, node.name, share.name)
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -318,18 +328,21 @@ class Driver:
             self.note(f"warning: {node.name} measures with niceness {known.niceness}: {advice}")
 
     def _lose(self, node: Node, why: str) -> None:
-        self.note(f"{node.name or 'a host'} was lost: {why}")
-        if node.share is not None:
+        if node.share is None:
+            self.note(f"{node.name or 'a host'} was lost: {why}")
+        else:
             self.begun[node.share.name] = node.name
-            self._failed(node.share, f"{node.name} was lost while it measured this: {why}")
+            self._again(node.share, f"{node.name} was lost while it measured this: {why}")
 
-    def _failed(self, share: Share, why: str) -> None:
+    def _again(self, share: Share, why: str) -> None:
+        """A share goes back to the others, but for one that was tried too often."""
+        self.note(f"share {share.name} is tried again: {why}")
+        self.why[share.name] = why
         self.tries[share.name] = self.tries.get(share.name, 0) + 1
         if self.tries[share.name] >= MOST_TRIES:
-            self._give_up([share], why)
+            self._give_up(share, why)
 
-    def _give_up(self, shares: Sequence[Share], why: str) -> None:
-        for share in shares:
-            self.lost[share.name] = why
-            self.note(f"share {share.name} is lost: {why}")
-        self.open = [each for each in self.open if each.name not in self.lost]
+    def _give_up(self, share: Share, why: str) -> None:
+        self.lost[share.name] = why
+        self.note(f"share {share.name} is lost: {why}")
+        self.open = [each for each in self.open if each is not share]

@@ -91,7 +91,8 @@ class Host:
         try:
             if not _is_finished(folder / JOURNAL):
                 with bench_slot():
-                    execute(placed(share, self.folder / "files"), folder, lambda _: None)
+                    if not _is_finished(folder / JOURNAL):  # an earlier actor of this host may have been at it
+                        execute(placed(share, self.folder / "files"), folder, lambda _: None)
             answer = Answer(share=share.name, journal=(folder / JOURNAL).read_bytes())
         except (ValueError, OSError) as error:
             answer = Answer(share=share.name, error=f"{type(error).__name__}: {error}")

@@ -1,7 +1,6 @@
 """The shares of a plan: a few workloads each, with all their implementations, which one host measures by itself."""
 
 import hashlib
-import math
 from pathlib import Path
 
 import msgspec
@@ -30,10 +29,14 @@ def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
     less of the share of false verdicts as it has fewer workloads.
 
     Raises:
-        ValueError: a file that the plan names cannot be read.
+        ValueError: a file that the plan names has changed.
+        OSError: it cannot be read.
     """
     number = max(1, min(len(plan.workloads), SHARES_A_HOST * num_hosts))
     files = {spec: path.read_bytes() for spec in plan.implementations if (path := _path(spec)) is not None}
+    for spec, content in files.items():
+        if _digest(content) != plan.digests.get(spec):
+            raise ValueError(f"{spec} has changed since the run began: start a new run")
     made = []
     for place in range(number):
         workloads = plan.workloads[place::number]
@@ -60,7 +63,7 @@ def placed(share: Share, folder: Path) -> Plan:
     """
     moved: dict[str, str] = {}
     for spec, content in share.files.items():
-        digest, path = hashlib.sha256(content).hexdigest()[:8], _path(spec)
+        digest, path = _digest(content), _path(spec)
         if path is None or digest != share.plan.digests.get(spec):
             raise ValueError(f"{spec} is not the file of the plan: it has the digest {digest}")
         target = folder / digest / path.name
@@ -82,9 +85,9 @@ def renamed(spec: str, path: Path) -> str:
     return made if plugins.name_of(made) == plugins.name_of(spec) else f"{plugins.name_of(spec)}={made}"
 
 
-def num_cells(share: Share) -> int:
-    """How many cells a share has, at most."""
-    return math.prod((len(share.plan.workloads), len(share.plan.implementations)))
+def _digest(content: bytes) -> str:
+    """As plugins.digest of a file."""
+    return hashlib.sha256(content).hexdigest()[:8]
 
 
 def _path(spec: str) -> Path | None:
