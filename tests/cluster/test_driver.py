@@ -45,6 +45,12 @@ def test_an_address_that_is_none_is_refused(address):
         pass
 
 
+def test_where_nobody_listens_that_is_said_at_once():
+    pytest.importorskip("ray", reason="ray is not installed")
+    with pytest.raises(ValueError, match="no Ray cluster answers at 127.0.0.1:9"), driver.connected("127.0.0.1:9"):
+        pass
+
+
 PATIENCE = "from attnbench.cluster import driver; driver.WAIT_S = 3.0; from attnbench.cli import main; main()"
 
 

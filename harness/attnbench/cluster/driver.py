@@ -12,6 +12,7 @@ import logging
 import math
 import os
 import re
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
@@ -56,6 +57,8 @@ SHARES = "shares.json"
 NICENESS = ("RAY_worker_niceness", "0")
 """Ray gives its workers a niceness of 15, with which whatever else runs on a host goes before what is measured."""
 LOCAL = re.compile(r"local:([1-9]\d?)")
+REMOTE = re.compile(r"(?:ray://)?([\w.-]+):(\d{1,5})")
+CONNECT_S = 10.0
 LOCAL_MEMORY_BYTES = 80_000_000
 """Of each node's object store, the least that Ray allows: messages are small."""
 ALLOWED = "auto (the cluster that this machine is part of), HOST:PORT, ray://HOST:PORT, or local:N"
@@ -93,8 +96,8 @@ def connected(address: str) -> Iterator[Any]:
             finally:
                 ray.shutdown()
         return
-    if address != "auto" and not re.fullmatch(r"(ray://)?[\w.-]+:\d+", address):
-        raise ValueError(f"--cluster {address} is not allowed: give {ALLOWED}")
+    if address != "auto":
+        _require_listener(address)
     try:
         ray.init(address=address, **quiet)
     except (ConnectionError, RuntimeError, ValueError) as error:
@@ -104,6 +107,21 @@ def connected(address: str) -> Iterator[Any]:
         yield ray
     finally:
         ray.shutdown()
+
+
+def _require_listener(address: str) -> None:
+    """Check in seconds what Ray tries for minutes.
+
+    Raises:
+        ValueError: it is no address, or nobody listens there.
+    """
+    found = REMOTE.fullmatch(address)
+    if found is None or address.startswith("local:"):
+        raise ValueError(f"--cluster {address} is not allowed: give {ALLOWED}")
+    try:
+        socket.create_connection((found[1], int(found[2])), timeout=CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ValueError(f"no Ray cluster answers at {address} ({error}): give {ALLOWED}") from None
 
 
 @contextmanager
