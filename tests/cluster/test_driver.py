@@ -47,7 +47,7 @@ def test_an_address_that_is_none_is_refused(address):
 
 def test_where_nobody_listens_that_is_said_at_once():
     pytest.importorskip("ray", reason="ray is not installed")
-    with pytest.raises(ValueError, match="no Ray cluster answers at 127.0.0.1:9"), driver.connected("127.0.0.1:9"):
+    with pytest.raises(ValueError, match=r"no Ray cluster answers at 127\.0\.0\.1:9"), driver.connected("127.0.0.1:9"):
         pass
 
 
