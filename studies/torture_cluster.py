@@ -32,11 +32,11 @@ from attnbench.cluster.merge import HOSTS
 from attnbench.storage import events
 from attnbench.storage.journal import JOURNAL, find_runs
 from attnbench.storage.journal import events as read_events
-from attnbench.storage.records import Key
+from attnbench.storage.records import Key, Verdict
 
 VICTIMS = ("worker", "actor", "node", "driver")
 SWEEP = (
-    *("naive_loop", "sdpa", "--set", "seq_len=48,64,80", "--set", "num_heads=2", "--set", "head_dim=8"),
+    *("naive_loop", "sdpa", "--set", "seq_len=12,16,20", "--set", "num_heads=2", "--set", "head_dim=8"),
     *("--set", "mask=none", "--set", "batch_size=1", "--set", "device=cpu", "--set", "dtype=float32"),
     *("--set", "direction=inference", "--set", "scope=attention", "--set", "num_threads=1", "--budget", "6"),
     *("--seed", "1"),
@@ -186,12 +186,14 @@ def wrong(run: Path, alone: Results) -> list[str]:
         for (workload, arm), status in expected.items()
         if ends.get((workload, arm)) != status
     ]
-    verdicts, without = (_verdicts(results) for results in (found, alone))
+    decided, without = (_decided(results) for results in (found, alone))
     problems += [
-        f"{key}: {verdicts.get(key)}, and alone {verdict}"
-        for key, verdict in without.items()
-        if verdicts.get(key) != verdict
+        f"{key}: {verdict}, and alone {without[key]}"
+        for key, verdict in decided.items()
+        if without.get(key, verdict) != verdict
     ]
+    if len(decided) < len(without):
+        problems.append(f"{len(decided)} comparisons are decided, and alone {len(without)}")
     there = _visits(run)
     merged = {path.parent.parent.name + "/" + path.parent.name for path in (run / HOSTS).glob(f"*/*/{JOURNAL}")}
     kept = Counter(visit.workload for share, visits in there.items() if share in merged for visit in visits)
@@ -238,8 +240,9 @@ def _visits(run: Path) -> dict[str, list[events.VisitFinished]]:
     }
 
 
-def _verdicts(results: Results) -> dict[Key, str]:
-    return {each.key: str(each.verdict) for each in comparisons(results)}
+def _decided(results: Results) -> dict[Key, str]:
+    """The verdicts that are one."""
+    return {each.key: str(each.verdict) for each in comparisons(results) if each.verdict is not Verdict.undecided}
 
 
 def main() -> None:
