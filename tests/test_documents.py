@@ -31,6 +31,7 @@ DOCUMENTS = [
     *WITH_SET_UP,
     "docs/adapters.md",
     "docs/ci.md",
+    "docs/cluster.md",
     "docs/fastest.md",
     "docs/findings.md",
     "docs/guide.md",

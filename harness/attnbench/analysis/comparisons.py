@@ -289,7 +289,8 @@ def doubts(results: Results) -> list[str]:
     if results.num_discarded > MANY * results.num_blocks:
         counted = f"{results.num_discarded} of {results.num_blocks} blocks were discarded because of interference"
         lines.append(f"{counted}: other work disturbed this machine too much for verdicts to be trusted.")
-    parts = by_side(results) if results.plan.sides is not None else (results.records,)
+    by_host = [[each for each in results.records if each.host == host] for host in results.hosts]
+    parts = by_side(results) if results.plan.sides is not None else by_host or (results.records,)
     found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
     if any(len(fingerprints) > 1 for fingerprints in found):  # two sides may have one each
         lines.append("The machine changed during this run: times are not comparable.")

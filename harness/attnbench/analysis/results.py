@@ -54,7 +54,8 @@ class Results:
     num_blocks: int = 0  # that had an interference probe
     discarded: dict[str, frozenset[Block]] = field(default_factory=dict)  # disturbed blocks, by workload id
     reason: str = ""  # why timing ended
-    ceilings: dict[Place, Ceilings] = field(default_factory=dict)
+    ceilings: dict[Place, Ceilings] = field(default_factory=dict)  # of several hosts, those of the first
+    host_ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # of each, by its name
     warnings: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # of times that make one wonder
     system_load: SystemLoad | None = None  # what other work took of the machine meanwhile
     accepted: tuple[
@@ -117,6 +118,8 @@ def read(path: Path) -> Results:
             timed.add(event)
         else:
             history.append(event)
+            if isinstance(event, events.WorkerStarted):
+                timed.host = event.host
     if not history or not isinstance(history[0], events.RunStarted):
         raise DamagedError(f"{journal} holds no run: its first line is not run_started")
     started = history[0]
@@ -127,9 +130,10 @@ def read(path: Path) -> Results:
     for event in history:
         if isinstance(event, events.StateChanged):
             changed[event.key] |= dict.fromkeys(event.changes)
-    ceilings = {event.ceilings.key: event.ceilings for event in history if isinstance(event, events.CeilingsMeasured)}
+    reached = [event.ceilings for event in history if isinstance(event, events.CeilingsMeasured)]
+    host_ceilings = {(each.host, each.key): each for each in reached}
     found = tuple(folded(started, history, timed))
-    records, warnings = judged(found, ceilings, is_cold=started.plan.cache != "warm")
+    records, warnings = judged(found, host_ceilings, is_cold=started.plan.cache != "warm")
     held = {workload: tuple(slowed(visits)) for workload, visits in timed.states.items()}
     for record in records:
         if record.measurement(LATENCY) is not None and (said := held.get(record.workload.id)):
@@ -144,10 +148,15 @@ def read(path: Path) -> Results:
         num_visits=dict(timed.num_visits),
         check_s=sum(event.check_s for event in history if isinstance(event, events.CellChecked)),
         called_s=timed.called_s,
-        num_blocks=timed.gauge.num_blocks,
-        discarded={workload: frozenset(blocks) for workload, blocks in timed.gauge.discarded.items()},
+        num_blocks=sum(gauge.num_blocks for gauge in timed.gauges.values()),
+        discarded={
+            workload: frozenset(blocks)
+            for gauge in timed.gauges.values()
+            for workload, blocks in gauge.discarded.items()
+        },
         reason=finished.reason if finished is not None else "",
-        ceilings=ceilings,
+        ceilings={each.key: each for each in reversed(reached)},
+        host_ceilings=host_ceilings,
         warnings=warnings,
         system_load=system_load(history),
         accepted=tuple(event for event in history if isinstance(event, events.BaselineAccepted)),
@@ -163,7 +172,8 @@ class Timed:
         """None was read yet."""
         self.num_visits: Counter[str] = Counter()
         self.called_s = 0.0
-        self.gauge = InterferenceGauge()
+        self.host = ""  # of the visits that come next
+        self.gauges: defaultdict[str, InterferenceGauge] = defaultdict(InterferenceGauge)  # by host
         self.states = defaultdict[str, list[Sequence[DeviceState]]](list)  # by workload, of each visit
         self._samples: dict[tuple[str, Arm], Collector] = {}  # of the measured and of their controls
 
@@ -175,7 +185,7 @@ class Timed:
             self.states[visit.workload].append(visit.states)
         for taken in visit.arms:
             if taken.arm.role is Role.probe:
-                self.gauge.add(visit.workload, taken.samples)
+                self.gauges[self.host].add(visit.workload, taken.samples)
                 continue
             place = visit.workload, taken.arm
             collected = self._samples.get(place)
@@ -237,5 +247,5 @@ def _concluded(event: events.CellChecked | events.CellFailed, worker: events.Wor
         fields |= {name: getattr(event, name) for name in ("is_predicted", "agreement", "executed_flops")}
     if worker is not None:
         own = worker.base if event.side == BASE else None
-        fields |= {"environment": own or worker.environment, "time": worker.time}
+        fields |= {"environment": own or worker.environment, "time": worker.time, "host": worker.host}
     return fields

@@ -163,9 +163,12 @@ def _but(workload: Workload, *axes: str) -> tuple[Any, ...]:
 
 
 def judged(
-    records: Sequence[Record], ceilings: Mapping[Place, Ceilings], *, is_cold: bool
+    records: Sequence[Record], ceilings: Mapping[tuple[str, Place], Ceilings], *, is_cold: bool
 ) -> tuple[tuple[Record, ...], Warnings]:
-    """The records, what is impossible made `invalid` and without its numbers; and warnings by cell."""
+    """The records, what is impossible made `invalid` and without its numbers; and warnings by cell.
+
+    `ceilings` are by host and place.
+    """
     times: dict[Arm, Times] = {}
     for record in records:
         if samples := record.samples(LATENCY):
@@ -177,7 +180,7 @@ def judged(
             invalid = {"status": Status.invalid, "message": ELSEWHERE, "measurements": ()}
             found[record.key] = msgspec.structs.replace(record, **invalid)
             continue
-        workload, own, here = record.workload, times.get(record.arm), ceilings.get(record.workload.place)
+        workload, own, here = record.workload, times.get(record.arm), ceilings.get((record.host, record.workload.place))
         if own is None or workload not in own.all:
             continue
         doubts = list(_doubts(workload, own, here, is_cold=is_cold))

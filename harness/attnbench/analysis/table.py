@@ -53,7 +53,7 @@ CELL = (*AXES, "implementation", "side")
 KIND_SHARES = {PAGE_FAULTS: "fault_share"} | {kind: f"{kind}_time_share" for kind in KINDS}
 """By kind of operator, the column with its share of the time of a call; that of page faults is an estimate."""
 
-IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", *AXES)
+IDENTITY = ("run", "commit", "time", "workload", "implementation", "side", "host", *AXES)
 CELL_COLUMNS = (
     *IDENTITY,
     *("status", "message", "is_predicted", "is_baseline"),
@@ -74,8 +74,8 @@ equivalent, `more_s` the seconds that may decide an undecided one. Shares of tim
 """
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 TEXTS = (
-    *("run", "commit", "time", "workload", "implementation", "side", "status", "message", "verdict", "ran"),
-    *("why_slower", "diagnosis", "warnings", "fingerprint"),
+    *("run", "commit", "time", "workload", "implementation", "side", "host", "status", "message", "verdict"),
+    *("ran", "why_slower", "diagnosis", "warnings", "fingerprint"),
 )
 NEVER_MISSING = (
     *(*AXES, "is_predicted", "is_baseline", "num_samples", "num_visits", "num_tensors"),
@@ -282,7 +282,8 @@ def _cells(results: Results) -> Iterator[Row]:
 
 def _identity(record: Record) -> Row:
     named = {"run": record.run, "commit": record.commit, "time": record.time, "workload": record.workload.id}
-    return {**named, "implementation": record.implementation, "side": record.side or None, **record.workload.axes()}
+    own = {"implementation": record.implementation, "side": record.side or None, "host": record.host or None}
+    return {**named, **own, **record.workload.axes()}
 
 
 def values_of(record: Record) -> Row:
@@ -304,7 +305,7 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
     if time is None:
         return {"num_samples": 0, "num_visits": 0}
     flops, num_bytes = counts.useful_flops(record.workload), counts.compulsory_bytes(record.workload)
-    ceilings = results.ceilings.get(record.workload.place)
+    ceilings = results.host_ceilings.get((record.host, record.workload.place))
     matmul = None if ceilings is None else ceilings.matmul
     copy = None if ceilings is None else ceilings.copy(num_bytes, is_cold=results.plan.cache != "warm")
     return {

@@ -33,15 +33,26 @@ def run(
             "or JSON file with the same keys.",
         ),
     ] = None,
+    cluster: Annotated[
+        str,
+        typer.Option(
+            metavar="ADDRESS",
+            help="Measure on the hosts of a Ray cluster: auto, HOST:PORT, ray://HOST:PORT, or local:N for N on this "
+            "machine, to try it out. Needs attnbench\\[cluster].",
+        ),
+    ] = "",
     is_interpreted: Annotated[bool, typer.Option("--interpret", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
     from attnbench import plugins
+    from attnbench.cluster.merge import HOSTS
     from attnbench.commands import running, terminal
     from attnbench.processes.execution import new_folder, refuse_interpreted
     from attnbench.processes.planning import plan
 
+    if cluster and (dry_run or is_interpreted):
+        raise ValueError(f"--cluster and {'--dry-run' if dry_run else '--interpret'}: give one of them")
     if dry_run:
         if resume is not None:
             raise ValueError("--dry-run and --resume: give one of them")
@@ -54,7 +65,9 @@ def run(
     if device_facts is not None:
         raise ValueError("--device-facts describes a device that is not here: give --dry-run, too")
     if resume is not None:
-        folder, planned = running.to_resume(options.context, resume, results, {"names", "--implementation"})
+        folder, planned = running.to_resume(
+            options.context, resume, results, {"names", "--implementation", "--cluster"}
+        )
         if planned.sides is not None:
             raise ValueError(f"{resume} compares two sides: go on with {planned.resume_command(resume)}")
         if planned.command != "run":
@@ -68,7 +81,13 @@ def run(
     number = len(planned.implementations)
     plural = "" if number == 1 else "s"
     running.note(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}")
-    measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
+    kept = running.kept(planned, folder)
+    if cluster:
+        measured = running.execute_on_cluster(planned, folder, cluster, kept=f"{kept} --cluster {cluster}")
+    elif (folder / HOSTS).exists():
+        raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
+    else:
+        measured = running.execute(planned, folder, kept=kept, named=options.named)
     with running.finished(folder):
         failed = running.write_reports(measured, folder)
         if as_json:
@@ -88,5 +107,6 @@ COMMAND = Command(
         "attnbench run mine.py --sweep quick --budget 120",
         "attnbench run --resume RUN",
         "attnbench run --sweep gpu --dry-run --device-facts h200",
+        "attnbench run --sweep full --cluster auto",
     ),
 )

@@ -78,6 +78,26 @@ def execute(
         return read(folder)
 
 
+def execute_on_cluster(plan: Plan, folder: Path, address: str, *, kept: str) -> Results:
+    """Run a plan on the hosts of a Ray cluster to its end, and read the results.
+
+    Raises:
+        ValueError: no Ray, no cluster, no host, or the folder cannot be written.
+        typer.Exit: the user interrupted it; `kept` was printed.
+    """
+    from attnbench.cluster import driver
+
+    try:
+        driver.sweep(plan, folder, address, note)
+    except KeyboardInterrupt:
+        typer.echo(plain(kept), err=True)
+        raise typer.Exit(ExitCode.interrupted) from None
+    except OSError as error:
+        raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {kept}") from None
+    with finished(folder):
+        return read(folder)
+
+
 @contextmanager
 def finished(folder: Path) -> Iterator[None]:
     """Within: an interruption finds a run that is measured, and says how to have its reports.

@@ -31,8 +31,8 @@ NOT_JUDGED = "not judged"
 """Of an implementation, or some of its cells, that gave no answer to compare, such as after an error or a timeout."""
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
-    *("workload", "implementation", "side", "status", "is_predicted", "message", "latency_s", "ratio", "verdict"),
-    *("minimum_detectable_effect", "sameness", "flops_per_s", "matmul_share", "error_ratio"),
+    *("workload", "implementation", "side", "host", "status", "is_predicted", "message", "latency_s", "ratio"),
+    *("verdict", "minimum_detectable_effect", "sameness", "flops_per_s", "matmul_share", "error_ratio"),
 )
 
 

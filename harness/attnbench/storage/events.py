@@ -273,6 +273,7 @@ class WorkerStarted(msgspec.Struct, frozen=True, kw_only=True, tag="worker_start
     base: Environment | None = None  # of the base's process, where each side has one of its own
     before: Counters | None = None  # before the one before it was ended
     counters: Counters | None = None  # when it was there
+    host: str = ""  # of a run on several machines, the one that it is on
 
 
 class CellEvent(msgspec.Struct, frozen=True, kw_only=True):

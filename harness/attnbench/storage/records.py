@@ -203,6 +203,7 @@ class Status(enum.StrEnum):
     crashed = "crashed"
     error = "error"
     invalid = "invalid"
+    lost = "lost"
 
 
 FALSE_SHARE = 0.05
@@ -373,6 +374,7 @@ class Ceilings(msgspec.Struct, frozen=True, kw_only=True):
     samples: tuple[CeilingSample, ...] = ()
     crowding: float = 0.0  # the load average over the number of cores when they were taken
     message: str = ""
+    host: str = ""  # as in WorkerStarted
 
     @property
     def key(self) -> Place:

@@ -97,5 +97,5 @@ def _once(event: events.CellEvent | events.CeilingsMeasured) -> tuple[str, Key |
         case events.CellProfiled():
             return "profile", event.key, ""
         case events.CeilingsMeasured():
-            return "ceilings", event.ceilings.key, ""
+            return "ceilings", event.ceilings.key, event.ceilings.host
     return "event", event.key, ""

@@ -1,0 +1,272 @@
+"""What a sweep over a Ray cluster survives: a worker, an actor, a node or the driver is killed at a random moment.
+
+`python -m studies.torture_cluster --times 20` starts two nodes on this machine, and for each trial a small sweep, kills
+one of them, goes on with --resume where it was the driver, and compares the end with a run without a cluster: nothing
+that a host has finished is lost, no cell is measured twice, verdicts are the same, and at no time do two hosts measure
+at once on this machine.
+"""
+
+import argparse
+import itertools
+import os
+import random
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.results import Results, read
+from attnbench.cluster.driver import LABEL, LOCAL_MEMORY_BYTES, NICENESS, SLOT
+from attnbench.cluster.host import folder_of_runs
+from attnbench.cluster.merge import HOSTS
+from attnbench.storage import events
+from attnbench.storage.journal import JOURNAL, find_runs
+from attnbench.storage.journal import events as read_events
+from attnbench.storage.records import Key, Verdict
+
+VICTIMS = ("worker", "actor", "node", "driver")
+SWEEP = (
+    *("naive_loop", "sdpa", "--set", "seq_len=12,16,20", "--set", "num_heads=2", "--set", "head_dim=8"),
+    *("--set", "mask=none", "--set", "batch_size=1", "--set", "device=cpu", "--set", "dtype=float32"),
+    *("--set", "direction=inference", "--set", "scope=attention", "--set", "num_threads=1", "--budget", "6"),
+    *("--seed", "1"),
+)
+"""Cells whose times are so far apart that each run gives the same verdicts."""
+LIMIT_S = 600.0
+GONE_S = 1.0
+"""A node is away for so long before it comes back."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Trial:
+    """Who was killed, when, and what was wrong in the end: nothing, if all is well."""
+
+    victim: str
+    after_s: float
+    problems: list[str] = field(default_factory=list)
+    superseded: int = 0  # visits of a share that another host has finished
+
+
+class Machines:
+    """Two hosts on this machine, as a cluster."""
+
+    def __init__(self) -> None:
+        """Start a head that measures nothing, and both hosts."""
+        from ray.cluster_utils import Cluster
+
+        os.environ.setdefault(*NICENESS)
+        self.cluster: Any = Cluster()
+        self._node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
+        self.cluster.add_node(**self._node)
+        self.nodes = {name: self.add(name) for name in ("one", "two")}
+
+    @property
+    def address(self) -> str:
+        """Where drivers find it."""
+        return str(self.cluster.address)
+
+    def add(self, name: str) -> Any:  # noqa: ANN401 - ray has no types of its own
+        """A node that measures, whose host has that name."""
+        return self.cluster.add_node(resources={SLOT: 1}, labels={LABEL: name}, **self._node)
+
+    def remove(self, name: str) -> None:
+        """A node is gone, with all its processes, as when its power is cut."""
+        self.cluster.remove_node(self.nodes.pop(name), allow_graceful=False)
+
+
+@contextmanager
+def machines() -> Iterator[Machines]:
+    """Within: a cluster of two hosts."""
+    started = Machines()
+    try:
+        yield started
+    finally:
+        started.cluster.shutdown()
+
+
+def command(results: Path, *words: str) -> list[str]:
+    """The command of a sweep, or of going on with one."""
+    return [sys.executable, "-m", "attnbench", "run", *words, "--results", str(results)]
+
+
+def started(results: Path, *words: str) -> subprocess.Popen[bytes]:
+    """A driver at work."""
+    log = (results / "log").open("ab")
+    with log:
+        return subprocess.Popen(command(results, *words), stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603
+
+
+def local(results: Path) -> Results:
+    """The same sweep without a cluster."""
+    results.mkdir(parents=True, exist_ok=True)
+    started(results, *SWEEP).wait(LIMIT_S)
+    return read(find_runs(results)[-1])
+
+
+def trial(cluster: Machines, results: Path, victim: str, after_s: float, alone: Results) -> Trial:
+    """One sweep during which somebody is killed `after_s` seconds after a host has begun to measure."""
+    results.mkdir(parents=True, exist_ok=True)
+    driver = started(results, *SWEEP, "--cluster", cluster.address)
+    run = begun(results)
+    if run is None:
+        driver.kill()
+        driver.wait()
+        return Trial(
+            victim=victim, after_s=after_s, problems=[f"it did not begin: {(results / 'log').read_text()[-500:]}"]
+        )
+    time.sleep(after_s)
+    kill(cluster, victim, driver)
+    try:
+        code = driver.wait(LIMIT_S)
+        if victim == "driver" and code == -signal.SIGKILL:
+            driver = started(results, "--resume", run.name, "--cluster", cluster.address)
+            code = driver.wait(LIMIT_S)
+    except subprocess.TimeoutExpired:
+        driver.kill()
+        driver.wait()
+        return Trial(victim=victim, after_s=after_s, problems=["it hung"])
+    problems = [] if code == 0 else [f"exit code {code}: {(results / 'log').read_text()[-500:]}"]
+    return Trial(
+        victim=victim, after_s=after_s, problems=[*problems, *wrong(run, alone)], superseded=len(superseded(run))
+    )
+
+
+def kill(cluster: Machines, victim: str, driver: subprocess.Popen[bytes]) -> None:
+    """Kill one of the kind, at random; of processes only such as this one has started."""
+    if victim == "driver":
+        driver.kill()
+    elif victim == "node":
+        name = random.choice(list(cluster.nodes))
+        cluster.remove(name)
+        time.sleep(GONE_S)
+        cluster.nodes[name] = cluster.add(name)
+    else:
+        word = "ray::Host" if victim == "actor" else "attnbench.processes.worker"
+        found = [each for each in psutil.Process().children(recursive=True) if word in _command_of(each)]
+        if found:
+            with suppress(psutil.NoSuchProcess):
+                random.choice(found).kill()
+
+
+def _command_of(process: psutil.Process) -> str:
+    try:
+        return " ".join(process.cmdline())
+    except psutil.Error:
+        return ""
+
+
+def begun(results: Path) -> Path | None:
+    """The run, once a host has begun to measure a share of it; None where that takes too long."""
+    end_s = time.monotonic() + LIMIT_S / 2
+    while time.monotonic() < end_s:
+        for run in find_runs(results):
+            if any((folder_of_runs() / run.name).glob(f"*/*/{JOURNAL}")):
+                return run
+        time.sleep(0.1)
+    return None
+
+
+def wrong(run: Path, alone: Results) -> list[str]:
+    """What is wrong with the end of a run on a cluster, in words."""
+    found = read(run)
+    problems = [] if found.elapsed_s is not None else ["it has no end"]
+    ends, expected = ({each.key: each.status for each in results.records} for results in (found, alone))
+    problems += [
+        f"{arm} on {workload}: {ends.get((workload, arm))}, and alone {status}"
+        for (workload, arm), status in expected.items()
+        if ends.get((workload, arm)) != status
+    ]
+    decided, without = (_decided(results) for results in (found, alone))
+    problems += [
+        f"{key}: {verdict}, and alone {without[key]}"
+        for key, verdict in decided.items()
+        if without.get(key, verdict) != verdict
+    ]
+    if len(decided) < len(without):
+        problems.append(f"{len(decided)} comparisons are decided, and alone {len(without)}")
+    there = _visits(run)
+    merged = {path.parent.parent.name + "/" + path.parent.name for path in (run / HOSTS).glob(f"*/*/{JOURNAL}")}
+    kept = Counter(visit.workload for share, visits in there.items() if share in merged for visit in visits)
+    if kept != Counter(found.num_visits):
+        problems.append(f"hosts have finished the visits {dict(kept)}, and the run holds {found.num_visits}")
+    for path in (run / HOSTS).glob(f"*/*/{JOURNAL}"):
+        own = folder_of_runs() / run.name / path.parent.parent.name / path.parent.name / JOURNAL
+        if own.read_bytes() != path.read_bytes():
+            problems.append(f"{own} has other lines than the run's copy")
+    return problems + overlaps(there)
+
+
+def superseded(run: Path) -> list[events.VisitFinished]:
+    """Visits that stay in the journal of a host, since another one has finished their share."""
+    merged = {path.parent.parent.name + "/" + path.parent.name for path in (run / HOSTS).glob(f"*/*/{JOURNAL}")}
+    return [visit for share, visits in _visits(run).items() if share not in merged for visit in visits]
+
+
+def overlaps(visits: dict[str, list[events.VisitFinished]]) -> list[str]:
+    """Visits of two shares that were at work at once, by the clock of this machine."""
+    spans = sorted(
+        (
+            min(sample.start_s for taken in visit.arms for sample in taken.samples),
+            max(sample.start_s + sample.value * sample.num_calls for taken in visit.arms for sample in taken.samples),
+            share,
+        )
+        for share, own in visits.items()
+        for visit in own
+    )
+    return [
+        f"{one[2]} and {other[2]} measured at once, at {other[0]:.3f} s"
+        for one, other in itertools.pairwise(spans)
+        if other[0] < one[1] and one[2] != other[2]
+    ]
+
+
+def _visits(run: Path) -> dict[str, list[events.VisitFinished]]:
+    """The visits in the journals of all hosts of this machine, by host and share."""
+    return {
+        f"{path.parent.parent.name}/{path.parent.name}": [
+            event for event in read_events(path) if isinstance(event, events.VisitFinished)
+        ]
+        for path in sorted((folder_of_runs() / run.name).glob(f"*/*/{JOURNAL}"))
+    }
+
+
+def _decided(results: Results) -> dict[Key, str]:
+    """The verdicts that are one."""
+    return {each.key: str(each.verdict) for each in comparisons(results) if each.verdict is not Verdict.undecided}
+
+
+def main() -> None:
+    """Print a line for each trial; exit 1 where any went wrong."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--times", type=int, default=20)
+    parser.add_argument("--seed", type=int, default=0)
+    asked = parser.parse_args()
+    draws, num_bad = random.Random(asked.seed), 0
+    with tempfile.TemporaryDirectory(prefix="attnbench-cluster-") as name:
+        os.environ["XDG_STATE_HOME"] = f"{name}/state"
+        alone = local(Path(name) / "local")
+        with machines() as cluster:
+            for number in range(asked.times):
+                victim = VICTIMS[number % len(VICTIMS)]
+                found = trial(cluster, Path(name) / str(number), victim, draws.uniform(0.0, 12.0), alone)
+                num_bad += bool(found.problems)
+                print(  # noqa: T201 - that is what it is for
+                    f"{number + 1}: {found.victim} after {found.after_s:.1f} s: "
+                    f"{'; '.join(found.problems) or 'good'}; {found.superseded} visits superseded",
+                    flush=True,
+                )
+    raise SystemExit(int(num_bad > 0))
+
+
+if __name__ == "__main__":
+    main()

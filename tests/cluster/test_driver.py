@@ -1,0 +1,93 @@
+"""The driver: without Ray it says what to install; with it, hosts that die cost nothing that they have finished."""
+
+import os
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from attnbench.analysis.results import read
+from attnbench.cli import app
+from attnbench.cluster import driver
+from attnbench.commands import ExitCode
+from attnbench.storage.records import Status
+from studies import torture_cluster
+
+ROOT = Path(__file__).parents[2]
+TINY = ("--set", "seq_len=8", "--set", "head_dim=8", "--set", "num_heads=2", "--set", "mask=none")
+
+
+def test_without_ray_the_option_says_what_to_install(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    for words in (["run", "fused", *TINY, "--results", str(tmp_path)], ["cluster", "doctor"]):
+        ended = CliRunner().invoke(app, [*words, "--cluster", "local:2"])
+        assert ended.exit_code != 0
+        said = str(ended.exception) + ended.output
+        assert 'pip install "attnbench[cluster]"' in said
+
+
+def test_ray_is_not_imported_unless_a_cluster_is_named():
+    code = (
+        "import sys; import attnbench.cluster.driver, attnbench.cluster.host, attnbench.commands.run, "
+        "attnbench.commands.running; sys.exit('ray' in sys.modules)"
+    )
+    where = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT / "harness"), str(ROOT)))}
+    assert subprocess.run([sys.executable, "-c", code], env=where, check=False).returncode == 0
+
+
+@pytest.mark.parametrize("address", ["local:0", "local:", "somewhere", "http://x:1", "ray://x", "a b:1"])
+def test_an_address_that_is_none_is_refused(address):
+    pytest.importorskip("ray", reason="ray is not installed")
+    with pytest.raises(ValueError, match="is not allowed: give auto"), driver.connected(address):
+        pass
+
+
+def test_where_nobody_listens_that_is_said_at_once():
+    pytest.importorskip("ray", reason="ray is not installed")
+    with pytest.raises(ValueError, match=r"no Ray cluster answers at 127\.0\.0\.1:9"), driver.connected("127.0.0.1:9"):
+        pass
+
+
+PATIENCE = "from attnbench.cluster import driver; driver.WAIT_S = 3.0; from attnbench.cli import main; main()"
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    with torture_cluster.machines() as cluster:
+        words = [*torture_cluster.SWEEP, "--cluster", cluster.address, "--results", str(tmp_path)]
+        driving = subprocess.Popen(
+            [sys.executable, "-c", PATIENCE, "run", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
+        )
+        run = torture_cluster.begun(tmp_path)
+        for name in list(cluster.nodes):
+            cluster.remove(name)
+        said, _ = driving.communicate(timeout=torture_cluster.LIMIT_S)
+        assert driving.returncode == ExitCode.finding, said.decode()
+        results = read(run)
+        assert {record.status for record in results.records} >= {Status.lost}
+        assert any("no host was left" in record.message for record in results.records)
+        cluster.nodes["three"] = cluster.add("three")
+        again = torture_cluster.started(tmp_path, "--resume", run.name, "--cluster", cluster.address)
+        assert again.wait(torture_cluster.LIMIT_S) == ExitCode.passed, (tmp_path / "log").read_text()
+        results = read(run)
+        assert {record.status for record in results.records} == {Status.ok}
+        assert "three" in results.hosts
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_path, monkeypatch):
+    pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    alone = torture_cluster.local(tmp_path / "local")
+    with torture_cluster.machines() as cluster:
+        for victim in torture_cluster.VICTIMS:
+            after_s = random.uniform(0.0, 6.0)
+            found = torture_cluster.trial(cluster, tmp_path / victim, victim, after_s, alone)
+            assert found.problems == [], found

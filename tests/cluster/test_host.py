@@ -1,0 +1,127 @@
+"""What runs on a host: it has the machine for itself, takes only the plan's own files, and goes on with its journal."""
+
+import itertools
+import os
+import socket
+import subprocess
+import sys
+import threading
+import time
+
+import msgspec
+import pytest
+
+from attnbench.cluster import host as hosts
+from attnbench.cluster.host import Answer, Host, Known, bench_slot, own_name
+from attnbench.cluster.shares import Share, placed, split
+from attnbench.plugins import name_of
+from attnbench.processes.planning import Selection, plan
+from attnbench.storage.journal import JOURNAL
+from tests.processes.test_resume import SMALL, SOURCE
+
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
+
+@pytest.fixture(autouse=True)
+def own_machine(tmp_path, monkeypatch):
+    """A slot, and a folder of journals, that no other test has."""
+    monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
+    monkeypatch.setattr(hosts.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(hosts, "POLL_S", 0.01)
+    monkeypatch.setattr(hosts, "SLOT", f"ATTNBENCH_TEST_{os.getpid()}")
+
+
+def share_of(*specs: str) -> Share:
+    chosen = Selection(sweep="quick", settings=(*SMALL, "batch_size=1"), is_exact=True, implementations=specs)
+    planned = msgspec.structs.replace(plan(chosen), budget_s=0.0, metrics=())
+    (share,) = split(planned, "run", 1)
+    return share
+
+
+def test_a_share_is_measured_once_and_its_journal_handed_back(tmp_path):
+    here, share = Host("run", "one"), share_of("fused")
+    asked = msgspec.json.encode(share)
+    answer = msgspec.json.decode(here.measure(asked), type=Answer)
+    assert not answer.error
+    path = tmp_path / "state" / "attnbench" / "cluster" / "run" / "one" / share.name / JOURNAL
+    assert answer.journal == path.read_bytes()
+    written_s = path.stat().st_mtime_ns
+    assert msgspec.json.decode(here.measure(asked), type=Answer) == answer
+    assert path.stat().st_mtime_ns == written_s
+    known = msgspec.json.decode(Host("run", "one").known(), type=Known)
+    assert known.held == {share.name: True}
+    assert msgspec.json.decode(Host("run", "two").known(), type=Known).held == {}
+
+
+def test_a_file_of_the_plan_is_shipped_by_its_digest_and_keeps_its_name(tmp_path):
+    file = tmp_path / "mine.py"
+    file.write_text(SOURCE)
+    for spec in (f"{file}:mine", f"other={file}:mine", f"{file}:mine+compile"):
+        share = share_of(spec)
+        moved = placed(share, tmp_path / "there")
+        assert list(map(name_of, moved.implementations)) == list(map(name_of, share.plan.implementations))
+        assert str(tmp_path / "there") in moved.implementations[0]
+        assert moved.digests[moved.implementations[0]] == share.plan.digests[spec]
+    file.unlink()
+    answer = msgspec.json.decode(Host("run", "one").measure(msgspec.json.encode(share_of_files(share))), type=Answer)
+    assert "not the file of the plan" in answer.error
+
+
+def share_of_files(share: Share) -> Share:
+    """The same with other files than those of its plan."""
+    return msgspec.structs.replace(share, files=dict.fromkeys(share.files, b"import os\n"))
+
+
+def test_two_never_have_the_slot_at_once():
+    spans, lock = [], threading.Lock()
+
+    def hold() -> None:
+        with bench_slot():
+            start_s = time.monotonic()
+            time.sleep(0.05)
+            with lock:
+                spans.append((start_s, time.monotonic()))
+
+    threads = [threading.Thread(target=hold) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    spans.sort()
+    assert len(spans) == 3
+    assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(spans))
+
+
+def test_what_a_killed_actor_has_left_behind_is_waited_for():
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(0.5)"], env={**os.environ, hosts.SLOT: "1"})
+    with bench_slot():
+        assert left.poll() is not None or not hosts._environment_of(left.pid)
+    left.wait()
+
+
+def test_threads_that_ray_has_set_are_not_the_users(monkeypatch):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    monkeypatch.setattr(hosts, "_environment_of", lambda _: {})
+    with bench_slot():
+        assert "OMP_NUM_THREADS" not in os.environ
+    assert os.environ["OMP_NUM_THREADS"] == "1"
+    monkeypatch.setattr(
+        hosts, "_environment_of", lambda number: {"OMP_NUM_THREADS": "1"} if number == os.getppid() else {}
+    )
+    with bench_slot():
+        assert os.environ["OMP_NUM_THREADS"] == "1"
+
+
+def test_a_host_has_a_name_that_tells_nobody_whose_it_is():
+    assert own_name() == own_name()
+    assert socket.gethostname() not in own_name()
+    assert hosts.NAME.fullmatch(own_name())
+
+
+@pytest.mark.parametrize("name", ["../up", "a/b", "", ".hidden", "x" * 65])
+def test_a_name_that_leads_elsewhere_is_refused(name):
+    with pytest.raises(ValueError, match="not allowed"):
+        Host(name, "one")
+    share = msgspec.structs.replace(share_of("fused"), name=name)
+    answer = msgspec.json.decode(Host("run", "one").measure(msgspec.json.encode(share)), type=Answer)
+    assert "no name of a share" in answer.error

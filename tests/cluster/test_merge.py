@@ -1,0 +1,156 @@
+"""The journals of hosts become one run: each share is of one host, and each cell has been measured by one."""
+
+from collections import Counter
+from pathlib import Path
+
+import msgspec
+import pytest
+
+from attnbench.analysis.results import read
+from attnbench.analysis.table import samples, table
+from attnbench.cluster.merge import finished, journal_path, merge
+from attnbench.cluster.shares import Share, split
+from attnbench.storage import events
+from attnbench.storage.events import Plan, RunStarted
+from attnbench.storage.journal import JOURNAL
+from attnbench.storage.journal import events as read_events
+from attnbench.storage.records import FALSE_SHARE, Status
+from tests import journals
+
+NAMES = ("sdpa", "fused")
+POINTS = journals.workloads(seq_len=(16, 32, 64, 128, 256))
+
+
+def of_a_run(folder: Path) -> Plan:
+    return journals.write(folder, POINTS, NAMES, num_visits=1, num_epochs=1).plan
+
+
+def host_writes(folder: Path, host: str, share: Share, *, is_finished: bool = True, environment=journals.ENVIRONMENT):
+    """A made-up journal of a host, where the driver keeps it."""
+    path = journal_path(folder, host, share.name)
+    made = path.parent.parent / "made"
+    levels = {"matmul": 2e12 if host == "b" else 1e12}
+    journals.write(made, share.plan.workloads, NAMES, num_epochs=2, is_finished=is_finished, environment=environment,
+                   levels=levels, seed=len(host))  # fmt: skip
+    path.parent.mkdir(parents=True)
+    (made / JOURNAL).rename(path)
+
+
+@pytest.fixture
+def run(tmp_path) -> tuple[Path, RunStarted, list[Share]]:
+    plan = of_a_run(tmp_path / "plan")
+    started = next(iter(read_events(tmp_path / "plan" / JOURNAL)))
+    return tmp_path / "run", started, split(plan, "run", 1)
+
+
+def test_shares_have_each_workload_once_and_the_whole_budget():
+    plan = msgspec.structs.replace(journals_plan(), budget_s=60.0)
+    for hosts in (1, 2, 50):
+        shares = split(plan, "run", hosts)
+        taken = Counter(workload.id for share in shares for workload in share.plan.workloads)
+        assert taken == Counter(workload.id for workload in plan.workloads)
+        assert sum(share.plan.budget_s for share in shares) == pytest.approx(60.0 * hosts)
+        assert sum(share.plan.false_share for share in shares) == pytest.approx(FALSE_SHARE)
+        assert len({share.name for share in shares}) == len(shares)
+
+
+def journals_plan() -> Plan:
+    return Plan(
+        sweep="example",
+        workloads=POINTS,
+        implementations=NAMES,
+        baseline="sdpa",
+        metrics=("latency",),
+        budget_s=1.0,
+        call_limit_s=1.0,
+        timeout_s=1.0,
+        memory_limit_bytes=0,
+    )
+
+
+def test_what_hosts_have_finished_is_one_run_with_a_host_for_each_cell(run):
+    folder, started, shares = run
+    for number, share in enumerate(shares):
+        host_writes(folder, "ab"[number % 2], share)
+    merge(folder, started, shares, {}, is_over=True)
+    results = read(folder)
+    assert results.hosts == ("a", "b")
+    assert results.elapsed_s == pytest.approx(119.0 * -(-len(shares) // 2))  # of the host that took longest
+    host_of = {workload.id: "ab"[n % 2] for n, share in enumerate(shares) for workload in share.plan.workloads}
+    assert {record.workload.id: record.host for record in results.records} == host_of
+    cells = table(results)
+    assert dict(zip(cells["workload"], cells["host"], strict=True)) == host_of
+    assert set(samples(folder)["host"]) == {"a", "b"}
+    # Each share of the ceilings is of its own host.
+    for record in results.records:
+        found = results.host_ceilings[record.host, record.workload.place].matmul
+        assert found is not None
+        assert found.rate == pytest.approx(2e12 if record.host == "b" else 1e12, rel=0.1)
+    epochs = [each.epoch for each in read_events(folder / JOURNAL) if isinstance(each, events.VisitFinished)]
+    assert epochs == sorted(epochs)
+
+
+def test_every_visit_of_a_finished_share_is_there_and_none_twice(run):
+    folder, started, shares = run
+    for share in shares:
+        host_writes(folder, "a", share)
+    host_writes(folder, "b", shares[0])  # an actor that was believed lost came to its end, too
+    host_writes(folder, "c", shares[1], is_finished=False)
+    merge(folder, started, shares, {}, is_over=True)
+    results = read(folder)
+    assert results.hosts == ("a",)
+    assert set(results.num_visits.values()) == {8}
+    assert all(len(record.samples("latency")) == 32 for record in results.records if record.status is Status.ok)
+
+
+def test_a_share_that_is_open_has_no_cells_and_the_run_no_end(run):
+    folder, started, shares = run
+    host_writes(folder, "a", shares[0])
+    host_writes(folder, "a", shares[1], is_finished=False)
+    assert finished(folder, shares[1]) is None
+    merge(folder, started, shares, {}, is_over=False)
+    results = read(folder)
+    assert results.elapsed_s is None
+    assert {record.workload.id for record in results.records} == {each.id for each in shares[0].plan.workloads}
+
+
+def test_what_no_host_could_measure_is_lost_and_a_finding(run):
+    folder, started, shares = run
+    for share in shares[1:]:
+        host_writes(folder, "a", share)
+    merge(folder, started, shares, {shares[0].name: "a was lost: no power"}, is_over=True)
+    lost = [record for record in read(folder).records if record.status is Status.lost]
+    assert {record.workload.id for record in lost} == {each.id for each in shares[0].plan.workloads}
+    assert all(record.is_finding and record.message == "a was lost: no power" for record in lost)
+
+
+def test_hosts_of_two_kinds_are_no_machine_that_changed(run):
+    from attnbench.analysis.comparisons import doubts
+
+    folder, started, shares = run
+    other = msgspec.structs.replace(journals.ENVIRONMENT, cpu="another")
+    for number, share in enumerate(shares):
+        host_writes(folder, "ab"[number % 2], share, environment=(journals.ENVIRONMENT, other)[number % 2])
+    merge(folder, started, shares, {}, is_over=True)
+    results = read(folder)
+    assert len(results.environments) == 2
+    assert not any("changed" in line for line in doubts(results))
+
+
+def test_merging_again_gives_the_same_journal(run):
+    folder, started, shares = run
+    for share in shares:
+        host_writes(folder, "a", share)
+    merge(folder, started, shares, {}, is_over=True)
+    before = (folder / JOURNAL).read_bytes()
+    merge(folder, started, shares, {}, is_over=True)
+    assert (folder / JOURNAL).read_bytes() == before
+
+
+def test_a_journal_of_a_host_that_was_changed_is_refused(run):
+    folder, started, shares = run
+    host_writes(folder, "a", shares[0])
+    path = journal_path(folder, "a", shares[0].name)
+    path.write_bytes(path.read_bytes().replace(b'"elapsed_s":119', b'"elapsed_s":118'))
+    with pytest.raises(events.DamagedError, match="it was changed"):
+        merge(folder, started, shares, {}, is_over=True)
