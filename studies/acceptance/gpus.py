@@ -1,6 +1,7 @@
 """The first CUDA device, as G1 to G5 ask for it; studies/simulated/gpu.py has one that is simulated."""
 
 import time
+from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -71,7 +72,7 @@ class CudaGpu(Gpu):
             torch.cuda.synchronize()
         return sum(float(event.self_device_time_total) for event in seen.key_averages()) * 1e-6
 
-    def captured(self, call: Call) -> Call:
+    def captured(self, call: Call) -> Callable[[], None]:
         """By torch.cuda.graph.
 
         Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs

@@ -51,7 +51,7 @@ class Gpu(Protocol):
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
         """Seconds of so many calls inside kernels, on whatever stream, as a profiler sees them."""
 
-    def captured(self, call: Call) -> Call:
+    def captured(self, call: Call) -> Callable[[], None]:
         """The call's kernels as a graph, launched at once.
 
         Raises:
@@ -184,7 +184,7 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         seen_s, self._seen_s = self._seen_s, None
         return seen_s
 
-    def captured(self, call: Call) -> Call:
+    def captured(self, call: Call) -> Callable[[], None]:
         """One launch for all kernels.
 
         Raises:

@@ -70,9 +70,9 @@ class Check(Prepare, frozen=True, kw_only=True, tag="check"):
     """Check whether the implementation is right, and within the limits. Answered by CellChecked, or Failed.
 
     A client prepares the cell first, and asks its judge with what that has shown. With `tries_unaligned` all that is
-    looked at is whether it takes inputs that lie where no device promises to take them: the answer is a note. `is_brief`
-    compares one kind of input alone and tries no rules: enough where the implementation has passed in full at a
-    workload of the same kind.
+    looked at is whether it takes inputs that lie where no device promises to take them: the answer is a note. With
+    `is_brief` one kind of input alone is compared, and no rules are tried: enough where the implementation has passed
+    in full at a workload of the same kind.
     """
 
     seed: int
