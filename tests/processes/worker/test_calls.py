@@ -7,18 +7,22 @@ from pathlib import Path
 import pytest
 import torch
 
+from attnbench.analysis.results import read
 from attnbench.checking.case import bind, build, draw_normal, place
 from attnbench.contract.loading import implementation
 from attnbench.devices import CaptureError, Device, cpu, device
-from attnbench.processes.messages import Failed, Heartbeat, PrepareWitness, SampleBlocks, Witnessed
+from attnbench.processes import execution
+from attnbench.processes.messages import Check, Failed, Heartbeat, PrepareWitness, SampleBlocks, Start, Witnessed
 from attnbench.processes.planning import Selection, plan
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker.attempts import OutOfReachError
 from attnbench.processes.worker.calls import MOST_COPIES, Rotation, replayed
+from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
 from attnbench.workloads.workload import Workload
 from studies.simulated.graphs import captured
+from tests.checks import checked
 
 SMALL = Workload(seq_len=8, num_heads=2, head_dim=4, direction="inference")
 ESCAPES = {
@@ -194,3 +198,62 @@ def test_calls_before_a_witness_leave_the_way_of_calling_as_it_was_asked(monkeyp
     before = bench.cases[arm].tensors["query"]
     assert bench._rotation is not None
     assert all(each.tensors["query"] is not before for each in bench._rotation.cases(bench.cases[arm])[1:])
+
+
+class Here(WorkerClient):
+    """The worker of a run in this process; one that is of no more use is gone."""
+
+    def __init__(self) -> None:
+        self.worker: Worker | None = None
+        self.num_started = 0
+
+    @property
+    def is_running(self):
+        return self.worker is not None
+
+    def start(self, layout=0):
+        self.worker, self.num_started = Worker(Heartbeat()), self.num_started + 1
+        return self.worker.answer(Start(layout=layout))
+
+    def ask(self, request):
+        worker = self.worker
+        reply = checked(request, worker) if isinstance(request, Check) else worker.answer(request)
+        self.worker = None if worker.is_broken else worker
+        return reply
+
+    def stop(self):
+        self.worker = None
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.stop()
+
+
+@pytest.mark.usefixtures("has_graphs")
+def test_a_run_on_graphs_ends_with_the_times_of_all_that_can_be_replayed(tmp_path):
+    specs = [spec_of(tmp_path, name) for name in ESCAPES]
+    named = [f"{name}={spec}" for name, spec in zip(("host", "waits"), specs, strict=True)]
+    settings = ["seq_len=8", "num_heads=2", "head_dim=4", "direction=inference", "mask=none", "device=cpu"]
+    asked = Selection(
+        sweep="quick",
+        settings=settings,
+        is_exact=True,
+        implementations=("fused", *named),
+        budget_s=0.0,
+        launch="graph",
+        metrics=("latency",),
+        isolation="shared",
+    )
+    with Here() as client:
+        execution.execute(plan(asked), tmp_path / "run", lambda _: None, stages=("check", "time"), client=client)
+    found = {record.implementation: record for record in read(tmp_path / "run").records}
+    assert {name: record.status for name, record in found.items()} == {
+        "fused": Status.ok,
+        "sdpa": Status.ok,
+        "host": Status.unsupported,
+        "waits": Status.unsupported,
+    }
+    assert all(bool(record.samples("latency")) is (record.status is Status.ok) for record in found.values())
+    assert client.num_started >= 3  # a process in which a recording has failed is replaced
