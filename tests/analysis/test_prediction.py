@@ -91,7 +91,7 @@ def flash_peak(workload: Workload) -> float:
     """As the profiler counted calls of PyTorch's kernel in half precision: see the cells below."""
     heads, queries, keys = workload.batch_size * workload.num_heads, workload.seq_len, workload.kv_len
     width = workload.head_dim
-    height, tile = min(queries, 64 if queries >= 192 else 32), min(keys, 512)
+    height, tile = min(queries, 32 if queries < 192 else 64 if queries < 768 else 256), min(keys, 512)
     packed = 4 * heads * keys * width + 2 * tile * width if min(queries, keys) >= 64 else 0
     output = heads * queries * (2 * width + 4)
     return output + height * (4 * (tile + 2 + width) + 2 * tile) + packed
