@@ -30,9 +30,8 @@ FOLDER = "calibration"
 BUDGET_S = 57.0
 """With the start of the command and the fit it takes less than a minute."""
 STAGES = ("calibrate",)
-HEADS = ((1, 4), (2, 12), (1, 16), (2, 2), (2, 8), (1, 12), (2, 16), (1, 1))
-"""Batch size and heads, in turns; and so the widths of a head."""
-WIDTHS = (128, 64, 32)
+HEADS, WIDTHS = ((1, 4), (2, 12), (1, 8), (1, 2), (2, 8), (1, 1), (2, 16)), (128, 64, 32)
+"""Batch size and heads, in turns, as many as are no multiple of a base of the sequence; and widths of a head."""
 MOST_KEYS = 12.0
 """For each query, where there are not as many; or queries for each key."""
 LEAST_PRODUCTS, MOST_PRODUCTS = 1.5e6, 1.8e8
@@ -62,7 +61,7 @@ def shapes(like: Workload, kept: Collection[str], start: int = 0, number: int = 
     low, high = math.log(LEAST_PRODUCTS), math.log(MOST_PRODUCTS)
     seen = set()
     for count in range(start, start + number):
-        (batch, heads), width = HEADS[count % len(HEADS)], WIDTHS[count % len(WIDTHS)]
+        (batch, heads), width = HEADS[count % len(HEADS)], WIDTHS[(count + count // len(HEADS)) % len(WIDTHS)]
         sizes = {"batch_size": batch, "num_heads": heads, "head_dim": width, "seq_len": 0, "kv_len": 0}
         sizes |= dict.fromkeys(("num_kv_heads", "value_dim", "embed_dim"), 0)
         sizes |= {axis: getattr(like, axis) for axis in kept if axis in sizes}

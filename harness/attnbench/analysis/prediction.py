@@ -1,12 +1,13 @@
 """Predict time and peak memory of cells that were never run, with intervals, from a few cells that were.
 
 What one implementation does is a sum of costs: a constant for its calls, some seconds for each token, each pair and
-each multiply-add, for each block of memory that is fresh in every call. A family, which is an implementation on one
-device, in one dtype and direction and with one number of threads, has such a sum, with no part below 0, fitted in
-relative error. What it leaves is smooth in the logarithms of the sizes, and a Gaussian process adds it. The intervals
-come from leaving each calibration cell out in turn (conformal), wider the further from calibrated shapes.
+each multiply-add, for each block of memory that is fresh in every call; tiles, packing and ragged lengths are counted
+as PyTorch's kernels have them. A family, which is an implementation on one device, in one dtype and direction and with
+one number of threads, has such a sum, with no part below 0, fitted in relative error. What it leaves is smooth in the
+logarithms of the sizes, and a Gaussian process adds it. The intervals come from leaving each calibration cell out in
+turn (conformal), wider for a family that is harder to predict, and the further from calibrated shapes.
 
-Memory is a count, not a sample: of few candidates the law that fits to the byte is taken.
+Memory is a count, not a sample: of few candidates, kernels' scratch among them, the law that fits to the byte is taken.
 
 Source: KernelSight-LM's idea of one calibration sweep; J. Lei and others, Distribution-Free Predictive Inference, 2018,
 https://arxiv.org/abs/1604.04173; Rasmussen and Williams, Gaussian Processes for Machine Learning, 2006, section 5.4.2.
