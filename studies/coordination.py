@@ -43,7 +43,7 @@ implementations share. Where each cell is measured on several hosts, there are a
 
 {table}
 
-- {hosts} hosts report {asked} visits a second ({rate}), where a visit takes {visit}; one core takes in {takes}.
+- {hosts} hosts report {asked} visits a second ({rate}), each of {visit}; one core takes in {takes}.
 - While a run is at work, its samples are kept in memory for the scheduler: {memory} for {cells} cells. What needs
   more than there is has to be split into several runs.
 

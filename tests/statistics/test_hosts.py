@@ -176,3 +176,16 @@ def test_hosts_that_agree_exactly_have_no_spread() -> None:
     exact = Estimate(point=2.0, standard_error=0.0, num_clusters=4, num_samples=16)
     ratio, spread = pooled([exact] * hosts.FEWEST_HOSTS)
     assert (ratio.point, ratio.half_width, spread) == (pytest.approx(2.0), 0.0, 0.0)
+
+
+def test_one_noisy_host_of_many_widens_the_interval_little() -> None:
+    factors = []
+    for seed in range(15):
+        draws = np.random.default_rng(seed)
+        calm = [paired_ratio(pairs(0.0, draws)) for _ in range(9)]
+        noisy = paired_ratio(pairs(0.0, draws, noise=0.1))
+        widths = [pooled([each for each in own if each is not None])[0].half_width for own in (calm, [*calm, noisy])]
+        assert widths[0] is not None
+        assert widths[1] is not None
+        factors.append(widths[1] / widths[0])
+    assert np.median(factors) < 1.6
