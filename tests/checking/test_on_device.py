@@ -133,6 +133,7 @@ def test_a_long_workload_is_checked_by_all_probes_in_a_minute_and_eight_gibibyte
     )  # five forms, forward and, but once, backward
     assert flops / FLOPS_PER_S < MOST_S
     assert seen.peak_bytes < MOST_BYTES
+    assert seen.held_bytes < MOST_BYTES / 8  # what stays there while an implementation needs the memory
 
 
 @pytest.mark.long
