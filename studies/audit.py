@@ -188,8 +188,6 @@ def mean(logs: Sequence[float]) -> tuple[float, float]:
 def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
     """What a chooser costs, in one row."""
     logs = [each.log for each in found if each.log is not None]
-    if not logs:
-        return {"chooser": name, "shapes": "0"}
     centre, half = mean(logs)
     worst = max((each for each in found if each.log is not None), key=lambda each: (each.log or 0.0) - each.floor)
     beyond = [each for each in found if each.log is not None and each.log > each.floor + math.log1p(0.05)]
@@ -226,7 +224,9 @@ def table(run: Path, to: Path) -> str:
     if (run / "compiled" / "journal.jsonl").exists():
         compiled = read(run / "compiled")
         for name in COMPILED:
-            judged[f"torch.compile of {name.partition('+')[0]}"] = list(regrets(compiled, lambda _, name=name: name))  # type: ignore[misc] # likewise
+            found = list(regrets(compiled, lambda _, name=name: name))  # type: ignore[misc] # likewise
+            if any(each.log is not None for each in found):
+                judged[f"torch.compile of {name.partition('+')[0]}"] = found
     own = [each for each in judged["our policy"] if each.log is not None]
     centre, half = mean([each.log or 0.0 for each in own])
     worst = max(max(0.0, (each.log or 0.0) - each.floor) for each in own)
