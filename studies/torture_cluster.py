@@ -66,7 +66,11 @@ class Machines:
 
         os.environ.setdefault(*NICENESS)
         self.cluster: Any = Cluster()
-        self._node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
+        self._node: dict[str, Any] = {
+            "num_cpus": 1,
+            "include_dashboard": False,
+            "object_store_memory": LOCAL_MEMORY_BYTES,
+        }
         self.cluster.add_node(**self._node)
         self.nodes = {name: self.add(name) for name in ("one", "two")}
 

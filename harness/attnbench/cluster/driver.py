@@ -130,11 +130,15 @@ def _local(number: int) -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault(*NICENESS)
-    node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
+    node: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
     cluster: Any = Cluster()
     try:
-        for place in range(1, number + 1):
-            cluster.add_node(resources={SLOT: 1}, labels={LABEL: f"local-{place}"}, **node)
+        try:
+            for place in range(1, number + 1):
+                cluster.add_node(resources={SLOT: 1}, labels={LABEL: f"local-{place}"}, **node)
+        except Exception as error:  # Ray raises no other
+            reason = str(error).strip().partition(". ")[0]
+            raise ValueError(f"no cluster of {number} nodes could start here: {reason}; stop other work") from error
         yield cluster.address
     finally:
         cluster.shutdown()
