@@ -313,6 +313,8 @@ class Driver:
             text = self.ray.get(ended)
         except self.ray.exceptions.RayError as error:
             del self.nodes[key]
+            with suppress(Exception):  # it may be there, and only out of reach: the next one needs its slot
+                self.ray.kill(node.actor)
             self.deaths[key] += 1
             if self.deaths[key] > MOST_DEATHS:
                 self.refused.add(key)
