@@ -130,11 +130,15 @@ def _local(number: int) -> Iterator[str]:
     from ray.cluster_utils import Cluster
 
     os.environ.setdefault(*NICENESS)
-    node = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
+    node: dict[str, Any] = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": LOCAL_MEMORY_BYTES}
     cluster: Any = Cluster()
     try:
-        for place in range(1, number + 1):
-            cluster.add_node(resources={SLOT: 1}, labels={LABEL: f"local-{place}"}, **node)
+        try:
+            for place in range(1, number + 1):
+                cluster.add_node(resources={SLOT: 1}, labels={LABEL: f"local-{place}"}, **node)
+        except Exception as error:  # Ray raises no other
+            reason = str(error).strip().partition(". ")[0]
+            raise ValueError(f"no cluster of {number} nodes could start here: {reason}; stop other work") from error
         yield cluster.address
     finally:
         cluster.shutdown()
@@ -309,6 +313,8 @@ class Driver:
             text = self.ray.get(ended)
         except self.ray.exceptions.RayError as error:
             del self.nodes[key]
+            with suppress(Exception):  # it may be there, and only out of reach: the next one needs its slot
+                self.ray.kill(node.actor)
             self.deaths[key] += 1
             if self.deaths[key] > MOST_DEATHS:
                 self.refused.add(key)
