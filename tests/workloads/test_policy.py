@@ -102,8 +102,8 @@ def test_a_file_is_read_as_it_was_written_with_a_line_for_each_workload(tmp_path
     policy().save(path)
     text = path.read_text()
     assert json.loads(text)["kinds"][0]["candidates"] == ["bmm", "chunked"]
-    assert [line for line in text.splitlines() if '"none", ' in line][3].strip(" ,") == (
-        '["none", 16, 1024, 1024, 64, 1, 2, null, 0.5]'
+    assert [line for line in text.splitlines() if '["none"' in line][3].strip(" ,") == (
+        '["none",16,1024,1024,64,1,2,null,0.5]'
     )
     assert msgspec.to_builtins(Policy.load(path)) == msgspec.to_builtins(policy())
 
@@ -115,7 +115,7 @@ def test_a_file_is_read_as_it_was_written_with_a_line_for_each_workload(tmp_path
         ('"is_grouped"', '"grouped"', "a kind names the axes"),
         ("0.6", "-0.6", "is not readable"),
         ("0.6", '"__import__"', "is not readable"),
-        ("null, 0.5", "0.5", "is not readable"),
+        ("null,0.5", "0.5", "is not readable"),
         ('"chunked"', '"evil.py:run"', "names installed implementations"),
         ('"chunked"', '"fastest"', "names installed implementations"),
         ('"format": 2', '"format": 9', "format=9 is not known"),

@@ -232,7 +232,7 @@ def _kind(key: tuple[str, ...], own: Measured, columns: NDArray[np.intp], smalle
 
 
 def _rounded(number: float) -> float:
-    return float(f"{number:.4g}")
+    return float(f"{number:.3g}")
 
 
 def likeliest(places: Floats, logs: Floats) -> tuple[Floats, float, float]:

@@ -82,7 +82,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     signal: float  # variance of what is smooth, and of what is not, relative to that of the log ratios
     noise: float
     axes: tuple[str, ...] = AXES
-    workloads: tuple[tuple[str | float | None, ...], ...]  # values of `axes`; then candidates' times over sdpa's
+    workloads: tuple[tuple[str | int | float | None, ...], ...]  # values of `axes`; then candidates' times over sdpa's
 
     def __post_init__(self) -> None:
         """Check it."""
@@ -325,7 +325,7 @@ def _fields(fields: Mapping[str, Any], indent: str) -> list[str]:
 def _lines(fields: Mapping[str, Any], rows: str, indent: str) -> str:
     """A JSON object with a line for each field, and for each of the rows of one of them."""
     more = indent + "  "
-    last = [more + "  " + json.dumps(row) for row in fields[rows]]
+    last = [more + " " + json.dumps(row, separators=(",", ":")) for row in fields[rows]]
     others = _fields({name: value for name, value in fields.items() if name != rows}, more)
     listed = f"{more}{json.dumps(rows)}: [\n" + ",\n".join(last) + f"\n{more}]"
     return f"{indent}{{\n" + ",\n".join([*others, listed]) + f"\n{indent}}}"
