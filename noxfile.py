@@ -213,6 +213,15 @@ def scale(session: nox.Session) -> None:
 
 
 @nox.session
+def cluster(session: nox.Session) -> None:
+    """Start a Ray cluster of two hosts on this machine, and kill a worker, an actor, a node and the driver."""
+    borrow(session, "tests")
+    install(session, "test", "cluster")
+    options = session.posargs or ["--durations=5", "-m", "not browser"]
+    session.run("python", "-m", "pytest", *options, "tests/cluster", env=ONE_THREAD)
+
+
+@nox.session
 def hosts(session: nox.Session) -> None:
     """Simulate a hundred hosts, and measure what a coordinator costs: renew results/gallery/cluster (minutes)."""
     install(session)
