@@ -5,6 +5,7 @@ it does not agree, its own words are the reason. Answers are kept in DIR/parts a
 goes on.
 """
 
+import re
 import shutil
 import sys
 from collections import Counter
@@ -83,15 +84,15 @@ def ask(name: str, made: Implementation, sizes: str, workload: Workload) -> Answ
 
 
 def table(answers: Sequence[Answer]) -> str:
-    """How often each agrees, what each says, and every reason once, by number."""
-    reasons = list(dict.fromkeys(each.text for each in answers if each.reason))
+    """How often each agrees, what those say that do not everywhere, and every reason once, by number."""
+    reasons = list(dict.fromkeys(_said(each) for each in answers if each.reason))
     sizes = list(dict.fromkeys(each.sizes for each in answers))
     counts: dict[tuple[str, int], Counter[str]] = {}
     rows: dict[tuple[str, int, str, str], dict[str, str]] = {}
     for each in answers:
         point = each.workload
         counts.setdefault((each.name, point.world_size), Counter())[each.status] += 1
-        cell = each.status if not each.reason else f"{each.status} ({reasons.index(each.text) + 1})"
+        cell = each.status if not each.reason else f"{each.status} ({reasons.index(_said(each)) + 1})"
         key = (each.name, point.world_size, point.mask, point.direction)
         rows.setdefault(key, dict.fromkeys(sizes, MISSING))[each.sizes] = cell
     worlds = sorted({world_size for _, world_size in counts})
@@ -100,12 +101,20 @@ def table(answers: Sequence[Answer]) -> str:
         for name in dict.fromkeys(name for name, _ in counts)
     ]
     heads = ("implementation", "ranks", "mask", "direction")
-    every = [dict(zip(heads, map(str, key), strict=True)) | cells for key, cells in rows.items()]
-    parts = [markdown_table(summary), "## Each of them", markdown_table(every)]
+    others = {each.name for each in answers if each.status != AGREES}
+    every = [dict(zip(heads, map(str, key), strict=True)) | cells for key, cells in rows.items() if key[0] in others]
+    parts = [markdown_table(summary)]
+    if every:
+        parts += ["## Who does not agree everywhere", markdown_table(every)]
     if reasons:
         listed = [{"number": str(number), "what was said": text} for number, text in enumerate(reasons, start=1)]
         parts += ["## Reasons", markdown_table(listed)]
     return "\n\n".join(parts)
+
+
+def _said(answer: Answer) -> str:
+    """The words; which of the ranks was the first to say them is chance."""
+    return re.sub(r"rank \d+ of \d+", "a rank", answer.text)
 
 
 def _count(found: Counter[str]) -> str:
