@@ -36,6 +36,7 @@ HINTS = (
         "write it as",
         "begin with",
         "leave out",
+        "install it with",
     ),
     *("name ", "rename", "as in", "go to one", "end in", "put axes into"),
 )

@@ -85,7 +85,7 @@ def connected(address: str) -> Iterator[Any]:
     try:
         import ray
     except ImportError:
-        raise ValueError('--cluster needs Ray: install it with pip install "attnbench[cluster]"') from None
+        raise ValueError('a cluster needs Ray: install it with pip install "attnbench[cluster]"') from None
     logging.getLogger("ray").setLevel(logging.ERROR)
     quiet: dict[str, Any] = {"log_to_driver": False, "logging_level": "ERROR"}
     if (local := LOCAL.fullmatch(address)) is not None:
