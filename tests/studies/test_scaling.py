@@ -48,18 +48,20 @@ def test_what_the_check_says_is_the_answer():
 
 
 def test_the_table_counts_and_has_each_reason_once():
-    lost = {"status": Status.crashed, "reason": "rank 1 of 2 is gone"}
+    lost = [{"status": Status.crashed, "reason": f"rank {rank} of 2 is gone"} for rank in (0, 1)]
     text = agreement.table(
         [
             answer(sizes="G = H", world_size=2),
-            answer(sizes="T = 13", world_size=2, **lost),
-            answer(sizes="G = H", world_size=2, mask="causal", **lost),
+            answer("zigzag_ring", sizes="G = H", world_size=2),
+            answer(sizes="T = 13", world_size=2, **lost[0]),
+            answer(sizes="G = H", world_size=2, mask="causal", **lost[1]),
             answer(sizes="T = 13", world_size=2, mask="causal", status=Status.unsupported, reason="no"),
             answer("ulysses", world_size=2, status=Status.unsupported, reason="no"),
         ]
     )
     assert "1 of 3 agree" in text
-    assert text.count("rank 1 of 2 is gone") == 1
+    assert text.count("a rank is gone") == 1
+    assert text.count("| zigzag_ring") == 1, "who agrees everywhere has no row of each"
     assert "crashed (1)" in text
     assert "unsupported (2)" in text
     (row,) = [
