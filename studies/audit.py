@@ -1,35 +1,50 @@
 """What do fixed choices of an implementation cost? The regret of choosers on presets and on random shapes.
 
-    python -m studies.audit --run DIR train held_out compiled     measures, and goes on where it was stopped
+    python -m studies.audit --run DIR train held_out try compiled     measures, and goes on where it was stopped
     python -m studies.audit --run DIR table --to results/gallery/fastest
 
 A policy is learned from the training shapes alone; everybody is judged on the held-out ones: those of all presets and
 shapes drawn at random. On each of these all implementations are checked and then timed in the same blocks. The best is
-chosen by every second visit and everybody is measured by the others, so that no luck is taken for regret.
+chosen by every second visit and everybody is measured by the others, so that no luck is taken for regret. Where the
+policy is unsure, `attnbench.attention` tries its contenders: it is called once on each held-out shape, in a process of
+its own, and what it chose there is judged by the same visits as everybody else.
 """
 
 import argparse
 import itertools
 import math
+import os
 import random
+import subprocess
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
+from timeit import timeit
+from typing import TYPE_CHECKING
 
 import msgspec
 import typer
+from rich.console import Console
+from rich.progress import track
 
 from attnbench.analysis.comparisons import doubts
+from attnbench.analysis.policy import learn
 from attnbench.analysis.recommendation import recommend
 from attnbench.analysis.results import Results, read
 from attnbench.commands import running
 from attnbench.processes.planning import Selection, plan
 from attnbench.statistics.intervals import t_quantile
-from attnbench.storage.events import Plan
+from attnbench.storage.events import ALLOCATORS, Plan
 from attnbench.units import markdown_table, percent, significant
 from attnbench.workloads import models
 from attnbench.workloads.counts import dense_flops, score_matrix_bytes
+from attnbench.workloads.policy import Policy
 from attnbench.workloads.workload import Workload
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 CHOOSERS = {
     "PyTorch's automatic choice": "sdpa",
@@ -44,14 +59,18 @@ COMPILED = ("fused+compile", "sdpa+compile")
 EVERY = 10
 OTHERS = ("fused", "bmm", "einsum")
 """What a policy and the best may take as well."""
+OURS = "our policy"
 NAMES = (*CHOOSERS.values(), *OTHERS)
-STEPS = ("train", "held_out", "compiled", "table")
+STEPS = ("train", "held_out", "try", "compiled", "table")
 NUM_TRAINED, NUM_DRAWN = 500, 200
-SEED_TRAINED, SEED_DRAWN = 11, 12
+SEED_TRAINED, SEED_DRAWN = 11, 13
 DECODE, TRAINING = 0.25, 0.3
 """Shares of shapes drawn at random: of one query, and of the others those with gradients."""
 KINDS = (("none", "decode"), ("none", "prefill"), ("causal", "prefill"), ("none", "training"), ("causal", "training"))
 """What is trained on, with each dtype: a mask and what is done."""
+TRIED = "tried.json"
+LATER = 5
+"""Calls after the first: their median is what a call takes."""
 VISITS_TRAINED, VISITS_HELD_OUT = 4, 6
 LARGEST_MEAN, LARGEST_WORST = 0.01, 0.05
 """What the regret of a policy may be: in the mean, and beyond the noise floor at worst."""
@@ -143,6 +162,69 @@ def measure(folder: Path, workloads: Sequence[Workload], names: Sequence[str], s
     running.execute(asked, folder, stages=("check", "time"))
 
 
+class Tried(msgspec.Struct, frozen=True, kw_only=True):
+    """What `attnbench.attention` chose on one workload, and what its first call took beside the second."""
+
+    workload: str  # its id
+    name: str
+    contenders: tuple[str, ...]
+    first_s: float
+    later_s: float
+
+
+def try_all(run: Path) -> None:
+    """Call `attention` on each held-out workload by the policy of the training shapes; write what it chose.
+
+    It is a process of its own, with the allocator that those have who are timed.
+    """
+    policy = learn([read(run / "train")])
+    policy.save(run / "policy.json")
+    command = [sys.executable, "-c", f"from studies.audit import try_here; try_here({str(run)!r})"]
+    subprocess.run(command, check=True, env=os.environ | ALLOCATORS[read(run / "held_out").plan.allocator])  # noqa: S603 - our own words
+
+
+def try_here(folder: str) -> None:
+    """Do it in this process."""
+    import torch
+
+    from attnbench.contract.dispatch import Dispatcher
+
+    run, found = Path(folder), []
+    policy = Policy.load(run / "policy.json")
+    judged = [each.workload for each in regrets(read(run / "held_out"), policy.choose)]
+    drop_in = [each for each in judged if each.mask in {"none", "causal"}]  # a mask as a tensor is PyTorch's own
+    for workload in track(drop_in, description="trying", console=Console(stderr=True)):
+        torch.set_num_threads(workload.num_threads or policy.num_threads)
+        torch.manual_seed(workload.seed)
+        dispatcher, given = Dispatcher(), tensors(workload)
+
+        def call() -> None:
+            output = dispatcher.attention(*given, is_causal=workload.mask == "causal", policy=policy)  # noqa: B023 - called within the turn
+            if output.requires_grad:
+                output.backward(torch.ones_like(output))
+
+        times = [timeit(call, number=1) for _ in range(1 + LATER)]
+        (choice,) = dispatcher.choices()
+        name, contenders = choice.name, choice.contenders
+        found.append(
+            Tried(workload=workload.id, name=name, contenders=contenders, first_s=times[0], later_s=median(times[1:]))
+        )
+    (run / TRIED).write_bytes(msgspec.json.format(msgspec.json.encode(found)))
+
+
+def tensors(workload: Workload) -> tuple["Tensor", "Tensor", "Tensor"]:
+    """Query (B, H, T, K), key (B, G, S, K) and value (B, G, S, V), normal; with gradients where the workload has."""
+    import torch
+
+    rows = (workload.num_heads, workload.seq_len), *((workload.num_kv_heads, workload.kv_len),) * 2
+    widths, dtype = (workload.head_dim, workload.head_dim, workload.value_dim), getattr(torch, workload.dtype)
+    query, key, value = (
+        torch.randn(workload.batch_size, *each, width, dtype=dtype).requires_grad_(workload.direction != "inference")
+        for each, width in zip(rows, widths, strict=True)
+    )
+    return query, key, value
+
+
 @dataclass(frozen=True, kw_only=True)
 class Regret:
     """What a choice costs on one workload: the logarithm of its time over the best's, from visits that did not choose.
@@ -210,14 +292,18 @@ def _share(log: float) -> str:
 
 def table(run: Path, to: Path) -> str:
     """Learn the policy, judge everybody, and write what came out."""
-    from attnbench.analysis.policy import learn
-
     trained, held_out = read(run / "train"), read(run / "held_out")
     policy = learn([trained])
     to.mkdir(parents=True, exist_ok=True)
     policy.save(to / "policy.json")
+    tried = {each.workload: each for each in msgspec.json.decode((run / TRIED).read_bytes(), type=list[Tried])}
+
+    def attend(workload: Workload) -> str:
+        return tried[workload.id].name if workload.id in tried else policy.choose(workload)
+
     choosers: dict[str, Callable[[Workload], str]] = {
-        "our policy": policy.choose,
+        OURS: attend,
+        "our policy, untried": policy.choose,
         **{name: lambda _, fixed=fixed: fixed for name, fixed in CHOOSERS.items()},  # type: ignore[misc] # mypy knows no type of a default
     }
     judged = {name: list(regrets(held_out, choose)) for name, choose in choosers.items()}
@@ -227,7 +313,7 @@ def table(run: Path, to: Path) -> str:
             found = list(regrets(compiled, lambda _, name=name: name))  # type: ignore[misc] # likewise
             if any(each.log is not None for each in found):
                 judged[f"torch.compile of {name.partition('+')[0]}"] = found
-    own = [each for each in judged["our policy"] if each.log is not None]
+    own = [each for each in judged[OURS] if each.log is not None]
     centre, half = mean([each.log or 0.0 for each in own])
     worst = max(max(0.0, (each.log or 0.0) - each.floor) for each in own)
     behind = sum((each.against_reference or 0.0) > each.floor for each in own)
@@ -259,17 +345,34 @@ same blocks; a mean is geometric, with a 95 % interval by shapes. The policy was
 {len(trained.plan.workloads)} other shapes. {len(held_out.plan.workloads)} shapes are held out: those of all presets and
 {NUM_DRAWN} drawn at random ({where}). "No time": not supported there, or too slow to try.
 
-How the policy interpolates, its caution and its usual scale were chosen by cross-validation on the shapes of an
-earlier audit, before any of these was measured.
+{trials(list(tried.values()))}
+
+How the policy interpolates, its caution, its usual scale and who is tried were chosen by cross-validation on the
+training shapes, and on held-out shapes of earlier audits, before any of these was measured. The presets' own shapes
+were held out in those, too.
 
 torch.compile is tried on every {EVERY}th of the held-out shapes, since it compiles for each of them; it is judged there
 against the best of all, itself included.
 
-Made by `python -m studies.audit --run DIR train held_out compiled` and then
+Made by `python -m studies.audit --run DIR train held_out try compiled` and then
 `python -m studies.audit --run DIR table --to DIR`.
 """
     (to / "audit.md").write_text(text, encoding="utf-8")
     return text
+
+
+def trials(found: Sequence[Tried]) -> str:
+    """What trials cost."""
+    several = [each for each in found if len(each.contenders) > 1]
+    spent = sorted(each.first_s - each.later_s for each in several)
+    calls = sorted((each.first_s - each.later_s) / each.later_s for each in several)
+    high = int(0.9 * len(several))
+    contenders = sum(len(each.contenders) for each in several) / len(several)
+    tried, waits = f"{len(several)} of {len(found)} shapes", f"{1e3 * median(spent):.0f} ms"
+    return f"""Our policy leaves {tried} to a trial, the first time that `attnbench.attention` meets them, among
+{contenders:.1f} contenders on average. That first call took {waits} longer than a later one in the median and
+{1e3 * spent[high]:.0f} ms at the 90th percentile: as long as {median(calls):.0f} and {calls[high]:.0f} calls. Untried,
+what is expected to be the fastest is called."""
 
 
 def main() -> None:
@@ -285,6 +388,8 @@ def main() -> None:
     for step in given.steps or STEPS:
         if step == "table":
             typer.echo(table(given.run, given.to))
+        elif step == "try":
+            try_all(given.run)
         elif step == "train":
             shapes = of_each_kind(given.number or NUM_TRAINED, SEED_TRAINED, threads)
             measure(given.run / step, shapes, NAMES, SEED_TRAINED, VISITS_TRAINED)

@@ -1,15 +1,19 @@
 """`attention`: scaled_dot_product_attention, computed by the implementation that a policy chooses for the call.
 
 The first call of a kind (shapes, dtype, device, whether gradients are needed, is_causal, scale, threads) asks the
-policy and builds what it chooses; later ones look it up. PyTorch's own runs where there is no policy or it is of
-another machine, where a mask is given as a tensor, and wherever the chosen implementation does not support the call.
+policy and builds what it chooses; later ones look it up. Where the policy leaves open who is the fastest, those who may
+be are tried on the call's own tensors, and what came out holds for lengths nearby, too. PyTorch's own runs where there
+is no policy or it is of another machine, where a mask is given as a tensor, inside of torch.compile and of autocast,
+and wherever the chosen implementation does not support the call.
 
 Shapes as in the contract.
 """
 
+import math
 import threading
 import warnings
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -17,34 +21,53 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract import BoundMask, Weights
+from attnbench.contract import BoundMask, Weights, trial
 from attnbench.contract.loading import implementation
-from attnbench.devices import environment
+from attnbench.devices import device, environment
+from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.masks import Causal, Mask, parse_mask
 from attnbench.workloads.policy import ITSELF, OTHERWISE, USUAL_PATH, VARIABLE, Policy, default_path
 from attnbench.workloads.workload import DTYPES, Workload
 
 MOST_KINDS = 64
 """Of calls that are kept; the oldest goes first. A mask may be kept with each."""
+MOST_CHOICES = 1024
+"""That are remembered, with lengths rounded."""
+STEPS = 4
+"""An octave of lengths has so many choices: as a cache grows by a token a call, hardly any call is a first one."""
+SHORT_OF_MEMORY = 16
+"""No trial on the processor where the free memory does not hold so many matrices of scores."""
 TORCH_DTYPES = {getattr(torch, name): name for name in DTYPES}
 Given = Policy | str | Path
 """A policy, or the file that holds it."""
 Tensors = tuple[Tensor, Tensor, Tensor]
 """Query, key, value."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
+_is_autocast = torch.is_autocast_enabled
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _num_threads = torch.get_num_threads
 _own = torch.nn.functional.scaled_dot_product_attention
 
 
+@dataclass(frozen=True, kw_only=True)
+class Choice:
+    """Who computes workloads like that one, and among whom a trial chose: of one name, there was none."""
+
+    workload: Workload
+    name: str
+    contenders: tuple[str, ...]
+
+
 class Dispatcher:
     """What calls are bound to, by their kinds."""
 
     def __init__(self) -> None:
-        """Nothing is bound, and no file was read yet."""
+        """Nothing is bound or chosen yet, and no file was read."""
         self._bound: dict[Hashable, Attend] = {}
+        self._choices: dict[Hashable, Choice] = {}
         self._lock = threading.Lock()
+        self._trials = threading.RLock()  # one at a time: two would slow down one another
 
     def attention(  # noqa: PLR0913 - those of scaled_dot_product_attention, and the policy
         self,
@@ -56,17 +79,23 @@ class Dispatcher:
         is_causal: bool = False,
         scale: float | None = None,
         policy: Given | None = None,
+        trials: bool = True,
     ) -> Tensor:
         """Query (B, H, T, K), key (B, G, S, K), value (B, G, S, V) -> (B, H, T, V), as a policy chooses.
 
         `mask`, `is_causal` (aligned at the start) and `scale` are those of scaled_dot_product_attention, which computes
         the call where `mask` is given. `policy` is a Policy or its file; None stands for the file that ATTNBENCH_POLICY
-        names, else results/policy.json, else none. A file is read once. Inside of torch.compile, PyTorch's own runs.
+        names, else results/policy.json, else none. A file is read once. Inside of torch.compile and of autocast,
+        PyTorch's own runs.
+
+        Where the policy is unsure, the first call of a kind takes as long as some of its contenders' calls, forward
+        and backward if gradients are needed: with `trials=False`, and with torch.use_deterministic_algorithms, since
+        contenders differ by their rounding, what is expected to be the fastest is called untried.
 
         Raises:
             ValueError: the policy cannot be read.
         """
-        if mask is not None or _is_compiling():
+        if mask is not None or _is_compiling() or _is_autocast(query.device.type):
             return _own(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
         kind = (
             query.shape,
@@ -79,13 +108,13 @@ class Dispatcher:
             _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
             _num_threads(),
             policy,
+            trials,
         )
         try:
             attend = self._bound[kind]
         except KeyError:
-            attend = self._bind(
-                kind, lambda: _drop_in((query, key, value), rule_of(is_causal=is_causal), scale, policy)
-            )
+            rule = rule_of(is_causal=is_causal)
+            attend = self._bind(kind, lambda: self._drop_in((query, key, value), rule, scale, policy, trials=trials))
         return attend(query, key, value)
 
     def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
@@ -99,20 +128,73 @@ class Dispatcher:
         try:
             attend = self._bound[kind]
         except KeyError:
-            attend = self._bind(kind, lambda: _any_mask((query, key, value), mask))
+            attend = self._bind(kind, lambda: self._any_mask((query, key, value), mask))
         return attend(query, key, value)
 
     def kept(self) -> list[Attend]:
         """What is bound to each kind of call that is kept."""
         return list(self._bound.values())
 
+    def choices(self) -> list[Choice]:
+        """What was chosen where trials are allowed, in order."""
+        return list(self._choices.values())
+
     def _bind(self, kind: Hashable, make: Callable[[], Attend]) -> Attend:
         made = make()
-        with self._lock:
-            while len(self._bound) >= MOST_KINDS:
-                del self._bound[next(iter(self._bound))]
-            self._bound[kind] = made
+        self._keep(self._bound, kind, made, MOST_KINDS)
         return made
+
+    def _keep(self, kept: dict[Hashable, Any], key: Hashable, value: object, most: int) -> None:
+        with self._lock:
+            while len(kept) >= most:
+                del kept[next(iter(kept))]
+            kept[key] = value
+
+    def _drop_in(
+        self, given: Tensors, rule: Mask, scale: float | None, policy: Given | None, *, trials: bool
+    ) -> Attend:
+        """What computes calls of this kind, whose mask is causal or none."""
+        query, key, _ = given
+        is_grouped = query.dim() > 1 < key.dim() and query.shape[1] != key.shape[1]
+        own = partial(_own, is_causal=isinstance(rule, Causal), scale=scale, enable_gqa=is_grouped)
+        found, workload = usable(policy), _workload(given, rule, scale)
+        if found is None or workload is None:
+            return own
+        mask = BoundMask(rule, workload_sizes(workload), query.device, scale=scale)
+        name, reason = self._chosen(found, workload, given, mask, trials=trials)
+        return own if name == OTHERWISE or reason is not None else _bound_to(name, given, mask)
+
+    def _any_mask(self, given: Tensors, mask: BoundMask) -> Attend:
+        """What computes calls with this mask."""
+        workload, found = _workload(given, mask.rule, mask.scale), usable(None)
+        name, reason = OTHERWISE, None
+        if workload is None:  # a rule that has no name
+            more_than_a_bias = f"{OTHERWISE} takes no mask that changes scores by more than a bias"
+            reason = None if mask.rule.is_additive else more_than_a_bias
+        elif found is None:
+            reason = implementation(name).unsupported(workload)
+        else:
+            name, reason = self._chosen(found, workload, given, mask, trials=True)
+        if reason is not None:
+            raise ValueError(reason)
+        return _bound_to(name, given, mask)
+
+    def _chosen(
+        self, policy: Policy, workload: Workload, given: Tensors, mask: BoundMask, *, trials: bool
+    ) -> tuple[str, str | None]:
+        """Who computes a workload: as remembered for lengths nearby, as tried, or as the policy expects."""
+        asked = asked_of(workload)
+        if not (trials and _may_try(asked, given)):
+            return supported(policy.choose(asked), asked)
+        nearby = (_with(asked, seq_len=rounded(asked.seq_len), kv_len=rounded(asked.kv_len)), given[0].device, policy)
+        with self._trials:
+            choice = self._choices.get(nearby)
+            if choice is None:
+                names = [each for each in policy.contenders(asked) if supported(each, asked)[0] == each]
+                name = names[0] if len(names) == 1 else policy.settled(asked, _tried(names, given, mask))
+                choice = Choice(workload=asked, name=name, contenders=tuple(names))
+                self._keep(self._choices, nearby, choice, MOST_CHOICES)
+        return supported(choice.name, asked)
 
 
 _dispatcher = Dispatcher()
@@ -132,7 +214,8 @@ def reason_against(workload: Workload) -> str | None:
         return str(error)
     if policy.machine != _machine():
         return f"the policy {path} is {_elsewhere(policy)}"
-    return _chosen(policy, workload)[1]
+    asked = asked_of(workload)
+    return supported(policy.choose(asked), asked)[1]
 
 
 @lru_cache(maxsize=8)
@@ -184,52 +267,61 @@ def rule_of(*, is_causal: bool) -> Mask:
     return parse_mask("causal" if is_causal else "none")
 
 
-def _drop_in(given: Tensors, rule: Mask, scale: float | None, policy: Given | None) -> Attend:
-    """What computes calls of this kind, whose mask is causal or none."""
-    query, key, _ = given
-    is_grouped = query.dim() > 1 < key.dim() and query.shape[1] != key.shape[1]
-    own = partial(_own, is_causal=isinstance(rule, Causal), scale=scale, enable_gqa=is_grouped)
-    found, workload = usable(policy), _workload(given, rule, scale)
-    if found is None or workload is None:
-        return own
-    name, reason = _chosen(found, workload)
-    if name == OTHERWISE or reason is not None:
-        return own
-    return _bound_to(name, given, BoundMask(rule, workload_sizes(workload), query.device, scale=scale))
-
-
 def workload_sizes(workload: Workload) -> tuple[int, int, int]:
     """B, T, S."""
     return workload.batch_size, workload.seq_len, workload.kv_len
 
 
-def _any_mask(given: Tensors, mask: BoundMask) -> Attend:
-    """What computes calls with this mask."""
-    workload, found = _workload(given, mask.rule, mask.scale), usable(None)
-    name, reason = OTHERWISE, None
-    if workload is None:  # a rule that has no name
-        reason = None if mask.rule.is_additive else f"{OTHERWISE} takes no mask that changes scores by more than a bias"
-    elif found is None:
-        reason = implementation(name).unsupported(workload)
-    else:
-        name, reason = _chosen(found, workload)
-    if reason is not None:
-        raise ValueError(reason)
-    return _bound_to(name, given, mask)
-
-
-def _chosen(policy: Policy, workload: Workload) -> tuple[str, str | None]:
-    """Who computes a workload by the policy: PyTorch's own where the chosen one does not; and why that does not, too.
-
-    A call that needs gradients is chosen for as one whose backward pass follows.
-    """
+def asked_of(workload: Workload) -> Workload:
+    """What a policy is asked for a workload: a call that needs gradients is one whose backward pass follows."""
     direction = workload.direction if workload.direction == "inference" else "forward_backward"
-    asked = _with(workload, scope="attention", direction=direction)
-    name = policy.choose(asked)
+    return _with(workload, scope="attention", direction=direction)
+
+
+def supported(name: str, workload: Workload) -> tuple[str, str | None]:
+    """Who computes a workload: PyTorch's own where the chosen one does not; and why that does not, too."""
     reason = implementation(name).unsupported(workload)
     if reason is not None and name != OTHERWISE:
         name, reason = OTHERWISE, implementation(OTHERWISE).unsupported(workload)
     return name, reason
+
+
+def rounded(length: int) -> int:
+    """A length that stands for those nearby: STEPS of them an octave."""
+    return round(2 ** (round(STEPS * math.log2(length)) / STEPS)) if length > 1 else length
+
+
+def _tried(names: Sequence[str], given: Tensors, mask: BoundMask) -> dict[str, trial.Tried]:
+    """How long each takes on these tensors against the first; gradients are those of a sum, and go nowhere."""
+    own = tuple(each.detach().requires_grad_(each.requires_grad) for each in given)
+    wanted = [each for each in own if each.requires_grad]
+    needs_grad, clock = _needs_grad(given), device(str(given[0].device)).clock
+    ones = given[0].new_ones(*given[0].shape[:3], given[2].shape[3]) if needs_grad else given[0]
+
+    def call_of(name: str) -> Callable[[], object]:
+        attend = _bound_to(name, given, mask)
+        if needs_grad:
+            return lambda: torch.autograd.grad(attend(*own), wanted, ones)
+        return lambda: attend(*own)
+
+    # Hooks of the caller, such as those of checkpoints, count what is saved: none of this is theirs.
+    with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
+        return trial.trial({name: call_of(name) for name in names}, clock)
+
+
+def _may_try(workload: Workload, given: Tensors) -> bool:
+    """Whether a trial on these tensors is allowed, and measures what it should."""
+    query = given[0]
+    if torch.are_deterministic_algorithms_enabled() or any(type(each) is not Tensor for each in given):
+        return False  # rounding must not depend on a trial; and of subclasses nobody knows what a call does
+    if query.is_cuda and torch.cuda.is_current_stream_capturing():
+        return False
+    place = device(str(query.device))
+    return not place.is_host or SHORT_OF_MEMORY * score_matrix_bytes(workload) <= place.free_bytes()
+
+
+def _needs_grad(given: Tensors) -> bool:
+    return _is_grad_enabled() and any(each.requires_grad for each in given)
 
 
 def _with(workload: Workload, **axes: Any) -> Workload:  # noqa: ANN401 - values of axes
@@ -239,7 +331,6 @@ def _with(workload: Workload, **axes: Any) -> Workload:  # noqa: ANN401 - values
 def _workload(given: Tensors, rule: Mask, scale: float | None) -> Workload | None:
     """The call as a workload; None where it is none."""
     query, key, value = given
-    needs_grad = _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
     if not query.dim() == key.dim() == value.dim() == 4 or query.dtype not in TORCH_DTYPES:  # noqa: PLR2004 - B, H, T, K
         return None
     if not query.dtype == key.dtype == value.dtype or key.shape[:3] != value.shape[:3]:
@@ -259,7 +350,7 @@ def _workload(given: Tensors, rule: Mask, scale: float | None) -> Workload | Non
             dtype=TORCH_DTYPES[query.dtype],
             device=str(query.device),
             mask=str(rule),
-            direction="forward_backward" if needs_grad else "inference",
+            direction="forward_backward" if _needs_grad(given) else "inference",
             num_threads=_num_threads(),
             scale=scale or 0.0,
         )

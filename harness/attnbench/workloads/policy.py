@@ -58,6 +58,14 @@ LOST = math.log(2.5)
 """The log ratio of a candidate that did not run at a workload, or was left out as predicted to take this or more."""
 LEAST_SPREAD = 0.02
 """Log ratios of a candidate are taken to spread at least so far."""
+UNSURE = 3.0
+"""A candidate may be faster than is expected of it by so many standard deviations..."""
+NEARLY = 0.2
+"""... and by a log ratio of so much; whoever then may be the fastest is a contender."""
+BIAS = 0.03
+"""What is expected of a workload is uncertain by this, too, however near to others it lies."""
+REACH = 4.0
+"""Contenders are named up to so many times beyond the sizes that were measured."""
 _NAME = re.compile(r"\w+(\+\w+)?")
 
 Values = dict[str, int | str]
@@ -106,9 +114,9 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """What makes calls be of this kind, in the order of KINDS."""
         return self.device, self.dtype, self.direction, self.queries
 
-    def covers(self, values: Mapping[str, int | str]) -> bool:
-        """Whether that mask was measured, and all sizes lie within what was."""
-        is_inside = all(low <= int(values[axis]) <= high for axis, (low, high) in self._ranges.items())
+    def covers(self, values: Mapping[str, int | str], reach: float = 1.0) -> bool:
+        """Whether that mask was measured, and all sizes lie within what was, or within `reach` times beyond it."""
+        is_inside = all(low / reach <= int(values[axis]) <= high * reach for axis, (low, high) in self._ranges.items())
         return is_inside and values["mask"] in self._masks
 
     def choose(self, values: Mapping[str, int | str], smallest_effect: float) -> str:
@@ -120,6 +128,38 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         costs = np.maximum(means[0] + CAUTION * spreads[0], known)
         best = int(costs.argmin())
         return self.candidates[best] if costs[best] < -math.log1p(smallest_effect) else OTHERWISE
+
+    def contenders(self, values: Mapping[str, int | str], smallest_effect: float) -> tuple[str, ...]:
+        """Who may be the fastest at that workload of this kind: one that is sure, or several, sdpa first.
+
+        Where several may be, a trial on the call's own tensors tells (contract/trial.py).
+        """
+        if tuple(values[axis] for axis in AXES) in self._known:
+            return (self.choose(values, smallest_effect),)
+        if not self.candidates or not self.covers(values, REACH):
+            return (OTHERWISE,)
+        means, spreads = self.expected(coordinates(values)[None])
+        latest = min(0.0, float((means + UNSURE * spreads).min()))
+        earliest = (means - UNSURE * spreads)[0] - NEARLY
+        near = [name for name, log in zip(self.candidates, earliest, strict=True) if log < latest]
+        return (OTHERWISE, *near)
+
+    def settled(
+        self, values: Mapping[str, int | str], tried: Mapping[str, tuple[float, float]], smallest_effect: float
+    ) -> str:
+        """Who is called after a trial, from log ratios with standard deviations of those who were tried.
+
+        Each is weighed with what was expected: a trial that was disturbed says little.
+        """
+        means, spreads = self.expected(coordinates(values)[None])
+        costs = {}
+        for name, mean, spread in zip(self.candidates, means[0], spreads[0], strict=True):
+            if name in tried:
+                log, doubt = tried[name]
+                trust, prior = 1 / doubt**2, 1 / (spread**2 + BIAS**2)
+                costs[name] = (trust * log + prior * float(mean)) / (trust + prior)
+        best = min(costs, key=costs.__getitem__, default=OTHERWISE)
+        return best if costs.get(best, 0.0) < -math.log1p(smallest_effect) else OTHERWISE
 
     def expected(self, places: Floats) -> tuple[Floats, Floats]:
         """Log ratios (N, candidates) that are expected at coordinates (N, COORDINATES), and standard deviations."""
@@ -214,13 +254,24 @@ class Policy(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     def choose(self, workload: Workload) -> str:
         """The name of the implementation to call for query, key and value of that workload."""
-        if not is_plain(workload):
-            return self.otherwise
+        kind, values = self._kind(workload)
+        return self.otherwise if kind is None else kind.choose(values, self.evidence.smallest_effect)
+
+    def contenders(self, workload: Workload) -> tuple[str, ...]:
+        """Who may be the fastest: the name of one that is sure, or those of several, PyTorch's own choice first."""
+        kind, values = self._kind(workload)
+        return (self.otherwise,) if kind is None else kind.contenders(values, self.evidence.smallest_effect)
+
+    def settled(self, workload: Workload, tried: Mapping[str, tuple[float, float]]) -> str:
+        """Who is called after a trial of contenders; PyTorch's own choice where none of the others is in it."""
+        kind, values = self._kind(workload)
+        return self.otherwise if kind is None else kind.settled(values, tried, self.evidence.smallest_effect)
+
+    def _kind(self, workload: Workload) -> tuple[Kind | None, Values]:
+        """What was measured of its kind, if anything, and its axes."""
         values = values_of(workload, self.num_threads)
-        for kind in self.kinds:
-            if kind.key == tuple(values[axis] for axis in KINDS):
-                return kind.choose(values, self.evidence.smallest_effect)
-        return self.otherwise
+        key = tuple(values[axis] for axis in KINDS)
+        return next((kind for kind in self.kinds if kind.key == key and is_plain(workload)), None), values
 
     def save(self, path: Path | str) -> None:
         """Write it, one workload a line."""
