@@ -157,9 +157,10 @@ def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_
 
 
 def measure(folder: Path, workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> None:
-    """Start the run in that folder, or go on with the one that is there."""
+    """Start the run in that folder, or go on with the one that is there: first all checks, then all times."""
     asked = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, names, seed, num_visits)
-    running.execute(asked, folder, stages=("check", "time"))
+    for stage in ("check", "time"):
+        running.execute(asked, folder, stages=(stage,))
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from attnbench.devices.nvml import reasons
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, are_among, median
 from attnbench.statistics.samples import Samples
-from attnbench.storage.events import Event, RunFinished, WorkerStarted
+from attnbench.storage.events import Event, RunFinished, VisitFinished, WorkerStarted
 from attnbench.storage.records import (
     LATENCY,
     Arm,
@@ -107,8 +107,10 @@ def system_load(history: Iterable[Event]) -> SystemLoad | None:
     """The load during a run; None without counters, as of a simulated machine.
 
     Counted is the time between the start of a worker and its end, at which it is still there with all that it started.
+    Where some of them timed anything, only these count: what slows down checks changes nothing that is shown.
     """
-    spans = list(_spans(history))
+    found = list(_spans(history))
+    spans = [each for each, is_timed in found if is_timed] or [each for each, _ in found]
     total_s, idle_s, stolen_s, own_s = (
         sum(getattr(after, name) - getattr(before, name) for before, after in spans)
         for name in ("total_s", "idle_s", "stolen_s", "own_s")
@@ -122,16 +124,21 @@ def system_load(history: Iterable[Event]) -> SystemLoad | None:
     )
 
 
-def _spans(history: Iterable[Event]) -> Iterator[tuple[Counters, Counters]]:
-    """The counters when each worker had started, and when it was to end; a run that was killed has no end."""
+def _spans(history: Iterable[Event]) -> Iterator[tuple[tuple[Counters, Counters], bool]]:
+    """The counters when each worker had started, and when it was to end, and whether it timed anything in between.
+
+    A run that was killed has no end.
+    """
     start: Counters | None = None
+    is_timed = False
     for event in history:
+        is_timed |= isinstance(event, VisitFinished)
         if not isinstance(event, WorkerStarted | RunFinished):
             continue
         end = event.before if isinstance(event, WorkerStarted) else event.counters
         if start is not None and end is not None and start.began_s == end.began_s:
-            yield start, end
-        start = event.counters if isinstance(event, WorkerStarted) else None
+            yield (start, end), is_timed
+        start, is_timed = event.counters if isinstance(event, WorkerStarted) else None, False
 
 
 class Times:
