@@ -208,7 +208,8 @@ def page(kept: Mapping[str, Mapping[str, Any]]) -> str:
     lines = ["# Findings", "", BEGINNING.format(len(kept)), ""]
     for number, (name, found) in enumerate(kept.items(), 1):
         finding = FINDINGS[name]
-        language, prompt = ("console", "$ ") if finding.needs or finding.answers else ("bash", "")
+        is_shown = finding.needs or finding.answers or finding.what == ERROR  # a check that finds something ends with 1
+        language, prompt = ("console", "$ ") if is_shown else ("bash", "")
         commands = [f"{prompt}{command}" for command in finding.runs.values()]
         if finding.needs:
             commands.insert(0, f"$ python -m pip install {finding.needs}")

@@ -8,30 +8,41 @@ from multiprocessing import get_context
 from pathlib import Path
 from typing import Annotated, Any
 
+import pandas as pd
 import psutil
 import typer
 
-from studies.detection import parts
+from attnbench.checking.mistakes import ALL, MODULES
+from studies.detection import parts, table
+
+ONLY = "Only the known mistakes of this module of the catalogue, and no honest results: one more section of the page."
+PAGE = "detection.md"
+PACKED: Any = {"method": "gzip", "mtime": 0}
+WORDS = {mistake.name: mistake.words.replace("{choice}", "...") for mistake in ALL}
 
 
 def detect(
     to: Annotated[Path, typer.Option(metavar="DIR", help="Where tables and picture go.")] = Path("results/detection"),
     seeds: Annotated[int, typer.Option(min=1, help="Seeds for the honest implementations.")] = 1000,
     lengths: Annotated[str, typer.Option(help="Lengths at which mistakes are tried.")] = "2,3,17,128,1021,8192",
+    only: Annotated[str, typer.Option(metavar="MODULE", help=ONLY)] = "",
 ) -> None:
     """Plant every known mistake, run every honest implementation, and count who is caught by which rule."""
     try:
         chosen = [int(length) for length in lengths.split(",")]
     except ValueError as error:
         raise typer.BadParameter(f"{lengths}: give whole numbers with commas between them") from error
+    if only and only not in MODULES:
+        raise typer.BadParameter(f"--only {only}: choose among {', '.join(MODULES)}")
     folder = to / "parts"
     folder.mkdir(parents=True, exist_ok=True)
-    every = list(parts.names(chosen, seeds))
+    every = list(parts.names(chosen, seeds, only))
     todo = [part for part in every if not (folder / f"{part}.json").exists()]
     with ProcessPoolExecutor(psutil.cpu_count(logical=False), mp_context=get_context("spawn")) as pool:
         for done, future in enumerate(as_completed(pool.submit(parts.make, part, folder) for part in todo), start=1):
             print(f"{done} of {len(todo)}: {future.result()}", file=sys.stderr, flush=True)  # noqa: T201 - progress
-    missed, rejected = _write(parts.assemble(folder, every), to)
+    made = parts.assemble(folder, every)
+    missed, rejected = (_write_section(made, to, only), 0) if only else _write(made, to)
     shutil.rmtree(folder)
     typer.echo(json.dumps({"missed": missed, "honest rejected": rejected, "written to": str(to)}))
     if missed or rejected:
@@ -40,25 +51,35 @@ def detect(
 
 def _write(made: dict[str, list[dict[str, Any]]], to: Path) -> tuple[int, int]:
     """Tables and picture; returns how many mistakes were missed and how many honest results rejected."""
-    import pandas as pd
-
-    from attnbench.checking.mistakes import ALL
     from attnbench.reports.style import save
-    from studies.detection import chart, table
+    from studies.detection import chart
 
-    order = {mistake.name: number for number, mistake in enumerate(ALL)}
-    cells = pd.DataFrame(made["mistakes"])
-    cells = cells.sort_values(["mistake", "length"], key=lambda column: column.map(order).fillna(column), kind="stable")
+    cells = _in_order(made["mistakes"])
     absent, trials = pd.DataFrame(made["absent"]), pd.DataFrame(made["honest"]).sort_values("seed", kind="stable")
-    for name, frame in (("mistakes", cells), ("absent", absent), ("honest", trials)):
-        frame.to_csv(to / f"{name}.csv.gz", index=False, compression={"method": "gzip", "mtime": 0})
-    words = {mistake.name: mistake.words.replace("{choice}", "...") for mistake in ALL}
-    (to / "detection.md").write_text(table.markdown(cells, absent, trials, words), encoding="utf-8")
+    for name, frame in (("mistakes", table.wide(cells)), ("absent", absent), ("honest", trials)):
+        frame.to_csv(to / f"{name}.csv.gz", index=False, compression=PACKED)
+    (to / PAGE).write_text(table.markdown(cells, absent, trials, WORDS), encoding="utf-8")
     steps = dict(zip(cells["mistake"], cells["step"], strict=True))
     save([chart.draw(cells, steps)], to, "detection")
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
     rejected = trials[(trials["inputs"] == "all") & ~trials["is_right"]]
     return len(missed), len(rejected)
+
+
+def _write_section(made: dict[str, list[dict[str, Any]]], to: Path, only: str) -> int:
+    """The section of some mistakes in the page, and their table; returns how many were missed."""
+    cells, absent = _in_order(made["mistakes"]), pd.DataFrame(made["absent"])
+    table.wide(cells).to_csv(to / f"{only}.csv.gz", index=False, compression=PACKED)
+    page = to / PAGE
+    above = page.read_text(encoding="utf-8") if page.exists() else ""
+    page.write_text(table.with_section(above, only, cells, absent, WORDS), encoding="utf-8")
+    return int((~cells[cells["inputs"] == "all"]["is_caught"]).sum())
+
+
+def _in_order(rows: list[dict[str, Any]]) -> pd.DataFrame:
+    """The cells as a table, in the order of the steps, short lengths first."""
+    order, cells = {mistake.name: number for number, mistake in enumerate(ALL)}, pd.DataFrame(rows)
+    return cells.sort_values(["mistake", "length"], key=lambda column: column.map(order).fillna(column), kind="stable")
 
 
 if __name__ == "__main__":

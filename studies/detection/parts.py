@@ -14,9 +14,15 @@ KINDS = {"Cell": "mistakes", "Absent": "absent", "Trial": "honest"}
 """The table that each kind of row belongs to."""
 
 
-def names(lengths: list[int], seeds: int) -> Iterator[str]:
-    """The name of each piece of the work, the longest pieces first."""
-    yield from (f"mistakes-{length}-{dtype}" for length in sorted(lengths, reverse=True) for dtype in DTYPES)
+def names(lengths: list[int], seeds: int, only: str = "") -> Iterator[str]:
+    """The name of each piece of the work, the longest pieces first: all, or those of one module of the catalogue."""
+    kind = only or "mistakes"
+    yield from (f"{kind}-{length}-{dtype}" for length in sorted(lengths, reverse=True) for dtype in DTYPES)
+    if not only:
+        yield from _honest(seeds)
+
+
+def _honest(seeds: int) -> Iterator[str]:
     yield from (f"honest-{first}-{min(first + SEEDS_AT_ONCE, seeds)}" for first in range(0, seeds, SEEDS_AT_ONCE))
 
 
@@ -24,6 +30,7 @@ def make(part: str, folder: Path) -> str:
     """Do one piece and leave it in the folder, whole or not at all."""
     import torch
 
+    from attnbench.checking.mistakes import ALL, MODULES, of_modules
     from studies.detection import honest, power
 
     torch.set_num_threads(1)  # most of it is small: threads that wait for one another take the longest
@@ -32,7 +39,8 @@ def make(part: str, folder: Path) -> str:
     if kind == "honest":
         found = list(honest.trials(range(int(first), int(second))))
     else:
-        found = list(power.cells(int(first), second))
+        mistakes = of_modules(MODULES[kind]) if kind in MODULES else ALL
+        found = list(power.cells(int(first), second, mistakes))
     rows: dict[str, list[Any]] = {kind: [] for kind in KINDS.values()}
     for each in found:
         rows[KINDS[type(each).__name__]].append(each)

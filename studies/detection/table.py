@@ -4,8 +4,8 @@ import math
 
 import pandas as pd
 
-TEMPLATE = """# What the check detects
-
+TITLE = "# What the check detects\n"
+TEMPLATE = """{title}
 Made by `nox -s detection`: {num_mistakes} known mistakes, planted in the textbook form, tried at lengths {lengths}
 in {dtypes}; and {num_implementations} honest implementations on workloads and inputs drawn from {num_seeds} seeds.
 
@@ -28,6 +28,18 @@ Share of dtypes and lengths at which the best of the other rules, and ours, catc
 
 {mistakes}
 Not tried, since there it cannot be made, makes no difference, or is no coarser than an honest rounding: {absent}.
+"""
+SECTION = """
+## Only the mistakes of `{module}`
+
+Made by `python -m studies.detection --only {module}`: {num_mistakes} known mistakes, of which {num_above} are in the
+tables above, tried at lengths {lengths} in {dtypes}. No honest implementation is tried.
+
+Missed by our check: {missed}.
+
+{by_length}
+{mistakes}
+Not tried, since there it cannot be made or makes no difference: {absent}.
 """
 OURS = "ours"
 OUR_WHOLE = ("all", OURS)
@@ -79,6 +91,7 @@ def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, wo
     missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
     whole = trials[trials["inputs"] == "all"]
     return TEMPLATE.format(
+        title=TITLE,
         num_mistakes=cells["mistake"].nunique(),
         lengths=lengths,
         dtypes=", ".join(cells["dtype"].unique()),
@@ -93,6 +106,37 @@ def markdown(cells: pd.DataFrame, absent: pd.DataFrame, trials: pd.DataFrame, wo
         nearest=f"{whole['error_ratio'].max():.2f}",
         absent=_absences(absent),
     )
+
+
+def with_section(page: str, module: str, cells: pd.DataFrame, absent: pd.DataFrame, words: dict[str, str]) -> str:
+    """The page with the section of one module's mistakes at its end, in place of the one that it may have."""
+    first_line = f"\n## Only the mistakes of `{module}`\n"
+    before, _, old = (page or TITLE).partition(first_line)
+    _, heading, after = old.partition("\n## ")
+    above = before + heading + after
+    names = cells["mistake"].unique()
+    missed = cells[(cells["inputs"] == "all") & ~cells["is_caught"]]
+    return above + SECTION.format(
+        module=module,
+        num_mistakes=len(names),
+        num_above=sum(f"\n| {name} |" in above for name in names),
+        lengths=", ".join(map(str, sorted(cells["length"].unique()))),
+        dtypes=", ".join(cells["dtype"].unique()),
+        missed=", ".join(sorted(set(missed["mistake"]))) or "none",
+        by_length=_as_markdown(by_length(cells).reset_index()),
+        mistakes=_as_markdown(_mistakes(cells, words)),
+        absent=_absences(absent),
+    )
+
+
+def wide(cells: pd.DataFrame) -> pd.DataFrame:
+    """The cells with a row for each mistake, dtype and length, and a column for each input and rule: whether caught."""
+    place = ["mistake", "step", "dtype", "length", "workload"]
+    asked = cells["inputs"] + ": " + cells["rule"]
+    told = cells.assign(asked=asked)
+    shaped = told.pivot_table(index=place, columns="asked", values="is_caught", aggfunc="first")
+    rows = pd.MultiIndex.from_frame(cells[place].drop_duplicates())
+    return shaped.reindex(rows, columns=asked.unique()).reset_index()
 
 
 def _mistakes(cells: pd.DataFrame, words: dict[str, str]) -> pd.DataFrame:

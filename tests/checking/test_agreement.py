@@ -19,6 +19,7 @@ from attnbench.checking.reference import (
     draw_equal,
     draw_large,
     draw_needles,
+    errors,
     needle_targets,
     output_error,
     reference_for_probe,
@@ -376,3 +377,37 @@ def test_every_other_head_of_a_cache_in_8_bits_has_twice_the_scale_so_that_mixin
     assert (scale / scale[0]).tolist() == [1.0, 2.0, 1.0, 2.0]
     held = numbers.double() * scale.double()[:, None, None]
     torch.testing.assert_close(held, torch.ones_like(held), rtol=1e-6, atol=0)
+
+
+class Added(torch.autograd.Function):
+    """Heads repeated; on the way back those of a group are added up, one after another or in pairs, in a dtype."""
+
+    @staticmethod
+    def forward(ctx, tensor, times, dtype, is_paired):
+        ctx.times, ctx.dtype, ctx.is_paired = times, dtype, is_paired
+        return tensor.repeat_interleave(times, dim=1)
+
+    @staticmethod
+    def backward(ctx, grad):
+        parts = list(grad.unflatten(1, (-1, ctx.times)).to(ctx.dtype).unbind(2))
+        while len(parts) > 1:
+            first, second = (parts[::2], parts[1::2]) if ctx.is_paired else (parts[:1], parts[1:2])
+            parts = [one + other for one, other in zip(first, second, strict=True)] + parts[len(first) + len(second) :]
+        return parts[0].to(grad.dtype), None, None, None
+
+
+@pytest.mark.parametrize(
+    ("dtype", "is_paired", "is_right"),
+    [(torch.float32, False, True), (torch.bfloat16, True, True), (torch.bfloat16, False, False)],
+)
+def test_gradients_of_a_group_are_added_in_any_order_but_not_one_after_another_in_bfloat16(dtype, is_paired, is_right):
+    class Grouped(Textbook):
+        def attend(self, query, key, value, mask):
+            key, value = (Added.apply(each, query.shape[1], dtype, is_paired) for each in (key, value))
+            return super().attend(query, key, value, mask)
+
+    sizes = {"batch_size": 1, "seq_len": 16, "num_heads": 128, "num_kv_heads": 1, "head_dim": 16, "dtype": "bfloat16"}
+    workload = Workload(mask="causal", direction="forward_backward", scope="attention", **sizes)
+    reference = reference_for_probe(workload, "equal", 2)
+    found = errors(ask(Implementation(build=Grouped, source="a test"), reference).compared, reference)
+    assert {each.tensor for each in found if not each.agrees} == (set() if is_right else {"gradient of value"})

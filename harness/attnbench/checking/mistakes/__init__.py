@@ -5,6 +5,7 @@ decorated with `@mistake`, into the module of the step: the function's name and 
 """
 
 from collections.abc import Iterator
+from types import ModuleType
 
 from attnbench.checking.mistakes import features, ranks, scores, weights
 from attnbench.checking.steps import DEFAULTS, Mistake
@@ -12,17 +13,16 @@ from attnbench.workloads.workload import Workload
 
 __all__ = ["Mistake", "catalogue"]
 
-ALL = tuple(
-    sorted(
-        (
-            value
-            for module in (scores, weights, features, ranks)
-            for value in vars(module).values()
-            if isinstance(value, Mistake)
-        ),
-        key=lambda mistake: [*DEFAULTS].index(mistake.step),
-    )
-)
+MODULES = {"scores": scores, "weights": weights, "features": features, "ranks": ranks}
+
+
+def of_modules(*modules: ModuleType) -> tuple[Mistake, ...]:
+    """The mistakes of some modules, in the order of the steps."""
+    every = [value for module in modules for value in vars(module).values() if isinstance(value, Mistake)]
+    return tuple(sorted(every, key=lambda mistake: [*DEFAULTS].index(mistake.step)))
+
+
+ALL = of_modules(*MODULES.values())
 """Every mistake, in the order of the steps."""
 
 
