@@ -20,7 +20,7 @@ from attnbench.devices import environment
 from attnbench.statistics.intervals import Block, t_quantile
 from attnbench.storage.records import Arm, Sample
 from attnbench.timing.functions import FunctionComparison
-from attnbench.workloads.policy import COORDINATES, OTHERWISE, SIZES, Evidence, Kind, Policy, Regret
+from attnbench.workloads.policy import COORDINATES, OTHERWISE, Evidence, Kind, Policy, Regret
 
 LIMIT_US = 2.0
 CHOICES = ("sdpa", "bmm")
@@ -95,7 +95,9 @@ def calls(name: str) -> Mapping[str, Callable[[], object]]:
 
 
 def always(name: str) -> Policy:
-    """A policy of this machine that chooses one implementation for such calls."""
+    """A policy of this machine that knows one implementation to be the fastest for such calls: there is no trial."""
+    batch_size, num_heads, seq_len, head_dim = SHAPE
+    here = (batch_size * num_heads, seq_len, seq_len, head_dim, 1, 1)  # SIZES
     kind = Kind(
         device="cpu",
         dtype="float32",
@@ -106,7 +108,7 @@ def always(name: str) -> Policy:
         scales=dict.fromkeys(COORDINATES, 1.0),
         signal=1.0,
         noise=0.01,
-        workloads=tuple(("causal", *(size for _ in SIZES), 0.5) for size in (1, 64)),
+        workloads=(("causal", *here, 0.5),),
     )
     return Policy(
         machine=environment.collect().machine_fingerprint,

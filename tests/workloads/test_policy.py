@@ -16,6 +16,7 @@ from attnbench.workloads.policy import (
     coordinates,
     digest,
     is_plain,
+    values_of,
 )
 from attnbench.workloads.workload import Workload
 
@@ -91,6 +92,41 @@ def test_what_was_not_measured_is_pytorchs_own(axes):
     always = policy(kinds=(msgspec.structs.replace(KIND, workloads=rows),))
     assert always.choose(plain()) == "bmm"
     assert always.choose(plain(**axes)) == "sdpa"
+
+
+def test_contenders_are_whoever_may_be_the_fastest_and_where_it_was_measured_nobody_is_tried():
+    alike = tuple((*row[:7], 0.5, 1.4) for row in KIND.workloads)
+    far = dict.fromkeys(COORDINATES, 30.0)
+    sure = msgspec.structs.replace(KIND, scales=far, signal=1e-6, workloads=alike)
+    assert policy(kinds=(sure,)).contenders(plain(seq_len=20)) == ("sdpa", "bmm")
+    assert policy().contenders(plain(seq_len=20)) == ("sdpa", "bmm", "chunked")
+    assert policy().contenders(Workload(**at_first())) == ("bmm",)
+
+
+def at_first():
+    """The axes of the first workload that was measured."""
+    sizes = {"batch_size": 1, "num_heads": 1, "num_kv_heads": 1, "seq_len": 16, "head_dim": 64, "num_threads": 2}
+    return sizes | {"direction": "inference"}
+
+
+def test_contenders_are_named_somewhat_beyond_what_was_measured_but_nobody_is_chosen_untried():
+    assert policy().choose(plain(seq_len=8)) == "sdpa"
+    assert policy().contenders(plain(seq_len=8)) == ("sdpa", "bmm", "chunked")
+    assert policy().contenders(plain(seq_len=3)) == ("sdpa",)
+    assert policy().contenders(plain(seq_len=8, mask="causal")) == ("sdpa",)
+    assert policy().contenders(plain(dtype="bfloat16")) == ("sdpa",)
+
+
+def test_a_trial_settles_it_and_one_that_was_disturbed_hardly_counts():
+    at, chosen = plain(seq_len=20), policy()
+    means, spreads = KIND.expected(coordinates(values_of(at, 2))[None])
+    assert means[0, 0] < np.log(0.7)
+    assert chosen.settled(at, {"bmm": (np.log(1.5), 0.015)}) == "sdpa"
+    assert chosen.settled(at, {"bmm": (np.log(1.5), 10 * spreads[0, 0])}) == "bmm"
+    assert chosen.settled(at, {"bmm": (np.log(0.9), 0.015), "chunked": (np.log(0.7), 0.015)}) == "chunked"
+    assert chosen.settled(at, {"bmm": (np.log(0.995), 0.001), "chunked": (np.log(0.99), 0.001)}) == "sdpa"
+    assert chosen.settled(at, {}) == "sdpa"
+    assert chosen.settled(plain(dtype="bfloat16"), {"bmm": (np.log(0.5), 0.01)}) == "sdpa"
 
 
 def test_a_scale_is_no_other_kind_of_call():

@@ -117,18 +117,28 @@ class Dispatcher:
             attend = self._bind(kind, lambda: self._drop_in((query, key, value), rule, scale, policy, trials=trials))
         return attend(query, key, value)
 
-    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask) -> Tensor:
+    def attend(self, query: Tensor, key: Tensor, value: Tensor, mask: BoundMask, *, trials: bool = True) -> Tensor:
         """The same with any mask that an implementation is given.
 
         Raises:
             ValueError: neither the chosen implementation nor `sdpa` supports the call.
         """
         needs_grad = _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad)
-        kind = (query.shape, key.shape, value.shape, query.dtype, query.device, mask, needs_grad, _num_threads())
+        kind = (
+            query.shape,
+            key.shape,
+            value.shape,
+            query.dtype,
+            query.device,
+            mask,
+            needs_grad,
+            _num_threads(),
+            trials,
+        )
         try:
             attend = self._bound[kind]
         except KeyError:
-            attend = self._bind(kind, lambda: self._any_mask((query, key, value), mask))
+            attend = self._bind(kind, lambda: self._any_mask((query, key, value), mask, trials=trials))
         return attend(query, key, value)
 
     def kept(self) -> list[Attend]:
@@ -164,7 +174,7 @@ class Dispatcher:
         name, reason = self._chosen(found, workload, given, mask, trials=trials)
         return own if name == OTHERWISE or reason is not None else _bound_to(name, given, mask)
 
-    def _any_mask(self, given: Tensors, mask: BoundMask) -> Attend:
+    def _any_mask(self, given: Tensors, mask: BoundMask, *, trials: bool) -> Attend:
         """What computes calls with this mask."""
         workload, found = _workload(given, mask.rule, mask.scale), usable(None)
         name, reason = OTHERWISE, None
@@ -174,7 +184,7 @@ class Dispatcher:
         elif found is None:
             reason = implementation(name).unsupported(workload)
         else:
-            name, reason = self._chosen(found, workload, given, mask, trials=True)
+            name, reason = self._chosen(found, workload, given, mask, trials=trials)
         if reason is not None:
             raise ValueError(reason)
         return _bound_to(name, given, mask)
