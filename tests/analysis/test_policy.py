@@ -2,6 +2,7 @@
 
 import itertools
 import math
+from dataclasses import replace
 
 import msgspec
 import numpy as np
@@ -133,3 +134,11 @@ def test_runs_of_two_machines_are_refused(tmp_path):
     two = journals.write(tmp_path / "two", points, environment=other)
     with pytest.raises(ValueError, match="a policy holds for one machine"):
         learn([one, two])
+
+
+def test_runs_of_graphs_are_refused(tmp_path):
+    found = journals.write(tmp_path, journals.workloads(seq_len=(64, 128)))
+    plan = msgspec.structs.replace(found.plan, launch="graph")
+    graphs = replace(found, started=msgspec.structs.replace(found.started, plan=plan))
+    with pytest.raises(ValueError, match=r"timed graphs that are replayed.*--launch eager"):
+        learn([found, graphs])

@@ -91,8 +91,14 @@ def learn(results: Sequence[Results], *, smallest_effect: float = SMALLEST_EFFEC
     """The policy that runs of one machine support; candidates are implementations that have a name.
 
     Raises:
-        ValueError: the runs are of several machines, or have no workload on which `sdpa` and another were timed.
+        ValueError: the runs are of several machines, replayed graphs, or have no workload on which `sdpa` and another
+            were timed.
     """
+    if graphs := [each.run for each in results if each.plan.launch == "graph"]:
+        raise ValueError(
+            f"{', '.join(graphs)} timed graphs that are replayed, and a policy chooses for calls that are made one by "
+            "one: give runs with --launch eager"
+        )
     runs = [each for each in results if each.plan.sides is None]
     environments = [environment for each in runs for environment in each.environments.values()]
     machines = {each.machine_fingerprint: each for each in environments}

@@ -387,7 +387,7 @@ def _module(name: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch
         return implementation(name).build(Weights(**weights)).eval()
 
 
-def register_attention(name: str = "attnbench") -> None:
+def register_attention(name: str = "attnbench", *, trials: bool = True) -> None:
     """Make `attention` known to the package transformers, as `attn_implementation=name` of its models.
 
     Calls with a mask, dropout or anything else that a policy does not choose for go to the package's own `sdpa`.
@@ -429,7 +429,7 @@ def register_attention(name: str = "attnbench") -> None:
         if is_causal is None:
             is_causal = getattr(module, "is_causal", True)
         is_causal = bool(is_causal) and query.shape[2] > 1  # of a single query no key is hidden
-        output = attention(query, key, value, is_causal=is_causal, scale=scaling)
+        output = attention(query, key, value, is_causal=is_causal, scale=scaling, trials=trials)
         return output.transpose(1, 2).contiguous(), None  # (B,H,T,V) -> (B,T,H,V)
 
     AttentionInterface.register(name, attend)
