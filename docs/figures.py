@@ -29,7 +29,7 @@ from attnbench.units import escaped, significant
 from attnbench.workloads.policy import ITSELF
 
 ROOT = Path(__file__).parent.parent
-GUIDE, METHOD, TRUST = (ROOT / "docs" / name for name in ("guide.md", "method.md", "trust.md"))
+GUIDE, METHOD, TRUST, FASTEST = (ROOT / "docs" / name for name in ("guide.md", "method.md", "trust.md", "fastest.md"))
 GALLERY = ROOT / "results" / "gallery"
 QUICK, PAGE = GALLERY / "quick", GALLERY / "README.md"
 RUNS = {
@@ -270,6 +270,32 @@ def price() -> str:
     return (GALLERY / "trust" / "price.md").read_text(encoding="utf-8").rstrip()
 
 
+def searched() -> str:
+    """How many planted crossovers a search finds."""
+    shares = (GALLERY / "fastest" / "crossovers.md").read_text(encoding="utf-8")
+    numbers = [[cell.strip() for cell in line.split("|")] for line in shares.splitlines() if line.startswith("| ")][1:]
+    inside, planted = (sum(int(row[column]) for row in numbers) for column in (4, 2))
+    return (
+        f"On simulated machines with {len(numbers)} kinds of noise, [{inside} of {planted} planted "
+        "crossovers](../results/gallery/fastest/crossovers.md) lie inside their intervals."
+    )
+
+
+def followed() -> str:
+    """What a policy costs: per call, and by what it chooses."""
+    folder = GALLERY / "fastest"
+    rows = (folder / "dispatch.md").read_text(encoding="utf-8").splitlines()
+    added = [line.split("|")[4].strip() for line in rows if line.startswith("| `")]
+    audit = (folder / "audit.md").read_text(encoding="utf-8")
+    asked = audit[audit.index("| asked of") :].partition("\n\n")[0]
+    asked = re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", asked))
+    return (
+        f"A later call through `attnbench.attention` takes [{' or '.join(dict.fromkeys(added))} "
+        f"more](../results/gallery/fastest/dispatch.md) than a direct one. What it chooses on shapes that the policy has not "
+        f"seen:\n\n{asked}"
+    )
+
+
 def renewed(text: str, found: dict[str, str]) -> str:
     """`text` with its blocks as `found` has them.
 
@@ -325,6 +351,8 @@ def main(runs: Sequence[str]) -> None:
     PAGE.write_text(page(), encoding="utf-8")
     METHOD.write_text(renewed(METHOD.read_text(encoding="utf-8"), {"acceptance": accepted()}), encoding="utf-8")
     TRUST.write_text(renewed(TRUST.read_text(encoding="utf-8"), {"price": price(), "trust": tried()}), encoding="utf-8")
+    told = {"crossovers": searched(), "policy": followed()}
+    FASTEST.write_text(renewed(FASTEST.read_text(encoding="utf-8"), told), encoding="utf-8")
     GUIDE.write_text(renewed(GUIDE.read_text(encoding="utf-8"), blocks(read(QUICK))), encoding="utf-8")
 
 
