@@ -291,8 +291,8 @@ def followed() -> str:
     asked = re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", asked))
     return (
         f"A later call through `attnbench.attention` takes [{' or '.join(dict.fromkeys(added))} "
-        f"more](../results/gallery/fastest/dispatch.md) than a direct one. What it chooses on shapes that the policy has not "
-        f"seen:\n\n{asked}"
+        f"more](../results/gallery/fastest/dispatch.md) than a direct one. What it chooses on shapes that the policy has "
+        f"not seen:\n\n{asked}"
     )
 
 
