@@ -289,10 +289,10 @@ def followed() -> str:
     audit = (folder / "audit.md").read_text(encoding="utf-8")
     asked = audit[audit.index("| asked of") :].partition("\n\n")[0]
     asked = re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", asked))
+    costs = f"[{' or '.join(dict.fromkeys(added))} more](../results/gallery/fastest/dispatch.md) than a direct one"
     return (
-        f"A later call through `attnbench.attention` takes [{' or '.join(dict.fromkeys(added))} "
-        f"more](../results/gallery/fastest/dispatch.md) than a direct one. What it chooses on shapes that the policy has "
-        f"not seen:\n\n{asked}"
+        f"A later call through `attnbench.attention` takes {costs}. What it chooses on shapes that the policy has not seen:"
+        f"\n\n{asked}"
     )
 
 
