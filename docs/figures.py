@@ -290,10 +290,8 @@ def followed() -> str:
     asked = audit[audit.index("| asked of") :].partition("\n\n")[0]
     asked = re.sub(r" {2,}", " ", re.sub(r"-{3,}", "---", asked))
     costs = f"[{' or '.join(dict.fromkeys(added))} more](../results/gallery/fastest/dispatch.md) than a direct one"
-    return (
-        f"A later call through `attnbench.attention` takes {costs}. What it chooses on shapes that the policy has not seen:"
-        f"\n\n{asked}"
-    )
+    asks = "What it chooses on shapes that the policy has not seen:"
+    return f"A later call through `attnbench.attention` takes {costs}. {asks}\n\n{asked}"
 
 
 def renewed(text: str, found: dict[str, str]) -> str:
