@@ -50,11 +50,12 @@ def borrow(session: nox.Session, other: str) -> None:
 def lint(session: nox.Session) -> None:
     """Check style, types, the direction of imports, and spelling.
 
-    The whole project is installed, torch included: without torch's own types, mypy would take every tensor and every
-    module for Any, and strictness would mean little in the very files that this project exists for.
+    The whole project is installed with what its tests need, torch included: without torch's own types, mypy would take
+    every tensor and every module for Any, and strictness would mean little in the very files that this project exists
+    for.
     """
     borrow(session, "tests")
-    install(session, "lint")
+    install(session, "lint", "test")
     session.run("ruff", "check", ".")
     session.run("ruff", "format", "--check", ".")
     session.run("mypy")
