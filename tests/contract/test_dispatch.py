@@ -72,7 +72,9 @@ def calls(monkeypatch):
 
     monkeypatch.setattr(dispatch, "implementation", seen)
     dispatch._module.cache_clear()
-    return built
+    dispatch._implementation.cache_clear()
+    yield built
+    dispatch._implementation.cache_clear()
 
 
 @pytest.mark.parametrize("use", ["fused", "bmm", "chunked", "naive_loop"])
@@ -292,7 +294,7 @@ def test_fastest_says_what_to_do_without_a_policy_and_follows_one(tmp_path, monk
     policy().save(path)
     assert fastest.unsupported(Workload()) is None
     assert fastest.unsupported(Workload(sinks="learned"))
-    calls.clear()
+    dispatch._implementation.cache_clear()
     given, rule = tensors(groups=2, keys=9), parse_mask("padding(5,9)")
     mask = BoundMask(rule, (2, 6, 9), "cpu")
     made = Dispatcher().attend(*given, mask, trials=False)

@@ -14,14 +14,14 @@ import threading
 import warnings
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache, partial
+from functools import cache, lru_cache, partial
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from attnbench.contract import BoundMask, Weights, trial
+from attnbench.contract import BoundMask, Implementation, Weights, trial
 from attnbench.contract.loading import implementation
 from attnbench.devices import device, environment
 from attnbench.workloads.counts import score_matrix_bytes
@@ -167,8 +167,15 @@ class Dispatcher:
         query, key, _ = given
         is_grouped = query.dim() > 1 < key.dim() and query.shape[1] != key.shape[1]
         own = partial(_own, is_causal=isinstance(rule, Causal), scale=scale, enable_gqa=is_grouped)
-        found, workload = usable(policy), _workload(given, rule, scale)
-        if found is None or workload is None:
+        found = usable(policy)
+        if found is None:
+            return own
+        if trials and _is_ordinary(given):  # as a cache grows by a token a call, this is all that a call asks
+            choice = self._choices.get(nearby(given, rule, found))
+            if choice is not None and choice.name == OTHERWISE:
+                return own
+        workload = _workload(given, rule, scale)
+        if workload is None:
             return own
         mask = BoundMask(rule, workload_sizes(workload), query.device, scale=scale)
         name, reason = self._chosen(found, workload, given, mask, trials=trials)
@@ -182,7 +189,7 @@ class Dispatcher:
             more_than_a_bias = f"{OTHERWISE} takes no mask that changes scores by more than a bias"
             reason = None if mask.rule.is_additive else more_than_a_bias
         elif found is None:
-            reason = implementation(name).unsupported(workload)
+            reason = _implementation(name).unsupported(workload)
         else:
             name, reason = self._chosen(found, workload, given, mask, trials=trials)
         if reason is not None:
@@ -194,16 +201,18 @@ class Dispatcher:
     ) -> tuple[str, str | None]:
         """Who computes a workload: as remembered for lengths nearby, as tried, or as the policy expects."""
         asked = asked_of(workload)
-        if not (trials and _may_try(asked, given)):
+        if not (trials and _is_ordinary(given)):
             return supported(policy.choose(asked), asked)
-        nearby = (_with(asked, seq_len=rounded(asked.seq_len), kv_len=rounded(asked.kv_len)), given[0].device, policy)
+        place = nearby(given, mask.rule, policy)
         with self._trials:
-            choice = self._choices.get(nearby)
+            choice = self._choices.get(place)
             if choice is None:
-                names = [each for each in policy.contenders(asked) if supported(each, asked)[0] == each]
+                if not _has_memory(asked):
+                    return supported(policy.choose(asked), asked)
+                names = [name for name in policy.contenders(asked) if supported(name, asked)[0] == name] or [OTHERWISE]
                 name = names[0] if len(names) == 1 else policy.settled(asked, _tried(names, given, mask))
                 choice = Choice(workload=asked, name=name, contenders=tuple(names))
-                self._keep(self._choices, nearby, choice, MOST_CHOICES)
+                self._keep(self._choices, place, choice, MOST_CHOICES)
         return supported(choice.name, asked)
 
 
@@ -272,6 +281,7 @@ def _machine() -> str:
     return environment.collect().machine_fingerprint
 
 
+@cache
 def rule_of(*, is_causal: bool) -> Mask:
     """The mask of a call that is given none as a tensor."""
     return parse_mask("causal" if is_causal else "none")
@@ -290,15 +300,19 @@ def asked_of(workload: Workload) -> Workload:
 
 def supported(name: str, workload: Workload) -> tuple[str, str | None]:
     """Who computes a workload: PyTorch's own where the chosen one does not; and why that does not, too."""
-    reason = implementation(name).unsupported(workload)
+    reason = _implementation(name).unsupported(workload)
     if reason is not None and name != OTHERWISE:
-        name, reason = OTHERWISE, implementation(OTHERWISE).unsupported(workload)
+        name, reason = OTHERWISE, _implementation(OTHERWISE).unsupported(workload)
     return name, reason
 
 
-def rounded(length: int) -> int:
-    """A length that stands for those nearby: STEPS of them an octave."""
-    return round(2 ** (round(STEPS * math.log2(length)) / STEPS)) if length > 1 else length
+def nearby(given: Tensors, rule: Mask, policy: Policy) -> Hashable:
+    """What calls have in common that one choice is made for: all but their lengths, with STEPS of them an octave."""
+    query, key, value = given
+    batch, heads, tokens, width = query.shape
+    lengths = tuple(round(STEPS * math.log2(each)) if each else -1 for each in (tokens, key.shape[2]))
+    sizes = (batch, heads, width, key.shape[1], value.shape[3], lengths)
+    return sizes, query.dtype, query.device, rule, _needs_grad(given), _num_threads(), policy
 
 
 def _tried(names: Sequence[str], given: Tensors, mask: BoundMask) -> dict[str, trial.Tried]:
@@ -319,14 +333,19 @@ def _tried(names: Sequence[str], given: Tensors, mask: BoundMask) -> dict[str, t
         return trial.trial({name: call_of(name) for name in names}, clock)
 
 
-def _may_try(workload: Workload, given: Tensors) -> bool:
+def _is_ordinary(given: Tensors) -> bool:
     """Whether a trial on these tensors is allowed, and measures what it should."""
     query = given[0]
-    if torch.are_deterministic_algorithms_enabled() or any(type(each) is not Tensor for each in given):
-        return False  # rounding must not depend on a trial; and of subclasses nobody knows what a call does
-    if query.is_cuda and torch.cuda.is_current_stream_capturing():
-        return False
-    place = device(str(query.device))
+    if any(type(each) is not Tensor or each.dim() != 4 for each in given):  # noqa: PLR2004 - B, H, T, K
+        return False  # of subclasses nobody knows what a call does
+    if torch.are_deterministic_algorithms_enabled():
+        return False  # rounding must not depend on a trial
+    return not (query.is_cuda and torch.cuda.is_current_stream_capturing())
+
+
+def _has_memory(workload: Workload) -> bool:
+    """Whether a trial cannot take the memory of the whole machine; on a device, whoever takes too much just fails."""
+    place = device(workload.device)
     return not place.is_host or SHORT_OF_MEMORY * score_matrix_bytes(workload) <= place.free_bytes()
 
 
@@ -377,6 +396,12 @@ def _bound_to(name: str, given: Tensors, mask: BoundMask) -> Attend:
 
 
 @lru_cache(maxsize=MOST_KINDS)
+def _implementation(name: str) -> Implementation:
+    """An installed implementation, looked for once."""
+    return implementation(name)
+
+
+@lru_cache(maxsize=MOST_KINDS)
 def _module(name: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> nn.Module:
     """An implementation for sizes H, K, G, V, with weights that `attend` does not read."""
     heads, width, groups, value_dim = sizes
@@ -384,7 +409,7 @@ def _module(name: str, sizes: tuple[int, ...], dtype: torch.dtype, device: torch
     with torch.inference_mode(mode=False):
         shapes = {"query": (heads, width, 1), "key": (groups, width, 1), "value": (groups, value_dim, 1)}
         weights = {each: torch.zeros(shape, dtype=dtype, device=device) for each, shape in shapes.items()}
-        return implementation(name).build(Weights(**weights)).eval()
+        return _implementation(name).build(Weights(**weights)).eval()
 
 
 def register_attention(name: str = "attnbench", *, trials: bool = True) -> None:
