@@ -342,7 +342,8 @@ def table(run: Path, to: Path) -> str:
 {markdown_table([row(name, found) for name, found in judged.items()])}
 
 Regret is the time of what was chosen over that of the best of {len(NAMES)} implementations on the same shape, in the
-same blocks; a mean is geometric, with a 95 % interval by shapes. The policy was learned from
+same blocks; a mean is geometric, with a 95 % interval by shapes. What a dispatch adds is not in it
+([dispatch.md](dispatch.md)). The policy was learned from
 {len(trained.plan.workloads)} other shapes. {len(held_out.plan.workloads)} shapes are held out: those of all presets and
 {NUM_DRAWN} drawn at random ({where}). "No time": not supported there, or too slow to try.
 

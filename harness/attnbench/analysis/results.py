@@ -119,7 +119,7 @@ def read(path: Path) -> Results:
         else:
             history.append(event)
             if isinstance(event, events.WorkerStarted):
-                timed.host = event.host
+                timed.start(event)
     if not history or not isinstance(history[0], events.RunStarted):
         raise DamagedError(f"{journal} holds no run: its first line is not run_started")
     started = history[0]
@@ -158,7 +158,7 @@ def read(path: Path) -> Results:
         ceilings={each.key: each for each in reversed(reached)},
         host_ceilings=host_ceilings,
         warnings=warnings,
-        system_load=system_load(history),
+        system_load=system_load(history, timed.workers),
         accepted=tuple(event for event in history if isinstance(event, events.BaselineAccepted)),
         num_restored=sum(isinstance(event, events.JournalRestored) for event in history),
         num_lost=sum(len(each.lines) + len(each.gaps) for each in history if isinstance(each, events.LinesLost)),
@@ -173,12 +173,19 @@ class Timed:
         self.num_visits: Counter[str] = Counter()
         self.called_s = 0.0
         self.host = ""  # of the visits that come next
+        self.worker = -1  # the number of theirs
+        self.workers: set[int] = set()  # the numbers of all that have timed anything
         self.gauges: defaultdict[str, InterferenceGauge] = defaultdict(InterferenceGauge)  # by host
         self.states = defaultdict[str, list[Sequence[DeviceState]]](list)  # by workload, of each visit
         self._samples: dict[tuple[str, Arm], Collector] = {}  # of the measured and of their controls
 
+    def start(self, worker: events.WorkerStarted) -> None:
+        """Read whose visits come next."""
+        self.host, self.worker = worker.host, self.worker + 1
+
     def add(self, visit: events.VisitFinished) -> None:
         """Read the next one."""
+        self.workers.add(self.worker)
         self.num_visits[visit.workload] += 1
         self.called_s += visit.called_s
         if visit.states:

@@ -20,7 +20,7 @@ from attnbench.devices.nvml import reasons
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, are_among, median
 from attnbench.statistics.samples import Samples
-from attnbench.storage.events import Event, RunFinished, VisitFinished, WorkerStarted
+from attnbench.storage.events import Event, RunFinished, WorkerStarted
 from attnbench.storage.records import (
     LATENCY,
     Arm,
@@ -103,14 +103,15 @@ class SystemLoad:
     free_bytes: int
 
 
-def system_load(history: Iterable[Event]) -> SystemLoad | None:
+def system_load(history: Iterable[Event], timed: Collection[int]) -> SystemLoad | None:
     """The load during a run; None without counters, as of a simulated machine.
 
     Counted is the time between the start of a worker and its end, at which it is still there with all that it started.
-    Where some of them timed anything, only these count: what slows down checks changes nothing that is shown.
+    Where some of them timed anything, only these count, by their numbers from 0: what slows down checks changes nothing
+    that is shown.
     """
-    found = list(_spans(history))
-    spans = [each for each, is_timed in found if is_timed] or [each for each, _ in found]
+    found = dict(_spans(history))
+    spans = [found[number] for number in found if number in timed] or [*found.values()]
     total_s, idle_s, stolen_s, own_s = (
         sum(getattr(after, name) - getattr(before, name) for before, after in spans)
         for name in ("total_s", "idle_s", "stolen_s", "own_s")
@@ -124,21 +125,21 @@ def system_load(history: Iterable[Event]) -> SystemLoad | None:
     )
 
 
-def _spans(history: Iterable[Event]) -> Iterator[tuple[tuple[Counters, Counters], bool]]:
-    """The counters when each worker had started, and when it was to end, and whether it timed anything in between.
+def _spans(history: Iterable[Event]) -> Iterator[tuple[int, tuple[Counters, Counters]]]:
+    """The number of each worker, and the counters when it had started and when it was to end.
 
     A run that was killed has no end.
     """
     start: Counters | None = None
-    is_timed = False
+    number = -1
     for event in history:
-        is_timed |= isinstance(event, VisitFinished)
         if not isinstance(event, WorkerStarted | RunFinished):
             continue
         end = event.before if isinstance(event, WorkerStarted) else event.counters
         if start is not None and end is not None and start.began_s == end.began_s:
-            yield (start, end), is_timed
-        start, is_timed = event.counters if isinstance(event, WorkerStarted) else None, False
+            yield number, (start, end)
+        start = event.counters if isinstance(event, WorkerStarted) else None
+        number += isinstance(event, WorkerStarted)
 
 
 class Times:
