@@ -43,7 +43,7 @@ Given = Policy | str | Path
 Tensors = tuple[Tensor, Tensor, Tensor]
 """Query, key, value."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
-_is_autocast = torch.is_autocast_enabled
+_is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # noqa: SLF001 - the public one is asked for one device
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _num_threads = torch.get_num_threads
@@ -95,7 +95,7 @@ class Dispatcher:
         Raises:
             ValueError: the policy cannot be read.
         """
-        if mask is not None or _is_compiling() or _is_autocast(query.device.type):
+        if mask is not None or _is_compiling() or _is_autocast():
             return _own(query, key, value, mask, 0.0, is_causal, scale=scale, enable_gqa=query.shape[1] != key.shape[1])
         kind = (
             query.shape,

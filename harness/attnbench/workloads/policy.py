@@ -60,10 +60,12 @@ LEAST_SPREAD = 0.02
 """Log ratios of a candidate are taken to spread at least so far."""
 UNSURE = 3.0
 """A candidate may be faster than is expected of it by so many standard deviations..."""
-NEARLY = 0.2
+NEARLY = 0.4
 """... and by a log ratio of so much; whoever then may be the fastest is a contender."""
-BIAS = 0.03
-"""What is expected of a workload is uncertain by this, too, however near to others it lies."""
+SURPRISE = 2.0
+"""What was expected is doubted at least so much that a trial is no more than so many standard deviations off."""
+HOLDS = 0.05
+"""A trial is of one process, and another may be off by as much: whoever is faster than sdpa by less is not called."""
 REACH = 4.0
 """Contenders are named up to so many times beyond the sizes that were measured."""
 _NAME = re.compile(r"\w+(\+\w+)?")
@@ -138,7 +140,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
             return (self.choose(values, smallest_effect),)
         if not self.candidates or not self.covers(values, REACH):
             return (OTHERWISE,)
-        means, spreads = self.expected(coordinates(values)[None])
+        means, spreads = self.expected(coordinates(values)[None], of_one=True)
         latest = min(0.0, float((means + UNSURE * spreads).min()))
         earliest = (means - UNSURE * spreads)[0] - NEARLY
         near = [name for name, log in zip(self.candidates, earliest, strict=True) if log < latest]
@@ -149,24 +151,29 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     ) -> str:
         """Who is called after a trial, from log ratios with standard deviations of those who were tried.
 
-        Each is weighed with what was expected: a trial that was disturbed says little.
+        Each is weighed with what was expected: a trial that was disturbed says little, and one that says something
+        else quite clearly is believed, since what is interpolated may be off by more than its standard deviations.
         """
-        means, spreads = self.expected(coordinates(values)[None])
+        means, spreads = self.expected(coordinates(values)[None], of_one=True)
         costs = {}
-        for name, mean, spread in zip(self.candidates, means[0], spreads[0], strict=True):
+        for name, mean, spread in zip(self.candidates, means[0].tolist(), spreads[0].tolist(), strict=True):
             if name in tried:
                 log, doubt = tried[name]
-                trust, prior = 1 / doubt**2, 1 / (spread**2 + BIAS**2)
-                costs[name] = (trust * log + prior * float(mean)) / (trust + prior)
+                trust = 1 / doubt**2
+                prior = 1 / max(spread, abs(log - mean) / SURPRISE) ** 2
+                costs[name] = (trust * log + prior * mean) / (trust + prior)
         best = min(costs, key=costs.__getitem__, default=OTHERWISE)
-        return best if costs.get(best, 0.0) < -math.log1p(smallest_effect) else OTHERWISE
+        return best if costs.get(best, 0.0) < -math.log1p(max(smallest_effect, HOLDS)) else OTHERWISE
 
-    def expected(self, places: Floats) -> tuple[Floats, Floats]:
-        """Log ratios (N, candidates) that are expected at coordinates (N, COORDINATES), and standard deviations."""
+    def expected(self, places: Floats, *, of_one: bool = False) -> tuple[Floats, Floats]:
+        """Log ratios (N, candidates) that are expected at coordinates (N, COORDINATES), and standard deviations.
+
+        They are those of what is smooth, or `of_one` workload, with what is not.
+        """
         scales, means, spreads, lower, weights = self._solved
         near = self.signal * correlation(places, self._places, scales)
         reduced = np.linalg.solve(lower, near.T)
-        variance = np.maximum(self.signal - (reduced**2).sum(axis=0), 0.0)
+        variance = np.maximum(self.signal - (reduced**2).sum(axis=0), 0.0) + of_one * self.noise
         return means + spreads * (near @ weights), spreads * np.sqrt(variance)[:, None]
 
     @cached_property
