@@ -28,20 +28,23 @@ from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read
 from attnbench.cluster.driver import LABEL, LOCAL_MEMORY_BYTES, NICENESS, SLOT
 from attnbench.cluster.host import folder_of_runs
-from attnbench.cluster.merge import HOSTS
 from attnbench.storage import events
-from attnbench.storage.journal import JOURNAL, find_runs
+from attnbench.storage.journal import HOSTS, JOURNAL, find_runs
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import Key, Verdict
 
 VICTIMS = ("worker", "actor", "node", "driver")
 SWEEP = (
-    *("naive_loop", "sdpa", "--set", "seq_len=12,16", "--set", "num_heads=2", "--set", "head_dim=8"),
-    *("--set", "mask=none", "--set", "batch_size=1", "--set", "device=cpu", "--set", "dtype=float32"),
-    *("--set", "direction=inference", "--set", "scope=attention", "--set", "num_threads=1", "--budget", "6"),
-    *("--seed", "1"),
+    *("naive_loop", "chunked", "einsum", "sdpa", "--set", "seq_len=8,16,24,32,40", "--set", "num_heads=2"),
+    *("--set", "head_dim=8", "--set", "mask=none", "--set", "batch_size=1", "--set", "device=cpu"),
+    *("--set", "dtype=float32", "--set", "direction=inference", "--set", "scope=attention"),
+    *("--set", "num_threads=1", "--budget", "16", "--seed", "1"),
 )
-"""Cells whose times are so far apart that each run gives the same verdicts."""
+"""Cells whose times are so far apart, by four times or more, that each run gives the same verdicts."""
+FEWEST_DECIDED = 8
+"""Of the sweep's 15 comparisons: with fewer, a trial says too little of verdicts."""
+LONGEST_S = 20.0
+"""Somebody is killed at most so long after a host has begun to measure; the sweep takes longer."""
 LIMIT_S = 600.0
 MOST_STARTS = 3
 GONE_S = 1.0
@@ -203,6 +206,8 @@ def wrong(run: Path, alone: Results) -> list[str]:
         if ends.get((workload, arm)) != status
     ]
     decided, without = (_decided(results) for results in (found, alone))
+    if len(decided) < FEWEST_DECIDED:
+        problems.append(f"only {len(decided)} comparisons are decided, and {len(without)} alone")
     problems += [
         f"{key}: {verdict}, and alone {without[key]}"
         for key, verdict in decided.items()
@@ -273,7 +278,7 @@ def main() -> None:
         with machines() as cluster:
             for number in range(asked.times):
                 victim = asked.victims[number % len(asked.victims)]
-                found = trial(cluster, Path(name) / str(number), victim, draws.uniform(0.0, 12.0), alone)
+                found = trial(cluster, Path(name) / str(number), victim, draws.uniform(0.0, LONGEST_S), alone)
                 num_bad += bool(found.problems)
                 print(  # noqa: T201 - that is what it is for
                     f"{number + 1}: {found.victim} after {found.after_s:.1f} s: "

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
 import msgspec
@@ -22,6 +22,7 @@ import psutil
 
 from attnbench.cluster.examining import Refused
 from attnbench.cluster.shares import Share, placed
+from attnbench.devices import processor
 from attnbench.processes.execution import execute
 from attnbench.storage import events
 from attnbench.storage.journal import JOURNAL
@@ -43,6 +44,7 @@ class Known(msgspec.Struct, frozen=True, kw_only=True):
     python: str
     time_s: float  # by its clock
     niceness: int  # of its processes
+    kind: str  # the model of its processor, its cores and the version of torch: what of it is known without torch
     held: dict[str, bool]  # the shares of the run whose journals it has, and whether they are finished
 
 
@@ -78,6 +80,7 @@ class Host:
                 python=sys.version.split()[0],
                 time_s=time.time(),
                 niceness=os.nice(0),
+                kind=own_kind(),
                 held=held,
             )
         )
@@ -115,6 +118,14 @@ def own_name() -> str:
     with suppress(OSError):
         machine = Path("/etc/machine-id").read_text(encoding="ascii").strip()
     return f"host-{hashlib.sha256(f'{machine}/{socket.gethostname()}'.encode()).hexdigest()[:6]}"
+
+
+def own_kind() -> str:
+    """What hosts have in common whose times may be put together; accelerators apart, of which Ray knows."""
+    parts = [processor(), f"{psutil.cpu_count(logical=False) or 0} cores"]
+    with suppress(PackageNotFoundError):
+        parts.append(f"torch {version('torch')}")
+    return ", ".join(parts)
 
 
 def folder_of_runs() -> Path:
