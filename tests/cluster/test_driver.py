@@ -87,7 +87,9 @@ def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_pat
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     alone = torture_cluster.local(tmp_path / "local")
     with torture_cluster.machines() as cluster:
-        for victim in torture_cluster.VICTIMS:
-            after_s = random.uniform(0.0, 6.0)
-            found = torture_cluster.trial(cluster, tmp_path / victim, victim, after_s, alone)
+        for victim, hosts_per_cell in [*((victim, 1) for victim in torture_cluster.VICTIMS), ("node", 2)]:
+            planned = torture_cluster.Trial(
+                victim=victim, after_s=random.uniform(0.0, 6.0), hosts_per_cell=hosts_per_cell
+            )
+            found = torture_cluster.trial(cluster, tmp_path / f"{victim}{hosts_per_cell}", planned, alone)
             assert found.problems == [], found

@@ -6,16 +6,19 @@ from pathlib import Path
 
 import msgspec
 import pytest
+from typer.testing import CliRunner
 
+from attnbench.analysis.gate.decision import judge, moved_cells
 from attnbench.analysis.hosts import of_run, shown
 from attnbench.analysis.results import Results, read
 from attnbench.analysis.table import load, of_all_hosts, samples, table
+from attnbench.cli import app
 from attnbench.cluster.shares import split
 from attnbench.commands import terminal
 from attnbench.reports import csv, story
 from attnbench.storage.events import Event, Plan, VisitFinished
 from attnbench.storage.journal import HOSTS, JOURNAL, copy_journal, events, write
-from attnbench.storage.records import Role, Status
+from attnbench.storage.records import BOOT, Role, Status
 from tests import journals
 from tests.cluster.simulated import NAMES, Machine, SimulatedRay, drive
 
@@ -221,3 +224,42 @@ def slower(event: Event) -> Event:
         for taken in event.arms
     )
     return msgspec.structs.replace(event, arms=arms)
+
+
+def test_the_gate_takes_two_hosts_for_two_machines_and_each_host_can_be_judged_alone(tmp_path, monkeypatch):
+    machines = [Machine(name="a"), Machine(name="b")]
+    drive(monkeypatch, tmp_path / "before", machines[:1], 1, PLAN)
+    drive(monkeypatch, tmp_path / "after", machines[1:], 1, PLAN)
+    drive(monkeypatch, tmp_path / "both", machines, 2, PLAN)
+    base, other, both = (shown(read(tmp_path / name)) for name in ("before", "after", "both"))
+    number = len(POINTS) * len(NAMES)
+    assert moved_cells(base, other) == [("a", "b")] * number
+    assert any("were measured on other hosts than before (a and b)" in note for note in judge(base, other).notes)
+    assert not moved_cells(base, both)  # whose tables show the first host
+    assert moved_cells(base, read(both.folder / HOSTS / "b")) == [("a", "b")] * number
+    assert not any("other hosts" in note for note in judge(base, both).notes)
+
+
+def test_runs_of_one_machine_do_not_stand_for_two_hosts(tmp_path, monkeypatch):
+    runs = {}
+    for name, boot in {"one": "m1", "again": "m1", "two": "m2", "old": ""}.items():
+        moment = {BOOT: boot} if boot else {}
+        environment = msgspec.structs.replace(journals.ENVIRONMENT, moment=moment)
+        runs[name] = str(journals.write(tmp_path / name, POINTS, NAMES, environment=environment).folder)
+    ask = ["report", "--hosts", "--to", str(tmp_path / "to")]
+    refused = CliRunner().invoke(app, [*ask, runs["one"], runs["two"], runs["again"]])
+    assert refused.exit_code != 0
+    assert "one and again were measured on one machine" in str(refused.exception)
+    good = CliRunner().invoke(app, [*ask, runs["one"], runs["two"]])
+    assert good.exit_code == 0, good.output
+    assert "not known" not in good.output
+    unknown = CliRunner().invoke(app, [*ask, runs["one"], runs["old"]])
+    assert unknown.exit_code == 0, unknown.output
+    assert "old: not known on which machine" in unknown.output
+
+
+def test_nodes_of_one_machine_are_named_in_the_report(tmp_path, monkeypatch):
+    environment = msgspec.structs.replace(journals.ENVIRONMENT, moment={BOOT: "m1"})
+    monkeypatch.setattr(Machine, "environment", environment)
+    drive(monkeypatch, tmp_path / "run", old(2), 2, PLAN)
+    assert any("old0, old1 are one machine" in line for line in story.troubles(read(tmp_path / "run")))

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 
+from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.hosts import Across, Hosts, of_run
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, grouped, text_report
@@ -18,7 +19,7 @@ def lines(results: Results) -> list[str]:
     found = over_all(results)
     if found is None:
         return []
-    said = sentences(found)
+    said = [f"doubtful: {line}" if doubts(results) else line for line in sentences(found)]
     if found.is_replicated:
         shown = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
         named = ", ".join(f"{host or 'none'} ({number})" for host, number in shown.items())
