@@ -13,7 +13,7 @@ import msgspec
 import pytest
 
 from attnbench.cluster import driver
-from attnbench.cluster.host import Answer, Known
+from attnbench.cluster.host import Answer, HowFar, Known
 from attnbench.cluster.shares import Share
 from attnbench.storage.events import Plan
 from attnbench.storage.journal import JOURNAL
@@ -72,6 +72,8 @@ class SimulatedRay:
         self.now_s = 0.0
         self.given: list[tuple[str, str]] = []  # host and share, each time that one was asked for
         self.measured: list[tuple[str, str]] = []  # and finished
+        self.asked: list[Pending] = []
+        self.receiver = SimpleNamespace(news=SimpleNamespace(remote=self.news))
         self._numbers = itertools.count()
 
     def nodes(self) -> list[dict[str, Any]]:
@@ -85,13 +87,15 @@ class SimulatedRay:
         """In place of driver.start_actor."""
         machine = self.machines[node["NodeID"]]
 
-        def ask(share: bytes | None = None) -> Pending:
+        def ask(share: bytes | None = None, receiver: Any = None) -> Pending:
             if share is None:
                 return Pending(machine, self.now_s, self.now_s + 1.0)
+            assert receiver is self.receiver
             asked = msgspec.json.decode(share, type=Share)
             assert (machine.name, asked.name) not in self.measured, f"{machine.name} is to measure {asked.name} twice"
             self.given.append((machine.name, asked.name))
-            return Pending(machine, self.now_s, self.now_s + machine.takes_s, asked)
+            self.asked.append(Pending(machine, self.now_s, self.now_s + machine.takes_s, asked))
+            return self.asked[-1]
 
         return SimpleNamespace(known=SimpleNamespace(remote=ask), measure=SimpleNamespace(remote=ask))
 
@@ -107,8 +111,30 @@ class SimulatedRay:
         self.now_s = max(self.now_s, min(self.now_s + timeout, moment_s(first)))
         return ([first] if moment_s(first) <= self.now_s else []), []
 
-    def get(self, asked: Pending) -> bytes:
-        """As ray.get of what `wait` has returned."""
+    def start_receiver(self, _: Any) -> Any:
+        """In place of driver.start_receiver."""
+        return self.receiver
+
+    def news(self) -> list[bytes]:
+        """Of each host that measures how far it is, as the receiver would have it."""
+        return [
+            msgspec.json.encode(
+                HowFar(
+                    host=each.machine.name,
+                    share=each.share.name,
+                    stage="time",
+                    done=self.now_s - each.begun_s,
+                    total=each.ends_s - each.begun_s,
+                )
+            )
+            for each in self.asked
+            if each.share is not None and each.begun_s <= self.now_s < each.ends_s
+        ]
+
+    def get(self, asked: "Pending | list[bytes]", timeout: float = 0.0) -> Any:
+        """As ray.get of what `wait` has returned, or of the receiver's news."""
+        if isinstance(asked, list):
+            return asked
         machine = asked.machine
         if asked.begun_s < machine.dies_s <= asked.ends_s:
             raise LostError(f"{machine.name} has died")
@@ -159,6 +185,7 @@ def drive(
     made = folder.parent / f"made{len(list(folder.parent.glob('made*')))}"
     ray, said = SimulatedRay(machines, made), list[str]()
     monkeypatch.setattr(driver, "start_actor", ray.start_actor)
+    monkeypatch.setattr(driver, "start_receiver", ray.start_receiver)
     monkeypatch.setattr(driver, "time", ray)
     folder.mkdir(exist_ok=True)
     (folder / "hosts").mkdir(exist_ok=True)

@@ -7,12 +7,13 @@ import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from attnbench.cluster import host as hosts
-from attnbench.cluster.host import Answer, Host, Known, bench_slot, own_name
+from attnbench.cluster.host import Answer, Host, HowFar, Known, Receiver, bench_slot, own_name
 from attnbench.cluster.shares import Share, placed, split
 from attnbench.plugins import name_of
 from attnbench.processes.planning import Selection, plan
@@ -51,6 +52,26 @@ def test_a_share_is_measured_once_and_its_journal_handed_back(tmp_path):
     known = msgspec.json.decode(Host("run", "one").known(), type=Known)
     assert known.held == {share.name: True}
     assert msgspec.json.decode(Host("run", "two").known(), type=Known).held == {}
+
+
+def test_a_host_says_how_far_it_is_and_waits_for_nobody(monkeypatch):
+    reported, receiver = [], Receiver()
+
+    def receive(host: str, said: bytes) -> None:
+        reported.append(said)
+        receiver.receive(host, said)
+
+    handle = SimpleNamespace(receive=SimpleNamespace(remote=receive))
+    asked = msgspec.json.encode(share_of("fused"))
+    Host("run", "one").measure(asked, handle)
+    assert len(reported) == 1  # it took less than the time between two
+    (said,) = (msgspec.json.decode(each, type=HowFar) for each in receiver.news())
+    assert said.host == "one"
+    assert said.share == msgspec.json.decode(asked, type=Share).name
+    assert receiver.news() == []
+    monkeypatch.setattr(hosts, "REPORT_EVERY_S", 0.0)
+    Host("again", "one").measure(asked, handle)
+    assert {msgspec.json.decode(each, type=HowFar).stage for each in reported} == {"check", "observe"}
 
 
 def test_a_file_of_the_plan_is_shipped_by_its_digest_and_keeps_its_name(tmp_path):

@@ -137,6 +137,13 @@ def test_what_fails_on_a_host_is_tried_on_the_others_and_not_for_ever(tmp_path, 
     assert any("is lost" in line for line in said)
 
 
+def test_a_long_share_shows_how_far_it_is(tmp_path, monkeypatch):
+    _, said = drive(monkeypatch, tmp_path / "run", [Machine(name="slow", takes_s=100.0)], 1, PLAN)
+    far = [line for line in said if line.startswith("at work: slow share 0-")]
+    assert len(far) == 3
+    assert [int(line.removesuffix(" %").rpartition(" ")[2]) for line in far] == pytest.approx([30, 60, 90], abs=12)
+
+
 @pytest.fixture
 def biased(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Results:
     """A run of which each cell was measured on two hosts that say opposite things, and on one of another kind."""

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from attnbench.cluster.host import NAME, Answer, Host, Known
+from attnbench.cluster.host import NAME, REPORT_EVERY_S, Answer, Host, HowFar, Known, Receiver
 from attnbench.cluster.merge import finished, journal_path, merge
 from attnbench.cluster.shares import Share, split
 from attnbench.processes.sides import current_commit
@@ -54,6 +54,8 @@ MOST_TRIES = 3
 MOST_DEATHS = 5
 """Of the actors of one node, which then takes no part any more."""
 MERGE_EVERY_S = 60.0
+MOST_NAMED = 8
+"""Of more hosts at work, so many are named."""
 DIVISION = "shares.json"
 ACCELERATOR = "accelerator_type:"
 """How Ray's name of a resource begins that says which accelerator a node has."""
@@ -175,6 +177,16 @@ def start_actor(ray: Any, node: Mapping[str, Any], run: str) -> Any:  # noqa: AN
     )
 
 
+def start_receiver(ray: Any) -> Any:  # noqa: ANN401 - likewise
+    """The actor to which hosts report how far they are: on a node that measures nothing, or else on the own one."""
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    quiet = (node["NodeID"] for node in ray.nodes() if node["Alive"] and not node["Resources"].get(SLOT))
+    place = next(quiet, None) or ray.get_runtime_context().get_node_id()
+    where = NodeAffinitySchedulingStrategy(place, soft=True)
+    return ray.remote(Receiver).options(num_cpus=0, scheduling_strategy=where).remote()
+
+
 def hosts_of(ray: Any) -> dict[str, dict[str, Any]]:  # noqa: ANN401 - likewise
     """The nodes that are alive and have a bench_slot, by id."""
     return {node["NodeID"]: node for node in ray.nodes() if node["Alive"] and node["Resources"].get(SLOT)}
@@ -234,7 +246,8 @@ class Driver:
         self.why: dict[str, str] = {}  # what happened last to a share
         self.given_up: dict[tuple[str, str], str] = {}  # a share on a kind of host, and why
         self.few: dict[str, int] = {}  # the kinds of which there are fewer hosts than were asked for, as it was said
-        self._merged_s = time.monotonic()
+        self.receiver: Any = None
+        self._merged_s = self._said_s = time.monotonic()
         self.started = self._started(plan)
 
     def _started(self, plan: Plan) -> events.RunStarted:
@@ -255,9 +268,9 @@ class Driver:
                 self._merge(is_over=False)
             raise
         finally:
-            for node in self.nodes.values():
+            for actor in (self.receiver, *(node.actor for node in self.nodes.values())):
                 with suppress(Exception):  # its host may be gone
-                    self.ray.kill(node.actor)
+                    self.ray.kill(actor)
         self._merge(is_over=True)
 
     def _divide(self) -> None:
@@ -310,6 +323,7 @@ class Driver:
             elif time.monotonic() - alone_s > WAIT_S:
                 return
             self._wait()
+            self._say_how_far()
             if time.monotonic() - self._merged_s > MERGE_EVERY_S:
                 self._merge(is_over=False)
 
@@ -403,12 +417,29 @@ class Driver:
                 self.note(f"there {'are' if number > 1 else 'is'} {few}: each cell is measured on {number} of "
                           f"these, and not on {self.hosts_per_cell}")  # fmt: skip
 
+    def _say_how_far(self) -> None:
+        """Now and then, what those that measure have reported."""
+        if self.receiver is None or time.monotonic() - self._said_s < REPORT_EVERY_S:
+            return
+        self._said_s = time.monotonic()
+        with suppress(self.ray.exceptions.RayError):  # without it a sweep goes on in silence
+            news = self.ray.get(self.receiver.news.remote(), timeout=NODES_EVERY_S)
+            found = sorted((msgspec.json.decode(each, type=HowFar) for each in news), key=lambda each: each.host)
+            said = [
+                f"{each.host} share {each.share}, {each.stage} {100 * min(1.0, each.done / (each.total or 1.0)):.0f} %"
+                for each in found[:MOST_NAMED]
+            ]
+            if said:
+                more = f"; and {len(found) - len(said)} more" if len(found) > len(said) else ""
+                self.note(f"at work: {'; '.join(said)}{more}")
+
     def _hand_out(self) -> None:
         """One share to each host that waits for one."""
         for key, node in self.nodes.items():
             if node.name and node.share is None and (share := self._next(node)) is not None:
                 node.share = share
-                self.waits[node.actor.measure.remote(msgspec.json.encode(share))] = key
+                self.receiver = self.receiver or start_receiver(self.ray)
+                self.waits[node.actor.measure.remote(msgspec.json.encode(share), self.receiver)] = key
 
     def _next(self, node: Node) -> Share | None:
         """What a host is given: what it has begun, then what fewest have, then what a lost host had begun.

@@ -5,6 +5,7 @@ Nothing here knows of Ray. Messages are bytes of JSON, and are read as data.
 
 import fcntl
 import hashlib
+import math
 import os
 import re
 import socket
@@ -16,6 +17,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import psutil
@@ -24,6 +26,7 @@ from attnbench.cluster.examining import Refused
 from attnbench.cluster.shares import Share, placed
 from attnbench.devices import processor
 from attnbench.processes.execution import execute
+from attnbench.processes.stages import Progress, Watch
 from attnbench.storage import events
 from attnbench.storage.journal import JOURNAL
 from attnbench.storage.journal import events as read_events
@@ -31,6 +34,8 @@ from attnbench.storage.journal import events as read_events
 SLOT = "ATTNBENCH_BENCH_SLOT"
 """Set for all processes that a share starts: by it those are found that have outlived the one that started them."""
 POLL_S = 0.5
+REPORT_EVERY_S = 30.0
+"""So often a host says how far it is, between two steps: a message costs it a millisecond."""
 NAME = re.compile(r"\w[\w.-]{0,63}")
 """A host's name is a folder's, too."""
 THREADS = "OMP_NUM_THREADS"
@@ -54,6 +59,33 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     share: str
     journal: bytes = b""
     error: str = ""
+
+
+class HowFar(msgspec.Struct, frozen=True, kw_only=True):
+    """How far a host is with a share, as it says between two steps."""
+
+    host: str
+    share: str
+    stage: str
+    done: float
+    total: float
+
+
+class Receiver:
+    """An actor next to the driver, to which hosts report how far they are: nobody asks them while they measure."""
+
+    def __init__(self) -> None:
+        """Nothing was received yet."""
+        self.last: dict[str, bytes] = {}  # the last, by host
+
+    def receive(self, host: str, said: bytes) -> None:
+        """Take a HowFar."""
+        self.last[host] = said
+
+    def news(self) -> list[bytes]:
+        """The last HowFar of each host since the time before."""
+        found, self.last = list(self.last.values()), {}
+        return found
 
 
 class Host:
@@ -85,8 +117,8 @@ class Host:
             )
         )
 
-    def measure(self, asked: bytes) -> bytes:
-        """An Answer to a Share, whose journal is gone on with where there is one."""
+    def measure(self, asked: bytes, receiver: Any = None) -> bytes:  # noqa: ANN401 - a handle of an actor, if any
+        """An Answer to a Share, whose journal is gone on with where there is one; `receiver` gets reports meanwhile."""
         share = msgspec.json.decode(asked, type=Share)
         if not NAME.fullmatch(share.name):
             return msgspec.json.encode(Answer(share="", error=f"{share.name!r} is no name of a share"))
@@ -95,11 +127,27 @@ class Host:
             if not _is_finished(folder / JOURNAL):
                 with bench_slot():
                     if not _is_finished(folder / JOURNAL):  # an earlier actor of this host may have been at it
-                        execute(placed(share, self.folder / "files"), folder, lambda _: None)
+                        execute(placed(share, self.folder / "files"), folder, self._reporting(share, receiver))
             answer = Answer(share=share.name, journal=(folder / JOURNAL).read_bytes())
         except (ValueError, OSError) as error:
             answer = Answer(share=share.name, error=f"{type(error).__name__}: {error}")
         return msgspec.json.encode(answer)
+
+    def _reporting(self, share: Share, receiver: Any) -> Watch:  # noqa: ANN401 - likewise
+        """Reports to the receiver now and then, and waits for nothing."""
+        said_s = -math.inf
+
+        def report(progress: Progress) -> None:
+            nonlocal said_s
+            if receiver is None or time.monotonic() - said_s < REPORT_EVERY_S:
+                return
+            said_s = time.monotonic()
+            far = HowFar(
+                host=self.host, share=share.name, stage=progress.stage, done=progress.done, total=progress.total
+            )
+            receiver.receive.remote(self.host, msgspec.json.encode(far))
+
+        return report
 
     def examine(self) -> bytes:
         """An Examined, which a process of its own has printed, or Refused."""

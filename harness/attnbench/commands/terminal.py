@@ -82,7 +82,7 @@ def print_hosts(results: Results) -> None:
         say(title, "bold")
         columns = list(members[0])
         print_table(columns, [[row[column] for column in columns] for row in members], dense=len(columns) > FEW)
-    for line in hosts.lines(results):
+    if line := hosts.shown(results):
         say(line)
     say("")
 

@@ -15,16 +15,21 @@ FEW = f"Fewer than {FEWEST_HOSTS} hosts of a kind say nothing of others of it: a
 
 
 def lines(results: Results) -> list[str]:
-    """What hosts say together, and which of them the rest of a report shows; none where one alone has measured."""
+    """Who is the fastest on each kind of host, and who wins on one and loses on another; none of one host alone."""
     found = over_all(results)
     if found is None:
         return []
-    said = [f"doubtful: {line}" if doubts(results) else line for line in sentences(found)]
-    if found.is_replicated:
-        shown = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
-        named = ", ".join(f"{host or 'none'} ({number})" for host, number in shown.items())
-        said.append(f"What follows shows one host for each workload: {named}. records.csv has the cells of all hosts.")
-    return said
+    return [f"doubtful: {line}" if doubts(results) else line for line in sentences(found)]
+
+
+def shown(results: Results) -> str:
+    """Which host stands for each workload in tables and pictures, where several have measured it; else nothing."""
+    found = over_all(results)
+    if found is None or not found.is_replicated:
+        return ""
+    hosts = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
+    named = ", ".join(f"{host or 'none'} ({number})" for host, number in hosts.items())
+    return plain(f"What follows shows one host for each workload: {named}. records.csv has the cells of all hosts.")
 
 
 def speaks(results: Results) -> bool:

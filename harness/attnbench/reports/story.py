@@ -80,6 +80,7 @@ def summary(results: Results) -> str:
             results,
             tables=tables,
             kinds={} if found is None else hosts.kinds(found),
+            shown_host=hosts.shown(results),
             across={title: markdown_table(rows) for title, rows in across.items()},
         ).rstrip("\n")
         + "\n"
@@ -103,6 +104,7 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
         "page.html.jinja",
         results,
         kinds={} if found is None else hosts.kinds(found),
+        shown_host=hosts.shown(results),
         across={} if found is None else hosts.verdicts(found),
         figures=[inlined(picture, number) for number, picture in enumerate(drawn, start=1)],
         asked=asked(results, others),
