@@ -2,6 +2,7 @@
 
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
@@ -118,6 +119,13 @@ def test_what_a_killed_actor_has_left_behind_is_waited_for():
     with bench_slot():
         assert left.poll() is not None or not hosts._environment_of(left.pid)
     left.wait()
+
+
+def test_what_does_not_end_by_itself_is_ended(monkeypatch):
+    monkeypatch.setattr(hosts, "LEFT_S", 0.2)
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, hosts.SLOT: "1"})
+    with bench_slot():
+        assert left.wait() == -signal.SIGKILL
 
 
 def test_threads_that_ray_has_set_are_not_the_users(monkeypatch):

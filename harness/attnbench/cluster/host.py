@@ -36,6 +36,8 @@ SLOT = "ATTNBENCH_BENCH_SLOT"
 POLL_S = 0.5
 REPORT_EVERY_S = 30.0
 """So often a host says how far it is, between two steps: a message costs it a millisecond."""
+LEFT_S = 20.0
+"""What a killed actor has left behind and has not ended by itself for so long is ended: else nobody measures again."""
 NAME = re.compile(r"\w[\w.-]{0,63}")
 """A host's name is a folder's, too."""
 THREADS = "OMP_NUM_THREADS"
@@ -186,7 +188,7 @@ def bench_slot() -> Iterator[None]:
     """Within: nobody else measures on this machine; waits until that is so.
 
     It is of the machine, and not of a node of a cluster, of which there may be several on one machine. Who had it
-    before may have been killed: what it had started ends within moments, and is waited for.
+    before may have been killed: what it had started ends within moments, and is waited for, or ended after `LEFT_S`.
     """
     threads = os.environ.get(THREADS)
     path = Path(tempfile.gettempdir()) / "attnbench-bench-slot"
@@ -196,7 +198,11 @@ def bench_slot() -> Iterator[None]:
         file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)  # whoever has waited is next, and not whoever asks most often
-        while any(map(_has_slot, psutil.process_iter())):
+        began_s = time.monotonic()
+        while left := [process for process in psutil.process_iter() if _has_slot(process)]:
+            for process in left if time.monotonic() - began_s > LEFT_S else ():
+                with suppress(psutil.Error):
+                    process.kill()  # nobody who has not this lock measures: it is what a killed one has left
             time.sleep(POLL_S)
         os.environ[SLOT] = str(os.getpid())
         if THREADS not in _environment_of(os.getppid()):  # Ray sets it to the number of processors that it counts
