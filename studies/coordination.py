@@ -52,7 +52,7 @@ implementations share. Where each cell is measured on several hosts, there are a
 - While a run is at work, its samples are kept in memory for the scheduler: {memory} for {cells} cells. What needs
   more than there is has to be split into several runs.
 {over_ray}
-Made by `python -m studies.hosts coordinator --to DIR`; times are processor time of one core.
+Made by `python -m studies.hosts coordinator --to DIR`; times are processor time of one core, Ray's wall time.
 """
 RAY = """- Ray {version} on one machine, medians of {calls} calls: an empty call to a host's actor takes {call} there
   and back, a share of {share} handed to it {handed}, a journal of {journal} fetched {fetched}, the list of
