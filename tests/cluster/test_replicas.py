@@ -8,6 +8,7 @@ import msgspec
 import pytest
 from typer.testing import CliRunner
 
+from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.gate.decision import judge, moved_cells
 from attnbench.analysis.hosts import of_run, shown
 from attnbench.analysis.results import Results, read
@@ -16,7 +17,7 @@ from attnbench.cli import app
 from attnbench.cluster.shares import split
 from attnbench.commands import terminal
 from attnbench.reports import csv, story
-from attnbench.storage.events import Event, Plan, VisitFinished
+from attnbench.storage.events import CellChecked, Event, Plan, VisitFinished, WorkerStarted
 from attnbench.storage.journal import HOSTS, JOURNAL, copy_journal, events, write
 from attnbench.storage.records import BOOT, Role, Status
 from tests import journals
@@ -216,6 +217,19 @@ def test_tables_do_not_show_a_host_that_does_not_count(biased: Results, monkeypa
     there = table(again)
     assert set(there["host"]) == {"b"}
     assert set(there["num_samples"]) == {24}
+
+
+def test_doubts_about_any_host_are_said(biased: Results):
+    path = biased.folder / HOSTS / "b" / JOURNAL
+    history = list(events(path))
+    other = msgspec.structs.replace(journals.ENVIRONMENT, cpu="another")
+    place = next(number for number, each in enumerate(history) if isinstance(each, CellChecked)) + 1
+    write(path, [*history[:place], WorkerStarted(time="later", environment=other, host="b"), *history[place:]])
+    again = read(biased.folder)
+    assert not doubts(again)
+    said = story.troubles(again)
+    assert any(line.startswith("Host b: The machine changed during this run") for line in said)
+    assert any(line.startswith("Host b does not count") for line in said)
 
 
 def slower(event: Event) -> Event:

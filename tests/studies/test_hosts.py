@@ -99,5 +99,4 @@ def test_what_ray_costs_is_measured_where_it_is_installed(monkeypatch: pytest.Mo
     monkeypatch.setattr(coordination, "NUM_CALLS", 20)
     found = coordination.over_ray(10_000)
     assert found is not None
-    assert 0 < found.call_s < found.start_s
-    assert found.share_bytes > 0
+    assert min(found.call_s, found.start_s, found.handed_s, found.fetched_s, found.nodes_s, found.share_bytes) > 0

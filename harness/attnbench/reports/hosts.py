@@ -39,11 +39,16 @@ def speaks(results: Results) -> bool:
 
 
 def excluded(results: Results) -> list[str]:
-    """The hosts that do not count, with the reason, and those that are of one machine, a line each."""
+    """The hosts that do not count, or whose verdicts are doubtful, and those that are of one machine, a line each."""
     found = of_run(results)
     if found is None:
         return []
     said = [plain(f"Host {name} does not count: {why}.") for name, why in found.failed.items()]
+    if found.is_replicated:  # else each host's doubts are the run's
+        own = doubts(results)
+        said += [
+            plain(f"Host {n}: {line}") for n, part in found.parts.items() for line in doubts(part) if line not in own
+        ]
     alike = "how far hosts lie apart says nothing of other machines."
     return said + [plain(f"{', '.join(names)} are one machine: {alike}") for names in found.one_machine]
 
