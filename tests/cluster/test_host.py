@@ -16,6 +16,7 @@ import pytest
 from attnbench.cluster import host as hosts
 from attnbench.cluster.host import Answer, Host, HowFar, Known, Receiver, bench_slot, own_name
 from attnbench.cluster.shares import Share, placed, split
+from attnbench.devices import processor
 from attnbench.plugins import name_of
 from attnbench.processes.planning import Selection, plan
 from attnbench.storage.journal import JOURNAL
@@ -52,6 +53,7 @@ def test_a_share_is_measured_once_and_its_journal_handed_back(tmp_path):
     assert path.stat().st_mtime_ns == written_s
     known = msgspec.json.decode(Host("run", "one").known(), type=Known)
     assert known.held == {share.name: True}
+    assert known.kind.startswith(processor())
     assert msgspec.json.decode(Host("run", "two").known(), type=Known).held == {}
 
 

@@ -67,6 +67,11 @@ def test_by_default_one_host_of_each_kind_measures_a_share(tmp_path, monkeypatch
     ray, _ = drive(monkeypatch, tmp_path / "run", old(2), 1, PLAN)
     assert all(counts.total() == 1 for counts in hosts_of_shares(ray).values())
     assert not list((tmp_path / "run" / HOSTS).glob(f"*/{JOURNAL}"))  # each cell is of one host
+    shared = read(tmp_path / "run")
+    assert set(shared.hosts) == {"old0", "old1"}
+    assert "(2 hosts)" in story.answer(shared)[0]
+    assert len(story.answer(shared)) > 1  # what the run says by itself follows: no cell is of two hosts
+    assert "All hosts together" in story.summary(shared)
     ray, _ = drive(monkeypatch, tmp_path / "mixed", [*old(2), Machine(name="new", kind="new")], 1, PLAN)
     assert all(counts.total() == 2 and counts["new"] == 1 for counts in hosts_of_shares(ray).values())
 
@@ -118,6 +123,13 @@ def test_going_on_measures_what_is_missing_alone(tmp_path, monkeypatch):
     assert set(read(folder / HOSTS / "old0").num_visits) == {workload.id for workload in POINTS}
     last, _ = drive(monkeypatch, folder, machines, 1, PLAN)
     assert last.given == []
+
+
+def test_a_run_of_another_version_is_refused_in_words(tmp_path, monkeypatch):
+    (tmp_path / "run" / HOSTS).mkdir(parents=True)
+    (tmp_path / "run" / HOSTS / "shares.json").write_text("2")
+    with pytest.raises(ValueError, match="of another version"):
+        drive(monkeypatch, tmp_path / "run", old(1), 1, PLAN)
 
 
 def test_two_hosts_that_have_begun_one_share_do_not_wait_for_each_other(tmp_path, monkeypatch):

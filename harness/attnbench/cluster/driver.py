@@ -276,8 +276,7 @@ class Driver:
     def _divide(self) -> None:
         """Make the shares, which stay those that the run began with: hosts have journals of them."""
         path = self.folder / HOSTS / DIVISION
-        if path.exists():
-            found = msgspec.json.decode(path.read_bytes(), type=Division)
+        if (found := self._division()) is not None:
             at_once, self.hosts_per_cell, self.kinds = found.at_once, found.hosts_per_cell, dict(found.kinds)
             self._wait_for_first_hosts()
         elif not hosts_of(self.ray):
@@ -285,13 +284,27 @@ class Driver:
         else:
             self._wait_for_first_hosts()
             most = Counter(self.kinds[node.name] for node in self.nodes.values() if node.name)
-            numbers = most.values() or [len(self.nodes)]  # all are busy, and of no kind yet
+            numbers = most.values() or [max(1, len(self.nodes))]  # all are busy, and of no kind yet
             at_once = min(number / min(number, self.hosts_per_cell) for number in numbers)
         self.shares = split(self.plan, self.folder.name, at_once)
         put(path, msgspec.json.encode(Division(at_once=at_once, hosts_per_cell=self.hosts_per_cell, kinds=self.kinds)))
         for share in self.shares:
             self.done[share.name] |= set(finished(self.folder, share))
         self._merge(is_over=False)  # so that it can be gone on with from here
+
+    def _division(self) -> Division | None:
+        """What the run was divided into; None where it begins.
+
+        Raises:
+            ValueError: that cannot be read.
+        """
+        path = self.folder / HOSTS / DIVISION
+        if not path.exists():
+            return None
+        try:
+            return msgspec.json.decode(path.read_bytes(), type=Division)
+        except msgspec.DecodeError as error:
+            raise ValueError(f"{path} is damaged, or of another version ({error}): start a new run") from None
 
     def _wait_for_first_hosts(self) -> None:
         """Until each host that is there has said what it is, or is busy with other work.
@@ -513,9 +526,8 @@ class Driver:
             return
         node.name, node.held = known.host, known.held
         self.kinds[node.name] = ", ".join([known.kind, *(name.removeprefix(ACCELERATOR) for name in node.accelerators)])
-        path = self.folder / HOSTS / DIVISION
-        if path.exists():
-            found = msgspec.json.decode(path.read_bytes(), type=Division)
+        if (found := self._division()) is not None:
+            path = self.folder / HOSTS / DIVISION
             put(path, msgspec.json.encode(msgspec.structs.replace(found, kinds=self.kinds)))
         self.note(f"{node.name} has joined")
         if known.niceness > os.nice(0):
