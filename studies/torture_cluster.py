@@ -36,13 +36,15 @@ from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import Key, Verdict
 
 VICTIMS = ("worker", "actor", "node", "driver")
-SWEEP = (
-    *("naive_loop", "chunked", "einsum", "sdpa", "--set", "seq_len=8,16,24,32,40", "--set", "num_heads=2"),
-    *("--set", "head_dim=8", "--set", "mask=none", "--set", "batch_size=1", "--set", "device=cpu"),
-    *("--set", "dtype=float32", "--set", "direction=inference", "--set", "scope=attention"),
-    *("--set", "num_threads=1", "--budget", "16", "--seed", "1"),
+CELLS = (
+    *("--set", "num_heads=2", "--set", "head_dim=8", "--set", "mask=none", "--set", "batch_size=1"),
+    *("--set", "device=cpu", "--set", "dtype=float32", "--set", "direction=inference", "--set", "scope=attention"),
+    *("--set", "num_threads=1", "--seed", "1"),
 )
-"""Cells whose times are so far apart, by four times or more, that each run gives the same verdicts."""
+SWEEP = (*("naive_loop", "chunked", "einsum", "sdpa", "--set", "seq_len=8,16,24,32,40", "--budget", "16"), *CELLS)
+"""Cells whose times are so far apart, mostly by four times or more, that each run gives the same verdicts."""
+SHORT = (*("naive_loop", "sdpa", "--set", "seq_len=12,16", "--budget", "6"), *CELLS)
+"""The same with few comparisons, for tests."""
 FEWEST_DECIDED = 8
 """Of the sweep's 15 comparisons: with fewer, a trial says too little of verdicts."""
 LONGEST_S = 20.0
@@ -60,6 +62,8 @@ class Trial:
     victim: str
     after_s: float
     hosts_per_cell: int = 1
+    sweep: tuple[str, ...] = SWEEP
+    fewest_decided: int = FEWEST_DECIDED
     problems: list[str] = field(default_factory=list)
     superseded: int = 0  # visits of a share that another host has finished
     decided: int = 0  # comparisons: on a noisy machine fewer than alone, or more, but none otherwise
@@ -124,10 +128,10 @@ def started(results: Path, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command(results, *words), stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603
 
 
-def local(results: Path) -> Results:
+def local(results: Path, sweep: tuple[str, ...] = SWEEP) -> Results:
     """The same sweep without a cluster."""
     results.mkdir(parents=True, exist_ok=True)
-    started(results, *SWEEP).wait(LIMIT_S)
+    started(results, *sweep).wait(LIMIT_S)
     return read(find_runs(results)[-1])
 
 
@@ -135,7 +139,7 @@ def trial(cluster: Machines, results: Path, planned: Trial, alone: Results) -> T
     """One sweep during which somebody is killed, `after_s` seconds after a host has begun to measure."""
     results.mkdir(parents=True, exist_ok=True)
     number = str(planned.hosts_per_cell)
-    driver = started(results, *SWEEP, "--cluster", cluster.address, "--hosts-per-cell", number)
+    driver = started(results, *planned.sweep, "--cluster", cluster.address, "--hosts-per-cell", number)
     run = begun(results)
     if run is None:
         driver.kill()
@@ -155,7 +159,7 @@ def trial(cluster: Machines, results: Path, planned: Trial, alone: Results) -> T
     problems = [] if code == 0 else [f"exit code {code}: {(results / 'log').read_text()[-500:]}"]
     return replace(
         planned,
-        problems=[*problems, *wrong(run, alone, planned.hosts_per_cell)],
+        problems=[*problems, *wrong(run, alone, planned)],
         superseded=len(superseded(run)),
         decided=len(_decided(read(run))),
     )
@@ -196,7 +200,7 @@ def begun(results: Path) -> Path | None:
     return None
 
 
-def wrong(run: Path, alone: Results, hosts_per_cell: int = 1) -> list[str]:
+def wrong(run: Path, alone: Results, planned: Trial) -> list[str]:
     """What is wrong with the end of a run on a cluster, in words."""
     found = read(run)
     parts = replicas(found) or {"": found}
@@ -208,7 +212,7 @@ def wrong(run: Path, alone: Results, hosts_per_cell: int = 1) -> list[str]:
         if ends.get((workload, arm)) != status
     ]
     decided, without = (_decided(results) for results in (found, alone))
-    if len(decided) < FEWEST_DECIDED:
+    if len(decided) < planned.fewest_decided:
         problems.append(f"only {len(decided)} comparisons are decided, and {len(without)} alone")
     problems += [
         f"{key}: {verdict}, and alone {without[key]}"
@@ -223,9 +227,9 @@ def wrong(run: Path, alone: Results, hosts_per_cell: int = 1) -> list[str]:
         problems.append(f"hosts have finished the visits {dict(kept)}, and the run holds {dict(held)}")
     numbers = Counter(place.partition("/")[2] for place in merged)  # a folder is of one share on one host
     problems += [
-        f"share {share} was measured by {number} hosts, and not by {hosts_per_cell}"
+        f"share {share} was measured by {number} hosts, and not by {planned.hosts_per_cell}"
         for share, number in numbers.items()
-        if number != hosts_per_cell
+        if number != planned.hosts_per_cell
     ]
     for path in (run / HOSTS).glob(f"*/*/{JOURNAL}"):
         own = folder_of_runs() / run.name / path.parent.parent.name / path.parent.name / JOURNAL
