@@ -17,6 +17,7 @@ from attnbench.cli import app
 from attnbench.cluster.shares import split
 from attnbench.commands import terminal
 from attnbench.reports import csv, story
+from attnbench.reports import hosts as report
 from attnbench.storage.events import CellChecked, Event, Plan, VisitFinished, WorkerStarted
 from attnbench.storage.journal import HOSTS, JOURNAL, copy_journal, events, write
 from attnbench.storage.records import BOOT, Role, Status
@@ -206,6 +207,7 @@ def test_the_report_begins_with_what_hosts_say_together(biased: Results, capsys)
     assert summary.index("All hosts together") < summary.index("## Results")
     assert "A: verdict" in summary
     assert "What follows shows one host for each workload: a (3)." in summary
+    assert report.FEW in summary
     assert "All hosts together" in story.page(biased)
     terminal.print_results(biased)
     said = capsys.readouterr().out
@@ -286,6 +288,12 @@ def test_runs_of_one_machine_do_not_stand_for_two_hosts(tmp_path, monkeypatch):
     good = CliRunner().invoke(app, [*ask, runs["one"], runs["two"]])
     assert good.exit_code == 0, good.output
     assert "not known" not in good.output
+    drive(monkeypatch, tmp_path / "swept", [*old(2), Machine(name="m1")], 1, PLAN)  # each host stands for itself
+    swept = CliRunner().invoke(app, [*ask, str(tmp_path / "swept"), runs["two"]])
+    assert swept.exit_code == 0, swept.output
+    assert "swept/old0" in (tmp_path / "to" / "hosts.md").read_text()
+    refused = CliRunner().invoke(app, [*ask, str(tmp_path / "swept"), runs["one"]])
+    assert "swept/m1 and one were measured on one machine" in str(refused.exception)
     unknown = CliRunner().invoke(app, [*ask, runs["one"], runs["old"]])
     assert unknown.exit_code == 0, unknown.output
     assert "old: not known on which machine" in unknown.output

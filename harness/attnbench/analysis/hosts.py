@@ -252,7 +252,7 @@ def require_machines(parts: Mapping[str, Results]) -> None:
     """
     known: dict[str, str] = {}
     for name, part in parts.items():
-        for place in boots(part) | set(part.hosts):
+        for place in boots(part) or set(part.hosts):
             other = known.setdefault(place, name)
             if other != name:
                 same = f"{other} and {name} were measured on one machine, and --hosts takes runs of several"
@@ -268,11 +268,20 @@ def of_run(results: Results) -> Hosts | None:
     Raises:
         ValueError: the journal of a host cannot be read, or see `together`.
     """
-    parts = replicas(results) or {
+    parts = parts_of(results)
+    return together(parts) if parts else None
+
+
+def parts_of(results: Results) -> dict[str, Results]:
+    """What each host of a run has measured of it, by its name; nothing where it was on one machine.
+
+    Raises:
+        ValueError: the journal of a host cannot be read.
+    """
+    return replicas(results) or {
         host: replace(results, records=tuple(record for record in results.records if record.host == host))
         for host in results.hosts
     }
-    return together(parts) if parts else None
 
 
 def shown(results: Results) -> Results:

@@ -6,6 +6,7 @@ The journal holds raw samples alone (storage/journal.py), so that old runs are j
 from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -165,6 +166,7 @@ def read(path: Path) -> Results:
     )
 
 
+@lru_cache(maxsize=1)
 def replicas(results: Results) -> dict[str, Results]:
     """What each host of a run has measured, by its name, where several have measured one cell; else nothing.
 

@@ -31,7 +31,7 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild every report of a stored run, or write one page that shows several side by side. Needs no torch."""
-    from attnbench.analysis.hosts import boots, require_machines, shown, together
+    from attnbench.analysis.hosts import boots, parts_of, require_machines, shown, together
     from attnbench.analysis.results import read
     from attnbench.commands import running
     from attnbench.reports import hosts, story
@@ -42,7 +42,10 @@ def report(
     stored, more = shown(read(first)), [shown(read(other)) for other in others]
     target = to or (stored.folder / TOGETHER if more else stored.folder)
     failed = False
-    parts = named([stored, *more]) if are_hosts else {}
+    parts: dict[str, Results] = {}
+    for name, run in named([stored, *more]).items() if are_hosts else ():
+        own = parts_of(run)
+        parts |= {f"{name}/{host}": part for host, part in own.items()} if len(own) > 1 else {name: run}
     require_machines(parts)
     across = together(parts) if are_hosts else None
     if unknown := [name for name, part in parts.items() if not boots(part) and not part.hosts]:

@@ -19,7 +19,8 @@ def lines(results: Results) -> list[str]:
     found = over_all(results)
     if found is None:
         return []
-    return [f"doubtful: {line}" if doubts(results) else line for line in sentences(found)]
+    said = [f"doubtful: {line}" if doubts(results) else line for line in sentences(found)]
+    return said + [FEW] * any(not cell.of_kind.is_general for cell in found.cells)
 
 
 def shown(results: Results) -> str:
