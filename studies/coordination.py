@@ -5,10 +5,13 @@ to a journal and keeps its samples until the run ends; afterwards the journals a
 """
 
 import random
+import statistics
 import tempfile
 import time
 import tracemalloc
 from collections.abc import Callable, Sequence
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -17,6 +20,8 @@ import numpy as np
 
 from attnbench.analysis.comparisons import compared, comparisons
 from attnbench.analysis.results import Results, read
+from attnbench.cluster import driver
+from attnbench.cluster.shares import split
 from attnbench.storage import events
 from attnbench.storage.events import Event, VisitFinished
 from attnbench.storage.journal import JOURNAL, write
@@ -35,8 +40,8 @@ MESSAGES = 1 + 2 / (NUM_LEASED * NUM_VISITS)
 TEXT = """# What a coordinator costs
 
 Nobody has run {hosts} hosts or {cells} cells with it: the last column continues straight lines from at most {measured}
-cells, on one machine without a network. Connections, hosts that are lost, a disk that is slow and all that a scheduler
-such as Ray adds come on top.
+cells, on one machine without a network. Connections, hosts that are lost, a disk that is slow and what Ray adds come on
+top.
 
 A cell is one implementation on one workload on one host, with {visits} visits of {blocks} blocks, which three
 implementations share. Where each cell is measured on several hosts, there are as many times more of them.
@@ -46,10 +51,43 @@ implementations share. Where each cell is measured on several hosts, there are a
 - {hosts} hosts report {asked} visits a second ({rate}), each of {visit}; one core takes in {takes}.
 - While a run is at work, its samples are kept in memory for the scheduler: {memory} for {cells} cells. What needs
   more than there is has to be split into several runs.
-
-Made by `python -m studies.hosts coordinator --to DIR`; times are processor time of one core.
+{over_ray}
+Made by `python -m studies.hosts coordinator --to DIR`; times are processor time of one core, Ray's wall time.
 """
+RAY = """- Ray {version} on one machine, medians of {calls} calls: an empty call to a host's actor takes {call} there
+  and back, a share of {share} handed to it {handed}, a journal of {journal} fetched {fetched}, the list of
+  nodes {nodes}; an actor answers {start} after it was asked for. `run --cluster` hands over and fetches once for
+  each share on each host, and asks for the list every {every}.
+"""
+NUM_CALLS, NUM_LARGE = 200, 20
+LIMIT_S = 120.0
+"""An actor that has not answered for so long will not."""
 T = TypeVar("T")
+
+
+class Echo:
+    """An actor that costs nothing by itself."""
+
+    def take(self, given: bytes) -> int:
+        """How many bytes it was given."""
+        return len(given)
+
+    def give(self, number: int) -> bytes:
+        """So many bytes."""
+        return bytes(number)
+
+
+class RayCost(NamedTuple):
+    """What Ray takes on this machine for what the driver of a sweep asks of it, as wall time."""
+
+    version: str
+    start_s: float  # from asking for a host's actor until it answers
+    call_s: float  # an empty call and its answer
+    handed_s: float  # a share, and an empty answer
+    fetched_s: float  # an empty call, and a journal
+    nodes_s: float
+    share_bytes: int
+    journal_bytes: int
 
 
 class Cost(NamedTuple):
@@ -125,6 +163,48 @@ def cost(num_workloads: int, folder: Path) -> Cost:
     )
 
 
+def over_ray(journal_bytes: int) -> RayCost | None:
+    """What Ray adds, on a cluster of one node that is started for it; None where Ray is not installed."""
+    if find_spec("ray") is None:
+        return None
+    with driver.connected("local:1") as ray:
+
+        def typical(number: int, ask: Callable[[], object]) -> float:
+            spent = []
+            for _ in range(number):
+                began_s = time.perf_counter()
+                ray.get(ask(), timeout=LIMIT_S)
+                spent.append(time.perf_counter() - began_s)
+            return statistics.median(spent)
+
+        (node,) = driver.hosts_of(ray).values()
+        began_s = time.perf_counter()
+        host = driver.start_actor(ray, node, "coordination")
+        ray.get(host.ready.remote(), timeout=LIMIT_S)
+        start_s = time.perf_counter() - began_s
+        began_s = time.perf_counter()
+        for _ in range(NUM_CALLS):
+            driver.hosts_of(ray)
+        nodes_s = (time.perf_counter() - began_s) / NUM_CALLS
+        call_s = typical(NUM_CALLS, host.ready.remote)
+        ray.kill(host)
+        started = scale.history(0, NUM_LEASED, 1, random.Random(0))[0]
+        assert isinstance(started, events.RunStarted)
+        message = msgspec.json.encode(split(started.plan, "coordination", 0.25)[0])
+        echo = ray.remote(Echo).options(num_cpus=0).remote()
+        ray.get(echo.take.remote(b""), timeout=LIMIT_S)
+        return RayCost(
+            version=version("ray"),
+            start_s=start_s,
+            call_s=call_s,
+            handed_s=typical(NUM_CALLS, lambda: echo.take.remote(message)),
+            fetched_s=typical(NUM_LARGE, lambda: echo.give.remote(journal_bytes)),
+            nodes_s=nodes_s,
+            share_bytes=len(message),
+            journal_bytes=journal_bytes,
+        )
+
+
 def slope(costs: Sequence[Cost], value: Callable[[Cost], float]) -> float:
     """By how much a value grows with each cell, by least squares: what is there without any cell is left out."""
     return float(np.polyfit([each.num_cells for each in costs], [value(each) for each in costs], 1)[0])
@@ -154,7 +234,7 @@ def _shown(value: float, unit: str) -> str:
     return show(value, unit) if unit else f"{value:,.0f}" if value >= 100 else significant(value, 3)  # noqa: PLR2004 - three digits
 
 
-def page(costs: Sequence[Cost]) -> str:
+def page(costs: Sequence[Cost], ray: RayCost | None = None) -> str:
     """The table, with what it is worth before it, and what it means after it."""
     largest = costs[-1]
     asked, takes = MANY_HOSTS / VISIT_S, largest.num_visits / largest.taken_s
@@ -172,6 +252,22 @@ def page(costs: Sequence[Cost]) -> str:
         visit=show(VISIT_S, "s"),
         takes=f"{takes:,.0f}",
         memory=show(memory, "bytes"),
+        over_ray="" if ray is None else _of_ray(ray),
+    )
+
+
+def _of_ray(cost: RayCost) -> str:
+    return RAY.format(
+        version=cost.version,
+        calls=NUM_CALLS,
+        call=show(cost.call_s, "s"),
+        share=show(cost.share_bytes, "bytes"),
+        handed=show(cost.handed_s, "s"),
+        journal=show(cost.journal_bytes, "bytes"),
+        fetched=show(cost.fetched_s, "s"),
+        nodes=show(cost.nodes_s, "s"),
+        start=show(cost.start_s, "s"),
+        every=show(driver.NODES_EVERY_S, "s"),
     )
 
 

@@ -311,9 +311,10 @@ def simulate(to: Path, size: Size, seed: int = 0) -> str:
     return text
 
 
-def coordinator(to: Path, sizes: Sequence[int] = coordination.SIZES) -> str:
-    """Measure what a coordinator costs, and write the page; returns it."""
-    text = coordination.page(coordination.measure(sizes))
+def coordinator(to: Path, sizes: Sequence[int] = coordination.SIZES, *, is_with_ray: bool = False) -> str:
+    """Measure what a coordinator costs, with Ray where it is installed, and write the page; returns it."""
+    costs = coordination.measure(sizes)
+    text = coordination.page(costs, coordination.over_ray(costs[0].journal_bytes) if is_with_ray else None)
     to.mkdir(parents=True, exist_ok=True)
     (to / "coordinator.md").write_text(text, encoding="utf-8")
     return text
@@ -330,7 +331,7 @@ def main() -> None:
     if given.what == "simulate":
         typer.echo(simulate(given.to, Size(repeats=given.repeats), given.seed))
     else:
-        typer.echo(coordinator(given.to))
+        typer.echo(coordinator(given.to, is_with_ray=True))
 
 
 if __name__ == "__main__":

@@ -2,8 +2,9 @@
 
 `python -m studies.torture_cluster --times 20` starts two nodes on this machine, and for each trial a small sweep, kills
 one of them, goes on with --resume where it was the driver, and compares the end with a run without a cluster: nothing
-that a host has finished is lost, no cell is measured twice, no verdict is another, and at no time do two hosts measure
-at once on this machine.
+that a host has finished is lost, each cell is measured by as many hosts as were asked for and by none of them twice, no
+verdict is another, and at no time do two hosts measure at once on this machine. Rounds of victims ask for one host for
+each cell and for two, in turn.
 """
 
 import argparse
@@ -18,30 +19,36 @@ import time
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 
 from attnbench.analysis.comparisons import comparisons
-from attnbench.analysis.results import Results, read
+from attnbench.analysis.hosts import of_run
+from attnbench.analysis.results import Results, read, replicas
 from attnbench.cluster.driver import LABEL, LOCAL_MEMORY_BYTES, NICENESS, SLOT
 from attnbench.cluster.host import folder_of_runs
-from attnbench.cluster.merge import HOSTS
 from attnbench.storage import events
-from attnbench.storage.journal import JOURNAL, find_runs
+from attnbench.storage.journal import HOSTS, JOURNAL, find_runs
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import Key, Verdict
 
 VICTIMS = ("worker", "actor", "node", "driver")
-SWEEP = (
-    *("naive_loop", "sdpa", "--set", "seq_len=12,16", "--set", "num_heads=2", "--set", "head_dim=8"),
-    *("--set", "mask=none", "--set", "batch_size=1", "--set", "device=cpu", "--set", "dtype=float32"),
-    *("--set", "direction=inference", "--set", "scope=attention", "--set", "num_threads=1", "--budget", "6"),
-    *("--seed", "1"),
+CELLS = (
+    *("--set", "num_heads=2", "--set", "head_dim=8", "--set", "mask=none", "--set", "batch_size=1"),
+    *("--set", "device=cpu", "--set", "dtype=float32", "--set", "direction=inference", "--set", "scope=attention"),
+    *("--set", "num_threads=1", "--seed", "1"),
 )
-"""Cells whose times are so far apart that each run gives the same verdicts."""
+SWEEP = (*("naive_loop", "chunked", "einsum", "sdpa", "--set", "seq_len=8,16,24,32,40", "--budget", "16"), *CELLS)
+"""Cells whose times are so far apart, mostly by four times or more, that each run gives the same verdicts."""
+SHORT = (*("naive_loop", "sdpa", "--set", "seq_len=12,16", "--budget", "6"), *CELLS)
+"""The same with few comparisons, for tests."""
+FEWEST_DECIDED = 8
+"""Of the sweep's 15 comparisons: with fewer, a trial says too little of verdicts."""
+LONGEST_S = 20.0
+"""Somebody is killed at most so long after a host has begun to measure; the sweep takes longer."""
 LIMIT_S = 600.0
 MOST_STARTS = 3
 GONE_S = 1.0
@@ -54,6 +61,9 @@ class Trial:
 
     victim: str
     after_s: float
+    hosts_per_cell: int = 1
+    sweep: tuple[str, ...] = SWEEP
+    fewest_decided: int = FEWEST_DECIDED
     problems: list[str] = field(default_factory=list)
     superseded: int = 0  # visits of a share that another host has finished
     decided: int = 0  # comparisons: on a noisy machine fewer than alone, or more, but none otherwise
@@ -118,40 +128,38 @@ def started(results: Path, *words: str) -> subprocess.Popen[bytes]:
         return subprocess.Popen(command(results, *words), stdout=log, stderr=log, stdin=subprocess.DEVNULL)  # noqa: S603
 
 
-def local(results: Path) -> Results:
+def local(results: Path, sweep: tuple[str, ...] = SWEEP) -> Results:
     """The same sweep without a cluster."""
     results.mkdir(parents=True, exist_ok=True)
-    started(results, *SWEEP).wait(LIMIT_S)
+    started(results, *sweep).wait(LIMIT_S)
     return read(find_runs(results)[-1])
 
 
-def trial(cluster: Machines, results: Path, victim: str, after_s: float, alone: Results) -> Trial:
-    """One sweep during which somebody is killed `after_s` seconds after a host has begun to measure."""
+def trial(cluster: Machines, results: Path, planned: Trial, alone: Results) -> Trial:
+    """One sweep during which somebody is killed, `after_s` seconds after a host has begun to measure."""
     results.mkdir(parents=True, exist_ok=True)
-    driver = started(results, *SWEEP, "--cluster", cluster.address)
+    number = str(planned.hosts_per_cell)
+    driver = started(results, *planned.sweep, "--cluster", cluster.address, "--hosts-per-cell", number)
     run = begun(results)
     if run is None:
         driver.kill()
         driver.wait()
-        return Trial(
-            victim=victim, after_s=after_s, problems=[f"it did not begin: {(results / 'log').read_text()[-500:]}"]
-        )
-    time.sleep(after_s)
-    kill(cluster, victim, driver)
+        return replace(planned, problems=[f"it did not begin: {(results / 'log').read_text()[-500:]}"])
+    time.sleep(planned.after_s)
+    kill(cluster, planned.victim, driver)
     try:
         code = driver.wait(LIMIT_S)
-        if victim == "driver" and code == -signal.SIGKILL:
+        if planned.victim == "driver" and code == -signal.SIGKILL:
             driver = started(results, "--resume", run.name, "--cluster", cluster.address)
             code = driver.wait(LIMIT_S)
     except subprocess.TimeoutExpired:
         driver.kill()
         driver.wait()
-        return Trial(victim=victim, after_s=after_s, problems=["it hung"])
+        return replace(planned, problems=["it hung"])
     problems = [] if code == 0 else [f"exit code {code}: {(results / 'log').read_text()[-500:]}"]
-    return Trial(
-        victim=victim,
-        after_s=after_s,
-        problems=[*problems, *wrong(run, alone)],
+    return replace(
+        planned,
+        problems=[*problems, *wrong(run, alone, planned)],
         superseded=len(superseded(run)),
         decided=len(_decided(read(run))),
     )
@@ -192,9 +200,10 @@ def begun(results: Path) -> Path | None:
     return None
 
 
-def wrong(run: Path, alone: Results) -> list[str]:
+def wrong(run: Path, alone: Results, planned: Trial) -> list[str]:
     """What is wrong with the end of a run on a cluster, in words."""
     found = read(run)
+    parts = replicas(found) or {"": found}
     problems = [] if found.elapsed_s is not None else ["it has no end"]
     ends, expected = ({each.key: each.status for each in results.records} for results in (found, alone))
     problems += [
@@ -203,6 +212,8 @@ def wrong(run: Path, alone: Results) -> list[str]:
         if ends.get((workload, arm)) != status
     ]
     decided, without = (_decided(results) for results in (found, alone))
+    if len(decided) < planned.fewest_decided:
+        problems.append(f"only {len(decided)} comparisons are decided, and {len(without)} alone")
     problems += [
         f"{key}: {verdict}, and alone {without[key]}"
         for key, verdict in decided.items()
@@ -211,8 +222,15 @@ def wrong(run: Path, alone: Results) -> list[str]:
     there = _visits(run)
     merged = {path.parent.parent.name + "/" + path.parent.name for path in (run / HOSTS).glob(f"*/*/{JOURNAL}")}
     kept = Counter(visit.workload for share, visits in there.items() if share in merged for visit in visits)
-    if kept != Counter(found.num_visits):
-        problems.append(f"hosts have finished the visits {dict(kept)}, and the run holds {found.num_visits}")
+    held = sum((Counter(part.num_visits) for part in parts.values()), Counter[str]())
+    if kept != held:
+        problems.append(f"hosts have finished the visits {dict(kept)}, and the run holds {dict(held)}")
+    numbers = Counter(place.partition("/")[2] for place in merged)  # a folder is of one share on one host
+    problems += [
+        f"share {share} was measured by {number} hosts, and not by {planned.hosts_per_cell}"
+        for share, number in numbers.items()
+        if number != planned.hosts_per_cell
+    ]
     for path in (run / HOSTS).glob(f"*/*/{JOURNAL}"):
         own = folder_of_runs() / run.name / path.parent.parent.name / path.parent.name / JOURNAL
         if own.read_bytes() != path.read_bytes():
@@ -255,7 +273,14 @@ def _visits(run: Path) -> dict[str, list[events.VisitFinished]]:
 
 
 def _decided(results: Results) -> dict[Key, str]:
-    """The verdicts that are one."""
+    """The verdicts that are one; of all hosts together where several have measured a cell."""
+    across = of_run(results) if replicas(results) else None
+    if across is not None:
+        return {
+            (each.workload.id, each.arm): str(each.verdict)
+            for each in across.cells
+            if each.verdict is not Verdict.undecided
+        }
     return {each.key: str(each.verdict) for each in comparisons(results) if each.verdict is not Verdict.undecided}
 
 
@@ -273,10 +298,15 @@ def main() -> None:
         with machines() as cluster:
             for number in range(asked.times):
                 victim = asked.victims[number % len(asked.victims)]
-                found = trial(cluster, Path(name) / str(number), victim, draws.uniform(0.0, 12.0), alone)
+                planned = Trial(
+                    victim=victim,
+                    after_s=draws.uniform(0.0, LONGEST_S),
+                    hosts_per_cell=1 + number // len(asked.victims) % 2,
+                )
+                found = trial(cluster, Path(name) / str(number), planned, alone)
                 num_bad += bool(found.problems)
                 print(  # noqa: T201 - that is what it is for
-                    f"{number + 1}: {found.victim} after {found.after_s:.1f} s: "
+                    f"{number + 1}: {found.hosts_per_cell} for each cell, {found.victim} after {found.after_s:.1f} s: "
                     f"{'; '.join(found.problems) or 'good'}; {found.superseded} visits superseded, "
                     f"{found.decided} comparisons decided, alone {len(_decided(alone))}",
                     flush=True,

@@ -60,7 +60,7 @@ def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(t
     pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     with torture_cluster.machines() as cluster:
-        words = [*torture_cluster.SWEEP, "--cluster", cluster.address, "--results", str(tmp_path)]
+        words = [*torture_cluster.SHORT, "--cluster", cluster.address, "--results", str(tmp_path)]
         driving = subprocess.Popen(
             [sys.executable, "-c", PATIENCE, "run", *words], stdout=subprocess.PIPE, stderr=subprocess.STDOUT
         )
@@ -85,9 +85,15 @@ def test_where_no_host_is_left_cells_are_lost_and_those_that_join_measure_them(t
 def test_whoever_dies_nothing_finished_is_lost_and_verdicts_are_the_same(tmp_path, monkeypatch):
     pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    alone = torture_cluster.local(tmp_path / "local")
+    alone = torture_cluster.local(tmp_path / "local", torture_cluster.SHORT)
     with torture_cluster.machines() as cluster:
-        for victim in torture_cluster.VICTIMS:
-            after_s = random.uniform(0.0, 6.0)
-            found = torture_cluster.trial(cluster, tmp_path / victim, victim, after_s, alone)
+        for victim, hosts_per_cell in [*((victim, 1) for victim in torture_cluster.VICTIMS), ("node", 2)]:
+            planned = torture_cluster.Trial(
+                victim=victim,
+                after_s=random.uniform(0.0, 6.0),
+                hosts_per_cell=hosts_per_cell,
+                sweep=torture_cluster.SHORT,
+                fewest_decided=0,
+            )
+            found = torture_cluster.trial(cluster, tmp_path / f"{victim}{hosts_per_cell}", planned, alone)
             assert found.problems == [], found

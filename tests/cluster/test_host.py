@@ -2,18 +2,21 @@
 
 import itertools
 import os
+import signal
 import socket
 import subprocess
 import sys
 import threading
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
 
 from attnbench.cluster import host as hosts
-from attnbench.cluster.host import Answer, Host, Known, bench_slot, own_name
+from attnbench.cluster.host import Answer, Host, HowFar, Known, Receiver, bench_slot, own_name
 from attnbench.cluster.shares import Share, placed, split
+from attnbench.devices import processor
 from attnbench.plugins import name_of
 from attnbench.processes.planning import Selection, plan
 from attnbench.storage.journal import JOURNAL
@@ -50,7 +53,28 @@ def test_a_share_is_measured_once_and_its_journal_handed_back(tmp_path):
     assert path.stat().st_mtime_ns == written_s
     known = msgspec.json.decode(Host("run", "one").known(), type=Known)
     assert known.held == {share.name: True}
+    assert known.kind.startswith(processor())
     assert msgspec.json.decode(Host("run", "two").known(), type=Known).held == {}
+
+
+def test_a_host_says_how_far_it_is_and_waits_for_nobody(monkeypatch):
+    reported, receiver = [], Receiver()
+
+    def receive(host: str, said: bytes) -> None:
+        reported.append(said)
+        receiver.receive(host, said)
+
+    handle = SimpleNamespace(receive=SimpleNamespace(remote=receive))
+    asked = msgspec.json.encode(share_of("fused"))
+    Host("run", "one").measure(asked, handle)
+    assert len(reported) == 1  # it took less than the time between two
+    (said,) = (msgspec.json.decode(each, type=HowFar) for each in receiver.news())
+    assert said.host == "one"
+    assert said.share == msgspec.json.decode(asked, type=Share).name
+    assert receiver.news() == []
+    monkeypatch.setattr(hosts, "REPORT_EVERY_S", 0.0)
+    Host("again", "one").measure(asked, handle)
+    assert {msgspec.json.decode(each, type=HowFar).stage for each in reported} == {"check", "observe"}
 
 
 def test_a_file_of_the_plan_is_shipped_by_its_digest_and_keeps_its_name(tmp_path):
@@ -97,6 +121,13 @@ def test_what_a_killed_actor_has_left_behind_is_waited_for():
     with bench_slot():
         assert left.poll() is not None or not hosts._environment_of(left.pid)
     left.wait()
+
+
+def test_what_does_not_end_by_itself_is_ended(monkeypatch):
+    monkeypatch.setattr(hosts, "LEFT_S", 0.2)
+    left = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"], env={**os.environ, hosts.SLOT: "1"})
+    with bench_slot():
+        assert left.wait() == -signal.SIGKILL
 
 
 def test_threads_that_ray_has_set_are_not_the_users(monkeypatch):

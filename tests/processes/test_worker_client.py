@@ -1,17 +1,21 @@
 """What a worker is started with: a memory layout of its own, and a heartbeat that outlives it and leaves no file."""
 
+import select
+import socket
 import subprocess
 import sys
 import tempfile
+import time
+from contextlib import suppress
 
 import msgspec
 import psutil
 import pytest
 import torch
 
-from attnbench.processes.messages import Failed, Heartbeat, Observe, Start
+from attnbench.processes.messages import FORK, NUMBER, Failed, Heartbeat, Observe, Start
 from attnbench.processes.worker.answers import Worker
-from attnbench.processes.worker_client import ProcessClient
+from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
 from attnbench.storage.records import Arm, Status
 from attnbench.workloads.workload import Workload
@@ -38,6 +42,46 @@ def test_a_heartbeat_is_read_in_another_process_and_leaves_no_file(monkeypatch, 
     subprocess.run(command, check=True, pass_fds=[heartbeat.file])
     assert heartbeat.read() == (2, 7)
     heartbeat.close()
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_worker_ends_with_its_coordinator_though_an_answer_was_not_read(tmp_path):
+    """A line whose other end is closed with bytes in it is reset, and not at its end."""
+    template, heartbeat = Template(tmp_path / "log", {}, "", []), Heartbeat()
+    mine, theirs = socket.socketpair()
+    with theirs:
+        worker = psutil.Process(template.fork(theirs, heartbeat.file))
+    mine.sendall(msgspec.json.encode(Start()) + b"\n")
+    assert select.select([mine], [], [], 60)[0]
+    mine.close()
+    assert has_ended(worker)
+    template.close()
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_template_ends_its_workers_though_its_answer_was_not_read(tmp_path):
+    template, heartbeat = Template(tmp_path / "log", {}, "", []), Heartbeat()
+    mine, theirs = socket.socketpair()
+    worker = psutil.Process(template.fork(theirs, heartbeat.file))
+    with (tmp_path / "log").open("ab") as log, theirs:
+        socket.send_fds(template._line, [NUMBER.pack(FORK)], [theirs.fileno(), log.fileno(), heartbeat.file])
+    assert select.select([template._line], [], [], 60)[0]
+    template._line.close()
+    assert has_ended(worker)
+    assert template._process.wait(60) == 0
+    mine.close()
+
+
+def has_ended(process: psutil.Process) -> bool:
+    """Whether a process comes to its end soon; nobody need have asked for its exit code."""
+    for _ in range(200):
+        with suppress(psutil.NoSuchProcess):
+            if process.status() != psutil.STATUS_ZOMBIE:
+                time.sleep(0.05)
+                continue
+        return True
+    process.kill()
+    return False
 
 
 DEEDS = {

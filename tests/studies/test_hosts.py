@@ -83,3 +83,20 @@ def test_the_costs_of_a_coordinator_grow_in_straight_lines(tmp_path: Path) -> No
     for name in ("at_work_bytes", "read_bytes", "journal_bytes"):
         assert getattr(many, name) / many.num_cells == pytest.approx(getattr(few, name) / few.num_cells, rel=0.5)
     assert coordination.slope([few, many], lambda cost: 7.0 * cost.num_cells + 3) == pytest.approx(7.0)
+    assert "Ray 9.9" not in text
+    ray = coordination.RayCost(
+        version="9.9", start_s=0.5, call_s=1e-3, handed_s=2e-3, fetched_s=3e-3, nodes_s=4e-3, share_bytes=2048,
+        journal_bytes=2**20,
+    )  # fmt: skip
+    said = coordination.page([few, many], ray)
+    assert all(each in said for each in ("Ray 9.9", "1.00 ms", "2.00 KiB", "2.00 ms", "1.00 MiB", "3.00 ms", "500 ms"))
+
+
+@pytest.mark.long
+@pytest.mark.filterwarnings("ignore")  # Ray's own
+def test_what_ray_costs_is_measured_where_it_is_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("ray", reason="ray is not installed: pip install attnbench[cluster]")
+    monkeypatch.setattr(coordination, "NUM_CALLS", 20)
+    found = coordination.over_ray(10_000)
+    assert found is not None
+    assert min(found.call_s, found.start_s, found.handed_s, found.fetched_s, found.nodes_s, found.share_bytes) > 0

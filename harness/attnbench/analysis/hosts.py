@@ -4,22 +4,20 @@ Each host has a run, or a part of one, of its own, with its own blocks, interfer
 show is put together, by statistics/hosts.py. Hosts of other kinds stay side by side. Why: docs/adr/0039.
 """
 
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import attrgetter
 
 from attnbench.analysis.comparisons import NEAR, Compared, compared
-from attnbench.analysis.results import Results, read
+from attnbench.analysis.results import Results, replicas
 from attnbench.statistics.hosts import OfKind, Seen, by_kind, failing
 from attnbench.statistics.intervals import Estimate, Pairs, pairs
 from attnbench.statistics.verdicts import ALONE, CELLS, Judgement, judge, paired_effect, within
-from attnbench.storage.journal import has_journal
-from attnbench.storage.records import LATENCY, Arm, Environment, Key, Record, Verdict
+from attnbench.storage.records import BOOT, LATENCY, Arm, Environment, Key, Record, Verdict
 from attnbench.workloads.workload import Workload
 
-FOLDER = "hosts"
-"""Below the folder of a run: a folder for each host, by its name, with the journal of that host."""
 CHANGED = "its machine changed during the run"
 UNKNOWN = "unknown"
 
@@ -68,6 +66,21 @@ class Hosts:
     failed: dict[str, str]  # the hosts that do not count, and why
     cells: list[Across]
     floors: dict[tuple[str, str], Estimate]  # by host and workload: the baseline's A/A control relative to it
+
+    @property
+    def is_replicated(self) -> bool:
+        """Whether several hosts have measured one cell."""
+        places = (dict.fromkeys(record.workload.id for record in part.records) for part in self.parts.values())
+        return max(Counter(workload for ids in places for workload in ids).values(), default=0) > 1
+
+    @cached_property
+    def one_machine(self) -> list[list[str]]:
+        """The hosts that are of one machine, together: they say nothing of how far machines lie apart."""
+        found: dict[str, list[str]] = {}
+        for name, part in self.parts.items():
+            for boot in boots(part):
+                found.setdefault(boot, []).append(name)
+        return [list(names) for names in dict.fromkeys(tuple(each) for each in found.values() if len(each) > 1)]
 
     @cached_property
     def kinds(self) -> dict[str, list[str]]:
@@ -225,20 +238,77 @@ def _require_one_plan(parts: Mapping[str, Results]) -> None:
             raise ValueError(f"{first} and {other} were measured by other rules, and cannot be put together: {asked}")
 
 
+def boots(results: Results) -> set[str]:
+    """By what the machine of a run is known: a digest for each start of its system; none in older journals."""
+    found = (record.environment for record in results.records if record.environment is not None)
+    return {boot for each in found if (boot := each.moment.get(BOOT))}
+
+
+def require_machines(parts: Mapping[str, Results]) -> None:
+    """Check that runs which are to stand for a host each are of different machines, as far as they say it.
+
+    Raises:
+        ValueError: two are of one machine.
+    """
+    known: dict[str, str] = {}
+    for name, part in parts.items():
+        for place in boots(part) or set(part.hosts):
+            other = known.setdefault(place, name)
+            if other != name:
+                same = f"{other} and {name} were measured on one machine, and --hosts takes runs of several"
+                raise ValueError(f"{same}: give one run of each machine, or leave --hosts out to see them side by side")
+
+
 @lru_cache(maxsize=1)
 def of_run(results: Results) -> Hosts | None:
     """What the hosts of a run say together; None where it was on one machine.
 
-    Each has a journal of its own in `FOLDER`, or its cells are among those of the run, where each is of one host.
+    Each has a journal of its own, or its cells are among those of the run, where each is of one host.
 
     Raises:
         ValueError: the journal of a host cannot be read, or see `together`.
     """
-    folders = sorted(path for path in (results.folder / FOLDER).glob("*") if path.is_dir() and has_journal(path))
-    if folders:
-        return together({path.name: read(path) for path in folders})
-    parts = {
+    parts = parts_of(results)
+    return together(parts) if parts else None
+
+
+def parts_of(results: Results) -> dict[str, Results]:
+    """What each host of a run has measured of it, by its name; nothing where it was on one machine.
+
+    Raises:
+        ValueError: the journal of a host cannot be read.
+    """
+    return replicas(results) or {
         host: replace(results, records=tuple(record for record in results.records if record.host == host))
         for host in results.hosts
     }
-    return together(parts) if parts else None
+
+
+def shown(results: Results) -> Results:
+    """A run whose tables show, of each workload that several hosts have measured, the first host that counts."""
+    found = of_run(results)
+    if found is None or not found.failed or not replicas(results):
+        return results
+    there = {host: {record.workload.id for record in part.records} for host, part in found.parts.items()}
+    chosen = {}
+    for record in results.records:
+        counted = (host for host, ids in there.items() if host not in found.failed and record.workload.id in ids)
+        if record.host in found.failed and (host := next(counted, None)) is not None:
+            chosen[record.workload.id] = found.parts[host]
+    records, warnings = [], dict(results.warnings)
+    for record in results.records:
+        part = chosen.get(record.workload.id)
+        if part is None:
+            records.append(record)
+            continue
+        records += [each for each in part.records if each.key == record.key]
+        warnings[record.key] = part.warnings.get(record.key, ())
+    return replace(
+        results,
+        records=tuple(records),
+        warnings=warnings,
+        num_visits=results.num_visits | {workload: part.num_visits[workload] for workload, part in chosen.items()},
+        discarded=results.discarded
+        | {workload: part.discarded.get(workload, frozenset()) for workload, part in chosen.items()},
+        host_ceilings=results.host_ceilings | {k: v for part in chosen.values() for k, v in part.host_ceilings.items()},
+    )

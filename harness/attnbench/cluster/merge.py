@@ -1,10 +1,12 @@
 """One journal from those of hosts: every event of each share that was finished, in the order of the shares.
 
-A share is one host's: what another host had begun of it stays in that host's journal, and is not merged. The journal
-that is made is an ordinary one, in which `worker_started` names the host of what follows it.
+The journal that is made is an ordinary one, in which `worker_started` names the host of what follows it. Of a share
+that several hosts have finished it has one host's; what each host has measured then becomes a journal of its own, too.
+Samples of two hosts are never in one cell. What a host had begun and not finished stays in its own journal, there.
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import msgspec
@@ -12,66 +14,99 @@ import msgspec
 from attnbench.cluster.shares import Share
 from attnbench.storage import events
 from attnbench.storage.events import Event, Plan
-from attnbench.storage.journal import JOURNAL, write
+from attnbench.storage.journal import HOSTS, JOURNAL, write
 from attnbench.storage.journal import events as read_events
 from attnbench.storage.records import Status
 
-HOSTS = "hosts"
-"""In the folder of a run: HOST/SHARE/journal.jsonl, as the hosts wrote them."""
+Measured = tuple[Share, str, list[Event]]
+"""A share, a host that has finished it, and the events of its journal."""
 
 
 def journal_path(folder: Path, host: str, share: str) -> Path:
-    """Where a run keeps the journal of a share."""
+    """Where a run keeps the journal of a share, as the host wrote it: hosts/HOST/SHARE/journal.jsonl."""
     return folder / HOSTS / host / share / JOURNAL
 
 
-def finished(folder: Path, share: Share) -> tuple[str, list[Event]] | None:
-    """The host that has finished a share, and its events; None where none has.
+def finished(folder: Path, share: Share) -> dict[str, list[Event]]:
+    """The hosts that have finished a share, each with its events.
 
     Raises:
         DamagedError: a journal is damaged.
     """
+    found = {}
     for path in sorted((folder / HOSTS).glob(f"*/{share.name}/{JOURNAL}")):
         history = list(read_events(path))
         if history and isinstance(history[-1], events.RunFinished):
-            return path.parent.parent.name, history
-    return None
+            found[path.parent.parent.name] = history
+    return found
 
 
 def merge(
-    folder: Path, started: events.RunStarted, shares: Iterable[Share], lost: Mapping[str, str], *, is_over: bool
+    folder: Path, started: events.RunStarted, shares: Sequence[Share], lost: Mapping[str, str], *, is_over: bool
 ) -> None:
-    """Write the journal of a run again, from those of its hosts.
+    """Write the journal of a run again, and those of its hosts where several have measured one share.
 
     `lost` says of shares that no host could measure why; `is_over` that nothing is going on with the others.
 
     Raises:
         DamagedError: a host's journal is damaged.
-        OSError: the journal cannot be written.
+        OSError: a journal cannot be written.
     """
-    write(folder / JOURNAL, merged(folder, started, shares, lost, is_over=is_over))
+    found = {share.name: finished(folder, share) for share in shares}
+    most = Counter(host for hosts in found.values() for host in hosts)
+    order = sorted(most, key=lambda host: (-most[host], host))  # so that few hosts stand for the whole run
+    measured = {
+        host: [(share, host, found[share.name][host]) for share in shares if host in found[share.name]]
+        for host in order
+    }
+    first: list[Measured] = []
+    for share in shares:
+        host = next((host for host in order if host in found[share.name]), None)
+        if host is not None:
+            first.append((share, host, found[share.name][host]))
+    spent_s = max((sum(_end(history).elapsed_s for *_, history in own) for own in measured.values()), default=0.0)
+    gone = [(share, lost[share.name]) for share in shares if share.name in lost and not found[share.name]]
+    write(folder / JOURNAL, merged(started, first, gone, spent_s if is_over else None))
+    if all(len(hosts) < 2 for hosts in found.values()):  # noqa: PLR2004 - several
+        return
+    for host, own in measured.items():
+        ids = {workload.id for share, *_ in own for workload in share.plan.workloads}
+        plan = msgspec.structs.replace(
+            started.plan,
+            workloads=tuple(each for each in started.plan.workloads if each.id in ids),
+            left_out={name: tuple(each for each in out if each in ids) for name, out in started.plan.left_out.items()},
+            mixes=(),
+            traced={},
+        )
+        spent_s = sum(_end(history).elapsed_s for *_, history in own)
+        part = merged(msgspec.structs.replace(started, plan=plan), own, (), spent_s if is_over else None)
+        write(folder / HOSTS / host / JOURNAL, part)
+
+
+def _end(history: Sequence[Event]) -> events.RunFinished:
+    ended = history[-1]
+    assert isinstance(ended, events.RunFinished)
+    return ended
 
 
 def merged(
-    folder: Path, started: events.RunStarted, shares: Iterable[Share], lost: Mapping[str, str], *, is_over: bool
+    started: events.RunStarted,
+    measured: Sequence[Measured],
+    lost: Sequence[tuple[Share, str]],
+    elapsed_s: float | None,
 ) -> Iterator[Event]:
-    """The events of a run: its start, those of each finished share, cells that were lost, and its end."""
+    """The events of a run: its start, those of each share, cells that were lost, and its end where it has one."""
     yield started
-    num_workers, spent_s, reasons, places = 0, dict[str, float](), dict[str, None](), set[tuple[str, object]]()
-    ended: events.RunFinished | None = None  # the share before: a run whose last line says so has come to its end
-    for share in shares:
-        found = finished(folder, share)
-        if found is None:
-            if share.name in lost:
-                yield from _lost(share.plan, lost[share.name])
-            continue
-        host, history = found
+    for share, why in lost:
+        yield from _lost(share.plan, why)
+    num_workers, places = 0, set[tuple[str, object]]()
+    for number, (_, host, history) in enumerate(measured):
         begun = num_workers
-        if ended is not None:
-            yield ended
+        if number:
+            yield _end(measured[number - 1][2])  # a run whose last line says so has come to its end
         for event in history:
             match event:
-                case events.RunStarted() | events.BaselineAccepted():
+                case events.RunStarted() | events.BaselineAccepted() | events.RunFinished():
                     continue
                 case events.WorkerStarted():
                     num_workers += 1
@@ -84,20 +119,15 @@ def merged(
                         )
                 case events.VisitFinished():
                     yield _shifted(event, begun)
-                case events.RunFinished():
-                    ended = event
                 case _:
                     yield event
-        assert ended is not None
-        spent_s[host] = spent_s.get(host, 0.0) + ended.elapsed_s
-        reasons[ended.reason] = None
-    if is_over:
-        if ended is not None:
-            yield ended
+    if elapsed_s is not None:
+        ends = [_end(history) for *_, history in measured]
+        yield from ends[-1:]
         yield events.RunFinished(
-            time=started.time if ended is None else ended.time,
-            elapsed_s=max(spent_s.values(), default=0.0),
-            reason="; ".join(filter(None, reasons)),
+            time=ends[-1].time if ends else started.time,
+            elapsed_s=elapsed_s,
+            reason="; ".join(filter(None, dict.fromkeys(end.reason for end in ends))),
         )
 
 

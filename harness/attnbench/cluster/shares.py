@@ -21,8 +21,10 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
     files: dict[str, bytes] = msgspec.field(default_factory=dict)
 
 
-def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
+def split(plan: Plan, run: str, at_once: float) -> list[Share]:
     """The shares of a plan. Each takes every n-th workload, so that all take about as long.
+
+    `at_once` is how many of them are measured at a time: the number of hosts, where one host measures each.
 
     A comparison that is decided by the rule of its share is decided by that of the whole plan, too: of m comparisons
     the rule asks for an e-value of m / (share of false verdicts x number of verdicts), and a share of m' has as much
@@ -32,7 +34,7 @@ def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
         ValueError: a file that the plan names has changed.
         OSError: it cannot be read.
     """
-    number = max(1, min(len(plan.workloads), SHARES_A_HOST * num_hosts))
+    number = max(1, min(len(plan.workloads), round(SHARES_A_HOST * at_once)))
     files = {spec: path.read_bytes() for spec in plan.implementations if (path := _path(spec)) is not None}
     for spec, content in files.items():
         if _digest(content) != plan.digests.get(spec):
@@ -44,7 +46,7 @@ def split(plan: Plan, run: str, num_hosts: int) -> list[Share]:
         own = msgspec.structs.replace(
             plan,
             workloads=workloads,
-            budget_s=plan.budget_s * part * num_hosts,
+            budget_s=plan.budget_s * part * at_once,
             false_share=plan.false_share * part,
             mixes=(),
             traced={},

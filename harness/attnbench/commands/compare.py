@@ -100,13 +100,14 @@ def compare(
 def _stored_runs(names: tuple[str, str], results: Path) -> "list[Results]":
     """The two runs that the names stand for; empty where they are not names of two runs."""
     from attnbench.analysis.gate import stored
+    from attnbench.analysis.hosts import shown
     from attnbench.analysis.results import read
 
     try:
         paths = [stored.locate(name, results) for name in names]
     except ValueError:
         return []
-    return [read(path) for path in paths]
+    return [shown(read(path)) for path in paths]
 
 
 def summary(results: "Results") -> dict[str, object]:

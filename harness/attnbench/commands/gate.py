@@ -45,6 +45,7 @@ def gate(
     from attnbench.analysis.gate import stored
     from attnbench.analysis.gate.decision import judge, judge_sides
     from attnbench.analysis.gate.rulings import load
+    from attnbench.analysis.hosts import shown
     from attnbench.analysis.results import read
     from attnbench.plugins import implementation_names
     from attnbench.storage.journal import newest_run
@@ -56,7 +57,7 @@ def gate(
     if len(given) > MOST_RUNS:
         raise ValueError(f"gate takes two runs at most, and {len(given)} were given: BASE and CANDIDATE")
     paths = [stored.locate(name, results) for name in given] or [newest_run(results)]
-    found = [read(path) for path in paths]
+    found = [shown(read(path)) for path in paths]
     if len(found) == 1 and found[0].plan.sides is None:
         found.insert(0, read(stored.find(found[0], results)))
     *before, after = narrowed(found, [*names, *(implementations or ())], settings or ())

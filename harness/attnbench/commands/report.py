@@ -31,26 +31,33 @@ def report(
     as_json: AsJson = False,
 ) -> None:
     """Rebuild every report of a stored run, or write one page that shows several side by side. Needs no torch."""
-    from attnbench.analysis.hosts import together
+    from attnbench.analysis.hosts import boots, parts_of, require_machines, shown, together
     from attnbench.analysis.results import read
-    from attnbench.commands.running import finished, write_reports
+    from attnbench.commands import running
     from attnbench.reports import hosts, story
     from attnbench.storage.files import put
     from attnbench.storage.journal import copy_journal, find_run, newest_run
 
     first, *others = [find_run(name, results) for name in runs or ()] or [newest_run(results)]
-    stored, more = read(first), [read(other) for other in others]
+    stored, more = shown(read(first)), [shown(read(other)) for other in others]
     target = to or (stored.folder / TOGETHER if more else stored.folder)
     failed = False
-    across = together(named([stored, *more])) if are_hosts else None
+    parts: dict[str, Results] = {}
+    for name, run in named([stored, *more]).items() if are_hosts else ():
+        own = parts_of(run)
+        parts |= {f"{name}/{host}": part for host, part in own.items()} if len(own) > 1 else {name: run}
+    require_machines(parts)
+    across = together(parts) if are_hosts else None
+    if unknown := [name for name, part in parts.items() if not boots(part) and not part.hosts]:
+        running.note(f"warning: {', '.join(unknown)}: not known on which machine; make sure that each is of another")
     if more:
         target.mkdir(parents=True, exist_ok=True)
         put(target / PAGE, story.page(stored, more))
     else:
         if to is not None and to.resolve() != stored.folder.resolve():
             copy_journal(stored.folder, to)
-        with finished(stored.folder):
-            failed = write_reports(stored, target)
+        with running.finished(stored.folder):
+            failed = running.write_reports(stored, target)
     if across is not None:
         put(target / HOSTS, hosts.text(across))
     page = target / PAGE

@@ -41,29 +41,45 @@ def run(
             "machine, to try it out. Needs attnbench\\[cluster].",
         ),
     ] = "",
+    hosts_per_cell: Annotated[
+        int,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="With --cluster: measure each cell on N hosts of each kind, or on as many as there are, and judge "
+            "them together. From 3 on their spread is known.",
+        ),
+    ] = 1,
     is_interpreted: Annotated[bool, typer.Option("--interpret", hidden=True)] = False,
     as_json: AsJson = False,
 ) -> None:
     """Sweep, check, measure, store and report."""
     from attnbench import plugins
-    from attnbench.cluster.merge import HOSTS
     from attnbench.commands import running, terminal
     from attnbench.processes.execution import new_folder, refuse_interpreted
     from attnbench.processes.planning import plan
+    from attnbench.storage.journal import HOSTS
 
-    if cluster and (dry_run or is_interpreted):
-        raise ValueError(f"--cluster and {'--dry-run' if dry_run else '--interpret'}: give one of them")
+    _require_together(
+        (bool(cluster) and is_interpreted, "--cluster and --interpret: give one of them"),
+        (
+            hosts_per_cell > 1 and not cluster,
+            f"--hosts-per-cell {hosts_per_cell} needs --cluster: give it, too",
+        ),
+        (dry_run and resume is not None, "--dry-run and --resume: give one of them"),
+        (device_facts is not None and not dry_run, "--device-facts describes what is not here: give --dry-run, too"),
+    )
     if dry_run:
-        if resume is not None:
-            raise ValueError("--dry-run and --resume: give one of them")
         from attnbench.commands.dry_run import print_plan
         from attnbench.devices import described
 
         sheet = None if device_facts is None else described.load(device_facts)
-        print_plan(plan(options.selection(baseline=baseline)), results, as_json=as_json, sheet=sheet)
+        planned = plan(options.selection(baseline=baseline))
+        if cluster:
+            hosts = f"{hosts_per_cell} host{'s' * (hosts_per_cell > 1)} of each kind in the cluster"
+            running.note(f"each of {planned.num_cells} cells is measured on {hosts}; predicted here, for this machine:")
+        print_plan(planned, results, as_json=as_json, sheet=sheet)
         return
-    if device_facts is not None:
-        raise ValueError("--device-facts describes a device that is not here: give --dry-run, too")
     if resume is not None:
         folder, planned = running.to_resume(
             options.context, resume, results, {"names", "--implementation", "--cluster"}
@@ -83,7 +99,9 @@ def run(
     running.note(f"{len(planned.workloads)} workloads x {number} implementation{plural}, into {folder}")
     kept = running.kept(planned, folder)
     if cluster:
-        measured = running.execute_on_cluster(planned, folder, cluster, kept=f"{kept} --cluster {cluster}")
+        measured = running.execute_on_cluster(
+            planned, folder, cluster, hosts_per_cell=hosts_per_cell, kept=f"{kept} --cluster {cluster}"
+        )
     elif (folder / HOSTS).exists():
         raise ValueError(f"{folder} is a run on a cluster: say again which, with --cluster")
     else:
@@ -98,6 +116,17 @@ def run(
     running.conclude(measured, has_findings=failed)
 
 
+def _require_together(*rules: tuple[bool, str]) -> None:
+    """Check which options are given together.
+
+    Raises:
+        ValueError: one is given without what it needs, or with what it excludes.
+    """
+    for is_wrong, said in rules:
+        if is_wrong:
+            raise ValueError(said)
+
+
 COMMAND = Command(
     function=run,
     order=20,
@@ -107,6 +136,6 @@ COMMAND = Command(
         "attnbench run mine.py --sweep quick --budget 120",
         "attnbench run --resume RUN",
         "attnbench run --sweep gpu --dry-run --device-facts h200",
-        "attnbench run --sweep full --cluster auto",
+        "attnbench run --sweep full --cluster auto --hosts-per-cell 3",
     ),
 )

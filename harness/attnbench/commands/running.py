@@ -15,6 +15,7 @@ from rich.table import Column
 
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons
+from attnbench.analysis.hosts import shown
 from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.processes import execution
@@ -78,8 +79,10 @@ def execute(
         return read(folder)
 
 
-def execute_on_cluster(plan: Plan, folder: Path, address: str, *, kept: str) -> Results:
+def execute_on_cluster(plan: Plan, folder: Path, address: str, *, hosts_per_cell: int = 1, kept: str) -> Results:
     """Run a plan on the hosts of a Ray cluster to its end, and read the results.
+
+    Of each kind of host so many measure each cell; a run that is gone on with keeps its number.
 
     Raises:
         ValueError: no Ray, no cluster, no host, or the folder cannot be written.
@@ -88,14 +91,14 @@ def execute_on_cluster(plan: Plan, folder: Path, address: str, *, kept: str) -> 
     from attnbench.cluster import driver
 
     try:
-        driver.sweep(plan, folder, address, note)
+        driver.sweep(plan, folder, address, note, hosts_per_cell)
     except KeyboardInterrupt:
         typer.echo(plain(kept), err=True)
         raise typer.Exit(ExitCode.interrupted) from None
     except OSError as error:
         raise ValueError(f"cannot write to {error.filename or folder}: {error.strerror}; {kept}") from None
     with finished(folder):
-        return read(folder)
+        return shown(read(folder))
 
 
 @contextmanager

@@ -17,13 +17,13 @@ from attnbench.analysis.comparisons import doubts, failed, untried
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
 from attnbench.commands import VERBOSITY
-from attnbench.reports import cells, grouped, sides, story
+from attnbench.reports import cells, grouped, hosts, sides, story
 from attnbench.storage.records import Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
 from attnbench.workloads.workload import Workload
 
 LONGEST_UNBROKEN, LONGEST_NAME = 40, 32
-MANY, DENSE_WIDTH = 12, 120
+FEW, MANY, DENSE_WIDTH = 5, 12, 120
 UNDECIDED = "?: undecided, the times may as well be equal; more time may decide it."
 WRONG = "WRONG"
 DOUBTFUL = "?: doubtful or undecided, for the reason at the top."
@@ -51,6 +51,7 @@ def print_results(results: Results) -> None:
     if VERBOSITY.is_quiet:
         _print_answer(results)
         return
+    print_hosts(results)
     metrics = metric_columns(results)
     for title, members in cells.groups(results).items():
         say(title, "bold")
@@ -67,6 +68,23 @@ def print_results(results: Results) -> None:
     print_findings(results)
     say("")
     _print_answer(results)
+
+
+def print_hosts(results: Results) -> None:
+    """The verdicts of all hosts together, by kind, where several have measured."""
+    found = hosts.over_all(results)
+    if found is None:
+        return
+    say("All hosts together", "bold")
+    for mark, text in hosts.kinds(found).items():
+        say(f"{mark}: {text}")
+    for title, members in hosts.verdicts(found).items():
+        say(title, "bold")
+        columns = list(members[0])
+        print_table(columns, [[row[column] for column in columns] for row in members], dense=len(columns) > FEW)
+    if line := hosts.shown(results):
+        say(line)
+    say("")
 
 
 def _print_answer(results: Results) -> None:
@@ -301,11 +319,35 @@ def summary(found: Results) -> dict[str, object]:
         "folder": str(found.folder),
         "seed": found.plan.seed,
         "counts": Counter(str(record.status) for record in found.records),
+        **_of_hosts(found),
         "cells": [
             {column: row[column] for column in columns} | {"message": row["message"] or ""}
             for row in rows(table(found))
         ],
     }
+
+
+def _of_hosts(found: Results) -> dict[str, object]:
+    """What hosts say together, where several have measured: a row for each comparison on each kind of host."""
+    together = hosts.over_all(found)
+    if together is None:
+        return {}
+    rows_of_kinds = [
+        {
+            "workload": each.workload.id,
+            "implementation": each.arm.implementation,
+            "kind": each.kind,
+            "hosts": sorted(each.of_kind.ratios),
+            "left_out": each.of_kind.left_out,
+            "ratio": each.ratio.point,
+            "ratio_low": each.ratio.low,
+            "ratio_high": each.ratio.high,
+            "hosts_differ_by": each.of_kind.spread,
+            "verdict": str(each.verdict),
+        }
+        for each in together.cells
+    ]
+    return {"hosts": {"failed": together.failed, "comparisons": rows_of_kinds}}
 
 
 def print_sides(results: Results) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import importlib
 import os
+import platform
 import re
 from collections.abc import Mapping
 from contextlib import suppress
@@ -206,6 +207,13 @@ class Device(Protocol):
 
 
 @cache
+def processor() -> str:
+    """The model of this machine's processor, in the system's words."""
+    cpuinfo = Path("/proc/cpuinfo")
+    model = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
+    return model[1].strip() if model else platform.processor() or platform.machine()
+
+
 def names() -> tuple[str, ...]:
     """The devices that there are files for, sorted; none is imported."""
     files = sorted(Path(__file__).parent.glob("[a-z]*.py"))

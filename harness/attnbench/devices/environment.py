@@ -1,8 +1,10 @@
 """Where a run takes place, as loaded: processor, versions, threads, settings and flags. No host name, no path."""
 
+import hashlib
 import os
 import platform
 import re
+from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -11,8 +13,8 @@ import numpy as np
 import psutil
 import torch
 
-from attnbench.devices import device, names
-from attnbench.storage.records import Environment
+from attnbench.devices import device, names, processor
+from attnbench.storage.records import BOOT, Environment
 
 SETTINGS = (
     "OMP_NUM_THREADS",
@@ -60,11 +62,9 @@ def collect() -> Environment:
     for each in facts:
         versions |= each.versions
         flags |= each.flags
-    cpuinfo = Path("/proc/cpuinfo")
-    model = re.search(r"model name\s*:\s*(.+)", cpuinfo.read_text()) if cpuinfo.exists() else None
     settings = [*SETTINGS, *(name for each in facts for name in each.settings)]
     return Environment(
-        cpu=model[1].strip() if model else platform.processor() or platform.machine(),
+        cpu=processor(),
         cpu_capability=torch.backends.cpu.get_cpu_capability(),
         num_physical_cores=psutil.cpu_count(logical=False) or 0,
         num_logical_cores=psutil.cpu_count() or 0,
@@ -98,6 +98,9 @@ def _moment() -> dict[str, str]:
     spent: Any = psutil.cpu_times()  # its fields differ from system to system
     if hasattr(spent, "steal") and sum(spent):
         moment["stolen by the host since boot"] = f"{100 * spent.steal / sum(spent):.1f} %"
+    with suppress(OSError):  # random, of each start of a system: by it two runs of one machine are known as such
+        boot = Path("/proc/sys/kernel/random/boot_id").read_bytes()
+        moment[BOOT] = hashlib.sha256(boot).hexdigest()[:8]
     return moment
 
 

@@ -1,7 +1,9 @@
 """A run on several hosts, as hosts.md: kinds of host side by side, how far hosts lie apart, and who does not count."""
 
 import math
+from collections import Counter
 
+from attnbench.analysis.comparisons import doubts
 from attnbench.analysis.hosts import Across, Hosts, of_run
 from attnbench.analysis.results import Results
 from attnbench.reports import cells, grouped, text_report
@@ -13,15 +15,43 @@ FEW = f"Fewer than {FEWEST_HOSTS} hosts of a kind say nothing of others of it: a
 
 
 def lines(results: Results) -> list[str]:
-    """Who is the fastest on each kind of host, and who wins on one and loses on another; none where all are of one."""
+    """Who is the fastest on each kind of host, and who wins on one and loses on another; none of one host alone."""
+    found = over_all(results)
+    if found is None:
+        return []
+    said = [f"doubtful: {line}" if doubts(results) else line for line in sentences(found)]
+    return said + [FEW] * any(not cell.of_kind.is_general for cell in found.cells)
+
+
+def shown(results: Results) -> str:
+    """Which host stands for each workload in tables and pictures, where several have measured it; else nothing."""
+    found = over_all(results)
+    if found is None or not found.is_replicated:
+        return ""
+    hosts = Counter(host for _, host in dict.fromkeys((each.workload.id, each.host) for each in results.records))
+    named = ", ".join(f"{host or 'none'} ({number})" for host, number in hosts.items())
+    return plain(f"What follows shows one host for each workload: {named}. records.csv has the cells of all hosts.")
+
+
+def speaks(results: Results) -> bool:
+    """Whether only hosts together answer what is the fastest: there are several kinds, or several of a cell."""
     found = of_run(results)
-    return [] if found is None or len(found.kinds) == 1 else sentences(found)
+    return found is not None and (len(found.kinds) > 1 or found.is_replicated)
 
 
 def excluded(results: Results) -> list[str]:
-    """The hosts that do not count, with the reason, a line each."""
+    """The hosts that do not count, or whose verdicts are doubtful, and those that are of one machine, a line each."""
     found = of_run(results)
-    return [] if found is None else [plain(f"Host {name} does not count: {why}.") for name, why in found.failed.items()]
+    if found is None:
+        return []
+    said = [plain(f"Host {name} does not count: {why}.") for name, why in found.failed.items()]
+    if found.is_replicated:  # else each host's doubts are the run's
+        own = doubts(results)
+        said += [
+            plain(f"Host {n}: {line}") for n, part in found.parts.items() for line in doubts(part) if line not in own
+        ]
+    alike = "how far hosts lie apart says nothing of other machines."
+    return said + [plain(f"{', '.join(names)} are one machine: {alike}") for names in found.one_machine]
 
 
 def sentences(found: Hosts) -> list[str]:
@@ -58,23 +88,46 @@ def document(results: Results) -> str:
 
 def text(found: Hosts) -> str:
     """The same of hosts that were put together."""
-    marks = {kind: chr(ord("A") + place) if place < 26 else f"K{place}" for place, kind in enumerate(found.kinds)}  # noqa: PLR2004 - letters
-    legend = {marks[kind]: f"{kind}: {_counted(names)}: {', '.join(names)}" for kind, names in found.kinds.items()}
     parts = [
         "# Several hosts, by kind",
         "Hosts of one kind are put together; kinds are never put together, but stand side by side.",
-        markdown_list({mark: plain(said) for mark, said in legend.items()}),
+        markdown_list(kinds(found)),
     ]
     if said := sentences(found):
         parts += ["## Who wins where", "\n".join(f"- {escaped(line)}" for line in said)]
     parts += ["## Hosts that do not count", _left_out(found)]
     if any(not cell.of_kind.is_general for cell in found.cells):
         parts.append(FEW)
-    first = next(iter(found.parts.values()))
-    titles = cells.titles(first)
-    for title, members in grouped(found.cells, lambda cell: titles.get(cell.workload.id, "other")).items():
-        parts += [f"## {escaped(title)}", markdown_table(_rows(members, marks))]
+    for title, rows in verdicts(found).items():
+        parts += [f"## {escaped(title)}", markdown_table(rows)]
     return "\n\n".join(parts) + "\n"
+
+
+def kinds(found: Hosts) -> dict[str, str]:
+    """The letter of each kind, by which tables name it, with what it is and its hosts."""
+    return {
+        mark: plain(f"{kind}: {_counted(found.kinds[kind])}: {', '.join(found.kinds[kind])}")
+        for kind, mark in _marks(found).items()
+    }
+
+
+def verdicts(found: Hosts) -> dict[str, list[dict[str, str]]]:
+    """By group of workloads a row for each comparison, with three columns for each kind of host."""
+    titles: dict[str, str] = {}
+    for part in found.parts.values():  # none need have measured all
+        titles |= {workload: title for workload, title in cells.titles(part).items() if workload not in titles}
+    by_title = grouped(found.cells, lambda cell: titles.get(cell.workload.id, "other"))
+    return {title: _rows(members, _marks(found)) for title, members in by_title.items()}
+
+
+def _marks(found: Hosts) -> dict[str, str]:
+    return {kind: chr(ord("A") + place) if place < 26 else f"K{place}" for place, kind in enumerate(found.kinds)}  # noqa: PLR2004 - letters
+
+
+def over_all(results: Results) -> Hosts | None:
+    """What hosts say together, where a report begins with it: several have measured."""
+    found = of_run(results)
+    return None if found is None or len(found.parts) == 1 else found
 
 
 def _left_out(found: Hosts) -> str:
@@ -84,7 +137,6 @@ def _left_out(found: Hosts) -> str:
 
 
 def _rows(members: list[Across], marks: dict[str, str]) -> list[dict[str, str]]:
-    """A row for each comparison, with three columns for each kind."""
     rows = []
     for (_, arm), own in grouped(members, lambda cell: (cell.workload.id, cell.arm)).items():
         by_kind = {cell.kind: cell for cell in own}

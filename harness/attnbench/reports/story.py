@@ -72,7 +72,19 @@ def summary(results: Results) -> str:
         title: markdown_table([{column.heading: column.text(row) for column in columns} for row in rows])
         for title, rows in cells.groups(results).items()
     }
-    return rendered("summary.md.jinja", results, tables=tables).rstrip("\n") + "\n"
+    found = hosts.over_all(results)
+    across = {} if found is None else hosts.verdicts(found)
+    return (
+        rendered(
+            "summary.md.jinja",
+            results,
+            tables=tables,
+            kinds={} if found is None else hosts.kinds(found),
+            shown_host=hosts.shown(results),
+            across={title: markdown_table(rows) for title, rows in across.items()},
+        ).rstrip("\n")
+        + "\n"
+    )
 
 
 def page(results: Results, others: Sequence[Results] = ()) -> str:
@@ -87,9 +99,13 @@ def page(results: Results, others: Sequence[Results] = ()) -> str:
         if report.draw is not None
         for picture in report.draw(results)
     ]
+    found = hosts.over_all(results)
     return rendered(
         "page.html.jinja",
         results,
+        kinds={} if found is None else hosts.kinds(found),
+        shown_host=hosts.shown(results),
+        across={} if found is None else hosts.verdicts(found),
         figures=[inlined(picture, number) for number, picture in enumerate(drawn, start=1)],
         asked=asked(results, others),
         machine=machine(results),
@@ -261,11 +277,14 @@ def _beside_base(total: Total) -> str:
 def answer(results: Results) -> list[str]:
     """Who is faster, by how much and at which lengths: a sentence for each group of workloads, first of all.
 
-    Before these what the run says of a whole model, where it was planned for one. Of hosts of several kinds, only what
-    each kind says.
+    Before these what the run says of a whole model, where it was planned for one. Where hosts of several kinds, or
+    several hosts for each cell, have measured, only what they say together; else that comes first.
     """
-    if by_kind := hosts.lines(results):
-        return by_kind
+    together = hosts.lines(results)
+    return together if hosts.speaks(results) else together + _answer(results)
+
+
+def _answer(results: Results) -> list[str]:
     if results.plan.command != "run":
         doubtful = "doubtful: " if doubts(results) else ""
         return [plain(f"{doubtful}{line}") for line in recommended.lines(results)]

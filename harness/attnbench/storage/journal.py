@@ -32,6 +32,8 @@ from attnbench.storage.files import put, writing_to
 JOURNAL = "journal.jsonl"
 PACKED = f"{JOURNAL}.gz"
 """The same, compressed: to be read, and not to be gone on with."""
+HOSTS = "hosts"
+"""In the folder of a run on several hosts: HOST/journal.jsonl has what a host has measured of it."""
 SYNC_EVERY_S = 0.1
 """What a power cut may cost; a kill costs nothing."""
 DIGEST = b',"digest":"%b"}'
@@ -312,12 +314,19 @@ def newest_run(results: Path) -> Path:
     return runs[-1]
 
 
+def host_folders(folder: Path) -> dict[str, Path]:
+    """The folders with the journals of the hosts of a run, by the hosts' names; none where each cell is of one host."""
+    return {path.name: path for path in sorted((folder / HOSTS).glob("*")) if path.is_dir() and has_journal(path)}
+
+
 def copy_journal(folder: Path, target: Path) -> None:
-    """Copy a run's journal into another folder, which is made if need be.
+    """Copy a run's journal, and those of its hosts, into another folder, which is made if need be.
 
     Raises:
         ValueError: the target cannot be written.
     """
-    journal = journal_of(folder)
     with writing_to(target):
-        shutil.copyfile(journal, target / journal.name)
+        for place in (folder, *host_folders(folder).values()):
+            journal, copy = journal_of(place), target / place.relative_to(folder)
+            copy.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(journal, copy / journal.name)

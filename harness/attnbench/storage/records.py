@@ -286,6 +286,10 @@ LIMITS = ("gpu power limit", "gpu ECC", "gpu MIG")
 """Of an environment's `clocks`, what somebody sets and what stays: a GPU is another one with another of these."""
 
 
+BOOT = "boot"
+"""Of an environment's `moment`, a digest that is another one for each machine, and each time that it is started."""
+
+
 class Environment(msgspec.Struct, frozen=True, kw_only=True):
     """Where a run took place. No host name and no path: those identify people, not machines."""
 

@@ -230,11 +230,24 @@ def _notes(base: Results, candidate: Results, thresholds: Thresholds) -> Iterato
             "the machine"
         )
         yield from machine.differences(base, candidate)
+    elif moved := moved_cells(base, candidate):
+        named = ", ".join(f"{old or 'no host'} and {new or 'no host'}" for old, new in dict.fromkeys(moved))
+        yield (
+            f"{len(moved)} cells were measured on other hosts than before ({named}): growth of up to "
+            f"{100 * thresholds.elsewhere:g} % is put down to the machine"
+        )
     before, after = (
         {name_of(spec): digest for spec, digest in results.plan.digests.items()} for results in (base, candidate)
     )
     if before.get(base.plan.baseline, "") != after.get(reference, ""):
         yield f"the source of the reference {reference} has changed: every ratio to it may move with it"
+
+
+def moved_cells(base: Results, candidate: Results) -> list[tuple[str, str]]:
+    """The two hosts of each cell that was not measured on the same one in both runs."""
+    before = {key_of(record): record.host for record in base.records}
+    both = ((before.get(key_of(record), record.host), record.host) for record in candidate.records)
+    return [(old, new) for old, new in both if old != new]
 
 
 def between_runs(
@@ -245,7 +258,7 @@ def between_runs(
     On different machines or with different versions, ratios differ by more. Runs that were asked for other things have
     no times to compare.
     """
-    is_elsewhere = list(base.environments) != list(candidate.environments)
+    is_elsewhere = list(base.environments) != list(candidate.environments) or bool(moved_cells(base, candidate))
     differ = [
         f"{name} ({getattr(base.plan, name)} and {getattr(candidate.plan, name)})"
         for name in ("baseline", "cache", "launch", "pace", "allocator")

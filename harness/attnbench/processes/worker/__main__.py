@@ -37,6 +37,19 @@ def main() -> None:
     gc.collect()
     gc.freeze()  # so that a worker's collections copy none of our pages
     alive: set[int] = set()
+    with suppress(ConnectionError):  # it is reset where the coordinator was killed before it had read an answer
+        serve(line, alive)
+    for worker in alive:
+        end(worker)
+    end_strays(set())
+
+
+def serve(line: socket.socket, alive: set[int]) -> None:
+    """Fork and end workers as the line asks, until it ends; those that are `alive` are kept there.
+
+    Raises:
+        ConnectionError: the line was reset.
+    """
     while True:
         asked, files, *_ = socket.recv_fds(line, NUMBER.size, 3)
         if len(asked) < NUMBER.size:  # the coordinator is gone
@@ -58,9 +71,6 @@ def main() -> None:
             code = end(number)
             end_strays(alive)
             line.sendall(NUMBER.pack(code))
-    for worker in alive:
-        end(worker)
-    end_strays(set())
 
 
 def end(worker: int) -> int:
@@ -87,9 +97,11 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
     answers, lines = os.fdopen(os.dup(line), "wb", buffering=0), SimpleQueue[bytes]()
 
     def listen() -> None:
-        for asked in os.fdopen(line, "rb"):
-            lines.put(asked)
-        os._exit(0)  # the coordinator is gone: nobody waits for what is under way
+        try:
+            for asked in os.fdopen(line, "rb"):
+                lines.put(asked)
+        finally:  # the line is at its end, or was reset since an answer was not read
+            os._exit(0)  # the coordinator is gone: nobody waits for what is under way
 
     threading.Thread(target=listen, daemon=True).start()
     if all(each.is_host or each.missing() for each in map(device, names())):
