@@ -3,7 +3,9 @@
 There is one for each cell, one for an implementation over all of its workloads, and one for a session with two sides.
 """
 
+import functools
 import math
+import operator
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -12,6 +14,7 @@ from operator import itemgetter
 import numpy as np
 
 from attnbench.analysis.results import Results
+from attnbench.devices import nvml
 from attnbench.statistics import evidence
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import Estimate, Pairs, mean_of, paired_ratio, pairs, pairs_with_baseline
@@ -294,7 +297,24 @@ def doubts(results: Results) -> list[str]:
     found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
     if any(len(fingerprints) > 1 for fingerprints in found):  # two sides may have one each
         lines.append("The machine changed during this run: times are not comparable.")
-    return lines
+    said, is_usual = throttled(results)
+    return lines if is_usual else [*lines, said]
+
+
+def throttled(results: Results) -> tuple[str, bool]:
+    """What throttled the device during comparisons, a sentence or ""; and whether that makes no verdict doubtful.
+
+    A power cap is the usual state of a GPU that works hard.
+    """
+    active = {name: found.throttled_by for name, found in results.devices.items() if found.throttled_by}
+    workloads = [each.workload.id for each in comparisons(results)] if active else []
+    during = [active[name] for name in workloads if name in active]
+    if not during:
+        return "", True
+    why = functools.reduce(operator.or_, during)
+    counted = f"during {len(during)} of {len(workloads)} comparisons ({nvml.reasons(why)})"
+    said = f"The driver throttled the device {counted}: times are those of a slower clock, and who needs more power may"
+    return f"{said} lose more.", not why & ~nvml.POWER_CAP
 
 
 def losses(results: Results) -> list[str]:

@@ -4,13 +4,13 @@ The journal holds raw samples alone (storage/journal.py), so that old runs are j
 """
 
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
-from attnbench.analysis.sanity import SystemLoad, judged, slowed, system_load
+from attnbench.analysis.sanity import DeviceSummary, SystemLoad, judged, slowed, summarized, system_load
 from attnbench.statistics.interference import InterferenceGauge
 from attnbench.statistics.intervals import Block
 from attnbench.statistics.samples import Collector
@@ -59,6 +59,7 @@ class Results:
     host_ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # of each, by its name
     warnings: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # of times that make one wonder
     system_load: SystemLoad | None = None  # what other work took of the machine meanwhile
+    devices: Mapping[str, DeviceSummary] = field(default_factory=dict)  # by workload, where a driver says something
     accepted: tuple[
         events.BaselineAccepted, ...
     ] = ()  # of a stored baseline: what it and its predecessors were accepted for
@@ -160,6 +161,7 @@ def read(path: Path) -> Results:
         host_ceilings=host_ceilings,
         warnings=warnings,
         system_load=system_load(history, timed.workers),
+        devices={workload: summarized(visits) for workload, visits in timed.states.items()},
         accepted=tuple(event for event in history if isinstance(event, events.BaselineAccepted)),
         num_restored=sum(isinstance(event, events.JournalRestored) for event in history),
         num_lost=sum(len(each.lines) + len(each.gaps) for each in history if isinstance(each, events.LinesLost)),

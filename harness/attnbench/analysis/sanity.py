@@ -16,7 +16,7 @@ import msgspec
 import numpy as np
 
 from attnbench.devices import device
-from attnbench.devices.nvml import reasons
+from attnbench.devices.nvml import SLOWING, reasons
 from attnbench.statistics.interference import MANY
 from attnbench.statistics.intervals import FEWEST_CLUSTERS, Block, Estimate, are_among, median
 from attnbench.statistics.samples import Samples
@@ -305,6 +305,37 @@ def _kernels(seen: Operators, time_s: float, *, may_take_longer: bool) -> Iterat
         yield f"its kernels take {show(kernel_s, 's')} by the profiler: {rest}"
     elif kernel_s > (1 + APART) * time_s:
         yield f"its kernels take {show(kernel_s, 's')} by the profiler, more than its time: is all of it timed?"
+
+
+@dataclass(frozen=True, kw_only=True)
+class DeviceSummary:
+    """What a device's driver said while a workload was timed; None is not known."""
+
+    clock_mhz: float | None  # of the multiprocessors: the median, and the lowest
+    lowest_clock_mhz: float | None
+    temperature_c: float | None  # the highest
+    power_w: float | None  # the median
+    throttled_share: float  # of the moments at which it was asked: it had a reason to lower its clock
+    throttled_by: int  # all these reasons, as the bits of CLOCK_EVENTS in devices/nvml.py
+
+
+def summarized(visits: Iterable[Sequence[DeviceState]]) -> DeviceSummary:
+    """The states of a workload's visits, of which there is one at least, in a few numbers."""
+    states = [state for visit in visits for state in visit]
+
+    def known(name: str) -> list[float]:
+        return [value for state in states if (value := getattr(state, name)) > 0]
+
+    clocks, powers = known("clock_mhz"), known("power_w")
+    reasoned = [bits for state in states if (bits := state.slowed_by & SLOWING)]
+    return DeviceSummary(
+        clock_mhz=median(clocks) if clocks else None,
+        lowest_clock_mhz=min(clocks, default=None),
+        temperature_c=max(known("temperature_c"), default=None),
+        power_w=median(powers) if powers else None,
+        throttled_share=len(reasoned) / len(states),
+        throttled_by=functools.reduce(operator.or_, reasoned, 0),
+    )
 
 
 def slowed(visits: Iterable[Sequence[DeviceState]]) -> Iterator[str]:

@@ -21,7 +21,8 @@ from attnbench import plugins
 from attnbench.analysis.breakdown import allocated_bytes, num_operators, paired_times, ran, timed, times, why_slower
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import Results, read, replicas
-from attnbench.analysis.sanity import warnings_of
+from attnbench.analysis.sanity import DeviceSummary, warnings_of
+from attnbench.devices import nvml
 from attnbench.statistics.intervals import Estimate, median, median_estimate
 from attnbench.statistics.samples import Samples
 from attnbench.storage.journal import JOURNAL, find_runs, has_journal
@@ -64,7 +65,8 @@ CELL_COLUMNS = (
     *("flops_per_s", "bytes_per_s", "matmul_share", "copy_share"),
     *("error_ratio", "num_tensors", "diagnosis", "warnings", "fingerprint"),
 )
-"""Columns that are always there; one for each metric that was measured follows them.
+"""Columns that are always there; one for each metric that was measured follows them, and DEVICE_COLUMNS where a driver
+says something of the device.
 
 Times are seconds of one call; `_low` and `_high` bound 95 % intervals. `paired_latency_s` is the ratio times the
 baseline's latency: by it cells of one workload may be compared. `sameness` is the difference below which times count as
@@ -72,10 +74,12 @@ equivalent, `more_s` the seconds that may decide an undecided one. Shares of tim
 `copy_share` are of the ceilings that the run measured. `error_ratio` is the largest error / tolerance over
 `num_tensors` tensors, missing where an error is not finite.
 """
+DEVICE_COLUMNS = ("clock_mhz", "lowest_clock_mhz", "temperature_c", "power_w", "throttled_share", "throttled_by")
+"""What the driver said of the device while the cell's workload was timed, as `DeviceSummary`; the reasons in words."""
 SAMPLE_COLUMNS = (*IDENTITY, "metric", "unit", *Sample.__struct_fields__)
 TEXTS = (
     *("run", "commit", "time", "workload", "implementation", "side", "host", "status", "message", "verdict"),
-    *("ran", "why_slower", "diagnosis", "warnings", "fingerprint"),
+    *("ran", "why_slower", "diagnosis", "warnings", "fingerprint", "throttled_by"),
 )
 NEVER_MISSING = (
     *(*AXES, "is_predicted", "is_baseline", "num_samples", "num_visits", "num_tensors"),
@@ -263,7 +267,8 @@ def _frame(found: list[Row], columns: Iterable[str]) -> "pd.DataFrame":
 
     others = (column for row in found for column in row)
     made = pd.DataFrame(found, columns=list(dict.fromkeys([*columns, *others])))
-    kinds = {name: "string" if name in TEXTS else "float64" for name in CELL_COLUMNS if name not in NEVER_MISSING}
+    may_miss = (name for name in (*CELL_COLUMNS, *DEVICE_COLUMNS) if name not in NEVER_MISSING)
+    kinds = {name: "string" if name in TEXTS else "float64" for name in may_miss}
     return made.astype({column: kind for column, kind in kinds.items() if column in made.columns})
 
 
@@ -304,6 +309,7 @@ def _cells(results: Results) -> Iterator[Row]:
             "warnings": "; ".join([*cautions, *results.warnings.get(record.key, ())]) or None,
             "fingerprint": None if record.environment is None else record.environment.fingerprint,
             **{_column(each): median(Samples.of(each.samples).value) for each in _metrics(record)},
+            **_device(None if latency is None else results.devices.get(record.workload.id)),
         }
 
 
@@ -346,6 +352,15 @@ def _times(record: Record, time: Estimate | None, paired_s: float | None, result
         "bytes_per_s": num_bytes / time.point,
         "matmul_share": None if matmul is None else flops / time.point / matmul.rate,
         "copy_share": None if copy is None else num_bytes / time.point / copy.rate,
+    }
+
+
+def _device(found: DeviceSummary | None) -> Row:
+    """DEVICE_COLUMNS; none where nothing says anything."""
+    if found is None:
+        return {}
+    return {name: getattr(found, name) for name in DEVICE_COLUMNS} | {
+        "throttled_by": nvml.reasons(found.throttled_by) or None
     }
 
 

@@ -11,8 +11,10 @@ from typing import Any
 
 from attnbench.storage.records import DeviceState
 
+POWER_CAP = 0x4
+"""The reason that most GPUs have whenever they work hard; the others are no usual state."""
 CLOCK_EVENTS = {
-    0x4: "power cap",
+    POWER_CAP: "power cap",
     0x8: "hardware slowdown",
     0x10: "clocks in step with other GPUs",
     0x20: "thermal slowdown",
@@ -21,6 +23,8 @@ CLOCK_EVENTS = {
 }
 """Why a clock is below what it could be, by the bit of NVML's `nvmlClocksEventReasons`. That nothing runs, or that
 somebody has set the clocks, slows nothing down that was not meant to."""
+SLOWING = sum(CLOCK_EVENTS)
+"""All these bits."""
 
 
 def library() -> Any:  # noqa: ANN401 - a module without types, or None

@@ -55,10 +55,11 @@ METRIC = {
         summary="allocations of one call",
         measure=lambda case: float(case.footprint.num_allocations),
     ),
-    # Taken by libraries from the driver, so that no allocator of torch's counts it.
+    # Taken by libraries from the driver, so that no allocator of torch's counts it. Read between calls: what is given
+    # back within a call is not in it.
     "outside_memory": Metric(
         unit="bytes",
-        summary="device memory that first calls take outside of torch's allocator, code of kernels included",
+        summary="device memory that first calls take and keep outside of torch's allocator, code of kernels included",
         measure=lambda case: float(case.outside_bytes),
         fits=has_caching_allocator,
     ),

@@ -19,6 +19,7 @@ from attnbench.analysis.comparisons import (
     comparisons,
     doubts,
     noise_floors,
+    throttled,
     winners,
 )
 from attnbench.analysis.mixes import Total, totals
@@ -229,6 +230,9 @@ def troubles(results: Results) -> list[str]:
         lines.append("Somebody changed its journal while it was at work; what was written before was put back.")
     if not results.has_digests:
         lines.append("Its journal is older than digests: a number that was changed since would not be noticed.")
+    said, is_usual = throttled(results)
+    if said and is_usual:  # else it is a doubt
+        lines.append(said)
     return [*doubts(results), *hosts.excluded(results), *lines]
 
 

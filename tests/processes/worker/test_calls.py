@@ -20,6 +20,7 @@ from attnbench.processes.worker.calls import MOST_COPIES, Rotation, replayed
 from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import Arm, DeviceState, Status
+from attnbench.timing import blocks
 from attnbench.workloads.workload import Workload
 from studies.simulated.graphs import captured
 from tests.checks import checked
@@ -153,6 +154,24 @@ def test_copies_keep_the_layout_and_have_gradients_of_their_own(layout, directio
     strides = {each.tensors["key"].stride() for each in bench._rotation.inputs}
     assert len(strides) == 1
     assert bench.cases[Arm(implementation="sdpa")].tensors["query"].requires_grad is (direction == "backward")
+
+
+@pytest.mark.usefixtures("has_graphs")
+@pytest.mark.parametrize("launch", ["eager", "graph"])
+def test_each_copy_and_the_call_on_it_has_a_heartbeat_of_its_arm(launch, monkeypatch):
+    """At first there was one for all of them, and hundreds of graphs were recorded without a sign of life."""
+    monkeypatch.setattr(cpu.Cpu, "cache_bytes", lambda _: 20_000)
+    worker, beats = Worker(Heartbeat()), []
+    monkeypatch.setattr(worker.heartbeat, "beat", lambda arm=0: beats.append(arm))
+    taken, real = list[int](), blocks.visit  # how many beats there had been when the blocks began
+    monkeypatch.setattr(blocks, "visit", lambda *given: (taken.append(len(beats)), real(*given))[1])
+    assert isinstance(worker.answer(visit(SMALL, "fused", "sdpa", cache="rotating", launch=launch)), VisitFinished)
+    (bench,) = worker.benches.values()
+    number = len(bench._rotation.inputs)
+    assert number > 5
+    before = beats[: taken[0]]
+    assert before.count(0) >= (number - 1) + number  # the copies are made in the first arm's turn
+    assert before.count(1) >= number
 
 
 @pytest.mark.parametrize(("cache", "free", "words"), [(2**40, 2**60, "too small"), (2**12, 2**10, "no memory")])

@@ -66,9 +66,16 @@ class Bench:
         return self.cases[arm]
 
     def timed(
-        self, arm: Arm, implementation: Implementation, cache: str = "warm", launch: str = "eager"
+        self,
+        arm: Arm,
+        implementation: Implementation,
+        cache: str = "warm",
+        launch: str = "eager",
+        on_step: Callable[[], object] = lambda: None,
     ) -> blocks.TimedCall:
         """What the arm calls, built at first use: all of a process in the same way.
+
+        `on_step` is called before each copy of the inputs is made, and before the call on each.
 
         Raises:
             CaptureError: the call cannot be replayed as a graph.
@@ -78,9 +85,11 @@ class Bench:
             case = self.cased(arm, implementation)
             with case.grad_mode():
                 if cache == "rotating":
-                    self._rotation = self._rotation or Rotation(self.workload, self.inputs)
-                cases = self._rotation.cases(case) if self._rotation else [case]
-                calls = [replayed(each) if launch == "graph" else each.call() for each in cases]
+                    self._rotation = self._rotation or Rotation(self.workload, self.inputs, on_step)
+                calls = []
+                for each in self._rotation.cases(case) if self._rotation else [case]:
+                    on_step()
+                    calls.append(replayed(each) if launch == "graph" else each.call())
                 call = self._rotation.through(calls) if self._rotation else calls[0]
                 self.calls[arm] = blocks.TimedCall(arm=arm, call=call)
                 self.replays[arm] = calls[0] if launch == "graph" else None
@@ -477,7 +486,8 @@ class Worker:
         for arm, spec in request.arms:
             on_turn(arm)
             if arm != PROBE:
-                calls.append(bench.timed(arm, self.implementation(spec), request.cache, request.launch))
+                beat = partial(self.heartbeat.beat, arms.index(arm))
+                calls.append(bench.timed(arm, self.implementation(spec), request.cache, request.launch, beat))
                 continue
             if (name := request.workload.device) not in self.probes:  # one on the processor for all thread numbers
                 self.probes[name] = blocks.TimedCall(arm=PROBE, call=here.interference_probe())

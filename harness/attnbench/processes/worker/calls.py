@@ -35,8 +35,8 @@ Call = Callable[[], object]
 class Rotation:
     """Copies of a workload's inputs, of which each call takes the next one, whichever arm makes it."""
 
-    def __init__(self, workload: Workload, inputs: Inputs) -> None:
-        """Make as many as exceed the device's largest cache.
+    def __init__(self, workload: Workload, inputs: Inputs, on_step: Callable[[], object] = lambda: None) -> None:
+        """Make as many as exceed the device's largest cache; `on_step` is called before each.
 
         Raises:
             OutOfReachError: there is no memory for so many, or they would be more than MOST_COPIES.
@@ -56,7 +56,10 @@ class Rotation:
                 Status.unsupported,
                 f"no memory to rotate its inputs: {wanted}, and {show(free, 'bytes')} are free: give --cache cold",
             )
-        self.inputs = [inputs, *(copied(inputs, workload) for _ in range(number - 1))]
+        self.inputs = [inputs]
+        for _ in range(number - 1):
+            on_step()
+            self.inputs.append(copied(inputs, workload))
         self._order = itertools.cycle(range(number))
 
     def cases(self, case: Case) -> list[Case]:
