@@ -3,7 +3,7 @@
 Starting Python and importing torch takes seconds of processor time, and tests start hundreds of processes.
 `python()` names a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It hands its
 arguments, environment, folder and open files to a server, which forks, and it ends as the child ends; when it is
-killed, so is the child. The project itself is imported afresh by each child, from the child's own PYTHONPATH:
+killed, so is the child with its group, which is what its caller would have killed. The project itself is imported afresh by each child, from the child's own PYTHONPATH:
 the server imports only what others have written.
 
 A child differs from a process of its own in one way: what a library reads from the environment while it is imported,
@@ -116,6 +116,7 @@ def attend(line: socket.socket) -> None:
     numbers, *asked = json.loads(line.recv(*struct.unpack("<I", head), socket.MSG_WAITALL))
     child = os.fork()
     if not child:
+        os.setpgid(0, 0)
         line.close()
         place(list(files), numbers)
         os._exit(become(*asked))
@@ -126,6 +127,8 @@ def attend(line: socket.socket) -> None:
     process = os.pidfd_open(child)
     ready, _, _ = select.select([line, process], [], [])
     if process not in ready:
+        with contextlib.suppress(ProcessLookupError):  # it has not made its group yet
+            os.killpg(child, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
     _, status = os.waitpid(child, 0)
     with contextlib.suppress(OSError):

@@ -44,15 +44,20 @@ def apply(what: str, folder: Path) -> None:
             subprocess.run(command, cwd=folder, input=text, text=True, env=environment, check=True)
 
 
+def copy_project(folder: Path) -> None:
+    """Copy what git tracks, or would, as it is now."""
+    listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
+    for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
+        if name and (ROOT / name).exists():
+            (folder / name).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+
+
 def run_tests_in_copy(applied: list[str], options: list[str]) -> int:
     """Apply recipes in a copy of what git tracks, and run all tests there; pytest's exit code."""
     with tempfile.TemporaryDirectory() as parent:
         folder = Path(parent) / "copy"
-        listed = ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"]
-        for name in subprocess.run(listed, cwd=ROOT, capture_output=True, text=True, check=True).stdout.split("\0"):
-            if name and (ROOT / name).exists():
-                (folder / name).parent.mkdir(parents=True, exist_ok=True)
-                shutil.copy2(ROOT / name, folder / name, follow_symlinks=False)
+        copy_project(folder)
         for what in applied:
             apply(what, folder)
         environment = os.environ | {"PYTHONPATH": os.pathsep.join([str(folder / "harness"), str(folder)])}

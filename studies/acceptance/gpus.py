@@ -1,7 +1,6 @@
 """The first CUDA device, as G1 to G5 ask for it; studies/simulated/gpu.py has one that is simulated."""
 
 import time
-from collections.abc import Callable
 from functools import partial
 
 import torch
@@ -72,21 +71,9 @@ class CudaGpu(Gpu):
             torch.cuda.synchronize()
         return sum(float(event.self_device_time_total) for event in seen.key_averages()) * 1e-6
 
-    def captured(self, call: Call) -> Callable[[], None]:
-        """By torch.cuda.graph.
-
-        Source: https://docs.pytorch.org/docs/stable/notes/cuda.html#cuda-graphs
-        """
-        side = torch.cuda.Stream()
-        side.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(side):
-            for _ in range(3):
-                call()
-        torch.cuda.current_stream().wait_stream(side)
-        graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(graph):
-            call()
-        return graph.replay
+    def captured(self, call: Call) -> Call:
+        """As the device records it."""
+        return device(DEVICE).captured(lambda: call)
 
     def heat(self, seconds: float) -> None:
         """Large matrix products."""

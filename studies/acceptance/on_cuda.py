@@ -13,7 +13,7 @@ from functools import partial
 from statistics import mean, median
 from typing import Any
 
-from attnbench.devices import Clock
+from attnbench.devices import CaptureError, Clock
 from attnbench.statistics.evidence import e_values
 from attnbench.statistics.intervals import pairs
 from attnbench.storage.records import Arm
@@ -80,7 +80,7 @@ def _rows(gpu: Gpu, other: Callable[[Call], float]) -> list[Row]:
         try:
             for way in schedule(list(ways), draws):
                 taken[way].append(ways[way]())
-        except RuntimeError as error:
+        except (RuntimeError, CaptureError) as error:
             rows.append({"call": name, "error": f"{type(error).__name__}: {(str(error).splitlines() or [''])[0]}"})
             continue
         apart = mean(math.log(timed / others) for timed, others in zip(*taken.values(), strict=True))

@@ -327,7 +327,8 @@ def trace(where: str, name: str, heads: str) -> tuple[str, list[Row]]:
 
 def hang() -> tuple[str, list[Row]]:
     """Planted in a rehearsal: it never ends, and neither does what it has started."""
-    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    started = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(3600)"])
+    print(started.pid, flush=True)  # noqa: T201 - for who looks whether it has ended
     time.sleep(3600)
     return "", []
 

@@ -51,11 +51,11 @@ class Gpu(Protocol):
     def kernel_seconds(self, call: Call, num_calls: int) -> float:
         """Seconds of so many calls inside kernels, on whatever stream, as a profiler sees them."""
 
-    def captured(self, call: Call) -> Callable[[], None]:
+    def captured(self, call: Call) -> Call:
         """The call's kernels as a graph, launched at once.
 
         Raises:
-            RuntimeError: the call cannot be captured, as one that waits for the device.
+            CaptureError: the call cannot be captured, as one that waits for the device.
         """
 
     def heat(self, seconds: float) -> None:
@@ -101,7 +101,6 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         self._draws = random.Random(seed)
         self._heat, self._heated_s, self._probed_s = 0.0, 0.0, -math.inf
         self._seen_s: float | None = None  # in kernels, while somebody profiles
-        self._capturing: list[tuple[float, int]] | None = None
 
     def many(self, number: int, seconds: float) -> Call:
         """A call of so many kernels: its launches take longer than they do."""
@@ -120,8 +119,8 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         """
         if self.is_poisoned:
             raise RuntimeError(POISONED)
-        if self._capturing is not None:
-            self._capturing.append((seconds, stream))
+        if self.is_capturing:
+            self.launch(seconds, stream)
             return
         lasts_s = seconds * self._slower()
         if self._seen_s is not None:
@@ -133,16 +132,6 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         hot = self._heat * math.exp(-(now_s - self._heated_s) / COOLS_S)
         after = self.carry * math.exp(-(now_s - self._probed_s) / CARRY_S)
         return self.drift(now_s) * (1 + SLOWEST * hot) * (1 + after) * math.exp(self._draws.gauss(0.0, NOISE))
-
-    def wait(self) -> None:
-        """Wait for the current stream, which no graph can hold.
-
-        Raises:
-            RuntimeError: a graph is being captured.
-        """
-        if self._capturing is not None:
-            raise RuntimeError("operation not permitted when stream is capturing")
-        super().wait()
 
     def is_broken(self) -> bool:
         """Whether every call fails from now on."""
@@ -183,22 +172,6 @@ class SimulatedGpu(SimulatedRuntime, Gpu):
         self.synchronize()
         seen_s, self._seen_s = self._seen_s, None
         return seen_s
-
-    def captured(self, call: Call) -> Callable[[], None]:
-        """One launch for all kernels.
-
-        Raises:
-            RuntimeError: the call waits for the device, or leaves work on another stream.
-        """
-        self._capturing = []
-        try:
-            call()
-            made = self._capturing
-        finally:
-            self._capturing = None
-        if any(stream for _, stream in made):
-            raise RuntimeError("capturing stream has unjoined work")
-        return lambda: self.kernel(sum(seconds for seconds, _ in made))
 
     def heat(self, seconds: float) -> None:
         """Time passes, and it is hot."""

@@ -4,6 +4,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+from attnbench.devices import CaptureError
 from attnbench.devices.queued import Runtime
 
 
@@ -73,19 +74,30 @@ class SimulatedRuntime(Runtime):
         self.ends_s[stream] = max(self.now_s, self.ends_s.get(stream, 0.0)) + seconds
         queue.append(self.ends_s[stream])
 
+    @property
+    def is_capturing(self) -> bool:
+        """Whether what is launched becomes part of a graph, and does not run."""
+        return self._recorded is not None
+
+    def kernel(self, seconds: float, stream: int = 0) -> None:
+        """Queue a kernel that usually lasts so long: here, always."""
+        self.launch(seconds, stream)
+
     def captured(self, call: Callable[[], object]) -> Callable[[], None]:
-        """The launches of a call as a graph, whose replay is one launch.
+        """The launches of a call as a graph, whose replay is one kernel.
 
         Raises:
-            RuntimeError: the call waits, or leaves work on another stream.
+            CaptureError: the call waits, or leaves work on another stream.
         """
         self._recorded = []
         try:
             call()
             seconds = sum(self._recorded)
+        except RuntimeError as error:
+            raise CaptureError(f"it cannot be recorded as a graph: {error}") from error
         finally:
             self._recorded = None
-        return lambda: self.launch(seconds)
+        return lambda: self.kernel(seconds)
 
     def touch(self, cached_s: float, seconds: float) -> None:
         """Queue a kernel that is faster where its data lies in the cache, and leaves it there."""

@@ -2,6 +2,7 @@
 
 import pytest
 
+from attnbench.devices import CaptureError
 from attnbench.devices.queued import LONGEST_SPIN_S, QueuedClock
 from attnbench.storage.records import Arm, Flag
 from attnbench.timing import blocks
@@ -160,6 +161,6 @@ def test_a_graph_of_many_short_kernels_is_no_longer_host_bound():
 def test_what_waits_or_leaves_work_elsewhere_cannot_be_captured_and_nothing_is_left_of_the_attempt():
     clock, runtime = made()
     for call, words in ((runtime.wait, "not permitted"), (lambda: runtime.launch(1e-3, stream=1), "unjoined")):
-        with pytest.raises(RuntimeError, match=words):
+        with pytest.raises(CaptureError, match=words):
             runtime.captured(call)
     assert clock.read(repeated(runtime, 1e-3), 2).elapsed_s == pytest.approx(2e-3)

@@ -4,6 +4,7 @@ import json
 import sys
 import tarfile
 
+import psutil
 import pytest
 
 from studies.gpu import __main__ as command
@@ -36,6 +37,19 @@ def test_a_step_that_hangs_is_killed_and_one_that_dies_is_named_and_the_next_is_
     before = book.path.read_bytes()
     assert run_all(steps, book)
     assert book.path.read_bytes() == before  # nothing is done twice
+
+
+@pytest.mark.parametrize("is_forked", [False, True])
+def test_of_a_step_that_hangs_nothing_is_left_running(is_forked, tmp_path, monkeypatch):
+    """At first what it had started went on for an hour, where its process was a fork of another one's."""
+    if is_forked:
+        monkeypatch.setattr(sys, "executable", forks.python())
+    assert run_all([step("planted-hang", "hang", limit_s=3.0)], Ledger(tmp_path))
+    started = int((tmp_path / "logs" / "planted-hang.log").read_text())
+    left = psutil.Process(started) if psutil.pid_exists(started) else None
+    if left is not None:  # it is killed, and whoever inherits it may take a moment to notice
+        psutil.wait_procs([left], timeout=10.0)
+    assert left is None or not left.is_running() or left.status() == psutil.STATUS_ZOMBIE
 
 
 def test_what_was_under_way_when_all_stopped_is_run_once_more_and_not_a_third_time(tmp_path, started):

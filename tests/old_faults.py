@@ -1,0 +1,217 @@
+"""The faults that docs/cuda.md lists, brought back one by one in a copy of the project: its test must fail on each.
+
+python -m tests.old_faults                 # all, and the page's table is written
+python -m tests.old_faults queued xformers # those whose test has one of these words; the page stays as it is
+
+tests/old_faults.toml says what each fault changes in today's source. A test must pass in the copy as it is, and fail
+with the fault by an assertion, or by the error that the fault raises. Exit code 1 where one does not.
+"""
+
+from __future__ import annotations
+
+import ast
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import tomllib
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import typer
+
+from tests.recipes import copy_project
+
+ROOT = Path(__file__).parent.parent
+FAULTS = Path(__file__).with_suffix(".toml")
+PAGE = ROOT / "docs" / "cuda.md"
+BLOCK = re.compile(r"(<!-- begin faults -->\n).*?(<!-- end faults -->)", re.DOTALL)
+LIMIT_S = 300.0
+ASSERTION = ("assert ", "AssertionError", "Failed: DID NOT RAISE")
+"""How pytest's summary begins where a test found something else than it must."""
+SHOWN = 2000
+
+
+class Change(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Lines of a file as they are, which are there once, and as they were."""
+
+    file: str
+    now: str
+    was: str
+
+
+class Fault(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """What brings a fault back, and the test that must fail on it."""
+
+    test: str  # FILE::NAME
+    planted: str  # in words
+    change: tuple[Change, ...]
+    error: str = ""  # how the test's error begins, where it is no assertion
+    kept: str = ""  # what of the old code cannot be brought back, and why
+
+
+class Outcome(msgspec.Struct, frozen=True):
+    """What became of a test with its fault: how many of its cases failed, and what is wrong with that, or ""."""
+
+    num_failed: int
+    num_cases: int
+    said: str  # the first failure
+    wrong: str = ""
+
+
+def faults() -> tuple[Fault, ...]:
+    """All of them, in the order of the page."""
+    read = tomllib.loads(FAULTS.read_text(encoding="utf-8"))
+    return msgspec.convert(read["fault"], tuple[Fault, ...])
+
+
+def rows() -> dict[str, str]:
+    """The number of the page's row that names a test, by the test."""
+    found, number = {}, ""
+    for line in PAGE.read_text(encoding="utf-8").partition("## What was wrong")[2].splitlines():
+        if line.startswith("## "):
+            break
+        if named := re.search(r"`(tests/[\w/]+\.py::\w+)`", line):
+            number = line.split("|")[1].strip() or number
+            found[named[1]] = number
+    return found
+
+
+def changed(fault: Fault, folder: Path) -> dict[Path, str]:
+    """The text of each file that the fault changes, with the fault.
+
+    Raises:
+        ValueError: a text is not there exactly once, or what is made of it is no Python.
+    """
+    texts: dict[Path, str] = {}
+    for change in fault.change:
+        path = folder / change.file
+        text = texts.get(path) or path.read_text(encoding="utf-8")
+        # A line may be given by its start alone.
+        now, was = (each.rstrip("\n") if change.was else each for each in (change.now, change.was))
+        if (number := text.count(now)) != 1:
+            raise ValueError(
+                f"{change.file} has this {number} times, not once: say in {FAULTS.name} what it is now\n{now}"
+            )
+        texts[path] = text.replace(now, was)
+    for path, text in texts.items():
+        try:
+            ast.parse(text)
+        except SyntaxError as error:
+            raise ValueError(f"{path.name} is no Python with the fault of {fault.test}: {error}") from None
+    return texts
+
+
+@contextmanager
+def planted(fault: Fault, folder: Path) -> Iterator[None]:
+    """Within: the files in that folder have the fault."""
+    before = {path: (path.read_bytes(), path.stat()) for path in (folder / each.file for each in fault.change)}
+    for path, text in changed(fault, folder).items():
+        path.write_text(text, encoding="utf-8")
+    try:
+        yield
+    finally:
+        for path, (content, stat) in before.items():
+            path.write_bytes(content)
+            os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))  # by it Python knows what it has compiled
+
+
+def run_tests(tests: Sequence[str], folder: Path) -> str:
+    """Pytest's summary of these tests in that folder, a line for each case."""
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("COVERAGE_")}
+    environment |= {"PYTHONPATH": os.pathsep.join([str(folder / "harness"), str(folder)]), "COLUMNS": "400"}
+    command = [sys.executable, "-m", "pytest", "-q", "--tb=no", "-rA", "-p", "no:cacheprovider", "-m", "not browser"]
+    try:
+        done = subprocess.run(
+            [*command, *tests],
+            cwd=folder,
+            env=environment,
+            capture_output=True,
+            text=True,
+            check=False,
+            timeout=LIMIT_S,
+        )
+    except subprocess.TimeoutExpired:
+        return f"ERROR {tests[0]} - it was not done after {LIMIT_S:g} s"
+    return done.stdout.rpartition("short test summary info")[2] or f"ERROR {tests[0]} - {done.stdout[-SHOWN:]}"
+
+
+def cases(summary: str, test: str) -> list[tuple[str, str]]:
+    """How each case of a test ended, and with which words."""
+    found = []
+    for line in summary.splitlines():
+        ended, _, rest = line.partition(" ")
+        name, _, words = rest.partition(" - ")
+        if ended in {"PASSED", "FAILED", "ERROR", "SKIPPED"} and (name == test or name.startswith(f"{test}[")):
+            found.append((ended, words))
+    return found
+
+
+def judged(fault: Fault, summary: str) -> Outcome:
+    """What became of a fault's test, by the summary."""
+    ended = cases(summary, fault.test)
+    failed = [words for kind, words in ended if kind == "FAILED"]
+    outcome = Outcome(num_failed=len(failed), num_cases=len(ended), said=failed[0] if failed else "")
+    wrong = ""
+    if not ended or any(kind == "ERROR" for kind, _ in ended):
+        wrong = f"the test did not run: {summary.strip()[-SHOWN:]}"
+    elif not failed:
+        wrong = "the test passes with the fault"
+    elif others := [words for words in failed if not words.startswith((fault.error,) if fault.error else ASSERTION)]:
+        wrong = f"the test fails, but not by {fault.error or 'an assertion'}: {others[0]}"
+    return msgspec.structs.replace(outcome, wrong=wrong)
+
+
+def table(outcomes: dict[str, Outcome]) -> str:
+    """The page's table, of the faults that have an outcome."""
+    numbers, lines = rows(), []
+    for fault in faults():
+        if (outcome := outcomes.get(fault.test)) is None:
+            continue
+        cases_of = f", in {outcome.num_failed} of {outcome.num_cases} cases" if outcome.num_cases > 1 else ""
+        by = (fault.error.partition(":")[0] or "an assertion") + cases_of
+        ending = f"**not as it should: {outcome.wrong.splitlines()[0]}**" if outcome.wrong else f"by {by}"
+        name, kept = fault.test.partition("::")[2], f". {fault.kept}" if fault.kept else ""
+        lines.append(f"| {numbers[fault.test]} | `{name}` | {fault.planted}{kept} | {ending} |")
+    head = "| # | the test | the fault that was brought back | the test fails |\n| --- | --- | --- | --- |\n"
+    return head + "".join(f"{line}\n" for line in lines)
+
+
+def main(words: Sequence[str]) -> int:
+    """Bring them back; 0 where each is noticed as it should be."""
+    asked = [each for each in faults() if not words or any(word in each.test for word in words)]
+    if not asked:
+        typer.echo(f"no test has any of {', '.join(words)}: see {FAULTS.name}", err=True)
+        return 2
+    outcomes: dict[str, Outcome] = {}
+    with tempfile.TemporaryDirectory() as parent:
+        folder = Path(parent) / "copy"
+        copy_project(folder)
+        summary = run_tests([each.test for each in asked], folder)
+        for fault in asked:
+            start, ended = time.monotonic(), cases(summary, fault.test)
+            if not ended or any(kind not in {"PASSED", "SKIPPED"} for kind, _ in ended):
+                found = f"{summary[-SHOWN:]}" if not ended else str(ended)
+                outcome = Outcome(0, len(ended), "", wrong=f"without the fault it does not pass: {found}")
+            else:
+                with planted(fault, folder):
+                    outcome = judged(fault, run_tests([fault.test], folder))
+            outcomes[fault.test] = outcome
+            took_s = time.monotonic() - start
+            how = "WRONG" if outcome.wrong else "fails"
+            typer.echo(f"{how} ({took_s:.0f} s) {fault.test}: {outcome.wrong or outcome.said}")
+    written = table(outcomes)
+    typer.echo(written)
+    if not words:
+        PAGE.write_text(
+            BLOCK.sub(lambda block: block[1] + written + block[2], PAGE.read_text("utf-8")), encoding="utf-8"
+        )
+    return int(any(each.wrong for each in outcomes.values()))
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,94 @@
+"""The faults of tests/old_faults.toml fit today's source, and the page on CUDA has each; their session runs them."""
+
+import re
+
+import msgspec
+import pytest
+
+from tests import old_faults
+from tests.old_faults import ROOT, Change, Fault
+
+FAULTS = old_faults.faults()
+FIRST = FAULTS[0]
+
+
+def test_each_row_of_the_page_has_a_fault_in_its_order():
+    assert list(old_faults.rows()) == [each.test for each in FAULTS]
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.test.partition("::")[2])
+def test_a_fault_applies_once_and_changes_something(fault):
+    for path, text in old_faults.changed(fault, ROOT).items():
+        assert text != path.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize(("now", "number"), [("nowhere to be found\n", 0), ("        import torch\n", "")])
+def test_a_text_that_is_not_there_once_is_an_error_that_names_the_file(now, number):
+    fault = msgspec.structs.replace(FIRST, change=(Change(file=FIRST.change[0].file, now=now, was=""),))
+    with pytest.raises(ValueError, match=rf"cuda\.py has this {number}\d* times, not once"):
+        old_faults.changed(fault, ROOT)
+
+
+def test_what_is_no_python_is_an_error_and_no_failure():
+    broken = Change(file=FIRST.change[0].file, now=FIRST.change[0].now, was="        torch.cuda.(\n")
+    with pytest.raises(ValueError, match="no Python"):
+        old_faults.changed(msgspec.structs.replace(FIRST, change=(broken,)), ROOT)
+
+
+def test_a_file_is_as_before_when_its_fault_is_gone(tmp_path):
+    file = tmp_path / FIRST.change[0].file
+    file.parent.mkdir(parents=True)
+    file.write_text((ROOT / FIRST.change[0].file).read_text(encoding="utf-8"), encoding="utf-8")
+    before = file.read_bytes(), file.stat().st_mtime_ns
+    with old_faults.planted(FIRST, tmp_path):
+        assert FIRST.change[0].was in file.read_text(encoding="utf-8")
+        assert FIRST.change[0].now not in file.read_text(encoding="utf-8")
+    assert (file.read_bytes(), file.stat().st_mtime_ns) == before
+
+
+TEST = "tests/test_it.py::test_one"
+
+
+@pytest.mark.parametrize(
+    ("summary", "error", "wrong"),
+    [
+        (f"FAILED {TEST} - assert 1 == 2", "", ""),
+        (f"PASSED {TEST}[a b]\nFAILED {TEST}[c - d] - AssertionError: it differs", "", ""),
+        (f"FAILED {TEST} - ValueError: no index", "ValueError: no", ""),
+        (f"PASSED {TEST}", "", "passes with the fault"),
+        (f"FAILED {TEST} - ImportError: cannot import name", "", "but not by an assertion"),
+        (f"FAILED {TEST} - assert 1 == 2", "ValueError: no", "but not by ValueError"),
+        (f"FAILED {TEST}[a] - assert 0\nFAILED {TEST}[b] - NameError: x", "", "but not by an assertion: NameError"),
+        (f"ERROR {TEST} - NameError: name 'x' is not defined", "", "did not run"),
+        ("ERROR tests/test_it.py - SyntaxError", "", "did not run"),
+        (f"FAILED {TEST}_and_another - assert 1 == 2", "", "did not run"),
+    ],
+)
+def test_a_test_must_fail_by_an_assertion_or_by_the_error_of_the_fault(summary, error, wrong):
+    outcome = old_faults.judged(Fault(test=TEST, planted="", change=(), error=error), f"\n{summary}\n1 failed in 1 s")
+    assert bool(outcome.wrong) == bool(wrong)
+    assert wrong in outcome.wrong
+
+
+def test_what_fails_without_the_fault_proves_nothing(monkeypatch, capsys):
+    monkeypatch.setattr(old_faults, "copy_project", lambda folder: folder.mkdir())
+    monkeypatch.setattr(old_faults, "run_tests", lambda tests, folder: f"FAILED {tests[0]} - assert 1 == 2")
+    assert old_faults.main(["test_memory_is_limited"]) == 1
+    assert "without the fault it does not pass" in capsys.readouterr().out
+    assert old_faults.main(["no_such_test"]) == 2
+
+
+def test_the_page_has_what_the_last_whole_run_found():
+    block = old_faults.BLOCK.search(old_faults.PAGE.read_text(encoding="utf-8"))
+    assert block is not None
+    found = re.findall(
+        r"^\| (\d+) \| `(\w+)` \| (.*) \| by (?:an assertion|\w+Error)(?:, in \d+ of \d+ cases)? \|$",
+        block[0],
+        re.MULTILINE,
+    )
+    numbers = old_faults.rows()
+    expected = [
+        (numbers[each.test], each.test.partition("::")[2], each.planted + (f". {each.kept}" if each.kept else ""))
+        for each in FAULTS
+    ]
+    assert found == expected
