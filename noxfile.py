@@ -113,6 +113,14 @@ def recipes(session: nox.Session) -> None:
 
 
 @nox.session
+def old_faults(session: nox.Session) -> None:
+    """Bring back each old fault of docs/cuda.md in a copy, see its test fail, and renew that page (-- WORD: some)."""
+    borrow(session, "tests")
+    install(session, "test")
+    session.run("python", "-m", "tests.old_faults", *session.posargs, env=ONE_THREAD)
+
+
+@nox.session
 def bench(session: nox.Session) -> None:
     """Run the quick sweep, here on the CPU and on CUDA where there is one; arguments after -- replace its options."""
     install(session)

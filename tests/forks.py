@@ -3,8 +3,8 @@
 Starting Python and importing torch takes seconds of processor time, and tests start hundreds of processes.
 `python()` names a program that is called as `python` is: with `-P`, `-W`, `-m`, `-c`, `-` or a script. It hands its
 arguments, environment, folder and open files to a server, which forks, and it ends as the child ends; when it is
-killed, so is the child with its group, which is what its caller would have killed. The project itself is imported afresh by each child, from the child's own PYTHONPATH:
-the server imports only what others have written.
+killed, so is the child's whole group, as its caller would have it. The project itself is imported afresh by each child,
+from the child's own PYTHONPATH: the server imports only what others have written.
 
 A child differs from a process of its own in one way: what a library reads from the environment while it is imported,
 as OMP_NUM_THREADS, is the server's. Any other option of Python starts a real one.
