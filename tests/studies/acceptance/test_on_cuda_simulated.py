@@ -4,9 +4,11 @@ import random
 
 import pytest
 
+from attnbench.devices.cuda import Cuda
 from attnbench.devices.queued import QueuedClock
 from attnbench.timing import blocks
 from studies.acceptance import on_cuda
+from studies.acceptance.gpus import CudaGpu
 from studies.acceptance.plan import ON_CUDA
 from studies.simulated.gpu import COLD_S, SimulatedGpu
 
@@ -119,6 +121,13 @@ def test_a_clock_that_counts_the_flush_fails_g4():
     found = on_cuda.flush(gpu)
     assert not found.passes
     assert found.rows[0]["beside_s"] > on_cuda.FLUSH_S / 2
+
+
+def test_a_graph_of_the_real_one_is_recorded_as_that_of_any_call_that_is_timed(monkeypatch):
+    given = []
+    monkeypatch.setattr(Cuda, "captured", lambda _, make: given.append(make()) or "a replay")
+    assert CudaGpu().captured(print) == "a replay"
+    assert given == [print]
 
 
 def test_a_context_that_is_lost_is_a_row_with_its_error_and_no_pass():
