@@ -91,7 +91,7 @@ def changed(fault: Fault, folder: Path) -> dict[Path, str]:
     for change in fault.change:
         path = folder / change.file
         text = texts.get(path) or path.read_text(encoding="utf-8")
-        # A line may be given by its start alone.
+        # Without the last line break, so that a last line may be given by its start alone.
         now, was = (each.rstrip("\n") if change.was else each for each in (change.now, change.was))
         if (number := text.count(now)) != 1:
             raise ValueError(
