@@ -142,13 +142,9 @@ def run_tests(tests: Sequence[str], folder: Path) -> str:
 
 def cases(summary: str, test: str) -> list[tuple[str, str]]:
     """How each case of a test ended, and with which words."""
-    found = []
-    for line in summary.splitlines():
-        ended, _, rest = line.partition(" ")
-        name, _, words = rest.partition(" - ")
-        if ended in {"PASSED", "FAILED", "ERROR", "SKIPPED"} and (name == test or name.startswith(f"{test}[")):
-            found.append((ended, words))
-    return found
+    case = re.compile(rf"(PASSED|FAILED|ERROR|SKIPPED) {re.escape(test)}(?:\[.*?\])?(?: - (.*))?")
+    found = (case.fullmatch(line) for line in summary.splitlines())
+    return [(each[1], each[2] or "") for each in found if each]
 
 
 def judged(fault: Fault, summary: str) -> Outcome:
