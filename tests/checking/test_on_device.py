@@ -91,6 +91,27 @@ def test_gradients_are_compared_where_the_yardsticks_compute(precision, scope, h
     assert any(name.startswith("gradient of ") for name in made.expected)
 
 
+@pytest.mark.parametrize("precision", ["highest", "high"])
+@pytest.mark.parametrize("has_float64", [True, False])
+def test_right_answers_are_computed_on_the_device_where_it_has_float64(has_float64, precision, monkeypatch):
+    """At first all were computed on the CPU, which takes hours at long lengths; nothing but the time showed it."""
+    ask, asked = oracle.answer, []
+
+    def noted(workload, inputs, rows, form=oracle.attend, *rest):
+        asked.append((form, inputs.tensors["query"].device.type))
+        return ask(workload, inputs, rows, form, *rest)
+
+    monkeypatch.setattr(oracle, "answer", noted)
+    kind = type("Other", (Elsewhere,), {"has_float64": has_float64})
+    sizes = {"seq_len": 6, "num_heads": 2, "head_dim": 4, "direction": "forward_backward"}
+    point = Workload(device=elsewhere.NAME, float32_matmul_precision=precision, **sizes)
+    with elsewhere.installed(kind), Counted():
+        reference_for_probe(point, "normal", 0)
+    exact = "meta" if has_float64 else "cpu"
+    by_yardsticks = "meta" if has_float64 or precision == "high" else "cpu"  # TF32 is on the device alone
+    assert set(asked) == {(oracle.attend, exact), *((form, by_yardsticks) for form in oracle.YARDSTICKS)}
+
+
 LARGE = 2**24
 """Elements of what has no numbers on the host either."""
 
