@@ -164,7 +164,7 @@ def measure(folder: Path, workloads: Sequence[Workload], names: Sequence[str], s
 
 
 class Tried(msgspec.Struct, frozen=True, kw_only=True):
-    """What `attnbench.attention` chose on one workload, and what its first call took beside the second."""
+    """What `attnbench.attention` chose on one workload, and what its first call took, and a later one."""
 
     workload: str  # its id
     name: str

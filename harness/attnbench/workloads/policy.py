@@ -63,7 +63,7 @@ UNSURE = 3.0
 NEARLY = 0.4
 """... and by a log ratio of so much; whoever then may be the fastest is a contender."""
 SURPRISE = 2.0
-"""What was expected is doubted at least so much that a trial is no more than so many standard deviations off."""
+"""The standard deviation of what was expected is at least such that a trial is no more than so many of them off."""
 HOLDS = 0.05
 """A trial is of one process, and another may be off by as much: whoever is faster than sdpa by less is not called."""
 REACH = 4.0
@@ -134,7 +134,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     def contenders(self, values: Mapping[str, int | str], smallest_effect: float) -> tuple[str, ...]:
         """Who may be the fastest at that workload of this kind: one that is sure, or several, sdpa first.
 
-        Where several may be, a trial on the call's own tensors tells (contract/trial.py).
+        Where several may be, a trial on the call's own tensors decides (contract/trial.py).
         """
         if tuple(values[axis] for axis in AXES) in self._known:
             return (self.choose(values, smallest_effect),)
@@ -152,7 +152,7 @@ class Kind(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
         """Who is called after a trial, from log ratios with standard deviations of those who were tried.
 
         Each is weighed with what was expected: a trial that was disturbed says little, and one that says something
-        else quite clearly is believed, since what is interpolated may be off by more than its standard deviations.
+        else quite clearly says more, since what is interpolated may be off by more than its standard deviations.
         """
         means, spreads = self.expected(coordinates(values)[None], of_one=True)
         costs = {}
