@@ -62,6 +62,34 @@ def test_intervals_hold_for_hosts_that_were_not_measured(num_hosts: int, between
     assert 0.93 <= covered / num_tries <= 0.985  # noisy hosts among calm ones make it a little wide
 
 
+@pytest.mark.parametrize("num_hosts", [6, 10])
+def test_intervals_hold_where_each_host_has_a_noise_of_its_own(num_hosts: int) -> None:
+    """Half of the hosts are calm, others are up to thirteen times as noisy, as hosts are that throttle or are shared.
+
+    A noisy host that seems calm by chance must not decide. The mean in which each host counts the same has none of
+    that, and shows what such hosts allow: intervals have to be as true as its own, and narrower.
+    """
+    draws, num_tries = np.random.default_rng(9), 2000
+    noises = draws.choice([0.006, 0.006, 0.006, 0.015, 0.03, 0.08], (num_tries, num_hosts, 1))
+    layouts = draws.normal(0.0, 0.0024, (num_tries, num_hosts, 1))  # of its process: its visits do not show them
+    logs = draws.normal(0.0, 0.005, layouts.shape) + layouts + noises * draws.normal(0.0, 1.0, (*layouts.shape[:2], 12))
+    means, errors = logs.mean(axis=2), logs.std(axis=2, ddof=1) / math.sqrt(logs.shape[2])
+    found = [
+        pooled(
+            [
+                Estimate(point=math.exp(log), standard_error=error, num_clusters=12, num_samples=48)
+                for log, error in zip(*own, strict=True)
+            ]
+        )[0]
+        for own in zip(means.tolist(), errors.tolist(), strict=True)
+    ]
+    halves = np.array([each.half_width for each in found])
+    covered = np.mean(np.abs(np.log([each.point for each in found])) <= halves)
+    equal = found[0].quantile(0.975) * means.std(axis=1, ddof=1) / math.sqrt(num_hosts)
+    assert 0.94 <= covered <= 0.975
+    assert np.median(halves) < 0.9 * np.median(equal)
+
+
 def test_the_spread_between_hosts_is_what_was_planted_beyond_the_noise_of_visits() -> None:
     draws = np.random.default_rng(2)
     found = [pooled([each.effect.ratio for each in several(draws.normal(0.0, 0.02, 12), seed)])[1] for seed in range(9)]
