@@ -53,8 +53,8 @@ NUM_GROUPS, NUM_TOGETHER, NUM_BLOCKS = 1000, 5, 100
 """Of the false alarms of evidence alone: comparisons in each world, hosts in each, and blocks that each host makes."""
 
 EVIDENCE = (
-    "false alarms of the evidence alone, without a margin: identical code on {num_hosts} hosts, a look at each of "
-    "{num_blocks} blocks, worst of {num_worlds} worlds"
+    "false alarms of the evidence alone: identical code on {num_hosts} hosts, a look at each of {num_blocks} blocks, "
+    "worst of {num_worlds} worlds"
 )
 TEXT = """# {num_hosts} simulated hosts
 
@@ -215,6 +215,7 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
     """What was asked for, what was found, and whether that is enough."""
     pairs = [pair for each in sessions for pair in each.pairs]
     apart_from_one = sum(pair.many is not pair.one for pair in pairs)
+    most = percent(most_likely(apart_from_one, len(pairs)))
     opposite = sum({pair.many, pair.one} == {Verdict.faster, Verdict.slower} for pair in pairs)
     wrong = sum(pair.many not in {Verdict.undecided, truly(pair.log)} for pair in pairs)
     long_apart = sum(pair.other is not pair.one for pair in pairs)
@@ -235,20 +236,20 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
         (
             "verdicts, for each kind of host, equal to those of one long run",
             "all",
-            share_equal(apart_from_one, len(pairs)),
+            f"{len(pairs) - apart_from_one:,} of {len(pairs):,} (at most {most} differ, 99 % limit)",
             not apart_from_one,
         ),
         (
-            "opposite to those of one long run; decided, and not as the truth is",
+            "verdicts of another long run equal to those; hosts differ no more often than it (sign test)",
+            f"p above {percent(FALSE_SHARE)}",
+            f"{len(pairs) - long_apart:,} of {len(pairs):,}; {uneven}",
+            p_value > FALSE_SHARE,
+        ),
+        (
+            "verdicts opposite to those of one long run; decided, and not as the truth is",
             "none; none",
             f"{opposite}; {wrong}",
             not opposite and not wrong,
-        ),
-        (
-            "the same of another long run; hosts differ no more often than that (sign test)",
-            f"p above {percent(FALSE_SHARE)}",
-            f"{share_equal(long_apart, len(pairs))}; {uneven}",
-            p_value > FALSE_SHARE,
         ),
         (
             "false alarms: as fast on the mean of all hosts, and called faster or slower",
@@ -290,12 +291,6 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
     return [
         {"what": what, "limit": limit, "found": found, "": said(is_met=is_met)} for what, limit, found, is_met in rows
     ]
-
-
-def share_equal(num_apart: int, number: int) -> str:
-    """How many verdicts of so many are equal, and how many may differ where there are more of them."""
-    most = percent(most_likely(num_apart, number))
-    return f"{number - num_apart:,} of {number:,} (at most {most} differ, 99 % limit)"
 
 
 def alone_apart(pairs: Sequence[Pair]) -> tuple[int, int]:
