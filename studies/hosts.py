@@ -4,8 +4,9 @@
     python -m studies.hosts coordinator --to results/gallery/cluster
 
 The hosts, the losses and the time are simulated (studies/simulated/cluster.py), the visits, journals, evidence and
-verdicts are the real ones. The long run makes as many visits on one calm host of each kind. The coordinator's costs are
-those of real journals that grow, on the machine where the study runs.
+verdicts are the real ones. The long run makes as many visits of each comparison on one calm host of each kind. Another
+one, on other calm hosts, shows how far two long runs agree. The coordinator's costs are those of real journals that
+grow, on the machine where the study runs.
 """
 
 import argparse
@@ -13,10 +14,10 @@ import math
 import random
 import tempfile
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import msgspec
 import numpy as np
@@ -33,10 +34,13 @@ from attnbench.units import duration, markdown_table, percent
 from attnbench.workloads.workload import Workload
 from studies import coordination
 from studies.acceptance.simulated import T12_RATIOS, most_likely, null_differences
-from studies.simulated.cluster import SimulatedHost, Tally, hundred, sweep
+from studies.simulated.cluster import NUM_VISITS, SimulatedHost, Tally, hundred, sweep
 from studies.simulated.virtual import Seconds, plan
 from studies.simulated.worlds import WORLDS
 
+T = TypeVar("T", int, float)
+Verdicts = dict[tuple[str, str, str], Verdict]
+"""By CPU, workload and implementation."""
 NAMES = ("baseline", "rival", "other")
 CPUS = ("CPU A", "CPU B")
 BETWEEN = 0.005
@@ -49,18 +53,19 @@ NUM_GROUPS, NUM_TOGETHER, NUM_BLOCKS = 1000, 5, 100
 """Of the false alarms of evidence alone: comparisons in each world, hosts in each, and blocks that each host makes."""
 
 EVIDENCE = (
-    "false alarms of the evidence alone, without a margin: identical code on {num_hosts} hosts, a look at each of "
-    "{num_blocks} blocks, worst of {num_worlds} worlds"
+    "false alarms of the evidence alone: identical code on {num_hosts} hosts, a look at each of {num_blocks} blocks, "
+    "worst of {num_worlds} worlds"
 )
 TEXT = """# {num_hosts} simulated hosts
 
-Each session lasts {lasts} of virtual time: {num_workloads} workloads, {num_names} implementations, two kinds of CPU. A
-host is lost each minute, and another joins two minutes later. Hosts and time are simulated; visits, journals and
-statistics are the real ones. The long run makes as many visits on one calm host of each kind.
+{repeats} sessions of {lasts} of virtual time: {num_workloads} workloads, {num_names} implementations, two kinds of CPU.
+A host is lost each minute, and another joins two minutes later. Hosts and time are simulated; visits, journals and
+statistics are the real ones. A host makes {num_visits} visits of a workload at a time. A long run makes as many of each
+comparison as all hosts of a kind do, on one calm host of that kind.
 
 {limits}
 
-What went on:
+In a session:
 
 {facts}
 
@@ -98,31 +103,30 @@ class Truth:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Pair:
+    """What was found of one comparison on one kind of host."""
+
+    many: Verdict  # of all hosts together
+    one: Verdict  # of the long run
+    other: Verdict  # of another long run
+    log: float  # the true log ratio
+    holds: bool  # whether the interval of all hosts holds it
+
+
+@dataclass(frozen=True, kw_only=True)
 class Session:
-    """A sweep on many hosts, and the long run that it is compared with."""
+    """A sweep on many hosts, and the two long runs that it is compared with."""
 
     hosts: Sequence[SimulatedHost]
     plan: Plan
     truth: Truth
     tally: Tally
     found: Hosts
-    alone: dict[str, Results]  # the long run's, by CPU
+    pairs: list[Pair]
 
-    @cached_property
-    def pairs(self) -> list[tuple[Verdict, Verdict, float, bool]]:
-        """Of each comparison on each kind of host: both verdicts, the true log ratio, whether the interval holds it."""
-        long = {
-            (cpu, each.workload.id, each.implementation): each.verdict
-            for cpu, results in self.alone.items()
-            for each in comparisons(results)
-        }
-        found = []
-        for cell in self.found.cells:
-            cpu, name, ratio = next(cpu for cpu in CPUS if cpu in cell.kind), cell.arm.implementation, cell.ratio
-            log = self.truth.log(cpu, cell.workload.seq_len, name)
-            holds = ratio.low is not None and ratio.high is not None and ratio.low <= math.exp(log) <= ratio.high
-            found.append((cell.verdict, long[cpu, cell.workload.id, name], log, holds))
-        return found
+    def without_samples(self) -> "Session":
+        """The same without the runs of its hosts, which take hundreds of megabytes."""
+        return replace(self, found=replace(self.found, parts={}))
 
     @property
     def capacity_s(self) -> float:
@@ -130,9 +134,14 @@ class Session:
         return self.plan.budget_s * sum(not host.name.startswith("new") for host in self.hosts)
 
     @property
+    def counted(self) -> set[str]:
+        """The hosts that count in any comparison."""
+        return {name for cell in self.found.cells for name in cell.of_kind.ratios}
+
+    @property
     def useful_s(self) -> float:
         """What hosts that count have worked inside visits that count."""
-        return sum(useful_s for name, useful_s in self.tally.useful_s.items() if name not in self.found.failed)
+        return sum(self.tally.useful_s[name] for name in self.counted)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -141,8 +150,8 @@ class Size:
 
     num_hosts: int = 100
     num_workloads: int = 60
-    budget_s: float = 600.0
-    repeats: int = 2
+    budget_s: float = 1200.0
+    repeats: int = 10
     num_alarms: int = NUM_GROUPS
 
 
@@ -156,12 +165,36 @@ def session(seed: int, size: Size) -> Session:
         seconds = {host.name: truth.of_host(host.name, host.cpu) for host in hosts}
         tally = sweep(hosts, asked, seconds, many, seed=seed)
         found = together({path.name: read(path) for path in sorted(many.iterdir())})
-        lone = [SimulatedHost(name=f"long run on {cpu}", cpu=cpu) for cpu in CPUS]
         as_many_s = sum(tally.useful_s.values()) / len(CPUS)
         long_plan = msgspec.structs.replace(asked, budget_s=as_many_s)
-        sweep(lone, long_plan, {host.name: truth.of_host(host.name, host.cpu) for host in lone}, one, seed=seed + 1)
-        alone = {host.cpu: read(one / host.name) for host in lone}
-    return Session(hosts=hosts, plan=asked, truth=truth, tally=tally, found=found, alone=alone)
+
+        def long_run(name: str, seed: int) -> dict[str, Results]:
+            lone = [SimulatedHost(name=f"{name} on {cpu}", cpu=cpu) for cpu in CPUS]
+            sweep(lone, long_plan, {host.name: truth.of_host(host.name, host.cpu) for host in lone}, one, seed=seed)
+            return {host.cpu: read(one / host.name) for host in lone}
+
+        alone, again = long_run("long run", seed + 1), long_run("other long run", seed + 2)
+    pairs = list(_pairs(found, _verdicts(alone), _verdicts(again), truth))
+    return Session(hosts=hosts, plan=asked, truth=truth, tally=tally, found=found, pairs=pairs)
+
+
+def _pairs(found: Hosts, one: Verdicts, other: Verdicts, truth: Truth) -> Iterator[Pair]:
+    """Of each comparison on each kind of host."""
+    for cell in found.cells:
+        cpu, name, ratio = next(cpu for cpu in CPUS if cpu in cell.kind), cell.arm.implementation, cell.ratio
+        log = truth.log(cpu, cell.workload.seq_len, name)
+        holds = ratio.low is not None and ratio.high is not None and ratio.low <= math.exp(log) <= ratio.high
+        key = cpu, cell.workload.id, name
+        yield Pair(many=cell.verdict, one=one[key], other=other[key], log=log, holds=holds)
+
+
+def _verdicts(of_runs: dict[str, Results]) -> Verdicts:
+    """Of each comparison of runs that are given by CPU."""
+    return {
+        (cpu, each.workload.id, each.implementation): each.verdict
+        for cpu, results in of_runs.items()
+        for each in comparisons(results)
+    }
 
 
 def alarms_of_evidence(seed: int, num_groups: int = NUM_GROUPS) -> tuple[int, int]:
@@ -186,18 +219,23 @@ def said(*, is_met: bool) -> str:
 def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> list[dict[str, str]]:
     """What was asked for, what was found, and whether that is enough."""
     pairs = [pair for each in sessions for pair in each.pairs]
-    equal = sum(many is one for many, one, _, _ in pairs)
-    opposite = sum({many, one} == {Verdict.faster, Verdict.slower} for many, one, _, _ in pairs)
-    null = [many for many, _, log, _ in pairs if log == 0.0]
+    apart_from_one = sum(pair.many is not pair.one for pair in pairs)
+    most = percent(most_likely(apart_from_one, len(pairs)))
+    opposite = sum({pair.many, pair.one} == {Verdict.faster, Verdict.slower} for pair in pairs)
+    wrong = sum(pair.many not in {Verdict.undecided, truly(pair.log)} for pair in pairs)
+    long_apart = sum(pair.other is not pair.one for pair in pairs)
+    only_many, only_other = alone_apart(pairs)
+    p_value = as_uneven(only_many, only_other)
+    uneven = f"hosts alone differ in {only_many}, it alone in {only_other}: p = {percent(p_value)}"
+    null = [pair.many for pair in pairs if pair.log == 0.0]
     alarms = sum(verdict in {Verdict.faster, Verdict.slower} for verdict in null)
-    wrong = sum(
-        many is not Verdict.undecided and many is not right
-        for many, right in ((m, truly(log)) for m, _, log, _ in pairs)
-    )
     shares = [each.useful_s / each.capacity_s for each in sessions]
     planted = {(n, host.name) for n, each in enumerate(sessions) for host in each.hosts if host.layout > 0.01}  # noqa: PLR2004 - far above usual
     failed = {(n, name) for n, each in enumerate(sessions) for name in each.found.failed}
-    cover = sum(holds for *_, holds in pairs) / len(pairs)
+    counted = {(n, name) for n, each in enumerate(sessions) for name in each.counted}
+    out = f"{len(planted - counted)} of {len(planted)}, {len(planted & failed)} by their A/A test"
+    num_held = sum(pair.holds for pair in pairs)
+    cover = num_held / len(pairs)
     apart = [_opposed(each) for each in sessions]
     missed, spurious = sum(len(truly_ - found) for truly_, found in apart), sum(len(f - t) for t, f in apart)
     num_alarms, num_tried = evidence_alarms
@@ -205,8 +243,20 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
         (
             "verdicts, for each kind of host, equal to those of one long run",
             "all",
-            f"{equal:,} of {len(pairs):,}; opposite: {opposite}; decided, and not as the truth is: {wrong}",
-            equal == len(pairs),
+            f"{len(pairs) - apart_from_one:,} of {len(pairs):,} (at most {most} differ, 99 % limit)",
+            not apart_from_one,
+        ),
+        (
+            "verdicts of another long run equal to those; hosts differ no more often than it (sign test)",
+            f"p above {percent(FALSE_SHARE)}",
+            f"{len(pairs) - long_apart:,} of {len(pairs):,}; {uneven}",
+            p_value > FALSE_SHARE,
+        ),
+        (
+            "verdicts opposite to those of one long run; decided, and not as the truth is",
+            "none; none",
+            f"{opposite}; {wrong}",
+            not opposite and not wrong,
         ),
         (
             "false alarms: as fast on the mean of all hosts, and called faster or slower",
@@ -223,19 +273,19 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
         (
             "throughput: time inside visits that count, of that of as many hosts that are never idle",
             f"at least {percent(LEAST_THROUGHPUT)}",
-            ", ".join(percent(share) for share in shares),
+            from_to(shares, percent),
             min(shares) >= LEAST_THROUGHPUT,
         ),
         (
-            "hosts whose identical code differs are left out, and no others",
+            "hosts whose identical code differs are left out; others called so",
             "all; none",
-            f"{len(planted & failed)} of {len(planted)}; {len(failed - planted)}",
-            planted == failed,
+            f"{out}; {len(failed - planted)}",
+            not planted & counted and not failed - planted,
         ),
         (
             "the interval of a kind holds the mean of all of its hosts",
             f"{percent(LEAST_COVERAGE)} to {percent(MOST_COVERAGE)}",
-            f"{percent(cover)} of {len(pairs):,}",
+            f"{num_held:,} of {len(pairs):,} ({percent(cover)})",
             LEAST_COVERAGE <= cover <= MOST_COVERAGE,
         ),
         (
@@ -248,6 +298,28 @@ def limits(sessions: Sequence[Session], evidence_alarms: tuple[int, int]) -> lis
     return [
         {"what": what, "limit": limit, "found": found, "": said(is_met=is_met)} for what, limit, found, is_met in rows
     ]
+
+
+def alone_apart(pairs: Sequence[Pair]) -> tuple[int, int]:
+    """In how many comparisons only all hosts differ from the long run, and in how many only the other long run does."""
+    many = sum(pair.many is not pair.one and pair.other is pair.one for pair in pairs)
+    other = sum(pair.other is not pair.one and pair.many is pair.one for pair in pairs)
+    return many, other
+
+
+def as_uneven(ours: int, theirs: int) -> float:
+    """How often so many or more of both are ours by chance, where each is as likely ours as theirs.
+
+    Source: Q. McNemar, 1947, https://doi.org/10.1007/BF02295996 (two classifications of the same objects).
+    """
+    both = ours + theirs
+    return sum(math.comb(both, number) for number in range(ours, both + 1)) * 0.5**both
+
+
+def from_to(values: Sequence[T], shown: Callable[[T], str] = str) -> str:
+    """The least and the largest of some values."""
+    ends = shown(min(values)), shown(max(values))
+    return ends[0] if len(set(ends)) == 1 else " to ".join(ends)
 
 
 def truly(log: float) -> Verdict:
@@ -268,36 +340,47 @@ def _opposed(each: Session) -> tuple[set[tuple[int, str]], set[tuple[int, str]]]
 
 
 def facts(sessions: Sequence[Session]) -> list[dict[str, str]]:
-    """What went on in each session."""
-    rows = []
-    for number, each in enumerate(sessions):
-        counted = [len(cell.of_kind.ratios) for cell in each.found.cells]
-        spreads = [cell.of_kind.spread for cell in each.found.cells if cell.of_kind.spread is not None]
-        rows.append(
-            {
-                "session": str(number + 1),
-                "hosts, joined later": f"{len(each.hosts)}, {sum(host.joins_s > 0 for host in each.hosts)}",
-                "lost": str(len(each.tally.lost)),
-                "slow": str(sum(host.slowness > 1 for host in each.hosts)),
-                "drifting or disturbed": str(sum(host.world != "calm" for host in each.hosts)),
-                "visits, cut short": f"{sum(each.tally.num_visits.values()):,}, {each.tally.num_cut}",
-                "hosts of a comparison": f"{min(counted)} to {max(counted)}",
-                "hosts differ by (median; planted)": f"{percent(float(np.median(spreads)))}; {percent(BETWEEN)}",
-            }
-        )
-    return rows
+    """What went on in a session: the least and the most of all sessions."""
+    counted = [len(cell.of_kind.ratios) for each in sessions for cell in each.found.cells]
+    spreads = [
+        float(np.median([cell.of_kind.spread for cell in each.found.cells if cell.of_kind.spread is not None]))
+        for each in sessions
+    ]
+    return [
+        {
+            "hosts": from_to([len(each.hosts) for each in sessions]),
+            "joined later": from_to([sum(host.joins_s > 0 for host in each.hosts) for each in sessions]),
+            "lost": from_to([len(each.tally.lost) for each in sessions]),
+            "slow": from_to([sum(host.slowness > 1 for host in each.hosts) for each in sessions]),
+            "drifting or disturbed": from_to([sum(host.world != "calm" for host in each.hosts) for each in sessions]),
+            "visits": from_to([sum(each.tally.num_visits.values()) for each in sessions], "{:,}".format),
+            "too short for an A/A test": from_to(
+                [len(each.found.untested - set(each.found.failed)) for each in sessions]
+            ),
+            "cut short": from_to([each.tally.num_cut for each in sessions]),
+            "hosts of a comparison": from_to(counted),
+            "hosts differ by (median; planted)": f"{from_to(spreads, percent)}; {percent(BETWEEN)}",
+        }
+    ]
 
 
-def simulate(to: Path, size: Size, seed: int = 0) -> str:
+def simulate(to: Path, size: Size, seed: int) -> str:
     """Simulate all sessions, and write the page; returns it."""
     began_s = time.process_time()
-    sessions = [session(seed + 1000 * number, size) for number in range(size.repeats)]
+    sessions: list[Session] = []
+    seen: list[str] = []
+    for number in range(size.repeats):
+        each = session(seed + 1000 * number, size)
+        if not sessions:
+            seen = sentences(each.found)[: len(CPUS)]
+        sessions.append(each.without_samples())
     rows = limits(sessions, alarms_of_evidence(seed, size.num_alarms))
-    first = sessions[0]
-    seen = [*sentences(first.found)[: len(CPUS)], *(f"{host}: {why}" for host, why in first.found.failed.items())]
+    seen += [f"{host}: {why}" for host, why in sessions[0].found.failed.items()]
     made = f"`python -m studies.hosts --to DIR --seed {seed} --repeats {size.repeats}`"
     text = TEXT.format(
         num_hosts=size.num_hosts,
+        num_visits=NUM_VISITS,
+        repeats=size.repeats,
         lasts=duration(size.budget_s),
         num_workloads=size.num_workloads,
         num_names=len(NAMES),
@@ -325,8 +408,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("what", nargs="?", choices=("simulate", "coordinator"), default="simulate")
     parser.add_argument("--to", type=Path, required=True, metavar="DIR")
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--repeats", type=int, default=2, help="so many sessions")
+    parser.add_argument("--seed", type=int, default=30)
+    parser.add_argument("--repeats", type=int, default=Size.repeats, help="so many sessions")
     given = parser.parse_args()
     if given.what == "simulate":
         typer.echo(simulate(given.to, Size(repeats=given.repeats), given.seed))

@@ -37,7 +37,7 @@ from studies.simulated.worlds import WORLDS
 MOMENT = "2026-01-01T00:00:00+00:00"
 NUM_LEASED = 3
 """Workloads that a host has at a time: more cost less time for processes, fewer leave less undone when it is lost."""
-NUM_VISITS = 12
+NUM_VISITS = 24
 """Of each of them, so that one host alone may show what it sees: evidence does not add up over hosts."""
 JOINS_AFTER_S = 120.0
 """After a host is lost, another one joins."""

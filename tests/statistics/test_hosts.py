@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from attnbench.statistics import hosts
-from attnbench.statistics.hosts import OfKind, Seen, by_kind, failing, pooled
+from attnbench.statistics.hosts import OfKind, Seen, by_kind, failing, pooled, untested
 from attnbench.statistics.intervals import Estimate, Pairs, paired_ratio
 from attnbench.statistics.verdicts import judge, paired_effect
 from attnbench.storage.records import Verdict
@@ -60,6 +60,34 @@ def test_intervals_hold_for_hosts_that_were_not_measured(num_hosts: int, between
         assert ratio.high is not None
         covered += ratio.low <= 1.0 <= ratio.high
     assert 0.93 <= covered / num_tries <= 0.985  # noisy hosts among calm ones make it a little wide
+
+
+@pytest.mark.parametrize("num_hosts", [6, 10])
+def test_intervals_hold_where_each_host_has_a_noise_of_its_own(num_hosts: int) -> None:
+    """Half of the hosts are calm, others are up to thirteen times as noisy, as hosts are that throttle or are shared.
+
+    A noisy host that seems calm by chance must not decide. The mean in which each host counts the same has none of
+    that, and shows what such hosts allow: intervals have to be as true as its own, and narrower.
+    """
+    draws, num_tries = np.random.default_rng(9), 2000
+    noises = draws.choice([0.006, 0.006, 0.006, 0.015, 0.03, 0.08], (num_tries, num_hosts, 1))
+    layouts = draws.normal(0.0, 0.0024, (num_tries, num_hosts, 1))  # of its process: its visits do not show them
+    logs = draws.normal(0.0, 0.005, layouts.shape) + layouts + noises * draws.normal(0.0, 1.0, (*layouts.shape[:2], 12))
+    means, errors = logs.mean(axis=2), logs.std(axis=2, ddof=1) / math.sqrt(logs.shape[2])
+    found = [
+        pooled(
+            [
+                Estimate(point=math.exp(log), standard_error=error, num_clusters=12, num_samples=48)
+                for log, error in zip(*own, strict=True)
+            ]
+        )[0]
+        for own in zip(means.tolist(), errors.tolist(), strict=True)
+    ]
+    halves = np.array([each.half_width for each in found])
+    covered = np.mean(np.abs(np.log([each.point for each in found])) <= halves)
+    equal = found[0].quantile(0.975) * means.std(axis=1, ddof=1) / math.sqrt(num_hosts)
+    assert 0.94 <= covered <= 0.975
+    assert np.median(halves) < 0.9 * np.median(equal)
 
 
 def test_the_spread_between_hosts_is_what_was_planted_beyond_the_noise_of_visits() -> None:
@@ -138,6 +166,39 @@ def test_a_host_whose_identical_code_differs_is_left_out_and_says_why() -> None:
     assert list(found) == ["bad"]
     assert found["bad"].startswith("its A/A test fails: identical code differs by 8.")
     assert by_kind([seen("bad", 0.3, draws)], found) == {}
+
+
+def test_a_host_too_short_for_an_a_a_test_does_not_count_where_enough_others_do() -> None:
+    """It was lost in its first process, on which an unlucky layout of memory shows as little as noise."""
+    controls = {f"one{number}": [pairs(0.0, np.random.default_rng(number)) for _ in range(6)] for number in range(4)}
+    controls["bad"] = [pairs(bias, np.random.default_rng(9)) for bias in (0.09, 0.014, -0.013)]
+    short = untested(controls)
+    assert (failing(controls), short) == ({}, {"bad"})
+    bad = seen("bad", 0.3, np.random.default_rng(9))
+    three = [*several([0.0, 0.001, -0.001]), bad]
+    without = by_kind(three, {}, short=short)["one"]
+    assert without.left_out == {"bad": hosts.UNTESTED}
+    assert verdict(without) is Verdict.equivalent
+    assert verdict(by_kind(three, {})["one"]) is not Verdict.equivalent
+    assert without.effect.e_same == pytest.approx(sum(each.effect.e_same for each in three[:3]) / 4)
+    two = by_kind([*several([0.0, 0.001]), bad], {}, short=short)["one"]
+    assert set(two.ratios) == {"one0", "one1", "bad"}  # with fewer than three others it counts
+
+
+def test_most_of_the_hosts_are_never_left_out_for_being_too_short() -> None:
+    """Of seven, three have an A/A test of their own."""
+    seven = several([0.1] * 7)
+    short = {f"one{number}" for number in range(3, 7)}
+    assert len(by_kind(seven, {}, short=short)["one"].ratios) == 7
+    assert len(by_kind(seven[:6], {}, short=short)["one"].ratios) == 3
+
+
+def test_the_fewest_differences_find_95_of_100_unlucky_hosts() -> None:
+    """Where two arms each shift by 5 %, a standard deviation, as in the study of a hundred hosts."""
+    shifts = np.random.default_rng(0).normal(0.0, 0.05 * math.sqrt(2), (20000, hosts.FEWEST_TESTS))
+    sizes = np.abs(shifts)
+    found, fewer = (np.mean(np.median(each, axis=1) > math.log1p(0.02)) for each in (sizes, sizes[:, 1:]))
+    assert fewer < 0.95 <= found
 
 
 def test_biases_of_processes_that_cancel_fail_a_host() -> None:

@@ -1,11 +1,14 @@
 """The study of many hosts, with few of them: what it counts, what it plants, and what a coordinator costs."""
 
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
+from attnbench.storage.records import Verdict
 from studies import coordination, hosts
-from studies.hosts import CPUS, NAMES, Session, Size, Truth
+from studies.hosts import CPUS, NAMES, Pair, Session, Size, Truth
 from studies.simulated.cluster import NUM_VISITS, hundred
 
 SIZE = Size(num_hosts=10, num_workloads=3, budget_s=150.0, repeats=1, num_alarms=20)
@@ -43,7 +46,7 @@ def test_verdicts_and_throughput_are_counted_against_what_is_known(session: Sess
     assert sum(session.tally.num_visits.values()) == sum(
         sum(part.num_visits.values()) for part in session.found.parts.values()
     )
-    opposite = sum({many, one} == {hosts.Verdict.faster, hosts.Verdict.slower} for many, one, _, _ in pairs)
+    opposite = sum({pair.many, pair.one} == {Verdict.faster, Verdict.slower} for pair in pairs)
     assert opposite == 0
 
 
@@ -65,12 +68,41 @@ def test_a_planted_fault_misses_its_limit(session: Session, monkeypatch: pytest.
     assert [row[""] for row in rows if row["what"].startswith("throughput")] == ["MISSED"]
 
 
+def verdict_rows(session: Session, many: Sequence[Verdict], other: Sequence[Verdict]) -> list[tuple[str, str]]:
+    """What the three limits of verdicts find, where the truth and the long run say equivalent each time."""
+    pairs = [
+        Pair(many=one_of_many, one=Verdict.equivalent, other=one_of_other, log=0.0, holds=True)
+        for one_of_many, one_of_other in zip(many, other, strict=True)
+    ]
+    return [(row["found"], row[""]) for row in hosts.limits([replace(session, pairs=pairs)], (0, 100))[:3]]
+
+
+def test_hosts_may_differ_from_a_long_run_as_often_as_another_long_run_does(session: Session) -> None:
+    same, open_ = [Verdict.equivalent], [Verdict.undecided]
+    few = verdict_rows(session, open_ * 4 + same * 396, same * 400)
+    assert [is_met for _, is_met in few] == ["MISSED", "met", "met"]
+    assert few[0][0].startswith("396 of 400 (at most 2.9 % differ")
+    assert few[1][0].startswith("400 of 400")
+    assert few[1][0].endswith("hosts alone differ in 4, it alone in 0: p = 6.2 %")
+    many = verdict_rows(session, open_ * 5 + same * 395, same * 400)
+    assert [is_met for _, is_met in many] == ["MISSED", "MISSED", "met"]
+    both = verdict_rows(session, open_ * 5 + same * 395, same * 5 + open_ * 5 + same * 390)
+    assert [is_met for _, is_met in both] == ["MISSED", "met", "met"]
+    together = verdict_rows(session, open_ * 5 + same * 395, open_ * 5 + same * 395)
+    assert together[1][0].endswith("hosts alone differ in 0, it alone in 0: p = 100 %")
+
+
+def test_one_verdict_against_the_truth_is_one_too_many(session: Session) -> None:
+    rows = verdict_rows(session, [Verdict.slower] + [Verdict.equivalent] * 399, [Verdict.equivalent] * 400)
+    assert rows[2] == ("0; 1", "MISSED")
+
+
 def test_the_page_has_a_row_for_each_limit(session: Session, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(hosts, "session", lambda *_: session)
     monkeypatch.setattr(hosts, "NUM_BLOCKS", 10)
     text = hosts.simulate(tmp_path, SIZE, seed=1)
     assert (tmp_path / "hosts.md").read_text() == text
-    assert text.count("| met") + text.count("| MISSED") == 7
+    assert text.count("| met") + text.count("| MISSED") == 9
     assert "python -m studies.hosts" in text
 
 

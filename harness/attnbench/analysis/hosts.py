@@ -12,7 +12,7 @@ from operator import attrgetter
 
 from attnbench.analysis.comparisons import NEAR, Compared, compared
 from attnbench.analysis.results import Results, replicas
-from attnbench.statistics.hosts import OfKind, Seen, by_kind, failing
+from attnbench.statistics.hosts import OfKind, Seen, by_kind, failing, untested
 from attnbench.statistics.intervals import Estimate, Pairs, pairs
 from attnbench.statistics.verdicts import ALONE, CELLS, Judgement, judge, paired_effect, within
 from attnbench.storage.records import BOOT, LATENCY, Arm, Environment, Key, Record, Verdict
@@ -64,6 +64,7 @@ class Hosts:
 
     parts: Mapping[str, Results]  # by the host's name
     failed: dict[str, str]  # the hosts that do not count, and why
+    untested: set[str]  # those too short for an A/A test of their own: they count where too few others are
     cells: list[Across]
     floors: dict[tuple[str, str], Estimate]  # by host and workload: the baseline's A/A control relative to it
 
@@ -130,7 +131,7 @@ class Hosts:
         found: dict[str, OfKind] = {}
         for rival in rivals:
             seen = [each for each in self._seen_apart(workload.id, rival, first) if each.kind == kind]
-            of_kind = by_kind(seen, self.failed, self._smallest).get(kind)
+            of_kind = by_kind(seen, self.failed, self._smallest, self.untested).get(kind)
             if of_kind is not None:
                 found[rival] = of_kind
         judged = judge([each.effect for each in found.values()], within(ALONE, self._false_share))
@@ -204,15 +205,17 @@ def together(parts: Mapping[str, Results]) -> Hosts:
                 own[place] = cell.controls
         controls[host] = list(own.values())
     failed = failing(controls, plan.smallest_effect) | failed
+    short = untested(controls)
     found = [
         (first[key], of_kind)
         for key, members in seen.items()
-        for of_kind in by_kind(members, failed, plan.smallest_effect).values()
+        for of_kind in by_kind(members, failed, plan.smallest_effect, short).values()
     ]
     policy = within(ALONE if plan.sides is None else CELLS, plan.false_share)
     return Hosts(
         parts=dict(parts),
         failed=failed,
+        untested=short,
         floors=floors,
         cells=[
             Across(

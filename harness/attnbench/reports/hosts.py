@@ -132,7 +132,8 @@ def over_all(results: Results) -> Hosts | None:
 
 def _left_out(found: Hosts) -> str:
     short = {host: why for cell in found.cells for host, why in cell.of_kind.left_out.items()} | found.failed
-    lost = {name: plain(why) + ("" if name in found.failed else " of some workloads") for name, why in short.items()}
+    counted = {name for cell in found.cells for name in cell.of_kind.ratios}
+    lost = {name: plain(why) + ", on some workloads" * (name in counted) for name, why in short.items()}
     return markdown_list(lost) or "None."
 
 
