@@ -6,7 +6,7 @@ import pytest
 from attnbench.analysis import calibration
 from attnbench.analysis.table import rows, table
 from attnbench.commands.dry_run import predicted, sentence
-from attnbench.processes.calibrating import NEW_CELLS_SHARE
+from attnbench.processes.calibrating import COUNTED, NEW_CELLS_SHARE
 from attnbench.processes.execution import Predicted
 from attnbench.processes.messages import Check, Prepared, Reply, Work
 from attnbench.storage.events import CellChecked, VisitFinished
@@ -58,6 +58,21 @@ def test_the_first_cell_of_each_kind_is_checked_in_full_and_the_others_briefly(r
 def test_it_keeps_its_time_and_most_of_it_goes_into_new_cells(results):
     assert 0.5 * NEW_CELLS_SHARE * 6 < results.elapsed_s < 6.5
     assert len(results.records) < results.plan.num_cells
+
+
+def test_memory_is_counted_at_the_first_workloads_of_each_kind(results):
+    by_kind: dict[tuple[str, str], list[bool]] = {}
+    for row in rows(table(results)):
+        if row["implementation"] == "baseline":
+            by_kind.setdefault((row["direction"], row["mask"]), []).append(row["peak_memory_bytes"] is not None)
+    assert max(map(len, by_kind.values())) > COUNTED
+    assert all(counted == [place < COUNTED for place in range(len(counted))] for counted in by_kind.values())
+
+
+def test_ceilings_are_measured_where_they_are_asked_for(results, tmp_path):
+    assert not results.ceilings
+    asked = msgspec.structs.replace(results.plan, budget_s=1.0, stages=(*calibration.STAGES, "ceilings"))
+    assert virtual.execute(asked, tmp_path, virtual.SimulatedClient(WORLDS["calm"], seconds)).ceilings
 
 
 def test_what_is_timed_was_checked_before(results):
