@@ -52,9 +52,9 @@ LEAST_FLOPS, MOST_FLOPS = 6e6, 8e8
 LIMITS = {"time_median": 0.05, "time_95": 0.15, "memory": 0.01, "cells": 300}
 COVERED = (0.85, 0.95)
 CHANGED = (
-    "What times and memory are fitted to, the rule of the intervals, and which workloads a calibration runs were "
-    "changed with the results of earlier runs of this study in view, on other unseen workloads. Those here are of a "
-    "seed that was set before any of them was measured."
+    "What times and memory are fitted to, the rule of the intervals, which workloads a calibration runs, that freed "
+    "memory is retained, and how often unseen cells are visited were changed with the results of earlier runs of this "
+    "study in view, on other unseen workloads. Those here are of a seed that was set before any of them was measured."
 )
 """What a reader must know of the design."""
 
@@ -230,8 +230,8 @@ def markdown(made: list[dict[str, Any]], known: Results, found: Results) -> str:
     for (name, dtype, direction), own in by_family.items():
         part = summary(own)
         named = {"implementation": name, "dtype": dtype, "direction": direction, "cells": str(len(own))}
-        figures = {"median error": "time_median", "95th percentile": "time_95", "measured to": "measured_median"}
-        figures["covered"] = "coverage"
+        figures = {"median error": "time_median", "95th percentile": "time_95", "measured to": "measured_median",
+                   "covered": "coverage"}  # fmt: skip
         shown = {heading: percent(part[figure]) for heading, figure in figures.items()}
         parts.append(named | shown | {"peaks to 1 %": percent(part["memory_within"])})
     each = markdown_table(parts)
@@ -248,13 +248,13 @@ def markdown(made: list[dict[str, Any]], known: Results, found: Results) -> str:
             "# Times and memory of cells that were never run",
             answer,
             table_of,
-            (f"Predicted from {calibrated}, and compared with {cells}, on {environment.cpu} with one thread and freed memory "
-            f"retained (torch {environment.versions['torch']}). The roofline alone, from ceilings measured among them, is off by "
-            f"{percent(seen['roofline_median'])} in the median. {percent(seen['memory_within'])} of the peaks are "
+            (f"Predicted from {calibrated}, and compared with {cells}, on {environment.cpu} with one thread and "
+            f"freed memory retained (torch {environment.versions['torch']}). The roofline alone, from ceilings measured "
+            f"among them, is off by {percent(seen['roofline_median'])} in the median. {percent(seen['memory_within'])} of the peaks are "
             f"predicted to 1 %, half of them to {percent(seen['memory_median'])}."),
             (f"The measured times are no truth, either: their 95 % intervals, from {_range(visits)} visits, reach "
-            f"{percent(seen['measured_median'])} to either side in the median and {percent(seen['measured_95'])} at the "
-            "95th percentile."),
+            f"{percent(seen['measured_median'])} to either side in the median and {percent(seen['measured_95'])} at "
+            "the 95th percentile."),
             (f"The interference probe took {speed:.3f} times as long while the unseen cells were measured as during "
             f"the calibration; nothing is scaled by it. Workloads have {_range(heads)} heads in all rows, lengths "
             f"of {_range(lengths)}, widths of {_range(widths)}, up to {max(flops):.1e} FLOPs forward; cells whose "
