@@ -249,9 +249,10 @@ def markdown(made: list[dict[str, Any]], known: Results, found: Results) -> str:
             answer,
             table_of,
             (f"Predicted from {calibrated}, and compared with {cells}, on {environment.cpu} with one thread and "
-            f"freed memory retained (torch {environment.versions['torch']}). The roofline alone, from ceilings measured "
-            f"among them, is off by {percent(seen['roofline_median'])} in the median. {percent(seen['memory_within'])} of the peaks are "
-            f"predicted to 1 %, half of them to {percent(seen['memory_median'])}."),
+            f"freed memory retained (torch {environment.versions['torch']}). The roofline alone, from ceilings "
+            f"measured among them, is off by {percent(seen['roofline_median'])} in the median. "
+            f"{percent(seen['memory_within'])} of the peaks are predicted to 1 %, half of them to "
+            f"{percent(seen['memory_median'])}."),
             (f"The measured times are no truth, either: their 95 % intervals, from {_range(visits)} visits, reach "
             f"{percent(seen['measured_median'])} to either side in the median and {percent(seen['measured_95'])} at "
             "the 95th percentile."),
