@@ -253,7 +253,7 @@ def markdown(made: list[dict[str, Any]], known: Results, found: Results) -> str:
             f"measured among them, is off by {percent(seen['roofline_median'])} in the median. "
             f"{percent(seen['memory_within'])} of the peaks are predicted to 1 %, half of them to "
             f"{percent(seen['memory_median'])}."),
-            (f"The measured times are no truth, either: their 95 % intervals, from {_range(visits)} visits, reach "
+            (f"The measured times are no truth, either: their 95 % intervals, from {min(visits)} visits or more, reach "
             f"{percent(seen['measured_median'])} to either side in the median and {percent(seen['measured_95'])} at "
             "the 95th percentile."),
             (f"The interference probe took {speed:.3f} times as long while the unseen cells were measured as during "
