@@ -115,7 +115,7 @@ def held_out(seed: int = SEED) -> Plan:
         workloads=tuple(dict.fromkeys(unseen(seed))),
         budget_s=CELLS_S,
         num_rounds=MOST_ROUNDS,
-        stages=(*calibration.STAGES, "ceilings"),
+        stages=(*calibration.STAGES, "metrics", "ceilings"),
     )
     return with_few_halves(planned)
 

@@ -87,10 +87,12 @@ def test_memory_is_counted_at_the_first_workloads_of_each_kind(results):
     assert all(counted == [place < COUNTED for place in range(len(counted))] for counted in by_kind.values())
 
 
-def test_ceilings_are_measured_where_they_are_asked_for(results, tmp_path):
+def test_ceilings_and_all_memory_are_measured_where_they_are_asked_for(results, tmp_path):
     assert not results.ceilings
-    asked = msgspec.structs.replace(results.plan, budget_s=1.0, stages=(*calibration.STAGES, "ceilings"))
-    assert virtual.execute(asked, tmp_path, virtual.SimulatedClient(WORLDS["calm"], seconds)).ceilings
+    asked = msgspec.structs.replace(results.plan, stages=(*calibration.STAGES, "metrics", "ceilings"))
+    found = virtual.execute(asked, tmp_path, virtual.SimulatedClient(WORLDS["calm"], seconds))
+    assert found.ceilings
+    assert all(row["peak_memory_bytes"] is not None for row in rows(table(found)) if row["status"] == "ok")
 
 
 def test_what_is_timed_was_checked_before(results):

@@ -22,7 +22,7 @@ from attnbench.workloads.workload import SIZES
 NEW_CELLS_SHARE = 0.85
 """Of the budget, in which cells are checked and visited for the first time."""
 COUNTED = 8
-"""Workloads of each kind at which metrics with a pass of their own are read."""
+"""Workloads of each kind at which metrics with a pass of their own are read; all where the plan has that stage."""
 
 
 class Calibrating(TimingStage):
@@ -51,7 +51,7 @@ class Calibrating(TimingStage):
                     if self.state.status[workload.id, arm] is Status.ok:
                         passed.add((kind, arm))
             seen[kind] += 1
-            if seen[kind] <= COUNTED:
+            if seen[kind] <= COUNTED or "metrics" in self.plan.stages:
                 own = [(workload, arm) for arm in self.state.live(workload.id, session.specs)]
                 observe_cells(session, metrics, with_operators=False, cells=own)
             if self.state.live(workload.id, session.specs):
