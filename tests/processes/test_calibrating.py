@@ -1,14 +1,16 @@
 """A calibration on a simulated machine: it keeps its time, and times only what was checked; found again and used."""
 
+from typing import Any
+
 import msgspec
 import pytest
 
 from attnbench.analysis import calibration
 from attnbench.analysis.table import rows, table
 from attnbench.commands.dry_run import predicted, sentence
-from attnbench.processes.calibrating import NEW_CELLS_SHARE
+from attnbench.processes.calibrating import COUNTED, NEW_CELLS_SHARE
 from attnbench.processes.execution import Predicted
-from attnbench.processes.messages import Check, Prepared, Reply, Work
+from attnbench.processes.messages import Check, Prepared, Reply, SampleBlocks, Work
 from attnbench.storage.events import CellChecked, VisitFinished
 from attnbench.storage.journal import JOURNAL, events
 from attnbench.storage.records import Arm
@@ -25,11 +27,17 @@ def seconds(workload: Workload, name: str) -> float:
 
 
 class Noting(virtual.SimulatedClient):
-    """Notes which checks it is asked for."""
+    """Notes which checks and visits it is asked for."""
+
+    def __init__(self, *given: Any) -> None:
+        super().__init__(*given)
+        self.checks, self.visits = list[Check](), list[SampleBlocks]()
 
     def ask(self, request: Work) -> Reply:
         if isinstance(request, Check):
             self.checks.append(request)
+        if isinstance(request, SampleBlocks):
+            self.visits.append(request)
         return super().ask(request)
 
 
@@ -38,9 +46,8 @@ def ran(tmp_path_factory):
     base = virtual.plan(1, ("baseline", "slow"), budget_s=1.0)
     plan = calibration.planned(base, (), budget_s=6.0)
     client = Noting(WORLDS["drift"], seconds)
-    client.checks = []
     folder = tmp_path_factory.mktemp("results") / calibration.FOLDER / "one"
-    return virtual.execute(plan, folder, client), client.checks
+    return virtual.execute(plan, folder, client), client
 
 
 @pytest.fixture(scope="module")
@@ -49,7 +56,7 @@ def results(ran):
 
 
 def test_the_first_cell_of_each_kind_is_checked_in_full_and_the_others_briefly(ran):
-    _, checks = ran
+    checks = ran[1].checks
     kinds = [(request.workload.mask, request.workload.direction, request.arm) for request in checks]
     assert len(checks) > 2 * len(set(kinds))
     assert [request.is_brief for request in checks] == [kind in kinds[:place] for place, kind in enumerate(kinds)]
@@ -58,6 +65,34 @@ def test_the_first_cell_of_each_kind_is_checked_in_full_and_the_others_briefly(r
 def test_it_keeps_its_time_and_most_of_it_goes_into_new_cells(results):
     assert 0.5 * NEW_CELLS_SHARE * 6 < results.elapsed_s < 6.5
     assert len(results.records) < results.plan.num_cells
+
+
+def test_of_what_comes_with_the_harness_one_visit_of_four_is_verified(ran, tmp_path):
+    plan = calibration.planned(virtual.plan(1, ("sdpa", "fused"), budget_s=1.0), (), budget_s=2.0)
+    client = Noting(WORLDS["calm"], lambda workload, _: seconds(workload, "slow"))
+    virtual.execute(plan, tmp_path, client)
+    first = [visit.verifies for visit in client.visits if visit.number == 0]
+    assert len(first) > 4
+    assert first == [place % 4 == 0 for place in range(len(first))]
+    assert any(visit.verifies for visit in client.visits if visit.number)
+    assert all(visit.verifies for visit in ran[1].visits)  # code from elsewhere
+
+
+def test_memory_is_counted_at_the_first_workloads_of_each_kind(results):
+    by_kind: dict[tuple[str, str], list[bool]] = {}
+    for row in rows(table(results)):
+        if row["implementation"] == "baseline":
+            by_kind.setdefault((row["direction"], row["mask"]), []).append(row["peak_memory_bytes"] is not None)
+    assert max(map(len, by_kind.values())) > COUNTED
+    assert all(counted == [place < COUNTED for place in range(len(counted))] for counted in by_kind.values())
+
+
+def test_ceilings_and_all_memory_are_measured_where_they_are_asked_for(results, tmp_path):
+    assert not results.ceilings
+    asked = msgspec.structs.replace(results.plan, stages=(*calibration.STAGES, "metrics", "ceilings"))
+    found = virtual.execute(asked, tmp_path, virtual.SimulatedClient(WORLDS["calm"], seconds))
+    assert found.ceilings
+    assert all(row["peak_memory_bytes"] is not None for row in rows(table(found)) if row["status"] == "ok")
 
 
 def test_what_is_timed_was_checked_before(results):

@@ -32,11 +32,13 @@ BUDGET_S = 57.0
 STAGES = ("calibrate",)
 HEADS, WIDTHS = ((1, 4), (2, 12), (1, 8), (1, 2), (2, 8), (1, 1), (2, 16)), (128, 64, 32)
 """Batch size and heads, in turns, as many as are no multiple of a base of the sequence; and widths of a head."""
-MOST_KEYS = 12.0
+MOST_KEYS = 24.0
 """For each query, where there are not as many; or queries for each key."""
-LEAST_PRODUCTS, MOST_PRODUCTS = 1.5e6, 1.8e8
+LEAST_PRODUCTS, MOST_PRODUCTS = 8e5, 2e8
 """Multiply-adds of queries and keys of the smallest and the largest call."""
 GRAIN, LEAST_LENGTH, MOST_LENGTH = 16, 32, 1024
+NUM_ROUNDS = 8
+"""Visits of a cell after its first, where there is time."""
 MOST_CELLS = 60
 """Of one implementation and kind of workload; a minute sees fewer."""
 FIRST, APART = 3, 28
@@ -105,6 +107,7 @@ def planned(plan: Plan, settings: Collection[str], budget_s: float = BUDGET_S) -
         stages=STAGES,
         budget_s=budget_s,
         num_blocks=3,
+        num_rounds=NUM_ROUNDS,
         left_out={},
         mixes=(),
         traced={},

@@ -285,13 +285,20 @@ def _telling(workload: Workload) -> tuple[bool, int]:
     return workload.kv_len < FEWEST_KEYS, workload.batch_size * workload.num_heads * workload.seq_len * workload.kv_len
 
 
-def observe_cells(session: Session, metrics: Sequence[str], *, with_operators: bool) -> None:
+def observe_cells(
+    session: Session,
+    metrics: Sequence[str],
+    *,
+    with_operators: bool,
+    cells: Sequence[tuple[Workload, Arm]] | None = None,
+) -> None:
     """See which operators run in each live cell, and read each metric that has a pass of its own, cell by cell.
 
-    One after the other of the same cell, since both are read from one recorded call where the device allows it.
+    One after the other of the same cell, since both are read from one recorded call where the device allows it. Of all
+    live cells where no `cells` are given.
     """
     known = plugins.plugs("attnbench.metrics", "METRIC")
-    cells = session.live_cells
+    cells = session.live_cells if cells is None else cells
     for number, (workload, arm) in enumerate(cells):
         requests: dict[str, messages.Profile | messages.Observe] = {}
         if with_operators and (workload.id, arm) not in session.state.profiled:
