@@ -1,5 +1,7 @@
 """What a CUDA device says of itself, with torch's compiled part replaced; how its flags reach a reader."""
 
+import itertools
+import re
 import sys
 from contextlib import contextmanager, nullcontext
 from types import SimpleNamespace
@@ -210,6 +212,15 @@ def test_of_the_largest_copy_hardly_anything_can_stay_in_the_cache(sheet, monkey
     assert largest.size == max(each.size for each in made) == 2**30
     assert largest.amount == 2 * 2**30  # read once and written once
     assert cache_bytes < largest.amount / 30
+
+
+@pytest.mark.parametrize("sheet", described.names())
+def test_each_figure_of_a_data_sheet_has_its_source(sheet):
+    lines = (described.FOLDER / f"{sheet}.toml").read_text(encoding="utf-8").splitlines()
+    figures = [pair for pair in itertools.pairwise(lines) if re.match(r"\w+ = [\d\[]", pair[1])]
+    assert len(figures) == 10
+    for above, line in figures:
+        assert re.search(r"\bsource|\bsizes_source|https://", line.partition(" # ")[2] or above), line
 
 
 def test_two_accelerators_never_share_a_table():
