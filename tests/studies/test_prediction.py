@@ -1,5 +1,7 @@
 """The study of predictions, on a simulated machine whose times follow a law: each unseen cell has its time and peak."""
 
+from pathlib import Path
+
 import msgspec
 
 from attnbench.processes.calibrating import COUNTED
@@ -21,7 +23,7 @@ def halves(plan: Plan, num_rounds: int) -> Plan:
     return msgspec.structs.replace(plan, workloads=workloads, num_rounds=num_rounds)
 
 
-def test_every_unseen_cell_is_compared_in_time_and_memory(tmp_path):
+def test_every_unseen_cell_is_compared_in_time_and_memory(tmp_path: Path) -> None:
     known, found = (
         virtual.execute(halves(plan, 1), tmp_path / name, virtual.SimulatedClient(WORLDS["calm"], seconds))
         for name, plan in {
