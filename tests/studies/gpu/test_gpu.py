@@ -44,7 +44,7 @@ def test_of_a_step_that_hangs_nothing_is_left_running(is_forked, tmp_path, monke
     """At first what it had started went on for an hour, where its process was a fork of another one's."""
     if is_forked:
         monkeypatch.setattr(sys, "executable", forks.python())
-    assert run_all([step("planted-hang", "hang", limit_s=3.0)], Ledger(tmp_path))
+    assert run_all([step("planted-hang", "hang", limit_s=8.0)], Ledger(tmp_path))
     started = int((tmp_path / "logs" / "planted-hang.log").read_text())
     left = psutil.Process(started) if psutil.pid_exists(started) else None
     if left is not None:  # it is killed, and whoever inherits it may take a moment to notice
