@@ -370,8 +370,8 @@ How the policy interpolates, its caution, its usual scale and who is tried were 
 training shapes, and on held-out shapes of earlier audits, before any of these was measured. The presets' own shapes
 were held out in those, too.
 
-torch.compile is tried on every {EVERY}th of the held-out shapes, since it compiles for each of them; it is judged there
-against the best of all, itself included.
+torch.compile is tried on fewer shapes, drawn likewise, since it compiles for each of them; it is judged there against
+the best of all, itself included.
 
 Made by `python -m studies.audit --run DIR train held_out try compiled` and then
 `python -m studies.audit --run DIR table --to DIR`.
