@@ -303,6 +303,12 @@ def row(name: str, found: Sequence[Regret]) -> dict[str, str]:
     }
 
 
+def miss(found: Regret) -> str:
+    """One shape on which a choice was not good enough, in words."""
+    best, own = (significant(math.exp(log or 0.0), 3) for log in (found.log, found.against_reference))
+    return f"{found.chosen} on {found.workload.id}: {best}x of {found.best}, {own}x of PyTorch's own choice"
+
+
 def _share(log: float) -> str:
     return f"{100 * math.expm1(log):.2f} %"
 
@@ -348,6 +354,9 @@ def table(run: Path, to: Path) -> str:
         {"asked of our policy": what, "found": found, "limit": limit, "": "met" if met else "MISSED"}
         for what, found, limit, met in limits
     ]
+    missed = [each for each in own if each.is_behind or each.beyond > math.log1p(LARGEST_WORST)]
+    lines = "".join(f"- {miss(each)}\n" for each in missed)
+    misses = f"Where it misses:\n\n{lines}\n" if missed else ""
     environment = next(iter(held_out.environments.values()))
     where = f"{environment.cpu}, {held_out.plan.workloads[0].num_threads} thread, torch {environment.versions['torch']}"
     disturbed = "".join(f"**Doubtful.** {each}\n\n" for each in doubts(held_out))
@@ -355,7 +364,7 @@ def table(run: Path, to: Path) -> str:
 
 {disturbed}{markdown_table(asked)}
 
-{markdown_table([row(name, found) for name, found in judged.items()])}
+{misses}{markdown_table([row(name, found) for name, found in judged.items()])}
 
 Regret is the time of what was chosen over that of the best of {len(NAMES)} implementations on the same shape, in the
 same blocks; a mean is geometric, with a 95 % interval by shapes. Noise is half the width of a ratio's own 95 %
