@@ -13,7 +13,7 @@ from attnbench.checking.in_model import REFERENCE, build, expect, judge, registe
 from attnbench.contract import BoundMask, dispatch, trial
 from attnbench.contract.dispatch import Dispatcher, usable
 from attnbench.contract.loading import implementation
-from attnbench.devices import environment
+from attnbench.devices import device, environment
 from attnbench.storage.model_events import Asked
 from attnbench.workloads.masks import parse_mask
 from attnbench.workloads.policy import COORDINATES, SIZES, Evidence, Kind, Policy, Regret
@@ -234,6 +234,10 @@ def test_nothing_is_tried_where_it_is_not_allowed_or_would_tell_nothing(trials, 
         Dispatcher().attention(*given, policy=chosen)
     finally:
         torch.use_deterministic_algorithms(mode=False)
+    Dispatcher().attention(*(each.to("meta") for each in given), policy=chosen)
+    monkeypatch.setattr(type(device("cpu")), "is_capturing", lambda _: True)
+    Dispatcher().attention(*given, policy=chosen)
+    monkeypatch.setattr(type(device("cpu")), "is_capturing", lambda _: False)
     monkeypatch.setattr(dispatch, "SHORT_OF_MEMORY", 2**60)
     Dispatcher().attention(*given, policy=chosen)
     assert trials == []

@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from attnbench.contract import BoundMask, Implementation, Weights, trial
 from attnbench.contract.loading import implementation
-from attnbench.devices import device, environment
+from attnbench.devices import device, environment, names
 from attnbench.workloads.counts import score_matrix_bytes
 from attnbench.workloads.masks import Causal, Mask, parse_mask
 from attnbench.workloads.policy import ITSELF, OTHERWISE, USUAL_PATH, VARIABLE, Policy, default_path
@@ -209,9 +209,11 @@ class Dispatcher:
             if choice is None:
                 if not _has_memory(asked):
                     return supported(policy.choose(asked), asked)
-                names = [name for name in policy.contenders(asked) if supported(name, asked)[0] == name] or [OTHERWISE]
-                name = names[0] if len(names) == 1 else policy.settled(asked, _tried(names, given, mask))
-                choice = Choice(workload=asked, name=name, contenders=tuple(names))
+                may = tuple(each for each in policy.contenders(asked) if supported(each, asked)[0] == each) or (
+                    OTHERWISE,
+                )
+                name = may[0] if len(may) == 1 else policy.settled(asked, _tried(may, given, mask))
+                choice = Choice(workload=asked, name=name, contenders=may)
                 self._keep(self._choices, place, choice, MOST_CHOICES)
         return supported(choice.name, asked)
 
@@ -315,7 +317,7 @@ def nearby(given: Tensors, rule: Mask, policy: Policy) -> Hashable:
     return sizes, query.dtype, query.device, rule, _needs_grad(given), _num_threads(), policy
 
 
-def _tried(names: Sequence[str], given: Tensors, mask: BoundMask) -> dict[str, trial.Tried]:
+def _tried(contenders: Sequence[str], given: Tensors, mask: BoundMask) -> dict[str, trial.Tried]:
     """How long each takes on these tensors against the first; gradients are those of a sum, and go nowhere."""
     own = tuple(each.detach().requires_grad_(each.requires_grad) for each in given)
     wanted = [each for each in own if each.requires_grad]
@@ -330,7 +332,7 @@ def _tried(names: Sequence[str], given: Tensors, mask: BoundMask) -> dict[str, t
 
     # Hooks of the caller, such as those of checkpoints, count what is saved: none of this is theirs.
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
-        return trial.trial({name: call_of(name) for name in names}, clock)
+        return trial.trial({name: call_of(name) for name in contenders}, clock)
 
 
 def _is_ordinary(given: Tensors) -> bool:
@@ -340,7 +342,7 @@ def _is_ordinary(given: Tensors) -> bool:
         return False  # of subclasses nobody knows what a call does
     if torch.are_deterministic_algorithms_enabled():
         return False  # rounding must not depend on a trial
-    return not (query.is_cuda and torch.cuda.is_current_stream_capturing())
+    return query.device.type in names() and not device(str(query.device)).is_capturing()
 
 
 def _has_memory(workload: Workload) -> bool:

@@ -190,6 +190,10 @@ class Device(Protocol):
         """Memory of the device that is taken, and not by torch's caching allocator; 0 where there is none."""
         return 0
 
+    def is_capturing(self) -> bool:
+        """Whether what is launched now is recorded for a graph, and cannot be waited for."""
+        return False
+
     def is_crowded(self) -> bool:
         """Whether this process holds so much of its memory that it should let go of what it can make again."""
 

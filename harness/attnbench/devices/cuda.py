@@ -295,6 +295,12 @@ class Cuda(Device):
         free, whole = torch.cuda.mem_get_info(torch.device(self.name))
         return whole - free - torch.cuda.memory_reserved(self.name)
 
+    def is_capturing(self) -> bool:
+        """Whether the current stream is being captured."""
+        import torch
+
+        return torch.cuda.is_current_stream_capturing()
+
     def is_crowded(self) -> bool:
         """Whether this process's tensors hold more than a quarter of the device's memory."""
         import torch

@@ -39,6 +39,7 @@ def test_a_step_that_hangs_is_killed_and_one_that_dies_is_named_and_the_next_is_
     assert book.path.read_bytes() == before  # nothing is done twice
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("is_forked", [False, True])
 def test_of_a_step_that_hangs_nothing_is_left_running(is_forked, tmp_path, monkeypatch):
     """At first what it had started went on for an hour, where its process was a fork of another one's."""
