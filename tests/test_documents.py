@@ -38,6 +38,7 @@ DOCUMENTS = [
     "docs/models.md",
     "docs/profiling.md",
     "docs/pytest.md",
+    "docs/ranks.md",
     "docs/python.md",
     "docs/ranks.md",
     "docs/settings.md",
@@ -193,6 +194,7 @@ MINUTES = {
     "docs/models.md",
     "docs/profiling.md",
     "docs/pytest.md",
+    "docs/ranks.md",
     "docs/tutorials.md",
 }
 """Documents whose commands take the longest."""
