@@ -38,7 +38,6 @@ DOCUMENTS = [
     "docs/models.md",
     "docs/profiling.md",
     "docs/pytest.md",
-    "docs/ranks.md",
     "docs/python.md",
     "docs/ranks.md",
     "docs/settings.md",
