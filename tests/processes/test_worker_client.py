@@ -1,6 +1,7 @@
 """What a worker is started with: a memory layout of its own, and a heartbeat that outlives it and leaves no file."""
 
 import select
+import signal
 import socket
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 import torch
 
 from attnbench.processes.messages import FORK, NUMBER, Failed, Heartbeat, Observe, Start
+from attnbench.processes.worker.__main__ import end
 from attnbench.processes.worker.answers import Worker
 from attnbench.processes.worker_client import ProcessClient, Template
 from attnbench.storage.events import CellMeasured
@@ -70,6 +72,12 @@ def test_a_template_ends_its_workers_though_its_answer_was_not_read(tmp_path):
     assert has_ended(worker)
     assert template._process.wait(60) == 0
     mine.close()
+
+
+def test_a_worker_that_has_no_group_of_its_own_yet_is_ended():
+    worker = subprocess.Popen(["sleep", "5"])
+    assert end(worker.pid) == -signal.SIGKILL
+    worker.returncode = -signal.SIGKILL  # `end` has asked for it
 
 
 def has_ended(process: psutil.Process) -> bool:

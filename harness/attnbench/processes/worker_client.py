@@ -123,8 +123,9 @@ class Template:
         try:
             return self._ask(worker)
         except OSError:
-            with suppress(ProcessLookupError):
-                os.killpg(worker, signal.SIGKILL)
+            for kill in (os.killpg, os.kill):  # one that was forked a moment ago has no group of its own yet
+                with suppress(ProcessLookupError):
+                    kill(worker, signal.SIGKILL)
             raise
 
     def close(self) -> None:

@@ -77,6 +77,7 @@ def end(worker: int) -> int:
     """End a worker with its whole group; its exit code, or minus the signal that had ended it before."""
     with suppress(ProcessLookupError):
         os.killpg(worker, signal.SIGKILL)
+    os.kill(worker, signal.SIGKILL)  # one that was forked a moment ago has no group of its own yet
     return os.waitstatus_to_exitcode(os.waitpid(worker, 0)[1])
 
 
