@@ -63,7 +63,7 @@ OURS = "our policy"
 NAMES = (*CHOOSERS.values(), *OTHERS)
 STEPS = ("train", "held_out", "try", "compiled", "table")
 NUM_TRAINED, NUM_DRAWN = 500, 200
-SEED_TRAINED, SEED_DRAWN = 11, 14
+SEED_TRAINED, SEED_DRAWN = 11, 16
 DECODE, TRAINING = 0.25, 0.3
 """Shares of shapes drawn at random: of one query, and of the others those with gradients."""
 KINDS = (("none", "decode"), ("none", "prefill"), ("causal", "prefill"), ("none", "training"), ("causal", "training"))
@@ -142,7 +142,7 @@ def of_presets(num_threads: int) -> list[Workload]:
 
 
 def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_visits: int) -> Plan:
-    """A run that checks everybody and then visits each workload equally often."""
+    """A run that checks everybody and then visits each workload equally often, each time in a fresh process."""
     limits = plan(Selection(sweep="fastest", implementations=names, call_limit_s=CALL_LIMIT_S, seed=seed))
     return msgspec.structs.replace(
         limits,
@@ -151,6 +151,7 @@ def planned(workloads: Sequence[Workload], names: Sequence[str], seed: int, num_
         metrics=("latency",),
         budget_s=0.0,
         num_rounds=num_visits,
+        num_epochs=num_visits,
         num_blocks=3,
         visit_s=0.4,
     )
@@ -330,8 +331,10 @@ def table(run: Path, to: Path) -> str:
         **{name: lambda _, fixed=fixed: fixed for name, fixed in CHOOSERS.items()},  # type: ignore[misc] # mypy knows no type of a default
     }
     judged = {name: list(regrets(held_out, choose)) for name, choose in choosers.items()}
+    in_visits = ""
     if (run / "compiled" / "journal.jsonl").exists():
         compiled = read(run / "compiled")
+        in_visits = f", in {visits(compiled.plan)}"
         for name in COMPILED:
             found = list(regrets(compiled, lambda _, name=name: name))  # type: ignore[misc] # likewise
             if any(each.log is not None for each in found):
@@ -367,9 +370,9 @@ def table(run: Path, to: Path) -> str:
 {misses}{markdown_table([row(name, found) for name, found in judged.items()])}
 
 Regret is the time of what was chosen over that of the best of {len(NAMES)} implementations on the same shape, in the
-same blocks; a mean is geometric, with a 95 % interval by shapes. Noise is half the width of a ratio's own 95 %
-interval, or how far identical code seemed to be apart on that shape, if it is more. What a dispatch adds is not in the
-times ([dispatch.md](dispatch.md)). The policy was learned from
+same blocks of {visits(held_out.plan)}; a mean is geometric, with a 95 % interval by shapes. Noise is
+half the width of a ratio's own 95 % interval, or how far identical code seemed to be apart on that shape, if it is
+more. What a dispatch adds is not in the times ([dispatch.md](dispatch.md)). The policy was learned from
 {len(trained.plan.workloads)} other shapes. {len(held_out.plan.workloads)} shapes are held out: those of all presets and
 {NUM_DRAWN} drawn at random ({where}). "No time": not supported there, or too slow to try.
 
@@ -379,14 +382,21 @@ How the policy interpolates, its caution, its usual scale and who is tried were 
 training shapes, and on held-out shapes of earlier audits, before any of these was measured. The presets' own shapes
 were held out in those, too.
 
-torch.compile is tried on fewer shapes, drawn likewise, since it compiles for each of them; it is judged there against
-the best of all, itself included.
+torch.compile is tried on fewer shapes, drawn likewise, since it compiles for each of them{in_visits}; it is
+judged there against the best of all, itself included.
 
 Made by `python -m studies.audit --run DIR train held_out try compiled` and then
 `python -m studies.audit --run DIR table --to DIR`.
 """
     (to / "audit.md").write_text(text, encoding="utf-8")
     return text
+
+
+def visits(plan: Plan) -> str:
+    """In how many visits each shape was measured, and in how many processes."""
+    number, processes = plan.num_rounds, plan.num_epochs
+    where = "one process" if processes == 1 else f"{processes} processes"
+    return f"{number} visits, each in a fresh process" if processes == number else f"{number} visits in {where}"
 
 
 def trials(found: Sequence[Tried]) -> str:

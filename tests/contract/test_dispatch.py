@@ -153,9 +153,10 @@ def trials(monkeypatch):
     """Trials take no time: the last contender is twice as fast as the others. Seen are the names of each."""
     seen = []
 
-    def settled(calls, clock):
+    def settled(calls, clock, between):
         seen.append(tuple(calls))
         for call in calls.values():
+            between()
             call()
         return {name: trial.Tried(log=math.log(0.5 if name == [*calls][-1] else 1), spread=0.01) for name in calls}
 
@@ -183,6 +184,18 @@ def test_where_the_policy_is_unsure_contenders_are_tried_once_for_lengths_nearby
         dispatcher.attention(*tensors(tokens=64, keys=64, batch=3), is_causal=True, policy=chosen)
     assert len(trials) == 3
     assert calls[-1] == "fused"
+
+
+def test_without_memory_for_a_trial_there_is_none(trials, monkeypatch):
+    def full(*_, **__):
+        raise torch.OutOfMemoryError
+
+    given, dispatcher = tensors(), Dispatcher()
+    expected = sdpa(*given)
+    monkeypatch.setattr(torch, "zeros", full)
+    assert dispatcher.attention(*given, policy=unsure("fused")).equal(expected)
+    assert trials == []
+    assert [choice.name for choice in dispatcher.choices()] == ["sdpa"]
 
 
 def test_as_a_cache_grows_hardly_any_call_is_tried(trials):

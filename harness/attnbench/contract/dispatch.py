@@ -35,6 +35,8 @@ MOST_CHOICES = 1024
 """That are remembered, with lengths rounded."""
 STEPS = 4
 """An octave of lengths has so many choices: as a cache grows by a token a call, hardly any call is a first one."""
+OTHERS_BYTES = 2**25
+"""What something else writes between the calls of a trial: more than the caches of one core hold."""
 SHORT_OF_MEMORY = 16
 """No trial on the processor where the free memory does not hold so many matrices of scores."""
 TORCH_DTYPES = {getattr(torch, name): name for name in DTYPES}
@@ -212,7 +214,10 @@ class Dispatcher:
                 may = tuple(each for each in policy.contenders(asked) if supported(each, asked)[0] == each) or (
                     OTHERWISE,
                 )
-                name = may[0] if len(may) == 1 else policy.settled(asked, _tried(may, given, mask))
+                name = may[0]
+                if len(may) > 1:
+                    tried = _tried(may, given, mask)
+                    name = policy.settled(asked, tried) if tried else policy.choose(asked)
                 choice = Choice(workload=asked, name=name, contenders=may)
                 self._keep(self._choices, place, choice, MOST_CHOICES)
         return supported(choice.name, asked)
@@ -322,7 +327,11 @@ def _tried(contenders: Sequence[str], given: Tensors, mask: BoundMask) -> dict[s
     own = tuple(each.detach().requires_grad_(each.requires_grad) for each in given)
     wanted = [each for each in own if each.requires_grad]
     needs_grad, clock = _needs_grad(given), device(str(given[0].device)).clock
-    ones = given[0].new_ones(*given[0].shape[:3], given[2].shape[3]) if needs_grad else given[0]
+    try:
+        others = torch.zeros(OTHERS_BYTES, dtype=torch.uint8, device=given[0].device)
+        ones = given[0].new_ones(*given[0].shape[:3], given[2].shape[3]) if needs_grad else given[0]
+    except RuntimeError:  # memory is short
+        return {}
 
     def call_of(name: str) -> Callable[[], object]:
         attend = _bound_to(name, given, mask)
@@ -332,7 +341,7 @@ def _tried(contenders: Sequence[str], given: Tensors, mask: BoundMask) -> dict[s
 
     # Hooks of the caller, such as those of checkpoints, count what is saved: none of this is theirs.
     with torch.autograd.graph.saved_tensors_hooks(lambda saved: saved, lambda saved: saved):
-        return trial.trial({name: call_of(name) for name in contenders}, clock)
+        return trial.trial({name: call_of(name) for name in contenders}, clock, lambda: others.add_(1))
 
 
 def _is_ordinary(given: Tensors) -> bool:

@@ -64,8 +64,8 @@ NEARLY = 0.4
 """... and by a log ratio of so much; whoever then may be the fastest is a contender."""
 SURPRISE = 2.0
 """The standard deviation of what was expected is at least such that a trial is no more than so many of them off."""
-HOLDS = 0.05
-"""A trial is of one process, and another may be off by as much: whoever is faster than sdpa by less is not called."""
+HOLDS = 0.08
+"""A trial is of one process, and another may be off by as much: who is faster than sdpa by less is not called then."""
 REACH = 4.0
 """Contenders are named up to so many times beyond the sizes that were measured."""
 _NAME = re.compile(r"\w+(\+\w+)?")
