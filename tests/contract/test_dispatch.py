@@ -186,15 +186,30 @@ def test_where_the_policy_is_unsure_contenders_are_tried_once_for_lengths_nearby
     assert calls[-1] == "fused"
 
 
-def test_without_memory_for_a_trial_there_is_none(trials, monkeypatch):
+def test_where_nothing_can_be_tried_what_is_expected_is_called(trials, monkeypatch):
     def full(*_, **__):
         raise torch.OutOfMemoryError
 
-    given, dispatcher = tensors(), Dispatcher()
-    expected = sdpa(*given)
+    given, dispatcher, chosen = tensors(), Dispatcher(), unsure("fused")
+    asked = Workload(
+        batch_size=given[0].shape[0], num_heads=given[0].shape[1], num_kv_heads=given[1].shape[1],
+        seq_len=given[0].shape[2], kv_len=given[1].shape[2], head_dim=given[0].shape[3], direction="inference",
+        num_threads=torch.get_num_threads(),
+    )  # fmt: skip
+    expected = chosen.choose(asked)
     monkeypatch.setattr(torch, "zeros", full)
-    assert dispatcher.attention(*given, policy=unsure("fused")).equal(expected)
+    with torch.no_grad():
+        dispatcher.attention(*given, policy=chosen)
     assert trials == []
+    assert [(choice.name, choice.contenders) for choice in dispatcher.choices()] == [(expected, ("sdpa", "fused"))]
+
+
+def test_who_raises_in_a_trial_is_not_called(monkeypatch):
+    monkeypatch.setattr(trial, "trial", lambda *_: {})
+    dispatcher, chosen = Dispatcher(), unsure("fused")
+    monkeypatch.setattr(type(chosen), "choose", lambda *_: "fused")
+    with torch.no_grad():
+        dispatcher.attention(*tensors(), policy=chosen)
     assert [choice.name for choice in dispatcher.choices()] == ["sdpa"]
 
 

@@ -217,7 +217,7 @@ class Dispatcher:
                 name = may[0]
                 if len(may) > 1:
                     tried = _tried(may, given, mask)
-                    name = policy.settled(asked, tried) if tried else policy.choose(asked)
+                    name = policy.choose(asked) if tried is None else policy.settled(asked, tried)
                 choice = Choice(workload=asked, name=name, contenders=may)
                 self._keep(self._choices, place, choice, MOST_CHOICES)
         return supported(choice.name, asked)
@@ -322,8 +322,11 @@ def nearby(given: Tensors, rule: Mask, policy: Policy) -> Hashable:
     return sizes, query.dtype, query.device, rule, _needs_grad(given), _num_threads(), policy
 
 
-def _tried(contenders: Sequence[str], given: Tensors, mask: BoundMask) -> dict[str, trial.Tried]:
-    """How long each takes on these tensors against the first; gradients are those of a sum, and go nowhere."""
+def _tried(contenders: Sequence[str], given: Tensors, mask: BoundMask) -> dict[str, trial.Tried] | None:
+    """How long each takes on these tensors against the first; gradients are those of a sum, and go nowhere.
+
+    None: nothing is tried, since a call takes long or memory is short.
+    """
     own = tuple(each.detach().requires_grad_(each.requires_grad) for each in given)
     wanted = [each for each in own if each.requires_grad]
     needs_grad, clock = _needs_grad(given), device(str(given[0].device)).clock
@@ -331,7 +334,7 @@ def _tried(contenders: Sequence[str], given: Tensors, mask: BoundMask) -> dict[s
         others = torch.zeros(OTHERS_BYTES, dtype=torch.uint8, device=given[0].device)
         ones = given[0].new_ones(*given[0].shape[:3], given[2].shape[3]) if needs_grad else given[0]
     except RuntimeError:  # memory is short
-        return {}
+        return None
 
     def call_of(name: str) -> Callable[[], object]:
         attend = _bound_to(name, given, mask)

@@ -44,10 +44,13 @@ class Tried(NamedTuple):
     spread: float
 
 
-def trial(calls: Mapping[str, Callable[[], object]], clock: Clock, between: Callable[[], object]) -> dict[str, Tried]:
+def trial(
+    calls: Mapping[str, Callable[[], object]], clock: Clock, between: Callable[[], object]
+) -> dict[str, Tried] | None:
     """How long each of the other calls takes, against the first; who raises or is far behind is left out.
 
-    Nothing is known where the first one raises, or takes long. `between` is what takes the caches.
+    None: nothing is tried, since the first one takes long. Where it raises, all are left out. `between` is what takes
+    the caches.
     """
     usual = next(iter(calls))
     counts: dict[str, int] = {}
@@ -62,7 +65,7 @@ def trial(calls: Mapping[str, Callable[[], object]], clock: Clock, between: Call
             pass
         if name == usual:
             if once_s > LONGEST_S:
-                return {}
+                return None if math.isfinite(once_s) else {}
             longest_s = max(LONGEST_S, FAR_BEHIND * once_s)
     times: dict[str, list[float]] = {name: [] for name in counts}
     left, spent_s = list(counts), 0.0
