@@ -21,6 +21,8 @@ from attnbench.units import MISSING, escaped, markdown_table, plain, scale_of, s
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
 """How far a curve is drawn beyond what was measured, where its limit is further still."""
+VAGUE = 10.0
+"""A time whose interval is so many times as high at its end as at its start is not worth printing."""
 CURVES_NOTE = (
     "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
     "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
@@ -73,9 +75,12 @@ def foreseen_sentence(found: Foreseen) -> str:
         return f"{name}: not known; nothing like it was calibrated, or {limit} are less than it takes at any length"
     call, reach = found.call, found.reach
     between = "" if reach.is_exact else f" ({number(reach.low)} to {number(reach.high)})"
+    there = f"{name}: {limit} are reached at T={number(reach.point)}{between}"
+    if call.high > VAGUE * call.low:
+        return f"{there}; how long a call takes there is far beyond what was calibrated"
     beyond = ", extrapolated" if call.is_extrapolated else ""
-    there = f"{show(call.seconds, 's')} ({show(call.low, 's')} to {show(call.high, 's')}{beyond})"
-    return f"{name}: {limit} are reached at T={number(reach.point)}{between}, where one call takes {there}"
+    takes = f"{show(call.seconds, 's')} ({show(call.low, 's')} to {show(call.high, 's')}{beyond})"
+    return f"{there}, where one call takes {takes}"
 
 
 def foreseen_facts(found: Foreseen) -> dict[str, object]:
