@@ -93,9 +93,9 @@ def _foresee(plan: "Plan", results: Path, *, as_json: bool) -> None:
     from attnbench.storage.memory_events import SHARE_OF_FREE
 
     names = [arm.implementation for arm in plan.specs]
+    calibrate = f"attnbench calibrate {' '.join(names)} --set direction={plan.workloads[0].direction}"
     predictor = calibration.known(results, environment.collect())
     if predictor is None:
-        calibrate = f"attnbench calibrate {' '.join(names)} --set direction={plan.workloads[0].direction}"
         raise ValueError(f"nothing is calibrated in this environment below {results}: run `{calibrate}` first")
 
     def limit_of(workload: "Workload") -> float:
@@ -111,6 +111,8 @@ def _foresee(plan: "Plan", results: Path, *, as_json: bool) -> None:
             if each.workload == workload:
                 typer.echo(f"  {report.foreseen_sentence(each)}")
     typer.echo("\nPredicted from calibrations, with 90 % intervals; nothing was run.")
+    if any(each.reach is None for each in found):
+        typer.echo(f"To know more: {calibrate}, and its other axes with --set.")
 
 
 COMMAND = Command(
