@@ -2,8 +2,8 @@
 
 Memory is a count, not a sample: the same call takes the same bytes. What is not known is how it goes on, so that all
 intervals here come from how well a simple law fits the lengths that were measured. `Asking` checks a prediction by
-calls of a worker, one near either side of the limit, none that lasts too long. `foreseen` runs nothing: it asks what is
-known from calibrations (analysis/calibration.py).
+calls of a worker, one near either side of the limit, none that lasts too long. `predicted_limits` runs nothing: it asks
+what is known from calibrations (analysis/calibration.py).
 """
 
 import math
@@ -246,7 +246,7 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Foreseen:
+class PredictedLimit:
     """Where a limit is reached by one implementation, as calibrations say."""
 
     workload: Workload  # at the longest length that was asked for; its letter is T or, with another number of keys, S
@@ -256,17 +256,21 @@ class Foreseen:
     call: Prediction | None = None  # a call of that length
 
 
-def foreseen(
+def predicted_limits(
     workloads: Iterable[Workload], names: Sequence[str], predictor: Predictor, limit_of: Callable[[Workload], float]
-) -> list[Foreseen]:
+) -> list[PredictedLimit]:
     """Each implementation at each workload, those that differ by their length alone taken together; nothing is run."""
     longest: dict[str, Workload] = {}
     for workload in sorted(workloads, key=lambda each: each.longest):
         longest[workload.at_length(FARTHEST).id] = workload
-    return [_foreseen(workload, name, predictor, limit_of(workload)) for workload in longest.values() for name in names]
+    return [
+        _predicted_limit(workload, name, predictor, limit_of(workload))
+        for workload in longest.values()
+        for name in names
+    ]
 
 
-def _foreseen(workload: Workload, name: str, predictor: Predictor, limit: float) -> Foreseen:
+def _predicted_limit(workload: Workload, name: str, predictor: Predictor, limit: float) -> PredictedLimit:
     def reached(bytes_of: Callable[[Prediction], float | None]) -> float:
         """The longest length at which they are within the limit; 0: none is."""
 
@@ -285,9 +289,9 @@ def _foreseen(workload: Workload, name: str, predictor: Predictor, limit: float)
 
     point = reached(lambda each: each.peak_bytes)
     if not 0 < point < FARTHEST / 2:
-        return Foreseen(workload=workload, implementation=name, limit_bytes=limit)
+        return PredictedLimit(workload=workload, implementation=name, limit_bytes=limit)
     low, high = reached(lambda each: each.peak_high), reached(lambda each: each.peak_low)
-    return Foreseen(
+    return PredictedLimit(
         workload=workload,
         implementation=name,
         limit_bytes=limit,

@@ -46,7 +46,7 @@ def growth(
 
     planned = plan(options.selection(), with_baseline=False)
     if dry_run:
-        _foresee(planned, results, as_json=as_json)
+        _predict(planned, results, as_json=as_json)
         return
     folder = new_folder(results, planned.sweep)
     target = to or folder
@@ -80,14 +80,14 @@ def growth(
     running.conclude(measured)
 
 
-def _foresee(plan: "Plan", results: Path, *, as_json: bool) -> None:
+def _predict(plan: "Plan", results: Path, *, as_json: bool) -> None:
     """Print where the limit is reached by what is calibrated.
 
     Raises:
         ValueError: nothing is, in this environment.
     """
     from attnbench.analysis import calibration
-    from attnbench.analysis.growth import foreseen
+    from attnbench.analysis.growth import predicted_limits
     from attnbench.devices import device, environment
     from attnbench.reports import growth as report
     from attnbench.storage.memory_events import SHARE_OF_FREE
@@ -101,15 +101,15 @@ def _foresee(plan: "Plan", results: Path, *, as_json: bool) -> None:
     def limit_of(workload: "Workload") -> float:
         return plan.memory_limit_bytes or SHARE_OF_FREE * device(workload.device).free_bytes()
 
-    found = foreseen(plan.workloads, names, predictor, limit_of)
+    found = predicted_limits(plan.workloads, names, predictor, limit_of)
     if as_json:
-        typer.echo(json.dumps([report.foreseen_facts(each) for each in found], indent=2))
+        typer.echo(json.dumps([report.limit_facts(each) for each in found], indent=2))
         return
     for workload in dict.fromkeys(each.workload for each in found):
         typer.echo(f"\n{workload.id}, at other lengths")
         for each in found:
             if each.workload == workload:
-                typer.echo(f"  {report.foreseen_sentence(each)}")
+                typer.echo(f"  {report.limit_sentence(each)}")
     typer.echo("\nPredicted from calibrations, with 90 % intervals; nothing was run.")
     if any(each.reach is None for each in found):
         typer.echo(f"To know more: {calibrate}, and its other axes with --set.")

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from attnbench.analysis.growth import Fit, Foreseen, Growth, Outcome
+from attnbench.analysis.growth import Fit, Growth, Outcome, PredictedLimit
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, metric_columns, rows
 from attnbench.reports import Picture, cells, grouped, style
@@ -68,7 +68,7 @@ def _reached(growth: Growth, fit: Fit) -> str:
     return f"{limit} are reached at {letter}={number(found.point)}{between}, growing with {there}"
 
 
-def foreseen_sentence(found: Foreseen) -> str:
+def limit_sentence(found: PredictedLimit) -> str:
     """Where the limit of one implementation is reached, as calibrations say, in a line."""
     name, limit = plain(found.implementation), show(found.limit_bytes, "bytes")
     if found.reach is None or found.call is None:
@@ -83,7 +83,7 @@ def foreseen_sentence(found: Foreseen) -> str:
     return f"{there}, where one call takes {takes}"
 
 
-def foreseen_facts(found: Foreseen) -> dict[str, object]:
+def limit_facts(found: PredictedLimit) -> dict[str, object]:
     """The same as a program reads it; what is not known is None."""
     reach, call = found.reach, found.call
     return {
