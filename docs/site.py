@@ -22,7 +22,7 @@ from attnbench.storage import events
 ROOT = Path(__file__).parent.parent
 PAGES = ROOT / "build" / "pages"
 SINGLE = ("CHANGELOG.md", "CONTRIBUTING.md", "LICENSE")
-SHOWN = {".md", ".png", ".svg", ".js"}
+SHOWN = {".md", ".png", ".svg", ".js", ".css"}
 BADGE = re.compile(r"^\[?!\[[^\]]*\]\((?:\.\./\.\./|https:)[^\n]*\n", re.MULTILINE)
 """Badges come from elsewhere: the site does without."""
 LINK = re.compile(r"\]\((?!https?:|#|mailto:)([^)#\s]+)(#[^)\s]*)?\)")

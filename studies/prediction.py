@@ -273,11 +273,15 @@ def draw(made: list[dict[str, Any]], file: Path) -> None:
     """Measured against predicted times on log scales, and how the errors are distributed."""
     from matplotlib.figure import Figure
 
+    from attnbench.reports import style
+
     figure = Figure(figsize=(9, 4), layout="constrained")
     left, right = figure.subplots(1, 2)
     for name in IMPLEMENTATIONS:
         own = [row for row in made if row["implementation"] == name]
-        left.loglog([r["measured_s"] for r in own], [r["predicted_s"] for r in own], ".", markersize=4, label=name)
+        look = style.look(name)
+        dot: dict[str, Any] = {"linestyle": "", "marker": look.marker, "color": look.colour, "markersize": 4}
+        left.loglog([r["measured_s"] for r in own], [r["predicted_s"] for r in own], label=name, **dot)
     ends = [LEAST_S, MOST_S]
     left.loglog(ends, ends, color="black", linewidth=0.8)
     left.set(xlabel="measured (s)", ylabel="predicted (s)", title=f"{len(made)} cells that were never run")
@@ -286,8 +290,8 @@ def draw(made: list[dict[str, Any]], file: Path) -> None:
     rooflines = np.sort([abs(row["roofline_s"] / row["measured_s"] - 1) for row in made if row["roofline_s"]])
     for values, label in ((errors, "calibration"), (rooflines, "roofline alone")):
         right.plot(100 * values, np.arange(1, len(values) + 1) / max(len(values), 1), label=label)
-    right.axvline(5, color="gray", linewidth=0.8)
-    right.axvline(15, color="gray", linewidth=0.8)
+    for limit, line, what in (("time_median", "--", "median"), ("time_95", ":", "95th percentile")):
+        right.axvline(100 * LIMITS[limit], color="gray", linewidth=0.8, linestyle=line, label=f"limit of the {what}")
     right.set(xscale="log", xlabel="error of the time (%)", ylabel="share of cells", title="Distribution of the error")
     right.legend(fontsize=8)
     figure.savefig(file, dpi=120)

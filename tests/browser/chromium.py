@@ -15,6 +15,7 @@ from typing import Any, Self
 
 NAMES = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable")
 WINDOW = (1400, 1000)
+NARROW = 600
 ANSWER_TIMEOUT_S = 60.0
 POLL_S = 0.25
 
@@ -63,8 +64,7 @@ class Browser:
         self._session = attached["sessionId"]
         for domain in ("Page", "Network", "Runtime", "Log"):
             self.ask(f"{domain}.enable")
-        size = {"width": WINDOW[0], "height": WINDOW[1], "deviceScaleFactor": 1, "mobile": False}
-        self.ask("Emulation.setDeviceMetricsOverride", **size)
+        self.resize(*WINDOW)
 
     def ask(self, method: str, **parameters: Any) -> dict[str, Any]:
         """What the browser answers; what it tells meanwhile is noted."""
@@ -98,10 +98,21 @@ class Browser:
         if reported.get("method") == "Runtime.consoleAPICalled" and reported["params"]["type"] in {"warning", "error"}:
             self.problems.append(str([each.get("value") for each in reported["params"]["args"]]))
         if reported.get("method") == "Log.entryAdded" and reported["params"]["entry"]["level"] in {"warning", "error"}:
-            self.problems.append(reported["params"]["entry"]["text"])
+            entry = reported["params"]["entry"]
+            self.problems.append(f"{entry['text']} {entry.get('url', '')}".rstrip())
 
     def open(self, address: str) -> None:
         self.ask("Page.navigate", url=address)
+
+    def resize(self, width: int, height: int) -> None:
+        """Give the page so many pixels; a narrow one is a phone's."""
+        size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < NARROW}
+        self.ask("Emulation.setDeviceMetricsOverride", **size)
+
+    def prefer(self, scheme: str) -> None:
+        """Ask for a "light" or a "dark" page."""
+        features = [{"name": "prefers-color-scheme", "value": scheme}]
+        self.ask("Emulation.setEmulatedMedia", features=features)
 
     def run(self, script: str) -> Any:
         """The value of an expression in the page, as JSON has it."""

@@ -41,8 +41,7 @@ def page(tmp_path):
     file = tmp_path / "readme.html"
     file.write_text(f"<!doctype html><meta charset=utf-8><style>{STYLE}</style>{html}", encoding="utf-8")
     with Browser(program, tmp_path / "profile") as browser:
-        size = {"width": WIDTH, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
-        browser.ask("Emulation.setDeviceMetricsOverride", **size)
+        browser.resize(WIDTH, HEIGHT)
         browser.open(f"file://{file}")
         browser.wait("[...document.images].every((each) => each.complete && each.naturalWidth > 0)")
         yield browser

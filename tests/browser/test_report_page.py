@@ -63,8 +63,8 @@ def files(tmp_path_factory):
 @pytest.fixture
 def page(browser, files):
     browser.requests.clear()
-    resize(browser, 1200, 900)
-    media(browser, "light")
+    browser.resize(1200, 900)
+    browser.prefer("light")
     load(browser, files / "single.html")
     yield browser
     require_no_trouble(browser)
@@ -81,16 +81,6 @@ def load(browser, file, fragment=""):
     browser.open("about:blank")
     browser.open(f"file://{file}{fragment}")
     browser.wait("document.querySelector('#chart svg path')")
-
-
-def resize(browser, width, height):
-    size = {"width": width, "height": height, "deviceScaleFactor": 1, "mobile": width < 600}
-    browser.ask("Emulation.setDeviceMetricsOverride", **size)
-
-
-def media(browser, scheme):
-    features = [{"name": "prefers-color-scheme", "value": scheme}]
-    browser.ask("Emulation.setEmulatedMedia", features=features)
 
 
 def choose(page, label, value):
@@ -194,7 +184,7 @@ def test_columns_can_be_chosen_and_the_text_searched(page):
 
 
 def test_it_fits_a_phone(page, files):
-    resize(page, PHONE, 844)
+    page.resize(PHONE, 844)
     load(page, files / "single.html")
     assert page.run("document.documentElement.scrollWidth") <= PHONE
     picture(page, "phone")
@@ -204,7 +194,7 @@ def test_it_is_dark_where_the_reader_wants_it(page, files):
     colour = "getComputedStyle(document.body).backgroundColor"
     fill = "[...document.querySelectorAll('#chart svg .role-axis-label text')].at(0).getAttribute('fill')"
     light = page.run(colour), page.run(fill)
-    media(page, "dark")
+    page.prefer("dark")
     page.run("new Promise((done) => setTimeout(done, 600))")
     dark = page.run(colour), page.run(fill)
     assert light[0] != dark[0]
@@ -227,8 +217,8 @@ def test_axe_finds_no_serious_violation(page, files, width, scheme, name):
     spec = importlib.util.find_spec("axe_playwright_python")
     if spec is None:
         pytest.skip("no axe-core here: `nox -s browser` installs it")
-    resize(page, width, 900)
-    media(page, scheme)
+    page.resize(width, 900)
+    page.prefer(scheme)
     load(page, files / f"{name}.html")
     page.run("document.querySelectorAll('details').forEach((each) => { each.open = true; })")
     library = Path(spec.submodule_search_locations[0], "axe.min.js").read_text(encoding="utf-8")
@@ -244,7 +234,7 @@ def test_axe_finds_no_serious_violation(page, files, width, scheme, name):
 
 def test_paper_has_the_answer_and_the_table_and_no_controls(page):
     page.ask("Emulation.setEmulatedMedia", media="print")
-    resize(page, int(PRINTED[0] * 96), int(PRINTED[1] * 96))
+    page.resize(int(PRINTED[0] * 96), int(PRINTED[1] * 96))
     visible = "getComputedStyle(document.querySelector({!r})).display !== 'none'"
     shown = ("#answer", "#chart", "#table", "#controls", "details", "nav")
     assert [what for what in shown if page.run(visible.format(what))] == ["#answer", "#chart", "#table"]
@@ -259,8 +249,8 @@ def test_ten_thousand_cells_can_be_explored(browser, tmp_path):
     file = tmp_path / "many.html"
     file.write_text(story.page(run), encoding="utf-8")
     browser.requests.clear()
-    resize(browser, 1200, 900)
-    media(browser, "light")
+    browser.resize(1200, 900)
+    browser.prefer("light")
     load(browser, file)
     cells = int(browser.run(COUNT).split()[0])
     assert cells >= 10_000

@@ -1,6 +1,7 @@
 """The documentation site, opened from a folder without a network: its search, a phone, and no request elsewhere."""
 
 import importlib.util
+import json
 import os
 import subprocess
 import sys
@@ -13,6 +14,12 @@ from tests.browser.chromium import Browser, find
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 PHONE = 390
+RULES = ["color-contrast", "image-alt"]
+PAGES = [
+    "index.html",
+    *(f"docs/{name}.html" for name in ("guide", "findings", "python", "cuda")),
+    "reference/commands.html",
+]
 FIELD = "document.querySelector('[data-md-component=search-query]')"
 
 
@@ -53,10 +60,41 @@ def test_search_finds_a_page_without_a_server(page, site):
     assert found
 
 
-@pytest.mark.parametrize("name", ["index.html", "docs/findings.html", "docs/guide.html", "reference/commands.html"])
-def test_it_fits_a_phone(page, site, name):
-    size = {"width": PHONE, "height": 844, "deviceScaleFactor": 1, "mobile": True}
-    page.ask("Emulation.setDeviceMetricsOverride", **size)
+NARROW_PICTURES = (
+    "[...document.querySelectorAll('.md-content p > img')]"
+    ".filter((each) => each.clientWidth < Math.min(600, each.naturalWidth))"
+    ".map((each) => each.src)"
+)
+
+
+@pytest.mark.parametrize("width", [PHONE, 1280])
+def test_no_page_is_wider_than_its_screen_and_pictures_can_be_read(page, site, width):
+    """Tables, code and pictures scroll in boxes of their own."""
+    page.resize(width, 844)
+    found = sorted(set(site.rglob("*.html")) - {site / "404.html"})  # that one is for a server
+    assert len(found) > 50
+    for file in found:
+        load(page, file)
+        assert page.run("document.documentElement.scrollWidth") <= width, file
+        assert page.run("[...document.images].every((each) => each.complete && each.naturalWidth > 0)"), file
+        assert page.run(NARROW_PICTURES) == [], file
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("name", PAGES)
+def test_texts_have_contrast_and_pictures_have_words(page, site, name, scheme):
+    spec = importlib.util.find_spec("axe_playwright_python")
+    if spec is None:
+        pytest.skip("no axe-core here: `nox -s browser` installs it")
+    page.prefer(scheme)
+    page.resize(PHONE, 844)
     load(page, site / name)
-    assert page.run("document.documentElement.scrollWidth") <= PHONE
-    assert page.run("[...document.images].every((each) => each.complete && each.naturalWidth > 0)")
+    library = Path(spec.submodule_search_locations[0], "axe.min.js").read_text(encoding="utf-8")
+    page.run(library + "; true")
+    found = json.loads(
+        page.run(f"axe.run('.md-content', {{preload: false, runOnly: {RULES}}}).then((found) => JSON.stringify(found))")
+    )
+    assert "color-contrast" in [each["id"] for each in found["passes"]]
+    assert [
+        (each["id"], [node["any"][0]["message"] for node in each["nodes"]][:9]) for each in found["violations"]
+    ] == []

@@ -18,6 +18,8 @@ from tests.browser.chromium import Browser, find
 pytestmark = pytest.mark.browser
 ROOT = Path(__file__).parents[2]
 VIEWS = 1  # the list of views, below the list of runs
+NOTES = ("/favicon.ico", "'slider-vertical'", "crbug.com/1036492")
+"""TensorBoard has no icon, and its trace viewer uses what Chromium is to drop one day."""
 GROUP_BY = 4  # behind the lists of workers and spans
 NAMES = ["fused", "module_list", "sdpa"]
 SIZES = ["--set", "device=cpu"]
@@ -52,7 +54,7 @@ def page(address, tmp_path_factory):
         yield browser
         outside = [each for each in browser.requests if not each.startswith((address, "data:", "about:", "blob:"))]
         assert outside == []
-        assert browser.problems == []
+        assert [each for each in browser.problems if not any(note in each for note in NOTES)] == []
 
 
 def middle(page, element):

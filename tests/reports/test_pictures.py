@@ -8,6 +8,7 @@ from xml.etree import ElementTree as ET
 import pandas as pd
 import pytest
 from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.colors import to_hex
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from matplotlib.transforms import Bbox
@@ -291,17 +292,62 @@ def overlaps(texts: list[tuple[str, Bbox]]) -> list[tuple[str, str]]:
     ]
 
 
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> list[Figure]:
+    """What is drawn from now on."""
+    found: list[Figure] = []
+    real = style.picture
+    monkeypatch.setattr(style, "picture", lambda figure, *texts: found.append(figure) or real(figure, *texts))
+    return found
+
+
+@pytest.mark.parametrize("num_panels", [1, 2])
+def test_a_title_and_the_legend_next_to_it_fit_a_picture_of_few_panels(
+    tmp_path: Path, figures: list[Figure], num_panels: int
+) -> None:
+    """As wide a legend as fits three panels once lay on the title, and a title went beyond the picture."""
+    points = journals.workloads(mask=("none", "causal")[:num_panels], seq_len=(2048,))
+    found = journals.write(tmp_path, points, ("sdpa", "fused", "chunked"), num_epochs=1)
+    for name in ("memory_plot", "ratio_plot", "latency_plot"):
+        figures.clear()
+        drawn(name, found)
+        for figure in figures:
+            texts = seen_texts(figure)
+            assert overlaps(texts) == [], name
+            assert [text for text, box in texts if box.x1 > figure.bbox.x1 or box.x0 < 0] == [], name
+
+
+def test_texts_in_the_colour_of_an_implementation_can_be_read(tmp_path: Path, figures: list[Figure]) -> None:
+    names = ("sdpa", "chunked", "bmm", "fused", "einsum")
+    found = journals.write(tmp_path, journals.workloads(seq_len=(128, 512)), names, num_epochs=1)
+    for name in ("latency_plot", "ratio_plot", "agreement_plot"):
+        drawn(name, found)
+    assert len(figures) == 3
+    for figure in figures:
+        for text in figure.findobj(Text):
+            ink = to_hex(text.get_color())
+            assert style.contrast(ink, style.LIGHT) >= style.TEXT_CONTRAST, text
+
+
+@pytest.mark.parametrize(("ground", "least"), [(style.LIGHT, 4.5), (style.DARK, 3.0)])
+def test_every_look_can_be_made_readable_and_a_readable_one_stays(ground: str, least: float) -> None:
+    looks = [look.colour for look in style.built_in().values()] + [style.look(f"other_{n}").colour for n in range(40)]
+    for colour in looks:
+        made = style.readable(colour, ground, least)
+        assert style.contrast(made, ground) >= least
+        assert made == colour.lower() or style.contrast(colour, ground) < least
+    assert style.contrast("#000000", "#ffffff") == pytest.approx(21.0)
+    assert style.contrast("#777777", "#ffffff") == pytest.approx(4.48, abs=0.005)
+
+
 @pytest.mark.long
 def test_no_text_lies_on_another_with_sixteen_implementations_and_a_dozen_panels(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, figures: list[Figure]
 ) -> None:
     for number in range(16 - len(journals.SPEEDS)):
         speed = ((1.4 + 0.2 * number) * 1e-3, 1.5 + 0.1 * number, float(number % 2))
         monkeypatch.setitem(journals.SPEEDS, f"implementation_{number}", speed)
     found = journals.write(tmp_path, MANY, tuple(journals.SPEEDS), num_epochs=1)
-    figures: list[Figure] = []
-    real = style.picture
-    monkeypatch.setattr(style, "picture", lambda figure, *texts: figures.append(figure) or real(figure, *texts))
     for name, report in DRAWN.items():
         figures.clear()
         assert report.draw is not None

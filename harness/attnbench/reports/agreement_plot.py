@@ -56,7 +56,7 @@ def _draw_panel(axes: Axes, dtype: str, by_arm: dict[Arm, list[Record]]) -> None
     for place, (arm, mine) in enumerate(shares.items()):
         _draw_dots(axes, place, arm, mine)
         if not mine:
-            axes.text(low * 1.2, place, "not compared", va="center", fontsize=8, color="#777777", style="italic")
+            axes.text(low * 1.2, place, "not compared", va="center", fontsize=8, color="#6a6a6a", style="italic")
     axes.set_yticks(range(len(shares)), [style.label(arm) for arm in shares])
     axes.set_ylim(len(shares) - 0.5, -0.5)
     style.ticks(axes.xaxis, LogLocator(subs=(1.0,), numticks=9))

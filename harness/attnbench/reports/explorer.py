@@ -65,7 +65,10 @@ def data(runs: Sequence[Results]) -> str:
         "runs": [results.run for results in runs],
         "axes": {axis: sorted({row[axis] for row in shown}, key=_sortable) for axis in axes},
         "implementations": names,
-        "colours": {name: style.look(name).colour for name in names},
+        "colours": {
+            scheme: {name: style.readable(style.look(name).colour, ground, style.MARK_CONTRAST) for name in names}
+            for scheme, ground in (("light", style.LIGHT), ("dark", style.DARK))
+        },
         "columns": [
             {"heading": heading, "explanation": explanation, "kind": heading.replace(" ", "-")}
             for heading, explanation in zip(headings, ["", *(column.explanation for column in columns)], strict=True)

@@ -36,6 +36,8 @@ SPREAD = 0.3
 """How far apart, as a share of a gap between lengths, the points of a lone length are drawn; lines stay in place."""
 MANY_LENGTHS = 7
 TITLE_LEN = 48
+LEAST_WIDTH = 7.2
+"""Inches that the title and the legend next to it need."""
 X_LABELS = {"seq_len": "sequence length T", "kv_len": "key length S"}
 
 
@@ -110,13 +112,13 @@ def _picture(plot: Plot, shown: Sequence[Panel], more: Iterable[str], base: str)
     return style.sheet(
         range(number),
         fill,
-        (0.6 + 4.4 * num_columns, 1.0 + 3.2 * math.ceil(number / num_columns)),
+        (max(LEAST_WIDTH, 0.6 + 4.4 * num_columns), 1.0 + 3.2 * math.ceil(number / num_columns)),
         title=plot.title,
         subtitle=cells.shared(cells_of(shown)),
         note=" ".join([notes(plot, shown, points), *more]),
         num_columns=num_columns,
         finish=finish,
-        legend={"loc": "upper right", "ncols": 3},
+        legend={"loc": "outside upper right", "ncols": 3},
         sharey=number > 1,
     )
 
@@ -163,8 +165,8 @@ def _label(axes: Axes, points: pd.DataFrame, named: Sequence[Arm], panel: Panel)
         power = growth(points[points["arm"] == arm])
         text = style.label(arm) + (f"  ~{panel.letter}^{power}" if power else "")
         short = "" if ends[arm]["length"] == panel.lengths[-1] else f" (to {ends[arm]['length']})"
-        look = style.look(arm)
-        axes.text(1.02, place, text + short, color=look.colour, va="center", fontsize=8.5, transform=axes.transAxes)
+        ink = style.readable(style.look(arm).colour, style.LIGHT)
+        axes.text(1.02, place, text + short, color=ink, va="center", fontsize=8.5, transform=axes.transAxes)
 
 
 def apart(places: Sequence[float], least: float) -> list[float]:

@@ -2,6 +2,7 @@
 "use strict";
 const data = JSON.parse(document.getElementById("data").textContent);
 const $ = (id) => document.getElementById(id);
+const darkness = matchMedia("(prefers-color-scheme: dark)");
 const PAGE = 100;
 const MOST_PANELS = 12;
 const METRICS = {
@@ -120,6 +121,7 @@ function columns() {
 // A chart of what is shown, drawn by Vega-Lite.
 function spec(rows, ink, soft) {
   const metric = METRICS[state.metric];
+  const scheme = darkness.matches ? "dark" : "light";
   const scale = { type: state.scale, nice: false, ...(state.scale === "linear" && { zero: false }) };
   const panels = [...new Set(rows.map((row) => row.panel))];
   const few = new Set(panels.slice(0, MOST_PANELS));
@@ -132,14 +134,16 @@ function spec(rows, ink, soft) {
   $("left-out").textContent = panels.length > MOST_PANELS && state.view === "dots" ? `The first ${MOST_PANELS} of ${panels.length} shapes are drawn: filter to see others.` : "";
   const order = data.implementations;
   const tooltip = ["implementation", ...(data.runs.length > 1 ? ["run"] : []), "group", "length", "verdict", "time", "ratio", "memory", "samples"].map((field) => ({ field, type: "nominal" }));
-  const verdicts = { domain: ["faster", "equivalent", "slower", "undecided", "baseline", "ok"], range: ["#3b8fd4", "#8a8a8a", "#dd6b20", "#b9b9b9", ink, soft] };
+  const verdicts = { domain: ["faster", "equivalent", "slower", "undecided", "baseline", "ok"], range: ["#3b8fd4", soft, "#dd6b20", soft, ink, soft] };
+  const shapes = { domain: verdicts.domain, range: ["triangle-left", "square", "triangle-right", "M-1,0A1,1,0,1,1,1,0A1,1,0,1,1,-1,0M-0.55,0A0.55,0.55,0,1,0,0.55,0A0.55,0.55,0,1,0,-0.55,0", "circle", "circle"] }; // undecided: a ring
+  const width = Math.max(160, $("chart").clientWidth - 40);
+  const top = { orient: "top", columns: width < 600 ? 3 : 6 };
   const color = data.runs.length > 1
     ? { field: "run", type: "nominal", title: null, legend: { orient: "top", labelLimit: 400 } }
     : state.view === "lines"
-      ? { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => data.colours[name]) } }
-      : { field: "verdict", type: "nominal", title: null, scale: verdicts, legend: { orient: "top" } };
+      ? { field: "implementation", type: "nominal", title: null, sort: order, scale: { domain: order, range: order.map((name) => data.colours[scheme][name]) } }
+      : { field: "verdict", type: "nominal", title: null, scale: verdicts, legend: top };
   const config = { background: null, font: "system-ui, sans-serif", view: { stroke: null }, axis: { labelColor: ink, titleColor: ink, gridColor: soft, gridOpacity: 0.25, domainColor: soft, tickColor: soft, labelLimit: 170 }, header: { labelColor: ink, title: null, labelLimit: 330 }, legend: { labelColor: ink, titleColor: ink, labelLimit: 150 } };
-  const width = Math.max(160, $("chart").clientWidth - 40);
   const x = { field: "value", type: "quantitative", scale, title: metric.title, axis: { format: "~s", tickCount: 5 } };
   if (state.view === "lines") {
     const y = { ...x };
@@ -151,10 +155,11 @@ function spec(rows, ink, soft) {
   }
   const columns = Math.max(1, Math.min(3, Math.floor(width / 300)));
   const y = { field: "implementation", type: "nominal", sort: order, title: null };
+  const shape = data.runs.length > 1 ? {} : { shape: { field: "verdict", type: "nominal", title: null, scale: shapes, legend: top } };
   const offset = data.runs.length > 1 ? { yOffset: { field: "run", type: "nominal" } } : {};
   const layers = [
     { mark: { type: "rule", strokeWidth: 2 }, encoding: { x: { ...x, field: "low" }, x2: { field: "high" }, y, color, ...offset } },
-    { mark: { type: "point", filled: true, size: 70, opacity: 1 }, encoding: { x, y, color, tooltip, ...offset } },
+    { mark: { type: "point", filled: true, size: 70, opacity: 1 }, encoding: { x, y, color, tooltip, ...shape, ...offset } },
   ];
   if (state.metric === "ratio") layers.unshift({ mark: { type: "rule", color: soft }, encoding: { x: { datum: 1 } } });
   return { config, data: { values: points }, columns, facet: { field: "panel", type: "nominal", sort: panels },
@@ -164,7 +169,7 @@ let drawing = 0;
 async function chart(rows) {
   const style = getComputedStyle(document.documentElement);
   const mine = ++drawing;
-  const options = { actions: false, renderer: "svg", tooltip: { theme: matchMedia("(prefers-color-scheme: dark)").matches ? "dark" : "light" } };
+  const options = { actions: false, renderer: "svg", tooltip: { theme: darkness.matches ? "dark" : "light" } };
   const place = make("div", { "aria-hidden": "true" }); // the label of #chart is its text, and the table its numbers
   await window.vegaEmbed(place, spec(rows, style.getPropertyValue("--ink").trim(), style.getPropertyValue("--soft").trim()), options);
   if (mine !== drawing) return; // a later one is on its way
@@ -184,7 +189,7 @@ function show() {
 }
 $("find").addEventListener("input", (event) => change({ find: event.target.value }));
 $("more").addEventListener("click", () => change({ rows: String(Number(state.rows) + PAGE) }));
-matchMedia("(prefers-color-scheme: dark)").addEventListener("change", show);
+darkness.addEventListener("change", show);
 addEventListener("resize", () => chart(data.rows.filter(isShown)));
 addEventListener("hashchange", () => { state = read(); show(); });
 $("find").value = state.find;

@@ -27,6 +27,8 @@ FURTHEST = 4.0
 """Axes end at this factor at most; a ratio beyond is an arrow with its number."""
 NARROWEST = 1.25
 ROW = 0.235
+LEAST_WIDTH = 6.0
+"""Inches that the title and the legend next to it need."""
 COLOURS = {
     Verdict.faster: "#0072B2",
     Verdict.slower: "#D55E00",
@@ -74,12 +76,12 @@ def draw(results: Results, most: int = MOST_SHAPES, row: float = ROW) -> list[Pi
         style.sheet(
             range(len(shapes)),
             fill,
-            (1.5 + 1.95 * num_columns, 1.25 + num_rows * (0.75 + row * len(arms))),
+            (max(LEAST_WIDTH, 1.5 + 1.95 * num_columns), 1.25 + num_rows * (0.75 + row * len(arms))),
             title=f"Who is faster: time as a ratio to {base}, left of 1 is faster",
             subtitle=cells.shared(seen),
             note=f"{doubt}{more}Dots are medians of paired ratios, bars their 95 % intervals; the number is the ratio.",
             num_columns=num_columns,
-            legend={"handles": _handles(shapes), "loc": "upper right", "ncols": 5, "handlelength": 1.2},
+            legend={"handles": _handles(shapes), "loc": "outside upper right", "ncols": 5, "handlelength": 1.2},
         )
     ]
 
@@ -137,7 +139,9 @@ def _draw_row(panel: Axes, row: Row | None, place: int, reach: float) -> None:
     text: dict[str, Any] = {"va": "center", "fontsize": 7.5, "transform": panel.get_yaxis_transform()}
     if row is None or (not _has_ratio(row) and not row["is_baseline"]):
         words, colour = _absence(row)
-        panel.text(0.02, place, words, color=colour, ha="left", bbox=behind, zorder=5, **text)
+        panel.text(
+            0.02, place, words, color=style.readable(colour, style.LIGHT), ha="left", bbox=behind, zorder=5, **text
+        )
         return
     if row["is_baseline"]:
         panel.text(0.98, place, "baseline", color="#555555", ha="right", **text)
@@ -153,7 +157,7 @@ def _draw_row(panel: Axes, row: Row | None, place: int, reach: float) -> None:
     panel.plot([at], [place], marker=marker, ms=6, mfc=face, mec=colour, mew=1.2, zorder=4, clip_on=False)
     number = f"{significant(ratio, 3)}{'?' * is_open}"
     x, side = (0.98, "right") if ratio < 1 else (0.02, "left")  # where the dot is not
-    panel.text(x, place, number, color=colour, ha=side, bbox=behind, zorder=5, **text)
+    panel.text(x, place, number, color=style.readable(colour, style.LIGHT), ha=side, bbox=behind, zorder=5, **text)
 
 
 def _absence(row: Row | None) -> tuple[str, str]:

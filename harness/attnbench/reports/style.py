@@ -25,6 +25,7 @@ from matplotlib.axes import Axes
 from matplotlib.axis import Axis
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.backends.backend_svg import FigureCanvasSVG
+from matplotlib.colors import to_hex, to_rgb
 from matplotlib.figure import Figure
 from matplotlib.lines import Line2D
 from matplotlib.ticker import FuncFormatter, Locator, LogLocator, NullLocator
@@ -40,6 +41,12 @@ T = TypeVar("T")
 SETTINGS = mpl.rc_params_from_file(Path(__file__).with_name("pictures.mplstyle"), use_default_template=False)
 INK = SETTINGS["text.color"]
 FEW_DECADES = 2.5
+LIGHT, DARK = "#ffffff", "#0d1117"
+"""The grounds of pictures, and of the page of a report in a dark scheme."""
+TEXT_CONTRAST, MARK_CONTRAST = 4.5, 3.0
+"""What texts and lines need to be seen on their ground. Source: WCAG 2.2, criteria 1.4.3 and 1.4.11."""
+TITLE_DENSITY, NOTE_DENSITY = 11.7, 16.5
+"""Characters of a title and of a note in an inch."""
 PNG: dict[str, Any] = {"metadata": {"Software": None}, "pil_kwargs": {"compress_level": 3}}
 """Two thirds of the time of the usual compression, and 2 % more bytes."""
 
@@ -69,6 +76,27 @@ class Look:
         """What matplotlib's lines take."""
         line = {"color": self.colour, "linestyle": self.line, "linewidth": self.width}
         return {**line, "marker": self.marker, "markersize": self.size}
+
+
+def contrast(one: str, other: str) -> float:
+    """How far two colours differ in luminance, from 1 to 21. Source: WCAG 2.2, "contrast ratio"."""
+    low, high = sorted((_luminance(one), _luminance(other)))
+    return (high + 0.05) / (low + 0.05)
+
+
+def _luminance(colour: str) -> float:
+    knee = 0.04045  # below it sRGB is linear
+    linear = [part / 12.92 if part <= knee else ((part + 0.055) / 1.055) ** 2.4 for part in to_rgb(colour)]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def readable(colour: str, ground: str, least: float = TEXT_CONTRAST) -> str:
+    """The colour, mixed with black on a light ground or with white on a dark one until its contrast is at least so."""
+    far = 0.0 if _luminance(ground) > 0.5 else 1.0  # noqa: PLR2004 - half way from black to white
+    red, green, blue = to_rgb(colour)
+    shares = [step / 20 for step in range(21)]
+    mixed = (to_hex((red + (far - red) * k, green + (far - green) * k, blue + (far - blue) * k)) for k in shares)
+    return next(each for each in mixed if contrast(each, ground) >= least)
 
 
 KINDS = {  # of operators, in the order in which they are stacked
@@ -175,7 +203,7 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
     handles of `legend`, if it has any, and each line that was drawn with a label.
     """
     width, height = size
-    wrapped = textwrap.wrap(note, int(width * 16.5))
+    wrapped = textwrap.wrap(note, int(width * NOTE_DENSITY))
     with mpl.rc_context(SETTINGS):
         figure = Figure(figsize=(width, height + 0.17 * len(wrapped)), layout="constrained")
         num_rows = math.ceil(len(panels) / num_columns)
@@ -187,11 +215,26 @@ def sheet(  # noqa: PLR0913 - one parameter for each text
                 each(axes, panel)
         drawn = {str(line.get_label()): line for axes in figure.axes for line in axes.lines}
         handles = [*legend.get("handles", ()), *(line for text, line in drawn.items() if not text.startswith("_"))]
-        if handles:
-            figure.legend(**{"loc": "outside right upper", "handlelength": 3.2, **legend, "handles": handles})
-        figure.suptitle(f"{title}\n{subtitle}".rstrip(), x=0.01, ha="left", fontsize=11.5)
+        taken = _add_legend(figure, {"handlelength": 3.2, **legend, "handles": handles}) if handles else 0.0
+        room = max(24, int((width - taken - 0.2) * TITLE_DENSITY))
+        lines = [line for text in (title, subtitle) for line in textwrap.wrap(text, room)]
+        figure.suptitle("\n".join(lines), x=0.01, ha="left", fontsize=11.5)
         figure.supxlabel("\n".join(wrapped), x=0.01, ha="left", fontsize=8, color="#555555")
     return picture(figure, title, f"{title}: {described or subtitle}. {note}".rstrip())
+
+
+def _add_legend(figure: Figure, options: Mapping[str, Any]) -> float:
+    """A legend in as many of its columns as fit the right half of the figure, and how many inches it takes."""
+    renderer = FigureCanvasAgg(figure).get_renderer()  # type: ignore[no-untyped-call]
+    for ncols in range(options.get("ncols", 1), 0, -1):
+        legend = figure.legend(**{"loc": "outside right upper", **options, "ncols": ncols})
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Glyph")  # as in `_drawn`
+            taken = legend.get_window_extent(renderer).width / figure.dpi
+        if ncols == 1 or taken <= figure.get_figwidth() / 2:
+            break
+        legend.remove()
+    return taken
 
 
 def picture(figure: Figure, title: str, caption: str) -> Picture:
