@@ -42,6 +42,7 @@ OTHERS = {
     "acceptance/acceptance.md": "what the method was asked to show, next to its rivals, misses included",
     "acceptance-gate/acceptance.md": "what the gate was asked to show, on real sessions of two revisions",
     "fastest/audit.md": "what fixed choices of an implementation cost, next to a policy that was learned",
+    "fastest/audit-seed-15.md": "the audit before that, on other shapes",
     "fastest/dispatch.md": "what a call costs more that follows a policy",
     "prediction/prediction.md": "times and memory of cells that were never run, predicted from a minute of others",
     "fastest/crossovers.md": "planted crossovers on simulated machines, and whether they are found",

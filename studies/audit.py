@@ -374,7 +374,8 @@ same blocks of {visits(held_out.plan)}; a mean is geometric, with a 95 % interva
 half the width of a ratio's own 95 % interval, or how far identical code seemed to be apart on that shape, if it is
 more. What a dispatch adds is not in the times ([dispatch.md](dispatch.md)). The policy was learned from
 {len(trained.plan.workloads)} other shapes. {len(held_out.plan.workloads)} shapes are held out: those of all presets and
-{NUM_DRAWN} drawn at random ({where}). "No time": not supported there, or too slow to try.
+{NUM_DRAWN} drawn at random with seed {held_out.plan.seed} ({where}).
+"No time": not supported there, or too slow to try.
 
 {trials(list(tried.values()))}
 
