@@ -58,8 +58,10 @@ class Ledger:
     def add(self, **line: Any) -> None:  # noqa: ANN401 - JSON
         """Write a line with the time, and see it on disk."""
         moment = datetime.now(UTC).isoformat(timespec="milliseconds")
-        with self._lock, self.path.open("a", encoding="utf-8") as file:
-            file.write(json.dumps({"time": moment, **line}) + "\n")
+        with self._lock, self.path.open("a+b") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - 1))
+            ends_a_line = file.read(1) in {b"", b"\n"}  # else the last one was being written when all stopped
+            file.write((b"" if ends_a_line else b"\n") + json.dumps({"time": moment, **line}).encode() + b"\n")
             file.flush()
             os.fsync(file.fileno())
 
@@ -138,7 +140,8 @@ def _outcome(step: Step, ledger: Ledger) -> tuple[str, str]:
         finally:
             with suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
-            process.wait(CLOSING_S)
+            with suppress(subprocess.TimeoutExpired):  # a driver may hold it: it ends when that lets go
+                process.wait(CLOSING_S)
     if code < 0:
         return DIED, signal.Signals(-code).name
     if not file.exists():

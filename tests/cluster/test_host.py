@@ -29,7 +29,7 @@ pytestmark = pytest.mark.usefixtures("forked_workers")
 def own_machine(tmp_path, monkeypatch):
     """A slot, and a folder of journals, that no other test has."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
-    monkeypatch.setattr(hosts.tempfile, "gettempdir", lambda: str(tmp_path))
+    monkeypatch.setattr(hosts, "LOCK", tmp_path / "bench-slot")
     monkeypatch.setattr(hosts, "POLL_S", 0.01)
     monkeypatch.setattr(hosts, "SLOT", f"ATTNBENCH_TEST_{os.getpid()}")
 
@@ -114,6 +114,16 @@ def test_two_never_have_the_slot_at_once():
     spans.sort()
     assert len(spans) == 3
     assert all(later[0] >= earlier[1] for earlier, later in itertools.pairwise(spans))
+
+
+def test_jobs_with_temporary_folders_of_their_own_share_the_slot(tmp_path):
+    code = "from attnbench.cluster import host; print(host.LOCK)"
+    folders = [tmp_path / "one", tmp_path / "two"]
+    for folder in folders:
+        folder.mkdir()  # one that is missing is not used
+    jobs = [{**os.environ, "TMPDIR": str(folder)} for folder in folders]
+    locks = {subprocess.check_output([sys.executable, "-c", code], env=job, text=True) for job in jobs}
+    assert len(locks) == 1
 
 
 def test_what_a_killed_actor_has_left_behind_is_waited_for():

@@ -26,6 +26,12 @@ def give_back(query, key, value, rank):
     return query
 
 
+def give_late(query, key, value, rank):
+    """What came, after a while."""
+    time.sleep(0.3)
+    return query
+
+
 def asked(function, **details):
     usual = {"length": 8, "order": "contiguous", "is_causal": False, "scale": 1.0, "keeps_graph": False}
     named = {"module": __name__, "function": function.__name__, "file": __file__}

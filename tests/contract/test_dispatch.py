@@ -204,6 +204,20 @@ def test_where_nothing_can_be_tried_what_is_expected_is_called(trials, monkeypat
     assert [(choice.name, choice.contenders) for choice in dispatcher.choices()] == [(expected, ("sdpa", "fused"))]
 
 
+def test_what_a_trial_chose_is_not_called_where_rounding_must_not_depend_on_it(trials, calls):
+    dispatcher, chosen, given = Dispatcher(), unsure("fused"), tensors()
+    with torch.no_grad():
+        dispatcher.attention(*given, policy=chosen)
+        assert dispatcher.choices()[0].name == "fused"
+        calls.clear()
+        torch.use_deterministic_algorithms(mode=True)
+        try:
+            assert dispatcher.attention(*given, policy=chosen).equal(sdpa(*given))
+        finally:
+            torch.use_deterministic_algorithms(mode=False)
+    assert calls == []
+
+
 def test_who_raises_in_a_trial_is_not_called(monkeypatch):
     monkeypatch.setattr(trial, "trial", lambda *_: {})
     dispatcher, chosen = Dispatcher(), unsure("fused")

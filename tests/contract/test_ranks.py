@@ -20,7 +20,7 @@ from attnbench.contract.ranks import ORDERS
 from attnbench.plugins import distributing, plugs
 from attnbench.workloads.workload import DTYPE_BYTES, Workload
 from studies.scaling.theory import bytes_sent
-from tests.contract.shares import asked, fail, give_back, sleep, three
+from tests.contract.shares import asked, fail, give_back, give_late, sleep, three
 
 IMPLEMENTATIONS: dict[str, Implementation] = plugs("attnbench.implementations", "IMPLEMENTATION")
 RIGHT = ("ring", "zigzag_ring", "ulysses", "all_gather")
@@ -227,3 +227,19 @@ def test_the_mask_carries_the_number_of_ranks():
     assert bind(workload(world_size=3)).world_size == 3
     assert bind(workload()).world_size == 1
     assert "world_size" not in workload().id
+
+
+def test_a_pass_that_was_broken_off_leaves_no_answer_for_the_next_one(group, monkeypatch):
+    how = asked(give_back, order="whole")
+    group.forward(three(), how)
+
+    def break_off(*_):
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(group, "_answers", break_off)
+        with pytest.raises(KeyboardInterrupt):
+            group.forward(three(), asked(give_late, order="whole"))
+    for _ in range(2):
+        given = three()
+        assert torch.equal(group.forward(given, how)[1], given[0])

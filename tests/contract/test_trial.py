@@ -164,3 +164,16 @@ def test_one_that_raises_is_left_out_and_nothing_is_known_if_the_first_does():
     assert set(trial(calls, clock, nothing)) == {"fast"}
     assert trial({"usual": broken, "fast": clock.call(1e-4)}, clock, nothing) == {}
     assert trial({"usual": clock.call(1e-3), "broken": broken}, clock, nothing) == {}
+
+
+def test_one_that_raises_later_is_left_out_too():
+    clock, made = Planted(), itertools.count()
+
+    def full():
+        clock.time_s += 1e-3
+        if next(made) > 5:
+            raise RuntimeError("not enough memory")
+
+    calls = {"usual": clock.call(1e-3), "full": full, "fast": clock.call(0.9e-3)}
+    assert set(trial(calls, clock, nothing)) == {"fast"}
+    assert trial({"usual": full, "fast": clock.call(0.9e-3)}, clock, nothing) == {}

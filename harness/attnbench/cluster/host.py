@@ -11,7 +11,6 @@ import re
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
@@ -31,6 +30,7 @@ from attnbench.storage import events
 from attnbench.storage.journal import JOURNAL
 from attnbench.storage.journal import events as read_events
 
+LOCK = Path("/tmp/attnbench-bench-slot")  # noqa: S108 - it holds nothing, and is the same whatever TMPDIR a job has
 SLOT = "ATTNBENCH_BENCH_SLOT"
 """Set for all processes that a share starts: by it those are found that have outlived the one that started them."""
 POLL_S = 0.5
@@ -191,11 +191,10 @@ def bench_slot() -> Iterator[None]:
     before may have been killed: what it had started ends within moments, and is waited for, or ended after `LEFT_S`.
     """
     threads = os.environ.get(THREADS)
-    path = Path(tempfile.gettempdir()) / "attnbench-bench-slot"
     try:
-        file = os.open(path, os.O_RDONLY)  # another user's, too: to create what is there may be refused
+        file = os.open(LOCK, os.O_RDONLY)  # another user's, too: to create what is there may be refused
     except FileNotFoundError:
-        file = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+        file = os.open(LOCK, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
         fcntl.flock(file, fcntl.LOCK_EX)  # whoever has waited is next, and not whoever asks most often
         began_s = time.monotonic()

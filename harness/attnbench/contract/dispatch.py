@@ -46,6 +46,7 @@ Tensors = tuple[Tensor, Tensor, Tensor]
 """Query, key, value."""
 Attend = Callable[[Tensor, Tensor, Tensor], Tensor]
 _is_autocast: Callable[[], bool] = torch._C._is_any_autocast_enabled  # noqa: SLF001 - the public one is asked for one device
+_is_deterministic: Callable[[], bool] = torch._C._get_deterministic_algorithms  # noqa: SLF001 - the public one, without its wrapper
 _is_compiling = torch.compiler.is_compiling
 _is_grad_enabled = torch.is_grad_enabled
 _num_threads = torch.get_num_threads
@@ -110,7 +111,7 @@ class Dispatcher:
             _is_grad_enabled() and (query.requires_grad or key.requires_grad or value.requires_grad),
             _num_threads(),
             policy,
-            trials,
+            trials and not _is_deterministic(),
         )
         try:
             attend = self._bound[kind]
@@ -135,7 +136,7 @@ class Dispatcher:
             mask,
             needs_grad,
             _num_threads(),
-            trials,
+            trials and not _is_deterministic(),
         )
         try:
             attend = self._bound[kind]
@@ -158,7 +159,7 @@ class Dispatcher:
 
     def _keep(self, kept: dict[Hashable, Any], key: Hashable, value: object, most: int) -> None:
         with self._lock:
-            while len(kept) >= most:
+            while key not in kept and len(kept) >= most:
                 del kept[next(iter(kept))]
             kept[key] = value
 

@@ -173,6 +173,19 @@ class RankGroup:
         given: Sequence[Tensor],
         made: Sequence[Size],
     ) -> list[Tensor]:
+        try:
+            return self._try_pass(call, asked, given, made)
+        except BaseException:  # what the ranks answer to a pass that was broken off would be taken for the next one's
+            self.stop()
+            raise
+
+    def _try_pass(
+        self,
+        call: int,
+        asked: Asked | None,
+        given: Sequence[Tensor],
+        made: Sequence[Size],
+    ) -> list[Tensor]:
         if not self._lines:
             if asked is None:
                 raise RuntimeError("the ranks that held the graph of this call are gone")

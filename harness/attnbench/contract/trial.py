@@ -23,8 +23,8 @@ READING_S = 5e-4
 FEWEST, MOST = 5, 11
 """Readings of each that stays."""
 ENOUGH_S, MOST_S = 0.1, 1.0
-"""When all readings took so long, none follow but the fewest, and those until the least ones are confirmed; and none at
-all after so much."""
+"""When all readings took so long, none follow but the fewest, and those until the least ones are confirmed; after so
+much, none but the fewest."""
 CONFIRMED = 0.03
 """The least reading of a call is confirmed when the next one is larger by at most so much, relatively: two disturbed
 ones hardly are as much alike."""
@@ -71,12 +71,19 @@ def trial(
     left, spent_s = list(counts), 0.0
     for turn in range(MOST):
         for name in left if turn % 2 == 0 else left[::-1]:
-            if not times[name] or times[name][0] < TOUCH_BELOW_S:
-                between()
-                calls[name]()
-            elapsed_s = clock.elapsed(calls[name], counts[name])
+            try:
+                if not times[name] or times[name][0] < TOUCH_BELOW_S:
+                    between()
+                    calls[name]()
+                elapsed_s = clock.elapsed(calls[name], counts[name])
+            except Exception:  # noqa: BLE001 - likewise
+                if name == usual:
+                    return {}
+                del times[name]
+                continue
             insort(times[name], elapsed_s / counts[name])
             spent_s += elapsed_s
+        left = [name for name in left if name in times]
         if turn > 0:
             least = min(times[name][0] for name in left)
             left = [name for name in left if times[name][0] <= BEHIND * least]

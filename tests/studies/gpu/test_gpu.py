@@ -60,8 +60,8 @@ def test_what_was_under_way_when_all_stopped_is_run_once_more_and_not_a_third_ti
         file.write('{"event": "en')  # it was being written
     again = Ledger(tmp_path)
     assert again.num_starts("versions") == 1
-    again.path.write_text(again.path.read_text() + "\n", encoding="utf-8")
     assert run_all(asked, again)
+    assert again.num_starts("versions") == 2  # the line that was cut off takes no other one with it
     assert again.ended()["versions"]["outcome"] == OK
     other = Ledger(tmp_path / "other")
     for _ in range(2):
@@ -166,3 +166,19 @@ def test_a_rehearsal_comes_to_its_end_and_a_second_start_does_nothing_twice(tmp_
     before = (tmp_path / "ledger.jsonl").read_bytes()
     assert command.main(["--out", str(tmp_path), "--rehearse"]) == 0
     assert (tmp_path / "ledger.jsonl").read_bytes() == before
+
+
+def test_a_step_that_a_driver_holds_costs_itself_alone(tmp_path, started, monkeypatch):
+    """One that waits inside a driver does not end when it is killed."""
+    wait = ledger.subprocess.Popen.wait
+
+    def held(process, timeout=None):
+        if timeout == ledger.CLOSING_S:
+            wait(process)
+            raise ledger.subprocess.TimeoutExpired(process.args, timeout)
+        return wait(process, timeout)
+
+    monkeypatch.setattr(ledger.subprocess.Popen, "wait", held)
+    book = Ledger(tmp_path)
+    assert run_all([step("planted-hang", "hang", limit_s=1.0), step("versions", "versions")], book)
+    assert [book.ended()[each]["outcome"] for each in ("planted-hang", "versions")] == [HUNG, OK]
