@@ -40,6 +40,7 @@ class Machine:
     returns_s: float = math.inf
     held: dict[str, bool] = field(default_factory=dict)
     fails: bool = False  # whatever it is given ends with an error
+    kept: int | None = None  # bytes of a journal that come
 
     def is_there(self, now_s: float) -> bool:
         """Whether it is alive."""
@@ -164,7 +165,9 @@ class SimulatedRay:
             seed=len(self.measured),
             environment=machine.environment,
         )
-        return msgspec.json.encode(Answer(share=asked.share.name, journal=(made / JOURNAL).read_bytes()))
+        return msgspec.json.encode(
+            Answer(share=asked.share.name, journal=(made / JOURNAL).read_bytes()[: machine.kept])
+        )
 
     def kill(self, _: Any) -> None:
         """Nothing runs."""

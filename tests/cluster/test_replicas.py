@@ -151,6 +151,16 @@ def test_what_fails_on_a_host_is_tried_on_the_others_and_not_for_ever(tmp_path, 
     assert any("is lost" in line for line in said)
 
 
+@pytest.mark.parametrize("kept", [0, 1000, -40])
+def test_a_journal_that_did_not_come_whole_does_not_count(tmp_path, monkeypatch, kept):
+    """Cut off after the first line, in another one, or in the last."""
+    machines = [*old(1), Machine(name="bad", kept=kept)]
+    ray, said = drive(monkeypatch, tmp_path / "run", machines, 1, PLAN)
+    assert all(counts["old0"] == 1 for counts in hosts_of_shares(ray).values())
+    assert {record.status for record in read(tmp_path / "run").records} == {Status.ok}
+    assert any("its journal came damaged or unfinished" in line for line in said)
+
+
 def test_a_long_share_shows_how_far_it_is(tmp_path, monkeypatch):
     _, said = drive(monkeypatch, tmp_path / "run", [Machine(name="slow", takes_s=100.0)], 1, PLAN)
     far = [line for line in said if line.startswith("at work: slow share 0-")]

@@ -31,10 +31,11 @@ from attnbench.cluster.shares import Share, split
 from attnbench.processes.sides import current_commit
 from attnbench.processes.stages import now
 from attnbench.storage import events
-from attnbench.storage.events import SCHEMA, Plan
+from attnbench.storage.events import SCHEMA, DamagedError, Plan
 from attnbench.storage.files import put
 from attnbench.storage.journal import HOSTS, JOURNAL
 from attnbench.storage.journal import events as read_events
+from attnbench.units import plain
 
 SLOT = "bench_slot"
 LABEL = "attnbench-host"
@@ -506,8 +507,20 @@ class Driver:
         path = journal_path(self.folder, node.name, share.name)
         path.parent.mkdir(parents=True, exist_ok=True)
         put(path, answer.journal)
+        if not self._is_finished(share, node.name):
+            path.unlink()
+            self.failed.add((share.name, node.name))
+            self._again(share, node.name, f"on {node.name}: its journal came damaged or unfinished")
+            return
         self.done[share.name].add(node.name)
         self.note(f"{node.name} has finished share {share.name}: {self._progress()}")
+
+    def _is_finished(self, share: Share, host: str) -> bool:
+        """Whether a host's journal of a share is whole."""
+        try:
+            return host in finished(self.folder, share)
+        except DamagedError:
+            return False
 
     def _progress(self) -> str:
         """How much is finished, of what the hosts that have taken part can do: "3 of 8"."""
@@ -522,7 +535,10 @@ class Driver:
             self.refused.add(key)
             del self.nodes[key]
             self.ray.kill(node.actor)
-            self.note(f"{known.host} takes no part: it has attnbench {known.attnbench}, and here it is {here}")
+            why = f"it has attnbench {known.attnbench}, and here it is {here}"
+            if known.attnbench == here:
+                why = "its name is none: letters, digits, dots, dashes and underscores"
+            self.note(f"{plain(known.host)} takes no part: {why}")
             return
         node.name, node.held = known.host, known.held
         self.kinds[node.name] = ", ".join([known.kind, *(name.removeprefix(ACCELERATOR) for name in node.accelerators)])

@@ -150,7 +150,8 @@ class RankGroup:
         pairs = [socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET) for _ in range(self.world_size)]
         theirs = [theirs.fileno() for _, theirs in pairs]
         patience_s = str(PATIENCE * self.timeout_s)
-        command = [sys.executable, "-m", "attnbench.contract.rank_process", folder, self.device, patience_s]
+        asked = [str(os.getpid()), folder, self.device, patience_s]
+        command = [sys.executable, "-m", "attnbench.contract.rank_process", *asked]
         launcher = subprocess.Popen(  # noqa: S603 - this Python, and our own module
             [*command, *map(str, theirs)],
             pass_fds=theirs,

@@ -1,4 +1,4 @@
-"""`python -m attnbench.contract.rank_process FOLDER DEVICE SECONDS FD...`: the processes of a group of ranks.
+"""`python -m attnbench.contract.rank_process STARTER FOLDER DEVICE SECONDS FD...`: the processes of a group of ranks.
 
 This one imports torch, computes nothing, forks a rank for each socket, and waits. A rank answers one request after the
 other until its socket ends. Each ends at once with the process that started it.
@@ -33,9 +33,9 @@ from attnbench.contract.ranks import CommunicationError, Rank, Share, tokens_of
 PR_SET_PDEATHSIG = 1  # linux/prctl.h
 
 
-def main(folder: str, device: str, patience_s: float, lines: list[int]) -> None:
-    """Fork the ranks, and wait for them."""
-    end_with(os.getppid())
+def main(starter: int, folder: str, device: str, patience_s: float, lines: list[int]) -> None:
+    """Fork the ranks, and wait for them; `starter` is the process that asked for them."""
+    end_with(starter)
     launcher, children = os.getpid(), []
     for rank, line in enumerate(lines):
         child = os.fork()
@@ -201,4 +201,4 @@ class Member:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1], sys.argv[2], float(sys.argv[3]), [int(each) for each in sys.argv[4:]])
+    main(int(sys.argv[1]), sys.argv[2], sys.argv[3], float(sys.argv[4]), [int(each) for each in sys.argv[5:]])
