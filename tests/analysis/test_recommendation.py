@@ -10,7 +10,8 @@ from attnbench.analysis.recommendation import Limits, recommend
 from attnbench.analysis.results import Results
 from attnbench.commands import recommending
 from attnbench.reports import recommended
-from attnbench.storage.records import REPEATABLE, RuleResult
+from attnbench.storage.records import REPEATABLE, RuleResult, Status
+from attnbench.units import show
 from attnbench.workloads.workload import Workload
 from tests import journals
 
@@ -69,11 +70,52 @@ def test_what_is_not_deterministic_is_excluded_where_that_is_asked(results: Resu
     assert found.excluded["sdpa"] == "not deterministic: two calls differ by 1e-7"
 
 
-def test_nothing_left_is_said(results: Results) -> None:
+def test_nothing_left_is_said_with_the_least_that_would_do(results: Results) -> None:
     (found,) = recommend(results, Limits(memory_bytes=1))
     assert found.choice == ""
-    assert recommended.answer(found).startswith("There is nothing to recommend")
+    least = min(found.peaks, key=lambda name: found.peaks[name])
+    needed = show(found.peaks[least], "bytes")
+    said = f"There is nothing to recommend: the least memory that any needs is {needed}, by {least}."
+    assert recommended.answer(found) == said
     assert set(found.excluded) == set(NAMES)
+
+
+def test_a_prediction_is_not_called_a_timeout_and_no_reason_is_shared_that_differs(results: Results) -> None:
+    why = {
+        "einsum": (Status.timeout, True, "predicted 5 ms for one call, 1.3 times as long as sdpa: not tried"),
+        "chunked": (Status.timeout, True, "predicted 9 ms for one call, 2.4 times as long as sdpa: not tried"),
+        "fused": (Status.timeout, True, "predicted 9 s for one call, over the limit of 2 s"),
+        "sdpa_flash": (Status.timeout, False, "no answer within 60 s"),
+    }
+    records = tuple(
+        msgspec.structs.replace(each, status=status, is_predicted=is_predicted, message=message)
+        for each in results.records
+        for status, is_predicted, message in (
+            why.get(each.implementation, (each.status, each.is_predicted, each.message)),
+        )
+    )
+    import dataclasses
+
+    (found,) = recommend(dataclasses.replace(results, records=records))
+    assert set(recommended.of_excluded(found)) == {
+        "not tried, predicted to be slower: einsum, chunked",
+        "not tried, predicted to take too long: fused (predicted 9 s for one call, over the limit of 2 s)",
+        "excluded, timed out: sdpa_flash (no answer within 60 s)",
+    }
+    assert recommended.keeps_reasons_back(found)
+    alone = dataclasses.replace(found, excluded={"einsum": found.excluded["einsum"]})
+    assert not recommended.keeps_reasons_back(alone)
+
+
+def test_times_in_the_table_are_as_far_apart_as_the_ratios_say(results: Results) -> None:
+    (found,) = recommend(results)
+    shifted = {name: 3 * took if name == "fused" else took for name, took in found.seconds.items()}
+    import dataclasses
+
+    rows = {row[0]: row for row in recommended.figures(dataclasses.replace(found, seconds=shifted))}
+    lead = found.lead("fused")
+    assert lead is not None
+    assert rows["fused"][1] == show(found.seconds["sdpa"] * lead.point, "s")
 
 
 def test_all_of_it_is_json(results: Results) -> None:

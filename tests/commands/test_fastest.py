@@ -22,6 +22,10 @@ MINE = """def slow(query, key, value):
 
 def wrong(query, key, value):
     return (query @ key.transpose(-2, -1)).softmax(dim=-1) @ value
+
+
+def broken(query, key, value):
+    raise RuntimeError("boom")
 """
 
 
@@ -72,6 +76,12 @@ def test_memory_restricts_and_is_said(tmp_path: Path) -> None:
         (["crossover", "fused"], "fused alone cannot change places"),
         (["crossover", "fused", "sdpa", "--axis", "dtype"], "dtype"),
         (["crossover", "fused", "sdpa", "--from", "512", "--to", "16"], "no way up"),
+        (["fastest", "--seq-len", "64", "--set", "seq_len=128"], "--seq-len and --set seq_len=128 contradict"),
+        (["fastest", "--gradients", "--set", "direction=inference"], "--gradients and --set direction=inference"),
+        (["fastest", *TINY, "--policy", "."], "is a folder: name a file"),
+        (["fastest", *TINY, "--policy", "mine.py/policy.json"], "mine.py/policy.json cannot be written"),
+        (["fastest", "mine.py:slow", "sdpa", *TINY, "--policy", "policy.json"], "name some, or none, which is all"),
+        (["fastest", *TINY, "--set", "scope=module", "--policy", "policy.json"], "give --set scope=attention"),
     ],
 )
 def test_mistakes_are_explained_and_nothing_is_left(words: list[str], said: str, tmp_path: Path) -> None:
@@ -111,3 +121,32 @@ def test_a_run_goes_on_with_the_command_that_began_it(tmp_path: Path) -> None:
     for command in ("run", "crossover"):
         refused = invoke(command, "--resume", folder.name)
         assert f"go on with attnbench fastest --resume {folder.name}" in str(refused.exception)
+
+
+def test_what_crashed_is_excluded_and_a_finding_as_in_any_run() -> None:
+    done = invoke("fastest", "mine.py:broken", "sdpa", *TINY, "--budget", "1", "--no-changes")
+    assert done.exit_code == 1, done.output
+    assert "Take PyTorch's own choice, sdpa: it is the only one that is left." in done.stdout
+    assert "excluded, error: broken (RuntimeError: boom" in done.stdout
+    assert "called slower" not in done.stdout
+
+
+def test_the_same_option_twice_is_no_contradiction() -> None:
+    done = invoke("fastest", "sdpa", *TINY, "--seq-len", "16", "--budget", "1", "--no-changes", "-q")
+    assert done.exit_code in {0, 3}, done.output
+    assert "the only one that was asked about" in done.stdout
+
+
+def test_a_policy_is_part_of_the_json_and_else_comes_first() -> None:
+    words = ("fused", "sdpa", *TINY, "--budget", "1")
+    done = invoke("fastest", *words, "--policy", "new/policy.json", "--json")
+    found = json.loads(done.stdout)["policy"]
+    assert found["file"] == "new/policy.json"
+    assert Path(found["file"]).is_file()
+    assert found["chosen"] == {"sdpa": 1}
+    assert found["regret"] is None  # one workload alone says nothing of others
+    (folder,) = find_runs(Path("results"))
+    again = invoke("fastest", "--resume", folder.name, "--policy", "new/policy.json", "--quiet")
+    said = [line for line in again.stdout.splitlines() if "contention" not in line]
+    assert said[0].removeprefix("doubtful: ") == "Policy: PyTorch's own choice, sdpa, at all of 1 workload."
+    assert said[1] == "What it costs on other workloads is not known: that needs two or more."

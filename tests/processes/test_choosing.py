@@ -10,7 +10,7 @@ import pytest
 from attnbench.analysis.recommendation import Limits, changes_along, points, recommend
 from attnbench.analysis.results import Results
 from attnbench.processes import choosing
-from attnbench.processes.messages import Failed, Reply, SampleBlocks, Work
+from attnbench.processes.messages import Failed, Prepared, Reply, SampleBlocks, Work
 from attnbench.processes.planning import MOST_LADDERS, Selection, plan_to_choose, plan_to_search
 from attnbench.statistics.crossover import Point
 from attnbench.storage.events import Plan, VisitFinished
@@ -67,6 +67,22 @@ def test_who_is_predicted_to_be_too_slow_is_not_tried_and_named(tmp_path: Path) 
     assert "5.7 times as long as fused: not tried" in found.excluded["sdpa_math"]
     record = next(each for each in results.records if each.implementation == "sdpa_math")
     assert (record.status, record.is_predicted, record.agreement) == (Status.timeout, True, None)
+
+
+def test_of_whom_no_time_is_predicted_all_are_tried(tmp_path: Path) -> None:
+    plan = msgspec.structs.replace(chosen(names=("bmm", "einsum", "fused", "sdpa", "sdpa_math")), shortlist=2)
+    limited, _ = run(plan, tmp_path / "limited")
+    assert set(recommend(limited)[0].excluded) == {"einsum", "sdpa_math"}  # the baseline comes on top
+
+    class Short(virtual.SimulatedClient):
+        def ask(self, request: Work) -> Reply:
+            reply = super().ask(request)
+            return msgspec.structs.replace(reply, call_s=None) if isinstance(reply, Prepared) else reply
+
+    results = virtual.execute(plan, tmp_path / "short", Short(WORLDS["calm"], seconds))
+    (found,) = recommend(results)
+    assert found.excluded == {}
+    assert found.choice == "fused"
 
 
 def test_the_baseline_is_tried_however_slow_it_is(tmp_path: Path) -> None:

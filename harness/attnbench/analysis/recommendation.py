@@ -13,7 +13,7 @@ from attnbench.analysis.results import Results
 from attnbench.statistics.choice import BETWEEN_PROCESSES, Standing, standing
 from attnbench.statistics.crossover import BEYOND, Place, Point, located, point
 from attnbench.statistics.intervals import Estimate, median_estimate, pairs
-from attnbench.storage.events import Ladder
+from attnbench.storage.events import RELATIVE, Ladder
 from attnbench.storage.records import CONTROL_LATENCY, LATENCY, REPEATABLE, Arm, Record, Status, Verdict
 from attnbench.units import show
 from attnbench.workloads.workload import Workload
@@ -23,10 +23,14 @@ EXCLUDED = {
     Status.disagrees: "wrong",
     Status.unsupported: "not supported",
     Status.fallback: "not what it says",
-    Status.timeout: "too slow to try",
+    Status.timeout: "timed out",
     Status.out_of_memory: "needs too much memory",
 }
 """Why an implementation is no candidate, in a word or two; other statuses are their own word."""
+OVER = "needs"
+"""How the reason begins where a limit of memory excludes one."""
+SLOWER, TOO_LONG = "not tried, predicted to be slower", "not tried, predicted to take too long"
+"""Likewise where nothing timed out, but a prediction left it out: next to others, or over the limit of a call."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -162,12 +166,14 @@ def _reason(record: Record, limits: Limits) -> str:
     """Why an implementation is no candidate; "" where it is one."""
     if record.status is not Status.ok:
         head = EXCLUDED.get(record.status, str(record.status).replace("_", " "))
+        if record.status is Status.timeout and record.is_predicted:
+            head = SLOWER if RELATIVE in record.message else TOO_LONG
         return f"{head}: {record.message}" if record.message else head
     if record.implementation in limits.without:
         return limits.without[record.implementation]
     peaks = record.samples(PEAK_MEMORY)
     if limits.memory_bytes and peaks and peaks[0].value > limits.memory_bytes:
-        return f"needs {show(peaks[0].value, 'bytes')}, more than the {show(limits.memory_bytes, 'bytes')} allowed"
+        return f"{OVER} {show(peaks[0].value, 'bytes')}, more than the {show(limits.memory_bytes, 'bytes')} allowed"
     if limits.is_deterministic and record.agreement is not None:
         broken = [rule.found for rule in record.agreement.notes if rule.rule == REPEATABLE]
         return f"not deterministic: {broken[0]}" if broken else ""

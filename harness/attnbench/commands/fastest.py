@@ -1,6 +1,7 @@
 """`attnbench fastest`: one recommendation for these shapes on this machine."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
@@ -18,7 +19,7 @@ AGAIN = {"names", "--implementation", "--memory", "--deterministic", "--batch-in
 def fastest(
     *,
     options: TimingOptions = OPTIONS,
-    seq_len: Annotated[int, typer.Option(min=0, metavar="T", help="The same as --set seq_len=T.")] = 0,
+    seq_len: Annotated[int | None, typer.Option(min=1, metavar="T", help="The same as --set seq_len=T.")] = None,
     memory: Annotated[
         str, typer.Option(metavar="SIZE", help="Only what needs no more beyond its inputs, as in 512MiB or 8GiB.")
     ] = "",
@@ -62,18 +63,39 @@ def fastest(
         settings = [*(options.settings or ())]
         settings += [f"seq_len={seq_len}"] if seq_len else []
         settings += ["direction=forward_backward"] if with_gradients else []
+        _require_once(options.settings or (), settings)
         selection = replace(options, settings=settings).selection()
         planned = plan_to_choose(selection, searches=searches and policy is None)
         folder = new_folder(results, planned.sweep)
+    if policy is not None:
+        recommending.require_learnable(planned, policy)
     measured = running.execute(planned, folder, kept=running.kept(planned, folder), named=options.named)
     found = recommending.choose(measured, limits, is_batch_invariant=is_batch_invariant)
-    if as_json:
-        typer.echo(json.dumps(recommended.facts(measured, found), indent=2))
-    else:
-        recommending.print_recommendations(measured, found)
-    if policy is not None:
-        recommending.learn(measured, policy)
+    learned = None
+    try:
+        learned = recommending.learn(measured, policy) if policy is not None else None
+    finally:  # where nothing can be learned, what was measured is said all the same
+        if as_json:
+            of_policy = {} if learned is None else {"policy": recommending.policy_facts(*learned)}
+            typer.echo(json.dumps(recommended.facts(measured, found) | of_policy, indent=2))
+        else:
+            recommending.print_recommendations(measured, found, learned)
     recommending.conclude(measured, found)
+
+
+def _require_once(typed: Sequence[str], settings: Sequence[str]) -> None:
+    """Check that what an option stands for was not set to something else, too.
+
+    Raises:
+        ValueError: it was.
+    """
+    from attnbench.workloads.sweep import parse_settings
+
+    before, names = parse_settings(typed), {"seq_len": "--seq-len", "direction": "--gradients"}
+    for axis, values in parse_settings(settings[len(typed) :]).items():
+        if before.get(axis, values) != values:
+            given = f"{names[axis]} and --set {axis}={','.join(before[axis])}"
+            raise ValueError(f"{given} contradict each other: {names[axis]} is --set {axis}={values[0]}; give one")
 
 
 COMMAND = Command(

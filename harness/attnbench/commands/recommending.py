@@ -1,12 +1,13 @@
 """What `fastest` and `crossover` say, and what the same gives from Python: the answer first, then its grounds."""
 
 import math
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import typer
 
@@ -15,11 +16,16 @@ from attnbench.analysis.recommendation import Limits, Recommendation, points, re
 from attnbench.analysis.results import Results
 from attnbench.commands import VERBOSITY, ExitCode, running
 from attnbench.commands.terminal import print_table, print_troubles, say
+from attnbench.plugins import name_of
 from attnbench.processes import invariance
 from attnbench.reports import cells, recommended
+from attnbench.storage.events import Plan
 from attnbench.storage.invariance_events import Asked
 from attnbench.storage.records import FALSE_SHARE, Verdict
 from attnbench.units import duration, percent
+
+if TYPE_CHECKING:
+    from attnbench.workloads.policy import Policy
 
 SIZES = {"": 0, "K": 10, "M": 20, "G": 30, "T": 40}
 MOST_CERTIFIED = 3
@@ -67,14 +73,21 @@ def _not_invariant(results: Results, found: Recommendation) -> dict[str, str]:
     return {found.choice: f"not batch-invariant: {why}"}
 
 
-def print_recommendations(results: Results, found: Sequence[Recommendation]) -> None:
-    """What must be known first; then for each workload the answer, where it changes, the figures, what was excluded."""
+def print_recommendations(
+    results: Results, found: Sequence[Recommendation], learned: tuple[Path, "Policy"] | None = None
+) -> None:
+    """What must be known first; then for each workload the answer, where it changes, the figures, what was excluded.
+
+    Where a policy was `learned`, that was asked for, and comes before the workloads.
+    """
     print_troubles(results)
     head = "doubtful: " if doubts(results) else ""
-    titles = cells.titles(results)
+    if learned is not None:
+        _print_policy(*learned, head)
+    shapes = {each.workload.id: _shape(results, each) for each in found}
     for each in found:
         if len(found) > 1:
-            say(f"{titles[each.workload.id]}, T={cells.length(each.workload.axes())}", "bold")
+            say(shapes[each.workload.id], "bold")
         say(f"{head}{recommended.answer(each)}", "bold")
         if text := recommended.of_changes(each):
             say(f"{head}{text}")
@@ -90,15 +103,27 @@ def print_recommendations(results: Results, found: Sequence[Recommendation]) -> 
         return
     floors = [each.standing.floor.largest_log for each in found if each.standing and each.standing.floor]
     floor = max((each for each in floors if each is not None), default=None)
-    alike = "" if floor is None else f" Identical code seems up to {percent(floor)} apart here."
-    say(f"That another is slower is false in at most {percent(FALSE_SHARE)} of sessions.{alike}", "dim")
+    is_judged = any(each.verdict(name) is Verdict.slower for each in found for name in each.seconds)
+    sure = f"In at most {100 * FALSE_SHARE:g} % of sessions one is called slower that is not. " if is_judged else ""
+    alike = f"Identical code seems up to {percent(floor)} apart here." if floor is not None and is_judged else ""
+    if said := f"{sure}{alike}".strip():
+        say(said, "dim")
     took = "" if results.elapsed_s is None else f" It took {duration(results.elapsed_s)}."
-    say(f"For this machine, these shapes and threads.{took} All of it: attnbench report {results.folder}", "dim")
+    of = "these shapes" if len(found) > 1 else shapes[found[0].workload.id]
+    say(f"For {of}, on this machine with these threads.{took}", "dim")
+    if not VERBOSITY.is_verbose and any(map(recommended.keeps_reasons_back, found)):
+        say(f"Why each is excluded: {results.plan.resume_command(str(results.folder))} -v", "dim")
+    say(f"All of it: attnbench report {results.folder}", "dim")
+
+
+def _shape(results: Results, found: Recommendation) -> str:
+    return f"{cells.titles(results)[found.workload.id]}, T={cells.length(found.workload.axes())}"
 
 
 def conclude(results: Results, found: Sequence[Recommendation]) -> NoReturn:
-    """Exit as the answer deserves: one that is not clear, or doubtful, is inconclusive; a wrong answer is a finding."""
-    if any(record.is_wrong for record in results.records):
+    """Exit as the answer deserves: one that is not clear, or doubtful, is inconclusive; a failed cell is a finding."""
+    asked = {each.id for each in results.plan.asked}
+    if any(record.is_wrong or (record.is_finding and record.workload.id in asked) for record in results.records):
         raise typer.Exit(ExitCode.finding)
     is_settled = all(
         each.choice and all(each.verdict(name) is Verdict.equivalent for name in _others(each)) for each in found
@@ -134,8 +159,38 @@ def print_crossings(results: Results) -> None:
         say(f"All of it: attnbench report {results.folder}", "dim")
 
 
-def learn(results: Results, path: Path) -> None:
-    """Learn a policy from what a run measured, write it, and say what it is worth.
+def require_learnable(plan: Plan, path: Path) -> None:
+    """Check before anything is measured that a policy can be learned from a plan, and written.
+
+    Raises:
+        ValueError: it cannot; the message says what to give.
+    """
+    from attnbench.analysis.policy import is_named
+    from attnbench.workloads.policy import OTHERWISE, is_plain
+
+    if path.is_dir():
+        raise ValueError(f"--policy {path} is a folder: name a file, as in {path / 'policy.json'}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise ValueError(f"--policy {path} cannot be written: {error.strerror}; name another file") from None
+    if not os.access(path if path.exists() else path.parent, os.W_OK):
+        raise ValueError(f"--policy {path} cannot be written: Permission denied; name another file")
+    others = {name_of(spec) for spec in plan.implementations if is_named(spec)} - {OTHERWISE}
+    if not others:
+        raise ValueError(
+            f"--policy chooses between {OTHERWISE} and others that have a name, and none is given: name some, or none, "
+            "which is all (attnbench list)"
+        )
+    if not any(map(is_plain, plan.asked)):
+        raise ValueError(
+            "--policy is of attention alone, without dropout, sinks, pages, a cache in 8 bits or a value_dim of its "
+            "own, and no workload is such a one: give --set scope=attention"
+        )
+
+
+def learn(results: Results, path: Path) -> tuple[Path, "Policy"]:
+    """Learn a policy from what a run measured, and write it; returns where it is, and the policy.
 
     Raises:
         ValueError: the run has too little to learn from, or the file cannot be written.
@@ -144,14 +199,46 @@ def learn(results: Results, path: Path) -> None:
 
     policy = learned([results], smallest_effect=results.plan.smallest_effect)
     policy.save(path)
-    regret = policy.regret
+    return path, policy
+
+
+def _chosen(policy: "Policy") -> Counter[str]:
+    """At how many of the workloads that it was learned from each is chosen."""
     chosen = Counter[str]()
     for kind in policy.kinds:
         chosen.update(kind.chosen)
     chosen[policy.otherwise] += policy.evidence.num_workloads - chosen.total()
-    known = ", ".join(f"{name} at {number}" for name, number in chosen.most_common() if number)
-    mean = f"{percent(regret.mean)} slower than the best in the mean and {percent(regret.worst)} at worst"
-    own = f"{results.plan.baseline} alone: {percent(regret.sdpa_mean)} and {percent(regret.sdpa_worst)}"
-    say(f"Policy: {known} of {policy.evidence.num_workloads} workloads.", "bold")
-    say(f"On workloads that it had not seen it is {mean} ({own}).")
-    say(f"It is in {path}; attnbench.attention follows it (ATTNBENCH_POLICY={path}).", "dim")
+    return +chosen
+
+
+def policy_facts(path: Path, policy: "Policy") -> dict[str, Any]:
+    """What was learned, as JSON has it; the regret is None where there is one workload alone."""
+    regret = policy.regret
+    costs = {name: getattr(regret, name) for name in ("mean", "worst", "sdpa_mean", "sdpa_worst")}
+    return {
+        "file": str(path),
+        "chosen": dict(_chosen(policy)),
+        "workloads": policy.evidence.num_workloads,
+        "regret": costs if policy.evidence.num_workloads > 1 else None,
+    }
+
+
+def _print_policy(path: Path, policy: "Policy", head: str) -> None:
+    """What the policy chooses, and what that costs on workloads that it has not seen."""
+    chosen, number = _chosen(policy), policy.evidence.num_workloads
+    plural = "s" if number > 1 else ""
+    if set(chosen) == {policy.otherwise}:
+        text = f"PyTorch's own choice, {policy.otherwise}, at all of {number} workload{plural}"
+    else:
+        text = f"{', '.join(f'{name} at {count}' for name, count in chosen.most_common())} of {number} workloads"
+    say(f"{head}Policy: {text}.", "bold")
+    if number > 1:
+        regret = policy.regret
+        mean = f"{percent(regret.mean)} slower than the best in the mean and {percent(regret.worst)} at worst"
+        own = f"{policy.otherwise} alone: {percent(regret.sdpa_mean)} and {percent(regret.sdpa_worst)}"
+        say(f"On workloads that were left out of learning it is {mean} ({own}).")
+    else:
+        say("What it costs on other workloads is not known: that needs two or more.")
+    if not VERBOSITY.is_quiet:
+        say(f"It is in {path}; attnbench.attention follows it (ATTNBENCH_POLICY={path}).", "dim")
+        say("")

@@ -25,6 +25,8 @@ from attnbench.storage.journal import find_run
 from attnbench.storage.records import LATENCY
 from attnbench.units import plain
 
+SHOWN = ("--json", "--quiet", "--verbose")
+"""Options that say how much is shown, and change nothing of what is measured."""
 LINE_EVERY_S = 10.0
 DRAW_EVERY_S = 0.5
 """Of the bar: it is drawn between two steps alone, since a thread that draws would take a core of what is timed."""
@@ -217,7 +219,7 @@ def to_resume(context: typer.Context, resume: str, results: Path, again: Collect
     Raises:
         ValueError: there is no such run, an option would change it, or this version lacks what it measures.
     """
-    if more := sorted(options.typed(context) - {"--resume", "--results", "--json", *again}):
+    if more := sorted(options.typed(context) - {"--resume", "--results", *SHOWN, *again}):
         raise ValueError(f"--resume goes on with the run as it was planned: leave out {', '.join(more)}")
     folder = find_run(resume, results)
     plan, known = read(folder).plan, plugins.plugs("attnbench.metrics", "METRIC")

@@ -1,9 +1,9 @@
 """Stages that answer "which is the fastest, and where does that change": shortlist, choose, search.
 
-The shortlist is by prediction: what is clearly too slow is not tried. Those on it are checked like any others. Choosing
-visits whoever may still be the fastest, and searching halves the way between two values of an axis until it is known
-between which of them two change places (statistics/crossover.py). What comes next follows from the journal alone, so
-that a search that was killed goes on where it was.
+The shortlist is by prediction: what is clearly too slow, or slower than enough others, is not tried. Those on it are
+checked like any others. Choosing visits whoever may still be the fastest, and searching halves the way between two
+values of an axis until it is known between which of them two change places (statistics/crossover.py). What comes next
+follows from the journal alone, so that a search that was killed goes on where it was.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -14,7 +14,7 @@ from attnbench.statistics.choice import BETWEEN_PROCESSES, Standing, standing
 from attnbench.statistics.crossover import BEYOND, Point, following, point
 from attnbench.statistics.intervals import pairs
 from attnbench.storage import events
-from attnbench.storage.events import Ladder
+from attnbench.storage.events import RELATIVE, Ladder
 from attnbench.storage.records import Arm, Status
 from attnbench.timing.schedule import load_libraries
 from attnbench.units import show, significant
@@ -79,7 +79,10 @@ def _predictions(
 
 
 def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
-    """Who is not tried, and why, of those with a predicted time of a call."""
+    """Who is not tried, and why, of those with a predicted time of a call.
+
+    Whose call is so short that no time is predicted is tried: nothing says that it is slower.
+    """
     if not session.plan.shortlist:
         return {}
     order = sorted(seconds, key=lambda arm: seconds[arm])
@@ -87,8 +90,9 @@ def _too_slow(session: Session, seconds: Mapping[Arm, float]) -> dict[Arm, str]:
     for place, arm in enumerate(order):
         first = order[0]
         factor = seconds[arm] / seconds[first] if seconds[first] else 1.0
-        if (factor > TOO_SLOW or place >= session.plan.shortlist) and not session.plan.is_reference(arm):
-            times = f"{significant(factor, 2)} times as long as {first}"
+        is_slow = seconds[arm] and (factor > TOO_SLOW or place >= session.plan.shortlist)
+        if is_slow and not session.plan.is_reference(arm):
+            times = f"{significant(factor, 2)} {RELATIVE} {first}"
             out[arm] = f"predicted {show(seconds[arm], 's')} for one call, {times}: not tried"
     return out
 
@@ -246,23 +250,28 @@ class Searching(Looking):
             now_s = self.session.elapsed_s
             self.until_s = now_s + (end_s - now_s) / (len(ways) - number)
             place = 0
-            while place < len(way) - 1 and not self._sampled(ladder, stands.leader, way[place]):
+            while place < len(way) - 1 and not self._sampled(ladder, stands, way[place]):
                 place = (place + len(way)) // 2
             there = self.standing(ladder.by_value[way[place]]) if place < len(way) - 1 else None
             if there is not None and there.leader != stands.leader:
                 both = (Arm(implementation=stands.leader), Arm(implementation=there.leader))
                 self._search(ladder, both, sorted(way[place:]))
 
-    def _sampled(self, ladder: Ladder, leader: str, value: int) -> bool:
-        """Visit the leader and its rivals at that value a few times; whether that could be done."""
+    def _sampled(self, ladder: Ladder, stands: Standing, value: int) -> bool:
+        """Visit the leader and its rivals at that value a few times; whether that could be done.
+
+        Of rivals whose calls are so short there that no time is predicted, those come first that are fast at the base.
+        """
         left_s = self.until_s - self.session.elapsed_s
         if left_s <= 0:
             return False
         workload = self._workload(ladder, value)
-        named = [Arm(implementation=name) for name in dict.fromkeys([leader, self.plan.baseline])]
+        named = [Arm(implementation=name) for name in dict.fromkeys([stands.leader, self.plan.baseline])]
         self.show("search", f"who is fast at {ladder.axis} {value}")
         seconds, _ = _predictions(self.session, workload, left_s / CALLS_AT_A_VALUE)
-        rivals = list(dict.fromkeys([*named, *sorted(seconds, key=lambda arm: seconds[arm])]))[:MOST_RIVALS]
+        places = {name: place for place, name in enumerate(stands.others)}
+        order = sorted(seconds, key=lambda arm: (seconds[arm], places.get(arm.implementation, len(places))))
+        rivals = list(dict.fromkeys([*named, *order]))[:MOST_RIVALS]
         for arm in rivals:
             self._ready(ladder, [arm], value)
         live = self.state.live(workload.id, rivals)

@@ -1,14 +1,24 @@
 """What a run that looked for the fastest, or for crossovers, found: in sentences, in rows, and as JSON has it."""
 
+import re
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 from attnbench.analysis.comparisons import doubts
-from attnbench.analysis.recommendation import Change, Recommendation, changes_along, points, recommend
+from attnbench.analysis.recommendation import (
+    OVER,
+    SLOWER,
+    TOO_LONG,
+    Change,
+    Recommendation,
+    changes_along,
+    points,
+    recommend,
+)
 from attnbench.analysis.results import Results
 from attnbench.reports import grouped
 from attnbench.statistics.intervals import Estimate
-from attnbench.storage.events import Ladder
+from attnbench.storage.events import RELATIVE, Ladder
 from attnbench.storage.records import Verdict
 from attnbench.units import MISSING, percent, plain, show, significant, span
 
@@ -23,7 +33,7 @@ def lines(results: Results) -> list[str]:
 def answer(found: Recommendation) -> str:
     """The recommendation in a sentence or two."""
     if not found.choice:
-        return "There is nothing to recommend: no implementation is left; see what was excluded."
+        return f"There is nothing to recommend: {_nothing_left(found)}."
     alike = [name for name in found.equals if found.verdict(name) is Verdict.equivalent]
     open_ones = [name for name in found.equals if name not in alike]
     if found.standing is not None and found.choice != found.standing.leader:
@@ -32,7 +42,8 @@ def answer(found: Recommendation) -> str:
     own = f"PyTorch's own choice, {found.reference}"
     me = own if found.choice == found.reference else found.choice
     if not found.equals and not alike:
-        text = f"Take {me}: it is the fastest" if slower else f"Take {me}: it is the only one that is left"
+        alone = "the only one that is left" if found.excluded else "the only one that was asked about"
+        text = f"Take {me}: it is {'the fastest' if slower else alone}"
     elif open_ones:
         others = _listed(open_ones)
         text = f"Not clear: {me} seems to be the fastest, and {others} may be as fast"
@@ -42,7 +53,27 @@ def answer(found: Recommendation) -> str:
     parts = [_lead(found, slower[0], f"the next, {slower[0]}")] if slower else []
     if found.reference in slower[1:]:
         parts.append(_lead(found, found.reference, own))
-    return ", ".join([text, " and ".join(filter(None, parts))]).rstrip(", ") + "."
+    also = ", and " if alike and not open_ones else ", "
+    return also.join(filter(None, [text, " and ".join(filter(None, parts))])) + "."
+
+
+def _nothing_left(found: Recommendation) -> str:
+    """Why nobody is left: what the least would need, or the one reason of all."""
+    over = {name: peak for name, peak in found.peaks.items() if found.excluded.get(name, "").startswith(OVER)}
+    if over:
+        least = min(over, key=lambda name: over[name])
+        return f"the least memory that any needs is {show(over[least], 'bytes')}, by {least}"
+    if not found.excluded:
+        return "no implementation was timed"
+    reasons = {_kind(reason) for reason in found.excluded.values()}
+    if len(reasons) == 1:
+        return plain(next(iter(found.excluded.values())))
+    return "no implementation is left; why each is excluded stands below"
+
+
+def _kind(reason: str) -> str:
+    """A reason without its numbers, which differ between those who share it."""
+    return re.sub(r"[\d.]+", "#", reason)
 
 
 def _lead(found: Recommendation, name: str, words: str) -> str:
@@ -85,10 +116,14 @@ def changed(change: Change) -> str:
 
 
 def figures(found: Recommendation) -> list[tuple[str, ...]]:
-    """A row for each candidate: name, time of a call, how many times as long as the choice, peak memory."""
+    """A row for each candidate: name, time of a call, how many times as long as the choice, peak memory.
+
+    A time is the choice's median, times the ratio: medians of visits that were made at other moments are no ratio.
+    """
     rows: list[tuple[str, ...]] = []
-    for name, seconds in found.seconds.items():
+    for name, own in found.seconds.items():
         lead = found.lead(name)
+        seconds = own if lead is None or not found.choice else found.seconds[found.choice] * lead.point
         to_choice = "choice" if name == found.choice else MISSING if lead is None else _factor(lead)
         mark = " (PyTorch's own)" if name == found.reference else ""
         rows.append((f"{name}{mark}", show(seconds, "s"), to_choice, show(found.peaks.get(name), "bytes")))
@@ -96,15 +131,35 @@ def figures(found: Recommendation) -> list[tuple[str, ...]]:
 
 
 def of_excluded(found: Recommendation, *, is_verbose: bool = False) -> list[str]:
-    """What is no candidate, a line for each kind of reason, or with `is_verbose` for each implementation."""
+    """What is no candidate, a line for each kind of reason, or with `is_verbose` for each implementation.
+
+    Where all of a kind share one reason, that is said, too.
+    """
     if is_verbose:
         return [plain(f"excluded: {name}: {reason}") for name, reason in found.excluded.items()]
-    kinds = grouped(found.excluded.items(), lambda item: item[1].partition(":")[0])
     lines = []
-    for kind, members in kinds.items():
-        only = f" ({members[0][1].partition(': ')[2]})" if len(members) == 1 and ": " in members[0][1] else ""
-        lines.append(plain(f"excluded, {kind}: {', '.join(name for name, _ in members)}{only}"))
+    for kind, members in _by_kind(found).items():
+        why = _shared(members)
+        head = kind if kind in {SLOWER, TOO_LONG} else f"excluded, {kind}"
+        lines.append(plain(f"{head}: {', '.join(name for name, _ in members)}{f' ({why})' if why else ''}"))
     return lines
+
+
+def keeps_reasons_back(found: Recommendation) -> bool:
+    """Whether `of_excluded` leaves out why somebody is no candidate."""
+    kinds = _by_kind(found).values()
+    return any(not _shared(members) and ": " in reason for members in kinds for _, reason in members)
+
+
+def _by_kind(found: Recommendation) -> dict[str, list[tuple[str, str]]]:
+    return grouped(found.excluded.items(), lambda item: item[1].partition(":")[0])
+
+
+def _shared(members: Sequence[tuple[str, str]]) -> str:
+    """The reason that all of a kind share, but for its numbers; "" where there is none, or numbers are all of it."""
+    reasons = [reason.partition(": ")[2] for _, reason in members]
+    is_one = len({*map(_kind, reasons)}) == 1 and (len(reasons) == 1 or RELATIVE not in reasons[0])
+    return reasons[0] if is_one else ""
 
 
 def facts(results: Results, found: Iterable[Recommendation]) -> dict[str, Any]:

@@ -80,6 +80,10 @@ class Sides(msgspec.Struct, frozen=True, kw_only=True):
     new: dict[str, str] = msgspec.field(default_factory=dict)  # what only the candidate has, likewise
 
 
+RELATIVE = "times as long as"
+"""In the message of a cell that was left out of a shortlist, between how many times and whom."""
+
+
 class Ladder(msgspec.Struct, frozen=True, kw_only=True):
     """Workloads that differ in one axis alone, in order, along which somebody may change places with somebody else.
 
