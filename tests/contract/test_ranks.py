@@ -167,6 +167,19 @@ def test_an_error_of_a_rank_is_told_and_the_next_call_has_a_new_group(group):
     assert torch.equal(output, query)
 
 
+def test_a_graph_of_ranks_that_are_gone_is_said_to_be_and_costs_nobody_else(group):
+    old, output = group.forward(three(), asked(give_back))
+    sizes = [(output.dtype, tuple(output.shape))] * 3
+    group.stop()
+    with pytest.raises(RuntimeError, match="the ranks that held the graph of this call are gone"):
+        group.backward(old, output, sizes)
+    group.forward(three(), asked(give_back))
+    processes = group.processes
+    with pytest.raises(RuntimeError, match="the ranks that held the graph of this call are gone"):
+        group.backward(old, output, sizes)
+    assert group.processes == processes != []
+
+
 def test_a_killed_rank_is_named_and_leaves_nothing_behind(group):
     group.forward(three(), asked(give_back))
     processes = [*group.processes, *(each.pid for each in psutil.Process(group.processes[0]).parents()[:1])]

@@ -120,6 +120,7 @@ class RankGroup:
         self._stop: Callable[[], object] | None = None
         self._memory, self._file = torch.empty(0, dtype=torch.uint8), -1
         self._num_calls = 0
+        self._first_call = 0  # of those that the processes which are there have computed
         self._forget: list[int] = []
 
     def forward(self, tensors: Sequence[Tensor], asked: Asked) -> tuple[int, Tensor]:
@@ -174,6 +175,8 @@ class RankGroup:
         given: Sequence[Tensor],
         made: Sequence[Size],
     ) -> list[Tensor]:
+        if asked is None and (not self._lines or call < self._first_call):
+            raise RuntimeError("the ranks that held the graph of this call are gone")
         try:
             return self._try_pass(call, asked, given, made)
         except BaseException:  # what the ranks answer to a pass that was broken off would be taken for the next one's
@@ -188,9 +191,8 @@ class RankGroup:
         made: Sequence[Size],
     ) -> list[Tensor]:
         if not self._lines:
-            if asked is None:
-                raise RuntimeError("the ranks that held the graph of this call are gone")
             self._start()
+            self._first_call = call
         places = self._places([*((each.dtype, tuple(each.shape)) for each in given), *made])
         needed, files = places[-1].offset + places[-1].num_bytes, []
         if needed > len(self._memory):
