@@ -9,6 +9,7 @@ import coverage
 import pytest
 import torch
 
+from attnbench.commands import VERBOSITY
 from tests import forks
 from tests.apart import pytest_configure, pytest_runtest_protocol
 
@@ -42,6 +43,13 @@ def one_thread():
     torch.set_num_threads(1)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.fixture(autouse=True)
+def own_verbosity() -> Iterator[None]:
+    """A command that is called in this process leaves no --quiet or --verbose to the next test."""
+    yield
+    VERBOSITY.is_quiet = VERBOSITY.is_verbose = False
 
 
 @pytest.fixture(scope="module")

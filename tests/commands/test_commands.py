@@ -47,7 +47,6 @@ def test_the_fields_of_a_dataclass_become_options_with_the_defaults_of_the_param
     for arguments in (["a"], ["a", "--wide", "3", "--bold", "-q"]):
         assert CliRunner().invoke(made, arguments).exit_code == 0
         assert ("-q" in arguments) is VERBOSITY.is_quiet
-    VERBOSITY.is_quiet = False
     assert seen == [("a", Size(width=7), False), ("a", Size(width=3), True)]
 
 
