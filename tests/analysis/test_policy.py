@@ -10,6 +10,7 @@ import pytest
 
 from attnbench.analysis.policy import Measured, held_out, kinds, learn, likeliest, table
 from attnbench.workloads.policy import Policy, values_of
+from attnbench.workloads.sweep import SMALLEST_EFFECT
 from attnbench.workloads.workload import Workload
 from tests import journals
 
@@ -79,11 +80,22 @@ def test_a_candidate_that_is_slower_at_one_workload_is_not_chosen_there():
     assert "bmm" in chosen.values()
 
 
-def test_a_candidate_that_is_slower_everywhere_is_not_in_the_policy():
+def test_a_candidate_that_is_much_slower_everywhere_is_not_in_the_policy():
     assert kinds(measured(bmm=lambda _: 0.3, fused=lambda _: 0.1)) == []
-    (kind,) = kinds(measured(bmm=lambda _: 0.3, fused=lambda _: -0.1))
+    (kind,) = kinds(measured(bmm=lambda _: 0.5, fused=lambda _: -0.1))
     assert kind.candidates == ("fused",)
     assert kind.chosen == {"fused": len(POINTS)}
+
+
+def test_a_candidate_that_was_nearly_as_fast_is_tried_and_changes_nothing_else():
+    between = Workload(seq_len=300)
+    known = {"noise": 0.0, "fused": lambda point: -0.1 - 0.02 * math.log(point.seq_len)}
+    (without,) = kinds(measured(**known))
+    (kind,) = kinds(measured(**known, bmm=lambda _: 0.02))
+    assert kind.candidates == ("fused", "bmm")
+    assert kind.contenders(values_of(between, 2), SMALLEST_EFFECT) == ("sdpa", "fused", "bmm")
+    assert without.contenders(values_of(between, 2), SMALLEST_EFFECT) == ("sdpa", "fused")
+    assert (kind.scales, kind.signal, kind.noise) == (without.scales, without.signal, without.noise)
 
 
 @pytest.mark.parametrize("missing", [None, np.nan])

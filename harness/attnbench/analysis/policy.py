@@ -28,6 +28,7 @@ from attnbench.workloads.policy import (
     KINDS,
     LEAST_SPREAD,
     LOST,
+    NEARLY,
     OTHERWISE,
     Evidence,
     Kind,
@@ -201,15 +202,20 @@ def held_out(measured: Measured, smallest_effect: float = SMALLEST_EFFECT) -> Fl
 
 
 def kinds(measured: Measured, smallest_effect: float = SMALLEST_EFFECT) -> list[Kind]:
-    """What was measured, by kinds; a candidate counts where it was faster at some workload, beyond that effect."""
+    """What was measured, by kinds: those with a candidate that was faster than `sdpa` somewhere, beyond that effect.
+
+    Whoever was nearly as fast as `sdpa` at some workload is a candidate, too, but has no part in what makes workloads
+    alike.
+    """
     keys = [_key(each) for each in measured.values]
     found = []
     for key in dict.fromkeys(keys):
         own = measured.part(np.array([each == key for each in keys]))
         least = np.nan_to_num(own.logs, nan=math.inf).min(axis=0, initial=math.inf)
-        columns = np.flatnonzero(least < -math.log1p(smallest_effect))
-        if len(own.values) >= FEWEST_WORKLOADS and len(columns):
-            found.append(_kind(key, own, columns, smallest_effect))
+        near = np.flatnonzero(least < NEARLY)
+        is_faster = least[near] < -math.log1p(smallest_effect)
+        if len(own.values) >= FEWEST_WORKLOADS and is_faster.any():
+            found.append(_kind(key, own, near, is_faster, smallest_effect))
     return found
 
 
@@ -217,10 +223,12 @@ def _key(values: Values) -> tuple[str, ...]:
     return tuple(str(values[axis]) for axis in KINDS)
 
 
-def _kind(key: tuple[str, ...], own: Measured, columns: NDArray[np.intp], smallest_effect: float) -> Kind:
+def _kind(
+    key: tuple[str, ...], own: Measured, columns: NDArray[np.intp], is_faster: Booleans, smallest_effect: float
+) -> Kind:
     logs = own.logs[:, columns]
     places = np.array([coordinates(each) for each in own.values])
-    scales, signal, noise = likeliest(places, np.nan_to_num(logs, nan=LOST))
+    scales, signal, noise = likeliest(places, np.nan_to_num(logs[:, is_faster], nan=LOST))
     ratios = [[None if math.isnan(log) else _rounded(math.exp(log)) for log in row] for row in logs.tolist()]
     kind = Kind(
         **dict(zip(KINDS, key, strict=True)),  # type: ignore[arg-type] # KINDS are fields

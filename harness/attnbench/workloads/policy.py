@@ -61,7 +61,8 @@ LEAST_SPREAD = 0.02
 UNSURE = 3.0
 """A candidate may be faster than is expected of it by so many standard deviations..."""
 NEARLY = 0.4
-"""... and by a log ratio of so much; whoever then may be the fastest is a contender."""
+"""... and by a log ratio of so much; whoever then may be the fastest is a contender. Who was never that near to sdpa in
+any workload of a kind is none there."""
 SURPRISE = 2.0
 """The standard deviation of what was expected is at least such that a trial is no more than so many of them off."""
 HOLDS = 0.08
