@@ -399,7 +399,7 @@ more. What a dispatch adds is not in the times ([dispatch.md](dispatch.md)). The
 
 How the policy interpolates, its caution, its usual scale and who is tried were chosen by cross-validation on the
 training shapes, and on held-out shapes of earlier audits, before any of these was measured. The presets' own shapes
-were held out in those, too. Earlier audits missed a limit each; which, and what was changed after them, is in
+were held out in those, too. Three earlier audits missed limits; which, and what was changed after them, is in
 docs/adr/0045.
 
 torch.compile is tried on fewer shapes, drawn likewise, since it compiles for each of them{in_visits}; it is
