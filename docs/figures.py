@@ -307,7 +307,7 @@ def renewed(text: str, found: dict[str, str]) -> str:
         place = re.compile(rf"(<!-- begin {name} -->\n).*?(<!-- end {name} -->)", re.DOTALL)
         if not place.search(text):
             raise ValueError(f"there is no block {name}")
-        text = place.sub(lambda match, block=block: f"{match[1]}\n{block}\n\n{match[2]}", text)  # type: ignore[misc]
+        text = place.sub(lambda match, block=block: f"{match[1]}\n{block}\n\n{match[2]}", text)  # type: ignore[misc] # mypy knows no type of a default
     return text
 
 

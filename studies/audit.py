@@ -173,7 +173,7 @@ def measure(  # noqa: PLR0913 - a plan, and where it goes
     What is to be done `halfway` sees a machine like that of the visits before and after it.
     """
     asked = read(folder).plan if (folder / "journal.jsonl").exists() else planned(workloads, names, seed, num_visits)
-    half = msgspec.structs.replace(asked, num_rounds=num_visits // 2, num_epochs=num_visits // 2)
+    half = msgspec.structs.replace(asked, num_rounds=asked.num_rounds // 2, num_epochs=asked.num_epochs // 2)
     running.execute(asked, folder, stages=("check",))
     running.execute(half, folder, stages=("time",))
     halfway()

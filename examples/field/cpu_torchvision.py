@@ -16,4 +16,4 @@ except RuntimeError:  # operator torchvision::nms does not exist
         del sys.modules[name]
     for operator in ("nms", "qnms"):
         torch.library.define(f"torchvision::{operator}", SCHEMA)
-    import torchvision  # noqa: F401
+    import torchvision  # noqa: F401 - for whoever imports it next

@@ -75,6 +75,8 @@ ALWAYS = {"scope", "direction", "dtype", "mask", "batch_size", "num_heads", "hea
 OTHERS = tuple(axis for axis in GROUP_AXES if axis not in WORDS)
 """Axes without words of their own: shown as axis=value."""
 DEFAULTS = {field.name: field.default for field in msgspec.structs.fields(Workload)}
+DOT = "\u00a0· "
+"""Between the parts of a title; no line begins with it, since no line is broken before it."""
 LARGEST_EFFECT = 1.0
 """Where even a factor of two would be missed, the smallest detectable difference is no number to read."""
 HUGE = 1000.0
@@ -173,7 +175,7 @@ def shared(cells: "pd.DataFrame") -> str:
 def apart(cells: "pd.DataFrame", differ: Collection[str]) -> str:
     """What sets one panel apart from others that differ in those axes: "causal · H=8"; usual values are not said."""
     first = rows(cells.iloc[:1])[0]
-    return " · ".join(
+    return DOT.join(
         _word(axis, first) for axis in (*WORDS, *OTHERS) if axis in differ and _is_shown(axis, first, differ)
     )
 

@@ -60,7 +60,7 @@ def draw(results: Results) -> list[Picture]:
 def _name(title: str, each: Crossing) -> str:
     """What sets a row apart; with its query length, where that is not the key length."""
     is_square = each.workload.seq_len == each.workload.kv_len
-    return ", ".join(filter(None, [title.replace(" · ", ", "), "" if is_square else f"T={each.workload.seq_len}"]))
+    return ", ".join(filter(None, [title.replace(cells.DOT, ", "), "" if is_square else f"T={each.workload.seq_len}"]))
 
 
 def _draw_row(panel: Axes, each: Crossing, place: int) -> None:

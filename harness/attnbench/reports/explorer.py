@@ -121,7 +121,7 @@ def _panels(results: Results) -> dict[str, str]:
     for workload, own in table.groupby("workload", sort=False):
         row = rows(own.iloc[:1])[0]
         letter = "T" if row["seq_len"] == row["kv_len"] else "T x S"
-        parts = [cells.apart(own, axes).replace(" · ", ", "), f"{letter}={cells.length(row)}"]
+        parts = [cells.apart(own, axes).replace(cells.DOT, ", "), f"{letter}={cells.length(row)}"]
         found[str(workload)] = ", ".join(filter(None, parts))
     return found
 

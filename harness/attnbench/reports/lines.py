@@ -67,7 +67,7 @@ def titled(found: Sequence[Panel]) -> list[Panel]:
     axes = varying(cells_of(found))
     marked = []
     for mark, panel in zip(string.ascii_lowercase if len(found) > 1 else [""], found, strict=False):
-        title = " · ".join(part for part in (cells.apart(panel.cells, axes), panel.other) if part)
+        title = cells.DOT.join(part for part in (cells.apart(panel.cells, axes), panel.other) if part)
         marked.append(replace(panel, mark=mark, title=f"({mark}) {title}" if mark else title))
     return marked
 
