@@ -78,11 +78,11 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
         "right": "right",
         "sdpa": "right",
         "mistaken": "WRONG",
-        "at_times": "right, but 2 not judged",
+        "at_times": "right where tried",
         "greedy": "not judged",
         "misfit": "not judged",
         "f": "not judged",
-        "sdpa_cudnn": "not checked",
+        "sdpa_cudnn": "not judged",
         "mine.py:fused": "not judged",
         "unreadable.py:g": "not judged",
         "mine.py:rihgt": "not judged",
@@ -99,11 +99,11 @@ def test_one_bad_name_does_not_condemn_the_others(folder: Path) -> None:
 def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
     found = checked(folder, "mine.py:right", "mine.py:at_times", "mine.py:greedy", "broken.py:f", "unreadable.py:g")
     assert found.returncode == 3, found.stderr  # nothing is wrong, and not everything was judged
-    assert "not everything could be judged" in found.stderr
+    assert "not enough was judged" in found.stderr
     assert "WRONG" not in found.stdout
     for line in (
-        "right is given query, key, value, is_causal, scale",
-        "at_times: not judged (error) on attention-inference-cpu-float32-b1-t16-h2-k8",
+        "right is called with query, key, value, is_causal, scale",
+        "at_times: error on attention-inference-cpu-float32-b1-t16-h2-k8",
         "  RuntimeError: not at 16 (mine.py, line 16)",
         "needs window: after query, key and value, it can be given mask, is_causal,",
         "  ModuleNotFoundError: No module named 'nothing_of_this_name' (broken.py, line 1)",
@@ -116,7 +116,7 @@ def test_what_is_shown_names_the_place_and_what_was_given(folder: Path) -> None:
 @pytest.mark.parametrize(("kv_heads", "is_told"), [(1, True), (2, False)])
 def test_it_says_where_grouped_heads_come_repeated(folder: Path, kv_heads: int, *, is_told: bool) -> None:
     found = checked(folder, "mine.py:right", "--set", "num_heads=2", "--set", f"num_kv_heads={kv_heads}")
-    assert ("come repeated, one for each query head" in found.stdout) == is_told
+    assert ("come repeated" in found.stdout) == is_told
 
 
 def test_it_passes_where_all_are_right_and_refuses_where_none_can_be_tried(folder: Path) -> None:

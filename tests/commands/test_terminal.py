@@ -113,10 +113,10 @@ def test_a_check_says_wrong_of_wrong_answers_alone(tmp_path: Path) -> None:
     points = journals.workloads(mask=("causal",), seq_len=(512, 2048), scope=("attention",))
     assert terminal.verdicts(journals.write(tmp_path, points, names)) == {
         "sdpa": "right",
-        "sdpa_math": "right, but 1 not judged",  # it crashed
+        "sdpa_math": "right where tried",  # the other crashed
         "naive_loop": "right",  # the other is predicted to be out of reach, and was not tried
         "liar": "WRONG",
-        "torch_mha": "not checked",  # unsupported
+        "torch_mha": "not judged",  # unsupported
     }
 
 

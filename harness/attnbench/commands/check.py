@@ -26,7 +26,7 @@ BFLOAT16 = (
 def check(
     *,
     options: SelectionOptions = OPTIONS,
-    goes_on: Annotated[bool, typer.Option("--all", help="Go on with who is wrong, at every workload.")] = False,
+    goes_on: Annotated[bool, typer.Option("--all", help="Check every cell, even after a wrong answer.")] = False,
     is_invariance: Annotated[
         bool,
         typer.Option(
@@ -45,9 +45,9 @@ def check(
     ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Check agreement with the float64 oracle, outputs and gradients; measure nothing, keep nothing.
+    """Compare outputs and gradients with a float64 oracle. Nothing is timed or stored.
 
-    Who is wrong is not checked any further. What was found is printed on Ctrl-C, too.
+    An implementation is not checked further after a wrong answer. Ctrl-C prints the findings so far.
     """
     import tempfile
 
@@ -74,7 +74,8 @@ def check(
             checked, stopped = read(Path(folder)), interrupted
     verdicts = terminal.verdicts(checked) | dict.fromkeys(not_judged, terminal.NOT_JUDGED)
     if as_json:
-        shown = terminal.summary(checked) | {"verdicts": verdicts, "not_judged": not_judged}
+        shown = {"verdicts": verdicts, "judgements": terminal.checked(checked), "not_judged": not_judged}
+        shown |= terminal.summary(checked)
         typer.echo(json.dumps(shown, indent=2))
     else:
         terminal.print_check(checked, not_judged)

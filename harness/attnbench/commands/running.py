@@ -16,6 +16,7 @@ from rich.table import Column
 from attnbench import plugins
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.hosts import shown
+from attnbench.analysis.judgements import is_finding, is_inconclusive, judgements
 from attnbench.analysis.results import Results, read
 from attnbench.commands import VERBOSITY, ExitCode, options
 from attnbench.processes import execution
@@ -282,9 +283,11 @@ def conclude(results: Results, *, has_findings: bool = False) -> NoReturn:
 
 
 def conclude_check(results: Results, *, is_complete: bool) -> NoReturn:
-    """Exit as a check deserves: a wrong answer is a finding; what could not be judged leaves the rest inconclusive."""
-    is_wrong = any(record.is_wrong for record in results.records)
-    if not is_wrong and (not is_complete or any(record.is_finding for record in results.records)):
-        typer.echo("not everything could be judged: see the reasons above", err=True)
+    """Exit as a check deserves: 1 for a wrong answer, 3 for too few answers or none from something that was named."""
+    judged = judgements(results)
+    if is_finding(judged):
+        raise typer.Exit(ExitCode.finding)
+    if not is_complete or is_inconclusive(judged):
+        typer.echo("not enough was judged: see the reasons above", err=True)
         raise typer.Exit(ExitCode.inconclusive)
-    conclude(results, has_findings=is_wrong)
+    raise typer.Exit(ExitCode.passed)

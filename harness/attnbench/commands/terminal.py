@@ -14,6 +14,7 @@ from rich.table import Table
 from attnbench import plugins
 from attnbench.analysis.breakdown import where
 from attnbench.analysis.comparisons import doubts, failed, untried
+from attnbench.analysis.judgements import CheckVerdict, Judgement, judgements
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
 from attnbench.commands import VERBOSITY
@@ -25,10 +26,8 @@ from attnbench.workloads.workload import Workload
 LONGEST_UNBROKEN, LONGEST_NAME = 40, 32
 FEW, MANY, DENSE_WIDTH = 5, 12, 120
 UNDECIDED = "?: undecided, the times may as well be equal; more time may decide it."
-WRONG = "WRONG"
 DOUBTFUL = "?: doubtful or undecided, for the reason at the top."
-NOT_JUDGED = "not judged"
-"""Of an implementation, or some of its cells, that gave no answer to compare, such as after an error or a timeout."""
+WRONG, NOT_JUDGED = str(CheckVerdict.wrong), str(CheckVerdict.not_judged)
 SIDES = {"base", "candidate"}
 SUMMARY_KEYS = (
     *("workload", "implementation", "side", "host", "status", "is_predicted", "message", "latency_s", "ratio"),
@@ -159,76 +158,88 @@ def _cell(row: Row | None, metrics: Sequence[MetricColumn]) -> str:
 
 
 def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
-    """A row for each implementation: how its cells ended, and how near its errors came to the tolerance.
+    """The verdict on each implementation with its coverage, then what is wrong, and what else was observed.
 
-    `not_judged` are the specs that could not be tried at all, and why.
+    `not_judged` holds the specs that could not be tried at all, and why.
     """
-    shown, found = [], verdicts(results)
-    for name, own in grouped(results.records, lambda record: record.implementation).items():
-        counts = ", ".join(f"{number} {status}" for status, number in Counter(r.status for r in own).items())
-        ratios = [r.agreement.error_ratio for r in own if r.agreement is not None]
-        finite = [ratio for ratio in ratios if ratio is not None]
-        worst = "not finite" if None in ratios else cells.multiple(max(finite)) if finite else MISSING
-        shown.append((name, found[name], counts, worst))
-    shown += [(spec, NOT_JUDGED, "", MISSING) for spec in not_judged]
-    print_table(("implementation", "verdict", "cells", "worst error / tolerance"), shown)
-    is_grouped = any(record.workload.num_kv_heads < record.workload.num_heads for record in results.records)
-    for spec in results.plan.implementations if not VERBOSITY.is_quiet else ():
-        if given := plugins.given(spec):
-            say(f"{plugins.name_of(spec)} is given {given}", "dim")
-            if "num_kv_heads" not in given and is_grouped:
-                say("  it does not name num_kv_heads: key and value come repeated, one for each query head", "dim")
-    _print_groups((record for record in results.records if record.is_wrong), "bold red")
-    _print_groups((record for record in results.records if record.is_finding and not record.is_wrong), "bold yellow")
+    judged = judgements(results)
+    for each in judged:
+        worst = "" if each.worst is None else f" (error at most {cells.multiple(each.worst)} of the tolerance)"
+        say(f"{each.implementation}: {each.sentence}{worst}", STYLES[each.verdict])
+        for convention in each.conventions:
+            say(f"  except: {convention}", "yellow")
     for spec, reason in not_judged.items():
-        say("")
-        say(f"{spec}: {NOT_JUDGED}", "bold yellow")
-        say(f"  {reason}")
-    noted: dict[str, str] = {}  # what decides nothing, for each implementation and rule
-    for record in results.records:
-        for note in () if record.agreement is None else record.agreement.notes:
-            noted.setdefault(f"{record.implementation}, {note.rule}", note.found)
+        say(f"{spec}: {NOT_JUDGED}: {reason}", STYLES[CheckVerdict.not_judged])
+    for each in judged:
+        _print_mistakes(each.wrong, "bold red")
+        _print_mistakes(each.failed, "bold yellow")
     if VERBOSITY.is_quiet:
         return
-    if noted:
-        say("")
-        say("Noted, and no reason to reject:")
-    for name, note_found in noted.items():
-        say(f"  {name}: {note_found}", "dim")
-    _print_not_tried(results)
-    if results.num_left_out:
-        plural = "s" if results.num_left_out > 1 else ""
-        say("")
-        say(f"{results.num_left_out} cell{plural} of who is wrong not checked: --all checks these, too.", "dim")
-    say("")
-    say(f"The same inputs again: --seed {results.plan.seed}", "dim")
+    _print_evidence(results, judged)
 
 
-def verdicts(results: Results) -> dict[str, str]:
-    """What a check says of each implementation: WRONG for a wrong answer alone."""
-    found = {}
-    for name, own in grouped(results.records, lambda record: record.implementation).items():
-        is_judged = any(record.agreement is not None for record in own)
-        num_others = sum(record.is_finding and not record.is_wrong for record in own)
-        if any(record.is_wrong for record in own):
-            found[name] = WRONG
-        elif num_others:
-            found[name] = f"right, but {num_others} {NOT_JUDGED}" if is_judged else NOT_JUDGED
-        else:
-            found[name] = "right" if is_judged else "not checked"
-    return found
+STYLES = {
+    CheckVerdict.right: "bold green",
+    CheckVerdict.imprecise: "bold yellow",
+    CheckVerdict.wrong: "bold red",
+    CheckVerdict.not_judged: "bold yellow",
+}
 
 
-def _print_groups(records: Iterable[Record], style: str) -> None:
-    """What went wrong, once for each implementation and reason, on the smallest workload that shows it."""
+def _print_mistakes(records: Iterable[Record], style: str) -> None:
+    """Each failure once, on the smallest workload that shows it."""
     for group in grouped(records, _mistake).values():
         first, *others = sorted(group, key=lambda record: (_num_scores(record.workload), record.workload.id))
         say("")
-        kind = first.status if first.is_wrong else f"{NOT_JUDGED} ({first.status})"
-        say(f"{first.implementation}: {kind} on {first.workload.id}", style)
+        kind = "" if first.is_wrong else f" {first.status}"
+        say(f"{first.implementation}:{kind} on {first.workload.id}", style)
         for line in first.message.replace("; found by:", ".\nFound by:").replace(". ", ".\n").splitlines():
             say(f"  {line}")
         _say_others(others)
+
+
+def _print_evidence(results: Results, judged: Sequence[Judgement]) -> None:
+    """Notes that decide nothing, what each function was given, what was left out, and how to repeat the check."""
+    notes = [f"  {each.implementation}, {rule}: {found}" for each in judged for rule, found in each.notes.items()]
+    if notes:
+        say("")
+        say("Noted (no reason to reject):")
+    for note in notes:
+        say(note, "dim")
+    _print_not_tried(results)
+    say("")
+    is_grouped = any(record.workload.num_kv_heads < record.workload.num_heads for record in results.records)
+    for spec in results.plan.implementations:
+        if given := plugins.given(spec):
+            is_repeated = is_grouped and "num_kv_heads" not in given
+            repeated = "; grouped heads come repeated, since it names no num_kv_heads" if is_repeated else ""
+            say(f"{plugins.name_of(spec)} is called with {given}{repeated}", "dim")
+    if results.num_left_out:
+        plural = "s" if results.num_left_out > 1 else ""
+        say(f"{results.num_left_out} more cell{plural} not checked after a wrong one: --all checks these, too.", "dim")
+    say(f"Repeat with the same inputs: --seed {results.plan.seed}", "dim")
+
+
+def verdicts(results: Results) -> dict[str, str]:
+    """The verdict of a check on each implementation, by name."""
+    return {each.implementation: each.word for each in judgements(results)}
+
+
+def checked(results: Results) -> dict[str, object]:
+    """What a check found, for programs: for each implementation its verdict, coverage, conventions and notes."""
+    return {
+        each.implementation: {
+            "verdict": str(each.verdict),
+            "sentence": each.sentence,
+            "is_enough": each.is_enough,
+            "num_compared": len(each.compared),
+            "num_planned": len(each.planned),
+            "never_tried": list(each.never_tried),
+            "conventions": list(each.conventions),
+            "worst_share_of_tolerance": each.worst,
+        }
+        for each in judgements(results)
+    }
 
 
 def _say_others(records: Sequence[Record]) -> None:

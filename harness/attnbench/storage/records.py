@@ -115,6 +115,10 @@ UNALIGNED = "unaligned inputs"
 """The rule that is tried where a device wants tensors aligned: last, in a process of its own, and only noted."""
 
 
+RIGHT, IMPRECISE, WRONG = "right", "imprecise", "wrong"
+"""The grades of an answer. An imprecise one errs like rounding does, but more than the yardsticks of its dtype."""
+
+
 class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     """The outcome of the check: which oracle, probes and rules, each tensor's error, a diagnosis where it fails."""
 
@@ -124,6 +128,7 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
     diagnosis: str = ""
     mistakes: tuple[str, ...] = ()  # the known mistakes that it could be: more than one where they cannot be told apart
     step: str = ""  # the first step that differs, where it is known
+    conventions: tuple[str, ...] = ()  # choices that others make differently, in words; they do not decide
 
     def tensors(self) -> Iterator[tuple[str, TensorError]]:
         """Every compared tensor with the name of its probe."""
@@ -136,6 +141,11 @@ class Agreement(msgspec.Struct, frozen=True, kw_only=True):
         """True only if something was compared, everything compared agrees, the rules hold and nothing was diagnosed."""
         compared = [tensor.agrees for _, tensor in self.tensors()]
         return bool(compared) and all(compared) and not self.broken_rules and not self.diagnosis
+
+    @property
+    def grade(self) -> str:
+        """RIGHT, IMPRECISE or WRONG."""
+        return RIGHT if self.agrees else WRONG
 
     @property
     def broken_rules(self) -> tuple[RuleResult, ...]:
@@ -452,6 +462,16 @@ class Record(msgspec.Struct, frozen=True, kw_only=True):
     def is_finding(self) -> bool:
         """Whether the cell went wrong: neither ok, nor unsupported, nor predicted to be out of reach."""
         return self.status not in {Status.ok, Status.unsupported} and not self.is_predicted
+
+    @property
+    def is_imprecise(self) -> bool:
+        """Whether the answer is honest, but less precise than the yardsticks allow."""
+        return self.agreement is not None and self.agreement.grade == IMPRECISE
+
+    @property
+    def conventions(self) -> tuple[str, ...]:
+        """Choices that others make differently, in words."""
+        return () if self.agreement is None else self.agreement.conventions
 
     @property
     def is_wrong(self) -> bool:

@@ -1,0 +1,178 @@
+"""The verdict of a check on each implementation, what it covers, and what it is silent about.
+
+A verdict without its coverage misleads: "right" after 4 of 75 cells is a guess. So a judgement counts the cells that
+were compared and names the features that no compared cell had. Without torch: it reads records alone.
+"""
+
+import enum
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from attnbench.analysis.results import Results
+from attnbench.storage.records import Record
+from attnbench.workloads.workload import Workload
+
+LEAST_SHARE = 1 / 3
+"""A verdict needs answers from at least this share of the planned cells."""
+LONG, WIDE = 256, 128
+"""Two tiles of the usual 128 keys; the width of the heads of most language models."""
+
+
+class CheckVerdict(enum.StrEnum):
+    """The verdict of a check on one implementation."""
+
+    right = "right"
+    imprecise = "imprecise"  # honest rounding, but more than the yardsticks make in this dtype
+    wrong = "WRONG"
+    not_judged = "not judged"  # no answer to compare
+
+
+def _hides_all(workload: Workload) -> bool:
+    """Whether some query may see no key."""
+    return workload.mask.startswith("padding_to_nothing") or (
+        "causal_bottom_right" in workload.mask and workload.kv_len < workload.seq_len
+    )
+
+
+FEATURES: dict[str, Callable[[Workload], bool]] = {
+    "gradients": lambda w: w.direction != "inference",
+    "inference": lambda w: w.direction == "inference",
+    "modules": lambda w: w.scope == "module",
+    "half precision": lambda w: w.dtype in {"bfloat16", "float16"},
+    "float64": lambda w: w.dtype == "float64",
+    "masks": lambda w: w.mask_rule.hides,
+    "scores with a bias": lambda w: any(part.is_additive for part in w.mask_rule.changes),
+    "softcap": lambda w: any(not part.is_additive for part in w.mask_rule.changes),
+    "queries that see no key": _hides_all,
+    "grouped heads": lambda w: w.num_kv_heads < w.num_heads,
+    "decode": lambda w: w.seq_len == 1 < w.kv_len,
+    "T != S": lambda w: 1 < w.seq_len != w.kv_len,
+    "values of another width": lambda w: w.value_dim != w.head_dim,
+    f"heads {WIDE} wide": lambda w: w.head_dim >= WIDE,
+    f"lengths beyond {LONG}": lambda w: w.kv_len > LONG,
+    "strided memory": lambda w: w.layout != "contiguous",
+    "dropout": lambda w: w.dropout > 0,
+    "sinks": lambda w: w.sinks != "none",
+}
+"""What a cell can show, by the name that screens use."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Judgement:
+    """The verdict on one implementation, with the cells behind it."""
+
+    implementation: str
+    records: tuple[Record, ...]
+    planned: tuple[Workload, ...]
+
+    @cached_property
+    def compared(self) -> tuple[Record, ...]:
+        """Cells whose answers were compared with the oracle's."""
+        return tuple(record for record in self.records if record.agreement is not None)
+
+    @cached_property
+    def wrong(self) -> tuple[Record, ...]:
+        """Cells with a wrong answer."""
+        return tuple(record for record in self.records if record.is_wrong)
+
+    @cached_property
+    def failed(self) -> tuple[Record, ...]:
+        """Cells that ended without an answer though they are supported, such as an error or a timeout."""
+        return tuple(record for record in self.records if record.is_finding and not record.is_wrong)
+
+    @property
+    def verdict(self) -> CheckVerdict:
+        """The worst of all cells; `not judged` where nothing was compared."""
+        if self.wrong:
+            return CheckVerdict.wrong
+        if not self.compared:
+            return CheckVerdict.not_judged
+        is_imprecise = any(record.is_imprecise for record in self.compared)
+        return CheckVerdict.imprecise if is_imprecise else CheckVerdict.right
+
+    @property
+    def is_enough(self) -> bool:
+        """Whether the compared cells are enough for a verdict without reserve."""
+        return len(self.compared) >= max(1, math.ceil(LEAST_SHARE * len(self.planned))) and not self.failed
+
+    @property
+    def is_unsupported(self) -> bool:
+        """Whether it supports none of the cells, or is not installed here."""
+        return not self.compared and not self.failed
+
+    @property
+    def never_tried(self) -> tuple[str, ...]:
+        """Features of planned cells that no compared cell has."""
+        workloads = [record.workload for record in self.compared]
+        return tuple(
+            name for name, has in FEATURES.items() if any(map(has, self.planned)) and not any(map(has, workloads))
+        )
+
+    @property
+    def conventions(self) -> tuple[str, ...]:
+        """Choices that others make differently and that are no mistake, each once."""
+        return tuple(dict.fromkeys(text for record in self.compared for text in record.conventions))
+
+    @property
+    def notes(self) -> Mapping[str, str]:
+        """Observations that decide nothing, each rule's first one."""
+        found: dict[str, str] = {}
+        for record in self.compared:
+            for note in record.agreement.notes if record.agreement is not None else ():
+                found.setdefault(note.rule, note.found)
+        return found
+
+    @property
+    def worst(self) -> float | None:
+        """The largest error as a share of the tolerance; None where an error is not finite."""
+        ratios = [record.agreement.error_ratio for record in self.compared if record.agreement is not None]
+        finite = [ratio for ratio in ratios if ratio is not None]
+        return max(finite) if finite and len(finite) == len(ratios) else None
+
+    @property
+    def word(self) -> str:
+        """The verdict in a word or two: `right where tried` rests on too few cells to be `right`."""
+        is_reserved = self.verdict in {CheckVerdict.right, CheckVerdict.imprecise} and not self.is_enough
+        return f"{self.verdict} where tried" if is_reserved else str(self.verdict)
+
+    @property
+    def sentence(self) -> str:
+        """The verdict with its coverage, in words."""
+        compared, planned = len(self.compared), len(self.planned)
+        cells = f"{planned} cell{'s' if planned != 1 else ''}"
+        if self.verdict is CheckVerdict.wrong:
+            return f"{self.verdict} on {len(self.wrong)} of {compared} cells compared"
+        if self.is_unsupported:
+            return f"{self.verdict}: {self.records[0].message or 'unsupported'}"
+        covered = f"on {compared} of {cells}" if self.is_enough else f"({compared} of {cells})"
+        parts = [f"{self.word} {covered}" if self.compared else f"{self.verdict} on any of {cells}"]
+        if self.failed:
+            statuses = sorted({str(record.status) for record in self.failed})
+            parts.append(f"{len(self.failed)} not judged ({', '.join(statuses)})")
+        if self.never_tried:
+            parts.append(f"never tried: {', '.join(self.never_tried)}")
+        return "; ".join(parts)
+
+
+def judgements(results: Results) -> list[Judgement]:
+    """One judgement for each implementation that a check has tried, in the order of its plan."""
+    by_name: dict[str, list[Record]] = {}
+    for record in results.records:
+        by_name.setdefault(record.implementation, []).append(record)
+    planned = tuple(results.plan.asked)
+    return [
+        Judgement(implementation=name, records=tuple(records), planned=planned) for name, records in by_name.items()
+    ]
+
+
+def is_finding(judged: Iterable[Judgement]) -> bool:
+    """Whether any verdict is WRONG."""
+    return any(each.verdict is CheckVerdict.wrong for each in judged)
+
+
+def is_inconclusive(judged: Sequence[Judgement]) -> bool:
+    """Whether some verdict rests on too little, or nothing was judged. Those that are not installed do not count."""
+    tried = [each for each in judged if not each.is_unsupported]
+    return not tried or any(not each.is_enough for each in tried)

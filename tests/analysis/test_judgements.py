@@ -1,0 +1,115 @@
+"""A verdict says what it covers, and rests on enough cells or says so."""
+
+import pytest
+
+from attnbench.analysis.judgements import CheckVerdict, Judgement, is_finding, is_inconclusive
+from attnbench.storage.records import Agreement, ProbeResult, Record, RuleResult, Status, TensorError
+from attnbench.workloads.workload import Workload
+
+PLANNED = tuple(
+    Workload(seq_len=length, num_heads=4, num_kv_heads=groups, head_dim=8, mask=mask)
+    for length in (8, 300)
+    for groups in (4, 2)
+    for mask in ("none", "causal", "alibi")
+)
+
+
+def agreement(*, error: float = 0.1, found: str = "", conventions: tuple[str, ...] = ()) -> Agreement:
+    output = TensorError(
+        tensor="output",
+        error=error,
+        allowed=1.0,
+        yardstick_error=0.1,
+        rounding_band=0.1,
+        worst=(0,),
+        expected=1.0,
+        actual=1.0 + error,
+    )
+    rules = (RuleResult(rule="hidden NaN", holds=False, found=found, is_noted=True),) if found else ()
+    probes = (ProbeResult(probe="normal", tensors=(output,)),)
+    return Agreement(oracle="a loop", probes=probes, rules=rules, conventions=conventions)
+
+
+def judgement(
+    *statuses: Status, planned: tuple[Workload, ...] = PLANNED, **details: str | tuple[str, ...]
+) -> Judgement:
+    """One record for each of the first planned cells."""
+    records = []
+    for workload, status in zip(planned, statuses, strict=False):
+        error = 3.0 if status is Status.disagrees else 0.1
+        judged = agreement(error=error, **details) if status in {Status.ok, Status.disagrees} else None  # type: ignore[arg-type]
+        records.append(
+            Record(
+                run="r",
+                time="t",
+                commit="c",
+                workload=workload,
+                implementation="mine",
+                environment=None,
+                status=status,
+                message=f"{status} here",
+                agreement=judged,
+            )
+        )
+    return Judgement(implementation="mine", records=tuple(records), planned=planned)
+
+
+def test_all_right_covers_every_feature() -> None:
+    judged = judgement(*[Status.ok] * len(PLANNED))
+    assert (judged.verdict, judged.word, judged.is_enough) == (CheckVerdict.right, "right", True)
+    assert f"{len(PLANNED)} of {len(PLANNED)}" in judged.sentence
+    assert judged.never_tried == ()
+    assert not is_finding([judged])
+    assert not is_inconclusive([judged])
+
+
+def test_what_no_cell_has_shown_is_named() -> None:
+    statuses = [Status.unsupported if w.num_kv_heads < 4 or w.mask == "alibi" else Status.ok for w in PLANNED]
+    judged = judgement(*statuses)
+    assert judged.never_tried == ("scores with a bias", "grouped heads")
+    assert judged.is_enough
+    assert "grouped heads" in judged.sentence
+
+
+def test_a_feature_that_was_never_planned_is_not_missed() -> None:
+    judged = judgement(Status.ok, planned=PLANNED[:1])
+    assert judged.never_tried == ()
+    assert judged.is_enough
+
+
+@pytest.mark.parametrize(("num_right", "is_enough"), [(3, False), (4, True)])
+def test_below_a_third_of_the_cells_a_verdict_is_reserved(num_right: int, *, is_enough: bool) -> None:
+    judged = judgement(*[Status.ok] * num_right, *[Status.unsupported] * (len(PLANNED) - num_right))
+    assert judged.verdict is CheckVerdict.right
+    assert judged.word == ("right" if is_enough else "right where tried")
+    assert is_inconclusive([judged]) is not is_enough
+
+
+def test_one_wrong_cell_decides_whatever_the_others_say() -> None:
+    judged = judgement(*[Status.ok] * 5, Status.disagrees, Status.crashed)
+    assert judged.verdict is CheckVerdict.wrong
+    assert is_finding([judged])
+
+
+def test_cells_that_fail_leave_the_verdict_inconclusive() -> None:
+    judged = judgement(*[Status.ok] * 11, Status.timeout)
+    assert judged.verdict is CheckVerdict.right
+    assert "timeout" in judged.sentence
+    assert not is_finding([judged])
+    assert is_inconclusive([judged])
+
+
+def test_nothing_compared_is_no_verdict() -> None:
+    failed, missing = judgement(Status.error), judgement(Status.unsupported)
+    assert failed.verdict is missing.verdict is CheckVerdict.not_judged
+    assert is_inconclusive([failed])
+    assert is_inconclusive([missing])
+    assert not is_inconclusive([missing, judgement(*[Status.ok] * 12)])  # not installed beside one that is
+    assert is_inconclusive([])
+
+
+def test_conventions_and_notes_are_said_once_and_decide_nothing() -> None:
+    judged = judgement(*[Status.ok] * 12, found="a NaN", conventions=("NaN where nothing is seen",))
+    assert judged.conventions == ("NaN where nothing is seen",)
+    assert dict(judged.notes) == {"hidden NaN": "a NaN"}
+    assert judged.verdict is CheckVerdict.right
