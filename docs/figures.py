@@ -46,7 +46,6 @@ OTHERS = {
     "fastest/audit-seed-16.md": "an earlier one, whose trials ran two hours after it was timed",
     "fastest/audit-seed-15.md": "an earlier one",
     "fastest/dispatch.md": "what a call costs more that follows a policy",
-    "prediction/prediction.md": "times and memory of cells that were never run, predicted from a minute of others",
     "fastest/crossovers.md": "planted crossovers on simulated machines, and whether they are found",
     "models/README.md": "the attention of 29 models in every phase, by five implementations",
     "detection/detection.md": "which mistakes the check catches, and what it costs",

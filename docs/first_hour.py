@@ -19,12 +19,12 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from attnbench.commands import demo
 from attnbench.processes.worker_client import module_path
 
 ROOT = Path(__file__).parent.parent
 PAGE = ROOT / "docs" / "first-hour.md"
 EXAMPLES = ROOT / "examples" / "first_hour"
+MINE = "mine.py"
 WIDTH = 96
 AS_IT_IS: dict[str, Any] = {"break_long_words": False, "break_on_hyphens": False, "drop_whitespace": True}
 """Lines are broken where a terminal of that width would break them."""
@@ -172,7 +172,7 @@ def show_in(document: str) -> None:
     """Print again what a document shows."""
     path, questions = DOCUMENTS[document]
     with tempfile.TemporaryDirectory(prefix="attnbench-shown-") as name:
-        (Path(name) / demo.FILE).write_text(demo.SOURCE, encoding="utf-8")
+        (Path(name) / MINE).write_text((EXAMPLES / MINE).read_text(encoding="utf-8"), encoding="utf-8")
         for file in (ROOT / "examples" / "models").glob("*.json"):
             (Path(name) / file.name).write_text(file.read_text(encoding="utf-8"), encoding="utf-8")
         found = {block: answered(question, Path(name), with_time=False) for block, question in questions.items()}

@@ -207,7 +207,7 @@ def test_what_cannot_be_read_ends_every_command_alike(tmp_path, monkeypatch, cap
 def test_nothing_checked_is_no_pass(tmp_path):
     found = command("check", "torch_mha", "--set", "scope=attention", *FAST[:-2], cwd=tmp_path)
     assert found.returncode == 3
-    assert "nothing could be checked" in found.stderr
+    assert "not enough was judged" in found.stderr
 
 
 def newer() -> str:
@@ -282,3 +282,10 @@ def test_a_signal_inside_executed_text_still_ends_with_its_own_exit_code(tmp_pat
     (tmp_path / "interrupted.py").write_text(INTERRUPTED_IN_A_STRING)
     done = command(cwd=tmp_path, program=("-m", "interrupted"), LANG="C")
     assert (done.returncode, done.stderr) == (143, "stopped by SIGTERM\n")
+
+
+def test_a_retired_command_names_its_replacement(tmp_path):
+    done = command("calibrate", "sdpa", cwd=tmp_path)
+    assert done.returncode == 2
+    assert "--dry-run" in done.stderr
+    assert done.stderr.count("\n") == 1

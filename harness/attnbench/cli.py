@@ -79,6 +79,11 @@ def _options(
     """Options of the program itself."""
 
 
+RETIRED = {
+    "calibrate": "attnbench run --dry-run estimates time and memory of each cell without it",
+    "demo": "follow the README, or docs/first-hour.md",
+}
+"""Commands that this version no longer has, and what to use in their place."""
 USER_ERROR = typer.BadParameter.__mro__[2]
 """Of whatever the command line does not allow: click's, which typer may have a copy of."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
@@ -119,6 +124,9 @@ def _code() -> int:
         taken, given = defaults.from_here(program) if _named() else ({}, {})
         return program(standalone_mode=False, prog_name="attnbench", default_map=taken) or ExitCode.passed
     except USER_ERROR as error:  # type: ignore[misc]  # found at run time
+        if (replacement := RETIRED.get(next(iter(sys.argv[1:]), ""))) is not None:
+            typer.echo(f"error: attnbench {sys.argv[1]} is gone: {replacement}", err=True)
+            return ExitCode.wrong_usage
         mistake: Any = error
         option = max(getattr(getattr(mistake, "param", None), "opts", None) or [""], key=len)
         place = given.get(_named().strip(), {}).get(option.removeprefix("--"))

@@ -330,28 +330,3 @@ def test_a_wrong_name_is_one_line_that_says_what_there_is(tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "fused" in done.stderr
-
-
-def test_no_limit_is_predicted_where_nothing_was_calibrated(tmp_path):
-    done = command("fused", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "run `attnbench calibrate fused --set direction=forward` first" in " ".join(done.stderr.split())
-    assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.long
-def test_what_was_calibrated_predicts_the_limit_that_calls_meet(tmp_path):
-    axes = ("--set=direction=inference", "--set=num_threads=1", "--set=mask=none")
-    calibrated = forks.python(), "-m", "attnbench", "calibrate", "fused", *axes, "--budget=8"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
-    subprocess.run(calibrated, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    asked = ("fused", *axes, "--set=seq_len=256,512,1024", "--memory-limit=0.25", "--json")
-    predicted = command(*asked, "--dry-run", cwd=tmp_path)
-    assert predicted.returncode == 0, predicted.stderr
-    (known,) = json.loads(predicted.stdout)
-    met = command(*asked, cwd=tmp_path)
-    assert met.returncode == 0, met.stderr
-    (grown,) = json.loads(met.stdout)
-    assert [each["status"] for each in grown["tried"]] == ["ok", "out_of_memory"]
-    assert known["reached_at"] == pytest.approx(grown["reached_at"], rel=0.02)
-    assert known["call_low_s"] < known["call_s"] < known["call_high_s"]

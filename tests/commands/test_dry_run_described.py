@@ -142,6 +142,6 @@ def test_what_is_not_there_or_not_meant_is_refused_in_words(tmp_path):
     with pytest.raises(ValueError, match="cannot read"):
         described.load(str(tmp_path / "none.toml"))
     with pytest.raises(ValueError, match="give --set device=cuda"):
-        print_plan(plan(Selection(sweep="quick")), tmp_path, sheet=SMALL)
+        print_plan(plan(Selection(sweep="quick")), sheet=SMALL)
     done = CliRunner().invoke(app, ["run", "--sweep", "gpu", "--device-facts", "h200"])
     assert "give --dry-run, too" in str(done.exception)

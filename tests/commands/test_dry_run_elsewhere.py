@@ -1,7 +1,6 @@
 """A dry run for a device that is missing here says so, and lists what would be asked of it."""
 
 import json
-from pathlib import Path
 
 import pytest
 
@@ -28,14 +27,14 @@ def test_the_sweep_for_a_gpu_has_what_it_promises(gpu):
 
 
 def test_what_would_be_asked_there_is_listed_and_no_worker_is_started(gpu, capsys):
-    print_plan(gpu, Path("results"), as_json=True)
+    print_plan(gpu, as_json=True)
     found = json.loads(capsys.readouterr().out)
     assert found["missing"] == {"cuda": "this machine has no device cuda"}
     cells = {(workload.id, str(arm)) for workload in gpu.workloads for arm in gpu.cells(workload)}
     assert {(row["workload"], row["implementation"]) for row in found["elsewhere"]} == cells
     assert all(row["least_bytes"] > 0 and row["useful_flops"] > 0 for row in found["elsewhere"])
     assert found["cells"] == 0
-    print_plan(gpu, Path("results"))
+    print_plan(gpu)
     said = capsys.readouterr().out
     assert said.startswith(f"this machine has no device cuda: {len(cells)} cells, {len(gpu.workloads)} workloads")
 
@@ -47,7 +46,7 @@ def test_what_is_here_is_predicted_as_before_next_to_it(gpu, capsys, monkeypatch
     planned = plan(mixed)
     monkeypatch.setattr("attnbench.commands.dry_run.predict", lambda here, watch, **_: seen.append(here) or [])
     seen: list[Plan] = []
-    print_plan(planned, Path("results"), as_json=True)
+    print_plan(planned, as_json=True)
     found = json.loads(capsys.readouterr().out)
     (here,) = seen
     assert {workload.device for workload in here.workloads} == {"cpu"}

@@ -8,13 +8,11 @@ https://doi.org/10.1145/1498765.1498785.
 import json
 from collections import Counter
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import msgspec
 import typer
 
-from attnbench.analysis import calibration
 from attnbench.commands import running, terminal
 from attnbench.devices import described, device
 from attnbench.devices.described import DataSheet
@@ -22,29 +20,26 @@ from attnbench.processes import messages
 from attnbench.processes.execution import Predicted, predict
 from attnbench.processes.stages import check_limit_s
 from attnbench.storage.events import Plan
-from attnbench.storage.records import Arm, Environment, Status
+from attnbench.storage.records import Arm, Status
 from attnbench.units import duration, plain, show
 from attnbench.workloads.counts import compulsory_bytes, held_bytes, score_matrix_bytes, useful_flops
 from attnbench.workloads.workload import Workload
-
-if TYPE_CHECKING:
-    from attnbench.analysis.prediction import Predictor
 
 CHECK_S, CHECK_CALLS = 0.15, 7
 """A check takes about so long, and as many calls: fitted to 729 checks of the gallery's runs."""
 MOST_ROWS = 40
 
 
-def predicted(plan: Plan, seen: Sequence[Predicted], predictor: "Predictor | None" = None) -> dict[str, Any]:
-    """What is predicted of a plan, as data; of a part of its cells where not all were looked at.
+def predicted(plan: Plan, seen: Sequence[Predicted]) -> dict[str, Any]:
+    """The cells of a plan with their predicted time and memory, as data; scaled up where only a part was looked at.
 
-    Times and memory are the predictor's where it knows such cells, else those of the staircase of shorter lengths.
+    Times and memory follow from calls at shorter lengths.
     """
     tried = [(each, each.reply) for each in seen if isinstance(each.reply, messages.Prepared)]
     left_out = [(each, each.reply) for each in seen if isinstance(each.reply, messages.Failed)]
     asked = plan.num_cells
     share = asked / len(seen) if seen else 0.0
-    rows: list[dict[str, Any]] = [_row(each) | _cost(each, reply, predictor) for each, reply in tried]
+    rows: list[dict[str, Any]] = [_row(each) | _cost(each, reply) for each, reply in tried]
     check_s = share * sum(CHECK_S + CHECK_CALLS * (row["call_s"] or 0.0) for row in rows)
     limit_s = check_limit_s(plan)
     return {
@@ -54,7 +49,6 @@ def predicted(plan: Plan, seen: Sequence[Predicted], predictor: "Predictor | Non
         "tried": len(tried),
         "checks_s": check_s,
         "budget_s": plan.budget_s,
-        "calibrated": sum(row["call_low_s"] is not None for row in rows),
         "predicted": rows,
         "left_out": [
             _row(each) | {"status": str(reply.status), "reason": plain(reply.message)} for each, reply in left_out
@@ -66,25 +60,14 @@ def _row(each: Predicted) -> dict[str, str]:
     return {"workload": each.workload.id, "implementation": plain(str(each.arm))}
 
 
-def _cost(each: Predicted, reply: messages.Prepared, predictor: "Predictor | None") -> dict[str, Any]:
-    """Seconds and bytes of a call; memory is at least that of inputs and outputs. Intervals are of a calibration."""
+def _cost(each: Predicted, reply: messages.Prepared) -> dict[str, Any]:
+    """Seconds and bytes of one call; memory is at least that of inputs and outputs."""
     least = compulsory_bytes(each.workload)
-    known = None if predictor is None or each.arm.side else predictor.predict(each.workload, each.arm.implementation)
-    if known is None:
-        cost = {"call_s": reply.call_s, "call_low_s": None, "call_high_s": None, "is_extrapolated": None}
-        return cost | {"peak_bytes": reply.peak_bytes, "least_bytes": least}
-    return {
-        "call_s": known.seconds,
-        "call_low_s": known.low,
-        "call_high_s": known.high,
-        "is_extrapolated": known.is_extrapolated,
-        "peak_bytes": known.peak_bytes or reply.peak_bytes,
-        "least_bytes": least,
-    }
+    return {"call_s": reply.call_s, "peak_bytes": reply.peak_bytes, "least_bytes": least}
 
 
-def print_plan(plan: Plan, results: Path, *, as_json: bool = False, sheet: DataSheet | None = None) -> None:
-    """Look at the cells of a plan, and print what is predicted, by the calibrations of this environment if any.
+def print_plan(plan: Plan, *, as_json: bool = False, sheet: DataSheet | None = None) -> None:
+    """Look at the cells of a plan, and print what is predicted.
 
     Of a device that is missing, print what it would be asked; of one that `sheet` describes, what is to be expected.
 
@@ -103,13 +86,12 @@ def print_plan(plan: Plan, results: Path, *, as_json: bool = False, sheet: DataS
     left_out = {name: tuple(each for each in ids if each in present) for name, ids in plan.left_out.items()}
     here = msgspec.structs.replace(plan, workloads=tuple(present.values()), left_out=left_out)
     seen: list[Predicted] = []
-    environments: list[Environment] = []
     if here.workloads:
         with running.watching() as watch:
             places = {workload.id: place for place, workload in enumerate(here.workloads)}
-            cells = predict(here, watch, began=environments.append)
+            cells = predict(here, watch)
             seen = sorted(cells, key=lambda each: places[each.workload.id])
-    found = predicted(here, seen, calibration.known(results, environments[0]) if environments else None)
+    found = predicted(here, seen)
     if missing:
         others = [workload for workload in plan.workloads if workload.device in missing]
         unseen = [(workload, arm) for workload in others for arm in plan.cells(workload)]
@@ -137,9 +119,6 @@ def _print_predicted(found: dict[str, Any]) -> None:
         is_first = row["workload"] != before
         before = row["workload"]
         call = "-" if row["call_s"] is None else show(row["call_s"], "s")
-        if row["call_low_s"] is not None:
-            beyond = ", extrapolated" if row["is_extrapolated"] else ""
-            call += f" ({show(row['call_low_s'], 's')} to {show(row['call_high_s'], 's')}{beyond})"
         memory = show(row["peak_bytes"] or row["least_bytes"], "bytes")
         least = "" if row["peak_bytes"] else "at least "
         rows.append((before if is_first else "", row["implementation"], call, f"{least}{memory}"))
@@ -291,8 +270,6 @@ def sentence(found: dict[str, Any]) -> str:
     part = "" if found["looked_at"] == found["cells"] else f" of {found['looked_at']:,} looked at"
     said = f"{found['cells']:,} cells, of which {found['tried']:,}{part} would be tried."
     said += f" Checks take about {duration(found['checks_s'])} of the budget of {duration(found['budget_s'])}."
-    if found["calibrated"]:
-        said += f" {found['calibrated']:,} times have 90 % intervals from the calibration of this environment."
     if found["checked"] < found["cells"]:
         said += f" About {found['checked']:,} cells would be checked, spread evenly; give --budget more for others."
     return said

@@ -78,7 +78,7 @@ def run(
         if cluster:
             hosts = f"{hosts_per_cell} host{'s' * (hosts_per_cell > 1)} of each kind in the cluster"
             running.note(f"each of {planned.num_cells} cells is measured on {hosts}; predicted here, for this machine:")
-        print_plan(planned, results, as_json=as_json, sheet=sheet)
+        print_plan(planned, as_json=as_json, sheet=sheet)
         return
     if resume is not None:
         folder, planned = running.to_resume(

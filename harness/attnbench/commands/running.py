@@ -41,7 +41,6 @@ STAGE_WORDS = {
     "time": "timing",
     "choose": "finding the fastest",
     "search": "looking where that changes",
-    "calibrate": "calibrating",
     "trace": "tracing",
 }
 

@@ -16,7 +16,6 @@ from typing import NamedTuple, TypeVar
 
 from attnbench.devices import read_counters
 from attnbench.processes import messages
-from attnbench.processes.calibrating import Calibrating
 from attnbench.processes.choosing import Choosing, Searching, shortlist
 from attnbench.processes.runners import IsolatingClient, PairedClient
 from attnbench.processes.sides import SIDES_FOLDER, current_commit, harness_folder, side_folders
@@ -37,7 +36,7 @@ from attnbench.storage import events
 from attnbench.storage.events import ALLOCATORS, INTERPRETED, SCHEMA, Plan
 from attnbench.storage.journal import JOURNAL, Journal
 from attnbench.storage.journal import events as read_events
-from attnbench.storage.records import LATENCY, Arm, Counters, Environment
+from attnbench.storage.records import LATENCY, Arm, Counters
 from attnbench.storage.soundness import Sense
 from attnbench.timing.schedule import State
 from attnbench.workloads.workload import Workload
@@ -46,8 +45,7 @@ T = TypeVar("T")
 STAGES = ("check", "operators", "metrics", "ceilings", "time")
 """The stages of a run. Operators and metrics are read together, cell by cell; "trace" is a stage of its own kind.
 
-A plan may have others: "shortlist", "choose" and "search" look for the fastest, and for where that changes;
-"calibrate" measures what times are predicted from.
+A plan may have others: "shortlist", "choose" and "search" look for the fastest, and for where that changes.
 """
 SHORT_SPIN = {"GOMP_SPINCOUNT": "20000", "KMP_BLOCKTIME": "1"}
 """Where two workers take turns: threads that wait for work spin for a millisecond at most, as between the operators of
@@ -119,8 +117,6 @@ def execute(  # noqa: PLR0913 - all but the first three have defaults that serve
             ended = Choosing(session).run()
         if "search" in stages:
             ended = Searching(session).run()
-        if "calibrate" in stages:
-            ended = Calibrating(session).run()
         reason = "; ".join(filter(None, [ended, left_out]))
         finished = events.RunFinished(time=now(), elapsed_s=session.elapsed_s, reason=reason, counters=read_counters())
         session.record(finished)
@@ -165,19 +161,17 @@ def new_folder(results: Path, sweep: str, kind: str = "runs") -> Path:
     return results / kind / f"{moment}-{sweep}-{secrets.token_hex(2)}"
 
 
-def predict(
-    plan: Plan, watch: Watch, limit_s: float = PREDICTING_S, began: Callable[[Environment], object] = lambda _: None
-) -> Iterator[Predicted]:
-    """What is known of the cells before anything is checked or timed, workload by workload; nothing is stored.
+def predict(plan: Plan, watch: Watch, limit_s: float = PREDICTING_S) -> Iterator[Predicted]:
+    """Estimate time and memory of each cell from calls at shorter lengths, workload by workload; nothing is stored.
 
-    Of more than can be seen within `limit_s`, as many as can, spread evenly. `began` is given the environment first.
+    It stops after `limit_s` seconds; workloads come in an order in which any prefix is evenly spread.
 
     Raises:
         ValueError: no worker can start.
     """
     start_s, counts = time.monotonic(), Counter[str]()
     with tempfile.TemporaryDirectory(prefix="attnbench-dry-") as name, client_for(plan, Path(name)) as client:
-        began(client.start().environment)
+        client.start()
         for number, workload in enumerate(spread(plan.workloads)):
             if time.monotonic() - start_s > limit_s:
                 return

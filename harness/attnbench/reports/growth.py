@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from attnbench.analysis.growth import Fit, Growth, Outcome, PredictedLimit
+from attnbench.analysis.growth import Fit, Growth, Outcome
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, metric_columns, rows
 from attnbench.reports import Picture, cells, grouped, style
@@ -66,38 +66,6 @@ def _reached(growth: Growth, fit: Fit) -> str:
     between = "" if found.is_exact else f" ({number(found.low)} to {number(found.high)})"
     there = f"{letter}^{fit.slope(found.point):.2f}"
     return f"{limit} are reached at {letter}={number(found.point)}{between}, growing with {there}"
-
-
-def limit_sentence(found: PredictedLimit) -> str:
-    """Where the limit of one implementation is reached, as calibrations say, in a line."""
-    name, limit = plain(found.implementation), show(found.limit_bytes, "bytes")
-    if found.reach is None or found.call is None:
-        return f"{name}: not known; nothing like it was calibrated, or {limit} are less than it takes at any length"
-    call, reach = found.call, found.reach
-    between = "" if reach.is_exact else f" ({number(reach.low)} to {number(reach.high)})"
-    there = f"{name}: {limit} are reached at T={number(reach.point)}{between}"
-    if call.high > VAGUE * call.low:
-        return f"{there}; how long a call takes there is far beyond what was calibrated"
-    beyond = ", extrapolated" if call.is_extrapolated else ""
-    takes = f"{show(call.seconds, 's')} ({show(call.low, 's')} to {show(call.high, 's')}{beyond})"
-    return f"{there}, where one call takes {takes}"
-
-
-def limit_facts(found: PredictedLimit) -> dict[str, object]:
-    """The same as a program reads it; what is not known is None."""
-    reach, call = found.reach, found.call
-    return {
-        "workload": found.workload.id,
-        "implementation": found.implementation,
-        "limit_bytes": found.limit_bytes,
-        "reached_at": None if reach is None else reach.point,
-        "reached_at_low": None if reach is None else reach.low,
-        "reached_at_high": None if reach is None else reach.high,
-        "call_s": None if call is None else call.seconds,
-        "call_low_s": None if call is None else call.low,
-        "call_high_s": None if call is None else call.high,
-        "is_extrapolated": None if call is None else call.is_extrapolated,
-    }
 
 
 def outcome_text(outcome: Outcome, letter: str) -> str:
