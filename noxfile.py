@@ -62,6 +62,7 @@ def lint(session: nox.Session) -> None:
     session.run("lint-imports")
     session.run("codespell")
     session.run("python", "-m", "tools.retired_words")
+    session.run("python", "-m", "tools.ratchet")
 
 
 @nox.session

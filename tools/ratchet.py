@@ -1,0 +1,151 @@
+"""Fail where a number that may only fall has risen: `python -m tools.ratchet [--renew]`.
+
+Two kinds of numbers: lines of code in each folder, and stilted phrases in texts. Docstrings, comments and blank lines
+are free. `ratchet.toml` beside this file holds the limits and the goals; `--renew` lowers each limit to today's number
+and never raises one.
+
+Source of the idea: https://github.com/tinygrad/tinygrad, sz.py.
+"""
+
+import ast
+import io
+import re
+import sys
+import tokenize
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).parent.parent
+LIMITS = Path(__file__).with_suffix(".toml")
+FREE = {
+    tokenize.COMMENT,
+    tokenize.NL,
+    tokenize.NEWLINE,
+    tokenize.INDENT,
+    tokenize.DEDENT,
+    tokenize.ENCODING,
+    tokenize.ENDMARKER,
+}
+FEWEST_WORDS = 4
+"""A string with fewer words is a name or a format, not a text."""
+OPENINGS = re.compile(r"^(Of|Where|What|Who|Whoever|Likewise|The same|As above|Itself|One more|So )\b")
+"""Docstrings that begin like this lean on their neighbour, or put a clause where a noun belongs."""
+PHRASES = re.compile(
+    r"\bso (?:many|long|often|much) \b(?!that)|\b(?:what|who|whose) (?:is|was|are|were|has|have|takes?) ", re.IGNORECASE
+)
+FENCE = re.compile(r"^```.*?^```", re.DOTALL | re.MULTILINE)
+
+
+@dataclass(frozen=True)
+class Count:
+    """One number with its limit; `goal` is where it should end."""
+
+    name: str
+    number: int
+    limit: int
+    goal: int
+
+    @property
+    def is_fine(self) -> bool:
+        """Whether it has not risen."""
+        return self.number <= self.limit
+
+    def __str__(self) -> str:
+        """One line of the table."""
+        mark = "" if self.is_fine else "  OVER ITS LIMIT"
+        return f"{self.name:32} {self.number:7,} of at most {self.limit:7,}; goal {self.goal:7,}{mark}"
+
+
+def bare_strings(tree: ast.AST) -> list[ast.Constant]:
+    """Docstrings, and strings that document a variable: expressions that are a string and nothing else."""
+    return [
+        node.value
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+    ]
+
+
+def code_lines(source: str) -> int:
+    """The number of lines that hold code."""
+    lines: set[int] = set()
+    for token in tokenize.generate_tokens(io.StringIO(source).readline):
+        if token.type not in FREE:
+            lines.update(range(token.start[0], token.end[0] + 1))
+    for string in bare_strings(ast.parse(source)):
+        lines.difference_update(range(string.lineno, (string.end_lineno or string.lineno) + 1))
+    return len(lines)
+
+
+def python_files(folder: Path) -> Iterator[Path]:
+    """The Python files below a folder; links to other folders are not followed."""
+    for path in sorted(folder.rglob("*.py")):
+        if not any(parent.is_symlink() for parent in path.parents) and not path.is_symlink():
+            yield path
+
+
+def texts(path: Path) -> Iterator[tuple[str, bool]]:
+    """The texts of a file that people read, and whether each is a docstring."""
+    source = path.read_text(encoding="utf-8")
+    if path.suffix != ".py":
+        yield FENCE.sub("", source), False
+        return
+    tree = ast.parse(source)
+    documented = {id(each): each for each in bare_strings(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            is_docstring = id(node) in documented
+            if is_docstring or len(node.value.split()) >= FEWEST_WORDS:
+                yield node.value, is_docstring
+
+
+def stilted(path: Path) -> int:
+    """The number of stilted phrases in the texts of a file."""
+    number = 0
+    for text, is_docstring in texts(path):
+        number += len(PHRASES.findall(text)) + (is_docstring and OPENINGS.match(text) is not None)
+    return number
+
+
+def counts(root: Path, limits: dict[str, dict[str, dict[str, int]]]) -> list[Count]:
+    """Every number with its limit, folders first."""
+    measured = []
+    for folder, limit in limits["code"].items():
+        number = sum(code_lines(path.read_text(encoding="utf-8")) for path in python_files(root / folder))
+        measured.append(Count(f"code in {folder}", number, limit["limit"], limit["goal"]))
+    for kind, limit in limits["stilted"].items():
+        paths = sorted((root / "docs").rglob("*.md")) if kind == "docs" else list(python_files(root / kind))
+        paths += [root / "README.md"] if kind == "docs" else []
+        measured.append(Count(f"stilted in {kind}", sum(map(stilted, paths)), limit["limit"], limit["goal"]))
+    return measured
+
+
+def load(path: Path = LIMITS) -> dict[str, dict[str, dict[str, int]]]:
+    """The limits and goals."""
+    return tomllib.loads(path.read_text(encoding="utf-8"))
+
+
+def renew(measured: list[Count], path: Path = LIMITS) -> None:
+    """Lower each limit that is higher than today's number."""
+    text = path.read_text(encoding="utf-8")
+    for count in measured:
+        name = count.name.split(" in ", 1)[1]
+        place = re.compile(rf'^("?{re.escape(name)}"? = \{{ limit = )\d+', re.MULTILINE)
+        section, number = count.name.split(" in ", 1)[0], min(count.number, count.limit)
+        start = text.index(f"[{section}]")
+        text = text[:start] + place.sub(rf"\g<1>{number}", text[start:], count=1)
+    path.write_text(text, encoding="utf-8")
+
+
+def main(arguments: list[str]) -> int:
+    """Print the table; the exit code is 1 where a number has risen."""
+    measured = counts(ROOT, load())
+    print(*measured, sep="\n")  # noqa: T201 - this is its output
+    if "--renew" in arguments and all(count.is_fine for count in measured):
+        renew(measured)
+    return 0 if all(count.is_fine for count in measured) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
