@@ -258,7 +258,7 @@ def print_findings(results: Results) -> None:
 
 def _print_not_tried(results: Results) -> None:
     reasons = Counter(
-        f"{record.arm}: {'predicted over a limit' if record.is_predicted else record.message}"
+        f"{record.arm}: {'predicted over a limit' if is_over_a_limit(record) else record.message}"
         for record in results.records
         if record.status is not Status.ok and not record.is_finding
     )
@@ -267,6 +267,11 @@ def _print_not_tried(results: Results) -> None:
         say("Not tried:")
     for line, number in reasons.items():
         say(f"  {line} ({number} cell{'s' if number > 1 else ''})", "dim")
+
+
+def is_over_a_limit(record: Record) -> bool:
+    """Whether a cell was left out because a prediction says so."""
+    return record.is_predicted and record.status is not Status.error
 
 
 def print_traces(results: Results, files: Mapping[Key, Path]) -> None:

@@ -54,6 +54,7 @@ MOST_READ = 64
 DECIDED = "every comparison is decided"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
+UNLOADABLE = "it cannot be loaded: see its first cell"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,7 @@ class Session:
         """Begin now; `earlier_s` is what the run had spent before it was resumed, as far as its journal says."""
         self.specs: dict[Arm, str] = self.plan.specs
         self.earlier_s = self.state.spent_s
+        self.unloadable: set[str] = set()  # the specs that cannot be loaded
         self._start = self._stage_start = self.clock()
         self._stage = ""
 
@@ -255,8 +257,12 @@ def check_cell(  # noqa: PLR0913 - each changes what is asked
 ) -> bool:
     """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
 
-    `call_limit_s` holds in place of the plan's.
+    `call_limit_s` holds in place of the plan's. What cannot be loaded is tried once, however many cells it has.
     """
+    if session.specs[arm] in session.unloadable:
+        names: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+        session.record(events.CellChecked(**names, status=Status.error, message=UNLOADABLE, is_predicted=True))
+        return True
     request = messages.Check(
         **session.request_of(workload, arm),
         call_limit_s=session.plan.call_limit_s if call_limit_s is None else call_limit_s,
@@ -268,6 +274,8 @@ def check_cell(  # noqa: PLR0913 - each changes what is asked
     if isinstance(reply, messages.Failed):
         if reply.is_close and not is_last:
             return False
+        if reply.is_unloadable:
+            session.unloadable.add(session.specs[arm])
         if reply.is_predicted and reply.status is not Status.unsupported:
             session.show_left_out(workload, arm, reply.message)
         reply = events.CellChecked(
