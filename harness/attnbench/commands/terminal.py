@@ -18,7 +18,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
 from attnbench.commands import VERBOSITY
 from attnbench.reports import cells, grouped, hosts, sides, story
-from attnbench.storage.records import Key, Record, Status, Verdict
+from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
 from attnbench.workloads.workload import Workload
 
@@ -195,6 +195,7 @@ def print_check(results: Results, not_judged: Mapping[str, str]) -> None:
         say("Noted, and no reason to reject:")
     for name, note_found in noted.items():
         say(f"  {name}: {note_found}", "dim")
+    print_kept_memory(results)
     _print_not_tried(results)
     if results.num_left_out:
         plural = "s" if results.num_left_out > 1 else ""
@@ -253,6 +254,7 @@ def print_findings(results: Results) -> None:
     for record in results.records:
         if record.is_finding:
             say(f"{record.status}: {record.arm} on {record.workload.id}: {record.message}", "red")
+    print_kept_memory(results)
     _print_not_tried(results)
 
 
@@ -267,6 +269,17 @@ def _print_not_tried(results: Results) -> None:
         say("Not tried:")
     for line, number in reasons.items():
         say(f"  {line} ({number} cell{'s' if number > 1 else ''})", "dim")
+
+
+def print_kept_memory(results: Results) -> None:
+    """A line for each cell in which memory grows with each call; with --verbose also what first calls keep."""
+    for record in results.records:
+        for metric in KEPT:
+            found = record.measurement(metric)
+            value = found.samples[0].value if found is not None else 0.0
+            if found is not None and value and (metric == KEPT_MEMORY or VERBOSITY.is_verbose):
+                text = next(iter(found.warnings), f"keeps {show(value, 'bytes')} once")
+                say(f"{record.arm} {text} ({record.workload.direction})")
 
 
 def is_over_a_limit(record: Record) -> bool:

@@ -23,7 +23,7 @@ from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import SUSTAINED_S, Plan
 from attnbench.storage.journal import Journal
-from attnbench.storage.records import PROBE, Arm, Ceilings, Counters, Status
+from attnbench.storage.records import KEPT, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
 from attnbench.tracing import folders
@@ -322,6 +322,23 @@ def observe_cells(
                 if isinstance(reply, messages.Failed):
                     session.record_failure(workload, arm, reply)
                 else:
+                    session.record(reply)
+
+
+def observe_kept_memory(session: Session) -> None:
+    """Measure what calls of each foreign implementation keep, with gradients and without, each in its cheapest cell.
+
+    One cell is as good as another: code that keeps something keeps it everywhere.
+    """
+    cheapest: dict[tuple[Arm, bool], Workload] = {}
+    for workload, arm in sorted(session.live_cells, key=lambda cell: _telling(cell[0])):
+        if plugins.is_foreign(session.specs[arm]) and workload.world_size == 1:
+            cheapest.setdefault((arm, workload.direction == "inference"), workload)
+    for (arm, _), workload in cheapest.items():
+        for metric in KEPT:
+            if ((workload.id, arm), metric) not in session.state.observed:
+                reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
+                if isinstance(reply, events.CellMeasured):  # else nothing is known, which is no fault
                     session.record(reply)
 
 

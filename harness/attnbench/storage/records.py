@@ -279,6 +279,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
 
 LATENCY, CONTROL_LATENCY = "latency", "latency_control"
 """The metric that blocks sample: of the arm itself, and of the same code once more as an A/A control."""
+KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
+"""Metrics of memory that is still there when results are gone: with each call, and once, by the first calls."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):
