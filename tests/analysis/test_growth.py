@@ -17,7 +17,7 @@ from attnbench.reports import growth as growth_report
 from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.memory_events import MemoryEvent, Timeline
 from attnbench.storage.records import Arm, Status
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import DIRECTIONS, Workload
 from tests import forks, journals
 
 ROOT = Path(__file__).parents[2]
@@ -213,6 +213,14 @@ def test_page_json_and_pictures_say_the_same(fused, found, measured):
     assert drawn.svg.startswith("<svg ")
 
 
+def test_it_says_which_directions_were_measured_and_which_were_not(found):
+    said = growth_report.answered_for(list(found.values()))
+    measured = {growth.workload(512).direction for growth in found.values()}
+    others = said.partition("direction=")[2].rstrip(".").split(",")
+    assert measured | {*others} == {*DIRECTIONS}
+    assert not measured & {*others}
+
+
 def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
     asking = Asking(client=MadeUp(), specs=SPECS, call_limit_s=20.0, say=lambda _: None)
     ((growth, timeline),) = asking.timelines([fused], 1024)
@@ -310,6 +318,10 @@ def test_the_command_says_where_the_limit_is_and_writes_page_numbers_and_picture
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
     assert f"512 MiB are reached at T={reached}," in done.stdout
+    assert "calls of inference;" in done.stdout
+    assert "calls of inference;" in (folder / "page" / "growth.md").read_text()
+    (grown,) = json.loads((folder / "page" / "growth.json").read_text())
+    assert grown["direction"] == "inference"
     names = {path.name for path in (folder / "page").iterdir()}
     assert names == {
         "growth.md",
@@ -330,28 +342,3 @@ def test_a_wrong_name_is_one_line_that_says_what_there_is(tmp_path):
     assert done.returncode == 2
     assert done.stderr.count("\n") == 1
     assert "fused" in done.stderr
-
-
-def test_no_limit_is_predicted_where_nothing_was_calibrated(tmp_path):
-    done = command("fused", "--dry-run", cwd=tmp_path)
-    assert done.returncode == 2
-    assert "run `attnbench calibrate fused --set direction=forward` first" in " ".join(done.stderr.split())
-    assert not (tmp_path / "results").exists()
-
-
-@pytest.mark.long
-def test_what_was_calibrated_predicts_the_limit_that_calls_meet(tmp_path):
-    axes = ("--set=direction=inference", "--set=num_threads=1", "--set=mask=none")
-    calibrated = forks.python(), "-m", "attnbench", "calibrate", "fused", *axes, "--budget=8"
-    environment = {**os.environ, "PYTHONPATH": str(ROOT / "harness")}
-    subprocess.run(calibrated, cwd=tmp_path, env=environment, check=True, capture_output=True)
-    asked = ("fused", *axes, "--set=seq_len=256,512,1024", "--memory-limit=0.25", "--json")
-    predicted = command(*asked, "--dry-run", cwd=tmp_path)
-    assert predicted.returncode == 0, predicted.stderr
-    (known,) = json.loads(predicted.stdout)
-    met = command(*asked, cwd=tmp_path)
-    assert met.returncode == 0, met.stderr
-    (grown,) = json.loads(met.stdout)
-    assert [each["status"] for each in grown["tried"]] == ["ok", "out_of_memory"]
-    assert known["reached_at"] == pytest.approx(grown["reached_at"], rel=0.02)
-    assert known["call_low_s"] < known["call_s"] < known["call_high_s"]

@@ -1,6 +1,5 @@
 """Predictions against a virtual machine whose law is known: exact without noise, covered as promised with it."""
 
-import json
 import random
 
 import msgspec
@@ -10,9 +9,7 @@ import pytest
 
 from attnbench.analysis import calibration
 from attnbench.analysis.calibration import shapes
-from attnbench.analysis.growth import predicted_limits
 from attnbench.analysis.prediction import COVERAGE, coordinates, fit, fitted, kind_of, quantile, tiled_pairs
-from attnbench.reports.growth import limit_facts, limit_sentence, number
 from attnbench.workloads.counts import dense_flops, every_pair
 from attnbench.workloads.workload import Workload
 from studies.simulated import virtual
@@ -176,28 +173,6 @@ def test_beyond_the_calibrated_range_it_says_so_and_is_less_sure():
     assert not near.is_extrapolated
     assert far.is_extrapolated
     assert np.log(far.high / far.low) > 2 * np.log(near.high / near.low)
-
-
-def test_a_limit_is_predicted_where_the_law_reaches_it():
-    predictor, limit = fit(table(calibrated())), 2.0**30
-    like = Workload(num_threads=1, direction="inference", num_heads=8)
-    lengths = [like.at_length(length) for length in (256, 512, 1024)]
-    known, unknown = predicted_limits(lengths, ["virtual", "somebody"], predictor, lambda _: limit)
-    assert known.workload == lengths[-1]
-    assert known.reach is not None
-    assert known.call is not None
-    point = int(known.reach.point)
-    assert peak(like.at_length(point)) <= limit < peak(like.at_length(point + 1))
-    assert known.reach.low <= point <= known.reach.high
-    assert known.call.seconds == predictor.predict(like.at_length(point), "virtual").seconds
-    said = limit_sentence(known)
-    assert f"1.00 GiB are reached at T={number(point)}" in said
-    assert "extrapolated" in said
-    assert "not known" in limit_sentence(unknown)
-    read = json.loads(json.dumps([limit_facts(known), limit_facts(unknown)]))
-    assert [each["reached_at"] for each in read] == [point, None]
-    (never,) = predicted_limits(lengths, ["virtual"], predictor, lambda _: 1000.0)
-    assert never.reach is None
 
 
 @pytest.mark.parametrize(

@@ -2,8 +2,7 @@
 
 Memory is a count, not a sample: the same call takes the same bytes. What is not known is how it goes on, so that all
 intervals here come from how well a simple law fits the lengths that were measured. `Asking` checks a prediction by
-calls of a worker, one near either side of the limit, none that lasts too long. `predicted_limits` runs nothing: it asks
-what is known from calibrations (analysis/calibration.py).
+calls of a worker, one near either side of the limit, none that lasts too long.
 """
 
 import math
@@ -14,7 +13,6 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from attnbench.analysis.prediction import Prediction, Predictor
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import Panel, panels, rows, table, workload_of
 from attnbench.devices import device
@@ -43,8 +41,6 @@ CLOSE = 0.05
 GRAIN, FINE_GRAIN = 64, 8
 """Lengths that are tried are multiples of it; of the finer one below the first number of grains."""
 FEW_GRAINS = 32
-FARTHEST = 2**26
-"""No limit is looked for beyond such a length."""
 SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
 """Of the worker: large blocks come from the system and go back to it, so that the limit is on what is in use
 (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""
@@ -243,61 +239,6 @@ def growths(results: Results, limit_bytes: float = 0.0) -> list[Growth]:
         for arm, line in panel.lines.items()
         if (points := tuple((row[panel.axis], row[PEAK]) for row in line if (row[PEAK] or 0.0) > 0))
     ]
-
-
-@dataclass(frozen=True, kw_only=True)
-class PredictedLimit:
-    """Where a limit is reached by one implementation, as calibrations say."""
-
-    workload: Workload  # at the longest length that was asked for; its letter is T or, with another number of keys, S
-    implementation: str
-    limit_bytes: float
-    reach: Reach | None = None  # None: nothing like it was calibrated, or the limit is less than it takes anywhere
-    call: Prediction | None = None  # a call of that length
-
-
-def predicted_limits(
-    workloads: Iterable[Workload], names: Sequence[str], predictor: Predictor, limit_of: Callable[[Workload], float]
-) -> list[PredictedLimit]:
-    """Each implementation at each workload, those that differ by their length alone taken together; nothing is run."""
-    longest: dict[str, Workload] = {}
-    for workload in sorted(workloads, key=lambda each: each.longest):
-        longest[workload.at_length(FARTHEST).id] = workload
-    return [
-        _predicted_limit(workload, name, predictor, limit_of(workload))
-        for workload in longest.values()
-        for name in names
-    ]
-
-
-def _predicted_limit(workload: Workload, name: str, predictor: Predictor, limit: float) -> PredictedLimit:
-    def reached(bytes_of: Callable[[Prediction], float | None]) -> float:
-        """The longest length at which they are within the limit; 0: none is."""
-
-        def fits(length: int) -> bool:
-            found = predictor.predict(workload.at_length(length), name)
-            taken = None if found is None else bytes_of(found)
-            return taken is not None and taken <= limit
-
-        low, high = 0, 1
-        while high < FARTHEST and fits(high):
-            low, high = high, 2 * high
-        while high - low > 1:
-            middle = (low + high) // 2
-            low, high = (middle, high) if fits(middle) else (low, middle)
-        return low
-
-    point = reached(lambda each: each.peak_bytes)
-    if not 0 < point < FARTHEST / 2:
-        return PredictedLimit(workload=workload, implementation=name, limit_bytes=limit)
-    low, high = reached(lambda each: each.peak_high), reached(lambda each: each.peak_low)
-    return PredictedLimit(
-        workload=workload,
-        implementation=name,
-        limit_bytes=limit,
-        reach=Reach(point=point, low=low, high=high),
-        call=predictor.predict(workload.at_length(int(point)), name),
-    )
 
 
 @dataclass(frozen=True, kw_only=True)

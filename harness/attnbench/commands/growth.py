@@ -1,18 +1,17 @@
 """`attnbench growth`: how memory grows with length, and where a limit is reached."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
 
-if TYPE_CHECKING:
-    from attnbench.storage.events import Plan
-    from attnbench.workloads.workload import Workload
-
+DIRECTION = "direction=inference"
+"""What growth answers for where nothing else is asked for, as its sweep does."""
 OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 
 
@@ -26,14 +25,11 @@ def growth(
     snapshot: Annotated[bool, typer.Option("--snapshot", help="Also keep CUDA's memory snapshots.")] = False,
     results: ResultsFolder = Path("results"),
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the page goes. Default: the run.")] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Run nothing: say where calibrations of this machine see the limit.")
-    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it.
 
-    With --dry-run what `attnbench calibrate` has measured answers, at once.
+    Calls are those of inference, unless --set direction says otherwise: training keeps more.
     """
     from attnbench.analysis.growth import SETTINGS, Asking, growths
     from attnbench.commands import running
@@ -44,10 +40,9 @@ def growth(
     from attnbench.reports.style import save
     from attnbench.storage.files import put, writing_to
 
+    if options.settings and not any(each.partition("=")[0].strip() == "direction" for each in options.settings):
+        options = replace(options, settings=[*options.settings, DIRECTION])
     planned = plan(options.selection(), with_baseline=False)
-    if dry_run:
-        _predict(planned, results, as_json=as_json)
-        return
     folder = new_folder(results, planned.sweep)
     target = to or folder
     measured = running.execute(planned, folder, stages=("check", "metrics"))
@@ -74,45 +69,10 @@ def growth(
             typer.echo(f"\n{title}")
             for each in members:
                 typer.echo(f"  {report.sentence(each)}")
-        typer.echo(f"\nPage and pictures: {target}")
+        typer.echo(f"\n{report.answered_for(grown)}\nPage and pictures: {target}")
     if any(each.is_wrong for each in grown):
         raise typer.Exit(ExitCode.finding)
     running.conclude(measured)
-
-
-def _predict(plan: "Plan", results: Path, *, as_json: bool) -> None:
-    """Print where the limit is reached by what is calibrated.
-
-    Raises:
-        ValueError: nothing is, in this environment.
-    """
-    from attnbench.analysis import calibration
-    from attnbench.analysis.growth import predicted_limits
-    from attnbench.devices import device, environment
-    from attnbench.reports import growth as report
-    from attnbench.storage.memory_events import SHARE_OF_FREE
-
-    names = [arm.implementation for arm in plan.specs]
-    calibrate = f"attnbench calibrate {' '.join(names)} --set direction={plan.workloads[0].direction}"
-    predictor = calibration.known(results, environment.collect())
-    if predictor is None:
-        raise ValueError(f"nothing is calibrated in this environment below {results}: run `{calibrate}` first")
-
-    def limit_of(workload: "Workload") -> float:
-        return plan.memory_limit_bytes or SHARE_OF_FREE * device(workload.device).free_bytes()
-
-    found = predicted_limits(plan.workloads, names, predictor, limit_of)
-    if as_json:
-        typer.echo(json.dumps([report.limit_facts(each) for each in found], indent=2))
-        return
-    for workload in dict.fromkeys(each.workload for each in found):
-        typer.echo(f"\n{workload.id}, at other lengths")
-        for each in found:
-            if each.workload == workload:
-                typer.echo(f"  {report.limit_sentence(each)}")
-    typer.echo("\nPredicted from calibrations, with 90 % intervals; nothing was run.")
-    if any(each.reach is None for each in found):
-        typer.echo(f"To know more: {calibrate}, and its other axes with --set.")
 
 
 COMMAND = Command(
@@ -121,6 +81,6 @@ COMMAND = Command(
     examples=(
         "attnbench growth sdpa fused",
         "attnbench growth fused --memory-limit 8 --set num_heads=8",
-        "attnbench growth fused sdpa --memory-limit 8 --dry-run",
+        "attnbench growth fused sdpa --set direction=forward_backward",
     ),
 )

@@ -9,7 +9,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.ticker import FuncFormatter, MaxNLocator
 
-from attnbench.analysis.growth import Fit, Growth, Outcome, PredictedLimit
+from attnbench.analysis.growth import Fit, Growth, Outcome
 from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, metric_columns, rows
 from attnbench.reports import Picture, cells, grouped, style
@@ -17,12 +17,11 @@ from attnbench.reports.lines import X_LABELS
 from attnbench.storage.memory_events import Timeline, held, largest
 from attnbench.storage.records import Arm, Status
 from attnbench.units import MISSING, escaped, markdown_table, plain, scale_of, show
+from attnbench.workloads.workload import DIRECTIONS, Workload
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
 """How far a curve is drawn beyond what was measured, where its limit is further still."""
-VAGUE = 10.0
-"""A time whose interval is so many times as high at its end as at its start is not worth printing."""
 CURVES_NOTE = (
     "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
     "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
@@ -68,38 +67,6 @@ def _reached(growth: Growth, fit: Fit) -> str:
     return f"{limit} are reached at {letter}={number(found.point)}{between}, growing with {there}"
 
 
-def limit_sentence(found: PredictedLimit) -> str:
-    """Where the limit of one implementation is reached, as calibrations say, in a line."""
-    name, limit = plain(found.implementation), show(found.limit_bytes, "bytes")
-    if found.reach is None or found.call is None:
-        return f"{name}: not known; nothing like it was calibrated, or {limit} are less than it takes at any length"
-    call, reach = found.call, found.reach
-    between = "" if reach.is_exact else f" ({number(reach.low)} to {number(reach.high)})"
-    there = f"{name}: {limit} are reached at T={number(reach.point)}{between}"
-    if call.high > VAGUE * call.low:
-        return f"{there}; how long a call takes there is far beyond what was calibrated"
-    beyond = ", extrapolated" if call.is_extrapolated else ""
-    takes = f"{show(call.seconds, 's')} ({show(call.low, 's')} to {show(call.high, 's')}{beyond})"
-    return f"{there}, where one call takes {takes}"
-
-
-def limit_facts(found: PredictedLimit) -> dict[str, object]:
-    """The same as a program reads it; what is not known is None."""
-    reach, call = found.reach, found.call
-    return {
-        "workload": found.workload.id,
-        "implementation": found.implementation,
-        "limit_bytes": found.limit_bytes,
-        "reached_at": None if reach is None else reach.point,
-        "reached_at_low": None if reach is None else reach.low,
-        "reached_at_high": None if reach is None else reach.high,
-        "call_s": None if call is None else call.seconds,
-        "call_low_s": None if call is None else call.low,
-        "call_high_s": None if call is None else call.high,
-        "is_extrapolated": None if call is None else call.is_extrapolated,
-    }
-
-
 def outcome_text(outcome: Outcome, letter: str) -> str:
     """One call near the limit: what was predicted and what came of it."""
     at = f"{letter}={outcome.length}"
@@ -118,6 +85,19 @@ def number(value: float) -> str:
     """A length to four digits at most."""
     digits = max(0, len(str(int(value))) - 4)
     return f"{round(value, -digits):.0f}"
+
+
+def answered_for(growths: Sequence[Growth]) -> str:
+    """The directions of the calls that were measured, and how to ask about the others."""
+    directions = dict.fromkeys(_longest(growth).direction for growth in growths)
+    others = [each for each in DIRECTIONS if each not in directions]
+    words = " and ".join(each.replace("_", " and ") for each in directions) or "no direction"
+    return f"These are calls of {words}; for others: --set direction={','.join(others)}."
+
+
+def _longest(growth: Growth) -> Workload:
+    """The longest workload that was measured."""
+    return growth.workload(growth.points[-1][0])
 
 
 def heading(growth: Growth) -> str:
@@ -147,7 +127,7 @@ def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
     limits = sorted({growth.limit_bytes for growth in growths if growth.limit_bytes})
     ends = list(dict.fromkeys([*limits[:1], *limits[-1:]]))
     at = f", with a limit of {' to '.join(show(limit, 'bytes') for limit in ends)}" if ends else ""
-    yield f"Written by `attnbench growth`{where}{at}."
+    yield f"Written by `attnbench growth`{where}{at}. {answered_for(growths)}"
     yield "Bytes are those of one call beyond its inputs. Memory is counted and does not scatter: the interval of an"
     yield "exponent says how well a line fits."
 
@@ -169,7 +149,8 @@ def facts(growth: Growth) -> dict[str, object]:
     """Everything as a program reads it."""
     fit, reach = growth.fit, growth.reach
     return {
-        "workload": growth.workload(growth.points[-1][0]).id,
+        "workload": _longest(growth).id,
+        "direction": _longest(growth).direction,
         "axis": growth.panel.axis,
         "implementation": growth.implementation,
         "lengths": [length for length, _ in growth.points],
