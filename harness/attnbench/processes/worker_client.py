@@ -130,11 +130,7 @@ class Template:
         if self._process is None or self._process.poll() is not None:
             self._start()
         with self.log.open("ab") as log:
-            try:
-                return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
-            except OSError:  # it may have been killed, and not yet look so
-                self.close()
-                raise
+            return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
 
     def end(self, worker: int) -> int:
         """End a worker and all that it has started; its exit code, or minus the signal that had ended it before.
@@ -155,6 +151,7 @@ class Template:
         if self._process is not None:
             assert self._line is not None
             self._line.close()
+            self._line = None
             try:
                 self._process.wait(CLOSING_S)
             except subprocess.TimeoutExpired:
@@ -199,11 +196,21 @@ class Template:
                 os.truncate(self.log, KEPT_LOG)
 
     def _ask(self, number: int, files: Sequence[int] = ()) -> int:
-        assert self._line is not None
-        socket.send_fds(self._line, [messages.NUMBER.pack(number)], files)
-        answer = self._line.recv(messages.NUMBER.size, socket.MSG_WAITALL)
-        if len(answer) < messages.NUMBER.size:
-            raise ConnectionResetError("it ended")
+        """The template's answer; one that has failed to answer is closed, since its next answer would be the late one.
+
+        Raises:
+            OSError: it has ended, or does not answer.
+        """
+        if self._line is None:
+            raise ConnectionResetError("it was closed")
+        try:
+            socket.send_fds(self._line, [messages.NUMBER.pack(number)], files)
+            answer = self._line.recv(messages.NUMBER.size, socket.MSG_WAITALL)
+            if len(answer) < messages.NUMBER.size:
+                raise ConnectionResetError("it ended")
+        except OSError:  # it may have been killed, and not yet look so
+            self.close()
+            raise
         result: int = messages.NUMBER.unpack(answer)[0]
         return result
 
