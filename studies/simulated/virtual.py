@@ -43,6 +43,7 @@ from attnbench.storage.events import (
 )
 from attnbench.storage.records import (
     COPY,
+    KEPT,
     MATMUL,
     PROBE,
     Agreement,
@@ -153,7 +154,7 @@ class SimulatedClient(WorkerClient):
             case Profile():
                 return CellProfiled(**request.names, operators=OPERATORS)
             case Observe():
-                sample = Sample(value=2.0**20)
+                sample = Sample(value=0.0 if request.metric in KEPT else 2.0**20)
                 measurement = Measurement(metric=request.metric, unit="bytes", samples=(sample,))
                 return CellMeasured(**request.names, measurement=measurement)
             case MeasureCeilings():

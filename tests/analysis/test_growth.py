@@ -17,7 +17,7 @@ from attnbench.reports import growth as growth_report
 from attnbench.storage.events import ALLOCATORS, CellMeasured, VisitFinished
 from attnbench.storage.memory_events import MemoryEvent, Timeline
 from attnbench.storage.records import Arm, Status
-from attnbench.workloads.workload import Workload
+from attnbench.workloads.workload import DIRECTIONS, Workload
 from tests import forks, journals
 
 ROOT = Path(__file__).parents[2]
@@ -213,6 +213,14 @@ def test_page_json_and_pictures_say_the_same(fused, found, measured):
     assert drawn.svg.startswith("<svg ")
 
 
+def test_it_says_which_directions_were_measured_and_which_were_not(found):
+    said = growth_report.answered_for(list(found.values()))
+    measured = {growth.workload(512).direction for growth in found.values()}
+    others = said.partition("direction=")[2].rstrip(".").split(",")
+    assert measured | {*others} == {*DIRECTIONS}
+    assert not measured & {*others}
+
+
 def test_a_timeline_names_the_operators_of_its_largest_steps(fused):
     asking = Asking(client=MadeUp(), specs=SPECS, call_limit_s=20.0, say=lambda _: None)
     ((growth, timeline),) = asking.timelines([fused], 1024)
@@ -310,6 +318,10 @@ def test_the_command_says_where_the_limit_is_and_writes_page_numbers_and_picture
     assert done.returncode == 0, done.stderr
     reached = round((0.5 * GIB / 16) ** 0.5 - 2)  # 16 bytes of scores and weights for each pair, 64 for each token
     assert f"512 MiB are reached at T={reached}," in done.stdout
+    assert "calls of inference;" in done.stdout
+    assert "calls of inference;" in (folder / "page" / "growth.md").read_text()
+    (grown,) = json.loads((folder / "page" / "growth.json").read_text())
+    assert grown["direction"] == "inference"
     names = {path.name for path in (folder / "page").iterdir()}
     assert names == {
         "growth.md",

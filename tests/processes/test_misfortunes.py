@@ -69,6 +69,28 @@ def test_what_the_harness_itself_cannot_do_costs_the_workload_and_blames_nobody(
     assert all(record.status is Status.ok for record in results.records if record.workload.seq_len != 8)
 
 
+class Unloadable(SimulatedClient):
+    """One implementation cannot be imported, which takes a minute."""
+
+    num_imports = 0
+
+    def ask(self, request):
+        if isinstance(request, Check) and request.arm.implementation == "slow":
+            self.num_imports += 1
+            return Failed(status=Status.error, message="ImportError: no such module", is_unloadable=True)
+        return super().ask(request)
+
+
+def test_what_cannot_be_loaded_is_tried_once_and_named_once(tmp_path):
+    worker = client(Unloadable)
+    results = virtual.execute(virtual.plan(5, ("baseline", "slow"), budget_s=10.0), tmp_path / "run", worker)
+    records = [record for record in results.records if record.implementation == "slow"]
+    assert worker.num_imports == 1
+    assert len(records) == 5
+    assert [record.message for record in records if record.is_finding] == ["ImportError: no such module"]
+    assert sum(record.is_predicted for record in records) == 4
+
+
 class Elsewhere(SimulatedClient):
     """The second process finds itself with another version of torch."""
 

@@ -1,5 +1,6 @@
 """A module in another process: what it does there is seen here, as if it were here."""
 
+import os
 import random
 
 import msgspec
@@ -338,3 +339,20 @@ def test_who_draws_in_its_process_is_named_as_it_is_in_ones_own(draw, generator)
     assert there == here
     (note,) = [each for each in there.notes if each.rule == conduct.DRAWS]
     assert note.found == f"the call draws random numbers from {generator}"
+
+
+@pytest.mark.parametrize("most", [1, 7, 64])
+def test_a_tensor_that_takes_several_transfers_arrives_whole(monkeypatch, most):
+    """Linux moves at most 0x7ffff000 bytes at a time; a smaller limit stands for it."""
+
+    def limited(transfer):
+        return lambda file, parts, at: transfer(file, [parts[0][:most]], at)
+
+    monkeypatch.setattr(os, "pwritev", limited(os.pwritev))
+    monkeypatch.setattr(os, "preadv", limited(os.preadv))
+    exchange, sent = Exchange(), torch.arange(50, dtype=torch.int16)
+    places = exchange.send({"first": torch.zeros(3), "second": sent, "none": torch.zeros(0)})
+    assert torch.equal(exchange.receive(places["second"]), sent)
+    assert exchange.receive(places["none"]).numel() == 0
+    with pytest.raises(ValueError, match="was not"):
+        exchange.read(msgspec.structs.replace(places["second"], num_bytes=101))

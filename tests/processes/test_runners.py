@@ -1,5 +1,9 @@
 """Runners of their own for code that nobody trusts: who is asked what, what the clock says, and who suffers."""
 
+import os
+import subprocess
+import sys
+import time
 from collections import Counter
 
 import msgspec
@@ -7,11 +11,13 @@ import pytest
 
 from attnbench.analysis.comparisons import comparisons
 from attnbench.analysis.results import read
+from attnbench.devices.cpu import Cpu
 from attnbench.plugins import is_foreign
 from attnbench.processes import messages
 from attnbench.processes.execution import execute
 from attnbench.processes.planning import Selection, plan
 from attnbench.processes.runners import NUM_HANDED, IsolatingClient
+from attnbench.processes.worker_client import waits_s
 from attnbench.storage.events import ArmSamples, VisitFinished
 from attnbench.storage.records import PROBE, Arm, Sample, Status
 from attnbench.workloads.workload import Workload
@@ -32,12 +38,28 @@ class Clock:
 
 
 class Scripted:
-    """A worker whose samples claim `claimed_s` for a call; really a call takes so long as it says by itself."""
+    """A worker whose samples claim `claimed_s` for each of its calls; really they take `sampled_s`, `fresh_s` if new.
 
-    def __init__(self, clock, claimed_s=1e-3, sampled_s=1e-3, fresh_s=1e-3, wrong=""):
-        self.clock, self.claimed_s, self.sampled_s, self.fresh_s, self.wrong = (
-            clock, claimed_s, sampled_s, fresh_s, wrong,
-        )  # fmt: skip
+    Each sample begins with an untimed call, which takes `untimed_s`, and claims to be one that takes `said_untimed_s`.
+    Of all that time the worker waits `delay` for a processor.
+    """
+
+    def __init__(
+        self,
+        clock,
+        claimed_s=1e-3,
+        sampled_s=1e-3,
+        fresh_s=1e-3,
+        untimed_s=0.0,
+        said_untimed_s=None,
+        delay=0.0,
+        wrong="",
+        num_calls=10,
+    ):
+        self.clock, self.claimed_s, self.sampled_s, self.fresh_s = clock, claimed_s, sampled_s, fresh_s
+        self.untimed_s, self.wrong, self.delay, self.delayed_s = untimed_s, wrong, delay, 0.0
+        self.said_untimed_s = untimed_s if said_untimed_s is None else said_untimed_s
+        self.size = num_calls
         self.asked, self.layouts, self.is_running = [], [], False
         self.siblings = []
 
@@ -58,12 +80,17 @@ class Scripted:
     def __exit__(self, *_):
         self.stop()
 
+    def spend(self, seconds):
+        self.clock.now_s += seconds
+        self.delayed_s += self.delay * seconds
+
     def ask(self, request):
         self.asked.append(request)
         match request:
             case messages.SampleBlocks():
-                taken = [Sample(self.claimed_s, num_calls=10)] * request.num_blocks
-                self.clock.now_s += 10 * self.sampled_s * request.num_blocks * len(request.arms)
+                sample = Sample(self.claimed_s, num_calls=self.size, num_untimed=1, untimed_s=self.said_untimed_s)
+                taken = [sample] * request.num_blocks
+                self.spend((self.size * self.sampled_s + self.untimed_s) * request.num_blocks * len(request.arms))
                 samples = (
                     ArmSamples(arm=arm, samples=tuple(msgspec.structs.replace(each, slot=slot) for each in taken))
                     for slot, (arm, _) in enumerate(request.arms)
@@ -72,7 +99,7 @@ class Scripted:
             case messages.PrepareWitness():
                 self.num_calls = request.num_calls
             case messages.Witness():
-                self.clock.now_s += self.fresh_s * (request.last - request.first)
+                self.spend(self.fresh_s * (request.last - request.first))
             case messages.HandIn():
                 assert 0 <= request.number < self.num_calls
                 return messages.HandedIn(exchange="", tensors={})
@@ -87,9 +114,9 @@ class Scripted:
 
 @pytest.fixture
 def client():
-    def made(wrong="", **theirs):
+    def made(wrong="", load=0.0, **theirs):
         clock = Clock()
-        shared = Scripted(clock, wrong=wrong)
+        shared = Scripted(clock, wrong=wrong, delay=load)
         shared.siblings = [Scripted(clock, **theirs)]
         made = IsolatingClient(shared, lambda arm: "theirs" if arm == THEIRS else "", clock)
         made.theirs = shared.siblings[0]
@@ -156,7 +183,16 @@ def test_neither_the_number_of_calls_nor_which_is_judged_can_be_known_before(cli
     assert len({each.seed for each in prepared}) == 40
 
 
-@pytest.mark.parametrize("honest", [{}, {"fresh_s": 1.2e-3}, {"fresh_s": 0.5e-3}, {"sampled_s": 1.1e-3}])
+@pytest.mark.parametrize(
+    "honest",
+    [
+        {},
+        {"fresh_s": 1.1e-3},
+        {"fresh_s": 0.5e-3},
+        {"sampled_s": 1.1e-3},
+        dict.fromkeys(("untimed_s", "claimed_s", "sampled_s", "fresh_s"), 15e-3) | {"num_calls": 1},
+    ],
+)
 def test_who_takes_about_as_long_by_both_clocks_keeps_its_times(client, honest):
     assert isinstance(visited(client(**honest), 12), VisitFinished)
 
@@ -167,6 +203,7 @@ def test_who_takes_about_as_long_by_both_clocks_keeps_its_times(client, honest):
         ({"claimed_s": 0.2e-3}, "times as long as in its samples"),  # a clock that is slowed down
         ({"claimed_s": 0.2e-3, "sampled_s": 0.2e-3}, "times as long as in its samples"),  # answers that are kept
         ({"claimed_s": 0.5e-3, "fresh_s": 0.5e-3}, "by its own"),  # honest only where it is watched
+        ({"claimed_s": 2e-3, "sampled_s": 4e-3, "fresh_s": 2e-3, "said_untimed_s": 20e-3}, "by its own"),
     ],
 )
 def test_time_that_is_hidden_and_work_that_is_skipped_make_a_cell_invalid(client, cheat, said):
@@ -233,6 +270,55 @@ def test_witnesses_that_are_disturbed_cost_nothing(client):
     for number in range(9):
         both.theirs.fresh_s = 9e-3 if number % 2 else 1e-3
         assert isinstance(visited(both, 1), VisitFinished)
+
+
+SHORT = {"claimed_s": 1e-3, "sampled_s": 3e-3, "fresh_s": 3e-3}
+"""As if half of the time were lost between the calls, and the other half inside of them."""
+
+
+def test_an_honest_call_that_waits_for_a_processor_is_doubtful_and_no_finding(client):
+    both = client(load=0.5, delay=0.7, **SHORT)
+    assert not visited(both, 2).doubts
+    for _ in range(9):
+        visit = visited(both, 1)
+        assert isinstance(visit, VisitFinished)
+        assert visit.doubts.keys() == {"theirs"}
+    assert "times as long" in visit.doubts["theirs"]
+
+
+@pytest.mark.parametrize("waits", [{}, {"delay": 0.7}], ids=["as it computes", "as its own threads crowd one another"])
+def test_on_a_quiet_machine_no_excuse_counts(client, waits):
+    assert visited(client(**SHORT, **waits), 3).status is Status.invalid
+
+
+def test_load_does_not_excuse_what_it_cannot_explain(client):
+    cheat = client(load=0.5, claimed_s=0.01e-3, sampled_s=0.01e-3)
+    assert visited(cheat, 3).status is Status.invalid
+
+
+def test_off_the_host_no_clocks_are_compared_and_answers_are_judged(client, monkeypatch):
+    monkeypatch.setattr(Cpu, "is_host", False)
+    both = client(claimed_s=0.2e-3)
+    visit = visited(both, 6)
+    assert isinstance(visit, VisitFinished)
+    assert not visit.doubts
+    assert any(isinstance(each, messages.JudgeOutput) for each in both.shared.asked)
+
+
+def test_the_system_counts_how_long_a_process_waits():
+    busy = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(2)]
+    try:
+        for each in busy:
+            os.sched_setaffinity(each.pid, {min(os.sched_getaffinity(0))})
+        deadline_s = time.monotonic() + 20
+        while min(waits_s(each.pid) for each in busy) < 0.02 and time.monotonic() < deadline_s:
+            time.sleep(0.01)
+        assert all(waits_s(each.pid) >= 0.02 for each in busy)
+    finally:
+        for each in busy:
+            each.kill()
+            each.wait()
+    assert waits_s(busy[0].pid) == 0.0
 
 
 def test_a_foreign_process_is_started_when_it_is_asked_and_ends_with_its_epoch(client):

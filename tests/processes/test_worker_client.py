@@ -14,6 +14,7 @@ import psutil
 import pytest
 import torch
 
+from attnbench.processes import worker_client
 from attnbench.processes.messages import FORK, NUMBER, Failed, Heartbeat, Observe, Start
 from attnbench.processes.worker.__main__ import end
 from attnbench.processes.worker.answers import Worker
@@ -72,6 +73,43 @@ def test_a_template_ends_its_workers_though_its_answer_was_not_read(tmp_path):
     assert has_ended(worker)
     assert template._process.wait(60) == 0
     mine.close()
+
+
+def test_a_template_that_does_not_answer_in_time_leaves_no_answer_to_the_next_question(tmp_path, monkeypatch):
+    monkeypatch.setattr(worker_client, "CLOSING_S", 0.5)
+    template, heartbeat = Template(tmp_path / "log", {}, "", []), Heartbeat()
+    (mine, theirs), (mine_next, theirs_next) = socket.socketpair(), socket.socketpair()
+    with theirs:
+        first = psutil.Process(template.fork(theirs, heartbeat.file))
+    stopped = psutil.Process(template._process.pid)
+    template._line.settimeout(0.5)
+    stopped.suspend()
+    with pytest.raises(OSError, match="timed out"):
+        template.end(first.pid)
+    assert has_ended(first)
+    with suppress(psutil.NoSuchProcess):
+        stopped.resume()
+    with theirs_next:
+        second = psutil.Process(template.fork(theirs_next, heartbeat.file))
+    assert second.ppid() == template._process.pid
+    assert template.end(first.pid) == -signal.SIGKILL  # of a template that is gone: no stranger is killed
+    assert second.is_running()
+    template.close()
+    mine.close()
+    mine_next.close()
+
+
+@pytest.mark.usefixtures("forked_workers")
+def test_a_line_that_was_cut_off_is_no_request(tmp_path):
+    template, heartbeat = Template(tmp_path / "log", {}, "", []), Heartbeat()
+    mine, theirs = socket.socketpair()
+    with theirs:
+        worker = psutil.Process(template.fork(theirs, heartbeat.file))
+    mine.sendall(msgspec.json.encode(Start())[:5])
+    mine.close()
+    assert has_ended(worker)
+    template.close()
+    assert "Error" not in (tmp_path / "log").read_text()
 
 
 def test_a_worker_that_has_no_group_of_its_own_yet_is_ended():

@@ -6,6 +6,7 @@ There is one for each cell, one for an implementation over all of its workloads,
 import functools
 import math
 import operator
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
@@ -34,7 +35,6 @@ from attnbench.statistics.verdicts import (
     visits_to_go,
     within,
 )
-from attnbench.storage.events import TOUCH_BELOW_S
 from attnbench.storage.records import (
     BASE,
     CONTROL_LATENCY,
@@ -42,7 +42,6 @@ from attnbench.storage.records import (
     Comparison,
     Key,
     Record,
-    Sample,
     Status,
     Verdict,
 )
@@ -139,7 +138,7 @@ def comparisons(results: Results) -> list[Comparison]:
         record, effect, more_s = cell.record, cell.effect, math.inf
         if judgement.verdict is Verdict.undecided:
             if not plan.counts_processes(record.arm):  # a visit takes the arm once and the baseline twice in each block
-                block_s = 2 * _sample_s(cell.baseline.samples(LATENCY)) + _sample_s(record.samples(LATENCY))
+                block_s = 2 * cell.baseline.samples(LATENCY)[-1].called_s + record.samples(LATENCY)[-1].called_s
                 visit_s = plan.num_blocks * block_s
             else:  # each process counts as one visit
                 visit_s = ((results.elapsed_s or math.inf) - results.check_s) / effect.ratio.num_clusters
@@ -297,6 +296,11 @@ def doubts(results: Results) -> list[str]:
     found = [{each.environment.fingerprint for each in part if each.environment is not None} for part in parts]
     if any(len(fingerprints) > 1 for fingerprints in found):  # two sides may have one each
         lines.append("The machine changed during this run: times are not comparable.")
+    num_doubtful = Counter(arm for _, arm in results.doubts)
+    for (workload, arm), doubt in results.doubts.items():
+        if others := num_doubtful.pop(arm, 0):  # each implementation once
+            where = workload + f" and {others - 1} more" * (others > 1)
+            lines.append(f"The time of {arm} on {where} is doubtful, as other work kept the machine busy: {doubt}.")
     said, is_usual = throttled(results)
     return lines if is_usual else [*lines, said]
 
@@ -348,12 +352,6 @@ def untried(results: Results) -> list[str]:
         for key, record in mine.items()
         if record.is_predicted and key in its and its[key].status is Status.ok
     ]
-
-
-def _sample_s(samples: Sequence[Sample]) -> float:
-    """What a sample takes, with the untimed call before one of short calls."""
-    last = samples[-1]
-    return last.value * (last.num_calls + (last.value < TOUCH_BELOW_S))
 
 
 def _baselines(results: Results) -> dict[Key, Record]:

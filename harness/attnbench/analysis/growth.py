@@ -41,8 +41,6 @@ CLOSE = 0.05
 GRAIN, FINE_GRAIN = 64, 8
 """Lengths that are tried are multiples of it; of the finer one below the first number of grains."""
 FEW_GRAINS = 32
-FARTHEST = 2**26
-"""No limit is looked for beyond such a length."""
 SETTINGS = {"MALLOC_MMAP_THRESHOLD_": str(2**17)}
 """Of the worker: large blocks come from the system and go back to it, so that the limit is on what is in use
 (mallopt(3), https://man7.org/linux/man-pages/man3/mallopt.3.html)."""

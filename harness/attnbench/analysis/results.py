@@ -58,6 +58,7 @@ class Results:
     ceilings: dict[Place, Ceilings] = field(default_factory=dict)  # of several hosts, those of the first
     host_ceilings: dict[tuple[str, Place], Ceilings] = field(default_factory=dict)  # of each, by its name
     warnings: dict[Key, tuple[str, ...]] = field(default_factory=dict)  # of times that make one wonder
+    doubts: dict[Key, str] = field(default_factory=dict)  # of cells whose times other work may have changed: why
     system_load: SystemLoad | None = None  # what other work took of the machine meanwhile
     devices: Mapping[str, DeviceSummary] = field(default_factory=dict)  # by workload, where a driver says something
     accepted: tuple[
@@ -160,6 +161,7 @@ def read(path: Path) -> Results:
         ceilings={each.key: each for each in reversed(reached)},
         host_ceilings=host_ceilings,
         warnings=warnings,
+        doubts=timed.doubts,
         system_load=system_load(history, timed.workers),
         devices={workload: summarized(visits) for workload, visits in timed.states.items()},
         accepted=tuple(event for event in history if isinstance(event, events.BaselineAccepted)),
@@ -192,6 +194,7 @@ class Timed:
         self.workers: set[int] = set()  # the numbers of all that have timed anything
         self.gauges: defaultdict[str, InterferenceGauge] = defaultdict(InterferenceGauge)  # by host
         self.states = defaultdict[str, list[Sequence[DeviceState]]](list)  # by workload, of each visit
+        self.doubts: dict[Key, str] = {}  # what the last visit of each cell says
         self._samples: dict[tuple[str, Arm], Collector] = {}  # of the measured and of their controls
 
     def start(self, worker: events.WorkerStarted) -> None:
@@ -210,6 +213,10 @@ class Timed:
                 self.gauges[self.host].add(visit.workload, taken.samples)
                 continue
             place = visit.workload, taken.arm
+            if taken.arm.role is Role.measured:
+                self.doubts.pop(place, None)
+                if doubt := visit.doubts.get(taken.arm.implementation):
+                    self.doubts[place] = doubt
             collected = self._samples.get(place)
             if collected is None:
                 collected = self._samples[place] = Collector()

@@ -179,6 +179,7 @@ def metric_columns(results: Results) -> list[MetricColumn]:
             explanation=known[name].summary if name in known else "",
         )
         for name, each in found.items()
+        if name not in known or known[name].is_column
     ]
 
 

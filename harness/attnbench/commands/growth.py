@@ -1,17 +1,17 @@
 """`attnbench growth`: how memory grows with length, and where a limit is reached."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from attnbench.commands import Command, ExitCode
 from attnbench.commands.options import AsJson, ResultsFolder, SelectionOptions
 
-if TYPE_CHECKING:
-    pass
-
+DIRECTION = "direction=inference"
+"""What growth answers for where nothing else is asked for, as its sweep does."""
 OPTIONS = SelectionOptions(sweep="growth", call_limit_s=20.0)
 
 
@@ -27,7 +27,10 @@ def growth(
     to: Annotated[Path | None, typer.Option(metavar="DIR", help="Where the page goes. Default: the run.")] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it."""
+    """Fit how memory grows with length, predict where a limit is reached, and try calls on either side of it.
+
+    Calls are those of inference, unless --set direction says otherwise: training keeps more.
+    """
     from attnbench.analysis.growth import SETTINGS, Asking, growths
     from attnbench.commands import running
     from attnbench.processes.execution import new_folder
@@ -37,6 +40,8 @@ def growth(
     from attnbench.reports.style import save
     from attnbench.storage.files import put, writing_to
 
+    if options.settings and not any(each.partition("=")[0].strip() == "direction" for each in options.settings):
+        options = replace(options, settings=[*options.settings, DIRECTION])
     planned = plan(options.selection(), with_baseline=False)
     folder = new_folder(results, planned.sweep)
     target = to or folder
@@ -64,7 +69,7 @@ def growth(
             typer.echo(f"\n{title}")
             for each in members:
                 typer.echo(f"  {report.sentence(each)}")
-        typer.echo(f"\nPage and pictures: {target}")
+        typer.echo(f"\n{report.answered_for(grown)}\nPage and pictures: {target}")
     if any(each.is_wrong for each in grown):
         raise typer.Exit(ExitCode.finding)
     running.conclude(measured)
@@ -76,5 +81,6 @@ COMMAND = Command(
     examples=(
         "attnbench growth sdpa fused",
         "attnbench growth fused --memory-limit 8 --set num_heads=8",
+        "attnbench growth fused sdpa --set direction=forward_backward",
     ),
 )

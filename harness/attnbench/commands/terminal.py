@@ -19,7 +19,7 @@ from attnbench.analysis.results import Results
 from attnbench.analysis.table import MetricColumn, Row, metric_columns, rows, table
 from attnbench.commands import VERBOSITY
 from attnbench.reports import cells, grouped, hosts, sides, story
-from attnbench.storage.records import Key, Record, Status, Verdict
+from attnbench.storage.records import KEPT, KEPT_MEMORY, Key, Record, Status, Verdict
 from attnbench.units import MISSING, plain, show, significant
 from attnbench.workloads.workload import Workload
 
@@ -206,6 +206,7 @@ def _print_evidence(results: Results, judged: Sequence[Judgement]) -> None:
         say("Noted (no reason to reject):")
     for note in notes:
         say(note, "dim")
+    print_kept_memory(results)
     _print_not_tried(results)
     say("")
     is_grouped = any(record.workload.num_kv_heads < record.workload.num_heads for record in results.records)
@@ -264,12 +265,13 @@ def print_findings(results: Results) -> None:
     for record in results.records:
         if record.is_finding:
             say(f"{record.status}: {record.arm} on {record.workload.id}: {record.message}", "red")
+    print_kept_memory(results)
     _print_not_tried(results)
 
 
 def _print_not_tried(results: Results) -> None:
     reasons = Counter(
-        f"{record.arm}: {'predicted over a limit' if record.is_predicted else record.message}"
+        f"{record.arm}: {'predicted over a limit' if is_over_a_limit(record) else record.message}"
         for record in results.records
         if record.status is not Status.ok and not record.is_finding
     )
@@ -278,6 +280,22 @@ def _print_not_tried(results: Results) -> None:
         say("Not tried:")
     for line, number in reasons.items():
         say(f"  {line} ({number} cell{'s' if number > 1 else ''})", "dim")
+
+
+def print_kept_memory(results: Results) -> None:
+    """A line for each cell in which memory grows with each call; with --verbose also what first calls keep."""
+    for record in results.records:
+        for metric in KEPT:
+            found = record.measurement(metric)
+            value = found.samples[0].value if found is not None else 0.0
+            if found is not None and value and (metric == KEPT_MEMORY or VERBOSITY.is_verbose):
+                text = next(iter(found.warnings), f"keeps {show(value, 'bytes')} once")
+                say(f"{record.arm} {text} ({record.workload.direction})")
+
+
+def is_over_a_limit(record: Record) -> bool:
+    """Whether a cell was left out because a prediction says so."""
+    return record.is_predicted and record.status is not Status.error
 
 
 def print_traces(results: Results, files: Mapping[Key, Path]) -> None:

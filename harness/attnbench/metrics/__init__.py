@@ -18,7 +18,7 @@ class Metric:
 
     `measure` reads the metric from a case in a pass of its own, after the check and apart from timing. None says that
     the metric is what the interleaved blocks sample. `fits` says on which workloads there is such a thing, and `note`
-    what a reader should know of a value, in words; "": nothing.
+    what a reader should know of a value, in words; "": nothing. `is_column` says that tables show it.
     """
 
     unit: str
@@ -26,3 +26,4 @@ class Metric:
     measure: Callable[[Case], float] | None
     fits: Callable[[Workload], bool] = lambda _: True
     note: Callable[[Case], str] = lambda _: ""
+    is_column: bool = True

@@ -336,6 +336,7 @@ class Failed(msgspec.Struct, frozen=True, kw_only=True, tag="failed"):
     is_lost: bool = False  # the process ended, which may be somebody else's deed
     is_predicted: bool = False  # nothing was tried
     is_close: bool = False  # and another moment may predict otherwise
+    is_unloadable: bool = False  # the implementation cannot be loaded, whatever the workload
 
 
 Answer = Built | Tensors | Failed
@@ -400,8 +401,8 @@ class Heartbeat:
     has no name: nothing remains of it, however the processes end.
     """
 
-    HARNESS = 2**32 - 1
-    """Stands for no arm: the harness's own work."""
+    HARNESS, LOADING = 2**32 - 1, 2**32 - 2
+    """Stand for no arm: the harness's own work, and an implementation that is being loaded."""
     _LAYOUT = struct.Struct("<II")  # how many steps were begun, index of the arm
 
     def __init__(self, file: int | None = None) -> None:

@@ -71,8 +71,7 @@ class Exchange:
         places, at = {}, 0
         for name, tensor in tensors.items():
             held = bytes_of(tensor).cpu().numpy()
-            if held.size:
-                os.pwritev(self._file, [held.data], at)
+            move(os.pwritev, self._file, held.data, at)
             places[name] = Place(
                 dtype=str(tensor.dtype).removeprefix("torch."),
                 shape=tuple(tensor.shape),
@@ -92,7 +91,7 @@ class Exchange:
             ValueError: there are not so many.
         """
         held = torch.empty(place.num_bytes, dtype=torch.uint8)
-        if held.numel() and os.preadv(self._file, [held.numpy().data], place.at) != place.num_bytes:
+        if move(os.preadv, self._file, held.numpy().data, place.at) < place.num_bytes:
             raise ValueError("a tensor is said to be sent, and was not")
         return held
 
@@ -100,6 +99,17 @@ class Exchange:
         """A copy of the tensor, laid out as it was."""
         made = torch.empty(0, dtype=getattr(torch, place.dtype), device=device)
         return made.set_(self.read(place).to(device).untyped_storage(), place.offset, place.shape, place.stride)
+
+
+def move(transfer: Callable[[int, list[memoryview], int], int], file: int, memory: memoryview, at: int) -> int:
+    """Read or write all bytes from a place in a file on, by preadv or pwritev; how many: fewer where the file ends.
+
+    One transfer moves 0x7ffff000 bytes at most: https://man7.org/linux/man-pages/man2/write.2.html.
+    """
+    moved = 0
+    while moved < len(memory) and (step := transfer(file, [memory[moved:]], at + moved)):
+        moved += step
+    return moved
 
 
 def bytes_of(tensor: Tensor) -> Tensor:

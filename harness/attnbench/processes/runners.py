@@ -20,7 +20,7 @@ import msgspec
 from attnbench.devices import device
 from attnbench.processes import messages
 from attnbench.processes.worker_client import ProcessClient, WorkerClient
-from attnbench.storage.events import TOUCH_BELOW_S, VisitFinished
+from attnbench.storage.events import VisitFinished
 from attnbench.storage.records import BASE, PROBE, Arm, DeviceState, Key, Role, Sample, Status
 from attnbench.units import show
 from attnbench.workloads.counts import compulsory_bytes
@@ -48,8 +48,14 @@ WITNESS_BYTES = 2**28
 """Inputs and outputs of a witness sample take no more, or are those of two calls."""
 DRAWS = random.SystemRandom()
 """Nobody can know before what is drawn for a witness sample."""
-HIDDEN = 1.25
-"""A call that takes so many times as long by the coordinator's clock as in its samples is not what they show."""
+HIDDEN, FAR = 1.25, 2.0
+"""A call that takes this many times as long by the coordinator's clock as in its samples is not what they show; on a
+machine that is busy with other work only the larger factor proves it, after the time lost to that work is taken off."""
+MOST_UNTIMED = 2.0
+"""An untimed call counts as at most this many timed ones, so that nobody hides work by calling it untimed."""
+QUIET_SHARE = 0.05
+"""A machine is quiet while trusted processes wait for a processor during at most this share of their requests: to wake
+one another costs them some percent on an idle machine, and each busy neighbour tens of percent."""
 
 
 class Part(NamedTuple):
@@ -204,36 +210,100 @@ def _own(
 
 
 @dataclass
-class Clocked:
-    """What the coordinator's clock said of a cell's calls, compared with what its runner said."""
+class Evidence:
+    """The coordinator's readings of a cell's calls, compared with what its runner claims."""
 
     hidden: list[float] = field(default_factory=list)  # of each sample: seconds beyond those of its calls as claimed
-    sampled: list[float] = field(default_factory=list)  # the seconds that it claims
-    witnessed: list[float] = field(default_factory=list)  # how many times as long a call took, in each visit
+    claimed: list[float] = field(default_factory=list)  # of each sample: the seconds of its timed calls
+    factors: list[float] = field(default_factory=list)  # of each visit: time of a witnessed call over a claimed one
 
-    def found(self, call_s: float, waited_s: float) -> str:
+    def finding(self, call_s: float, waited_s: float, bar: float = HIDDEN) -> str:
         """What is wrong with the samples, in words, or "".
 
-        `call_s` is what a call takes as they have it, and `waited_s` what requests take beyond their samples elsewhere.
+        `call_s` is what a call takes as they have it, `waited_s` what requests take beyond their samples elsewhere, and
+        `bar` the factor by which clocks must differ.
         """
-        if len(self.witnessed) < FEWEST_WITNESSES:
+        if len(self.factors) < FEWEST_WITNESSES:
             return ""
-        factor = quartile(self.witnessed)
-        if factor > HIDDEN + 1 / len(self.witnessed):  # a few may all be disturbed
+        factor = quartile(self.factors)
+        if factor > bar + 1 / len(self.factors):  # a few may all be disturbed
             return (
                 f"by the coordinator's clock, and on inputs of its own, a call takes {show(factor * call_s, 's')}: "
                 f"{factor:.3g} times as long as in its samples, which skip work, keep answers or hide time"
             )
-        hidden_s, claimed_s = quartile(self.hidden), statistics.median(self.sampled)
-        if hidden_s > max(AROUND_S, 2 * waited_s) + (HIDDEN - 1) * claimed_s:
+        hidden_s, claimed_s = quartile(self.hidden), statistics.median(self.claimed)
+        if hidden_s > max(AROUND_S, 2 * waited_s) + (bar - 1) * claimed_s:
             took, claimed = show(hidden_s + claimed_s, "s"), show(claimed_s, "s")
             return f"by the coordinator's clock a sample takes {took}, and by its own {claimed}"
         return ""
 
 
-def asked_s(sample: Sample) -> float:
-    """The seconds of all calls of a sample as it has them, with the untimed one before short ones."""
-    return sample.value * (sample.num_calls + (sample.value < TOUCH_BELOW_S))
+class Reading(NamedTuple):
+    """A request by the coordinator's clock: the seconds that it took, and those lost while others had the processor."""
+
+    spent_s: float
+    lost_s: float
+
+
+@dataclass
+class Clocked:
+    """All evidence on a cell: as the clock reads, and less what other work on the machine explains."""
+
+    raw: Evidence = field(default_factory=Evidence)
+    unexplained: Evidence = field(default_factory=Evidence)
+    was_busy: bool = False
+
+    def add(self, samples: Sequence[tuple[Sample, Reading]], witness: tuple[float, float], load: "Load") -> None:
+        """Take the samples of a visit, each with its reading, and the factors of its witness sample."""
+        self.was_busy |= load.is_busy
+        for sample, (spent_s, lost_s) in samples:
+            credit_s = min(sample.untimed_s, MOST_UNTIMED * sample.num_untimed * sample.value)
+            hidden_s, claimed_s = spent_s - sample.value * sample.num_calls - credit_s, sample.value * sample.num_calls
+            for evidence, explained_s in ((self.raw, 0.0), (self.unexplained, load.explained(spent_s, lost_s))):
+                evidence.hidden.append(hidden_s - explained_s)
+                evidence.claimed.append(claimed_s)
+        self.raw.factors.append(witness[0])
+        self.unexplained.factors.append(witness[1])
+
+    def improve(self, witness: tuple[float, float]) -> None:
+        """Take another witness sample of the last visit: what is disturbed does not stay so."""
+        for evidence, factor in zip((self.raw, self.unexplained), witness, strict=True):
+            evidence.factors[-1] = min(evidence.factors[-1], factor)
+
+    def doubt(self, call_s: float, waited_s: float) -> str:
+        """Why the samples may not show what a call takes, or ""."""
+        return self.raw.finding(call_s, waited_s)
+
+    def finding(self, call_s: float, waited_s: float) -> str:
+        """Why the samples cannot show it, whatever else the machine was doing, or ""."""
+        return self.unexplained.finding(call_s, waited_s, FAR if self.was_busy else HIDDEN)
+
+
+@dataclass
+class Load:
+    """What other work on the machine takes of the trusted processes' requests; code under test cannot move that."""
+
+    spent_s: float = 0.0
+    lost_s: float = 0.0
+
+    def add(self, reading: Reading) -> None:
+        """Take the reading of a trusted process."""
+        self.spent_s += reading.spent_s
+        self.lost_s += reading.lost_s
+
+    @property
+    def share(self) -> float:
+        """The share of their time in which they, or the coordinator, wait for a processor."""
+        return min(1.0, self.lost_s / self.spent_s) if self.spent_s else 0.0
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether that is more than a quiet machine shows."""
+        return self.share > QUIET_SHARE
+
+    def explained(self, spent_s: float, lost_s: float) -> float:
+        """The seconds of a request that other work explains; 0 on a quiet machine, whatever its process waited for."""
+        return min(spent_s, max(lost_s, self.share * spent_s)) if self.is_busy else 0.0
 
 
 def quartile(values: Iterable[float]) -> float:
@@ -242,12 +312,53 @@ def quartile(values: Iterable[float]) -> float:
     return ordered[len(ordered) // 4]
 
 
+class _Stopwatch:
+    """Reads the coordinator's clock around the requests of one visit."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        """Nothing is read yet."""
+        self.now = clock
+        self.load = Load()
+        self.waited_s: list[float] = []  # what the trusted worker's requests take beyond their samples
+        self.samples: dict[Arm, list[tuple[Sample, Reading]]] = {}  # of each foreign arm, its controls included
+
+    def ask(self, part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.Failed:
+        """Ask for the part of a block."""
+        if part.is_foreign and step.verifies:  # the judge does, and not the process that holds the code
+            step = msgspec.structs.replace(step, verifies=False)
+        reply, reading = self.read(part, step)
+        assert isinstance(reply, VisitFinished | messages.Failed)
+        if part.is_foreign:
+            reply = _own(part, step, reply)
+        if isinstance(reply, messages.Failed):
+            return reply
+        for taken in reply.arms:
+            for sample in taken.samples:
+                if not part.is_foreign:
+                    self.waited_s.append(reading.spent_s - sample.called_s)
+                elif taken.arm != PROBE:
+                    self.samples.setdefault(taken.arm.as_measured(), []).append((sample, reading))
+        return reply
+
+    def read(self, part: Part, request: messages.Work) -> tuple[messages.Reply, Reading]:
+        """The answer to a request, and its reading."""
+        lost_s, start_s = part.client.delayed_s, self.now()
+        reply = part.client.ask(request)
+        spent_s = self.now() - start_s
+        reading = Reading(spent_s, max(0.0, part.client.delayed_s - lost_s))  # a thread that ends takes its count along
+        if not part.is_foreign:
+            self.load.add(reading)
+        return reply, reading
+
+
 class IsolatingClient(WorkerClient):
     """A worker with the arms that share a process, and one more for each that has its own, whom nobody trusts.
 
     Those are started when they are first asked in an epoch. The coordinator's clock brackets all that they sample, and
     in each visit each has a *witness sample*: an unpredictable number of calls, each on inputs of its own, and some of
-    their outputs, which are chosen afterwards, go to the judge.
+    their outputs, which are chosen afterwards, go to the judge. Where both clocks differ a cell is invalid, unless
+    other work on the machine explains it: then its time is doubtful. Clocks are compared on the host alone: of other
+    devices the coordinator sees no more than that it waits.
     """
 
     def __init__(
@@ -306,54 +417,34 @@ class IsolatingClient(WorkerClient):
         for name, own in by_runner.items():  # with controls, as the baseline has one
             arms = (*own, *((arm.as_control(), spec) for arm, spec in own), (PROBE, ""))
             parts.append(Part(self._client(name), arms, owner=own[0][0]))
-        visit = take_turns(request, [shared, *parts], self._clocked(request.workload.id), by_arm=True)
+        watch = _Stopwatch(self.now)
+        visit = take_turns(request, [shared, *parts], watch.ask, by_arm=True)
         if isinstance(visit, messages.Failed):
             return msgspec.structs.replace(visit, arm=visit.arm.as_measured()) if visit.arm != PROBE else visit
-        disturbed = 1.0
-        for part in (shared, *parts):
-            measured = [(arm, spec) for arm, spec in part.arms if arm.role is Role.measured]
-            for arm, spec in measured[: None if part.is_foreign else 1]:
-                cell = {"workload": request.workload, "arm": arm, "spec": spec}
-                taken = self._witness(cell, part, visit.samples(arm))
-                if isinstance(taken, messages.Failed):
-                    return taken
-                if not part.is_foreign:  # who is trusted shows what other work on the machine does to a witness
-                    disturbed = max(1.0, taken)
-                    continue
-                self.clocked.setdefault((request.workload.id, arm), Clocked()).witnessed.append(taken / disturbed)
-                if failed := self._doubted(cell, part, visit.samples(arm), disturbed):
-                    return failed
-        return visit
+        self.waited_s += watch.waited_s
+        arm, spec = next((arm, spec) for arm, spec in shared.arms if arm.role is Role.measured)
+        cell = {"workload": request.workload, "arm": arm, "spec": spec}
+        usual = self._witness(cell, shared, visit.samples(arm), watch)
+        if isinstance(usual, messages.Failed):
+            return usual
+        disturbed = max(1.0, usual[0]), max(1.0, usual[1])  # what other work on the machine does to any witness
+        doubts: dict[str, str] = {}
+        for part in parts:
+            for arm, spec in part.arms:
+                if arm.role is Role.measured:
+                    cell = {"workload": request.workload, "arm": arm, "spec": spec}
+                    doubt = self._compare_clocks(cell, part, visit.samples(arm), watch, disturbed)
+                    if isinstance(doubt, messages.Failed):
+                        return doubt
+                    doubts |= {arm.implementation: doubt} if doubt else {}
+        return msgspec.structs.replace(visit, doubts=doubts)
 
-    def _clocked(self, workload: str) -> Callable[[Part, messages.SampleBlocks], VisitFinished | messages.Failed]:
-        """Ask for the part of a block, with an eye on the clock."""
+    def _witness(
+        self, cell: Mapping[str, Any], part: Part, samples: Sequence[Sample], watch: "_Stopwatch"
+    ) -> tuple[float, float] | messages.Failed:
+        """Take a cell's witness sample: how many times as long as in its samples a call takes. Foreign code is judged.
 
-        def ask(part: Part, step: messages.SampleBlocks) -> VisitFinished | messages.Failed:
-            if part.is_foreign and step.verifies:  # the judge does, and not the process that holds the code
-                step = msgspec.structs.replace(step, verifies=False)
-            start_s = self.now()
-            reply = _whole(part, step)
-            spent_s = self.now() - start_s
-            if part.is_foreign:
-                reply = _own(part, step, reply)
-            if isinstance(reply, messages.Failed):
-                return reply
-            for taken in reply.arms:
-                for sample in taken.samples:
-                    if not part.is_foreign:
-                        self.waited_s.append(spent_s - asked_s(sample))
-                    elif taken.arm != PROBE:
-                        cell = self.clocked.setdefault((workload, taken.arm.as_measured()), Clocked())
-                        cell.sampled.append(sample.value * sample.num_calls)
-                        cell.hidden.append(spent_s - asked_s(sample))
-            return reply
-
-        return ask
-
-    def _witness(self, cell: Mapping[str, Any], part: Part, samples: Sequence[Sample]) -> float | messages.Failed:
-        """Take a cell's witness sample; how many times as long as in its samples a call takes. Foreign code is judged.
-
-        0 where the coordinator's clock says nothing of the device's.
+        The second factor is less what other work on the machine explains.
         """
         workload, runner = cell["workload"], part.client
         claimed_s = statistics.median(sample.value for sample in samples)
@@ -363,50 +454,71 @@ class IsolatingClient(WorkerClient):
         is_first = part.is_foreign and (workload.id, cell["arm"]) not in self.begun
         self.begun.add((workload.id, cell["arm"]))
         before = DRAWS.randint(MOST_BEFORE // 2, MOST_BEFORE) if is_first else 0
-        asked_for = messages.PrepareWitness(**cell, num_before=before, before_s=BEFORE_S, num_calls=number, seed=seed)
-        ready = runner.ask(asked_for)
+        prepare = messages.PrepareWitness(**cell, num_before=before, before_s=BEFORE_S, num_calls=number, seed=seed)
+        ready = runner.ask(prepare)
         if isinstance(ready, messages.Failed):
             return ready
-        times, size = [], math.ceil(number / NUM_BRACKETS)
+        brackets, size = [], math.ceil(number / NUM_BRACKETS)
         for first in range(0, number, size):
-            start_s = self.now()
-            reply = runner.ask(messages.Witness(**cell, first=first, last=min(first + size, number)))
-            spent_s = self.now() - start_s
+            last = min(first + size, number)
+            reply, reading = watch.read(part, messages.Witness(**cell, first=first, last=last))
             if isinstance(reply, messages.Failed):
                 return reply
-            times.append((spent_s - WAKING_S) / (min(first + size, number) - first))
+            brackets.append((reading, last - first))
         chosen = DRAWS.sample(range(number), min(NUM_HANDED, number) if part.is_foreign else 1)
-        for left, call in reversed(list(enumerate(chosen))):
-            handed = runner.ask(messages.HandIn(**cell, number=call, is_last=not left))
+        for num_later, call in reversed(list(enumerate(chosen))):
+            handed = runner.ask(messages.HandIn(**cell, number=call, is_last=not num_later))
             if isinstance(handed, messages.Failed):
                 return handed
             assert isinstance(handed, messages.HandedIn)
             if part.is_foreign:
                 row_seed = DRAWS.getrandbits(53)
-                asked = messages.JudgeOutput(**cell, handed=handed, seed=seed, number=call, row_seed=row_seed)
-                judged = self.shared.judged(asked)
+                to_judge = messages.JudgeOutput(**cell, handed=handed, seed=seed, number=call, row_seed=row_seed)
+                judged = self.shared.judged(to_judge)
                 if isinstance(judged, messages.Failed):
                     return judged
-        if not device(workload.device).is_host:
-            return 0.0
-        return (statistics.median(times) - call_bytes * PAGING_S_PER_BYTE) / claimed_s
+        paging_s = call_bytes * PAGING_S_PER_BYTE
 
-    def _doubted(
-        self, cell: Mapping[str, Any], part: Part, samples: Sequence[Sample], disturbed: float
-    ) -> messages.Failed | None:
-        """Why the samples of a cell cannot be believed, or None. What is disturbed does not stay so."""
-        clocked, found = self.clocked[cell["workload"].id, cell["arm"]], ""
-        for number in range(NUM_LOOKS):
-            if number:
-                taken = self._witness(cell, part, samples)
-                if isinstance(taken, messages.Failed):
-                    return taken
-                clocked.witnessed[-1] = min(clocked.witnessed[-1], taken / disturbed)
-            call_s = statistics.median(sample.value for sample in samples)
-            found = clocked.found(call_s, quartile(self.waited_s or [0.0]))
-            if not found:
-                return None
-        return messages.Failed(arm=cell["arm"], status=Status.invalid, message=found)
+        def factor(explained_s: Callable[[float, float], float]) -> float:
+            times = [(spent - explained_s(spent, lost) - WAKING_S) / calls for (spent, lost), calls in brackets]
+            return (statistics.median(times) - paging_s) / claimed_s
+
+        return factor(lambda *_: 0.0), factor(watch.load.explained)
+
+    def _compare_clocks(
+        self,
+        cell: Mapping[str, Any],
+        part: Part,
+        samples: Sequence[Sample],
+        watch: "_Stopwatch",
+        disturbed: tuple[float, float],
+    ) -> str | messages.Failed:
+        """Why the samples of a cell are doubtful, or ""; Failed where they cannot be true, or an answer is wrong."""
+
+        def witness() -> tuple[float, float] | messages.Failed:
+            factors = self._witness(cell, part, samples, watch)
+            if isinstance(factors, messages.Failed):
+                return factors
+            return factors[0] / disturbed[0], factors[1] / disturbed[1]
+
+        factors = witness()
+        if isinstance(factors, messages.Failed):
+            return factors
+        if not device(cell["workload"].device).is_host:
+            return ""
+        clocked = self.clocked.setdefault((cell["workload"].id, cell["arm"]), Clocked())
+        clocked.add(watch.samples[cell["arm"]], factors, watch.load)
+        call_s, waited_s = statistics.median(sample.value for sample in samples), quartile(self.waited_s or [0.0])
+        for _ in range(NUM_LOOKS - 1):
+            if not clocked.doubt(call_s, waited_s):
+                return ""
+            factors = witness()
+            if isinstance(factors, messages.Failed):
+                return factors
+            clocked.improve(factors)
+        if found := clocked.finding(call_s, waited_s):
+            return messages.Failed(arm=cell["arm"], status=Status.invalid, message=found)
+        return clocked.doubt(call_s, waited_s)
 
     def noted(self) -> list[tuple[messages.CellRequest, tuple[str, ...]]]:
         """Of all of them."""

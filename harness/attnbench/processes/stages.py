@@ -23,7 +23,7 @@ from attnbench.processes.worker_client import WorkerClient
 from attnbench.storage import events
 from attnbench.storage.events import SUSTAINED_S, Plan
 from attnbench.storage.journal import Journal
-from attnbench.storage.records import PROBE, Arm, Ceilings, Counters, Status
+from attnbench.storage.records import KEPT, PROBE, Arm, Ceilings, Counters, Status
 from attnbench.storage.soundness import Sense
 from attnbench.timing.schedule import Race, State, load_libraries, rounds, visit_seed
 from attnbench.tracing import folders
@@ -54,6 +54,7 @@ MOST_READ = 64
 DECIDED = "every comparison is decided"
 NOTHING = "there is nothing to compare"
 SPENT = "the budget is spent"
+UNLOADABLE = "it cannot be loaded: see its first cell"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -90,6 +91,7 @@ class Session:
         """Begin now; `earlier_s` is what the run had spent before it was resumed, as far as its journal says."""
         self.specs: dict[Arm, str] = self.plan.specs
         self.earlier_s = self.state.spent_s
+        self.unloadable: set[str] = set()  # the specs that cannot be loaded
         self._start = self._stage_start = self.clock()
         self._stage = ""
 
@@ -255,8 +257,12 @@ def check_cell(  # noqa: PLR0913 - each changes what is asked
 ) -> bool:
     """Bring one cell to a status. Returns whether it has one: what is close to a limit has none until the last time.
 
-    `call_limit_s` holds in place of the plan's.
+    `call_limit_s` holds in place of the plan's. What cannot be loaded is tried once, however many cells it has.
     """
+    if session.specs[arm] in session.unloadable:
+        names: dict[str, Any] = {"workload": workload.id, "implementation": arm.implementation, "side": arm.side}
+        session.record(events.CellChecked(**names, status=Status.error, message=UNLOADABLE, is_predicted=True))
+        return True
     request = messages.Check(
         **session.request_of(workload, arm),
         call_limit_s=session.plan.call_limit_s if call_limit_s is None else call_limit_s,
@@ -268,6 +274,8 @@ def check_cell(  # noqa: PLR0913 - each changes what is asked
     if isinstance(reply, messages.Failed):
         if reply.is_close and not is_last:
             return False
+        if reply.is_unloadable:
+            session.unloadable.add(session.specs[arm])
         if reply.is_predicted and reply.status is not Status.unsupported:
             session.show_left_out(workload, arm, reply.message)
         reply = events.CellChecked(
@@ -314,6 +322,23 @@ def observe_cells(
                 if isinstance(reply, messages.Failed):
                     session.record_failure(workload, arm, reply)
                 else:
+                    session.record(reply)
+
+
+def observe_kept_memory(session: Session) -> None:
+    """Measure what calls of each foreign implementation keep, with gradients and without, each in its cheapest cell.
+
+    One cell is as good as another: code that keeps something keeps it everywhere.
+    """
+    cheapest: dict[tuple[Arm, bool], Workload] = {}
+    for workload, arm in sorted(session.live_cells, key=lambda cell: _telling(cell[0])):
+        if plugins.is_foreign(session.specs[arm]) and workload.world_size == 1:
+            cheapest.setdefault((arm, workload.direction == "inference"), workload)
+    for (arm, _), workload in cheapest.items():
+        for metric in KEPT:
+            if ((workload.id, arm), metric) not in session.state.observed:
+                reply = session.ask(messages.Observe(**session.request_of(workload, arm), metric=metric))
+                if isinstance(reply, events.CellMeasured):  # else nothing is known, which is no fault
                     session.record(reply)
 
 

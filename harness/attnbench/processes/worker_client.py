@@ -48,6 +48,20 @@ def module_path(*folders: Path) -> str:
     return os.pathsep.join(filter(None, [*map(str, folders), os.environ.get("PYTHONPATH")]))
 
 
+def waits_s(process: int) -> float:
+    """Seconds for which the threads of a process have been ready to run, and had to wait for a processor.
+
+    0 where there is no such process, or the system counts nothing. Source: the second number of schedstat,
+    https://docs.kernel.org/scheduler/sched-stats.html.
+    """
+    waited_ns, threads = 0, Path(f"/proc/{process}/task")
+    with suppress(OSError):
+        for thread in os.listdir(threads):  # noqa: PTH208 - names are enough
+            with suppress(OSError):
+                waited_ns += int((threads / thread / "schedstat").read_bytes().split()[1])
+    return waited_ns / 1e9
+
+
 class WorkerClient(Protocol):
     """What a session asks its questions: a worker process, a pair of them, or a simulated one.
 
@@ -71,6 +85,14 @@ class WorkerClient(Protocol):
         Where the worker crashed, or one of its steps lasted longer than the timeout, it is gone now, and the answer is
         Failed at the arm that it was trying.
         """
+
+    @property
+    def delayed_s(self) -> float:
+        """Seconds for which the worker and this process have waited for a processor so far; 0: the system counts none.
+
+        Every thread that waits counts, so that it is never less than what other work has cost.
+        """
+        return 0.0
 
     def stop(self) -> object:
         """End the worker, at once."""
@@ -108,11 +130,7 @@ class Template:
         if self._process is None or self._process.poll() is not None:
             self._start()
         with self.log.open("ab") as log:
-            try:
-                return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
-            except OSError:  # it may have been killed, and not yet look so
-                self.close()
-                raise
+            return self._ask(messages.FORK, [line.fileno(), log.fileno(), heartbeat])
 
     def end(self, worker: int) -> int:
         """End a worker and all that it has started; its exit code, or minus the signal that had ended it before.
@@ -133,6 +151,7 @@ class Template:
         if self._process is not None:
             assert self._line is not None
             self._line.close()
+            self._line = None
             try:
                 self._process.wait(CLOSING_S)
             except subprocess.TimeoutExpired:
@@ -177,11 +196,21 @@ class Template:
                 os.truncate(self.log, KEPT_LOG)
 
     def _ask(self, number: int, files: Sequence[int] = ()) -> int:
-        assert self._line is not None
-        socket.send_fds(self._line, [messages.NUMBER.pack(number)], files)
-        answer = self._line.recv(messages.NUMBER.size, socket.MSG_WAITALL)
-        if len(answer) < messages.NUMBER.size:
-            raise ConnectionResetError("it ended")
+        """The template's answer; one that has failed to answer is closed, since its next answer would be the late one.
+
+        Raises:
+            OSError: it has ended, or does not answer.
+        """
+        if self._line is None:
+            raise ConnectionResetError("it was closed")
+        try:
+            socket.send_fds(self._line, [messages.NUMBER.pack(number)], files)
+            answer = self._line.recv(messages.NUMBER.size, socket.MSG_WAITALL)
+            if len(answer) < messages.NUMBER.size:
+                raise ConnectionResetError("it ended")
+        except OSError:  # it may have been killed, and not yet look so
+            self.close()
+            raise
         result: int = messages.NUMBER.unpack(answer)[0]
         return result
 
@@ -200,6 +229,11 @@ class WorkerProcess:
         self._line: socket.socket | None = None
         self._log_start = 0
         self._worker = self._ending = 0  # its process id, and a file that is ready to be read when it has ended
+
+    @property
+    def process_id(self) -> int:
+        """Its process id; 0 where none is running."""
+        return self._worker if self.is_running else 0
 
     @property
     def is_running(self) -> bool:
@@ -311,8 +345,9 @@ class WorkerProcess:
         return messages.Failed(
             arm=arms[index][0] if index < len(arms) else PROBE,
             status=status,
-            message=message,
+            message=f"{message} while it was loaded" if index == messages.Heartbeat.LOADING else message,
             is_lost=status is Status.crashed,
+            is_unloadable=index == messages.Heartbeat.LOADING,
         )
 
     def stop(self) -> int | None:
@@ -457,6 +492,11 @@ class ProcessClient(WorkerClient):
         """Likewise, of all processes from the same template."""
         noted, self.template.noted = self.template.noted, []
         return noted
+
+    @property
+    def delayed_s(self) -> float:
+        """Seconds for which the runner and this process have waited for a processor so far."""
+        return waits_s(self.runner.process_id) + waits_s(os.getpid())
 
     def stop(self) -> None:
         """End the runner, at once."""

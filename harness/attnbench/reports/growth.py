@@ -17,12 +17,11 @@ from attnbench.reports.lines import X_LABELS
 from attnbench.storage.memory_events import Timeline, held, largest
 from attnbench.storage.records import Arm, Status
 from attnbench.units import MISSING, escaped, markdown_table, plain, scale_of, show
+from attnbench.workloads.workload import DIRECTIONS, Workload
 
 CURVES = "Peak memory of one call above its inputs, and where the limit is reached"
 BEYOND = 4.0
 """How far a curve is drawn beyond what was measured, where its limit is further still."""
-VAGUE = 10.0
-"""A time whose interval is so many times as high at its end as at its start is not worth printing."""
 CURVES_NOTE = (
     "Solid: measured. Dashed: the fitted curve a + b T + c T^2, drawn to the limit or to 4 times the longest length. "
     "Hollow: a call near the limit, measured. Cross: a call that ran out of memory."
@@ -88,6 +87,19 @@ def number(value: float) -> str:
     return f"{round(value, -digits):.0f}"
 
 
+def answered_for(growths: Sequence[Growth]) -> str:
+    """The directions of the calls that were measured, and how to ask about the others."""
+    directions = dict.fromkeys(_longest(growth).direction for growth in growths)
+    others = [each for each in DIRECTIONS if each not in directions]
+    words = " and ".join(each.replace("_", " and ") for each in directions) or "no direction"
+    return f"These are calls of {words}; for others: --set direction={','.join(others)}."
+
+
+def _longest(growth: Growth) -> Workload:
+    """The longest workload that was measured."""
+    return growth.workload(growth.points[-1][0])
+
+
 def heading(growth: Growth) -> str:
     """What the panel is of."""
     return f"{cells.shared(growth.panel.cells)} {growth.panel.other}".rstrip()
@@ -115,7 +127,7 @@ def _asked(growths: Sequence[Growth], results: Results) -> Iterator[str]:
     limits = sorted({growth.limit_bytes for growth in growths if growth.limit_bytes})
     ends = list(dict.fromkeys([*limits[:1], *limits[-1:]]))
     at = f", with a limit of {' to '.join(show(limit, 'bytes') for limit in ends)}" if ends else ""
-    yield f"Written by `attnbench growth`{where}{at}."
+    yield f"Written by `attnbench growth`{where}{at}. {answered_for(growths)}"
     yield "Bytes are those of one call beyond its inputs. Memory is counted and does not scatter: the interval of an"
     yield "exponent says how well a line fits."
 
@@ -137,7 +149,8 @@ def facts(growth: Growth) -> dict[str, object]:
     """Everything as a program reads it."""
     fit, reach = growth.fit, growth.reach
     return {
-        "workload": growth.workload(growth.points[-1][0]).id,
+        "workload": _longest(growth).id,
+        "direction": _longest(growth).direction,
         "axis": growth.panel.axis,
         "implementation": growth.implementation,
         "lengths": [length for length, _ in growth.points],

@@ -145,9 +145,13 @@ def undisturbed(results: Results) -> str:
     return plain(f"Nothing disturbed the session. {decided(results).capitalize()}. Noise floor: {_floor(results)}.")
 
 
+NOT_COUNTED = {Status.unsupported, Status.error}
+"""Cells that were left out for these reasons are within reach."""
+
+
 def beyond(results: Results) -> list[str]:
     """What was predicted to be out of reach, in memory or time: a line for each implementation and status."""
-    out = [record for record in results.records if record.is_predicted and record.status != Status.unsupported]
+    out = [record for record in results.records if record.is_predicted and record.status not in NOT_COUNTED]
     titles = cells.titles(results)
     alike = grouped(out, lambda record: (record.arm, record.status, titles[record.workload.id]))
     return [

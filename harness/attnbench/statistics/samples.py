@@ -32,6 +32,8 @@ class Samples(Sequence[Sample]):
     load: Floats
     host_s: Floats
     flags: Integers
+    num_untimed: Integers
+    untimed_s: Floats
 
     @classmethod
     def of(cls, samples: Iterable[Sample]) -> "Samples":
@@ -94,7 +96,7 @@ class Samples(Sequence[Sample]):
 
 
 _DTYPES: dict[str, Any] = {"num_calls": np.int64, "num_faults": np.int64, "epoch": np.int32, "visit": np.int32}
-_DTYPES |= {"block": np.int32, "slot": np.int32, "flags": np.int32}
+_DTYPES |= {"block": np.int32, "slot": np.int32, "flags": np.int32, "num_untimed": np.int64}
 _READ = [(attrgetter(field.name), _DTYPES.get(field.name, np.float64)) for field in fields(Samples)]
 
 

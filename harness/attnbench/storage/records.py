@@ -263,7 +263,8 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     The place: epoch (process), visit, block and slot inside the block, and `start_s` on the machine's monotonic clock,
     which orders the samples of one epoch. `num_faults` counts the minor page faults during the sample, `load` is the
     machine's one-minute load average when it began. On a device with queues, `host_s` is what the host needed to issue
-    a call, and `flags` are of `Flag`; elsewhere both are 0.
+    a call, and `flags` are of `Flag`; elsewhere both are 0. Before the `num_calls` timed calls came `num_untimed`
+    others, which took `untimed_s` together; both are 0 in journals that do not record it.
     """
 
     value: float
@@ -277,10 +278,19 @@ class Sample(msgspec.Struct, frozen=True, array_like=True, gc=False):
     load: float = 0.0
     host_s: float = 0.0
     flags: Annotated[int, Meta(ge=0, lt=2**31)] = 0
+    num_untimed: Annotated[int, Meta(ge=0, lt=2**53)] = 0
+    untimed_s: Annotated[float, Meta(ge=0)] = 0.0
+
+    @property
+    def called_s(self) -> float:
+        """Seconds inside all its calls, untimed ones included."""
+        return self.value * self.num_calls + self.untimed_s
 
 
 LATENCY, CONTROL_LATENCY = "latency", "latency_control"
 """The metric that blocks sample: of the arm itself, and of the same code once more as an A/A control."""
+KEPT_MEMORY, KEPT_ONCE = KEPT = "kept_memory", "kept_once"
+"""Metrics of memory that is still there when results are gone: with each call, and once, by the first calls."""
 
 
 class Measurement(msgspec.Struct, frozen=True, kw_only=True):

@@ -232,11 +232,11 @@ def heat(ready: Sequence[Turn], clock: Clock, least_s: float, conditions: Condit
 
 def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditions: Conditions) -> Sample:
     timed, load = turn.timed, conditions.read_load()
-    if turn.is_touched:
-        timed.called_s += clock.elapsed(timed.call, 1)
+    num_untimed = int(turn.is_touched)
+    untimed_s = clock.elapsed(timed.call, num_untimed) if num_untimed else 0.0
     start_s, faults = clock.now(), conditions.count_faults()
     reading = clock.read(timed.call, turn.num_calls, conditions.flush)
-    timed.called_s += reading.elapsed_s
+    timed.called_s += untimed_s + reading.elapsed_s
     return Sample(
         value=reading.elapsed_s / turn.num_calls,
         num_calls=turn.num_calls,
@@ -249,6 +249,8 @@ def _sample(turn: Turn, clock: Clock, at: Visit, place: tuple[int, int], conditi
         load=load,
         host_s=reading.host_s / turn.num_calls,
         flags=int(reading.flags) | timed.flags,
+        num_untimed=num_untimed,
+        untimed_s=untimed_s,
     )
 
 

@@ -40,6 +40,7 @@ BACK = {  # each can be put back
     "import gc; gc.disable()": "garbage",
     "import gc; gc.set_threshold(7)": "thresholds",
     "sys.setswitchinterval(0.5)": "switch",
+    "torch.compile = lambda *a, **k: a": "torch.compile",
     "sys.settrace(lambda *_: None)": "trace",
     "sys.setprofile(lambda *_: None)": "profile",
 }
@@ -147,6 +148,27 @@ def test_an_import_may_set_what_can_be_put_back(tmp_path):
     assert notes
     assert isinstance(visited, VisitFinished)
     assert not later
+
+
+def test_an_import_may_wrap_torch_compile_as_lightning_does(tmp_path):
+    at_import = "kept = torch.compile\ndef wrapped(*a, **k):\n    return kept(*a, **k)\ntorch.compile = wrapped"
+    (prepared, notes, ends), (visited, _, _) = planted(tmp_path, at_import)
+    assert isinstance(prepared, Prepared)
+    assert not ends
+    assert any("torch.compile" in each for each in notes)
+    assert isinstance(visited, VisitFinished)
+
+
+def test_what_cannot_be_loaded_says_so(tmp_path):
+    (prepared, _, _), (visited, _, _) = planted(tmp_path, "raise RuntimeError('no such library')")
+    assert prepared.is_unloadable
+    assert visited.is_unloadable
+
+
+def test_what_fails_in_a_call_could_be_loaded(tmp_path):
+    _, (visited, _, _) = planted(tmp_path, in_call="raise RuntimeError('not these')")
+    assert isinstance(visited, Failed)
+    assert not visited.is_unloadable
 
 
 def test_an_import_may_replace_no_function(tmp_path):

@@ -24,7 +24,7 @@ from attnbench.devices.cpu import limit_memory
 from attnbench.processes.messages import FORK, NUMBER, Consulted, Envelope, Heartbeat, Reply, Request
 from attnbench.processes.worker.answers import Worker
 
-PR_SET_CHILD_SUBREAPER = 36  # linux/prctl.h
+PR_SET_PDEATHSIG, PR_SET_CHILD_SUBREAPER = 1, 36  # linux/prctl.h
 
 
 def main() -> None:
@@ -67,8 +67,9 @@ def serve(line: socket.socket, alive: set[int]) -> None:
             alive.add(child)
             line.sendall(NUMBER.pack(child))
         else:
-            alive.remove(number)
-            code = end(number)
+            is_ours = number in alive  # else it was a template's before this one, and has ended with that
+            alive.discard(number)
+            code = end(number) if is_ours else -signal.SIGKILL
             end_strays(alive)
             line.sendall(NUMBER.pack(code))
 
@@ -92,6 +93,7 @@ def end_strays(alive: set[int]) -> None:
 def become_worker(line: int, log: int, heartbeat: int) -> None:
     """Answer each line of `line`, one at a time, and leave at once when it ends; what is printed goes to `log`."""
     os.setsid()
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # a template that is killed ends nobody itself
     nothing = os.open(os.devnull, os.O_RDONLY)
     for file, place in ((nothing, 0), (log, 1), (log, 2)):
         os.dup2(file, place)
@@ -100,7 +102,8 @@ def become_worker(line: int, log: int, heartbeat: int) -> None:
     def listen() -> None:
         try:
             for asked in os.fdopen(line, "rb"):
-                lines.put(asked)
+                if asked.endswith(b"\n"):  # else the coordinator ended as it wrote
+                    lines.put(asked)
         finally:  # the line is at its end, or was reset since an answer was not read
             os._exit(0)  # the coordinator is gone: nobody waits for what is under way
 

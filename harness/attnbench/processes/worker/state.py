@@ -60,6 +60,9 @@ WRAPPED_BY_DYNAMO = {
     ("torch.nn.Module", "__setstate__"),
 }
 """What torch itself replaces when torch._dynamo is imported."""
+WRAPPED_BY_LIBRARIES = ("compile", "load", "save")
+"""Functions of torch that honest libraries wrap as they are imported, as lightning does with torch.compile. They
+neither compute nor measure: putting back the originals changes no answer and no time."""
 
 
 @dataclass(frozen=True)
@@ -300,12 +303,20 @@ class Functions:
     def __init__(self) -> None:
         """Copy what holds them, which is faster than looking at each."""
         self._held = {owner: dict(held) for owner, held in _owners()}
+        self._wrapped = {name: getattr(torch, name) for name in WRAPPED_BY_LIBRARIES}
         self._codes = [
             (f"{owner}.{name}", value, value.__code__)
             for owner, held in self._held.items()
             for name, value in held.items()
             if type(value) is FunctionType
         ]
+
+    def unwrap(self) -> list[str]:
+        """Put back what libraries wrap; the names of what was wrapped."""
+        names = [name for name, value in self._wrapped.items() if getattr(torch, name, None) is not value]
+        for name in names:
+            setattr(torch, name, self._wrapped[name])
+        return [f"torch.{name}" for name in names]
 
     def replaced(self) -> list[str]:
         """The names of those that are others now. Functions that were added are none: torch imports much late."""
@@ -371,6 +382,8 @@ class Guard:
         changes = Changes()
         self._compare(SETTINGS, self._settings, changes.settings, changes.kept)
         self._compare(NOTES, self._notes, changes.notes, changes.kept)
+        if wrapped := self._functions.unwrap():
+            changes.settings.append(f"{', '.join(wrapped)} from what it was to another")
         if replaced := self._functions.replaced():
             changes.settings.append(f"{_short(', '.join(replaced))} from what it was to another")
             changes.kept.append(changes.settings[-1])

@@ -1,0 +1,108 @@
+"""Memory that an implementation keeps when the results of its calls are gone: lists of outputs, caches, graphs.
+
+A mask or a table that the first calls make is kept once; what grows with each call ends in running out of memory.
+"""
+
+from __future__ import annotations
+
+import gc
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, NamedTuple
+
+from attnbench.metrics import Metric
+from attnbench.storage.records import KEPT_MEMORY, KEPT_ONCE
+from attnbench.units import show
+from attnbench.workloads.counts import score_matrix_bytes
+
+if TYPE_CHECKING:  # a metric can be listed where torch is missing
+    from collections.abc import Iterator
+
+    from torch import Tensor
+
+    from attnbench.checking.case import Case
+    from attnbench.workloads.workload import Workload
+
+FIRST, MORE = 3, 4
+"""Calls that may make what is kept once, and calls after them."""
+CHANGE = 1 - 2**-4
+"""The inputs of each call are those of the call before, times this: a cache of answers finds nothing."""
+
+
+class Kept(NamedTuple):
+    """Bytes that are still allocated when all results are gone."""
+
+    once_bytes: float  # by the first calls together
+    each_bytes: float  # by each further call
+    output_bytes: int  # the size of an output, for comparison
+
+
+def measure(case: Case) -> Kept:
+    """The memory that calls of a case keep; its inputs are as before at the end."""
+    numbers = _numbers(case)
+    with _restored(numbers), case.grad_mode():
+        call = case.call()
+
+        def kept_bytes(num_calls: int) -> int:
+            def repeat() -> None:
+                for _ in range(num_calls):
+                    for each in numbers:
+                        each.mul_(CHANGE)
+                    call()
+                gc.collect()
+
+            gc.collect()
+            return max(0, case.device.record(repeat).footprint().kept_bytes)
+
+        first, more = kept_bytes(FIRST), kept_bytes(MORE)
+        output_bytes = case.output().untyped_storage().nbytes()
+    each_bytes = more / MORE
+    return Kept(max(0.0, first - FIRST * each_bytes), each_bytes, output_bytes)
+
+
+def _numbers(case: Case) -> list[Tensor]:
+    """All numbers of each input's memory, once where inputs share it; autograd does not see them change."""
+    inputs = {tensor.untyped_storage().data_ptr(): tensor.detach() for tensor in case.tensors.values()}
+    return [tensor.new_empty(0).set_(tensor.untyped_storage()) for tensor in inputs.values()]
+
+
+@contextmanager
+def _restored(numbers: list[Tensor]) -> Iterator[None]:
+    """Within: these may be changed in place."""
+    before = [each.clone() for each in numbers]
+    try:
+        yield
+    finally:
+        for each, values in zip(numbers, before, strict=True):
+            each.copy_(values)
+
+
+def explanation(kept: Kept, workload: Workload) -> str:
+    """What is kept with each call, and what it may be by its size, in words; "" where nothing grows."""
+    if not kept.each_bytes:
+        return ""
+    likely = {"as much as its output": kept.output_bytes, "as much as all its scores": score_matrix_bytes(workload)}
+    alike = next((words for words, size in likely.items() if size == kept.each_bytes), "")
+    return f"keeps {show(kept.each_bytes, 'bytes')} with each call" + f", {alike}" * bool(alike)
+
+
+def measured(case: Case) -> Kept:
+    """What `measure` finds, once for each case."""
+    kept: Kept = vars(case).get("kept") or vars(case).setdefault("kept", measure(case))
+    return kept
+
+
+METRIC = {
+    KEPT_MEMORY: Metric(
+        unit="bytes",
+        summary="memory that each call keeps when its results are gone, after the first calls",
+        measure=lambda case: measured(case).each_bytes,
+        note=lambda case: explanation(measured(case), case.workload),
+        is_column=False,
+    ),
+    KEPT_ONCE: Metric(
+        unit="bytes",
+        summary="memory that the first calls keep, such as masks and tables",
+        measure=lambda case: measured(case).once_bytes,
+        is_column=False,
+    ),
+}

@@ -1,0 +1,94 @@
+"""Memory that calls keep when their results are gone."""
+
+import pytest
+import torch
+from torch.nn import functional as F
+
+from attnbench.checking.case import Case, build, draw_normal, place
+from attnbench.contract.loading import from_value
+from attnbench.devices import cpu
+from attnbench.metrics import kept
+from attnbench.plugins import plugs
+from attnbench.workloads.workload import Workload
+
+OUTPUT, SCORES = 2 * 64 * 8 * 4, 2 * 64 * 64 * 4
+
+
+def case(function, direction="inference") -> Case:
+    workload = Workload(seq_len=64, num_heads=2, head_dim=8, direction=direction)
+    return build(workload, from_value(function, "x.py:x"), place(draw_normal(workload, 0), workload))
+
+
+def honest(query, key, value):
+    return F.scaled_dot_product_attention(query, key, value)
+
+
+def keeping(what):
+    held = []
+
+    def function(query, key, value):
+        output = honest(query, key, value)
+        held.append(what(query, key, output))
+        return output
+
+    return function
+
+
+@pytest.mark.parametrize("direction", ["inference", "forward", "backward", "forward_backward"])
+def test_an_honest_function_keeps_nothing_and_has_its_inputs_back(direction):
+    made = case(honest, direction)
+    before = {name: tensor.detach().clone() for name, tensor in made.tensors.items()}
+    assert kept.measure(made).each_bytes == 0
+    assert all(torch.equal(tensor, before[name]) for name, tensor in made.tensors.items())
+
+
+@pytest.mark.parametrize(
+    ("what", "num_bytes", "said"),
+    [
+        (lambda _query, _key, output: output, OUTPUT, "its output"),
+        (lambda query, key, _output: (query @ key.transpose(-2, -1)).detach(), SCORES, "its scores"),
+    ],
+)
+def test_what_grows_with_each_call_is_counted_and_named(what, num_bytes, said):
+    made = case(keeping(what))
+    found = kept.measure(made)
+    assert found.each_bytes == num_bytes
+    assert said in kept.explanation(found, made.workload)
+
+
+def test_an_output_that_keeps_its_graph_keeps_more_than_an_output():
+    made = case(keeping(lambda _query, _key, output: output), "forward")
+    found = kept.measure(made)
+    assert found.each_bytes > OUTPUT
+    assert "with each call" in kept.explanation(found, made.workload)
+
+
+def test_a_table_that_is_made_once_is_no_growth():
+    tables = {}
+
+    def tabled(query, key, value):
+        tables.setdefault(0, torch.zeros(64, 64))
+        return honest(query, key, value)
+
+    found = kept.measure(case(tabled))
+    assert (found.each_bytes, found.once_bytes) == (0, 64 * 64 * 4)
+
+
+def test_answers_kept_by_their_inputs_grow_with_each_input():
+    answers = {}
+
+    def caching(query, key, value):
+        return answers.setdefault(query.sum().item(), honest(query, key, value)).clone()
+
+    assert kept.measure(case(caching)).each_bytes == OUTPUT
+
+
+def test_both_metrics_share_one_measurement(monkeypatch):
+    recorded = []
+    record = cpu.Cpu.record
+    monkeypatch.setattr(cpu.Cpu, "record", lambda self, call: recorded.append(call) or record(self, call))
+    made = case(keeping(lambda _query, _key, output: output))
+    metrics = plugs("attnbench.metrics", "METRIC")
+    assert metrics["kept_memory"].measure(made) == OUTPUT
+    assert metrics["kept_once"].measure(made) == 0
+    assert len(recorded) == 2
