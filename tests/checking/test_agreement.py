@@ -12,18 +12,8 @@ import torch
 from attnbench.checking import agreement, oracle
 from attnbench.checking.agreement import ask_oracle, check
 from attnbench.checking.case import TORCH_DTYPES, draw_normal, generator, quantised
-from attnbench.checking.reference import (
-    PROBES,
-    SCREENED,
-    ask,
-    draw_equal,
-    draw_large,
-    draw_needles,
-    errors,
-    needle_targets,
-    output_error,
-    reference_for_probe,
-)
+from attnbench.checking.probes import PROBES, draw_equal, draw_large, draw_needles, needle_targets
+from attnbench.checking.reference import SCREENED, ask, errors, output_error, reference_for_probe
 from attnbench.contract import Attention, Implementation
 from attnbench.contract.loading import implementation
 from attnbench.workloads.workload import Workload

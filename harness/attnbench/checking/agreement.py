@@ -19,12 +19,10 @@ from torch import Tensor
 from attnbench.checking import conduct, dropout, oracle
 from attnbench.checking.case import TORCH_DTYPES, Case, build, set_dropout
 from attnbench.checking.diagnosis import describe, explain
+from attnbench.checking.probes import PROBES, TOKENS, VacuousError
 from attnbench.checking.reference import (
-    PROBES,
-    TOKENS,
     FormError,
     Reference,
-    VacuousError,
     ask,
     error,
     errors,
